@@ -1,0 +1,5 @@
+// Package wire holds the messages that travel between epcached and its clients, generated from epcached.proto.
+//
+// The .proto is the specification of the protocol: each rule stands beside its field, and it is enough to write
+// a client in another language. Package unixsock carries these messages over a socket.
+package wire
