@@ -1,0 +1,104 @@
+package epmodel
+
+import (
+	"context"
+	"io"
+)
+
+// Model is what Read finds in an ONNX file. Sizes and offsets are in bytes.
+type Model struct {
+	Name            string // as given to Read; names the file in errors
+	Size            int64  // of the graph file
+	IRVersion       int64
+	Opsets          []Opset // the model's own imports, in file order
+	Producer        string
+	ProducerVersion string
+	GraphName       string
+	Metadata        map[string]string
+	Inputs          []Value // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
+	Outputs         []Value
+	Initializers    []Initializer  // of every graph and function, constants in node attributes included, in file order
+	Contexts        []Context      // every EPContext node, of every graph and function, in file order
+	OpTypes         map[string]int // "domain::Op" -> number of nodes; "::Op" is never used: the default domain is "ai.onnx"
+	Nodes           int            // of every graph and function
+	Functions       int
+	TrainingInfo    bool // the model holds training_info, which is read as well (it can hold external data) but never run
+}
+
+// Opset is one entry of opset_import. The default domain "" is given as "ai.onnx".
+type Opset struct {
+	Domain  string
+	Version int64
+}
+
+// Value is an input or output of the main graph.
+type Value struct {
+	Name  string
+	Kind  string // "tensor", "sparse_tensor", "sequence", "map", "optional", "opaque"; "" when no type is stated
+	Type  int32  // element type, TensorProto.DataType; 0 unless Kind is a tensor
+	Shape []Dim  // nil for a scalar and for an unknown rank
+}
+
+// Dim is one dimension: a Value, or else the name of a free dimension, or neither (-1 and "").
+type Dim struct {
+	Value int64 // -1 when free
+	Param string
+}
+
+// Range is a run of bytes of the graph file. Length 0 means that there is none.
+type Range struct {
+	Offset, Length int64
+}
+
+// Initializer is a constant tensor and the place of its bytes.
+type Initializer struct {
+	Name      string
+	Graph     string // "" for the main graph; else the way to it: "node/attribute" of each level, "function domain::name" first for a function's body
+	Node      string // for a tensor in a node's attribute: the node
+	Attribute string // for a tensor in a node's attribute: the attribute
+	Part      string // for a sparse tensor: "values" or "indices"
+	Type      int32  // TensorProto.DataType
+	Shape     []int64
+	Sparse    bool
+	Typed     bool     // the data stands in float_data, int32_data, ...: the first such field's payload is what Offset and Length tell
+	Location  string   // external data file; "" when the bytes are in the graph file
+	Offset    int64    // in Location, or in the graph file
+	Length    int64    // -1: to the end of the file (external data without a length)
+	Checksum  string   // SHA1 that external data may state; never checked by ORT
+	OtherKeys []string // keys of external_data outside the schema, such as ORT's prepacked_N: they may refer to further ranges of the file
+	At        int64    // offset of the TensorProto in the graph file
+}
+
+// Context is an EPContext node. Absent attributes have the defaults of ORT's schema: EmbedMode 1, MainContext 1, MaxSize 0.
+type Context struct {
+	Node                 string // may be empty: names of nodes are optional
+	Graph                string // as in Initializer
+	Domain               string // "com.microsoft" in every sound artefact
+	Source               string // the EP that made it; old files have none
+	PartitionName        string
+	SDKVersion           string
+	HardwareArchitecture string
+	ONNXModelFilename    string
+	Notes                string
+	CacheContext         string // the sidecar's name, when EmbedMode is 0
+	EmbedMode            int64  // 1: the context stands in the node; 0: in a sidecar
+	MainContext          int64  // 0: the context is another node's
+	MaxSize              int64
+	Inline               Range             // the embedded bytes in the graph file, when EmbedMode is not 0
+	Attributes           map[string]string // every other attribute that is a short text or a number, those outside the schema too
+	Long                 map[string]Range  // every other attribute that is neither: where its value stands
+	Inputs, Outputs      int               // how many the node has
+	Offset               int64             // of the NodeProto in the graph file
+}
+
+// Reference is a mention of a file outside the graph.
+type Reference struct {
+	Node      string // node or tensor that refers
+	Attribute string // "ep_cache_context", "ep_dlc_context", "weights_metadata_map", "external_data"
+	Name      string // as written
+	Offset    int64  // in the graph file
+	Optional  bool   // the EP works without it
+}
+
+// Sum gives the BLAKE3 digest of n bytes of r from off. The caller brings its own, which may use every core.
+type Sum func(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error)
