@@ -1,0 +1,62 @@
+package unixsock
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Peer is who sits at the other end of a connection, as the kernel tells it: as of when it connected.
+type Peer struct {
+	UID, GID uint32
+	PID      int32
+	Groups   []uint32 // supplementary groups; nil where the kernel cannot say
+}
+
+// Backend answers requests. Its methods are called at the same time from many goroutines. A context ends when the
+// client cancels, goes away or its deadline passes. An error is sent as it is if it is or wraps an *Error; other
+// errors are logged and sent as class INTERNAL without their text.
+type Backend interface {
+	// Hello answers the first frame of a connection. Version, uid and daemon uid are filled in by the server
+	// where they are zero.
+	Hello(Peer, *wire.Hello) *wire.HelloReply
+
+	// Acquire answers with a build, or with *NeedError if it wants descriptors for more locations. The fds are
+	// those of all Attach frames and of the request itself; every one has passed CheckDescriptor, and every index
+	// in the request is within them. They are closed when Acquire returns: work that outlives the call keeps
+	// duplicates of its own. Progress never blocks, may be called from any goroutine, and does nothing after Acquire returned.
+	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
+	Release(context.Context, Peer, *wire.Release) (*wire.ReleaseReply, error)
+
+	List(context.Context, Peer, *wire.List) (*wire.ListReply, error)
+	Show(context.Context, Peer, *wire.Show) (*wire.ShowReply, error)
+	Invalidate(context.Context, Peer, *wire.Invalidate) (*wire.ChangeReply, error)
+	Remove(context.Context, Peer, *wire.Remove) (*wire.ChangeReply, error)
+	Status(context.Context, Peer, *wire.Status) (*wire.StatusReply, error)
+	Probe(context.Context, Peer, *wire.Probe) (*wire.ProbeReply, error)
+	Check(context.Context, Peer, *wire.Check) (*wire.CheckReply, error)
+}
+
+// Answer is what Backend.Acquire found.
+type Answer struct {
+	Reply *wire.AcquireReply
+	View  *os.File // the view's folder: sent as descriptor 0, then closed by the server; nil if there is none
+}
+
+// NeedError is returned by Backend.Acquire for a model that refers to external data which did not come along.
+type NeedError struct {
+	Locations []string // as the model spells them
+}
+
+func (e *NeedError) Error() string {
+	return fmt.Sprintf("%d files of external data are needed, the first is %q", len(e.Locations), first(e.Locations))
+}
+
+func first(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[0]
+}

@@ -1,0 +1,140 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"maps"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// class is a sentinel for one error class: errors.Is(err, ErrNotFound) holds for every *Error of that class, on
+// both ends of the socket.
+type class wire.ErrorClass
+
+func (c class) Error() string { return classText[wire.ErrorClass(c)] }
+
+// The classes of errors. What each means stands in wire/epcached.proto.
+var (
+	ErrNotFound      error = class(wire.ErrorClass_NOT_FOUND)
+	ErrStale         error = class(wire.ErrorClass_STALE)
+	ErrCompileFailed error = class(wire.ErrorClass_COMPILE_FAILED)
+	ErrBusy          error = class(wire.ErrorClass_BUSY)
+	ErrDeadline      error = class(wire.ErrorClass_DEADLINE)
+	ErrBadModel      error = class(wire.ErrorClass_BAD_MODEL)
+	ErrBadRequest    error = class(wire.ErrorClass_BAD_REQUEST)
+	ErrNotAllowed    error = class(wire.ErrorClass_NOT_ALLOWED)
+	ErrNoSpace       error = class(wire.ErrorClass_NO_SPACE)
+	ErrVersion       error = class(wire.ErrorClass_VERSION)
+	ErrUnavailable   error = class(wire.ErrorClass_UNAVAILABLE)
+	ErrInternal      error = class(wire.ErrorClass_INTERNAL)
+	ErrCancelled     error = class(wire.ErrorClass_CANCELLED)
+)
+
+var classText = map[wire.ErrorClass]string{
+	wire.ErrorClass_NOT_FOUND:      "not found",
+	wire.ErrorClass_STALE:          "stale",
+	wire.ErrorClass_COMPILE_FAILED: "compile failed",
+	wire.ErrorClass_BUSY:           "busy",
+	wire.ErrorClass_DEADLINE:       "deadline exceeded",
+	wire.ErrorClass_BAD_MODEL:      "bad model",
+	wire.ErrorClass_BAD_REQUEST:    "bad request",
+	wire.ErrorClass_NOT_ALLOWED:    "not allowed",
+	wire.ErrorClass_NO_SPACE:       "no space left",
+	wire.ErrorClass_VERSION:        "not supported by this version",
+	wire.ErrorClass_UNAVAILABLE:    "not available here",
+	wire.ErrorClass_INTERNAL:       "internal error",
+	wire.ErrorClass_CANCELLED:      "cancelled",
+}
+
+// Errors of a client about the connection itself; they never cross it.
+var (
+	ErrNoDaemon       = errors.New("no daemon answers")
+	ErrConnectionLost = errors.New("the daemon closed the connection")
+)
+
+// Error is an error that crosses the socket.
+type Error struct {
+	Class wire.ErrorClass
+	Text  string            // for people: object and cause, lower case
+	Hint  string            // what to do; may be empty
+	Facts map[string]string // "request_key", "build", "code", "file", "field", "offset", ...
+	Err   error             // the cause; stays on its own end
+}
+
+// Error is the text, or the class where there is none.
+func (e *Error) Error() string {
+	if e.Text != "" {
+		return e.Text
+	}
+	return class(e.Class).Error()
+}
+
+// Unwrap gives the cause, on the end where the error was made.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is holds for the sentinel of the error's class, and for the context package's errors where they mean the same.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case context.Canceled:
+		return e.Class == wire.ErrorClass_CANCELLED
+	case context.DeadlineExceeded:
+		return e.Class == wire.ErrorClass_DEADLINE
+	}
+	c, ok := target.(class)
+	return ok && wire.ErrorClass(c) == e.Class
+}
+
+// ClassOf tells the class of any error, and INTERNAL for one that says nothing about it.
+func ClassOf(err error) wire.ErrorClass {
+	var e *Error
+	var c class
+	switch {
+	case errors.As(err, &e):
+		return e.Class
+	case errors.As(err, &c):
+		return wire.ErrorClass(c)
+	case errors.Is(err, context.DeadlineExceeded):
+		return wire.ErrorClass_DEADLINE
+	case errors.Is(err, context.Canceled):
+		return wire.ErrorClass_CANCELLED
+	}
+	return wire.ErrorClass_INTERNAL
+}
+
+// maxErrorText keeps an error, with the compiler's last words in it, well inside a frame.
+const maxErrorText = 64 << 10
+
+// toWire turns an error of a backend into what the client is told. The text of an internal error stays here:
+// it would name files and libraries that are none of the client's business.
+func toWire(err error) *wire.Error {
+	w := &wire.Error{Class: ClassOf(err)}
+	var e *Error
+	if errors.As(err, &e) {
+		w.Hint, w.Facts = cut(e.Hint, maxErrorText), boundFacts(e.Facts)
+	}
+	if w.Class == wire.ErrorClass_INTERNAL && e == nil {
+		w.Text, w.Hint = "internal error", "the daemon's log says more"
+		return w
+	}
+	w.Text = cut(err.Error(), maxErrorText)
+	return w
+}
+
+func fromWire(w *wire.Error) *Error {
+	return &Error{Class: w.GetClass(), Text: w.GetText(), Hint: w.GetHint(), Facts: maps.Clone(w.GetFacts())}
+}
+
+func boundFacts(facts map[string]string) map[string]string {
+	if len(facts) == 0 {
+		return nil
+	}
+	bounded := make(map[string]string, len(facts))
+	for name, value := range facts {
+		if len(bounded) == 64 {
+			break
+		}
+		bounded[cut(name, 256)] = cut(value, 4<<10)
+	}
+	return bounded
+}

@@ -1,0 +1,74 @@
+package unixsock
+
+import "time"
+
+// What the protocol itself fixes; wire/epcached.proto says the same.
+const (
+	Version             = 1       // of the protocol
+	MaxFrame            = 1 << 20 // bytes after the length
+	MaxDescriptors      = 64      // in one frame
+	MaxAttached         = 4096    // of one request, over all its frames
+	attachedPerFrame    = 60      // what the client sends in one frame
+	progressInterval    = time.Second
+	maxProgressDetail   = 1 << 10
+	minDrainPoll        = 200 * time.Microsecond
+	maxDrainPoll        = 20 * time.Millisecond
+	firstBufferCapacity = 4 << 10
+	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
+)
+
+// Limits bound what clients can take. A field that is zero has the value of DefaultLimits.
+type Limits struct {
+	Connections        int // in all
+	ConnectionsPerUID  int
+	Requests           int // in flight on one connection
+	RequestBytesPerUID int // of the frames of requests in flight
+	DescriptorsPerUID  int // received and held for requests
+	Unread             int // answers with descriptors that a connection has not read yet
+	UnreadPerUID       int
+
+	HelloTimeout time.Duration // from the connection to the end of its Hello
+	FrameTimeout time.Duration // from the first byte of a frame to its last
+	WriteTimeout time.Duration // for which a client may leave an answer unread that does not fit
+}
+
+// DefaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never gets near it.
+func DefaultLimits() Limits {
+	return Limits{
+		Connections:        4096,
+		ConnectionsPerUID:  256,
+		Requests:           64,
+		RequestBytesPerUID: 16 << 20,
+		DescriptorsPerUID:  2 * MaxAttached,
+		Unread:             8,
+		UnreadPerUID:       256,
+		HelloTimeout:       5 * time.Second,
+		FrameTimeout:       30 * time.Second,
+		WriteTimeout:       10 * time.Second,
+	}
+}
+
+func (l Limits) withDefaults() Limits {
+	d := DefaultLimits()
+	orInt := func(v *int, def int) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	orTime := func(v *time.Duration, def time.Duration) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	orInt(&l.Connections, d.Connections)
+	orInt(&l.ConnectionsPerUID, d.ConnectionsPerUID)
+	orInt(&l.Requests, d.Requests)
+	orInt(&l.RequestBytesPerUID, d.RequestBytesPerUID)
+	orInt(&l.DescriptorsPerUID, d.DescriptorsPerUID)
+	orInt(&l.Unread, d.Unread)
+	orInt(&l.UnreadPerUID, d.UnreadPerUID)
+	orTime(&l.HelloTimeout, d.HelloTimeout)
+	orTime(&l.FrameTimeout, d.FrameTimeout)
+	orTime(&l.WriteTimeout, d.WriteTimeout)
+	return l
+}
