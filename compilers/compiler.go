@@ -1,0 +1,166 @@
+package compilers
+
+import (
+	"context"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+// Compiler drives one kind of model compiler. Every method may be called concurrently, and returns soon after its context ends.
+type Compiler interface {
+	// Probe lists the devices that each EP library of the runtime offers. An EP that cannot be registered is reported in its EPProbe.Error; the
+	// error result is for the runtime as a whole.
+	Probe(ctx context.Context, r Runtime) (Facts, error)
+
+	// Fingerprint compiles a one-node model with each of the EPs in turn, and tells what the result says of itself; one Fingerprint per EP, in
+	// their order. Builds that are made with the same EP, devices and options carry the same SDK version and compatibility string.
+	Fingerprint(ctx context.Context, r Runtime, eps []EP) ([]Fingerprint, error)
+
+	// Compile compiles one model into job.Folder. progress, if not nil, is called from another goroutine with each phase that begins, and never
+	// after Compile returned.
+	Compile(ctx context.Context, job Job, progress func(phase string)) (Result, error)
+
+	// Check loads a compiled graph in a process of its own. A graph that does not load is a result, not an error.
+	Check(ctx context.Context, job CheckJob) (CheckResult, error)
+
+	// Compatibility asks the EP for its verdict on each of the compatibility strings, in their order.
+	Compatibility(ctx context.Context, r Runtime, ep EP, infos []string) ([]Verdict, error)
+}
+
+// Device selects hardware devices of an EP. Empty fields match every device.
+type Device struct {
+	Type     string            // "CPU", "GPU" or "NPU", in any case
+	VendorID uint32            // PCI vendor, e.g. 0x8086
+	DeviceID uint32            // PCI device
+	Metadata map[string]string // each pair must stand in the EP's or the hardware device's metadata
+}
+
+// EP is one execution provider of a job, in ORT's order of preference.
+type EP struct {
+	Name    string            // canonical name, e.g. "QNNExecutionProvider"; the library is registered under it
+	Library string            // absolute path of the plugin library; empty: the runtime's library for Name
+	Devices []Device          // which devices to use; empty: every device that the EP lists under exactly this name
+	Options map[string]string // provider options; options that name a library hold its base name
+}
+
+// Routes by which ORT compiles.
+const (
+	RouteCompileAPI     = "compile_api"     // OrtCompileApi: model in, model out
+	RouteSessionOptions = "session_options" // a session with ep.context_enable=1
+)
+
+// Job is one compile.
+type Job struct {
+	Runtime Runtime
+	EPs     []EP   // at least one
+	Model   string // absolute path of a private copy; its spelling reaches node and graph names
+	Folder  string // absolute path of the private folder that the output goes into; it exists
+	Output  string // name of the graph to write, "<16 hex>_ctx.onnx"
+
+	SessionOptions             map[string]string // session config entries
+	FreeDimensions             map[string]int64  // by name
+	FreeDimensionsByDenotation map[string]int64
+	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
+	Embed                      bool   // context binary inside the graph instead of beside it
+	Route                      string // "": RouteCompileAPI
+}
+
+// Result is a finished compile.
+type Result struct {
+	Graph      string   // name of the graph in Job.Folder
+	Files      []string // names of all files of the artefact in Job.Folder, the graph first, the others sorted
+	Seconds    float64  // ORT's part: from session options to written graph
+	ORTVersion string
+	Route      string // the route that was taken
+	EPs        []EPUsed
+	Log        string // the bounded tail of what ORT and the EP printed
+	MaxRSS     int64  // bytes, of the worker
+}
+
+// EPUsed tells what an EP of a job turned out to be.
+type EPUsed struct {
+	Name    string
+	Version string // the EP's own metadata, "version"; not always telling
+	Devices []DeviceFacts
+}
+
+// CheckJob asks whether a compiled graph loads.
+type CheckJob struct {
+	Runtime Runtime
+	EPs     []EP
+	Graph   string // absolute path; sidecars stand beside it
+
+	SessionOptions             map[string]string
+	FreeDimensions             map[string]int64
+	FreeDimensionsByDenotation map[string]int64
+	GraphOptimizationLevel     string
+}
+
+// Outcomes of a load check.
+const (
+	Passed       = "passed"
+	Failed       = "failed"
+	NotCheckable = "not checkable here" // the target device is not in this machine, so a failure would prove nothing
+)
+
+// CheckResult is what a load check found.
+type CheckResult struct {
+	Outcome                string // Passed, Failed or NotCheckable
+	Code                   int    // ORT's error code when it failed; -1: the process crashed
+	Text                   string // ORT's words, or the end of standard error after a crash
+	GraphOptimizationLevel string // "disable_all" when it loads only so; else as asked
+	Seconds                float64
+}
+
+// Fingerprint is what a one-node model says of itself after a compile with an EP.
+type Fingerprint struct {
+	SDKVersion           string // attribute ep_sdk_version
+	HardwareArchitecture string // attribute hardware_architecture, else the part of CompatibilityString that names it
+	CompatibilityString  string // metadata ep_compatibility_info.<EP>
+	EPVersion            string
+	DriverVersion        string // device metadata "os_driver_version" where the EP gives one
+	Device               DeviceFacts
+	Devices              []DeviceFacts
+	Seconds              float64
+}
+
+// Facts is what a probe found.
+type Facts struct {
+	ORTVersion string
+	EPs        []EPProbe // in the order of Runtime.EPs
+}
+
+// EPProbe is what a probe found of one EP library.
+type EPProbe struct {
+	Name    string
+	Library string
+	Devices []DeviceFacts
+	Error   string // why the library could not be registered; empty when it could
+}
+
+// DeviceFacts describes a device as ORT and the EP report it.
+type DeviceFacts = dialogue.DeviceFacts
+
+// Verdict is what an EP says of a compatibility string: ORT's OrtCompiledModelCompatibility.
+type Verdict int
+
+// Verdicts, numbered as ORT numbers them.
+const (
+	Unknown             Verdict = 0 // the EP does not judge this string
+	Optimal             Verdict = 1
+	PreferRecompilation Verdict = 2
+	Unsupported         Verdict = 3
+)
+
+// String gives the verdict's name as it stands in replies and listings.
+func (v Verdict) String() string {
+	switch v {
+	case Optimal:
+		return "optimal"
+	case PreferRecompilation:
+		return "prefer_recompilation"
+	case Unsupported:
+		return "unsupported"
+	}
+	return "unknown"
+}

@@ -1,0 +1,132 @@
+package dialogue
+
+// Version must be equal on both ends.
+const Version = 1
+
+// The worker's exit statuses. They are unlike those of the Go runtime (2) and of shells (126 and above), so that a crash in vendor code is never
+// mistaken for an answer.
+const (
+	ExitDone     = 0
+	ExitRefused  = 60 // a Refusal was written
+	ExitDialogue = 61 // the request could not be read, or the answer not be written
+	ExitSetup    = 62 // the worker's own process could not be prepared
+)
+
+// Limits of the dialogue, in bytes and records.
+const (
+	MaxRequest = 16 << 20
+	MaxEvent   = 4 << 20
+	MaxEvents  = 4096
+)
+
+// What a request asks for.
+const (
+	Probe         = "probe"
+	Compile       = "compile"
+	Load          = "load"
+	Compatibility = "compatibility"
+	Run           = "run"
+)
+
+// Phases that a worker reports.
+const (
+	PhaseStarting    = "starting"
+	PhaseRegistering = "registering"
+	PhaseCompiling   = "compiling"
+	PhaseLoading     = "loading"
+	PhaseRunning     = "running"
+)
+
+// Request is what one worker process is to do. All paths are absolute.
+type Request struct {
+	Version    int
+	Do         string // Probe, Compile, Load, Compatibility or Run
+	ORTLibrary string
+	EPs        []EP
+
+	Model   string   // Compile: source model. Load, Run: the graph
+	Output  string   // Compile: graph to write. Run: file for the outputs' raw bytes
+	Route   string   // Compile: "compile_api" or "session_options"
+	Embed   bool     // Compile
+	Options Session  // Compile, Load, Run
+	Infos   []string // Compatibility: the strings to judge
+	Seed    uint64   // Run: fills the inputs
+	Times   int      // Run: how often; 0 is once
+}
+
+// EP is an EP of a request.
+type EP struct {
+	Name    string
+	Library string
+	Devices []DeviceSelector
+	Options map[string]string
+}
+
+// DeviceSelector matches hardware devices; empty fields match all.
+type DeviceSelector struct {
+	Type     string
+	VendorID uint32
+	DeviceID uint32
+	Metadata map[string]string
+}
+
+// Session is what goes into ORT's session options.
+type Session struct {
+	Entries                    map[string]string
+	FreeDimensions             map[string]int64
+	FreeDimensionsByDenotation map[string]int64
+	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
+	Threads                    int    // 0: ORT chooses
+}
+
+// Event is one record from the worker: exactly one field is set.
+type Event struct {
+	Phase   string   `json:",omitempty"`
+	Result  *Result  `json:",omitempty"`
+	Refusal *Refusal `json:",omitempty"`
+}
+
+// Result ends a request that was done.
+type Result struct {
+	ORTVersion string
+	EPs        []EPResult
+	Seconds    float64  // of the part that the request is about: compile, load
+	Verdicts   []int    // Compatibility: one per string
+	Outputs    []Tensor // Run
+	RunSeconds []float64
+}
+
+// EPResult is what became of one EP of the request.
+type EPResult struct {
+	Name    string
+	Library string
+	Version string
+	Devices []DeviceFacts // Probe: all that the library lists under Name; else those that were chosen
+	Error   string        // Probe: why it could not be registered
+}
+
+// Tensor is an output of a run. Its bytes stand in the output file, at Offset.
+type Tensor struct {
+	Name   string
+	Type   int32 // ONNXTensorElementDataType, whose numbers are those of TensorProto.DataType
+	Shape  []int64
+	Offset int64
+	Length int64
+}
+
+// Refusal ends a request that ORT, the EP or the worker itself turned down.
+type Refusal struct {
+	Doing string
+	Code  int // OrtErrorCode; -1: the worker's own words
+	Text  string
+}
+
+// DeviceFacts describes a device as ORT and the EP report it.
+type DeviceFacts struct {
+	Type           string // "CPU", "GPU" or "NPU"
+	VendorID       uint32
+	Vendor         string
+	DeviceID       uint32
+	EPMetadata     map[string]string
+	DeviceMetadata map[string]string
+}

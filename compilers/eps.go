@@ -1,0 +1,125 @@
+package compilers
+
+import (
+	_ "embed"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+//go:embed eps.toml
+var epsData []byte
+
+// EPInfo is what is known of an EP before any of its code runs. It comes from eps.toml.
+type EPInfo struct {
+	Name               string
+	Libraries          []string            // patterns of the plugin library's file name
+	Packages           []string            // Python packages that carry it
+	Options            map[string]EPOption // by name
+	FingerprintOptions []string            // options that change the SDK version, the hardware or the compatibility string
+	// Hardware takes the hardware architecture out of the compatibility string: its first group, or named groups joined by "/".
+	Hardware       *regexp.Regexp
+	DriverMetadata []string // keys of device metadata that hold a driver version
+	TargetAbsent   string   // device type on which builds are made for a device that is elsewhere; load checks prove nothing there
+}
+
+// Policy tells who may set an option and how its value is understood.
+type Policy string
+
+// Policies of options.
+const (
+	Allowed      Policy = "allowed"
+	LibraryName  Policy = "library" // a library beside the EP's own, by base name; the path is filled in here
+	FileName     Policy = "file"    // a file whose content counts; comes as a descriptor, never as a path
+	RefusedByUse Policy = "refused" // makes the EP write or load something; never from a client
+)
+
+// EPOption describes one provider option.
+type EPOption struct {
+	Policy  Policy `toml:"policy"`
+	Kind    string `toml:"kind"`    // "bool", "int", "string", "json"; how equal values are told
+	Default string `toml:"default"` // what the EP does when the option is absent; such a value is left out of keys
+	Fill    string `toml:"fill"`    // what is passed when the option is absent
+}
+
+type epEntry struct {
+	Libraries          []string            `toml:"libraries"`
+	Packages           []string            `toml:"packages"`
+	FingerprintOptions []string            `toml:"fingerprint_options"`
+	Hardware           string              `toml:"hardware"`
+	DriverMetadata     []string            `toml:"driver_metadata"`
+	TargetAbsent       string              `toml:"target_absent_on"`
+	Options            map[string]EPOption `toml:"options"`
+}
+
+// epTable is read once; eps.toml is part of the program, so that a mistake in it is ours and a test finds it.
+var epTable = sync.OnceValues(func() (map[string]EPInfo, error) { return parseEPs(epsData) })
+
+func parseEPs(data []byte) (map[string]EPInfo, error) {
+	var file struct {
+		EP map[string]epEntry `toml:"ep"`
+	}
+	dec := toml.NewDecoder(strings.NewReader(string(data))).DisallowUnknownFields()
+	if err := dec.Decode(&file); err != nil {
+		return nil, fmt.Errorf("eps.toml: %w", err)
+	}
+	table := map[string]EPInfo{}
+	for name, e := range file.EP {
+		info := EPInfo{Name: name, Libraries: e.Libraries, Packages: e.Packages, Options: e.Options, FingerprintOptions: e.FingerprintOptions,
+			DriverMetadata: e.DriverMetadata, TargetAbsent: e.TargetAbsent}
+		if e.Hardware != "" {
+			re, err := regexp.Compile(e.Hardware)
+			if err != nil {
+				return nil, fmt.Errorf("eps.toml: %s: hardware: %w", name, err)
+			}
+			info.Hardware = re
+		}
+		table[name] = info
+	}
+	return table, nil
+}
+
+// EPByName gives what is known of an EP under its canonical name.
+func EPByName(name string) (EPInfo, bool) {
+	table, err := epTable()
+	if err != nil {
+		return EPInfo{}, false // a test reads the table; a program with a broken table knows no EP
+	}
+	info, ok := table[name]
+	return info, ok
+}
+
+// EPNames lists the EPs that are known, sorted.
+func EPNames() []string {
+	table, err := epTable()
+	if err != nil {
+		return nil // as in EPByName
+	}
+	var names []string
+	for name := range table {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// epOfLibrary tells which EP a library file belongs to, by its name.
+func epOfLibrary(file string) (string, bool) {
+	table, err := epTable()
+	if err != nil {
+		return "", false // as in EPByName
+	}
+	for name, info := range table {
+		for _, pattern := range info.Libraries {
+			if ok, err := filepath.Match(pattern, filepath.Base(file)); err == nil && ok {
+				return name, true
+			}
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,92 @@
+package compilers
+
+import (
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+)
+
+var (
+	// ErrTimeout is returned when a worker was killed because it reached Limits.Wall.
+	ErrTimeout = errors.New("time limit reached")
+	// ErrOutput is returned when a worker left output that is not an artefact: too large, too many files, a link or a device among them.
+	ErrOutput = errors.New("output is not an artefact")
+	// ErrNotFound is returned when a folder holds no runtime, or a runtime holds no library for an EP.
+	ErrNotFound = errors.New("not found")
+	// ErrOption is returned for an EP or session option that may not be given.
+	ErrOption = errors.New("option refused")
+)
+
+// ExitError is a worker that ended without a result: the vendor's code crashed, was killed, or left the process.
+type ExitError struct {
+	Compiler string // the EPs of the job, e.g. "QNNExecutionProvider"
+	Signal   string // "segmentation fault" and so on; empty if it exited by itself
+	Code     int    // exit status; -1 when killed by a signal
+	Stderr   string // bounded tail of its standard error
+}
+
+func (e *ExitError) Error() string {
+	how := fmt.Sprintf("left with exit status %d", e.Code)
+	if e.Signal != "" {
+		how = "crashed: " + e.Signal
+	}
+	if line := lastLine(e.Stderr); line != "" {
+		return fmt.Sprintf("%s: worker %s: %s", e.Compiler, how, line)
+	}
+	return fmt.Sprintf("%s: worker %s", e.Compiler, how)
+}
+
+// RefusedError is a status that ORT or the EP returned.
+type RefusedError struct {
+	Doing string // what was asked, e.g. "register QNNExecutionProvider"
+	Code  int    // OrtErrorCode
+	Text  string // ORT's words
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("%s: ort error %d: %s", e.Doing, e.Code, e.Text)
+}
+
+// NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs took nothing, so caching brings nothing.
+type NoNodesError struct {
+	EPs     []string
+	OpTypes map[string]int // node types that were left, "domain::Op" ("::Op" or "Op" for the default domain), with their number
+	Log     string
+}
+
+func (e *NoNodesError) Error() string {
+	return fmt.Sprintf("%s took no node of the model: %s: caching brings nothing", strings.Join(e.EPs, ", "), countedNames(e.OpTypes, 12))
+}
+
+// countedNames lists names with their counts, the most frequent first, at most limit of them.
+func countedNames(counts map[string]int, limit int) string {
+	names := make([]string, 0, len(counts))
+	for name := range counts {
+		names = append(names, name)
+	}
+	sort.Slice(names, func(i, j int) bool {
+		if counts[names[i]] != counts[names[j]] {
+			return counts[names[i]] > counts[names[j]]
+		}
+		return names[i] < names[j]
+	})
+	var list []string
+	for i, name := range names {
+		if i == limit {
+			list = append(list, fmt.Sprintf("and %d more types", len(names)-limit))
+			break
+		}
+		list = append(list, fmt.Sprintf("%d %s", counts[name], strings.TrimPrefix(name, "::")))
+	}
+	if len(list) == 0 {
+		return "the graph is empty"
+	}
+	return strings.Join(list, ", ")
+}
+
+// lastLine gives the last line of text that is not blank, which is where crashing programs say why.
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
+}
