@@ -1,0 +1,47 @@
+package cas
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+)
+
+// Digest names a blob: the BLAKE3 digest, in its standard 32-byte form, of the
+// blob's plain bytes, so that b3sum agrees. The zero Digest names nothing.
+type Digest [32]byte
+
+// String returns the digest as 64 lower-case hexadecimal digits.
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// IsZero reports whether d is the zero Digest, which names no blob.
+func (d Digest) IsZero() bool { return d == Digest{} }
+
+// ParseDigest reads what Digest.String wrote. Upper-case digits are refused,
+// so that every digest has one spelling and one file name.
+func ParseDigest(s string) (Digest, error) {
+	var d Digest
+	if len(s) != 2*len(d) {
+		return Digest{}, fmt.Errorf("digest %.80q: %d characters, not %d", s, len(s), 2*len(d))
+	}
+	if _, err := hex.Decode(d[:], []byte(s)); err != nil {
+		return Digest{}, fmt.Errorf("digest %q: %w", s, err)
+	}
+	if d.String() != s {
+		return Digest{}, fmt.Errorf("digest %q: upper-case digits", s)
+	}
+	return d, nil
+}
+
+// ErrNotFound says that the store has no blob of that digest.
+var ErrNotFound = errors.New("blob not found")
+
+// CorruptError says that the bytes stored under Digest are others: they hash
+// to Got. The file is left where it is; Quarantine moves it away.
+type CorruptError struct {
+	Digest Digest
+	Got    Digest
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("blob %s is damaged: its bytes hash to %s", e.Digest, e.Got)
+}

@@ -1,0 +1,19 @@
+// Package index maps requests to the builds that answer them.
+//
+// One manifest a build, and a journal, are the truth. The database index.db is
+// made from them, and made again when it is missing, damaged or of an older
+// schema. Only what nothing else knows is lost with it: memo, last use,
+// counters, stamps and views, all of which are remade in use.
+//
+// Publish and Retract return when their effect is durable: the manifest is the
+// commit point both ways. SetState is durable when it returns. Everything else
+// (memos, views, stamps, uses, counters, notes) is kept in memory and written
+// a few seconds later and at Close.
+//
+// All methods of an Index may be called at the same time. What Lookup, Get and
+// Each give is shared: callers never change it. One process has an index open
+// at a time.
+//
+// Start with Open, Index.Publish and Index.Lookup; the layout on disk is
+// described in doc/format.md.
+package index

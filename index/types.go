@@ -1,0 +1,150 @@
+package index
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// RequestKey is the digest of a request's canonical record: everything an
+// application asks for that can change the artefact's bytes.
+type RequestKey [32]byte
+
+// String returns the key as 64 lower-case hexadecimal digits.
+func (k RequestKey) String() string { return hex.EncodeToString(k[:]) }
+
+// ParseRequestKey reads what RequestKey.String wrote.
+func ParseRequestKey(s string) (k RequestKey, err error) { return k, parseHex("request key", s, k[:]) }
+
+// BuildKey is the request key and what makes the build: EP library, SDK
+// version, hardware architecture, route.
+type BuildKey [32]byte
+
+// String returns the key as 64 lower-case hexadecimal digits.
+func (k BuildKey) String() string { return hex.EncodeToString(k[:]) }
+
+// ParseBuildKey reads what BuildKey.String wrote.
+func ParseBuildKey(s string) (k BuildKey, err error) { return k, parseHex("build key", s, k[:]) }
+
+// BuildID names one published build. It is random, made for one Publish and
+// never used again; it is the name of the build's manifest.
+type BuildID [16]byte
+
+// String returns the id as 32 lower-case hexadecimal digits.
+func (id BuildID) String() string { return hex.EncodeToString(id[:]) }
+
+// IsZero reports whether id is the zero BuildID, which names no build.
+func (id BuildID) IsZero() bool { return id == BuildID{} }
+
+// ParseBuildID reads what BuildID.String wrote.
+func ParseBuildID(s string) (id BuildID, err error) { return id, parseHex("build id", s, id[:]) }
+
+func parseHex(what, s string, to []byte) error {
+	if len(s) != 2*len(to) {
+		return fmt.Errorf("%s %.80q: %d characters, not %d", what, s, len(s), 2*len(to))
+	}
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", what, s, err)
+	}
+	if hex.EncodeToString(b) != s {
+		return fmt.Errorf("%s %q: upper-case digits", what, s)
+	}
+	copy(to, b)
+	return nil
+}
+
+// ErrNotFound says that the index has no such build.
+var ErrNotFound = errors.New("build not found")
+
+// File is one file of an artefact.
+type File struct {
+	Name   string // relative, slash-separated, below the view
+	Size   int64  // bytes
+	Digest cas.Digest
+}
+
+// EPFacts is what is known of one execution provider that made a build, in the
+// order of the request.
+type EPFacts struct {
+	Name, Version, Library string
+	LibraryDigest          cas.Digest
+	SDKVersion             string
+	HardwareArchitecture   string
+	CompatibilityString    string
+	DriverVersion          string
+	Devices                []string
+}
+
+// Build is one compiled result: the whole record that its manifest holds.
+// A Build that the index returns is shared with other callers: read it, never
+// write into its slices and maps.
+type Build struct {
+	ID          BuildID
+	RequestKey  RequestKey
+	BuildKey    BuildKey
+	Scope       string // "shared" or "uid:1000"
+	UID         uint32 // who asked for the compile
+	ModelDigest cas.Digest
+	ModelName   string
+	Record      []byte // canonical request record
+	RecordJSON  string
+	EPs         []EPFacts
+	ORTVersion  string
+	Route       string
+	Graph       string // the name of the graph among Files
+	Files       []File
+
+	ProviderOptions        map[string]map[string]string // by EP name
+	SessionOptions         map[string]string
+	GraphOptimizationLevel string
+
+	CompileSeconds float64
+	Created        time.Time // to the nanosecond, without a time zone
+	LoadCheck      string
+	IRVersion      int64
+	Embed          bool
+	Warnings       []string
+}
+
+// The states of a build.
+const (
+	Current  = "current"
+	Withheld = "withheld" // not served, until somebody judges it again
+	Damaged  = "damaged"  // not served: bytes of it are not what they were
+)
+
+// State says whether a build may be served. A build that nothing is known
+// against is Current.
+type State struct {
+	Name   string
+	Reason string
+	At     time.Time
+}
+
+// Event is one line of a request's history.
+type Event struct {
+	At         time.Time
+	Kind       string // "compiled", "failed", "retracted", ...
+	RequestKey RequestKey
+	BuildID    BuildID // zero where no build is meant
+	Text       string
+}
+
+// Space is what the index knows of the store's size.
+type Space struct {
+	LogicalBytes int64  // every file of every build
+	StoredBytes  int64  // every blob once
+	Entries      uint64 // request keys
+	Builds       uint64
+}
+
+// Finding is one thing that Check did not find as it should be.
+type Finding struct {
+	Kind   string // "damaged", "newer", "missing", "leftover", "foreign"
+	Object string // a path below the state folder, or a build id
+	Detail string
+}
