@@ -3,6 +3,7 @@ package compilers
 import (
 	_ "embed"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -45,6 +46,7 @@ type EPOption struct {
 	Kind    string `toml:"kind"`    // "bool", "int", "string", "json"; how equal values are told
 	Default string `toml:"default"` // what the EP does when the option is absent; such a value is left out of keys
 	Fill    string `toml:"fill"`    // what is passed when the option is absent
+	Unless  string `toml:"unless"`  // another option, with which Fill is not passed
 }
 
 type epEntry struct {
@@ -57,8 +59,32 @@ type epEntry struct {
 	Options            map[string]EPOption `toml:"options"`
 }
 
-// epTable is read once; eps.toml is part of the program, so that a mistake in it is ours and a test finds it.
-var epTable = sync.OnceValues(func() (map[string]EPInfo, error) { return parseEPs(epsData) })
+// epTable holds what eps.toml says, and what AddEPs added.
+var epTable = struct {
+	sync.RWMutex // guards eps
+	eps          map[string]EPInfo
+}{eps: mustParse(epsData)}
+
+// mustParse is for the table that is part of the program: a mistake in it is ours, and no test run survives it.
+func mustParse(data []byte) map[string]EPInfo {
+	table, err := parseEPs(data)
+	if err != nil {
+		panic(err)
+	}
+	return table
+}
+
+// AddEPs adds EPs to the table, or replaces them: those that a configuration describes, and the stand-in's. data has the form of eps.toml.
+func AddEPs(data []byte) error {
+	added, err := parseEPs(data)
+	if err != nil {
+		return err
+	}
+	epTable.Lock()
+	defer epTable.Unlock()
+	maps.Copy(epTable.eps, added)
+	return nil
+}
 
 func parseEPs(data []byte) (map[string]EPInfo, error) {
 	var file struct {
@@ -66,7 +92,7 @@ func parseEPs(data []byte) (map[string]EPInfo, error) {
 	}
 	dec := toml.NewDecoder(strings.NewReader(string(data))).DisallowUnknownFields()
 	if err := dec.Decode(&file); err != nil {
-		return nil, fmt.Errorf("eps.toml: %w", err)
+		return nil, fmt.Errorf("table of EPs: %w", err)
 	}
 	table := map[string]EPInfo{}
 	for name, e := range file.EP {
@@ -75,7 +101,7 @@ func parseEPs(data []byte) (map[string]EPInfo, error) {
 		if e.Hardware != "" {
 			re, err := regexp.Compile(e.Hardware)
 			if err != nil {
-				return nil, fmt.Errorf("eps.toml: %s: hardware: %w", name, err)
+				return nil, fmt.Errorf("table of EPs: %s: hardware: %w", name, err)
 			}
 			info.Hardware = re
 		}
@@ -86,35 +112,24 @@ func parseEPs(data []byte) (map[string]EPInfo, error) {
 
 // EPByName gives what is known of an EP under its canonical name.
 func EPByName(name string) (EPInfo, bool) {
-	table, err := epTable()
-	if err != nil {
-		return EPInfo{}, false // a test reads the table; a program with a broken table knows no EP
-	}
-	info, ok := table[name]
+	epTable.RLock()
+	defer epTable.RUnlock()
+	info, ok := epTable.eps[name]
 	return info, ok
 }
 
 // EPNames lists the EPs that are known, sorted.
 func EPNames() []string {
-	table, err := epTable()
-	if err != nil {
-		return nil // as in EPByName
-	}
-	var names []string
-	for name := range table {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	epTable.RLock()
+	defer epTable.RUnlock()
+	return slices.Sorted(maps.Keys(epTable.eps))
 }
 
 // epOfLibrary tells which EP a library file belongs to, by its name.
 func epOfLibrary(file string) (string, bool) {
-	table, err := epTable()
-	if err != nil {
-		return "", false // as in EPByName
-	}
-	for name, info := range table {
+	epTable.RLock()
+	defer epTable.RUnlock()
+	for name, info := range epTable.eps {
 		for _, pattern := range info.Libraries {
 			if ok, err := filepath.Match(pattern, filepath.Base(file)); err == nil && ok {
 				return name, true

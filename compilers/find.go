@@ -1,9 +1,201 @@
 package compilers
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
 
-// Find reads the runtime that stands in dir: a folder of `pip install --target`, a virtual environment, or a plain folder of libraries.
-func Find(dir string) (Runtime, error) { return Runtime{}, errUnfinished }
+// Find reads the runtime that stands in dir: a folder of `pip install --target`, a virtual environment, or a plain folder of libraries. It loads
+// nothing and looks only at names and ELF headers. Without a libonnxruntime, or without any library of a known EP, the error wraps ErrNotFound
+// and says what was looked for.
+func Find(dir string) (Runtime, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return Runtime{}, fmt.Errorf("runtime %q: %w", dir, err)
+	}
+	if _, err := os.ReadDir(dir); err != nil {
+		return Runtime{}, fmt.Errorf("runtime: %w", err)
+	}
+	folders := libraryFolders(dir)
+	r := Runtime{Directory: dir}
+	for _, folder := range folders {
+		if path, version := newestORT(folder); path != "" {
+			r.ORTLibrary, r.ORTVersion = path, version
+			break
+		}
+	}
+	if r.ORTLibrary == "" {
+		return Runtime{}, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
+	}
+	r.EPs = findEPs(folders)
+	if len(r.EPs) == 0 {
+		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s", dir, ErrNotFound, strings.Join(EPNames(), ", "))
+	}
+	return r, nil
+}
 
-// FindAll looks in well-known places and Python environments for runtimes that hold at least one EP library.
-func FindAll(ctx context.Context) []Runtime { return nil }
+// libraryFolders lists the folders of a runtime that may hold libraries, in the order of their rank.
+func libraryFolders(dir string) []string {
+	roots := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "lib64")}
+	for _, pattern := range []string{"lib*/python3*/site-packages", "lib*/python3*/dist-packages", "python3*/site-packages", "python3*/dist-packages"} {
+		found, err := filepath.Glob(filepath.Join(globQuote(dir), pattern))
+		if err != nil {
+			continue // the pattern is ours; only a malformed one fails
+		}
+		roots = append(roots, found...)
+	}
+	var folders []string
+	for _, root := range roots {
+		folders = append(folders, root, filepath.Join(root, "onnxruntime", "capi"))
+		entries, err := os.ReadDir(root)
+		if err != nil {
+			continue // most of the places do not exist
+		}
+		for _, e := range entries {
+			if info, err := os.Stat(filepath.Join(root, e.Name())); err == nil && info.IsDir() {
+				folders = append(folders, filepath.Join(root, e.Name()))
+			}
+		}
+	}
+	var distinct []string
+	for _, f := range folders {
+		if !slices.Contains(distinct, f) {
+			distinct = append(distinct, f)
+		}
+	}
+	return distinct
+}
+
+// globQuote keeps a folder's own brackets and stars from being read as a pattern.
+func globQuote(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+var ortName = regexp.MustCompile(`^libonnxruntime\.so(?:\.(\d+(?:\.\d+)*))?$`)
+
+// newestORT gives the libonnxruntime of the highest version in a folder; the version is empty when neither the name nor its link tells.
+func newestORT(folder string) (path, version string) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return "", ""
+	}
+	for _, e := range entries {
+		if !ortName.MatchString(e.Name()) {
+			continue
+		}
+		candidate := filepath.Join(folder, e.Name())
+		v := versionOf(candidate)
+		if path == "" || compareVersions(v, version) > 0 || v == version && len(e.Name()) > len(filepath.Base(path)) {
+			path, version = candidate, v
+		}
+	}
+	return path, version
+}
+
+func versionOf(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		if m := ortName.FindStringSubmatch(filepath.Base(real)); m != nil && strings.Count(m[1], ".") == 2 {
+			return m[1]
+		}
+	}
+	if m := ortName.FindStringSubmatch(filepath.Base(path)); m != nil && strings.Count(m[1], ".") == 2 {
+		return m[1]
+	}
+	return ""
+}
+
+// compareVersions compares dotted numbers; an unknown version is lower than any other.
+func compareVersions(a, b string) int {
+	pa, pb := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range max(len(pa), len(pb)) {
+		na, nb := -1, -1
+		if i < len(pa) {
+			na = number(pa[i])
+		}
+		if i < len(pb) {
+			nb = number(pb[i])
+		}
+		if na != nb {
+			return na - nb
+		}
+	}
+	return 0
+}
+
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// findEPs gives one library per EP: the first in the folders' order.
+func findEPs(folders []string) []EPLibrary {
+	var libs []EPLibrary
+	for _, folder := range folders {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			continue // most of the places do not exist
+		}
+		for _, e := range entries {
+			ep, ok := epOfLibrary(e.Name())
+			if !ok || slices.ContainsFunc(libs, func(l EPLibrary) bool { return l.EP == ep }) {
+				continue
+			}
+			path := filepath.Join(folder, e.Name())
+			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+				continue // a dangling link is a library that is not there
+			}
+			libs = append(libs, EPLibrary{EP: ep, Path: path, Files: identityFiles(path)})
+		}
+	}
+	slices.SortFunc(libs, func(a, b EPLibrary) int { return strings.Compare(a.EP, b.EP) })
+	return libs
+}
+
+// FindAll looks in well-known places and in the Python environments of this user for runtimes that hold at least one EP library.
+func FindAll(ctx context.Context) []Runtime {
+	var found []Runtime
+	seen := map[string]bool{}
+	for _, dir := range wellKnownFolders() {
+		if ctx.Err() != nil {
+			return found
+		}
+		r, err := Find(dir)
+		if err != nil || seen[r.ORTLibrary] {
+			continue // most places hold none, and one may be reached by two ways
+		}
+		seen[r.ORTLibrary] = true
+		found = append(found, r)
+	}
+	return found
+}
+
+func wellKnownFolders() []string {
+	patterns := []string{"/opt/onnxruntime*", "/opt/epcached/*", "/usr/local", "/usr", "/usr/lib/*-linux-gnu", "/usr/local/lib/onnxruntime*", "/opt/venv", "/opt/*/venv", "/opt/conda"}
+	if home, err := os.UserHomeDir(); err == nil {
+		for _, p := range []string{".local", ".venv", ".virtualenvs/*", "venvs/*", "miniconda3", "miniconda3/envs/*", "anaconda3", "anaconda3/envs/*", ".pyenv/versions/*",
+			".local/share/virtualenvs/*", ".local/share/epcached/runtimes/*"} {
+			patterns = append(patterns, filepath.Join(globQuote(home), p))
+		}
+	}
+	var dirs []string
+	for _, variable := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
+		if dir := os.Getenv(variable); filepath.IsAbs(dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	for _, pattern := range patterns {
+		if found, err := filepath.Glob(pattern); err == nil { // only a malformed pattern fails, and these are ours
+			dirs = append(dirs, found...)
+		}
+	}
+	return dirs
+}

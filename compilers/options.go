@@ -47,11 +47,11 @@ func (o EPOption) normalize(value string) (string, error) {
 			return "", fmt.Errorf("%w: %q is a path: give the name of a library that stands beside the EP library", ErrOption, value)
 		}
 	}
-	return canonicalValue(o.Kind, value)
+	return CanonicalValue(o.Kind, value)
 }
 
-// canonicalValue gives equal texts for values that the EP reads as equal.
-func canonicalValue(kind, value string) (string, error) {
+// CanonicalValue gives equal texts for values that the EP reads as equal.
+func CanonicalValue(kind, value string) (string, error) {
 	switch kind {
 	case "bool":
 		switch strings.ToLower(value) {
@@ -101,7 +101,9 @@ func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string
 		full[name] = value
 	}
 	for name, opt := range i.Options {
-		if _, given := full[name]; !given && opt.Fill != "" && !(name == "backend_path" && full["backend_type"] != "") {
+		_, given := full[name]
+		_, excluded := options[opt.Unless]
+		if opt.Fill != "" && !given && !excluded {
 			full[name] = opt.Fill
 		}
 		if value, ok := full[name]; ok && opt.Policy == LibraryName && !filepath.IsAbs(value) {

@@ -1,6 +1,7 @@
 package compilers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -29,6 +30,19 @@ var DefaultLimits = Limits{
 	Stack:       512 << 20,
 	Nice:        5,
 	StderrBytes: 64 << 10,
+}
+
+func (l Limits) orDefault() Limits {
+	d := DefaultLimits
+	l.Wall = cmp.Or(l.Wall, d.Wall)
+	l.Memory = cmp.Or(l.Memory, d.Memory)
+	l.Output = cmp.Or(l.Output, d.Output)
+	l.OpenFiles = cmp.Or(l.OpenFiles, d.OpenFiles)
+	l.Stack = cmp.Or(l.Stack, d.Stack)
+	l.Files = cmp.Or(l.Files, d.Files)
+	l.Nice = cmp.Or(l.Nice, d.Nice)
+	l.StderrBytes = cmp.Or(l.StderrBytes, d.StderrBytes)
+	return l
 }
 
 // Credential is the user that workers run as. Only a daemon that runs as root can give one.

@@ -1,0 +1,123 @@
+package compilers
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+
+	"github.com/epcached/epcached/epmodel"
+)
+
+// Collect lists what a compiler left in folder, besides the names in inputs, and reads the graph. It trusts nothing: links, devices and
+// files beyond the limits are ErrOutput; a graph without EPContext nodes is a *NoNodesError with EPs still empty. Files have the graph first; names in sub-folders
+// use slashes.
+func Collect(ctx context.Context, folder, graph string, inputs []string, limits Limits) (files []string, model *epmodel.Model, err error) {
+	limits = limits.orDefault()
+	files, err = listOutput(folder, graph, inputs, limits)
+	if err != nil {
+		return nil, nil, err
+	}
+	model, err = readGraph(ctx, filepath.Join(folder, graph))
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(model.Contexts) == 0 {
+		return nil, model, &NoNodesError{OpTypes: model.OpTypes}
+	}
+	return files, model, nil
+}
+
+func listOutput(folder, graph string, inputs []string, limits Limits) ([]string, error) {
+	skip := map[string]bool{}
+	for _, name := range inputs {
+		skip[name] = true
+	}
+	var others []string
+	var total int64
+	found := false
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(folder, path)
+		if err != nil {
+			return err
+		}
+		if skip[name] {
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if entry.IsDir() {
+			return nil
+		}
+		size, err := regularSize(path)
+		if err != nil {
+			return err
+		}
+		if total += size; limits.Output >= 0 && total > limits.Output {
+			return fmt.Errorf("%w: more than %d bytes", ErrOutput, limits.Output)
+		}
+		if limits.Files >= 0 && len(others) >= limits.Files {
+			return fmt.Errorf("%w: more than %d files", ErrOutput, limits.Files)
+		}
+		if name == graph {
+			found = true
+			return nil
+		}
+		others = append(others, filepath.ToSlash(name))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("output folder: %w", err)
+	}
+	if !found {
+		return nil, fmt.Errorf("output folder: %w: the graph %q is missing", ErrOutput, graph)
+	}
+	sort.Strings(others)
+	return append([]string{graph}, others...), nil
+}
+
+// regularSize gives the size of a regular file with one name; anything else in the folder could be a way to the daemon's own files.
+func regularSize(path string) (int64, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0, err
+	}
+	if !info.Mode().IsRegular() {
+		return 0, fmt.Errorf("%w: %q is not a regular file", ErrOutput, filepath.Base(path))
+	}
+	if linkCount(info) > 1 {
+		return 0, fmt.Errorf("%w: %q has a second name elsewhere", ErrOutput, filepath.Base(path))
+	}
+	return info.Size(), nil
+}
+
+// fileSource lets epmodel read an open file.
+type fileSource struct {
+	*os.File
+	size int64
+}
+
+func (s fileSource) Size() int64 { return s.size }
+
+func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("graph: %w", err)
+	}
+	defer f.Close() // read only: nothing can be lost
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("graph: %w", err)
+	}
+	model, err := epmodel.Read(ctx, filepath.Base(path), fileSource{f, info.Size()})
+	if err != nil {
+		return nil, fmt.Errorf("graph: %w", err)
+	}
+	return model, nil
+}

@@ -1,0 +1,94 @@
+package standin
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+)
+
+// Check implements compilers.Compiler: it fails, with ORT's code for an invalid graph, when the graph or its binary are not as written, or were
+// made by another major version or for other hardware.
+func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+	c.Checks.Add(1)
+	start := time.Now()
+	if err := ctx.Err(); err != nil {
+		return compilers.CheckResult{}, err
+	}
+	if len(job.EPs) == 0 {
+		return compilers.CheckResult{}, fmt.Errorf("check %q: no EP", job.Graph)
+	}
+	sdk, err := sdkOf(job.Runtime, job.EPs[0])
+	if err != nil {
+		return compilers.CheckResult{}, err
+	}
+	result := compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
+	if err := load(ctx, job.Graph, sdk); err != nil {
+		result.Outcome, result.Code, result.Text = compilers.Failed, 10, err.Error()
+	}
+	result.Seconds = time.Since(start).Seconds()
+	return result, nil
+}
+
+func load(ctx context.Context, path string, sdk SDK) error {
+	graph, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	model, err := epmodel.Read(ctx, filepath.Base(path), memory(graph))
+	if err != nil {
+		return err
+	}
+	if len(model.Contexts) != 1 || model.Contexts[0].Source != EP {
+		return fmt.Errorf("%s: not one node of %s", filepath.Base(path), EP)
+	}
+	node := model.Contexts[0]
+	var context []byte
+	if node.EmbedMode == 0 {
+		context, err = os.ReadFile(filepath.Join(filepath.Dir(path), node.CacheContext))
+		if err != nil {
+			return err
+		}
+	} else {
+		context = graph[node.Inline.Offset : node.Inline.Offset+node.Inline.Length]
+	}
+	return sound(context, sdk)
+}
+
+// sound checks a context binary's own digest and whom it was made for. Real EPs check less.
+func sound(context []byte, sdk SDK) error {
+	header, body, found := bytes.Cut(context, []byte("\n"))
+	if !found || string(header) != fmt.Sprintf("standin %x", sha256.Sum256(body)) {
+		return fmt.Errorf("context binary is damaged")
+	}
+	info, _, _ := bytes.Cut(body, []byte("\n"))
+	if sdk.verdict(string(info)) == compilers.Unsupported {
+		return fmt.Errorf("context binary of %s does not load with %s", info, sdk.compatibility())
+	}
+	return nil
+}
+
+// memory is a model in memory, for epmodel.
+type memory []byte
+
+// ReadAt implements io.ReaderAt.
+func (m memory) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || off > int64(len(m)) {
+		return 0, io.EOF
+	}
+	n := copy(p, m[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// Size implements epmodel.Source.
+func (m memory) Size() int64 { return int64(len(m)) }

@@ -1,0 +1,236 @@
+package standin
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/epmodel"
+)
+
+var addEP = sync.OnceValue(func() error { return compilers.AddEPs([]byte(Table)) })
+
+// Compiler is the stand-in. The zero value works; fields may be set before first use.
+type Compiler struct {
+	// Fault is the misbehaviour of every job that names none in its option "fault".
+	Fault Fault
+	// Delay is how long each compile takes. Cancelling ends it at once.
+	Delay time.Duration
+	// Limits bound the output, as for the real compiler.
+	Limits compilers.Limits
+
+	// Calls that were made so far, for tests that count.
+	Compiles, Checks, Probes, Fingerprints, Verdicts atomic.Int64
+}
+
+var _ compilers.Compiler = (*Compiler)(nil)
+
+// New makes a stand-in, and makes its EP known to package compilers.
+func New() *Compiler {
+	if err := addEP(); err != nil {
+		panic(err) // Table is a constant of this package
+	}
+	return &Compiler{}
+}
+
+// Probe implements compilers.Compiler: one device, "CPU", per library that can be read.
+func (c *Compiler) Probe(ctx context.Context, r compilers.Runtime) (compilers.Facts, error) {
+	c.Probes.Add(1)
+	if err := ctx.Err(); err != nil {
+		return compilers.Facts{}, err
+	}
+	facts := compilers.Facts{ORTVersion: r.ORTVersion}
+	for _, lib := range r.EPs {
+		probe := compilers.EPProbe{Name: lib.EP, Library: lib.Path}
+		sdk, err := sdkOf(r, compilers.EP{Name: lib.EP, Library: lib.Path})
+		if err != nil {
+			probe.Error = err.Error()
+		} else {
+			probe.Devices = []compilers.DeviceFacts{device(sdk)}
+		}
+		facts.EPs = append(facts.EPs, probe)
+	}
+	return facts, nil
+}
+
+func device(sdk SDK) compilers.DeviceFacts {
+	return compilers.DeviceFacts{Type: "CPU", VendorID: 0x1234, Vendor: "stand-in", DeviceID: 1, EPMetadata: map[string]string{"version": sdk.Version}}
+}
+
+// Fingerprint implements compilers.Compiler.
+func (c *Compiler) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP) ([]compilers.Fingerprint, error) {
+	c.Fingerprints.Add(1)
+	var prints []compilers.Fingerprint
+	for _, ep := range eps {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		sdk, err := sdkOf(r, ep)
+		if err != nil {
+			return nil, err
+		}
+		d := device(sdk)
+		prints = append(prints, compilers.Fingerprint{SDKVersion: sdk.Version, HardwareArchitecture: sdk.Hardware, CompatibilityString: sdk.compatibility(),
+			EPVersion: sdk.Version, Device: d, Devices: []compilers.DeviceFacts{d}})
+	}
+	return prints, nil
+}
+
+// Compatibility implements compilers.Compiler.
+func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep compilers.EP, infos []string) ([]compilers.Verdict, error) {
+	c.Verdicts.Add(1)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	sdk, err := sdkOf(r, ep)
+	if err != nil {
+		return nil, err
+	}
+	var verdicts []compilers.Verdict
+	for _, info := range infos {
+		verdicts = append(verdicts, sdk.verdict(info))
+	}
+	return verdicts, nil
+}
+
+// Compile implements compilers.Compiler.
+func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+	c.Compiles.Add(1)
+	start := time.Now()
+	if len(job.EPs) == 0 {
+		return compilers.Result{}, errors.New("compile: no EP")
+	}
+	sdk, err := sdkOf(job.Runtime, job.EPs[0])
+	if err != nil {
+		return compilers.Result{}, err
+	}
+	if progress != nil {
+		progress("compiling")
+	}
+	if err := sleep(ctx, c.Delay); err != nil {
+		return compilers.Result{}, fmt.Errorf("compile %q: %w", job.Model, err)
+	}
+	model, err := os.ReadFile(job.Model)
+	if err != nil {
+		return compilers.Result{}, &compilers.RefusedError{Doing: "compile", Code: 3, Text: err.Error()}
+	}
+	source, err := epmodel.Read(ctx, filepath.Base(job.Model), memory(model))
+	if err != nil {
+		return compilers.Result{}, &compilers.RefusedError{Doing: "compile", Code: 7, Text: err.Error()}
+	}
+	before, err := names(job.Folder)
+	if err != nil {
+		return compilers.Result{}, err
+	}
+	if err := write(job, sdk, model, source); err != nil {
+		return compilers.Result{}, err
+	}
+	if err := c.misbehave(ctx, job); err != nil {
+		return compilers.Result{}, err
+	}
+	files, _, err := compilers.Collect(ctx, job.Folder, job.Output, before, c.Limits)
+	if err != nil {
+		var none *compilers.NoNodesError
+		if errors.As(err, &none) {
+			none.EPs = []string{EP}
+		}
+		return compilers.Result{}, err
+	}
+	return compilers.Result{Graph: job.Output, Files: files, Seconds: time.Since(start).Seconds(), ORTVersion: job.Runtime.ORTVersion, Route: "compile_api",
+		EPs: []compilers.EPUsed{{Name: EP, Version: sdk.Version, Devices: []compilers.DeviceFacts{device(sdk)}}}}, nil
+}
+
+// write makes the artefact: a graph with one EPContext node, and its context binary beside or inside it.
+func write(job compilers.Job, sdk SDK, model []byte, source *epmodel.Model) error {
+	context := binary(job, sdk, model)
+	attributes := map[string]any{"main_context": int64(1), "embed_mode": int64(1), "ep_cache_context": context, "source": EP,
+		"ep_sdk_version": sdk.Version, "hardware_architecture": sdk.Hardware, "partition_name": EP + "_0"}
+	if !job.Embed {
+		name := strings.TrimSuffix(job.Output, ".onnx") + ".bin"
+		attributes["embed_mode"], attributes["ep_cache_context"] = int64(0), name
+		if err := os.WriteFile(filepath.Join(job.Folder, name), context, 0o600); err != nil {
+			return err
+		}
+	}
+	graph := tinymodel.Model{
+		IRVersion: 9, Opsets: map[string]int64{"": 17, "com.microsoft": 1}, Graph: source.GraphName,
+		Metadata: map[string]string{"ep_compatibility_info." + EP: sdk.compatibility()},
+		Nodes:    []tinymodel.Node{{Name: EP + "_0", Op: "EPContext", Domain: "com.microsoft", Attributes: attributes}},
+	}
+	for _, v := range source.Inputs {
+		graph.Inputs = append(graph.Inputs, value(v))
+		graph.Nodes[0].Inputs = append(graph.Nodes[0].Inputs, v.Name)
+	}
+	for _, v := range source.Outputs {
+		graph.Outputs = append(graph.Outputs, value(v))
+		graph.Nodes[0].Outputs = append(graph.Nodes[0].Outputs, v.Name)
+	}
+	return os.WriteFile(filepath.Join(job.Folder, job.Output), graph.Encode(), 0o600)
+}
+
+func value(v epmodel.Value) tinymodel.Value {
+	out := tinymodel.Value{Name: v.Name, Type: v.Type}
+	for _, d := range v.Shape {
+		if d.Value >= 0 {
+			out.Shape = append(out.Shape, d.Value)
+		} else {
+			out.Shape = append(out.Shape, d.Param)
+		}
+	}
+	return out
+}
+
+// binary is the context: a header that Check can verify, everything of the request that a compiler's output depends on, and the model's bytes.
+func binary(job compilers.Job, sdk SDK, model []byte) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", sdk.compatibility())
+	for _, ep := range job.EPs {
+		fmt.Fprintf(&b, "%s %s\n", ep.Name, sorted(ep.Options))
+	}
+	fmt.Fprintf(&b, "%s %s\n", sorted(job.SessionOptions), job.GraphOptimizationLevel)
+	body := append([]byte(b.String()), model...)
+	return append([]byte(fmt.Sprintf("standin %x\n", sha256.Sum256(body))), body...)
+}
+
+func sorted(m map[string]string) string {
+	var list []string
+	for k, v := range m {
+		list = append(list, fmt.Sprintf("%q=%q", k, v))
+	}
+	sort.Strings(list)
+	return strings.Join(list, " ")
+}
+
+// names lists what stands in a folder before a job: the model's private copy may be among it.
+func names(folder string) ([]string, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, err
+	}
+	var list []string
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return ctx.Err()
+	}
+}

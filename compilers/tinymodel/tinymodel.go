@@ -1,0 +1,217 @@
+// Package tinymodel writes small ONNX models: the one-node model that a fingerprint is taken with, the graphs of the stand-in compiler, and
+// models for tests. It knows no more of ONNX than these need, and checks nothing: what it writes is what it was told.
+package tinymodel
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Element types of tensors: TensorProto.DataType.
+const (
+	Float = 1
+	Int32 = 6
+	Int64 = 7
+)
+
+// Model is a model with one graph.
+type Model struct {
+	IRVersion    int64            // 0: 8
+	Opsets       map[string]int64 // nil: {"": 17}
+	Graph        string
+	Nodes        []Node
+	Inputs       []Value
+	Outputs      []Value
+	Initializers []Tensor
+	Metadata     map[string]string
+}
+
+// Node is one node. Attribute values are int64, string or []byte.
+type Node struct {
+	Name, Op, Domain string
+	Inputs, Outputs  []string
+	Attributes       map[string]any
+}
+
+// Value is a graph's input or output.
+type Value struct {
+	Name  string
+	Type  int32
+	Shape []any // int64 or int: fixed; string: a free dimension's name
+}
+
+// Tensor is an initializer, with its bytes in Raw, or in an external file.
+type Tensor struct {
+	Name           string
+	Type           int32
+	Shape          []int64
+	Raw            []byte
+	Location       string // external data file; Raw is not written then
+	Offset, Length string // as written; empty: left out
+}
+
+// Encode gives the model's bytes. Equal models give equal bytes.
+func (m Model) Encode() []byte {
+	if m.IRVersion == 0 {
+		m.IRVersion = 8
+	}
+	if m.Opsets == nil {
+		m.Opsets = map[string]int64{"": 17}
+	}
+	b := appendInt(nil, 1, m.IRVersion)
+	b = appendBytes(b, 7, m.graph())
+	for _, domain := range sortedKeys(m.Opsets) {
+		b = appendBytes(b, 8, appendInt(appendText(nil, 1, domain), 2, m.Opsets[domain]))
+	}
+	for _, key := range sortedKeys(m.Metadata) {
+		b = appendBytes(b, 14, appendText(appendText(nil, 1, key), 2, m.Metadata[key]))
+	}
+	return b
+}
+
+func (m Model) graph() []byte {
+	var b []byte
+	for _, n := range m.Nodes {
+		b = appendBytes(b, 1, n.encode())
+	}
+	b = appendText(b, 2, cmp.Or(m.Graph, "g"))
+	for _, t := range m.Initializers {
+		b = appendBytes(b, 5, t.encode())
+	}
+	for _, v := range m.Inputs {
+		b = appendBytes(b, 11, v.encode())
+	}
+	for _, v := range m.Outputs {
+		b = appendBytes(b, 12, v.encode())
+	}
+	return b
+}
+
+func (n Node) encode() []byte {
+	var b []byte
+	for _, name := range n.Inputs {
+		b = appendBytes(b, 1, []byte(name))
+	}
+	for _, name := range n.Outputs {
+		b = appendBytes(b, 2, []byte(name))
+	}
+	b = appendText(b, 3, n.Name)
+	b = appendText(b, 4, n.Op)
+	for _, name := range sortedKeys(n.Attributes) {
+		b = appendBytes(b, 5, attribute(name, n.Attributes[name]))
+	}
+	return appendText(b, 7, n.Domain)
+}
+
+func attribute(name string, value any) []byte {
+	b := appendText(nil, 1, name)
+	switch v := value.(type) {
+	case int64:
+		return appendInt(appendInt(b, 3, v), 20, 2)
+	case string:
+		return appendInt(appendBytes(b, 4, []byte(v)), 20, 3)
+	case []byte:
+		return appendInt(appendBytes(b, 4, v), 20, 3)
+	}
+	return b
+}
+
+func (v Value) encode() []byte {
+	var shape []byte
+	for _, dim := range v.Shape {
+		switch d := dim.(type) {
+		case int:
+			shape = appendBytes(shape, 1, appendInt(nil, 1, int64(d)))
+		case int64:
+			shape = appendBytes(shape, 1, appendInt(nil, 1, d))
+		case string:
+			shape = appendBytes(shape, 1, appendText(nil, 2, d))
+		}
+	}
+	tensor := appendBytes(appendInt(nil, 1, int64(v.Type)), 2, shape)
+	return appendBytes(appendText(nil, 1, v.Name), 2, appendBytes(nil, 1, tensor))
+}
+
+func (t Tensor) encode() []byte {
+	var b []byte
+	for _, dim := range t.Shape {
+		b = appendInt(b, 1, dim)
+	}
+	b = appendInt(b, 2, int64(t.Type))
+	b = appendText(b, 8, t.Name)
+	if t.Location == "" {
+		return appendBytes(b, 9, t.Raw)
+	}
+	for _, pair := range [][2]string{{"location", t.Location}, {"offset", t.Offset}, {"length", t.Length}} {
+		if pair[1] != "" {
+			b = appendBytes(b, 13, appendText(appendText(nil, 1, pair[0]), 2, pair[1]))
+		}
+	}
+	return appendInt(b, 14, 1)
+}
+
+// Relu is the smallest model that EPs compile: one Relu of one float.
+func Relu() []byte {
+	one := func(name string) Value { return Value{Name: name, Type: Float, Shape: []any{1}} }
+	return Model{
+		Nodes:  []Node{{Op: "Relu", Inputs: []string{"x"}, Outputs: []string{"y"}}},
+		Inputs: []Value{one("x")}, Outputs: []Value{one("y")},
+	}.Encode()
+}
+
+// Dense is y[batch,n] = Relu(x[batch,n] W[n,n]), with weights from a seed: about 4 n² bytes. batch is an int or the name of a free dimension.
+func Dense(seed uint64, n int, batch any) []byte {
+	return DenseModel(seed, n, batch).Encode()
+}
+
+// DenseModel is Dense before it is encoded.
+func DenseModel(seed uint64, n int, batch any) Model {
+	return Model{
+		Nodes: []Node{
+			{Name: "mul", Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"h"}},
+			{Name: "act", Op: "Relu", Inputs: []string{"h"}, Outputs: []string{"y"}},
+		},
+		Inputs:       []Value{{Name: "x", Type: Float, Shape: []any{batch, n}}},
+		Outputs:      []Value{{Name: "y", Type: Float, Shape: []any{batch, n}}},
+		Initializers: []Tensor{{Name: "w", Type: Float, Shape: []int64{int64(n), int64(n)}, Raw: Floats(seed, n*n)}},
+	}
+}
+
+// Floats gives count little-endian floats between -1 and 1, the same for the same seed.
+func Floats(seed uint64, count int) []byte {
+	random := rand.New(rand.NewPCG(seed, 1))
+	raw := make([]byte, 0, 4*count)
+	for range count {
+		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(2*random.Float32()-1))
+	}
+	return raw
+}
+
+func appendInt(b []byte, field protowire.Number, v int64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), uint64(v))
+}
+
+func appendBytes(b []byte, field protowire.Number, v []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), v)
+}
+
+func appendText(b []byte, field protowire.Number, v string) []byte {
+	if v == "" {
+		return b
+	}
+	return appendBytes(b, field, []byte(v))
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
