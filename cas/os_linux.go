@@ -1,0 +1,142 @@
+package cas
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const openSafely = unix.O_NOFOLLOW | unix.O_NONBLOCK
+
+// Clone shares extents (XFS, btrfs, bcachefs); elsewhere it is an error.
+func (OS) Clone(dst, src *os.File) error {
+	return control2(dst, src, "clone", func(d, s int) error { return unix.IoctlFileClone(d, s) })
+}
+
+func (OS) LinkAt(from string, dir *os.File, name string) error {
+	return control(dir, func(fd int) error {
+		if err := unix.Linkat(unix.AT_FDCWD, from, fd, name, 0); err != nil {
+			return &os.LinkError{Op: "link", Old: from, New: dir.Name() + "/" + name, Err: err}
+		}
+		return nil
+	})
+}
+
+func (OS) UnlinkAt(dir *os.File, name string) error {
+	return control(dir, func(fd int) error {
+		if err := unix.Unlinkat(fd, name, 0); err != nil {
+			return &os.PathError{Op: "unlink", Path: dir.Name() + "/" + name, Err: err}
+		}
+		return nil
+	})
+}
+
+// control calls fn with the descriptor of f. It does not use Fd, which would
+// set the open file, possibly a client's, to blocking mode.
+func control(f *os.File, fn func(fd int) error) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		for inner = unix.EINTR; errors.Is(inner, unix.EINTR); {
+			inner = fn(int(fd))
+		}
+	})
+	return errors.Join(err, inner)
+}
+
+func control2(a, b *os.File, op string, fn func(a, b int) error) error {
+	err := control(a, func(fda int) error {
+		return control(b, func(fdb int) error { return fn(fda, fdb) })
+	})
+	if err != nil {
+		return &os.LinkError{Op: op, Old: b.Name(), New: a.Name(), Err: err}
+	}
+	return nil
+}
+
+// StampOf returns the stamp of an open file.
+func StampOf(f *os.File) (s Stamp, err error) {
+	err = control(f, func(fd int) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+		}
+		s = stampFrom(&st)
+		return nil
+	})
+	return s, err
+}
+
+// StampAt returns the stamp of the file of that name in the folder with the
+// descriptor dirfd. A symbolic link is not followed: the stamp is its own.
+func StampAt(dirfd int, name string) (Stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dirfd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return Stamp{}, &os.PathError{Op: "fstatat", Path: name, Err: err}
+	}
+	return stampFrom(&st), nil
+}
+
+func stampFrom(st *unix.Stat_t) Stamp {
+	return Stamp{
+		Dev: uint64(st.Dev), Ino: st.Ino, Size: st.Size, //nolint:unconvert // 32 bits on other architectures
+		Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
+	}
+}
+
+// ownAlone makes the staged file f ours and read-only, and reports whether
+// nobody can write it any more: no descriptor and no mapping is left that
+// could, it has one name, and it belongs to us.
+func ownAlone(fs FS, f *os.File) (bool, error) {
+	var st unix.Stat_t
+	if err := control(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
+		return false, err
+	}
+	if st.Nlink != 1 {
+		return false, nil // under the other name it could be opened again
+	}
+	if int(st.Uid) != os.Geteuid() && f.Chown(os.Geteuid(), os.Getegid()) != nil {
+		return false, nil // its owner could give itself the right to write back
+	}
+	if err := fs.Chmod(f, 0o444); err != nil {
+		return false, err
+	}
+	// A read lease is granted only while no open file description, and so no
+	// mapping either, could write. From here on 0444 keeps new ones away. The
+	// lease itself is not needed further, and would end by a signal.
+	err := control(f, func(fd int) error {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
+			return err
+		}
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
+		return err
+	})
+	return err == nil, nil // refused, or a file system without leases: the caller copies
+}
+
+// Boot returns the kernel's id of this boot, for the stamps of files that are
+// not synced.
+var Boot = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "unknown " // without the id such a stamp is never trusted, see Trusted
+	}
+	return strings.TrimSpace(string(b))
+})
+
+// tooManyLinks reports whether a file has as many names as its file system allows.
+func tooManyLinks(err error) bool { return errors.Is(err, unix.EMLINK) }
+
+// otherDevice reports whether a link was refused since it would leave the
+// file system.
+func otherDevice(err error) bool { return errors.Is(err, unix.EXDEV) }
+
+// unreadable reports whether the disk cannot give the bytes any more, or a
+// symbolic link stands in for them.
+func unreadable(err error) bool { return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) }

@@ -1,0 +1,36 @@
+//go:build !linux
+
+package cas
+
+import (
+	"errors"
+	"os"
+)
+
+const openSafely = 0
+
+// Clone is not to be had here.
+func (OS) Clone(dst, src *os.File) error { return errors.ErrUnsupported }
+
+// LinkAt is not to be had here.
+func (OS) LinkAt(from string, dir *os.File, name string) error { return errors.ErrUnsupported }
+
+// UnlinkAt is not to be had here.
+func (OS) UnlinkAt(dir *os.File, name string) error { return errors.ErrUnsupported }
+
+// StampOf is not to be had here: a store works on Linux only.
+func StampOf(f *os.File) (Stamp, error) { return Stamp{}, errors.ErrUnsupported }
+
+// StampAt is not to be had here: a store works on Linux only.
+func StampAt(dirfd int, name string) (Stamp, error) { return Stamp{}, errors.ErrUnsupported }
+
+// Boot returns the id of this boot, which nobody tells us here.
+func Boot() string { return "" }
+
+func ownAlone(fs FS, f *os.File) (bool, error) { return false, nil }
+
+func tooManyLinks(err error) bool { return false }
+
+func otherDevice(err error) bool { return false }
+
+func unreadable(err error) bool { return false }

@@ -1,0 +1,282 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Store is a folder of blobs. See the package comment for what it promises.
+type Store struct {
+	dir      string // the state folder
+	objects  string
+	incoming string // blobs that have no name yet
+	fs       FS
+	stamps   stampCache
+
+	// locks orders what happens to one blob: linking, unlinking, hashing,
+	// removing. A blob's lock is taken first; no other lock is held over it.
+	locks keyLocks
+}
+
+// Options of Open.
+type Options struct {
+	Stamps StampBook // nil: stamps live as long as the Store
+	FS     FS        // nil: OS
+}
+
+// The folders below the state folder that a Store owns. Names of mode 0700,
+// for a blob's rights are those of the view that leads to it.
+const (
+	objectsName    = "objects"
+	incomingName   = "incoming" // below objects, so that a link never leaves the file system
+	quarantineName = "quarantine"
+)
+
+// Open opens the store in the state folder dir, makes it if there is none, and
+// removes what a crash has left of unfinished work. Nobody else may use the
+// store at that time.
+func Open(dir string, o Options) (*Store, error) {
+	s := &Store{
+		dir:      dir,
+		objects:  filepath.Join(dir, objectsName),
+		incoming: filepath.Join(dir, objectsName, incomingName),
+		fs:       o.FS,
+		stamps:   stampCache{book: o.Stamps, held: make(map[Digest]Stamp)},
+	}
+	if s.fs == nil {
+		s.fs = OS{}
+	}
+	if err := s.makeFolders(); err != nil {
+		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
+	}
+	if err := s.removeLeftovers(); err != nil {
+		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
+	}
+	return s, nil
+}
+
+// makeFolders makes every folder that a blob can ever need, so that a Put has
+// one folder to sync. They are synced at each Open and not only when made:
+// whoever made them may have been stopped before it synced them.
+func (s *Store) makeFolders() error {
+	if err := MakeFolder(s.fs, s.dir); err != nil {
+		return err
+	}
+	for _, path := range []string{s.objects, s.incoming, filepath.Join(s.dir, quarantineName)} {
+		if err := s.fs.Mkdir(path); err != nil {
+			return err
+		}
+	}
+	if err := MakeShards(s.fs, s.objects); err != nil {
+		return err
+	}
+	return s.fs.SyncDir(s.dir)
+}
+
+// MakeFolder makes a folder of mode 0700 durably, if it is not there.
+func MakeFolder(fsys FS, path string) error {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return nil
+	}
+	if err := fsys.Mkdir(path); err != nil {
+		return err
+	}
+	return fsys.SyncDir(filepath.Dir(path))
+}
+
+// MakeShards makes the 256 folders 00 to ff below path, and syncs them into it.
+func MakeShards(fsys FS, path string) error {
+	names, err := fsys.ReadDir(path)
+	if err != nil {
+		return err
+	}
+	there := make(map[string]bool, len(names))
+	for _, name := range names {
+		there[name] = true
+	}
+	for i := range 256 {
+		name := fmt.Sprintf("%02x", i)
+		if there[name] {
+			continue
+		}
+		if err := fsys.Mkdir(filepath.Join(path, name)); err != nil {
+			return err
+		}
+	}
+	return fsys.SyncDir(path)
+}
+
+func (s *Store) removeLeftovers() error {
+	names, err := s.fs.ReadDir(s.incoming)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.fs.Remove(filepath.Join(s.incoming, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) folder(d Digest) string { return filepath.Join(s.objects, d.String()[:2]) }
+func (s *Store) path(d Digest) string   { return filepath.Join(s.folder(d), d.String()) }
+
+// Has reports whether a blob of that digest is there. It does not look at the
+// bytes; Open and Verify do.
+func (s *Store) Has(d Digest) bool {
+	_, err := s.Size(d)
+	return err == nil
+}
+
+// Size returns the length of a blob in bytes, or ErrNotFound.
+func (s *Store) Size(d Digest) (int64, error) {
+	info, err := os.Lstat(s.path(d))
+	if err != nil {
+		return 0, s.wrap(d, err)
+	}
+	if !info.Mode().IsRegular() {
+		return 0, fmt.Errorf("blob %s: %w", d, errNotRegular)
+	}
+	return info.Size(), nil
+}
+
+// Stamp returns the stamp that the file of a verified blob has had since the
+// store last touched it, from memory: what a hit compares with. False means
+// that nothing is known, and that Verify is needed.
+func (s *Store) Stamp(d Digest) (Stamp, bool) { return s.stamps.load(d) }
+
+// Open returns a descriptor of the blob for reading, after checking that its
+// bytes are right: by its stamp, else by hashing it. The caller closes it.
+// Errors are ErrNotFound, *CorruptError, or whatever the system said.
+func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
+	return s.open(ctx, d, nil)
+}
+
+// Verify is Open without a descriptor. progress, which may be nil, is called
+// only if the blob has to be hashed.
+func (s *Store) Verify(ctx context.Context, d Digest, progress func(done, total int64)) error {
+	f, err := s.open(ctx, d, progress)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// Check hashes the blob whatever its stamp says. Errors are those of Open.
+func (s *Store) Check(ctx context.Context, d Digest) error {
+	unlock, err := s.locks.lock(ctx, d)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	f, err := s.openFile(d)
+	if err != nil {
+		return err
+	}
+	_, err = s.verify(ctx, d, f, nil)
+	return errors.Join(err, f.Close())
+}
+
+// Remove forgets the blob and deletes it, durably. Descriptors and further
+// names of it stay good. Who still needs it is for the caller to know.
+func (s *Store) Remove(d Digest) error {
+	unlock, err := s.locks.lock(context.Background(), d)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s.stamps.forget(d)
+	if err := s.fs.Remove(s.path(d)); err != nil {
+		return s.wrap(d, err)
+	}
+	return s.fs.SyncDir(s.folder(d))
+}
+
+// Quarantine moves the blob out of the store, with a note why. Views that have
+// a further name of the file keep it: they are the caller's to drop.
+func (s *Store) Quarantine(d Digest, why string) error {
+	unlock, err := s.locks.lock(context.Background(), d)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.quarantine(d, why)
+}
+
+// quarantine is called with the blob's lock held.
+func (s *Store) quarantine(d Digest, why string) error {
+	s.stamps.forget(d)
+	if err := SetAside(s.fs, s.dir, s.path(d), why); err != nil {
+		return s.wrap(d, err)
+	}
+	return s.fs.SyncDir(s.folder(d))
+}
+
+// Walk calls fn with every blob and its length, in order of digests, and stops
+// at fn's first error, which it returns. It reads no blob. Blobs that come or
+// go meanwhile may be given or not.
+func (s *Store) Walk(ctx context.Context, fn func(Digest, int64) error) error {
+	return s.each(ctx, func(_ string, d Digest, size int64, ok bool) error {
+		if !ok {
+			return nil
+		}
+		return fn(d, size)
+	})
+}
+
+// Foreign returns the paths of what stands among the objects and is no blob.
+func (s *Store) Foreign(ctx context.Context) ([]string, error) {
+	var paths []string
+	err := s.each(ctx, func(path string, _ Digest, _ int64, ok bool) error {
+		if !ok {
+			paths = append(paths, path)
+		}
+		return nil
+	})
+	return paths, err
+}
+
+func (s *Store) each(ctx context.Context, fn func(path string, d Digest, size int64, ok bool) error) error {
+	for i := range 256 {
+		folder := filepath.Join(s.objects, fmt.Sprintf("%02x", i))
+		names, err := s.fs.ReadDir(folder)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted behind our back; Open makes it again
+		}
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			path := filepath.Join(folder, name)
+			info, err := os.Lstat(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // removed since we read the folder
+			}
+			if err != nil {
+				return err
+			}
+			d, err := ParseDigest(name)
+			ok := err == nil && info.Mode().IsRegular() && int(d[0]) == i
+			if err := fn(path, d, info.Size(), ok); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// wrap names the blob, and makes a missing file ErrNotFound.
+func (s *Store) wrap(d Digest, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("blob %s: %w", d, ErrNotFound)
+	}
+	return fmt.Errorf("blob %s: %w", d, err)
+}

@@ -1,0 +1,121 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+)
+
+// ErrChanged says that a file did not stay the same while it was read.
+var ErrChanged = errors.New("file changed while it was read")
+
+var errNotRegular = errors.New("not a regular file")
+
+// openFile opens the blob's file and looks at nothing but its type.
+func (s *Store) openFile(d Digest) (*os.File, error) {
+	f, err := s.fs.Open(s.path(d))
+	if err != nil {
+		return nil, s.wrap(d, err)
+	}
+	if err := regular(f); err != nil {
+		return nil, errors.Join(s.wrap(d, err), f.Close())
+	}
+	return f, nil
+}
+
+func regular(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return &fs.PathError{Op: "open", Path: f.Name(), Err: errNotRegular}
+	}
+	return nil
+}
+
+// holds reports whether the stamp that we keep of the blob fits its file f.
+func (s *Store) holds(d Digest, f *os.File) (Stamp, bool) {
+	kept, ok := s.stamps.load(d)
+	if !ok {
+		return Stamp{}, false
+	}
+	seen, err := StampOf(f)
+	return kept, err == nil && kept.Holds(seen)
+}
+
+func (s *Store) open(ctx context.Context, d Digest, progress func(done, total int64)) (*os.File, error) {
+	f, err := s.openFile(d)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := s.holds(d, f); ok {
+		return f, nil
+	}
+	if err := f.Close(); err != nil {
+		return nil, s.wrap(d, err)
+	}
+	unlock, err := s.locks.lock(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	f, _, err = s.openLocked(ctx, d, progress)
+	return f, err
+}
+
+// openLocked opens and verifies the blob. The blob's lock is held: a stamp
+// that did not fit a moment ago may have been renewed by whoever held it.
+func (s *Store) openLocked(ctx context.Context, d Digest, progress func(done, total int64)) (*os.File, Stamp, error) {
+	f, err := s.openFile(d)
+	if err != nil {
+		return nil, Stamp{}, err
+	}
+	stamp, ok := s.holds(d, f)
+	if ok {
+		return f, stamp, nil
+	}
+	stamp, err = s.verify(ctx, d, f, progress)
+	if err != nil {
+		return nil, Stamp{}, errors.Join(err, f.Close())
+	}
+	return f, stamp, nil
+}
+
+// verify hashes the blob's file f and keeps its stamp if the bytes are right.
+// The blob's lock is held, so the store itself does not change the stamp
+// meanwhile; others may have unlinked a view by hand, so it tries again.
+func (s *Store) verify(ctx context.Context, d Digest, f *os.File, progress func(done, total int64)) (Stamp, error) {
+	for range 3 {
+		before, err := StampOf(f)
+		if err != nil {
+			return Stamp{}, s.wrap(d, err)
+		}
+		// Whoever changed the file may not have synced it. Where that cannot
+		// be made good, the stamp dies with this boot.
+		boot := ""
+		if s.fs.Sync(f) != nil {
+			boot = Boot()
+		}
+		got, err := sum(ctx, at{s.fs, f}, 0, before.Size, progress)
+		if err != nil {
+			return Stamp{}, s.wrap(d, err)
+		}
+		after, err := StampOf(f)
+		if err != nil {
+			return Stamp{}, s.wrap(d, err)
+		}
+		if before != after {
+			continue
+		}
+		if got != d {
+			s.stamps.forget(d)
+			return Stamp{}, &CorruptError{Digest: d, Got: got}
+		}
+		after.Boot = boot
+		s.stamps.save(d, after)
+		return after, nil
+	}
+	return Stamp{}, s.wrap(d, ErrChanged)
+}
