@@ -3,29 +3,295 @@ package unixsock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
 	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Client is one connection to a daemon. Its methods may be called at the same time.
-type Client struct{ hello *wire.HelloReply }
+// clientWriteTimeout is how long the daemon may leave a request unread that does not fit into the socket.
+const clientWriteTimeout = 30 * time.Second
 
-// Dial connects to the daemon at path and exchanges the first frames.
-func Dial(ctx context.Context, path string) (*Client, error) { return nil, errors.ErrUnsupported }
+// Client is one connection to a daemon. Its methods may be called at the same time; their requests run at the same
+// time in the daemon. An error from the daemon is an *Error; when the connection breaks, every call answers
+// with ErrConnectionLost, and a new Client is needed. A context that ends cancels its request in the daemon as well.
+type Client struct {
+	stream *stream
+	hello  *wire.HelloReply
+	last   atomic.Uint64 // request number
+	done   chan struct{} // closed when the reader has gone
+	reason error         // why it went; valid after done is closed
+	closed atomic.Bool
 
-// Hello is what the daemon said about itself and the client.
+	mu    sync.Mutex
+	calls map[uint64]*call
+	gone  bool // no new calls
+}
+
+// call is a request that waits for its answer. A slow progress callback loses reports, never the answer.
+type call struct {
+	answer   chan reply // room for one
+	progress chan *wire.Progress
+}
+
+type reply struct {
+	envelope *wire.Envelope
+	files    []*os.File
+}
+
+func newClient(s *stream, hello *wire.HelloReply) *Client {
+	c := &Client{stream: s, hello: hello, done: make(chan struct{}), calls: make(map[uint64]*call)}
+	go c.read()
+	return c
+}
+
+// Hello is what the daemon said about itself, and about who it takes this process for.
 func (c *Client) Hello() *wire.HelloReply { return c.hello }
 
-// Acquire asks for a build.
-func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external func(location string) (*os.File, error), progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	return nil, nil, errors.ErrUnsupported
+// Close ends the connection, and with it the requests that wait. View descriptors that were handed out stay good.
+func (c *Client) Close() error {
+	c.closed.Store(true)
+	err := c.stream.conn.Close()
+	<-c.done
+	if errors.Is(err, net.ErrClosed) {
+		return nil // the daemon was first
+	}
+	return err
 }
 
-// Release tells that the client is done with a build.
-func (c *Client) Release(ctx context.Context, r *wire.Release) (*wire.ReleaseReply, error) {
-	return nil, errors.ErrUnsupported
+// read hands answers to those who wait, and closes descriptors that nobody waits for any more.
+func (c *Client) read() {
+	defer close(c.done)
+	var err error
+	for err == nil {
+		err = c.receive()
+	}
+	c.mu.Lock()
+	c.gone = true
+	c.mu.Unlock()
+	c.stream.closeDescriptors()
+	c.reason = lost(err)
+	// Only now nobody reads: the kernel tells the daemon, which then cancels what is still under way.
+	_ = c.stream.conn.Close()
 }
 
-// Close ends the connection.
-func (c *Client) Close() error { return nil }
+func (c *Client) receive() error {
+	payload, at, err := c.stream.frame(0)
+	if err != nil {
+		return err
+	}
+	envelope, err := decode(payload)
+	if err != nil {
+		return err
+	}
+	fds, err := c.stream.take(at, int(envelope.GetDescriptors()))
+	if err != nil {
+		return err
+	}
+	number := envelope.GetRequest()
+	if number == 0 {
+		closeAll(fds)
+		if envelope.GetError() == nil {
+			return violation("a frame under request number 0")
+		}
+		return fromWire(envelope.GetError()) // the last word before the daemon closes
+	}
+	if progress := envelope.GetProgress(); progress != nil {
+		closeAll(fds)
+		c.deliverProgress(number, progress)
+		return nil
+	}
+	c.deliver(number, envelope, fds)
+	return nil
+}
+
+func (c *Client) deliver(number uint64, envelope *wire.Envelope, fds []int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	waiting := c.calls[number]
+	if waiting == nil {
+		closeAll(fds) // who asked gave up
+		return
+	}
+	delete(c.calls, number)
+	waiting.answer <- reply{envelope, toFiles(fds)}
+}
+
+func (c *Client) deliverProgress(number uint64, progress *wire.Progress) {
+	c.mu.Lock()
+	waiting := c.calls[number]
+	c.mu.Unlock()
+	if waiting == nil || waiting.progress == nil {
+		return
+	}
+	select {
+	case waiting.progress <- progress:
+	default:
+	}
+}
+
+// lost says that the connection is gone and, as far as that is known, why.
+func lost(err error) error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return fmt.Errorf("%w: %w", ErrConnectionLost, e)
+	case err == nil, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), closedByPeer(err):
+		return ErrConnectionLost
+	}
+	return fmt.Errorf("%w: %w", ErrConnectionLost, err)
+}
+
+func closedByPeer(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// start sends a request in one frame, after the Attach frames that its descriptors need.
+func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, progress bool) (*call, error) {
+	waiting := &call{answer: make(chan reply, 1)}
+	if progress {
+		waiting.progress = make(chan *wire.Progress, 2*maxPendingPhases)
+	}
+	envelope.Request = c.last.Add(1)
+	c.mu.Lock()
+	if c.gone || c.closed.Load() {
+		c.mu.Unlock()
+		return nil, ErrConnectionLost
+	}
+	c.calls[envelope.Request] = waiting
+	c.mu.Unlock()
+	attached := 0
+	for ; len(fds)-attached > attachedPerFrame; attached += attachedPerFrame {
+		attach := &wire.Envelope{Request: envelope.Request, Body: &wire.Envelope_Attach{Attach: &wire.Attach{}}}
+		if err := c.send(ctx, attach, fds[attached:attached+attachedPerFrame]); err != nil {
+			return nil, c.abandon(envelope.Request, err, attached > 0)
+		}
+	}
+	setDeadline(ctx, envelope)
+	if err := c.send(ctx, envelope, fds[attached:]); err != nil {
+		return nil, c.abandon(envelope.Request, err, attached > 0)
+	}
+	return waiting, nil
+}
+
+func setDeadline(ctx context.Context, envelope *wire.Envelope) {
+	if deadline, ok := ctx.Deadline(); ok {
+		// Rounded up: this end's own clock is what gives up first.
+		ms := math.Ceil(time.Until(deadline).Seconds() * 1000)
+		envelope.DeadlineMs = int64(max(1, ms))
+	}
+}
+
+// abandon forgets a call that was not sent, and has the daemon forget its descriptors.
+func (c *Client) abandon(number uint64, err error, attached bool) error {
+	c.forget(number)
+	if attached {
+		c.sendCancel(number)
+	}
+	return err
+}
+
+func (c *Client) forget(number uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.calls, number)
+}
+
+func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) error {
+	envelope.Descriptors = uint32(len(fds))
+	frame, err := encode(envelope)
+	if err != nil {
+		return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "the request cannot be sent: " + err.Error(), Err: err}
+	}
+	defer putBuffer(frame)
+	if err := c.stream.lock(ctx); err != nil {
+		return err
+	}
+	defer c.stream.unlock()
+	err = c.stream.write(ctx, *frame, fds, clientWriteTimeout)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && !errors.Is(err, errPartial):
+		return ctx.Err() // nothing was sent, the connection is as good as before
+	case closedByPeer(err):
+		return c.reasonOfEnd(ctx)
+	}
+	// Nothing that follows could be understood. The reader sees this and tells everybody; closing twice is harmless.
+	_ = c.stream.conn.Close()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return lost(err)
+}
+
+// reasonOfEnd waits for the reader, which finds the daemon's last word in what was received before the end.
+func (c *Client) reasonOfEnd(ctx context.Context) error {
+	select {
+	case <-c.done:
+		return c.reason
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// sendCancel gives up a request in the daemon. It does not wait for a daemon that does not read.
+func (c *Client) sendCancel(number uint64) {
+	ctx, stop := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer stop()
+	// A daemon that cannot be told sees the deadline, or the connection's end.
+	_ = c.send(ctx, &wire.Envelope{Request: number, Body: &wire.Envelope_Cancel{Cancel: &wire.Cancel{}}}, nil)
+}
+
+// wait gives the answer to a call. The files are the caller's.
+func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progress func(*wire.Progress)) (reply, error) {
+	for {
+		select {
+		case r := <-waiting.answer:
+			drainProgress(waiting, progress)
+			return r, nil
+		case m := <-waiting.progress:
+			progress(m)
+		case <-ctx.Done():
+			return reply{}, c.giveUp(ctx, number, waiting)
+		case <-c.done:
+			select {
+			case r := <-waiting.answer: // it came just before the end
+				return r, nil
+			default:
+			}
+			c.forget(number)
+			return reply{}, c.reason
+		}
+	}
+}
+
+// drainProgress shows the phases that came with the answer.
+func drainProgress(waiting *call, progress func(*wire.Progress)) {
+	for waiting.progress != nil {
+		select {
+		case m := <-waiting.progress:
+			progress(m)
+		default:
+			return
+		}
+	}
+}
+
+func (c *Client) giveUp(ctx context.Context, number uint64, waiting *call) error {
+	c.forget(number)
+	select {
+	case r := <-waiting.answer:
+		closeFiles(r.files)
+	default:
+		c.sendCancel(number)
+	}
+	return ctx.Err()
+}

@@ -1,13 +1,142 @@
 package unixsock
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// Listen makes the socket at path with that mode.
-func Listen(path string, mode os.FileMode) (net.Listener, error) { return nil, errors.ErrUnsupported }
+// maxSocketPath is what sockaddr_un holds, without the final zero.
+const maxSocketPath = 107
 
-// CheckDescriptor tells whether a descriptor that a client sent may be read.
-func CheckDescriptor(f *os.File) error { return errors.ErrUnsupported }
+// ErrInUse says that a daemon answers at a socket, or is just being started there.
+var ErrInUse = errors.New("another daemon answers there")
+
+// DefaultSocketMode is 0666 for root's socket, which every user may connect to, and 0600 for a user's own.
+func DefaultSocketMode() os.FileMode {
+	if os.Geteuid() == 0 {
+		return 0o666
+	}
+	return 0o600
+}
+
+// Listen makes the socket at path with exactly that mode, and its folders where they are missing (0755 for root,
+// 0700 for a user). A socket file that is there already is replaced only if nobody answers behind it: ErrInUse.
+// Anything else at that path is an error, and stays. Closing the listener removes the socket file.
+func Listen(path string, mode os.FileMode) (net.Listener, error) {
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("listen on %s: the path has %d bytes, a socket's may have %d", path, len(path), maxSocketPath)
+	}
+	if err := makeSocketFolder(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	unlock, err := lockSocket(path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	defer unlock()
+	if err := removeStale(path); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return bind(path, mode)
+}
+
+func makeSocketFolder(dir string) error {
+	mode := os.FileMode(0o700)
+	if os.Geteuid() == 0 {
+		mode = 0o755
+	}
+	return os.MkdirAll(dir, mode)
+}
+
+// lockSocket keeps two daemons that start at once from each removing the other's socket. The lock's file stays:
+// whoever removed it would let in a third.
+func lockSocket(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil // nothing was written; closing gives the lock back
+		}
+		if (err != unix.EWOULDBLOCK && err != unix.EINTR) || time.Now().After(deadline) {
+			if err == unix.EWOULDBLOCK {
+				err = ErrInUse
+			}
+			return nil, errors.Join(err, f.Close())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("there is something that is no socket (%s); it is left alone", info.Mode().Type())
+	}
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		return errors.Join(ErrInUse, conn.Close())
+	}
+	// Only this answer proves that no process holds the socket. A full queue, a timeout or missing rights do not.
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return errors.Join(ErrInUse, err)
+	}
+	return os.Remove(path)
+}
+
+// bind sets the mode on the socket before it has a name, so that there is no moment at which it is too open; the
+// second time is for what the process's umask took away.
+func bind(path string, mode os.FileMode) (net.Listener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		controlErr := raw.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), uint32(mode.Perm())) })
+		return errors.Join(controlErr, err)
+	}}
+	l, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	own := &listener{UnixListener: l.(*net.UnixListener), path: path}
+	own.SetUnlinkOnClose(false)
+	if err := os.Chmod(path, mode.Perm()); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), own.Close())
+	}
+	if own.info, err = os.Lstat(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), own.Close())
+	}
+	return own, nil
+}
+
+// listener removes its socket file when it closes, and only its own: by then the path may be another daemon's.
+type listener struct {
+	*net.UnixListener
+	path string
+	info os.FileInfo
+}
+
+// Close stops listening and removes the socket file.
+func (l *listener) Close() error {
+	var removeErr error
+	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.info) {
+		removeErr = os.Remove(l.path)
+	}
+	return errors.Join(l.UnixListener.Close(), removeErr)
+}

@@ -5,23 +5,222 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Server answers requests on a Unix socket. Fill in the fields, then call Serve; do not change them after.
+// Server answers requests on Unix sockets. Fill in the exported fields, then call Serve; do not change them after.
 type Server struct {
 	Backend Backend
 	Limits  Limits
 	Name    string       // for HelloReply: "epcached 0.1.0"
 	Log     *slog.Logger // nil: silent
+
+	once     sync.Once
+	limits   Limits
+	base     context.Context // ends every connection
+	stop     context.CancelFunc
+	draining atomic.Bool
+	running  sync.WaitGroup // connections, and the waits for what they left unread
+
+	mu        sync.Mutex // guards what follows; taken last
+	listeners map[net.Listener]struct{}
+	users     map[uint32]*user
+	total     int
 }
 
-// Serve accepts and answers until the context ends or Shutdown is called, then returns nil after the last
-// goroutine is gone. The listener is closed. It may come from Listen or from socket activation.
-func (s *Server) Serve(ctx context.Context, l net.Listener) error { return errors.ErrUnsupported }
+// user is what one uid takes of the daemon.
+type user struct {
+	requestBytes, descriptors, unread atomic.Int64
+	connections                       map[*connection]struct{} // guarded by Server.mu
+}
 
-// Shutdown stops accepting, lets requests in flight finish until the context ends, then cancels them, and returns
-// after the last one.
-func (s *Server) Shutdown(ctx context.Context) error { return errors.ErrUnsupported }
+func (s *Server) init() {
+	s.once.Do(func() {
+		s.limits = s.Limits.withDefaults()
+		s.base, s.stop = context.WithCancel(context.Background())
+		s.listeners = make(map[net.Listener]struct{})
+		s.users = make(map[uint32]*user)
+		if s.Log == nil {
+			s.Log = slog.New(slog.DiscardHandler)
+		}
+	})
+}
+
+// Serve accepts and answers until the context ends, which cancels the requests in flight, or Shutdown is called;
+// then it returns nil after its last goroutine is gone. The listener, which may come from Listen or from socket
+// activation, is closed. Serve may run for several listeners at the same time.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	s.init()
+	s.mu.Lock()
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	end := context.AfterFunc(ctx, func() {
+		s.draining.Store(true)
+		s.closeListeners()
+		s.stop()
+	})
+	defer end()
+	if s.draining.Load() {
+		s.closeListeners()
+	}
+	err := s.accept(l)
+	s.closeListeners()
+	if !s.draining.Load() {
+		s.stop() // the listener failed: nobody would ever end the connections
+	}
+	s.running.Wait()
+	return err
+}
+
+func (s *Server) accept(l net.Listener) error {
+	pause := 5 * time.Millisecond
+	for {
+		conn, err := l.Accept()
+		switch {
+		case err == nil:
+			pause = 5 * time.Millisecond
+			s.admit(conn)
+		case s.draining.Load():
+			return nil
+		case tryAgain(err):
+			s.Log.Warn("accept", "error", err)
+			select {
+			case <-time.After(pause):
+			case <-s.base.Done():
+			}
+			pause = min(2*pause, time.Second)
+		default:
+			return err
+		}
+	}
+}
+
+// Shutdown stops accepting and lets requests in flight finish until the context ends, then cancels them. New
+// requests are answered with class BUSY meanwhile. It returns after the last connection is closed, with the
+// context's error if it had to cancel.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.init()
+	s.draining.Store(true)
+	s.closeListeners()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	var err error
+	for err == nil && s.busy() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	s.stop()
+	s.running.Wait()
+	return err
+}
+
+func (s *Server) closeListeners() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.listeners {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			s.Log.Warn("close listener", "error", err)
+		}
+		delete(s.listeners, l)
+	}
+}
+
+func (s *Server) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.users {
+		for c := range u.connections {
+			if c.inFlight.Load() > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
 
 // Connections counts the clients.
-func (s *Server) Connections() int { return 0 }
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total
+}
+
+// admit starts a connection, or refuses it where there are too many.
+func (s *Server) admit(accepted net.Conn) {
+	c, err := s.newConnection(accepted)
+	if err != nil {
+		s.Log.Warn("connection", "error", err)
+		if closeErr := accepted.Close(); closeErr != nil {
+			s.Log.Warn("close connection", "error", closeErr)
+		}
+		return
+	}
+	if err := s.register(c); err != nil {
+		s.Log.Warn("connection refused", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
+		c.refuse(err)
+		return
+	}
+	go func() {
+		defer s.running.Done()
+		c.serve()
+		c.linger()
+		s.unregister(c)
+	}()
+}
+
+func (s *Server) register(c *connection) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.users[c.peer.UID]
+	if u == nil {
+		u = &user{connections: make(map[*connection]struct{})}
+	}
+	busy := &Error{Class: wire.ErrorClass_BUSY, Hint: "close connections that are not needed"}
+	switch {
+	case s.draining.Load():
+		busy.Text, busy.Hint = "the daemon is stopping", ""
+		return busy
+	case len(u.connections) >= s.limits.ConnectionsPerUID:
+		busy.Text = "too many connections of one user"
+		return busy
+	case s.total >= s.limits.Connections:
+		busy.Text, busy.Hint = "too many connections", ""
+		return busy
+	}
+	s.users[c.peer.UID] = u
+	u.connections[c] = struct{}{}
+	c.user = u
+	s.total++
+	s.running.Add(1)
+	return nil
+}
+
+func (s *Server) unregister(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(c.user.connections, c)
+	if len(c.user.connections) == 0 {
+		delete(s.users, c.peer.UID)
+	}
+	s.total--
+}
+
+// sweep looks which of the user's answers have been read meanwhile.
+func (s *Server) sweep(u *user) {
+	s.mu.Lock()
+	connections := make([]*connection, 0, len(u.connections))
+	for c := range u.connections {
+		connections = append(connections, c)
+	}
+	s.mu.Unlock()
+	for _, c := range connections {
+		c.noteRead()
+	}
+}

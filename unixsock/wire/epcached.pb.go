@@ -181,8 +181,9 @@ func (OnMiss) EnumDescriptor() ([]byte, []int) {
 
 type Envelope struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
-	Request     uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`         // 0 for Hello and HelloReply only
-	Descriptors uint32                 `protobuf:"varint,2,opt,name=descriptors,proto3" json:"descriptors,omitempty"` // how many file descriptors travel with this frame
+	Request     uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`                         // 0 for Hello and HelloReply only
+	Descriptors uint32                 `protobuf:"varint,2,opt,name=descriptors,proto3" json:"descriptors,omitempty"`                 // how many file descriptors travel with this frame
+	DeadlineMs  int64                  `protobuf:"varint,3,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"` // of a request, from when its frame arrives; 0: none. For Acquire the earlier of the two holds
 	// Types that are valid to be assigned to Body:
 	//
 	//	*Envelope_Hello
@@ -254,6 +255,13 @@ func (x *Envelope) GetRequest() uint64 {
 func (x *Envelope) GetDescriptors() uint32 {
 	if x != nil {
 		return x.Descriptors
+	}
+	return 0
+}
+
+func (x *Envelope) GetDeadlineMs() int64 {
+	if x != nil {
+		return x.DeadlineMs
 	}
 	return 0
 }
@@ -3437,11 +3445,13 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xb1\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xd2\n" +
 	"\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
-	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12*\n" +
+	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
+	"\vdeadline_ms\x18\x03 \x01(\x03R\n" +
+	"deadlineMs\x12*\n" +
 	"\x05hello\x18\n" +
 	" \x01(\v2\x12.epcached.v1.HelloH\x00R\x05hello\x12:\n" +
 	"\vhello_reply\x18\v \x01(\v2\x17.epcached.v1.HelloReplyH\x00R\n" +

@@ -1,0 +1,145 @@
+package unixsock
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// standIn answers what its functions say, and otherwise something plain.
+type standIn struct {
+	acquire func(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
+	list    func(ctx context.Context, l *wire.List) (*wire.ListReply, error)
+	status  func(ctx context.Context) (*wire.StatusReply, error)
+	folder  string // of the view
+	calls   atomic.Int64
+}
+
+func (b *standIn) Hello(Peer, *wire.Hello) *wire.HelloReply { return &wire.HelloReply{} }
+
+func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error) {
+	b.calls.Add(1)
+	if b.acquire != nil {
+		return b.acquire(ctx, peer, a, fds, progress)
+	}
+	return b.hit()
+}
+
+func (b *standIn) hit() (Answer, error) {
+	view, err := os.Open(b.folder)
+	return Answer{Reply: &wire.AcquireReply{Outcome: "hit", Build: "b", Graph: "id/x_ctx.onnx"}, View: view}, err
+}
+
+func (b *standIn) Release(context.Context, Peer, *wire.Release) (*wire.ReleaseReply, error) {
+	return &wire.ReleaseReply{}, nil
+}
+
+func (b *standIn) List(ctx context.Context, _ Peer, l *wire.List) (*wire.ListReply, error) {
+	if b.list != nil {
+		return b.list(ctx, l)
+	}
+	return &wire.ListReply{Builds: []*wire.Build{{Build: "one"}}}, nil
+}
+
+func (b *standIn) Show(context.Context, Peer, *wire.Show) (*wire.ShowReply, error) {
+	return &wire.ShowReply{History: []string{"made"}}, nil
+}
+
+func (b *standIn) Invalidate(context.Context, Peer, *wire.Invalidate) (*wire.ChangeReply, error) {
+	return &wire.ChangeReply{FreedBytes: 1}, nil
+}
+
+func (b *standIn) Remove(context.Context, Peer, *wire.Remove) (*wire.ChangeReply, error) {
+	return &wire.ChangeReply{FreedBytes: 2}, nil
+}
+
+func (b *standIn) Status(ctx context.Context, _ Peer, _ *wire.Status) (*wire.StatusReply, error) {
+	if b.status != nil {
+		return b.status(ctx)
+	}
+	return &wire.StatusReply{Pid: 1}, nil
+}
+
+func (b *standIn) Probe(context.Context, Peer, *wire.Probe) (*wire.ProbeReply, error) {
+	return &wire.ProbeReply{}, nil
+}
+
+func (b *standIn) Check(context.Context, Peer, *wire.Check) (*wire.CheckReply, error) {
+	return &wire.CheckReply{Blobs: 3}, nil
+}
+
+// served is a server under test: at the end of the test it is stopped, and must leave no descriptor behind.
+type served struct {
+	*Server
+	path    string
+	backend *standIn
+	stop    func()
+}
+
+func serve(t testing.TB, backend *standIn, limits Limits) *served {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "us") // t.TempDir is too long for a socket
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	backend.folder = dir
+	s := &served{Server: &Server{Backend: backend, Limits: limits, Name: "epcached test"}, path: filepath.Join(dir, "s"), backend: backend}
+	l, err := Listen(s.path, 0o600)
+	require.NoError(t, err)
+	before := openDescriptors(t) - 1 // without the listener
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, l) }()
+	s.stop = func() {
+		cancel()
+		select {
+		case err := <-ended:
+			require.NoError(t, err)
+		case <-time.After(10 * time.Second):
+			t.Fatal("the server does not stop")
+		}
+		s.stop = func() {}
+	}
+	t.Cleanup(func() {
+		s.stop()
+		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, 5*time.Second, 5*time.Millisecond,
+			"descriptors leak: %d, %d before", openDescriptors(t), before)
+	})
+	return s
+}
+
+func openDescriptors(t testing.TB) int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(entries)
+}
+
+func dial(t testing.TB, s *served) *Client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	c, err := Dialer{Name: "test"}.Dial(ctx, s.path)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func modelFile(t testing.TB) *os.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "model.onnx")
+	require.NoError(t, os.WriteFile(path, []byte("model"), 0o600))
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func acquireModel() *wire.Acquire {
+	return &wire.Acquire{Model: &wire.Model{Name: "model.onnx"}, Eps: []*wire.ExecutionProvider{{Name: "StandInExecutionProvider"}}}
+}

@@ -1,0 +1,152 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// connection is the daemon's end of one connection. One goroutine reads; each request has one that answers.
+type connection struct {
+	server *Server
+	stream *stream
+	peer   Peer
+	user   *user
+
+	ctx      context.Context // ends the requests
+	cancel   context.CancelFunc
+	inFlight atomic.Int64   // requests whose answer is not sent
+	handlers sync.WaitGroup // their goroutines
+	unread   atomic.Int64   // answers with descriptors since the peer was last seen to have read everything
+
+	mu       sync.Mutex
+	requests map[uint64]*request // being answered, or gathering descriptors
+}
+
+func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
+	conn, ok := accepted.(*net.UnixConn)
+	if !ok {
+		return nil, fmt.Errorf("a %s connection: only Unix sockets carry descriptors", accepted.LocalAddr().Network())
+	}
+	peer, err := peerOf(conn)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := newStream(conn)
+	if err != nil {
+		return nil, err
+	}
+	c := &connection{server: s, stream: stream, peer: peer, requests: make(map[uint64]*request)}
+	c.ctx, c.cancel = context.WithCancel(s.base)
+	return c, nil
+}
+
+// refuse tells a client that it is not served, as far as that takes no waiting.
+func (c *connection) refuse(err error) {
+	c.cancel()
+	// The client sees the connection close either way.
+	_ = c.send(c.ctx, &wire.Envelope{Body: &wire.Envelope_Error{Error: toWire(err)}}, nil)
+	c.stream.closeDescriptors()
+	_ = c.stream.conn.Close()
+}
+
+// serve reads until the connection ends, and returns after its last request.
+func (c *connection) serve() {
+	wake := context.AfterFunc(c.ctx, func() {
+		// Wakes the reader, and writers that wait for room; fails only if the connection is closed already.
+		_ = c.stream.conn.SetDeadline(time.Unix(1, 0))
+	})
+	defer wake()
+	err := c.read()
+	c.cancel()
+	c.handlers.Wait()
+	c.forgetAttached()
+	c.stream.closeDescriptors()
+	if err != nil && !errors.Is(err, io.EOF) && c.server.base.Err() == nil {
+		c.server.Log.Info("connection ended", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
+	}
+}
+
+func (c *connection) read() error {
+	if err := c.hello(); err != nil {
+		return c.farewell(err)
+	}
+	// The context is looked at each time: the end of a frame takes its deadline away, and with it the one that
+	// would have woken the reader.
+	for c.ctx.Err() == nil {
+		payload, at, err := c.stream.frame(c.server.limits.FrameTimeout)
+		if err == nil {
+			err = c.receive(payload, at)
+		}
+		if err != nil {
+			return c.farewell(err)
+		}
+	}
+	return nil
+}
+
+// farewell tells the client which rule it broke. There is no more to do for it.
+func (c *connection) farewell(err error) error {
+	var e *Error
+	if errors.As(err, &e) && c.ctx.Err() == nil {
+		return errors.Join(err, c.send(c.ctx, &wire.Envelope{Body: &wire.Envelope_Error{Error: toWire(e)}}, nil))
+	}
+	return err
+}
+
+func (c *connection) hello() error {
+	limit := c.server.limits.HelloTimeout
+	if err := c.stream.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		return err
+	}
+	payload, at, err := c.stream.frame(0)
+	if err != nil {
+		return err
+	}
+	envelope, err := decode(payload)
+	if err != nil {
+		return err
+	}
+	fds, err := c.stream.take(at, int(envelope.GetDescriptors()))
+	if err != nil {
+		return err
+	}
+	if len(fds) > 0 {
+		closeAll(fds)
+		return violation("descriptors with the first frame")
+	}
+	hello := envelope.GetHello()
+	if hello == nil || envelope.GetRequest() != 0 {
+		return violation("the first frame must be Hello, under request number 0")
+	}
+	if hello.GetVersion() < Version {
+		return &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("protocol version %d is not served; %d is", hello.GetVersion(), Version)}
+	}
+	if err := c.send(c.ctx, &wire.Envelope{Body: &wire.Envelope_HelloReply{HelloReply: c.helloReply(hello)}}, nil); err != nil {
+		return err
+	}
+	return c.stream.conn.SetReadDeadline(time.Time{})
+}
+
+func (c *connection) helloReply(hello *wire.Hello) *wire.HelloReply {
+	reply := c.server.Backend.Hello(c.peer, hello)
+	if reply == nil {
+		reply = &wire.HelloReply{}
+	}
+	if reply.Version == 0 {
+		reply.Version = Version
+	}
+	if reply.Server == "" {
+		reply.Server = c.server.Name
+	}
+	reply.Uid, reply.DaemonUid = c.peer.UID, uint32(max(0, os.Geteuid()))
+	return reply
+}

@@ -1,0 +1,62 @@
+package unixsock
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// CheckDescriptor tells whether a descriptor that a client sent may be read: a regular file (a sealed or plain
+// memory file is one), opened for reading. O_PATH descriptors are refused before anything else looks at them: a
+// privileged daemon that reopened one would read what its sender may not. The error matches ErrBadRequest.
+func CheckDescriptor(f *os.File) error {
+	raw, err := f.SyscallConn() // and not Fd, which would take a descriptor out of non-blocking mode
+	if err != nil {
+		return fmt.Errorf("descriptor: %w", err)
+	}
+	var checkErr error
+	err = raw.Control(func(fd uintptr) { checkErr = checkFD(int(fd)) })
+	return errors.Join(err, checkErr)
+}
+
+func checkFD(fd int) error {
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return refused("cannot be looked at: %v", err)
+	}
+	if flags&unix.O_PATH != 0 {
+		return refused("was opened with O_PATH, not for reading")
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return refused("cannot be looked at: %v", err)
+	}
+	if kind := kindOf(st.Mode); kind != "" {
+		return refused("is %s, not a regular file", kind)
+	}
+	if flags&unix.O_ACCMODE == unix.O_WRONLY {
+		return refused("was opened for writing only, not for reading")
+	}
+	return nil
+}
+
+// kindOf names what is not a regular file.
+func kindOf(mode uint32) string {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return ""
+	case unix.S_IFDIR:
+		return "a folder"
+	case unix.S_IFIFO:
+		return "a pipe or FIFO"
+	case unix.S_IFSOCK:
+		return "a socket"
+	case unix.S_IFCHR:
+		return "a character device"
+	case unix.S_IFBLK:
+		return "a block device"
+	}
+	return "something the kernel has no file type for" // epoll, timers and their like
+}

@@ -1,0 +1,168 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Dialer says how to connect. The zero value does not wait for a daemon that is not there.
+type Dialer struct {
+	Name         string        // for the daemon's log: "epcachectl 0.1.0"
+	Wait         time.Duration // for a daemon that is just starting: nobody listens at the path yet
+	HelloTimeout time.Duration // for the first answer; 0: 10 s. A restart under socket activation, and a stopped daemon, look like a slow answer
+}
+
+// Dial connects to the daemon at path: Dialer{}.Dial.
+func Dial(ctx context.Context, path string) (*Client, error) {
+	return Dialer{}.Dial(ctx, path)
+}
+
+// Dial connects to the daemon at the first of the paths where one listens, and exchanges the first frames. The error
+// matches ErrNoDaemon where nobody listens or answers in time, and ErrVersion for a daemon of another protocol.
+func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
+	if len(paths) == 0 {
+		paths = DefaultSocket()
+	}
+	conn, path, err := d.connect(ctx, paths)
+	if err != nil {
+		return nil, err
+	}
+	client, err := d.greet(ctx, conn)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return client, nil
+}
+
+func (d Dialer) connect(ctx context.Context, paths []string) (*net.UnixConn, string, error) {
+	end := time.Now().Add(d.Wait)
+	for pause := 2 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		conn, path, err := connectFirst(ctx, paths)
+		if err == nil || !errors.Is(err, ErrNoDaemon) || !time.Now().Before(end) {
+			return conn, path, err
+		}
+		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
+			return nil, "", errors.Join(waitErr, err)
+		}
+	}
+}
+
+func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, error) {
+	var failed error
+	for _, path := range paths {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "unix", path)
+		switch {
+		case err == nil:
+			return conn.(*net.UnixConn), path, nil
+		case notConnected(err):
+			failed = errors.Join(failed, &noDaemonError{path: path, cause: err})
+		default:
+			return nil, path, err // it is there, and this process may not, or gave up
+		}
+	}
+	return nil, "", failed
+}
+
+// noDaemonError keeps one path's failure to one line.
+type noDaemonError struct {
+	path  string
+	cause error
+}
+
+func (e *noDaemonError) Error() string {
+	cause := e.cause
+	var errno *os.SyscallError
+	if errors.As(cause, &errno) {
+		cause = errno.Err
+	}
+	return fmt.Sprintf("no daemon answers at %s: %v", e.path, cause)
+}
+
+func (e *noDaemonError) Unwrap() error { return e.cause }
+
+func (e *noDaemonError) Is(target error) bool { return target == ErrNoDaemon }
+
+func (d Dialer) greet(ctx context.Context, conn *net.UnixConn) (*Client, error) {
+	limit := d.HelloTimeout
+	if limit <= 0 {
+		limit = 10 * time.Second
+	}
+	stream, err := newStream(conn)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	stop := context.AfterFunc(ctx, func() {
+		// Fails only if the connection is closed, which ends the wait as well.
+		_ = conn.SetDeadline(time.Unix(1, 0))
+	})
+	reply, err := exchangeHello(stream, d.Name, limit)
+	if !stop() {
+		err = errors.Join(ctx.Err(), err)
+	}
+	if err != nil {
+		stream.closeDescriptors()
+		if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil {
+			err = fmt.Errorf("%w within %v", ErrNoDaemon, limit)
+		}
+		return nil, errors.Join(err, conn.Close())
+	}
+	return newClient(stream, reply), nil
+}
+
+func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloReply, error) {
+	if err := s.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		return nil, err
+	}
+	frame, err := encode(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: Version, Client: name}}})
+	if err != nil {
+		return nil, err
+	}
+	defer putBuffer(frame)
+	if err := s.lock(context.Background()); err != nil {
+		return nil, err
+	}
+	err = s.write(context.Background(), *frame, nil, limit)
+	s.unlock()
+	if err != nil && !closedByPeer(err) { // a daemon that refuses at once has said why, before it closed
+		return nil, lost(err)
+	}
+	payload, at, err := s.frame(0)
+	if err != nil {
+		return nil, lost(err)
+	}
+	reply, err := helloReplyOf(s, payload, at)
+	if err != nil {
+		return nil, err
+	}
+	return reply, s.conn.SetReadDeadline(time.Time{})
+}
+
+func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error) {
+	envelope, err := decode(payload)
+	if err != nil {
+		return nil, err
+	}
+	fds, err := s.take(at, int(envelope.GetDescriptors()))
+	closeAll(fds) // none are expected
+	if err != nil {
+		return nil, err
+	}
+	if refusal := envelope.GetError(); refusal != nil {
+		return nil, fromWire(refusal)
+	}
+	reply := envelope.GetHelloReply()
+	if reply == nil {
+		return nil, violation("the daemon's first frame is no HelloReply")
+	}
+	if reply.GetVersion() != Version {
+		return nil, &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("the daemon speaks protocol version %d, this client %d", reply.GetVersion(), Version)}
+	}
+	return reply, nil
+}

@@ -1,0 +1,59 @@
+package unixsock
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// violation is a breach of the framing rules. The connection cannot go on after one: where the next frame begins,
+// or whose descriptors are whose, is no longer known.
+func violation(format string, args ...any) *Error {
+	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "protocol: " + fmt.Sprintf(format, args...)}
+}
+
+var errTooLarge = errors.New("does not fit into a frame")
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, firstBufferCapacity); return &b }}
+
+func putBuffer(b *[]byte) {
+	if cap(*b) <= keepBufferCapacity {
+		buffers.Put(b)
+	}
+}
+
+// encode makes a frame of an envelope, length included, in a buffer for putBuffer.
+func encode(e *wire.Envelope) (*[]byte, error) {
+	b := buffers.Get().(*[]byte)
+	frame, err := proto.MarshalOptions{}.MarshalAppend(append((*b)[:0], 0, 0, 0, 0), e)
+	if err == nil && len(frame)-4 > MaxFrame {
+		err = fmt.Errorf("%w: %d bytes, at most %d go into one", errTooLarge, len(frame)-4, MaxFrame)
+	}
+	if err == nil && len(frame) == 4 {
+		err = fmt.Errorf("an empty message")
+	}
+	if err != nil {
+		putBuffer(b)
+		return nil, err
+	}
+	binary.LittleEndian.PutUint32(frame, uint32(len(frame)-4))
+	*b = frame
+	return b, nil
+}
+
+// decode reads an envelope from a frame's bytes, which it does not keep.
+func decode(payload []byte) (*wire.Envelope, error) {
+	e := new(wire.Envelope)
+	if err := proto.Unmarshal(payload, e); err != nil {
+		return nil, violation("a frame of %d bytes is no envelope", len(payload))
+	}
+	if e.GetDescriptors() > MaxDescriptors {
+		return nil, violation("a frame names %d descriptors; %d are allowed", e.GetDescriptors(), MaxDescriptors)
+	}
+	return e, nil
+}

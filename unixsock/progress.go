@@ -1,0 +1,128 @@
+package unixsock
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// maxPendingPhases bounds what waits for a client that reads slowly; later phases then replace the last.
+const maxPendingPhases = 16
+
+// reporter sends the progress of one request: each change of phase, and else once a second. Reports never wait for
+// the client, so that one who does not read cannot hold up a compile that others wait for.
+type reporter struct {
+	connection *connection
+	number     uint64
+	arrived    time.Time
+
+	mu      sync.Mutex
+	pending []*wire.Progress // one for each phase that is not sent
+	phase   string           // of the last report that was taken
+	sent    time.Time
+	wake    chan struct{} // nil before the first report: a hit has none and pays for none
+	done    chan struct{}
+	ended   bool
+}
+
+func (p *reporter) report(m *wire.Progress) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended || m == nil {
+		return
+	}
+	m = proto.Clone(m).(*wire.Progress)
+	m.Phase, m.Detail = cut(m.Phase, 64), cut(m.Detail, maxProgressDetail)
+	if m.ElapsedMs == 0 {
+		m.ElapsedMs = time.Since(p.arrived).Milliseconds()
+	}
+	last := len(p.pending) - 1
+	if last >= 0 && (p.pending[last].Phase == m.Phase || len(p.pending) == maxPendingPhases) {
+		p.pending[last] = m
+	} else {
+		p.pending = append(p.pending, m)
+	}
+	if p.wake == nil {
+		p.wake, p.done = make(chan struct{}, 1), make(chan struct{})
+		go p.run()
+	}
+	p.signal()
+}
+
+func (p *reporter) signal() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// end sends the changes of phase that are left, and returns after the last frame: the answer follows.
+func (p *reporter) end() {
+	p.mu.Lock()
+	p.ended = true
+	done := p.done
+	if done != nil {
+		p.signal()
+	}
+	p.mu.Unlock()
+	if done != nil {
+		<-done
+	}
+}
+
+func (p *reporter) run() {
+	defer close(p.done)
+	for {
+		m, wait, ended := p.next()
+		if m != nil {
+			envelope := &wire.Envelope{Request: p.number, Body: &wire.Envelope_Progress{Progress: m}}
+			if p.connection.send(p.connection.ctx, envelope, nil) != nil {
+				p.connection.cancel() // the answer could not be sent either
+			}
+			continue
+		}
+		if ended {
+			return
+		}
+		p.sleep(wait)
+	}
+}
+
+func (p *reporter) sleep(wait time.Duration) {
+	if wait == 0 {
+		<-p.wake
+		return
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-p.wake:
+	case <-timer.C:
+	}
+}
+
+// next gives what is to be sent now, or how long to wait for it; 0 is until the next report.
+func (p *reporter) next() (m *wire.Progress, wait time.Duration, ended bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.pending) == 0 {
+		return nil, 0, p.ended
+	}
+	if m = p.pending[0]; m.Phase == p.phase {
+		wait = time.Until(p.sent.Add(progressInterval))
+		if p.ended || (wait > 0 && len(p.pending) > 1) {
+			p.pending = slices.Delete(p.pending, 0, 1) // nobody needs to know how far an earlier phase got
+			return nil, time.Nanosecond, false
+		}
+		if wait > 0 {
+			return nil, wait, false
+		}
+	}
+	p.pending = slices.Delete(p.pending, 0, 1)
+	p.phase, p.sent = m.Phase, time.Now()
+	return m, 0, p.ended
+}

@@ -1,0 +1,223 @@
+package unixsock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// request is one that is being answered, or (cancel is nil) one whose descriptors are arriving ahead of it.
+type request struct {
+	number  uint64
+	bytes   int64
+	fds     []int
+	arrived time.Time
+	ctx     context.Context
+	cancel  context.CancelFunc
+}
+
+// receive takes one frame. An error ends the connection.
+func (c *connection) receive(payload []byte, at int64) error {
+	envelope, err := decode(payload)
+	if err != nil {
+		return err
+	}
+	fds, err := c.stream.take(at, int(envelope.GetDescriptors()))
+	if err != nil {
+		return err
+	}
+	number := envelope.GetRequest()
+	if number == 0 {
+		closeAll(fds)
+		return violation("request number 0")
+	}
+	switch body := envelope.GetBody().(type) {
+	case *wire.Envelope_Cancel:
+		closeAll(fds)
+		c.cancelRequest(number)
+		return nil
+	case *wire.Envelope_Attach:
+		return c.attach(number, fds)
+	case *wire.Envelope_Acquire:
+		return c.begin(envelope, body.Acquire, fds, len(payload))
+	default:
+		closeAll(fds)
+		if len(fds) > 0 {
+			return violation("descriptors with a request that takes none")
+		}
+		return c.begin(envelope, requestOf(envelope), nil, len(payload))
+	}
+}
+
+// requestOf gives the message of those requests that carry no descriptors; nil for what is not a request.
+func requestOf(envelope *wire.Envelope) proto.Message {
+	switch body := envelope.GetBody().(type) {
+	case *wire.Envelope_Release:
+		return body.Release
+	case *wire.Envelope_List:
+		return body.List
+	case *wire.Envelope_Show:
+		return body.Show
+	case *wire.Envelope_Invalidate:
+		return body.Invalidate
+	case *wire.Envelope_Remove:
+		return body.Remove
+	case *wire.Envelope_Status:
+		return body.Status
+	case *wire.Envelope_Probe:
+		return body.Probe
+	case *wire.Envelope_Check:
+		return body.Check
+	}
+	return nil
+}
+
+// cancelRequest does nothing for a number that is not known: its answer and the Cancel may have crossed.
+func (c *connection) cancelRequest(number uint64) {
+	c.mu.Lock()
+	r := c.requests[number]
+	if r != nil && r.cancel == nil {
+		delete(c.requests, number)
+		c.mu.Unlock()
+		c.drop(r)
+		return
+	}
+	c.mu.Unlock()
+	if r != nil {
+		r.cancel()
+	}
+}
+
+// attach keeps descriptors for the Acquire that follows.
+func (c *connection) attach(number uint64, fds []int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.requests[number]
+	switch {
+	case r != nil && r.cancel != nil:
+		closeAll(fds)
+		return violation("descriptors for request %d, which is being answered", number)
+	case r == nil && len(c.requests) >= c.server.limits.Requests:
+		closeAll(fds)
+		return violation("descriptors for more than %d requests", c.server.limits.Requests)
+	case r == nil:
+		r = &request{number: number}
+		c.requests[number] = r
+	}
+	if len(r.fds)+len(fds) > MaxAttached {
+		closeAll(fds)
+		return violation("more than %d descriptors for one request", MaxAttached)
+	}
+	if held := c.user.descriptors.Add(int64(len(fds))); held > int64(c.server.limits.DescriptorsPerUID) {
+		c.user.descriptors.Add(-int64(len(fds)))
+		closeAll(fds)
+		return &Error{Class: wire.ErrorClass_BUSY, Text: "too many descriptors of one user"}
+	}
+	r.fds = append(r.fds, fds...)
+	return nil
+}
+
+// begin starts a request, or answers it at once where the client has too much under way.
+func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds []int, size int) error {
+	number := envelope.GetRequest()
+	c.mu.Lock()
+	r := c.requests[number]
+	if r != nil && r.cancel != nil {
+		c.mu.Unlock()
+		closeAll(fds)
+		return violation("request number %d is not answered yet and was used again", number)
+	}
+	if r == nil {
+		r = &request{number: number}
+		c.requests[number] = r
+	}
+	r.arrived, r.bytes = time.Now(), int64(size)
+	r.fds = append(r.fds, fds...)
+	r.ctx, r.cancel = c.requestContext(envelope)
+	c.mu.Unlock()
+
+	c.user.descriptors.Add(int64(len(fds)))
+	err := c.overLimits(r)
+	if err == nil && message == nil {
+		err = notARequest(envelope)
+	}
+	if err != nil {
+		return c.answer(r, toWire(err), nil)
+	}
+	c.handlers.Add(1)
+	go c.handle(r, message)
+	return nil
+}
+
+func notARequest(envelope *wire.Envelope) error {
+	if envelope.GetBody() == nil {
+		return &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request", Hint: "a newer daemon may"}
+	}
+	return refused("protocol: a message that is no request")
+}
+
+// requestContext ends at the deadline that came with the request, of the two for Acquire at the earlier one.
+func (c *connection) requestContext(envelope *wire.Envelope) (context.Context, context.CancelFunc) {
+	limit := envelope.GetDeadlineMs()
+	if own := envelope.GetAcquire().GetDeadlineMs(); own != 0 && (limit == 0 || own < limit) {
+		limit = own
+	}
+	const longest = int64(1<<63-1) / int64(time.Millisecond)
+	if limit == 0 || limit > longest {
+		return context.WithCancel(c.ctx)
+	}
+	return context.WithTimeout(c.ctx, time.Duration(limit)*time.Millisecond)
+}
+
+// overLimits counts the request, and says if it is one too many.
+func (c *connection) overLimits(r *request) error {
+	limits := &c.server.limits
+	flying := c.inFlight.Add(1)
+	held := c.user.requestBytes.Add(r.bytes)
+	busy := func(format string, args ...any) error {
+		return &Error{Class: wire.ErrorClass_BUSY, Text: fmt.Sprintf(format, args...), Hint: "wait for answers before asking for more"}
+	}
+	switch {
+	case c.server.draining.Load():
+		return &Error{Class: wire.ErrorClass_BUSY, Text: "the daemon is stopping"}
+	case flying > int64(limits.Requests):
+		return busy("more than %d requests at once on one connection", limits.Requests)
+	case held > int64(limits.RequestBytesPerUID):
+		return busy("requests of more than %d bytes at once", limits.RequestBytesPerUID)
+	case len(r.fds) > MaxAttached:
+		return refused("more than %d descriptors for one request", MaxAttached)
+	case len(r.fds) > 0 && c.user.descriptors.Load() > int64(limits.DescriptorsPerUID):
+		return busy("more than %d descriptors of one user at once", limits.DescriptorsPerUID)
+	}
+	return nil
+}
+
+// finish ends a request before its answer is sent: from then on the client may use its number again.
+func (c *connection) finish(r *request) {
+	r.cancel()
+	c.mu.Lock()
+	delete(c.requests, r.number)
+	c.mu.Unlock()
+	c.drop(r)
+}
+
+// drop closes descriptors that nobody took, and gives back what the request was charged.
+func (c *connection) drop(r *request) {
+	closeAll(r.fds)
+	c.user.descriptors.Add(-int64(len(r.fds)))
+	r.fds = nil
+}
+
+// forgetAttached closes what came for requests that never followed.
+func (c *connection) forgetAttached() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for number, r := range c.requests {
+		delete(c.requests, number)
+		c.drop(r)
+	}
+}

@@ -1,0 +1,218 @@
+package unixsock
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// batch is what one recvmsg brought in descriptors. The kernel ends a read behind the data that descriptors came
+// with, but may put earlier data in front of it; so they belong to a frame that begins within [first, last).
+type batch struct {
+	first, last int64 // offsets in the stream
+	fds         []int
+}
+
+// stream sends and receives frames. One goroutine may read and any number write at a time.
+type stream struct {
+	conn *net.UnixConn
+	raw  syscall.RawConn
+
+	// Of the reader. buf[start:end] has arrived and is not consumed; offset is that of buf[start].
+	buf        []byte
+	start, end int
+	offset     int64
+	batches    []batch   // at most two: of a frame that is not complete yet, and of the one behind it
+	oob        [272]byte // room for MaxDescriptors and no more: the kernel closes the rest, and says so
+	recv       func(fd uintptr) bool
+	gotN       int
+	gotOOB     int
+	gotFlags   int
+	gotErr     error
+
+	writing chan struct{} // a lock that a context can give up on; holds the fields below
+	send    func(fd uintptr) bool
+	out     []byte
+	outOOB  []byte
+	outErr  error
+	once    bool // do not wait for room
+}
+
+func newStream(conn *net.UnixConn) (*stream, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	s := &stream{conn: conn, raw: raw, buf: make([]byte, firstBufferCapacity), writing: make(chan struct{}, 1)}
+	s.recv, s.send = s.recvmsg, s.sendmsg
+	return s, nil
+}
+
+// frame gives the next frame's bytes, which are valid until the next call, and the offset of its first byte. Frames
+// that have begun must end within the timeout; 0 leaves the connection's own deadline in force.
+func (s *stream) frame(timeout time.Duration) ([]byte, int64, error) {
+	limited := false
+	for {
+		if payload, at, err := s.buffered(); payload != nil || err != nil {
+			if limited {
+				err = errors.Join(err, s.conn.SetReadDeadline(time.Time{}))
+			}
+			return payload, at, err
+		}
+		if s.end > s.start && timeout > 0 && !limited {
+			limited = true
+			if err := s.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+				return nil, 0, err
+			}
+		}
+		if err := s.fill(); err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+// buffered consumes a frame that has arrived completely.
+func (s *stream) buffered() ([]byte, int64, error) {
+	have := s.end - s.start
+	if have < 4 {
+		return nil, 0, nil
+	}
+	length := binary.LittleEndian.Uint32(s.buf[s.start:])
+	if length == 0 || length > MaxFrame {
+		return nil, 0, violation("a frame of %d bytes; 1 to %d are allowed", length, MaxFrame)
+	}
+	if have < 4+int(length) {
+		return nil, 0, nil
+	}
+	payload, at := s.buf[s.start+4:s.start+4+int(length)], s.offset
+	s.start += 4 + int(length)
+	s.offset += 4 + int64(length)
+	return payload, at, nil
+}
+
+// fill reads once. The buffer grows with what has arrived, never with what was announced.
+func (s *stream) fill() error {
+	s.makeRoom()
+	if err := s.raw.Read(s.recv); err != nil {
+		return err
+	}
+	if s.gotErr != nil {
+		return os.NewSyscallError("recvmsg", s.gotErr)
+	}
+	first := s.offset + int64(s.end-s.start)
+	s.end += s.gotN
+	if err := s.keepDescriptors(first); err != nil {
+		return err
+	}
+	if s.gotN == 0 {
+		if s.end > s.start {
+			return io.ErrUnexpectedEOF
+		}
+		return io.EOF
+	}
+	return nil
+}
+
+func (s *stream) makeRoom() {
+	switch {
+	case s.start == s.end:
+		s.start, s.end = 0, 0
+		if len(s.buf) > keepBufferCapacity {
+			s.buf = make([]byte, firstBufferCapacity)
+		}
+	case s.start > 0 && s.end == len(s.buf):
+		s.end = copy(s.buf, s.buf[s.start:s.end])
+		s.start = 0
+	}
+	if s.end == len(s.buf) {
+		s.buf = append(s.buf, make([]byte, len(s.buf))...) // at most twice a frame
+	}
+}
+
+func (s *stream) recvmsg(fd uintptr) bool {
+	for {
+		s.gotN, s.gotOOB, s.gotFlags, _, s.gotErr = unix.Recvmsg(int(fd), s.buf[s.end:], s.oob[:], unix.MSG_CMSG_CLOEXEC)
+		if s.gotErr != unix.EINTR {
+			return s.gotErr != unix.EAGAIN
+		}
+	}
+}
+
+// keepDescriptors takes what the last read brought. From here on they are closed by closeDescriptors at the latest.
+func (s *stream) keepDescriptors(first int64) error {
+	if s.gotOOB == 0 {
+		return nil
+	}
+	fds, err := parseRights(s.oob[:s.gotOOB])
+	if len(fds) > 0 {
+		s.batches = append(s.batches, batch{first: first, last: first + int64(s.gotN), fds: fds})
+	}
+	switch {
+	case err != nil:
+		return violation("control message: %v", err)
+	case s.gotFlags&unix.MSG_CTRUNC != 0 && len(fds) < MaxDescriptors:
+		return fmt.Errorf("receive descriptors: %w", unix.EMFILE)
+	case s.gotFlags&unix.MSG_CTRUNC != 0:
+		return violation("more than %d descriptors with one frame", MaxDescriptors)
+	case len(s.batches) > 2:
+		return violation("descriptors in the middle of a frame")
+	}
+	return nil
+}
+
+func parseRights(oob []byte) ([]int, error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	var fds []int
+	for i := range messages {
+		if messages[i].Header.Level != unix.SOL_SOCKET || messages[i].Header.Type != unix.SCM_RIGHTS {
+			continue
+		}
+		some, parseErr := unix.ParseUnixRights(&messages[i])
+		fds, err = append(fds, some...), errors.Join(err, parseErr)
+	}
+	return fds, err
+}
+
+// take hands over the n descriptors of the frame that began at that offset. They are the caller's from then on.
+func (s *stream) take(at int64, n int) ([]int, error) {
+	if len(s.batches) > 0 && s.batches[0].last <= at {
+		return nil, violation("%d descriptors that no frame names", len(s.batches[0].fds))
+	}
+	if n == 0 {
+		if len(s.batches) > 0 && s.start == s.end {
+			return nil, violation("%d descriptors came with a frame that names none", len(s.batches[0].fds))
+		}
+		return nil, nil
+	}
+	if len(s.batches) == 0 || at < s.batches[0].first {
+		return nil, violation("a frame names %d descriptors and none came with its first byte", n)
+	}
+	fds := s.batches[0].fds
+	if len(fds) != n {
+		return nil, violation("a frame names %d descriptors and %d came with it", n, len(fds))
+	}
+	s.batches = append(s.batches[:0], s.batches[1:]...)
+	return fds, nil
+}
+
+// closeDescriptors closes those that no frame took.
+func (s *stream) closeDescriptors() {
+	for _, b := range s.batches {
+		closeAll(b.fds)
+	}
+	s.batches = nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		// What fails to close is gone all the same, and it was only read from.
+		_ = unix.Close(fd)
+	}
+}
