@@ -15,12 +15,14 @@ type Model struct {
 	ProducerVersion string
 	GraphName       string
 	Metadata        map[string]string
-	Inputs          []Value // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
+	LongMetadata    map[string]Range // entries of metadata_props whose value is longer than 1 MiB: where it stands
+	Inputs          []Value          // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
 	Outputs         []Value
 	Initializers    []Initializer  // of every graph and function, constants in node attributes included, in file order
 	Contexts        []Context      // every EPContext node, of every graph and function, in file order
-	OpTypes         map[string]int // "domain::Op" -> number of nodes; "::Op" is never used: the default domain is "ai.onnx"
+	OpTypes         map[string]int // "domain::Op" -> number of nodes; the default domain is "ai.onnx"
 	Nodes           int            // of every graph and function
+	FirstNodes      []string       // the first few of them, as "domain::Op" and the quoted name, for messages
 	Functions       int
 	TrainingInfo    bool // the model holds training_info, which is read as well (it can hold external data) but never run
 }
@@ -59,8 +61,9 @@ type Initializer struct {
 	Part      string // for a sparse tensor: "values" or "indices"
 	Type      int32  // TensorProto.DataType
 	Shape     []int64
+	Dense     []int64 // for the values of a sparse tensor: the shape of the whole
 	Sparse    bool
-	Typed     bool     // the data stands in float_data, int32_data, ...: the first such field's payload is what Offset and Length tell
+	Typed     bool     // the data stands in float_data, string_data, ...; Length is then 0 unless it is packed in one piece
 	Location  string   // external data file; "" when the bytes are in the graph file
 	Offset    int64    // in Location, or in the graph file
 	Length    int64    // -1: to the end of the file (external data without a length)
@@ -80,9 +83,11 @@ type Context struct {
 	HardwareArchitecture string
 	ONNXModelFilename    string
 	Notes                string
-	CacheContext         string // the sidecar's name, when EmbedMode is 0
-	EmbedMode            int64  // 1: the context stands in the node; 0: in a sidecar
-	MainContext          int64  // 0: the context is another node's
+	CacheContext         string   // the sidecar's name, when EmbedMode is 0
+	DLCContext           string   // attribute ep_dlc_context: the name of a QNN DLC file, whatever EmbedMode says
+	WeightLocations      []string // the files that OpenVINO's attribute weights_metadata_map names, each once
+	EmbedMode            int64    // 1: the context stands in the node; 0: in a sidecar
+	MainContext          int64    // 0: the context is another node's
 	MaxSize              int64
 	Inline               Range             // the embedded bytes in the graph file, when EmbedMode is not 0
 	Attributes           map[string]string // every other attribute that is a short text or a number, those outside the schema too
@@ -97,7 +102,6 @@ type Reference struct {
 	Attribute string // "ep_cache_context", "ep_dlc_context", "weights_metadata_map", "external_data"
 	Name      string // as written
 	Offset    int64  // in the graph file
-	Optional  bool   // the EP works without it
 }
 
 // Sum gives the BLAKE3 digest of n bytes of r from off. The caller brings its own, which may use every core.

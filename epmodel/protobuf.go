@@ -1,0 +1,292 @@
+package epmodel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Bounds on hostile input. Each is far above what real models have.
+const (
+	maxDepth  = 100       // nested messages; protobuf's own limit, so a deeper model cannot be loaded anyway
+	maxName   = 64 << 10  // names of nodes, tensors, operators, dimensions
+	maxText   = 1 << 20   // metadata values; longer ones are recorded as a range
+	maxKept   = 128 << 20 // memory of everything that Read keeps, estimated
+	windowFar = 4 << 10   // read after a jump: usually a tensor's header, then the next jump
+	windowSeq = 64 << 10  // read when going on where the last window ended
+	headerMax = 24        // tag and value of any field but the payload of a length-delimited one
+)
+
+// span is a run of bytes of the file.
+type span struct{ off, n int64 }
+
+func (s span) end() int64 { return s.off + s.n }
+
+// field is one record of a message: for a length-delimited one the span of its payload, else the span and value of the number.
+type field struct {
+	num protowire.Number
+	typ protowire.Type
+	at  int64 // offset of the tag
+	span
+	value uint64
+}
+
+// reader walks messages through a window over the file. It never holds more than the window.
+type reader struct {
+	ctx    context.Context
+	src    Source
+	name   string
+	size   int64
+	window []byte
+	start  int64    // file offset of window[0]
+	path   []string // names of the messages that are open
+	fields uint64   // seen so far; tells when to look at ctx
+	kept   int64
+	buf    [windowSeq]byte
+}
+
+// fail makes the error for a field of the message that is open.
+func (r *reader) fail(at int64, name, format string, args ...any) error {
+	parts := r.path
+	if len(parts) > 12 { // a deep chain says nothing; both ends do
+		parts = append(append(append([]string{}, parts[:4]...), "..."), parts[len(parts)-6:]...)
+	}
+	if name != "" {
+		parts = append(append([]string{}, parts...), name)
+	}
+	return &FormatError{File: r.name, Offset: at, Field: strings.Join(parts, "."), Reason: fmt.Sprintf(format, args...)}
+}
+
+// keep accounts for n bytes (and a little for their container) that stay in memory.
+func (r *reader) keep(at int64, n int) error {
+	r.kept += int64(n) + 32
+	if r.kept > maxKept {
+		return r.fail(at, "", "names and tables need more than %d MiB of memory", maxKept>>20)
+	}
+	return nil
+}
+
+// peek gives up to n bytes from off, fewer only at the end of the file. They hold until the next call.
+func (r *reader) peek(off int64, n int) ([]byte, error) {
+	if rel := off - r.start; rel >= 0 && rel+int64(n) <= int64(len(r.window)) {
+		return r.window[rel : rel+int64(n)], nil
+	}
+	n = int(min(int64(n), r.size-off))
+	if rel := off - r.start; rel >= 0 && rel+int64(n) <= int64(len(r.window)) {
+		return r.window[rel : rel+int64(n)], nil
+	}
+	want := int64(windowFar)
+	if end := r.start + int64(len(r.window)); len(r.window) > 0 && off <= end && off >= r.start {
+		want = windowSeq
+	}
+	want = max(want, int64(n))
+	want = min(want, r.size-off)
+	r.window = nil
+	if err := r.readAt(r.buf[:want], off); err != nil {
+		return nil, err
+	}
+	r.window, r.start = r.buf[:want], off
+	return r.window[:n], nil
+}
+
+// readAt fills p, which lies inside the file's size.
+func (r *reader) readAt(p []byte, off int64) error {
+	n, err := r.src.ReadAt(p, off)
+	if n == len(p) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return r.fail(off+int64(n), "", "the file ends here, but its size was %d: it changed while being read", r.size)
+	}
+	return fmt.Errorf("%s: read at offset %d: %w", r.name, off, err)
+}
+
+// message calls fn for every field of the message in s. name is the field that holds it, for errors.
+func (r *reader) message(s span, name string, fn func(field) error) error {
+	if len(r.path) >= maxDepth {
+		return r.fail(s.off, name, "messages are nested more than %d deep", maxDepth)
+	}
+	if name != "" {
+		r.path = append(r.path, name)
+		defer func() { r.path = r.path[:len(r.path)-1] }()
+	}
+	for pos := s.off; pos < s.end(); {
+		f, err := r.field(pos, s.end())
+		if err != nil {
+			return err
+		}
+		if err := fn(f); err != nil {
+			return err
+		}
+		pos = f.end()
+	}
+	return nil
+}
+
+// field reads the record at pos of a message that ends at end.
+func (r *reader) field(pos, end int64) (field, error) {
+	if r.fields++; r.fields%4096 == 0 {
+		if err := r.ctx.Err(); err != nil {
+			return field{}, fmt.Errorf("%s: %w", r.name, err)
+		}
+	}
+	b, err := r.peek(pos, int(min(headerMax, end-pos)))
+	if err != nil {
+		return field{}, err
+	}
+	num, typ, n := protowire.ConsumeTag(b)
+	if n < 0 {
+		return field{}, r.fail(pos, "", "no protobuf field tag: %v", protowire.ParseError(n))
+	}
+	f := field{num: num, typ: typ, at: pos, span: span{off: pos + int64(n)}}
+	m := 0
+	switch typ {
+	case protowire.VarintType:
+		f.value, m = protowire.ConsumeVarint(b[n:])
+	case protowire.Fixed32Type:
+		var v uint32
+		v, m = protowire.ConsumeFixed32(b[n:])
+		f.value = uint64(v)
+	case protowire.Fixed64Type:
+		f.value, m = protowire.ConsumeFixed64(b[n:])
+	case protowire.BytesType:
+		f.value, m = protowire.ConsumeVarint(b[n:])
+	default:
+		return field{}, r.fail(pos, fmt.Sprintf("field %d", num), "wire type %d is not used in ONNX", typ)
+	}
+	if m < 0 {
+		return field{}, r.fail(pos, fmt.Sprintf("field %d", num), "bad value: %v", protowire.ParseError(m))
+	}
+	f.n = int64(m)
+	if typ == protowire.BytesType {
+		f.off += int64(m)
+		if left := end - f.off; f.value > uint64(left) {
+			return field{}, r.fail(pos, fmt.Sprintf("field %d", num), "its length is %d, but %d bytes are left in %s", f.value, left, r.holder(end))
+		}
+		f.n = int64(f.value)
+	}
+	return f, nil
+}
+
+// holder names what ends at end: a truncated file and a wrong length inside a message call for different measures.
+func (r *reader) holder(end int64) string {
+	if end == r.size {
+		return "the file (truncated?)"
+	}
+	return "the message that holds it"
+}
+
+// want checks the wire type of a known field.
+func (r *reader) want(f field, name string, typ protowire.Type) error {
+	if f.typ != typ {
+		return r.fail(f.at, name, "wire type %d, not %d", f.typ, typ)
+	}
+	return nil
+}
+
+// integer gives the value of a varint field.
+func (r *reader) integer(f field, name string) (int64, error) {
+	return int64(f.value), r.want(f, name, protowire.VarintType)
+}
+
+// submessage walks a field that holds a message.
+func (r *reader) submessage(f field, name string, fn func(field) error) error {
+	if err := r.want(f, name, protowire.BytesType); err != nil {
+		return err
+	}
+	return r.message(f.span, name, fn)
+}
+
+// bytes reads a field's payload of at most limit bytes, and accounts for it.
+func (r *reader) bytes(f field, name string, limit int) ([]byte, error) {
+	if err := r.want(f, name, protowire.BytesType); err != nil {
+		return nil, err
+	}
+	if f.n > int64(limit) {
+		return nil, r.fail(f.at, name, "%d bytes long, more than %d", f.n, limit)
+	}
+	if err := r.keep(f.at, int(f.n)); err != nil {
+		return nil, err
+	}
+	p := make([]byte, f.n)
+	if f.n <= windowFar {
+		b, err := r.peek(f.off, int(f.n))
+		copy(p, b)
+		return p, err
+	}
+	return p, r.readAt(p, f.off)
+}
+
+// text reads a name for people. Bytes that are no UTF-8 are replaced: protobuf libraries let them pass, and a name decides nothing.
+func (r *reader) text(f field, name string) (string, error) {
+	b, err := r.bytes(f, name, maxName)
+	return strings.ToValidUTF8(string(b), "\uFFFD"), err
+}
+
+// exact reads a string that must be taken to the letter, such as a file's name.
+func (r *reader) exact(f field, name string, limit int) (string, error) {
+	b, err := r.bytes(f, name, limit)
+	if err == nil && !utf8.Valid(b) {
+		err = r.fail(f.at, name, "not UTF-8")
+	}
+	return string(b), err
+}
+
+// pair reads a StringStringEntryProto.
+func (r *reader) pair(f field, name string) (key, value field, err error) {
+	err = r.submessage(f, name, func(g field) error {
+		switch g.num {
+		case 1:
+			key = g
+			return r.want(g, "key", protowire.BytesType)
+		case 2:
+			value = g
+			return r.want(g, "value", protowire.BytesType)
+		}
+		return nil
+	})
+	// an absent key or value is an empty one
+	if key.typ == 0 {
+		key = field{typ: protowire.BytesType, at: f.at, span: span{off: f.off}}
+	}
+	if value.typ == 0 {
+		value = field{typ: protowire.BytesType, at: f.at, span: span{off: f.off}}
+	}
+	return key, value, err
+}
+
+// integers appends the values of a repeated varint field, packed or not, at most limit in all.
+func (r *reader) integers(f field, name string, limit int, into []int64) ([]int64, error) {
+	if f.typ == protowire.VarintType {
+		if len(into) >= limit {
+			return into, r.fail(f.at, name, "more than %d values", limit)
+		}
+		return append(into, int64(f.value)), r.keep(f.at, 8)
+	}
+	if err := r.want(f, name, protowire.BytesType); err != nil {
+		return into, err
+	}
+	for pos := f.off; pos < f.end(); {
+		b, err := r.peek(pos, int(min(10, f.end()-pos)))
+		if err != nil {
+			return into, err
+		}
+		v, n := protowire.ConsumeVarint(b)
+		if n < 0 {
+			return into, r.fail(pos, name, "bad value: %v", protowire.ParseError(n))
+		}
+		if len(into) >= limit {
+			return into, r.fail(pos, name, "more than %d values", limit)
+		}
+		into, pos = append(into, int64(v)), pos+int64(n)
+		if err := r.keep(pos, 8); err != nil {
+			return into, err
+		}
+	}
+	return into, nil
+}

@@ -1,0 +1,72 @@
+package epmodel
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// compatibilityPrefix starts the metadata keys under which ORT keeps what an EP says of an artefact.
+const compatibilityPrefix = "ep_compatibility_info."
+
+// Locations are the external data files of the model, sorted, each once, as spelled in the model. Read has checked them.
+func (m *Model) Locations() []string {
+	var all []string
+	for _, t := range m.Initializers {
+		if t.Location != "" {
+			all = append(all, t.Location)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Sidecars lists every reference to a file outside the graph, in file order; the same file may come several times. Names are as
+// written and not checked: Validate does that. Context binaries can refer to further files: see [BinaryReferences].
+func (m *Model) Sidecars() []Reference {
+	var refs []Reference
+	for _, c := range m.Contexts {
+		refs = append(refs, c.sidecars()...)
+	}
+	seen := map[string]bool{}
+	for _, t := range m.Initializers {
+		if t.Location != "" && !seen[t.Location] {
+			seen[t.Location] = true
+			refs = append(refs, Reference{Node: t.Name, Attribute: "external_data", Name: t.Location, Offset: t.At})
+		}
+	}
+	return refs
+}
+
+func (c Context) sidecars() []Reference {
+	var refs []Reference
+	add := func(attribute, name string) {
+		refs = append(refs, Reference{Node: c.Node, Attribute: attribute, Name: name, Offset: c.Offset})
+	}
+	if c.CacheContext != "" {
+		add("ep_cache_context", c.CacheContext)
+		// OpenVINO's own model format: the weights are beside it, under the same stem
+		if ext := path.Ext(c.CacheContext); strings.EqualFold(ext, ".xml") {
+			add("ep_cache_context", strings.TrimSuffix(c.CacheContext, ext)+".bin")
+		}
+	}
+	if c.DLCContext != "" {
+		add("ep_dlc_context", c.DLCContext)
+	}
+	for _, l := range c.WeightLocations {
+		add("weights_metadata_map", l)
+	}
+	return refs
+}
+
+// CompatibilityInfo gives what each EP says of the artefact, for ORT to judge: EP name -> string. Only EPs that are the source of
+// one of the nodes count: metadata of a source model survives compilation, so a string of another EP may be a left-over.
+func (m *Model) CompatibilityInfo() map[string]string {
+	info := map[string]string{}
+	for _, c := range m.Contexts {
+		if s, ok := m.Metadata[compatibilityPrefix+c.Source]; ok && c.Source != "" {
+			info[c.Source] = s
+		}
+	}
+	return info
+}

@@ -1,0 +1,97 @@
+package epmodel
+
+import (
+	"fmt"
+)
+
+// Validate judges an artefact before it is stored or served. files has the size of every file of it but the graph, under its name
+// in the artefact ("x.bin", "sub/x.bin"); further ones do no harm. It holds that
+//   - there is at least one EPContext node, of the domain com.microsoft, with embed_mode and main_context 0 or 1;
+//   - every node that holds a context names a file or has bytes; a node that holds none has a node of the same source that does;
+//   - every reference is a clean relative name of one of the files, so none leaves the artefact;
+//   - external data lies inside its file.
+//
+// What is inside context binaries is not looked at, with the exception of [BinaryReferences], which callers add for each.
+func Validate(m *Model, files map[string]int64) error {
+	if len(m.Contexts) == 0 {
+		return m.wrong(-1, "graph.node", "no EPContext node: "+m.NodeSummary(8))
+	}
+	main := map[string]bool{}
+	for _, c := range m.Contexts {
+		if err := m.validateContext(c); err != nil {
+			return err
+		}
+		if c.MainContext == 1 {
+			main[c.Source] = true
+		}
+	}
+	for _, c := range m.Contexts {
+		if c.MainContext == 0 && !main[c.Source] {
+			return m.wrong(c.Offset, "attribute.main_context", fmt.Sprintf("node %q takes its context from another node of %q, and there is none with main_context 1", c.Node, c.Source))
+		}
+	}
+	if err := ValidateReferences(m.Name, m.Sidecars(), files); err != nil {
+		return err
+	}
+	for _, t := range m.Initializers {
+		if t.Location == "" {
+			continue
+		}
+		if err := t.fits(m.Name, files[t.Location]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ValidateReferences checks that references of file (a graph, or a context binary) are clean relative names of files.
+func ValidateReferences(file string, refs []Reference, files map[string]int64) error {
+	for _, r := range refs {
+		if why := badArtefactName(r.Name); why != "" {
+			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q: %s", r.Node, r.Name, why)}
+		}
+		size, ok := files[r.Name]
+		if !ok {
+			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q is not part of the artefact", r.Node, r.Name)}
+		}
+		if size == 0 && r.Attribute != "external_data" {
+			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q is empty", r.Node, r.Name)}
+		}
+	}
+	return nil
+}
+
+func (m *Model) validateContext(c Context) error {
+	switch {
+	case c.Domain != "com.microsoft":
+		return m.wrong(c.Offset, "domain", fmt.Sprintf("EPContext node %q is of the domain %q; ORT knows it in \"com.microsoft\"", c.Node, c.Domain))
+	case c.EmbedMode != 0 && c.EmbedMode != 1:
+		return m.wrong(c.Offset, "attribute.embed_mode", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.EmbedMode))
+	case c.MainContext != 0 && c.MainContext != 1:
+		return m.wrong(c.Offset, "attribute.main_context", fmt.Sprintf("node %q: %d is neither 0 nor 1", c.Node, c.MainContext))
+	case c.MainContext == 1 && c.DLCContext == "" && c.CacheContext == "" && c.Inline.Length == 0:
+		return m.wrong(c.Offset, "attribute.ep_cache_context", fmt.Sprintf("node %q has no context: neither bytes nor a file", c.Node))
+	}
+	return nil
+}
+
+// wrong makes the error for something in the graph file.
+func (m *Model) wrong(at int64, field, reason string) error {
+	return &FormatError{File: m.Name, Offset: at, Field: field, Reason: reason}
+}
+
+// fits checks that external data lies inside a file of the given size.
+func (t Initializer) fits(graph string, size int64) error {
+	end := t.Offset
+	if t.Length > 0 {
+		end += t.Length // Read has refused what overflows
+	}
+	if end <= size {
+		return nil
+	}
+	what := fmt.Sprintf("%d bytes from offset %d", t.Length, t.Offset)
+	if t.Length < 0 {
+		what = fmt.Sprintf("offset %d", t.Offset)
+	}
+	return &FormatError{graph, t.At, "external_data", fmt.Sprintf("tensor %q: %s of %q: beyond its end at %d", t.Name, what, t.Location, size)}
+}
