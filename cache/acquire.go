@@ -1,0 +1,332 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// Progress is what a waiting caller is told.
+type Progress struct {
+	Phase       string // "reading", "queued", "probing", "compiling", "checking", "storing", "verifying"
+	Detail      string
+	Done, Total int64 // bytes, where they are known
+}
+
+// The outcomes of a request.
+const (
+	Hit         = "hit"
+	Compiled    = "compiled"    // by this request
+	Waited      = "waited"      // by another request for the same, which this one waited for
+	PassThrough = "passthrough" // the model is compiled already: load it as it is
+	Key         = "key"         // only the key was asked for
+)
+
+// Answer is what a request got. View, where there is one, is the caller's to close: it is the lease.
+type Answer struct {
+	Outcome       string
+	RequestKey    index.RequestKey
+	ModelDigest   cas.Digest
+	Record        string       // the request record as JSON
+	Build         *index.Build // nil for PassThrough and Key; shared: read only
+	Compatibility string
+	Why           string
+	Runtime       string // what the answer is for
+
+	View  *os.File
+	Path  string // of the view
+	Graph string // relative to the view: "<id>/<graph>"
+
+	ProviderOptions        map[string]map[string]string // by EP: load the graph with exactly these
+	SessionOptions         map[string]string
+	GraphOptimizationLevel string // "" where it does not matter
+	Warnings               []string
+}
+
+// Acquire answers one request: with the build that there is, or with one that is compiled now. progress is called
+// at each change of phase, from any goroutine, and not after Acquire returned.
+func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)) (*Answer, error) {
+	phase, done := phases(progress)
+	defer done()
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	id, err := c.identify(ctx, r, phase)
+	if err != nil {
+		return nil, err
+	}
+	rt, rc, err := c.resolve(ctx, r, phase)
+	if err != nil {
+		return nil, err
+	}
+	if id.Compiled {
+		return c.passThrough(ctx, r, id, rt, rc)
+	}
+	p, err := c.plan(ctx, r, id.Digest, rc, phase)
+	if err != nil {
+		return nil, err
+	}
+	if r.OnMiss == KeyOnly {
+		return &Answer{Outcome: Key, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name}, nil
+	}
+	why := ""
+	if r.OnMiss != Refresh && r.OnMiss != Bypass {
+		var a *Answer
+		if a, why, err = c.lookUp(ctx, r, p, rc, phase); a != nil || err != nil {
+			return c.finish(a, r, p, rt, rc), err
+		}
+		c.index.Count("misses", 1)
+	}
+	if r.OnMiss == Fail {
+		return nil, fail(NotFound, nil, "no build for model %q: %s", r.Name, why).fact("request_key", p.requestKey.String()).
+			hint("compile it: ask again with on_miss wait")
+	}
+	a, err := c.compileOnce(ctx, r, id, p, rc, why, phase)
+	return c.finish(a, r, p, rt, rc), err
+}
+
+// phases passes changes of phase on, and nothing after done.
+func phases(progress func(Progress)) (phase func(string), done func()) {
+	if progress == nil {
+		return func(string) {}, func() {}
+	}
+	var mu sync.Mutex
+	last, over := "", false
+	phase = func(name string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !over && name != last {
+			last = name
+			progress(Progress{Phase: name})
+		}
+	}
+	return phase, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+	}
+}
+
+// maxEPs and maxOptions bound what one request may carry.
+const (
+	maxEPs     = 16
+	maxOptions = 1024
+)
+
+func (r *Request) check() error {
+	switch {
+	case r.Graph == nil:
+		return fail(BadRequest, nil, "the request has no model")
+	case len(r.EPs) == 0:
+		return fail(BadRequest, nil, "model %q: the request names no execution provider", r.Name).
+			hint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
+	case len(r.EPs) > maxEPs:
+		return fail(BadRequest, nil, "model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
+	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
+		return fail(BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
+	}
+	switch r.Store {
+	case "", "shared", "user", "none":
+	default:
+		return fail(BadRequest, nil, "store %q: it is one of shared, user, none", r.Store)
+	}
+	seen := make(map[string]bool)
+	for _, ep := range r.EPs {
+		if ep.Name == "" || len(ep.Name) > 200 || strings.ContainsAny(ep.Name, "/\x00\n") {
+			return fail(BadRequest, nil, "execution provider %q: not a name", ep.Name)
+		}
+		if seen[ep.Name] {
+			return fail(BadRequest, nil, "execution provider %q is named twice", ep.Name)
+		}
+		seen[ep.Name] = true
+	}
+	for name, v := range r.FreeDimensions {
+		if v <= 0 {
+			return fail(BadRequest, nil, "free dimension %q: %d is not a size", name, v)
+		}
+	}
+	return nil
+}
+
+// scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.
+// A model that every local user can read may be shared; what is private stays its user's.
+func (c *Cache) scopes(r *Request, id identity) (store string, look []string) {
+	own := fmt.Sprintf("uid:%d", r.Peer.UID)
+	store = "shared"
+	for _, f := range r.files() {
+		if info, err := f.Stat(); err != nil || info.Mode().Perm()&0o004 == 0 {
+			store = own
+		}
+	}
+	for _, wish := range []string{id.Store, r.Store} {
+		switch {
+		case wish == "none":
+			store = ""
+		case wish == "user" && store != "":
+			store = own
+		}
+	}
+	if store == own {
+		return store, []string{own, "shared"}
+	}
+	return store, []string{"shared", own}
+}
+
+// lookUp finds the build and makes its view ready. Without one it says why not.
+func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rc *runtimeContent, phase func(string)) (*Answer, string, error) {
+	why := "never compiled for this request"
+	_, look := c.scopes(r, identity{})
+	for _, scope := range look {
+		builds, err := c.index.Lookup(p.requestKey, scope)
+		if err != nil {
+			return nil, "", fail(Internal, err, "look-up of %s", p.requestKey)
+		}
+		for i := range builds {
+			b := &builds[i]
+			if reason := c.unfit(r, p, rc, b); reason != "" {
+				why = reason
+				continue
+			}
+			a, err := c.serve(ctx, b, phase)
+			if err == nil {
+				a.Outcome, a.Why = Hit, "made by this execution provider library for this request"
+				c.uses.note(b)
+				return a, "", nil
+			}
+			if ctx.Err() != nil {
+				return nil, "", contextError(ctx, r)
+			}
+			why = c.withhold(b, err)
+		}
+	}
+	return nil, why, nil
+}
+
+// unfit says why a build is not for this caller, "" if it is.
+func (c *Cache) unfit(r *Request, p *plan, rc *runtimeContent, b *index.Build) string {
+	state := c.index.StateOf(b.ID)
+	switch {
+	case state.Name == index.Withheld || state.Name == index.Damaged:
+		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
+	case b.BuildKey != p.buildKey:
+		return "the builds of this request were made by another execution provider library, SDK or for other hardware" + difference(p, b)
+	case r.StrictORT && b.ORTVersion != rc.spec.ORTVersion:
+		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, rc.spec.ORTVersion)
+	}
+	return ""
+}
+
+// difference names what differs between what the plan would make and the build.
+func difference(p *plan, b *index.Build) string {
+	for i, ep := range p.facts {
+		if i >= len(b.EPs) {
+			break
+		}
+		old := b.EPs[i]
+		switch {
+		case old.SDKVersion != ep.SDKVersion:
+			return fmt.Sprintf(" (%s: SDK %s, now %s)", ep.Name, old.SDKVersion, ep.SDKVersion)
+		case old.HardwareArchitecture != ep.HardwareArchitecture:
+			return fmt.Sprintf(" (%s: hardware %q, now %q)", ep.Name, old.HardwareArchitecture, ep.HardwareArchitecture)
+		case old.LibraryDigest != ep.LibraryDigest:
+			return fmt.Sprintf(" (%s: library %s %.12s, now %s %.12s)", ep.Name, old.Version, old.LibraryDigest, ep.Version, ep.LibraryDigest)
+		}
+	}
+	return ""
+}
+
+// serve gives a lease on the build's view, after every file of it was compared with what was verified.
+func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (*Answer, error) {
+	for attempt := 0; ; attempt++ {
+		v, err := c.viewOf(ctx, b, phase)
+		if err != nil {
+			return nil, err
+		}
+		f, err := v.lease()
+		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {
+			// Taken away, or being taken away, between the check and the lease.
+			c.dropView(b.ID, v, 0)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return &Answer{Build: b, View: f, Path: v.path, Graph: v.id + "/" + v.graph}, nil
+	}
+}
+
+// finish fills in what every answer with a build says.
+func (c *Cache) finish(a *Answer, r *Request, p *plan, rt *runtime, rc *runtimeContent) *Answer {
+	if a == nil {
+		return nil
+	}
+	a.RequestKey, a.ModelDigest, a.Record = p.requestKey, p.canonical.Model, p.recordJSON
+	a.Runtime, a.Compatibility = rt.name, "optimal" // made by these libraries, or equal ones, for this hardware
+	a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, a.Build.GraphOptimizationLevel
+	a.Warnings = append(a.Warnings, a.Build.Warnings...)
+	a.ProviderOptions = make(map[string]map[string]string, len(r.EPs))
+	for _, ep := range p.eps {
+		a.ProviderOptions[ep.Name] = ep.Options
+	}
+	c.seen(r.Peer, a.Build)
+	return a
+}
+
+// withhold takes a build that failed its check out of service, and says why.
+func (c *Cache) withhold(b *index.Build, cause error) string {
+	var corrupt *cas.CorruptError
+	if !errors.As(cause, &corrupt) && !errors.Is(cause, cas.ErrNotFound) {
+		c.log.Error("build cannot be served", "build", b.BuildKey.String(), "error", cause)
+		return "the build cannot be served: " + cause.Error()
+	}
+	reason := cause.Error()
+	c.log.Warn("build withheld", "build", b.BuildKey.String(), "why", reason)
+	if corrupt != nil {
+		c.putAside(corrupt.Digest, reason)
+	} else {
+		c.withholdBuild(b.ID, index.Damaged, reason)
+	}
+	return "the stored build was damaged: " + reason
+}
+
+// withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id.
+func (c *Cache) withholdBuild(id index.BuildID, state, reason string) {
+	if err := c.index.SetState(id, index.State{Name: state, Reason: reason, At: time.Now()}); err != nil {
+		c.log.Error("state of build not kept", "build", id.String(), "error", err)
+	}
+	c.views.mu.Lock()
+	v := c.views.live[id]
+	c.views.mu.Unlock()
+	if v != nil {
+		c.dropView(id, v, pathGrace)
+	}
+	b, err := c.index.Get(id)
+	if err != nil {
+		return // retracted meanwhile: it has no history of its own
+	}
+	c.note(state, &b, reason)
+}
+
+// note writes an event into the history; one that cannot be written is lost, and nothing depends on it.
+func (c *Cache) note(kind string, b *index.Build, text string) {
+	e := index.Event{At: time.Now(), Kind: kind, RequestKey: b.RequestKey, BuildID: b.ID, Text: text}
+	if err := c.index.Note(context.Background(), e); err != nil {
+		c.log.Warn("event not kept", "kind", kind, "error", err)
+	}
+}
+
+// contextError is the error of a caller that went away, or whose time is over.
+func contextError(ctx context.Context, r *Request) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fail(Deadline, ctx.Err(), "model %q", r.Name)
+	}
+	return fail(Cancelled, ctx.Err(), "model %q", r.Name)
+}

@@ -1,0 +1,222 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// Options say how a cache is kept. The zero value of each field is a sensible default.
+type Options struct {
+	Compiler       compilers.Compiler
+	Runtimes       []compilers.Runtime // registered by the administrator, in order of preference; with only Directory set, libraries are found in it
+	AllowOptions   []string            // "EP/option" and "session/key": options that are passed on though nothing is known of them
+	Jobs           int                 // compiles at the same time; 0: one per processor
+	PathAccess     bool                // shared views may be reached by path by every local user, not only by descriptor
+	Administrators []uint32            // besides root and the daemon's own user
+	Log            *slog.Logger
+}
+
+// Cache keeps compiled models under one state directory. Make one with Open.
+type Cache struct {
+	dir     string
+	uid     uint32
+	options Options
+	log     *slog.Logger
+	lock    *os.File
+	started time.Time
+
+	cas      *cas.Store
+	index    *index.Index
+	memo     *memo
+	probes   *probes
+	compiler compilers.Compiler
+	runtimes runtimes
+	views    views
+	uses     uses
+	flights  flights
+	slots    chan struct{} // one token for each compile that may run
+
+	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
+	// blobs that nothing refers to are removed.
+	publishing sync.RWMutex
+
+	stop context.CancelFunc // ends the background work
+	work sync.WaitGroup     // which Close waits for
+}
+
+// Open opens the cache in dir, making it where there is none. One process has a cache open at a time.
+func Open(dir string, o Options) (*Cache, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Jobs <= 0 {
+		o.Jobs = goruntime.NumCPU()
+	}
+	if err := layDown(dir); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	lock, err := lockState(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: time.Now(),
+		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs)}
+	if err := c.open(); err != nil {
+		return nil, errors.Join(err, c.closeStores(), lock.Close())
+	}
+	return c, nil
+}
+
+func (c *Cache) open() error {
+	var err error
+	if c.index, err = index.Open(c.dir, index.Options{Log: c.log}); err != nil {
+		return fmt.Errorf("index: %w", err)
+	}
+	if why := c.index.Rebuilt(); why != "" {
+		c.log.Warn("index rebuilt from the manifests", "why", why)
+	}
+	if c.cas, err = cas.Open(c.dir, cas.Options{Stamps: c.index}); err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	if err := c.emptyStaging(); err != nil {
+		return fmt.Errorf("staging: %w", err)
+	}
+	c.memo = newMemo(c.index)
+	c.probes = newProbes(c.compiler, c.index)
+	c.uses.since = make(map[index.BuildID]*use)
+	for _, spec := range c.options.Runtimes {
+		rt := explicitRuntime(spec, true)
+		if spec.ORTLibrary == "" {
+			rt = directoryRuntime(filepath.Clean(spec.Directory), true)
+		}
+		c.runtimes.list = append(c.runtimes.list, rt)
+	}
+	if err := c.openViews(); err != nil {
+		return fmt.Errorf("views: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop = cancel
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		c.background(ctx)
+	}()
+	return nil
+}
+
+// background does what nobody waits for: looks at the runtimes so that the first request need not, removes what
+// crashes left behind, and writes down what is counted in memory.
+func (c *Cache) background(ctx context.Context) {
+	for _, rt := range c.runtimes.all() {
+		if _, err := c.content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
+			c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
+		}
+	}
+	if err := c.doomStrangers(ctx); err != nil && ctx.Err() == nil {
+		c.log.Warn("stray views not found", "error", err)
+	}
+	if err := c.removeLeftovers(ctx); err != nil && ctx.Err() == nil {
+		c.log.Warn("leftovers not removed", "error", err)
+	}
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		c.sweepViews()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			c.flushUses()
+		}
+	}
+}
+
+const sweepEvery = 5 * time.Second
+
+// Close waits for work under way, writes down what is only in memory, and releases the state directory. Requests
+// must have ended before.
+func (c *Cache) Close() error {
+	c.stop()
+	c.flights.close()
+	c.work.Wait()
+	c.flushUses()
+	c.views.close()
+	return errors.Join(c.closeStores(), c.lock.Close())
+}
+
+func (c *Cache) closeStores() error {
+	if c.index == nil {
+		return nil
+	}
+	return c.index.Close()
+}
+
+// Directory is the state directory, absolute.
+func (c *Cache) Directory() string { return c.dir }
+
+func (c *Cache) path(name ...string) string {
+	return filepath.Join(append([]string{c.dir}, name...)...)
+}
+
+func (c *Cache) emptyStaging() error {
+	entries, err := os.ReadDir(c.path("staging"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(c.path("staging", e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeLeftovers removes blobs that no manifest refers to: what a put left that was never acknowledged.
+func (c *Cache) removeLeftovers(ctx context.Context) error {
+	var lost []cas.Digest
+	err := c.cas.Walk(ctx, func(d cas.Digest, _ int64) error {
+		ids, err := c.index.Needs(d)
+		if err == nil && len(ids) == 0 {
+			lost = append(lost, d)
+		}
+		return err
+	})
+	for _, d := range lost {
+		if removed, err2 := c.removeUnneeded(d); err2 != nil {
+			err = errors.Join(err, err2)
+		} else if removed {
+			c.log.Info("leftover blob removed", "digest", d.String())
+		}
+	}
+	return err
+}
+
+// removeUnneeded removes a blob unless a manifest refers to it by now.
+func (c *Cache) removeUnneeded(d cas.Digest) (bool, error) {
+	c.publishing.Lock()
+	defer c.publishing.Unlock()
+	ids, err := c.index.Needs(d)
+	if err != nil || len(ids) > 0 {
+		return false, err
+	}
+	if err := c.cas.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
+		return false, err
+	}
+	return true, nil
+}

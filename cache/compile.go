@@ -1,0 +1,440 @@
+package cache
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+)
+
+// compiled is what a flight brings: a build in the store, or, where nothing is to be kept, a view of its own.
+type compiled struct {
+	build *index.Build
+	alone *view // nil when the build is in the store
+}
+
+// compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
+func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, phase func(string)) (*Answer, error) {
+	scope, _ := c.scopes(r, id)
+	key := flightKey{build: p.buildKey, scope: scope}
+	if scope == "" || r.OnMiss == Bypass {
+		scope, key.scope, key.alone = "", "", newID()
+	}
+	result, first, err := c.flights.join(ctx, key, phase, func() (func(context.Context, func(string)) (*compiled, error), error) {
+		j, err := c.newJob(r, p, rc, scope)
+		if err != nil {
+			return nil, err
+		}
+		return j.run, nil
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, contextError(ctx, r)
+		}
+		return nil, err
+	}
+	a, err := c.serveCompiled(ctx, result, phase)
+	if err != nil {
+		return nil, fail(Internal, err, "model %q: compiled, but cannot be served", r.Name)
+	}
+	a.Outcome, a.Why = Waited, "compiled by another request for the same"
+	if first {
+		a.Outcome, a.Why = Compiled, why
+	}
+	return a, nil
+}
+
+func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(string)) (*Answer, error) {
+	if result.alone == nil {
+		return c.serve(ctx, result.build, phase)
+	}
+	v := result.alone
+	f, err := v.lease()
+	if err != nil {
+		return nil, err
+	}
+	c.doomLater(v) // nobody finds it again: it goes with its last holder
+	return &Answer{Build: result.build, View: f, Path: v.path, Graph: v.id + "/" + v.graph}, nil
+}
+
+// job is one compile. It has descriptors of its own, for the caller who asked first may leave.
+type job struct {
+	c       *Cache
+	request *Request
+	plan    *plan
+	rc      *runtimeContent
+	scope   string // "" to keep nothing
+	folder  string
+	name    string // 16 hex digits of the build key: EPs write file names into what they make
+}
+
+func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
+	own := *r
+	var err error
+	if own.Graph, err = duplicate(r.Graph); err != nil {
+		return nil, fail(Internal, err, "model %q", r.Name)
+	}
+	j := &job{c: c, request: &own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}
+	own.External = make(map[string]*os.File, len(r.External))
+	for location, f := range r.External {
+		if own.External[location], err = duplicate(f); err != nil {
+			j.closeFiles()
+			return nil, fail(Internal, err, "model %q", r.Name)
+		}
+	}
+	return j, nil
+}
+
+func (j *job) closeFiles() {
+	for _, f := range j.request.files() {
+		if f != nil {
+			_ = f.Close() // opened for reading only: nothing can be lost
+		}
+	}
+}
+
+func (j *job) run(ctx context.Context, phase func(string)) (*compiled, error) {
+	defer j.closeFiles()
+	c := j.c
+	phase("queued")
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return nil, fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
+	}
+	var err error
+	if j.folder, err = os.MkdirTemp(c.path("staging"), "job-"); err != nil {
+		return nil, storeError(err, j.request.Name)
+	}
+	defer func() {
+		if err := os.RemoveAll(j.folder); err != nil {
+			c.log.Warn("staging folder not removed", "path", j.folder, "error", err)
+		}
+	}()
+	result, err := j.compile(ctx, phase)
+	if err != nil {
+		c.index.Count("failures", 1)
+		c.log.Info("compile failed", "model", j.request.Name, "error", err)
+		c.note("failed", &index.Build{RequestKey: j.plan.requestKey}, err.Error())
+		return nil, err
+	}
+	c.index.Count("compiles", 1)
+	return result, nil
+}
+
+// compile makes the artefact in the staging folder and publishes it.
+func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error) {
+	phase("reading")
+	model, err := j.copyModel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := filepath.Join(j.folder, "out")
+	if err := os.Mkdir(out, 0o700); err != nil {
+		return nil, storeError(err, j.request.Name)
+	}
+	phase("compiling")
+	spec := compilers.Job{
+		Runtime: j.rc.spec, EPs: j.plan.eps, Model: model, Folder: out, Output: j.name + "_ctx.onnx",
+		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
+		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
+		GraphOptimizationLevel:     j.request.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
+	}
+	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
+	if err != nil {
+		return nil, workerError(err, "model %q does not compile", j.request.Name)
+	}
+	if !j.rc.unchanged() {
+		// What was compiled may be of neither version, and belongs to no build key.
+		return nil, fail(Busy, nil, "model %q: the runtime's libraries changed during the compile", j.request.Name).hint("ask again")
+	}
+	phase("checking")
+	b, err := j.check(ctx, out, result)
+	if err != nil {
+		return nil, err
+	}
+	phase("storing")
+	if j.scope == "" {
+		return j.c.keepAlone(b, out)
+	}
+	return j.store(ctx, b, out)
+}
+
+// copyModel makes the private copy that is compiled, and proves that it has the bytes that the key is made of.
+func (j *job) copyModel(ctx context.Context) (string, error) {
+	dir := filepath.Join(j.folder, "model")
+	path := filepath.Join(dir, j.name+".onnx")
+	if err := copyPrivate(j.request.Graph, path); err != nil {
+		return "", storeError(err, j.request.Name)
+	}
+	for location, f := range j.request.External {
+		if err := copyPrivate(f, filepath.Join(dir, filepath.FromSlash(location))); err != nil {
+			return "", storeError(err, j.request.Name)
+		}
+	}
+	got, err := digestOfFolder(ctx, dir, j.name+".onnx")
+	if err != nil {
+		return "", modelError(j.request, err)
+	}
+	if got != j.plan.canonical.Model {
+		return "", fail(BadModel, nil, "model %q changed while being read", j.request.Name).
+			hint("wait until whatever writes it is done, and ask again")
+	}
+	return path, nil
+}
+
+// digestOfFolder is the model digest of a model whose external data lies below its folder.
+func digestOfFolder(ctx context.Context, dir, name string) (cas.Digest, error) {
+	var open []*os.File
+	defer func() {
+		for _, f := range open {
+			_ = f.Close() // opened for reading only: nothing can be lost
+		}
+	}()
+	source := func(location string) (epmodel.Source, error) {
+		f, err := os.Open(filepath.Join(dir, filepath.FromSlash(location)))
+		if err != nil {
+			return nil, err
+		}
+		open = append(open, f)
+		return epmodel.FileSource(f)
+	}
+	graph, err := source(name)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	m, err := epmodel.Read(ctx, name, graph)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	d, err := epmodel.Digest(ctx, m, graph, source, sumOf)
+	return cas.Digest(d), err
+}
+
+// check validates the output and loads it in a process of its own, and writes the build's record.
+func (j *job) check(ctx context.Context, out string, result compilers.Result) (*index.Build, error) {
+	m, err := readArtefact(ctx, out, result)
+	if err != nil {
+		return nil, fail(CompileFailed, err, "model %q: the execution provider's output is not an artefact", j.request.Name)
+	}
+	b := j.record(m, result)
+	checked, err := j.c.compiler.Check(ctx, compilers.CheckJob{
+		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
+		SessionOptions: j.request.SessionOptions, GraphOptimizationLevel: j.request.GraphOptimizationLevel,
+	})
+	if err != nil {
+		return nil, workerError(err, "model %q: load check", j.request.Name)
+	}
+	b.LoadCheck = checked.Outcome
+	switch {
+	case checked.Outcome == compilers.Failed:
+		return nil, fail(CompileFailed, nil, "model %q compiles, but what comes out does not load: %s", j.request.Name, checked.Text).
+			fact("code", fmt.Sprint(checked.Code))
+	case checked.GraphOptimizationLevel == "disable_all":
+		b.GraphOptimizationLevel = "disable_all"
+	}
+	return b, nil
+}
+
+// readArtefact reads the compiled graph, and checks that every file it refers to is among the result's.
+func readArtefact(ctx context.Context, out string, result compilers.Result) (*epmodel.Model, error) {
+	f, err := os.Open(filepath.Join(out, result.Graph))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	src, err := epmodel.FileSource(f)
+	if err != nil {
+		return nil, err
+	}
+	m, err := epmodel.Read(ctx, result.Graph, src)
+	if err != nil {
+		return nil, err
+	}
+	sizes := make(map[string]int64, len(result.Files))
+	for _, name := range result.Files {
+		info, err := os.Stat(filepath.Join(out, filepath.FromSlash(name)))
+		if err != nil {
+			return nil, err
+		}
+		sizes[name] = info.Size()
+	}
+	return m, epmodel.Validate(m, sizes)
+}
+
+// record is the build's record but for its files' digests.
+func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
+	r := j.request
+	b := &index.Build{
+		RequestKey: j.plan.requestKey, BuildKey: j.plan.buildKey, Scope: j.scope, UID: r.Peer.UID,
+		ModelDigest: j.plan.canonical.Model, ModelName: r.Name, Record: j.plan.record, RecordJSON: j.plan.recordJSON,
+		EPs: j.plan.facts, ORTVersion: result.ORTVersion, Route: j.plan.canonical.Route, Graph: result.Graph,
+		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
+		CompileSeconds: result.Seconds, Created: time.Now(), IRVersion: m.IRVersion, Embed: r.Embed,
+	}
+	for _, name := range result.Files {
+		b.Files = append(b.Files, index.File{Name: name})
+	}
+	for _, ep := range j.plan.eps {
+		info, _ := compilers.EPByName(ep.Name)
+		b.ProviderOptions[ep.Name] = baseNames(info, ep.Options)
+	}
+	made := make(map[string]bool)
+	for _, n := range m.Contexts {
+		made[n.Source] = true
+	}
+	for _, ep := range j.plan.eps {
+		if !made[ep.Name] {
+			b.Warnings = append(b.Warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
+		}
+	}
+	if rest := m.Nodes - len(m.Contexts); rest > 0 {
+		b.Warnings = append(b.Warnings, fmt.Sprintf("%d nodes stay outside the compiled parts and run on another execution provider: %s", rest, m.NodeSummary(8)))
+	}
+	return b
+}
+
+// store puts the files and then the manifest: from there on the build is acknowledged.
+func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled, error) {
+	c := j.c
+	c.publishing.RLock()
+	err := c.put(ctx, b, out)
+	c.publishing.RUnlock()
+	if err != nil {
+		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
+		c.log.Error("build not stored", "model", b.ModelName, "error", err)
+		b.Warnings = append(b.Warnings, "not kept: "+err.Error())
+		return c.keepAlone(b, out)
+	}
+	c.log.Info("compiled", "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds, "scope", b.Scope)
+	c.note("compiled", b, fmt.Sprintf("by %s in %.2f s", epNames(j.request.EPs), b.CompileSeconds))
+	c.supersede(ctx, b)
+	return &compiled{build: b}, nil
+}
+
+func (c *Cache) put(ctx context.Context, b *index.Build, out string) error {
+	for i := range b.Files {
+		f := &b.Files[i]
+		path := filepath.Join(out, filepath.FromSlash(f.Name))
+		var err error
+		if f.Digest, f.Size, err = c.cas.Adopt(ctx, path); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	id, err := hex.DecodeString(newID() + newID())
+	if err != nil {
+		return err
+	}
+	copy(b.ID[:], id)
+	return c.index.Publish(ctx, *b)
+}
+
+// supersede retracts the earlier builds of the same key: a newer one answers in their place.
+func (c *Cache) supersede(ctx context.Context, b *index.Build) {
+	builds, err := c.index.Lookup(b.RequestKey, b.Scope)
+	if err != nil {
+		c.log.Warn("superseded builds not found", "error", err)
+		return
+	}
+	for i := range builds {
+		if old := &builds[i]; old.BuildKey == b.BuildKey && old.ID != b.ID {
+			if _, err := c.retract(ctx, old, "compiled anew", pathGrace); err != nil {
+				c.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
+			}
+		}
+	}
+}
+
+// keepAlone makes a view that only those who wait for it now will hold; nothing of it is kept.
+func (c *Cache) keepAlone(b *index.Build, out string) (*compiled, error) {
+	v, err := c.newView("unkept", b.Graph)
+	if err != nil {
+		return nil, storeError(err, b.ModelName)
+	}
+	for i := range b.Files {
+		if err := c.moveFile(v, &b.Files[i], out); err != nil {
+			c.discardView(v)
+			return nil, storeError(err, b.ModelName)
+		}
+		v.files = append(v.files, viewFile{name: b.Files[i].Name, copied: true})
+	}
+	if err := c.sealView(v); err != nil {
+		return nil, storeError(err, b.ModelName)
+	}
+	return &compiled{build: b, alone: v}, nil
+}
+
+// moveFile moves a staged file into the view, or links the blob that it has become already.
+func (c *Cache) moveFile(v *view, f *index.File, out string) error {
+	if !f.Digest.IsZero() {
+		_, err := c.linkFile(context.Background(), v, *f)
+		return err
+	}
+	to := filepath.Join(v.path, v.id, filepath.FromSlash(f.Name))
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	from := filepath.Join(out, filepath.FromSlash(f.Name))
+	info, err := os.Lstat(from)
+	if err != nil {
+		return err
+	}
+	f.Size = info.Size()
+	return errors.Join(os.Chmod(from, 0o444), os.Rename(from, to))
+}
+
+func epNames(eps []EP) string {
+	names := make([]string, len(eps))
+	for i, ep := range eps {
+		names[i] = ep.Name
+	}
+	return strings.Join(names, ", ")
+}
+
+// workerError gives a worker's failure its class, with the compiler's own last words in the text.
+func workerError(err error, format string, args ...any) error {
+	var known *Error
+	var refused *compilers.RefusedError
+	var exit *compilers.ExitError
+	var none *compilers.NoNodesError
+	switch {
+	case errors.As(err, &known):
+		return err
+	case errors.As(err, &none):
+		return fail(CompileFailed, err, format, args...).fact("reason", "no node taken").
+			hint("load the model without epcached, or choose another execution provider")
+	case errors.As(err, &refused):
+		return fail(CompileFailed, err, format, args...).fact("code", fmt.Sprint(refused.Code))
+	case errors.As(err, &exit):
+		return fail(CompileFailed, err, format, args...).fact("exit", fmt.Sprint(exit.Code)).fact("signal", exit.Signal).
+			fact("stderr", exit.Stderr)
+	case errors.Is(err, context.Canceled):
+		return fail(Cancelled, err, format, args...)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fail(Deadline, err, format, args...)
+	case errors.Is(err, compilers.ErrOption):
+		return fail(BadRequest, err, format, args...)
+	case errors.Is(err, compilers.ErrNotFound):
+		return fail(Unavailable, err, format, args...)
+	}
+	return fail(CompileFailed, err, format, args...)
+}
+
+// storeError is for what goes wrong with the daemon's own files.
+func storeError(err error, model string) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fail(NoSpace, err, "model %q", model)
+	}
+	return fail(Internal, err, "model %q", model)
+}

@@ -1,0 +1,118 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// The file systems on which unchanged times mean unchanged content, when mounted writable. Images (erofs,
+// squashfs) may carry equal times and inode numbers for different files; overlay, tmpfs, FUSE and network file
+// systems make no promise that would do.
+var believable = map[int64]bool{
+	0xef53:     true, // ext4
+	0x58465342: true, // XFS
+	0x9123683e: true, // btrfs
+	0xf2f52010: true, // f2fs
+}
+
+// believableFS gives the file system's id, and whether its times may be believed.
+func believableFS(f *os.File) ([8]byte, bool) {
+	var id [8]byte
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return id, false
+	}
+	if !believable[int64(st.Type)] || st.Flags&unix.ST_RDONLY != 0 {
+		return id, false
+	}
+	binary.LittleEndian.PutUint32(id[:4], uint32(st.Fsid.Val[0]))
+	binary.LittleEndian.PutUint32(id[4:], uint32(st.Fsid.Val[1]))
+	return id, true
+}
+
+// settle writes back what is dirty, so that later stores through a mapping move the file's times.
+func settle(f *os.File) error {
+	err := unix.Fdatasync(int(f.Fd()))
+	if err == unix.EINVAL || err == unix.EROFS {
+		return nil // a file system that has nothing to write back; its times are not believed anyway
+	}
+	return err
+}
+
+// stampPath is the stamp of the file that a path leads to, through symbolic links: a switched link is a change.
+func stampPath(path string) (cas.Stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return cas.Stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return cas.Stamp{
+		Dev: st.Dev, Ino: st.Ino, Size: st.Size, Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
+	}, nil
+}
+
+// tryLock takes an exclusive lock on the open file, which lasts until it is closed everywhere.
+func tryLock(f *os.File) (bool, error) {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// shareLock takes a shared lock on the open file.
+func shareLock(f *os.File) error {
+	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+}
+
+// duplicate gives a second descriptor of an open file.
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, &os.PathError{Op: "dup", Path: f.Name(), Err: err}
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// copyPrivate copies a client's file to a new file of ours, through the descriptor alone and without touching its
+// offset, which the client shares. Where the file system can, the bytes are cloned.
+func copyPrivate(from *os.File, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(copyBytes(from, to), to.Close())
+}
+
+func copyBytes(from, to *os.File) error {
+	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil {
+		return nil
+	}
+	var off int64
+	for {
+		in, out := off, off
+		n, err := unix.CopyFileRange(int(from.Fd()), &in, int(to.Fd()), &out, 1<<30, 0)
+		switch {
+		case err == unix.EINTR:
+		case off == 0 && err != nil && err != unix.ENOSPC && err != unix.EIO && err != unix.EDQUOT:
+			// Not between these two file systems: by hand.
+			_, err := io.Copy(to, io.NewSectionReader(from, 0, math.MaxInt64))
+			return err
+		case err != nil:
+			return &os.PathError{Op: "copy_file_range", Path: to.Name(), Err: err}
+		case n == 0:
+			return nil
+		}
+		off += int64(n)
+	}
+}

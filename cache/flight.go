@@ -1,0 +1,141 @@
+package cache
+
+import (
+	"context"
+	"sync"
+
+	"github.com/epcached/epcached/index"
+)
+
+// flights are the compiles under way: one for each build key and scope, however many wait for it.
+type flights struct {
+	mu   sync.Mutex
+	open map[flightKey]*flight // guarded by mu
+	work sync.WaitGroup
+}
+
+type flightKey struct {
+	build index.BuildKey
+	scope string
+	alone string // not empty: shared with nobody
+}
+
+// flight is one compile and those who wait for it.
+type flight struct {
+	done   chan struct{} // closed when result and err are there
+	cancel context.CancelFunc
+	result *compiled
+	err    error
+
+	mu      sync.Mutex
+	phase   string
+	waiters map[int]func(string) // guarded by mu; each is told the phases
+	next    int
+}
+
+// join enters the flight for the key, starting it with run if there is none, and waits for its result. The flight
+// goes on as long as anybody waits; when the last one leaves it is cancelled. first says whether this call began it.
+func (fs *flights) join(ctx context.Context, key flightKey, phase func(string), prepare func() (run func(context.Context, func(string)) (*compiled, error), err error)) (result *compiled, first bool, err error) {
+	fs.mu.Lock()
+	f := fs.open[key]
+	if f == nil {
+		run, err := prepare()
+		if err != nil {
+			fs.mu.Unlock()
+			return nil, true, err
+		}
+		f = fs.start(key, run)
+		first = true
+	}
+	leave := f.enter(phase)
+	fs.mu.Unlock()
+	select {
+	case <-f.done:
+		leave(nil)
+		return f.result, first, f.err
+	case <-ctx.Done():
+		leave(fs)
+		return nil, first, ctx.Err()
+	}
+}
+
+// start runs the flight on a goroutine of its own. The caller holds fs.mu.
+func (fs *flights) start(key flightKey, run func(context.Context, func(string)) (*compiled, error)) *flight {
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &flight{done: make(chan struct{}), cancel: cancel, waiters: make(map[int]func(string))}
+	if fs.open == nil {
+		fs.open = make(map[flightKey]*flight)
+	}
+	fs.open[key] = f
+	fs.work.Add(1)
+	go func() {
+		defer fs.work.Done()
+		defer cancel()
+		result, err := run(ctx, f.tell)
+		fs.mu.Lock()
+		if fs.open[key] == f {
+			delete(fs.open, key)
+		}
+		fs.mu.Unlock()
+		f.result, f.err = result, err
+		close(f.done)
+	}()
+	return f
+}
+
+// enter adds a waiter. What it returns takes the waiter out again; given the flights, the last to leave cancels.
+func (f *flight) enter(phase func(string)) (leave func(*flights)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	id := f.next
+	f.next++
+	f.waiters[id] = phase
+	if f.phase != "" {
+		phase(f.phase)
+	}
+	return func(fs *flights) {
+		if fs != nil {
+			fs.mu.Lock() // nobody may join between the count and the cancel
+			defer fs.mu.Unlock()
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.waiters, id)
+		if fs == nil || len(f.waiters) > 0 {
+			return
+		}
+		f.cancel()
+		for key, open := range fs.open {
+			if open == f {
+				delete(fs.open, key) // who comes now starts afresh
+			}
+		}
+	}
+}
+
+// tell passes a change of phase to everybody who waits.
+func (f *flight) tell(phase string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.phase = phase
+	for _, w := range f.waiters {
+		w(phase)
+	}
+}
+
+// count is how many compiles are under way.
+func (fs *flights) count() int {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return len(fs.open)
+}
+
+// close cancels what is under way and waits for it to end.
+func (fs *flights) close() {
+	fs.mu.Lock()
+	for _, f := range fs.open {
+		f.cancel()
+	}
+	fs.mu.Unlock()
+	fs.work.Wait()
+}

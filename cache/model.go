@@ -1,0 +1,218 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/epmodel"
+)
+
+// identity is what a model's content says; it holds for as long as the files' stamps do.
+type identity struct {
+	Digest    cas.Digest
+	Locations []string // external data, sorted
+	Compiled  bool     // the model has EPContext nodes already
+	Store     string   // metadata "epcache.store"
+	FreeDims  []string // names of free dimensions of the inputs
+}
+
+// quiet is how long a file must have been left alone before its times are believed: a file system's clock may
+// tick slowly, and two changes within one tick look like one.
+const quiet = 2 * time.Second
+
+// identify gives the identity of the request's model, from the memo where every file is unchanged, else by
+// reading and hashing every byte. The second result says whether the files' times may be believed at all.
+func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (identity, error) {
+	graphKey, believable := memoKey(r.Peer.UID, r.Graph)
+	if believable {
+		if id, ok := c.memo.load(graphKey, "graph"); ok {
+			if missing := r.missing(id.Locations); len(missing) > 0 {
+				return identity{}, &NeedFilesError{Locations: missing}
+			}
+			if len(id.Locations) == 0 {
+				return id, nil
+			}
+			if key, ok := c.modelKey(r, graphKey, id.Locations); ok {
+				if whole, ok := c.memo.load(key, "model"); ok {
+					return whole, nil
+				}
+			}
+		}
+	}
+	progress("reading")
+	return c.read(ctx, r, graphKey, believable)
+}
+
+// read hashes the model and remembers its identity if nothing moved meanwhile.
+func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believable bool) (identity, error) {
+	src, err := epmodel.FileSource(r.Graph)
+	if err != nil {
+		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+	}
+	before, err := newWitness(r)
+	if err != nil {
+		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+	}
+	m, err := epmodel.Read(ctx, r.Name, src)
+	if err != nil {
+		return identity{}, modelError(r, err)
+	}
+	id := identity{
+		Locations: m.Locations(), Compiled: len(m.Contexts) > 0, Store: m.Metadata["epcache.store"],
+		FreeDims: freeDimensions(m),
+	}
+	if !id.Compiled {
+		if missing := r.missing(id.Locations); len(missing) > 0 {
+			if believable && before.unchanged() == nil {
+				c.memo.save(graphKey, "graph", id) // without a digest: only "model" records carry one
+			}
+			return identity{}, &NeedFilesError{Locations: missing}
+		}
+	}
+	if id.Compiled {
+		// Passed through, never compiled: what its sidecars hold does not matter here.
+		m.Initializers, id.Locations = nil, nil
+	}
+	sum, err := epmodel.Digest(ctx, m, src, r.open, sumOf)
+	if err != nil {
+		return identity{}, modelError(r, err)
+	}
+	id.Digest = cas.Digest(sum)
+	if err := before.unchanged(); err != nil {
+		return identity{}, fail(BadModel, err, "model %q changed while being read", r.Name).
+			hint("wait until whatever writes it is done, and ask again")
+	}
+	if believable && before.old(time.Now()) {
+		c.memo.save(graphKey, "graph", id)
+		if key, ok := c.modelKey(r, graphKey, id.Locations); ok && len(id.Locations) > 0 {
+			c.memo.save(key, "model", id)
+		}
+	}
+	return id, nil
+}
+
+func sumOf(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
+	d, err := cas.Sum(ctx, r, off, n)
+	return [32]byte(d), err
+}
+
+// modelError turns what epmodel says into a class: what the reader found in the bytes is the model's fault.
+func modelError(r *Request, err error) error {
+	var format *epmodel.FormatError
+	switch {
+	case errors.As(err, &format):
+		return fail(BadModel, err, "model %q", r.Name).fact("file", format.File).
+			fact("field", format.Field).fact("offset", fmt.Sprint(format.Offset))
+	case errors.Is(err, context.Canceled):
+		return fail(Cancelled, err, "model %q", r.Name)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fail(Deadline, err, "model %q", r.Name)
+	}
+	return fail(BadModel, err, "model %q", r.Name)
+}
+
+// missing lists the locations for which no file was presented.
+func (r *Request) missing(locations []string) []string {
+	var out []string
+	for _, l := range locations {
+		if r.External[l] == nil {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+func (r *Request) open(location string) (epmodel.Source, error) {
+	f := r.External[location]
+	if f == nil {
+		return nil, fmt.Errorf("external data %q: %w", location, fs.ErrNotExist)
+	}
+	return epmodel.FileSource(f)
+}
+
+// files lists every file of the model in a fixed order.
+func (r *Request) files() []*os.File {
+	out := []*os.File{r.Graph}
+	for _, l := range sortedKeys(r.External) {
+		out = append(out, r.External[l])
+	}
+	return out
+}
+
+// freeDimensions names the dimensions of the inputs that the model leaves open.
+func freeDimensions(m *epmodel.Model) []string {
+	seen := make(map[string]int64)
+	for _, in := range m.Inputs {
+		for _, d := range in.Shape {
+			if d.Param != "" {
+				seen[d.Param] = 0
+			}
+		}
+	}
+	return sortedKeys(seen)
+}
+
+// witness remembers the stamps of a model's files, to tell whether anything moved while they were read.
+type witness struct {
+	files  []*os.File
+	stamps []cas.Stamp
+}
+
+func newWitness(r *Request) (*witness, error) {
+	w := &witness{files: r.files()}
+	for _, f := range w.files {
+		// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
+		// the pages, so that every later store faults and moves the times that we compare.
+		if err := settle(f); err != nil {
+			return nil, err
+		}
+		s, err := cas.StampOf(f)
+		if err != nil {
+			return nil, err
+		}
+		w.stamps = append(w.stamps, s)
+	}
+	return w, nil
+}
+
+func (w *witness) unchanged() error {
+	for i, f := range w.files {
+		if err := settle(f); err != nil {
+			return err
+		}
+		s, err := cas.StampOf(f)
+		if err != nil {
+			return err
+		}
+		if s != w.stamps[i] {
+			return fmt.Errorf("%q: size or times moved", f.Name())
+		}
+	}
+	return nil
+}
+
+// old tells whether every file has been left alone for a while; a time in the future is never believed.
+func (w *witness) old(now time.Time) bool {
+	for _, s := range w.stamps {
+		limit := now.Add(-quiet).UnixNano()
+		if s.Mtime > limit || s.Ctime > limit {
+			return false
+		}
+	}
+	return true
+}
+
+func (id identity) marshal() []byte {
+	b, err := json.Marshal(id)
+	if err != nil {
+		return nil // cannot happen: plain strings only
+	}
+	return b
+}

@@ -1,0 +1,238 @@
+package cache
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// An option decides what is compiled, and some make the EP load a library or write a file. So each is known, and
+// has a policy, or it is refused: compilers/eps.toml for provider options, sessionOptions below for the others.
+
+// canonicalOptions gives the EP's options as they count for identity: known names, one spelling for equal values,
+// what equals the default left out.
+func (c *Cache) canonicalOptions(ep EP) (map[string]string, error) {
+	info, _ := compilers.EPByName(ep.Name)
+	info.Name = ep.Name
+	// A library is found beside the EP's own, wherever the client has its copy.
+	out, unknown, err := info.Normalize(baseNames(info, ep.Options), true)
+	if err != nil {
+		return nil, fail(BadRequest, err, "execution provider %s", ep.Name)
+	}
+	for _, name := range unknown {
+		if !slices.Contains(c.options.AllowOptions, ep.Name+"/"+name) {
+			return nil, unknownOption(ep.Name, name, info)
+		}
+	}
+	for name, value := range out {
+		if info.Options[name].Kind != "json" {
+			continue
+		}
+		if key, bad := namesFile([]byte(value)); bad {
+			return nil, fail(NotAllowed, nil, "option %q of %s: %q makes the execution provider read or write a file by name", name, ep.Name, key)
+		}
+	}
+	return out, fileOptions(ep, info)
+}
+
+// fileOptions checks that options which name a file came as descriptors, and only those.
+func fileOptions(ep EP, info compilers.EPInfo) error {
+	for _, name := range sortedKeys(ep.Options) {
+		if info.Options[name].Policy == compilers.FileName {
+			return fail(BadRequest, nil, "option %q of %s names a file: its content has to come as a descriptor", name, ep.Name)
+		}
+	}
+	for _, name := range sortedKeys(ep.Files) {
+		if info.Options[name].Policy != compilers.FileName {
+			return fail(BadRequest, nil, "option %q of %s does not take a file", name, ep.Name)
+		}
+	}
+	return nil
+}
+
+// namesFile finds a key in a JSON value by which the EP would read or write something.
+func namesFile(value []byte) (string, bool) {
+	var tree map[string]json.RawMessage
+	if json.Unmarshal(value, &tree) != nil {
+		return "", false
+	}
+	for _, key := range sortedKeys(tree) {
+		upper := strings.ToUpper(key)
+		for _, end := range []string{"_DIR", "_PATH", "_FILE", "_DIRECTORY"} {
+			if strings.HasSuffix(upper, end) {
+				return key, true
+			}
+		}
+		if inner, bad := namesFile(tree[key]); bad {
+			return inner, true
+		}
+	}
+	return "", false
+}
+
+func unknownOption(ep, name string, info compilers.EPInfo) error {
+	e := fail(BadRequest, nil, "%s has no option %q that is known", ep, name)
+	if near := nearest(name, sortedKeys(info.Options)); near != "" {
+		return e.hint("did you mean %q?", near)
+	}
+	return e.hint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
+}
+
+// nearest finds the name that differs by at most two letters.
+func nearest(name string, names []string) string {
+	best, at := 3, ""
+	for _, n := range names {
+		if d := distance(name, n); d < best {
+			best, at = d, n
+		}
+	}
+	return at
+}
+
+// distance is Levenshtein's.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		last := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := last
+			if a[i] != b[j] {
+				cost = 1 + min(last, row[j], row[j+1])
+			}
+			last, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}
+
+// fillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
+// own, and what has to be there filled in.
+func fillOptions(ep string, options map[string]string, lib compilers.EPLibrary) (map[string]string, error) {
+	info, _ := compilers.EPByName(ep)
+	out := info.Resolve(lib.Path, baseNames(info, options))
+	for name, value := range out {
+		if info.Options[name].Policy == compilers.LibraryName && !slices.Contains(lib.Files, value) {
+			return nil, fail(BadRequest, nil, "option %q of %s: there is no library %q beside %q",
+				name, ep, filepath.Base(value), lib.Path)
+		}
+	}
+	return out, nil
+}
+
+// sessionRule says how a session config entry is treated.
+type sessionRule struct {
+	refused string // why it is not taken from clients
+	def     string // what it means when absent
+	kind    string
+}
+
+// sessionOptions lists ONNX Runtime's session config entries (onnxruntime_session_options_config_keys.h).
+var sessionOptions = map[string]sessionRule{
+	"session.disable_prepacking":                              {kind: "bool", def: "0"},
+	"session.use_env_allocators":                              {kind: "bool", def: "0"},
+	"session.set_denormal_as_zero":                            {kind: "bool", def: "0"},
+	"session.disable_quant_qdq":                               {kind: "bool", def: "0"},
+	"session.disable_double_qdq_remover":                      {kind: "bool", def: "0"},
+	"session.enable_quant_qdq_cleanup":                        {kind: "bool", def: "0"},
+	"session.disable_aot_function_inlining":                   {kind: "bool", def: "0"},
+	"session.disable_cpu_ep_fallback":                         {kind: "bool", def: "0"},
+	"session.disable_model_compile":                           {kind: "bool", def: "0"},
+	"session.use_device_allocator_for_initializers":           {kind: "bool", def: "0"},
+	"session.intra_op.allow_spinning":                         {kind: "bool", def: "1"},
+	"session.inter_op.allow_spinning":                         {kind: "bool", def: "1"},
+	"session.dynamic_block_base":                              {kind: "int", def: "0"},
+	"session.force_spinning_stop":                             {kind: "bool", def: "0"},
+	"session.strict_shape_type_inference":                     {kind: "bool", def: "0"},
+	"session.allow_released_opsets_only":                      {kind: "bool", def: "1"},
+	"session.qdqisint8allowed":                                {kind: "bool"},
+	"session.x64quantprecision":                               {kind: "bool", def: "0"},
+	"session.load_model_format":                               {},
+	"session.use_ort_model_bytes_directly":                    {kind: "bool", def: "0"},
+	"session.use_ort_model_bytes_for_initializers":            {kind: "bool", def: "0"},
+	"session.use_memory_mapped_ort_model":                     {kind: "bool", def: "0"},
+	"session.qdq_matmulnbits_accuracy_level":                  {kind: "int"},
+	"session.qdq_matmulnbits_block_size":                      {kind: "int"},
+	"session.enable_gelu_approximation":                       {kind: "bool", def: "0"},
+	"session.enable_dq_matmulnbits_fusion":                    {kind: "bool", def: "0"},
+	"session.enable_cast_chain_elimination":                   {kind: "bool", def: "0"},
+	"session.record_ep_graph_assignment_info":                 {kind: "bool", def: "0"},
+	"optimization.enable_gelu_approximation":                  {kind: "bool", def: "0"},
+	"optimization.enable_cast_chain_elimination":              {kind: "bool", def: "0"},
+	"optimization.disable_specified_optimizers":               {},
+	"optimization.minimal_build_optimizations":                {},
+	"mlas.enable_gemm_fastmath_arm64_bfloat16":                {kind: "bool", def: "0"},
+	"ep.dynamic.workload_type":                                {},
+	"ep.nnapi.partitioning_stop_ops":                          {},
+	"session.save_model_format":                               {refused: "it makes ONNX Runtime write a model"},
+	"session.optimized_model_external_initializers_file_name": {refused: "it makes ONNX Runtime write a file"},
+	"session.save_external_prepacked_constant_initializers":   {refused: "it makes ONNX Runtime write a file"},
+	"session.debug_layout_transformation":                     {refused: "it makes ONNX Runtime write files"},
+	"session.model_external_initializers_file_folder_path":    {refused: "it names a folder: send external data as descriptors"},
+	"session.collect_node_memory_stats_to_file":               {refused: "it makes ONNX Runtime write a file"},
+	"ep.context_enable":                                       {refused: "epcached sets it"},
+	"ep.context_file_path":                                    {refused: "epcached sets it"},
+	"ep.context_embed_mode":                                   {refused: "epcached sets it: ask for an embedded context instead"},
+	"ep.context_model_external_initializers_file_name":        {refused: "epcached sets it"},
+	"ep.share_ep_contexts":                                    {refused: "epcached sets it for groups"},
+	"ep.stop_share_ep_contexts":                               {refused: "epcached sets it for groups"},
+	"ep.context_node_name_prefix":                             {},
+	"ep.enable_weightless_ep_context_nodes":                   {kind: "bool", def: "0"},
+}
+
+// canonicalSession gives the session config entries as they count for identity.
+func (c *Cache) canonicalSession(entries map[string]string) (map[string]string, error) {
+	out := make(map[string]string, len(entries))
+	for _, key := range sortedKeys(entries) {
+		value := entries[key]
+		rule, ok := sessionOptions[key]
+		switch {
+		case !ok && slices.Contains(c.options.AllowOptions, "session/"+key):
+			out[key] = value
+			continue
+		case !ok:
+			e := fail(BadRequest, nil, "session option %q is not known", key)
+			if near := nearest(key, sortedKeys(sessionOptions)); near != "" {
+				return nil, e.hint("did you mean %q?", near)
+			}
+			return nil, e.hint("the administrator can allow it: allow_options = [%q]", "session/"+key)
+		case rule.refused != "":
+			return nil, fail(NotAllowed, nil, "session option %q is not taken from clients: %s", key, rule.refused)
+		}
+		v, err := compilers.CanonicalValue(rule.kind, value)
+		if err != nil {
+			return nil, fail(BadRequest, err, "session option %q", key)
+		}
+		if v != rule.def {
+			out[key] = v
+		}
+	}
+	return out, nil
+}
+
+// canonicalLevel gives the graph optimisation level, ONNX Runtime's default spelled out.
+func canonicalLevel(level string) (string, error) {
+	switch level {
+	case "", "all":
+		return "all", nil
+	case "disable_all", "basic", "extended", "layout":
+		return level, nil
+	}
+	return "", fail(BadRequest, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)
+}
+
+func canonicalRoute(route string) (string, error) {
+	switch route {
+	case "", compilers.RouteCompileAPI:
+		return compilers.RouteCompileAPI, nil
+	case compilers.RouteSessionOptions:
+		return route, nil
+	}
+	return "", fail(BadRequest, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
+}

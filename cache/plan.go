@@ -1,0 +1,198 @@
+package cache
+
+import (
+	"context"
+	"sync"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// plan is a request thought through for one runtime: what it is called, and how it would be compiled.
+type plan struct {
+	canonical  canonical
+	record     []byte
+	recordJSON string
+	requestKey index.RequestKey
+	eps        []compilers.EP // resolved: library, devices, options as the EP gets them
+	marks      []compilers.Fingerprint
+	facts      []index.EPFacts
+	buildKey   index.BuildKey
+}
+
+// plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
+// nor asks what devices there are.
+type plans struct {
+	mu    sync.RWMutex
+	known map[[32]byte]*plan // guarded by mu
+}
+
+// maxPlans bounds the memory that remembered plans take; past it all are forgotten.
+const maxPlans = 1 << 12
+
+func (ps *plans) load(key [32]byte) *plan {
+	ps.mu.RLock()
+	defer ps.mu.RUnlock()
+	return ps.known[key]
+}
+
+func (ps *plans) save(key [32]byte, p *plan) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.known == nil || len(ps.known) >= maxPlans {
+		ps.known = make(map[[32]byte]*plan)
+	}
+	ps.known[key] = p
+}
+
+// plan gives the request's plan for the runtime with these contents.
+func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
+	spelled, keep := r.spelling(model)
+	if keep {
+		if p := rc.plans.load(spelled); p != nil {
+			return p, nil
+		}
+	}
+	p, err := c.newPlan(ctx, r, model, rc, progress)
+	if err != nil {
+		return nil, err
+	}
+	if keep {
+		rc.plans.save(spelled, p)
+	}
+	return p, nil
+}
+
+// spelling digests the request as it came. Requests with option files are not remembered: a descriptor is not a
+// spelling.
+func (r *Request) spelling(model cas.Digest) ([32]byte, bool) {
+	raw := canonical{Version: recordVersion, Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
+		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel,
+		Embed: r.Embed, Route: r.Route}
+	raw.EPs = make([]canonicalEP, len(r.EPs))
+	for i, ep := range r.EPs {
+		if len(ep.Files) > 0 {
+			return [32]byte{}, false
+		}
+		raw.EPs[i] = canonicalEP{Name: ep.Name, Options: ep.Options, Devices: canonicalDevices(ep.Devices)}
+	}
+	return digestOf(raw.encode()), true
+}
+
+func canonicalDevices(devices []compilers.Device) []canonicalDevice {
+	out := make([]canonicalDevice, len(devices))
+	for i, d := range devices {
+		out[i] = canonicalDevice(d)
+	}
+	return out
+}
+
+func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
+	progress("probing")
+	facts, err := c.probes.facts(ctx, rc, false)
+	if err != nil {
+		return nil, fail(Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
+	}
+	p := &plan{}
+	if p.canonical, err = c.canonicalRequest(ctx, r, model, facts); err != nil {
+		return nil, err
+	}
+	p.requestKey, p.record = p.canonical.key()
+	p.recordJSON = p.canonical.json()
+	if p.eps, err = resolveEPs(r.EPs, p.canonical.EPs, rc); err != nil {
+		return nil, err
+	}
+	if r.OnMiss == KeyOnly {
+		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
+	}
+	if p.marks, err = c.probes.fingerprints(ctx, rc, p.eps, false); err != nil {
+		return nil, workerError(err, "execution provider %s cannot compile here", epNames(r.EPs))
+	}
+	p.facts = rc.epFacts(p.eps, p.marks)
+	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
+	return p, nil
+}
+
+// canonicalRequest brings the request into its one spelling.
+func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, facts compilers.Facts) (canonical, error) {
+	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed,
+		FreeDimensions: r.FreeDimensions, FreeDimensionsByDenotation: r.FreeDimensionsByDenotation}
+	var err error
+	if out.SessionOptions, err = c.canonicalSession(r.SessionOptions); err != nil {
+		return canonical{}, err
+	}
+	if out.GraphOptimizationLevel, err = canonicalLevel(r.GraphOptimizationLevel); err != nil {
+		return canonical{}, err
+	}
+	if out.Route, err = canonicalRoute(r.Route); err != nil {
+		return canonical{}, err
+	}
+	for _, ep := range r.EPs {
+		one := canonicalEP{Name: ep.Name}
+		if one.Options, err = c.canonicalOptions(ep); err != nil {
+			return canonical{}, err
+		}
+		if one.Files, err = fileDigests(ctx, ep); err != nil {
+			return canonical{}, err
+		}
+		devices, err := resolveDevices(facts, ep)
+		if err != nil {
+			return canonical{}, err
+		}
+		one.Devices = canonicalDevices(devices)
+		out.EPs = append(out.EPs, one)
+	}
+	return out, nil
+}
+
+// fileDigests stands for the options that name a file: what counts is its content.
+func fileDigests(ctx context.Context, ep EP) (map[string]string, error) {
+	out := make(map[string]string, len(ep.Files))
+	for name, f := range ep.Files {
+		s, err := cas.StampOf(f)
+		if err != nil {
+			return nil, fail(BadRequest, err, "option %q of %s", name, ep.Name)
+		}
+		d, err := cas.Sum(ctx, f, 0, s.Size)
+		if err != nil {
+			return nil, fail(BadRequest, err, "option %q of %s", name, ep.Name)
+		}
+		out[name] = d.String()
+	}
+	return out, nil
+}
+
+// resolveEPs gives the execution providers as the worker gets them.
+func resolveEPs(eps []EP, canon []canonicalEP, rc *runtimeContent) ([]compilers.EP, error) {
+	out := make([]compilers.EP, len(eps))
+	for i, ep := range eps {
+		lib, ok := rc.library(ep.Name)
+		if !ok {
+			return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+		}
+		options, err := fillOptions(ep.Name, ep.Options, lib)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = compilers.EP{Name: ep.Name, Library: lib.Path, Options: options}
+		for _, d := range canon[i].Devices {
+			out[i].Devices = append(out[i].Devices, compilers.Device(d))
+		}
+	}
+	return out, nil
+}
+
+// buildKey is the digest of the request key and of what makes the build besides: for each execution provider its
+// library's digest, SDK version, hardware architecture and compatibility string, and the route.
+func buildKey(key index.RequestKey, eps []index.EPFacts, route string) index.BuildKey {
+	b := appendBytes(nil, 1, key[:])
+	for _, ep := range eps {
+		m := appendBytes(nil, 1, ep.LibraryDigest[:])
+		m = appendBytes(m, 2, []byte(ep.SDKVersion))
+		m = appendBytes(m, 3, []byte(ep.HardwareArchitecture))
+		m = appendBytes(m, 4, []byte(ep.CompatibilityString))
+		b = appendBytes(b, 2, m)
+	}
+	return index.BuildKey(digestOf(appendBytes(b, 3, []byte(route))))
+}

@@ -1,0 +1,201 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// probes remembers what the worker found out about runtimes: their devices, and the fingerprints of EPs with
+// given devices and options. What is remembered holds for the libraries' digests and the machine's stamp, so it
+// outlives the daemon and is forgotten by itself when either changes.
+type probes struct {
+	compiler compilers.Compiler
+	book     memoBook
+	machine  [32]byte // processor, devices and driver versions, as of the start
+
+	flight singleflight.Group
+	mu     sync.Mutex
+	known  map[string]any // guarded by mu; what find gave, by key
+}
+
+func newProbes(compiler compilers.Compiler, book memoBook) *probes {
+	return &probes{compiler: compiler, book: book, machine: machineStamp(), known: make(map[string]any)}
+}
+
+// remember runs find once for the key, however many ask, and keeps what it found.
+func remember[T any](ctx context.Context, p *probes, key string, fresh bool, find func(context.Context) (T, error)) (T, error) {
+	var out T
+	if !fresh {
+		if v, ok := p.load(key).(T); ok {
+			return v, nil
+		}
+		if raw, ok := p.book.Memo([]byte("probe:" + key)); ok && json.Unmarshal(raw, &out) == nil {
+			p.hold(key, out)
+			return out, nil
+		}
+	}
+	// The first asker's going away must not fail the others, so the work has a context of its own, and a worker
+	// has its own time limit.
+	ch := p.flight.DoChan(key, func() (any, error) {
+		v, err := find(context.WithoutCancel(ctx))
+		if err != nil {
+			return nil, err
+		}
+		raw, err := json.Marshal(v)
+		if err != nil {
+			return nil, err
+		}
+		p.hold(key, v)
+		// Not saved costs a probe at the next start, nothing else.
+		_ = p.book.SaveMemo([]byte("probe:"+key), raw)
+		return v, nil
+	})
+	select {
+	case <-ctx.Done():
+		return out, ctx.Err()
+	case r := <-ch:
+		if r.Err != nil {
+			return out, r.Err
+		}
+		return r.Val.(T), nil
+	}
+}
+
+func (p *probes) load(key string) any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.known[key]
+}
+
+func (p *probes) hold(key string, v any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known[key] = v
+}
+
+// key covers what a probe's result depends on: the machine, ONNX Runtime's version, and every EP's bytes.
+func (p *probes) key(kind string, rc *runtimeContent, more []byte) string {
+	b := append([]byte(kind), p.machine[:]...)
+	b = append(b, rc.spec.ORTVersion...)
+	for _, ep := range sortedKeys(rc.digests) {
+		d := rc.digests[ep]
+		b = append(append(append(b, 0), ep...), d[:]...)
+	}
+	sum := digestOf(append(append(b, 0), more...))
+	return fmt.Sprintf("%s-%x", kind, sum[:16])
+}
+
+// facts lists the devices of the runtime's EPs.
+func (p *probes) facts(ctx context.Context, rc *runtimeContent, fresh bool) (compilers.Facts, error) {
+	return remember(ctx, p, p.key("devices", rc, nil), fresh, func(ctx context.Context) (compilers.Facts, error) {
+		return p.compiler.Probe(ctx, rc.spec)
+	})
+}
+
+// fingerprints compiles one node with each EP, as the request would have it.
+func (p *probes) fingerprints(ctx context.Context, rc *runtimeContent, eps []compilers.EP, fresh bool) ([]compilers.Fingerprint, error) {
+	more, err := json.Marshal(fingerprintFacts(eps))
+	if err != nil {
+		return nil, err
+	}
+	marks, err := remember(ctx, p, p.key("fingerprint", rc, more), fresh, func(ctx context.Context) ([]compilers.Fingerprint, error) {
+		return p.compiler.Fingerprint(ctx, rc.spec, eps)
+	})
+	if err == nil && len(marks) != len(eps) {
+		err = errors.New("the worker answered for another number of execution providers")
+	}
+	return marks, err
+}
+
+// fingerprintFacts are the parts of the EPs that a fingerprint depends on: not where a library lies.
+func fingerprintFacts(eps []compilers.EP) []compilers.EP {
+	out := slices.Clone(eps)
+	for i := range out {
+		info, _ := compilers.EPByName(out[i].Name)
+		out[i].Library, out[i].Options = "", info.ForFingerprint(baseNames(info, out[i].Options))
+	}
+	return out
+}
+
+// baseNames takes the folders off options that name libraries.
+func baseNames(info compilers.EPInfo, options map[string]string) map[string]string {
+	out := make(map[string]string, len(options))
+	for name, value := range options {
+		if info.Options[name].Policy == compilers.LibraryName {
+			value = filepath.Base(value)
+		}
+		out[name] = value
+	}
+	return out
+}
+
+// devices finds the devices that a request's EP means: for each selector the first that fits, and without any
+// selector the EP's first device.
+func resolveDevices(facts compilers.Facts, ep EP) ([]compilers.Device, error) {
+	var probe *compilers.EPProbe
+	for i := range facts.EPs {
+		if facts.EPs[i].Name == ep.Name {
+			probe = &facts.EPs[i]
+		}
+	}
+	if probe == nil {
+		return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+	}
+	if probe.Error != "" {
+		return nil, fail(Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
+			fact("library", probe.Library)
+	}
+	selectors := ep.Devices
+	if len(selectors) == 0 {
+		selectors = []compilers.Device{{}}
+	}
+	out := make([]compilers.Device, 0, len(selectors))
+	for _, sel := range selectors {
+		i := slices.IndexFunc(probe.Devices, func(d compilers.DeviceFacts) bool { return matches(sel, d) })
+		if i < 0 {
+			return nil, noDevice(ep.Name, sel, probe.Devices)
+		}
+		d := probe.Devices[i]
+		out = append(out, compilers.Device{Type: d.Type, VendorID: d.VendorID, DeviceID: d.DeviceID, Metadata: sel.Metadata})
+	}
+	return out, nil
+}
+
+func matches(sel compilers.Device, d compilers.DeviceFacts) bool {
+	if sel.Type != "" && !strings.EqualFold(sel.Type, d.Type) ||
+		sel.VendorID != 0 && sel.VendorID != d.VendorID || sel.DeviceID != 0 && sel.DeviceID != d.DeviceID {
+		return false
+	}
+	for k, v := range sel.Metadata {
+		if d.EPMetadata[k] != v && d.DeviceMetadata[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
+	if len(have) == 0 {
+		return fail(Unavailable, nil, "execution provider %s lists no device on this machine", ep).
+			hint("its drivers may be missing, or it may not support this processor; epcachectl probe shows what there is")
+	}
+	var types []string
+	for _, d := range have {
+		types = append(types, fmt.Sprintf("%s (%s 0x%x)", d.Type, d.Vendor, d.DeviceID))
+	}
+	want := sel.Type
+	if want == "" {
+		want = fmt.Sprintf("vendor 0x%x device 0x%x %v", sel.VendorID, sel.DeviceID, sel.Metadata)
+	}
+	return fail(Unavailable, nil, "execution provider %s has no device %s here; it lists %s", ep, want, strings.Join(types, ", "))
+}

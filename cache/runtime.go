@@ -1,0 +1,478 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// runtime is one libonnxruntime with the EP libraries used with it, as it lies on this machine.
+type runtime struct {
+	name       string // the directory, or the path of libonnxruntime where it was named one by one
+	registered bool   // by the administrator; others were named by a client of the daemon's own user
+	find       func() (compilers.Runtime, error)
+
+	mu    sync.Mutex                     // held while the files are looked at anew
+	facts atomic.Pointer[runtimeContent] // nil until looked at
+}
+
+// runtimeContent is what a runtime's files were when they were last looked at. Nothing but its plans ever changes in it.
+type runtimeContent struct {
+	spec    compilers.Runtime
+	files   []stampedFile
+	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
+
+	plans plans // requests thought through for exactly these contents
+}
+
+type stampedFile struct {
+	path  string
+	stamp cas.Stamp
+}
+
+// unchanged compares the stamp of every file of the runtime. It is on the path of each hit.
+func (rc *runtimeContent) unchanged() bool {
+	for i := range rc.files {
+		s, err := stampPath(rc.files[i].path)
+		if err != nil || s != rc.files[i].stamp {
+			return false
+		}
+	}
+	return true
+}
+
+func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
+	for _, l := range rc.spec.EPs {
+		if l.EP == ep {
+			return l, true
+		}
+	}
+	return compilers.EPLibrary{}, false
+}
+
+// content gives the runtime as it is now, looking again if any of its files changed since.
+func (c *Cache) content(ctx context.Context, rt *runtime, progress func(string)) (*runtimeContent, error) {
+	if rc := rt.facts.Load(); rc != nil && rc.unchanged() {
+		return rc, nil
+	}
+	progress("probing")
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if rc := rt.facts.Load(); rc != nil {
+		if rc.unchanged() {
+			return rc, nil
+		}
+		c.log.Info("runtime changed", "runtime", rt.name)
+	}
+	rc, err := c.look(ctx, rt)
+	if err != nil {
+		return nil, fail(Unavailable, err, "runtime %q cannot be used", rt.name)
+	}
+	rt.facts.Store(rc)
+	return rc, nil
+}
+
+// Attempts and pause while a package manager is at work on a runtime's files.
+const (
+	lookAttempts = 20
+	lookPause    = 250 * time.Millisecond
+)
+
+// look identifies the runtime's libraries. Stamps are taken before and after the bytes are hashed; as long as
+// they differ, somebody is writing, and what was read is nobody's library.
+func (c *Cache) look(ctx context.Context, rt *runtime) (*runtimeContent, error) {
+	for attempt := 0; ; attempt++ {
+		rc, err := c.lookOnce(ctx, rt)
+		if err == nil && rc.unchanged() {
+			return rc, nil
+		}
+		if attempt == lookAttempts {
+			if err == nil {
+				err = errors.New("its files keep changing")
+			}
+			return nil, err
+		}
+		if err != nil && rt.facts.Load() == nil {
+			return nil, err // never seen whole: no reason to wait for it to come back
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(lookPause):
+		}
+	}
+}
+
+func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, error) {
+	spec, err := rt.find()
+	if err != nil {
+		return nil, err
+	}
+	rc := &runtimeContent{spec: spec, digests: make(map[string]cas.Digest)}
+	seen := make(map[string]bool)
+	add := func(path string) error {
+		if seen[path] {
+			return nil
+		}
+		seen[path] = true
+		s, err := stampPath(path)
+		if err != nil {
+			return err
+		}
+		rc.files = append(rc.files, stampedFile{path, s})
+		return nil
+	}
+	if err := add(spec.ORTLibrary); err != nil {
+		return nil, err
+	}
+	for _, l := range spec.EPs {
+		for _, path := range l.Files {
+			if err := add(path); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, l := range spec.EPs {
+		d, err := c.libraryDigest(ctx, l)
+		if err != nil {
+			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
+		}
+		rc.digests[l.EP] = d
+	}
+	return rc, nil
+}
+
+// libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
+// library's folder and contents, in the order of the names.
+func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
+	var b []byte
+	files := slices.Clone(l.Files)
+	slices.Sort(files)
+	for _, path := range files {
+		d, err := c.fileDigest(ctx, path)
+		if err != nil {
+			return cas.Digest{}, err
+		}
+		name, err := filepath.Rel(filepath.Dir(l.Path), path)
+		if err != nil {
+			name = filepath.Base(path)
+		}
+		b = append(appendInt(b, uint64(len(name))), name...)
+		b = append(b, d[:]...)
+	}
+	return cas.Digest(digestOf(b)), nil
+}
+
+// fileDigest hashes one library file, or remembers it by its stamp.
+func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	defer f.Close()
+	key, believable := memoKey(0, f)
+	if believable {
+		if raw, ok := c.index.Memo(append([]byte("file:"), key[:]...)); ok && len(raw) == 32 {
+			return cas.Digest(raw), nil
+		}
+	}
+	before, err := cas.StampOf(f)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	d, err := cas.Sum(ctx, f, 0, before.Size)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	after, err := cas.StampOf(f)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	w := witness{stamps: []cas.Stamp{after}}
+	if believable && before == after && w.old(time.Now()) {
+		// Not saved costs another hashing at the next start, nothing else.
+		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
+	}
+	return d, nil
+}
+
+// runtimes is the register: what the administrator named, in order, and what own clients brought.
+type runtimes struct {
+	mu   sync.Mutex
+	list []*runtime // registered ones first; guarded by mu
+}
+
+// maxNamedRuntimes bounds what clients can bring; the oldest goes first.
+const maxNamedRuntimes = 64
+
+func directoryRuntime(dir string, registered bool) *runtime {
+	return &runtime{name: dir, registered: registered, find: func() (compilers.Runtime, error) { return compilers.Find(dir) }}
+}
+
+// explicitRuntime is a runtime that was given library by library.
+func explicitRuntime(spec compilers.Runtime, registered bool) *runtime {
+	return &runtime{name: spec.ORTLibrary, registered: registered, find: func() (compilers.Runtime, error) {
+		return compilers.Complete(spec)
+	}}
+}
+
+func (rs *runtimes) all() []*runtime {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return slices.Clone(rs.list)
+}
+
+func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) *runtime {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for _, old := range rs.list {
+		if same(old) {
+			return old
+		}
+	}
+	named := 0
+	for _, old := range rs.list {
+		if !old.registered {
+			named++
+		}
+	}
+	if named >= maxNamedRuntimes {
+		i := slices.IndexFunc(rs.list, func(old *runtime) bool { return !old.registered })
+		rs.list = slices.Delete(rs.list, i, i+1)
+	}
+	rs.list = append(rs.list, rt)
+	return rt
+}
+
+// resolve finds the runtime that the request means, with its files looked at.
+func (c *Cache) resolve(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	switch {
+	case r.Runtime.Directory != "":
+		return c.resolveDirectory(ctx, r, progress)
+	case len(r.Runtime.EPLibraries) > 0:
+		return c.resolveLibraries(ctx, r, progress)
+	}
+	return c.resolveDefault(ctx, r, progress)
+}
+
+// resolveDefault takes the first runtime that has every execution provider of the request.
+func (c *Cache) resolveDefault(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	var have []string
+	var last error
+	for _, rt := range c.runtimes.all() {
+		if !rt.registered {
+			continue
+		}
+		rc, err := c.content(ctx, rt, progress)
+		if err != nil {
+			last = err
+			continue
+		}
+		if rc.hasAll(r.EPs) && (!r.StrictORT || r.Runtime.ORTVersion == "" || r.Runtime.ORTVersion == rc.spec.ORTVersion) {
+			return rt, rc, nil
+		}
+		for _, l := range rc.spec.EPs {
+			have = append(have, l.EP)
+		}
+	}
+	if last != nil && len(have) == 0 {
+		return nil, nil, last
+	}
+	return nil, nil, noRuntime(r, have)
+}
+
+func noRuntime(r *Request, have []string) error {
+	names := make([]string, 0, len(r.EPs))
+	for _, ep := range r.EPs {
+		names = append(names, ep.Name)
+	}
+	slices.Sort(have)
+	have = slices.Compact(have)
+	e := fail(Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
+	if len(have) == 0 {
+		return e.hint("start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+	}
+	return e.hint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
+}
+
+func (rc *runtimeContent) hasAll(eps []EP) bool {
+	for _, ep := range eps {
+		if _, ok := rc.library(ep.Name); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	dir := filepath.Clean(r.Runtime.Directory)
+	if !filepath.IsAbs(dir) {
+		return nil, nil, fail(BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
+	}
+	same := func(rt *runtime) bool { return rt.name == dir || sameFile(rt.name, dir) }
+	var found *runtime
+	for _, rt := range c.runtimes.all() {
+		if same(rt) {
+			found = rt
+			break
+		}
+	}
+	if found == nil {
+		if !c.mayName(r.Peer) {
+			return nil, nil, c.notMine(dir)
+		}
+		if _, err := compilers.Find(dir); err != nil {
+			return nil, nil, fail(Unavailable, err, "runtime %q", dir)
+		}
+		found = c.runtimes.add(directoryRuntime(dir, false), same)
+	}
+	rc, err := c.content(ctx, found, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !rc.hasAll(r.EPs) {
+		var have []string
+		for _, l := range rc.spec.EPs {
+			have = append(have, l.EP)
+		}
+		return nil, nil, noRuntime(r, have)
+	}
+	return found, rc, nil
+}
+
+// mayName: only a client that is the daemon's own user may bring libraries, for they are executed as that user.
+func (c *Cache) mayName(p Peer) bool { return p.UID == c.uid }
+
+func (c *Cache) notMine(what string) error {
+	return fail(Unavailable, nil, "runtime %q is not registered with this daemon", what).
+		hint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
+}
+
+// resolveLibraries finds a runtime that has the very files that the caller will load as EP libraries. Equal bytes
+// in another place are another runtime: what stands beside a library counts too, and only its own folder tells.
+func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	for _, rt := range c.candidates(r) {
+		rc, err := c.content(ctx, rt, progress)
+		if err != nil {
+			return nil, nil, err
+		}
+		if rc.hasAll(r.EPs) && rc.carries(r) {
+			return rt, rc, nil
+		}
+	}
+	if !c.mayName(r.Peer) || r.Runtime.ORTLibrary == "" {
+		return nil, nil, c.notMine(r.Runtime.EPLibraries[0].Path)
+	}
+	return c.nameLibraries(ctx, r, progress)
+}
+
+// candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the caller's
+// own ONNX Runtime first, and the ones that nobody has looked at yet.
+func (c *Cache) candidates(r *Request) []*runtime {
+	var own, other, unknown []*runtime
+	for _, rt := range c.runtimes.all() {
+		rc := rt.facts.Load()
+		switch {
+		case rc == nil:
+			unknown = append(unknown, rt)
+		case !rc.carries(r):
+		case rc.spec.ORTVersion == r.Runtime.ORTVersion:
+			own = append(own, rt)
+		default:
+			other = append(other, rt)
+		}
+	}
+	return append(append(own, other...), unknown...)
+}
+
+// carries tells whether every EP library that the request needs and names is this runtime's own file.
+func (rc *runtimeContent) carries(r *Request) bool {
+	for _, ref := range r.Runtime.EPLibraries {
+		if !needs(r.EPs, ref.EP) {
+			continue
+		}
+		own, ok := rc.library(ref.EP)
+		if !ok || !ref.is(own.Path, rc.files) {
+			return false
+		}
+	}
+	return true
+}
+
+func needs(eps []EP, name string) bool {
+	return slices.ContainsFunc(eps, func(ep EP) bool { return ep.Name == name })
+}
+
+// is compares by the file that the caller opened, else by the path that it spelled.
+func (ref EPLibraryRef) is(path string, files []stampedFile) bool {
+	if ref.File == nil {
+		return sameFile(path, ref.Path)
+	}
+	theirs, err := cas.StampOf(ref.File)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(files, func(f stampedFile) bool {
+		return f.path == path && f.stamp.Dev == theirs.Dev && f.stamp.Ino == theirs.Ino
+	})
+}
+
+// nameLibraries takes the libraries that a client of the daemon's own user named.
+func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	spec := compilers.Runtime{ORTLibrary: r.Runtime.ORTLibrary, ORTVersion: r.Runtime.ORTVersion}
+	for _, l := range r.Runtime.EPLibraries {
+		spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: l.EP, Path: l.Path})
+	}
+	full, err := compilers.Complete(spec)
+	if err != nil {
+		return nil, nil, fail(Unavailable, err, "runtime %q", spec.ORTLibrary)
+	}
+	rt := c.runtimes.add(explicitRuntime(full, false), func(*runtime) bool { return false })
+	rc, err := c.content(ctx, rt, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !rc.hasAll(r.EPs) {
+		return nil, nil, noRuntime(r, nil)
+	}
+	return rt, rc, nil
+}
+
+func sameFile(a, b string) bool {
+	if a == b {
+		return true
+	}
+	ai, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	bi, err := os.Stat(b)
+	return err == nil && os.SameFile(ai, bi)
+}
+
+// epFacts describes the EP libraries of a build.
+func (rc *runtimeContent) epFacts(eps []compilers.EP, marks []compilers.Fingerprint) []index.EPFacts {
+	out := make([]index.EPFacts, len(eps))
+	for i, ep := range eps {
+		lib, _ := rc.library(ep.Name)
+		out[i] = index.EPFacts{
+			Name: ep.Name, Library: lib.Path, LibraryDigest: rc.digests[ep.Name],
+			Version: marks[i].EPVersion, SDKVersion: marks[i].SDKVersion,
+			HardwareArchitecture: marks[i].HardwareArchitecture,
+			CompatibilityString:  marks[i].CompatibilityString,
+			DriverVersion:        marks[i].DriverVersion,
+		}
+	}
+	return out
+}

@@ -1,0 +1,95 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// stateReadme stands in every state directory, for whoever finds it and wonders.
+const stateReadme = `This folder is the store of epcached, which keeps compiled ONNX Runtime models.
+
+Nothing in it is the only copy of anything: what is missing is compiled again. Still, do not delete single files
+while the daemon runs if it can be helped; it notices and mends, and that costs a compile. To empty it:
+
+    epcachectl rm --all
+
+or stop the daemon and remove the whole folder.
+
+objects/     the compiled models' bytes, each file under the BLAKE3 digest of its content
+manifests/   one record for each compiled model; with the journal they are the truth
+views/       what applications load from: hard links to objects
+staging/     work in progress, emptied at start
+quarantine/  what failed a check, with a note why
+index.db     made from the manifests; when it is missing it is made again
+`
+
+// layDown makes the folders and notes that every state directory has.
+func layDown(dir string) error {
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return err
+	}
+	for name, text := range map[string]string{
+		"README":       stateReadme,
+		"CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of epcached. See https://bford.info/cachedir/\n",
+	} {
+		err := writeNew(filepath.Join(dir, name), text)
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "staging"), 0o700); err != nil {
+		return err
+	}
+	return os.MkdirAll(filepath.Join(dir, "views"), 0o711)
+}
+
+func writeNew(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// LockedError says that another process has the state directory.
+type LockedError struct {
+	Directory string
+	Holder    string // what the other process wrote about itself: "process 4711"; may be empty
+}
+
+func (e *LockedError) Error() string {
+	who := e.Holder
+	if who == "" {
+		who = "another process"
+	}
+	return fmt.Sprintf("state directory %q is in use by %s", e.Directory, who)
+}
+
+// lockState takes the state directory for this process; the lock goes with the process.
+func lockState(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	ok, err := tryLock(f)
+	if err == nil && !ok {
+		holder := make([]byte, 128)
+		n, _ := f.ReadAt(holder, 0) // the text is a courtesy
+		err = &LockedError{Directory: dir, Holder: strings.TrimSpace(string(holder[:n]))}
+	}
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(f, "process %d\n", os.Getpid())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
