@@ -130,3 +130,13 @@ type DeviceFacts struct {
 	EPMetadata     map[string]string
 	DeviceMetadata map[string]string
 }
+
+// Preparation is the worker's only argument after "prepare": the limits that it puts on itself before it starts again as "work". They cannot be
+// set from outside between fork and exec without cgo, and a stack limit takes effect only in a new program. Zero leaves a limit as it is.
+type Preparation struct {
+	Data      uint64 // bytes of private writable memory
+	FileSize  uint64 // bytes of each file
+	OpenFiles uint64
+	Stack     uint64 // bytes
+	Nice      int
+}

@@ -1,0 +1,295 @@
+//go:build linux && (amd64 || arm64)
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/ort"
+)
+
+// job is the state of one request.
+type job struct {
+	req     dialogue.Request
+	env     *ort.Env
+	phase   func(string) error
+	result  dialogue.Result
+	devices [][]ort.Device // per EP: those that were chosen
+}
+
+func do(req dialogue.Request, phase func(string) error) (dialogue.Result, error) {
+	j := &job{req: req, phase: phase}
+	if err := j.open(); err != nil {
+		return dialogue.Result{}, err
+	}
+	if err := phase(dialogue.PhaseRegistering); err != nil {
+		return dialogue.Result{}, err
+	}
+	if req.Do == dialogue.Probe {
+		err := j.probe()
+		return j.result, err
+	}
+	if err := j.register(); err != nil {
+		return dialogue.Result{}, err
+	}
+	steps := map[string]func() error{dialogue.Compile: j.compile, dialogue.Load: j.load, dialogue.Compatibility: j.compatibility, dialogue.Run: j.run}
+	next, ok := steps[req.Do]
+	if !ok {
+		return dialogue.Result{}, fmt.Errorf("unknown request %q", req.Do)
+	}
+	err := next()
+	return j.result, err
+}
+
+func (j *job) open() error {
+	if err := j.phase(dialogue.PhaseStarting); err != nil {
+		return err
+	}
+	api, err := ort.Open(j.req.ORTLibrary)
+	if err != nil {
+		return err
+	}
+	j.result.ORTVersion = api.Version
+	j.env, err = api.NewEnv(os.Stderr)
+	return step(err, "start ONNX Runtime %s", api.Version)
+}
+
+// probe registers each EP, and lists what it offers. One that fails does not spoil the others.
+func (j *job) probe() error {
+	for _, ep := range j.req.EPs {
+		r := dialogue.EPResult{Name: ep.Name, Library: ep.Library}
+		if err := j.env.Register(ep.Name, ep.Library); err != nil {
+			r.Error = err.Error()
+		} else if devices, err := j.devicesOf(ep.Name); err != nil {
+			r.Error = err.Error()
+		} else {
+			fill(&r, devices)
+		}
+		j.result.EPs = append(j.result.EPs, r)
+	}
+	return nil
+}
+
+// register registers all EPs and chooses their devices.
+func (j *job) register() error {
+	for _, ep := range j.req.EPs {
+		if err := j.env.Register(ep.Name, ep.Library); err != nil {
+			return step(err, "register %s from %q", ep.Name, ep.Library)
+		}
+		devices, err := j.devicesOf(ep.Name)
+		if err != nil {
+			return step(err, "list devices")
+		}
+		chosen, err := choose(ep, devices)
+		if err != nil {
+			return err
+		}
+		j.devices = append(j.devices, chosen)
+		r := dialogue.EPResult{Name: ep.Name, Library: ep.Library}
+		fill(&r, chosen)
+		j.result.EPs = append(j.result.EPs, r)
+	}
+	return nil
+}
+
+// devicesOf lists the devices under exactly this EP name: OpenVINO also has names with an ending, such as ".AUTO".
+func (j *job) devicesOf(ep string) ([]ort.Device, error) {
+	all, err := j.env.Devices()
+	if err != nil {
+		return nil, err
+	}
+	var devices []ort.Device
+	for _, d := range all {
+		if d.EP == ep {
+			devices = append(devices, d)
+		}
+	}
+	return devices, nil
+}
+
+// options makes session options with the EPs of the request in their order.
+func (j *job) options() (*ort.SessionOptions, error) {
+	o, err := j.env.NewSessionOptions()
+	if err != nil {
+		return nil, err
+	}
+	s := j.req.Options
+	for key, value := range s.Entries {
+		if err := o.Set(key, value); err != nil {
+			return nil, step(err, "session option %s", key)
+		}
+	}
+	for name, value := range s.FreeDimensions {
+		if err := o.FixDimension(name, value); err != nil {
+			return nil, step(err, "free dimension %s", name)
+		}
+	}
+	for name, value := range s.FreeDimensionsByDenotation {
+		if err := o.FixDenotation(name, value); err != nil {
+			return nil, step(err, "free dimension of denotation %s", name)
+		}
+	}
+	if s.GraphOptimizationLevel != "" {
+		if err := o.SetGraphOptimization(s.GraphOptimizationLevel); err != nil {
+			return nil, step(err, "graph optimisation level")
+		}
+	}
+	if s.Threads > 0 {
+		if err := o.SetThreads(s.Threads); err != nil {
+			return nil, step(err, "threads")
+		}
+	}
+	for i, ep := range j.req.EPs {
+		if err := o.Append(j.devices[i], ep.Options); err != nil {
+			return nil, step(err, "add %s to the session", ep.Name)
+		}
+	}
+	return o, nil
+}
+
+func (j *job) compile() error {
+	if err := j.phase(dialogue.PhaseCompiling); err != nil {
+		return err
+	}
+	start := time.Now()
+	o, err := j.options()
+	if err != nil {
+		return err
+	}
+	if j.req.Route == "session_options" {
+		err = j.compileInSession(o)
+	} else {
+		err = o.Compile(j.req.Model, j.req.Output, j.req.Embed, j.req.Options.GraphOptimizationLevel)
+	}
+	j.result.Seconds = time.Since(start).Seconds()
+	return step(err, "compile")
+}
+
+// compileInSession is the older route: a session that writes the compiled model while it is being created.
+func (j *job) compileInSession(o *ort.SessionOptions) error {
+	embed := "0"
+	if j.req.Embed {
+		embed = "1"
+	}
+	for _, entry := range [][2]string{{"ep.context_enable", "1"}, {"ep.context_file_path", j.req.Output}, {"ep.context_embed_mode", embed}} {
+		if err := o.Set(entry[0], entry[1]); err != nil {
+			return err
+		}
+	}
+	_, err := o.Open(j.req.Model) // the session stays until the process ends
+	return err
+}
+
+func (j *job) load() error {
+	_, err := j.session()
+	return err
+}
+
+func (j *job) session() (*ort.Session, error) {
+	if err := j.phase(dialogue.PhaseLoading); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	o, err := j.options()
+	if err != nil {
+		return nil, err
+	}
+	s, err := o.Open(j.req.Model)
+	j.result.Seconds = time.Since(start).Seconds()
+	return s, step(err, "load %q", j.req.Model)
+}
+
+func (j *job) compatibility() error {
+	for _, info := range j.req.Infos {
+		verdict, err := j.env.Compatibility(j.devices[0], info)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "compatibility:", err) // this EP or device gives no verdicts: that is "unknown"
+			verdict = 0
+		}
+		j.result.Verdicts = append(j.result.Verdicts, verdict)
+	}
+	return nil
+}
+
+// choose picks the devices that any of the selectors matches; each selector must match one.
+func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
+	selectors := ep.Devices
+	if len(selectors) == 0 {
+		selectors = []dialogue.DeviceSelector{{}}
+	}
+	taken := make([]bool, len(devices))
+	for _, s := range selectors {
+		found := false
+		for i, d := range devices {
+			if matches(s, d) {
+				taken[i], found = true, true
+			}
+		}
+		if !found {
+			return nil, fmt.Errorf("no device of %s is %s: it lists %s", ep.Name, describe(s), list(devices))
+		}
+	}
+	var chosen []ort.Device
+	for i, d := range devices {
+		if taken[i] {
+			chosen = append(chosen, d)
+		}
+	}
+	return chosen, nil
+}
+
+func matches(s dialogue.DeviceSelector, d ort.Device) bool {
+	if s.Type != "" && !strings.EqualFold(s.Type, d.Type) || s.VendorID != 0 && s.VendorID != d.VendorID || s.DeviceID != 0 && s.DeviceID != d.DeviceID {
+		return false
+	}
+	for key, value := range s.Metadata {
+		if d.EPMetadata[key] != value && d.DeviceMetadata[key] != value {
+			return false
+		}
+	}
+	return true
+}
+
+func describe(s dialogue.DeviceSelector) string {
+	var parts []string
+	if s.Type != "" {
+		parts = append(parts, "of type "+s.Type)
+	}
+	if s.VendorID != 0 {
+		parts = append(parts, fmt.Sprintf("of vendor %#x", s.VendorID))
+	}
+	if s.DeviceID != 0 {
+		parts = append(parts, fmt.Sprintf("device %#x", s.DeviceID))
+	}
+	for key, value := range s.Metadata {
+		parts = append(parts, fmt.Sprintf("with %s=%s", key, value))
+	}
+	if len(parts) == 0 {
+		return "there"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func list(devices []ort.Device) string {
+	if len(devices) == 0 {
+		return "none on this machine"
+	}
+	var parts []string
+	for _, d := range devices {
+		parts = append(parts, fmt.Sprintf("%s of vendor %#x, device %#x", d.Type, d.VendorID, d.DeviceID))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// fill describes devices in the dialogue's terms.
+func fill(r *dialogue.EPResult, devices []ort.Device) {
+	for _, d := range devices {
+		r.Version = d.EPMetadata["version"]
+		r.Devices = append(r.Devices, dialogue.DeviceFacts{Type: d.Type, VendorID: d.VendorID, Vendor: d.Vendor, DeviceID: d.DeviceID,
+			EPMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata})
+	}
+}

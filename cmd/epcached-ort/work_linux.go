@@ -1,0 +1,115 @@
+//go:build linux && (amd64 || arm64)
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/ort"
+	"golang.org/x/sys/unix"
+)
+
+const requestFD, answerFD = 3, 4
+
+// work does one request.
+func work() int {
+	runtime.LockOSThread() // some vendors' code keeps state per thread
+	if err := takeOver(); err != nil {
+		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
+		return dialogue.ExitSetup
+	}
+	in, out := os.NewFile(requestFD, "request"), os.NewFile(answerFD, "answer")
+	req, err := dialogue.ReadRequest(in)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
+		return dialogue.ExitDialogue
+	}
+	if err := in.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, "epcached-ort: close request:", err)
+		return dialogue.ExitDialogue
+	}
+	event, status := answer(req, out)
+	if err := dialogue.WriteEvent(out, event); err != nil {
+		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
+		return dialogue.ExitDialogue
+	}
+	// The caller exits without running destructors of C: libraries crash in them, after the work is done.
+	return status
+}
+
+// takeOver makes the process fit for vendor code, before any is loaded.
+func takeOver() error {
+	// Some EPs print to standard output; it is nobody's, and must not be the dialogue's either.
+	if err := unix.Dup3(2, 1, 0); err != nil {
+		return fmt.Errorf("standard output: %w", err)
+	}
+	for _, fd := range []int{requestFD, answerFD} {
+		// Children that vendor code starts must not keep the dialogue open.
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+			return fmt.Errorf("descriptor %d: %w", fd, err)
+		}
+	}
+	return defaultSignals()
+}
+
+// defaultSignals lets the kernel end the process on a crash. Go's handlers would print the registers of every thread and end it with another
+// signal, or with status 2, which says less. Go code that dereferences nil dies the same way, which is what a worker should do.
+func defaultSignals() error {
+	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
+	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGPIPE} {
+		const sizeOfSigset = 8
+		_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, sizeOfSigset, 0, 0)
+		if errno != 0 {
+			return fmt.Errorf("signal %v: %w", sig, errno)
+		}
+	}
+	return nil
+}
+
+// answer does the request and gives its last event.
+func answer(req dialogue.Request, out io.Writer) (dialogue.Event, int) {
+	result, err := do(req, func(phase string) error { return dialogue.WriteEvent(out, dialogue.Event{Phase: phase}) })
+	if err != nil {
+		return dialogue.Event{Refusal: refusal(req.Do, err)}, dialogue.ExitRefused
+	}
+	return dialogue.Event{Result: &result}, dialogue.ExitDone
+}
+
+func refusal(doing string, err error) *dialogue.Refusal {
+	r := &dialogue.Refusal{Doing: doing, Code: -1, Text: err.Error()}
+	var status *ort.Error
+	if errors.As(err, &status) {
+		r.Code = status.Code
+	}
+	var at *stepError
+	if errors.As(err, &at) {
+		r.Doing, r.Text = at.step, at.err.Error()
+		if status != nil && at.err == error(status) {
+			r.Text = status.Text
+		}
+	}
+	return r
+}
+
+// stepError names the step of a job in which something went wrong, in the user's words.
+type stepError struct {
+	step string
+	err  error
+}
+
+func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+func (e *stepError) Unwrap() error { return e.err }
+
+func step(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return &stepError{fmt.Sprintf(format, args...), err}
+}

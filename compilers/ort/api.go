@@ -1,0 +1,136 @@
+//go:build linux && (amd64 || arm64)
+
+package ort
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/ebitengine/purego"
+)
+
+// OldestMinor is the oldest ORT that is supported: 1.OldestMinor.
+const OldestMinor = 24
+
+// API is an open ONNX Runtime library. It stays loaded until the process ends: EP libraries leave threads behind that must not lose their code.
+type API struct {
+	// Version is what the library says of itself, e.g. "1.31.1".
+	Version string
+
+	minor   int
+	tables  map[table]handle
+	library string
+}
+
+// Error is a status that ORT returned.
+type Error struct {
+	Doing string // the C function
+	Code  int    // OrtErrorCode
+	Text  string
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s: ort error %d: %s", e.Doing, e.Code, e.Text) }
+
+// Open loads libonnxruntime from an absolute path.
+func Open(path string) (*API, error) {
+	lib, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return nil, fmt.Errorf("load %q: %w", path, err)
+	}
+	entry, err := purego.Dlsym(lib, "OrtGetApiBase")
+	if err != nil {
+		return nil, fmt.Errorf("load %q: not an ONNX Runtime library: %w", path, err)
+	}
+	base := handle(call(handle(entry)))
+	a := &API{library: path, tables: map[table]handle{apiBase: base}}
+	a.Version = text(handle(call(at(base, fnGetVersionString.slot))))
+	if err := a.parseVersion(); err != nil {
+		return nil, err
+	}
+	// Any version that the library accepts gives the same table; the oldest supported one is accepted by all.
+	api := handle(call(at(base, fnGetApi.slot), uint32(OldestMinor)))
+	if api == 0 {
+		return nil, fmt.Errorf("load %q: version %s has no API %d: ONNX Runtime 1.%d is the oldest that is supported", path, a.Version, OldestMinor, OldestMinor)
+	}
+	a.tables[apiTable] = api
+	if a.tables[compileAPI], err = a.pointerFrom(fnGetCompileApi); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+func (a *API) parseVersion() error {
+	parts := strings.SplitN(a.Version, ".", 3)
+	if len(parts) < 2 || parts[0] != "1" {
+		return fmt.Errorf("load %q: version %q is not of the 1.x line", a.library, a.Version)
+	}
+	minor, err := strconv.Atoi(parts[1])
+	if err != nil {
+		return fmt.Errorf("load %q: version %q: %w", a.library, a.Version, err)
+	}
+	if minor < OldestMinor {
+		return fmt.Errorf("load %q: version %s is too old: ONNX Runtime 1.%d is the oldest that is supported", a.library, a.Version, OldestMinor)
+	}
+	a.minor = minor
+	return nil
+}
+
+// entry finds a function, or says that the library is too old for it: reading past the end of a table would give whatever stands there.
+func (a *API) entry(f function) (handle, error) {
+	if f.minor > a.minor {
+		return 0, fmt.Errorf("%s: came with ONNX Runtime 1.%d, this is %s", f.field, f.minor, a.Version)
+	}
+	return at(a.tables[f.table], f.slot), nil
+}
+
+// do calls a function that returns a status.
+func (a *API) do(f function, args ...any) error {
+	fn, err := a.entry(f)
+	if err != nil {
+		return err
+	}
+	status := handle(call(fn, args...))
+	if status == 0 {
+		return nil
+	}
+	defer call(at(a.tables[apiTable], fnReleaseStatus.slot), status)
+	return &Error{
+		Doing: f.field,
+		Code:  int(int32(call(at(a.tables[apiTable], fnGetErrorCode.slot), status))),
+		Text:  text(handle(call(at(a.tables[apiTable], fnGetErrorMessage.slot), status))),
+	}
+}
+
+// raw calls a function that returns a value. Functions that are called so are in every supported version; an older library was refused by Open.
+func (a *API) raw(f function, args ...any) uintptr {
+	fn, err := a.entry(f)
+	if err != nil {
+		panic(err) // a mistake in functions.go
+	}
+	return call(fn, args...)
+}
+
+func (a *API) pointerFrom(f function, args ...any) (handle, error) {
+	h := handle(a.raw(f, args...))
+	if h == 0 {
+		return 0, fmt.Errorf("%s: ONNX Runtime %s gives none", f.field, a.Version)
+	}
+	return h, nil
+}
+
+// pairs copies an OrtKeyValuePairs; a null pointer gives an empty map.
+func (a *API) pairs(h handle) map[string]string {
+	m := map[string]string{}
+	if h == 0 {
+		return m
+	}
+	var keys, values handle
+	var count uintptr
+	a.raw(fnGetKeyValuePairs, h, &keys, &values, &count)
+	k, v := array(keys, count), array(values, count)
+	for i := range k {
+		m[text(k[i])] = text(v[i])
+	}
+	return m
+}

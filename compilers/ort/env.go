@@ -1,0 +1,110 @@
+//go:build linux && (amd64 || arm64)
+
+package ort
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/ebitengine/purego"
+)
+
+// Env is an OrtEnv. ORT keeps one per process: a second one shares everything with the first.
+type Env struct {
+	api *API
+	ptr handle
+}
+
+// Device is an OrtEpDevice: a hardware device as one EP sees it.
+type Device struct {
+	EP             string // the name that the EP was registered under, or one of its own
+	Type           string // "CPU", "GPU", "NPU"
+	VendorID       uint32
+	Vendor         string
+	DeviceID       uint32
+	EPMetadata     map[string]string
+	DeviceMetadata map[string]string
+
+	ptr handle
+}
+
+// severities are OrtLoggingLevel's names, by number.
+var severities = []string{"verbose", "info", "warning", "error", "fatal"}
+
+// NewEnv creates the environment. Messages from level warning on go to log, one line each; ORT calls from several threads at once.
+func (a *API) NewEnv(log io.Writer) (*Env, error) {
+	callback := purego.NewCallback(func(_ uintptr, severity int32, category, _, where, message handle) uintptr {
+		name := "?"
+		if severity >= 0 && int(severity) < len(severities) {
+			name = severities[severity]
+		}
+		fmt.Fprintf(log, "[%s:%s %s] %s\n", name, text(category), text(where), text(message))
+		return 0
+	})
+	const warning = 2
+	e := &Env{api: a}
+	if err := a.do(fnCreateEnvWithCustomLogger, callback, nil, int32(warning), "epcached", &e.ptr); err != nil {
+		return nil, err
+	}
+	if err := a.do(fnDisableTelemetryEvents, e.ptr); err != nil {
+		e.Release()
+		return nil, err
+	}
+	return e, nil
+}
+
+// Register loads an EP library under a name. QNN takes its EP name from it, so it must be the canonical one.
+func (e *Env) Register(name, path string) error {
+	return e.api.do(fnRegisterExecutionProviderLib, e.ptr, name, path)
+}
+
+// Devices lists every device of every EP: of those that were registered, and of the CPU EP.
+func (e *Env) Devices() ([]Device, error) {
+	var list handle
+	var count uintptr
+	if err := e.api.do(fnGetEpDevices, e.ptr, &list, &count); err != nil {
+		return nil, err
+	}
+	var devices []Device
+	for _, ptr := range array(list, count) {
+		devices = append(devices, e.api.device(ptr))
+	}
+	return devices, nil
+}
+
+func (a *API) device(ptr handle) Device {
+	hardware := handle(a.raw(fnEpDeviceDevice, ptr))
+	types := []string{"CPU", "GPU", "NPU"}
+	kind := "?"
+	if n := int32(a.raw(fnHardwareDeviceType, hardware)); n >= 0 && int(n) < len(types) {
+		kind = types[n]
+	}
+	return Device{
+		EP:             text(handle(a.raw(fnEpDeviceEpName, ptr))),
+		Type:           kind,
+		VendorID:       uint32(a.raw(fnHardwareDeviceVendorID, hardware)),
+		Vendor:         text(handle(a.raw(fnHardwareDeviceVendor, hardware))),
+		DeviceID:       uint32(a.raw(fnHardwareDeviceDeviceID, hardware)),
+		EPMetadata:     a.pairs(handle(a.raw(fnEpDeviceEpMetadata, ptr))),
+		DeviceMetadata: a.pairs(handle(a.raw(fnHardwareDeviceMetadata, hardware))),
+		ptr:            ptr,
+	}
+}
+
+// Compatibility asks the devices' EP for its verdict on a compatibility string: OrtCompiledModelCompatibility.
+func (e *Env) Compatibility(devices []Device, info string) (int, error) {
+	var verdict int32
+	err := e.api.do(fnGetModelCompatibilityForDevices, pointers(devices), len(devices), info, &verdict)
+	return int(verdict), err
+}
+
+// Release ends the environment. Only for processes that go on: at exit it is safer to leave it, for EP libraries may still have threads.
+func (e *Env) Release() { e.api.raw(fnReleaseEnv, e.ptr) }
+
+func pointers(devices []Device) []handle {
+	var list []handle
+	for _, d := range devices {
+		list = append(list, d.ptr)
+	}
+	return list
+}
