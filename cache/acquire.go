@@ -159,7 +159,7 @@ func (r *Request) check() error {
 // scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.
 // A model that every local user can read may be shared; what is private stays its user's.
 func (c *Cache) scopes(r *Request, id identity) (store string, look []string) {
-	own := fmt.Sprintf("uid:%d", r.Peer.UID)
+	own := OwnScope(r.Peer)
 	store = "shared"
 	for _, f := range r.files() {
 		if info, err := f.Stat(); err != nil || info.Mode().Perm()&0o004 == 0 {

@@ -120,7 +120,7 @@ func (c *Cache) retract(ctx context.Context, b *index.Build, why string, grace t
 }
 
 func (c *Cache) mayChange(p Peer, b *index.Build) bool {
-	return c.Administrator(p) || b.Scope == ownScope(p)
+	return c.Administrator(p) || b.Scope == OwnScope(p)
 }
 
 // changeable is find for somebody who wants to change what is found.

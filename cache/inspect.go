@@ -165,7 +165,7 @@ func (c *Cache) Administrator(p Peer) bool {
 
 // maySee: one's own builds, and the shared ones that one had oneself, for whoever had it has the model.
 func (c *Cache) maySee(p Peer, b *index.Build) bool {
-	if c.Administrator(p) || b.Scope == ownScope(p) {
+	if c.Administrator(p) || b.Scope == OwnScope(p) {
 		return true
 	}
 	if b.Scope != "shared" {
@@ -175,7 +175,8 @@ func (c *Cache) maySee(p Peer, b *index.Build) bool {
 	return ok
 }
 
-func ownScope(p Peer) string { return fmt.Sprintf("uid:%d", p.UID) }
+// OwnScope is the scope of what only this user gets.
+func OwnScope(p Peer) string { return fmt.Sprintf("uid:%d", p.UID) }
 
 func seenKey(p Peer, id index.BuildID) []byte {
 	return fmt.Appendf(nil, "seen:%d:%s", p.UID, id)

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// backend answers the socket's requests with the cache: it translates between the two, and decides nothing.
+type backend struct {
+	cache  *cache.Cache
+	server *unixsock.Server
+	socket string
+}
+
+func peer(p unixsock.Peer) cache.Peer { return cache.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
+
+// Hello tells the client who it is here.
+func (b *backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
+	reply := &wire.HelloReply{Scope: cache.OwnScope(peer(p))}
+	if b.cache.Administrator(peer(p)) {
+		reply.Rights = append(reply.Rights, "administrator")
+	}
+	return reply
+}
+
+var onMiss = map[wire.OnMiss]cache.OnMiss{
+	wire.OnMiss_WAIT: cache.Wait, wire.OnMiss_FAIL: cache.Fail, wire.OnMiss_REFRESH: cache.Refresh,
+	wire.OnMiss_BYPASS: cache.Bypass, wire.OnMiss_KEY_ONLY: cache.KeyOnly,
+}
+
+// Acquire translates the request, and the answer back.
+func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+	start := time.Now()
+	if w.DeadlineMs > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(w.DeadlineMs)*time.Millisecond)
+		defer cancel()
+	}
+	r, err := acquireRequest(peer(p), w, fds)
+	if err != nil {
+		return unixsock.Answer{}, wireError(err)
+	}
+	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) {
+		progress(&wire.Progress{Phase: pr.Phase, Detail: pr.Detail, DoneBytes: pr.Done, TotalBytes: pr.Total,
+			ElapsedMs: time.Since(start).Milliseconds()})
+	})
+	if err != nil {
+		return unixsock.Answer{}, wireError(err)
+	}
+	reply := acquireReply(a)
+	reply.ElapsedSeconds = time.Since(start).Seconds()
+	return unixsock.Answer{Reply: reply, View: a.View}, nil
+}
+
+// Release needs no work: the lease is the descriptor.
+func (b *backend) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.ReleaseReply, error) {
+	return &wire.ReleaseReply{}, nil
+}
+
+// List pages.
+func (b *backend) List(ctx context.Context, p unixsock.Peer, w *wire.List) (*wire.ListReply, error) {
+	page, next, err := b.cache.List(ctx, peer(p), cache.ListFilter{Model: w.Model, EP: w.Ep, After: w.After, Limit: int(w.Limit)})
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.ListReply{Builds: buildsReply(page), Next: next}, nil
+}
+
+// Show gives everything about the builds that a name means.
+func (b *backend) Show(ctx context.Context, p unixsock.Peer, w *wire.Show) (*wire.ShowReply, error) {
+	builds, history, err := b.cache.Show(ctx, peer(p), w.Entry)
+	if err != nil {
+		return nil, wireError(err)
+	}
+	reply := &wire.ShowReply{Builds: buildsReply(builds), History: history}
+	for _, l := range builds {
+		reply.Records = append(reply.Records, l.Build.RecordJSON)
+	}
+	return reply, nil
+}
+
+// Invalidate withholds.
+func (b *backend) Invalidate(ctx context.Context, p unixsock.Peer, w *wire.Invalidate) (*wire.ChangeReply, error) {
+	builds, err := b.cache.Invalidate(ctx, peer(p), w.Entries, w.Reason, w.DryRun)
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.ChangeReply{Builds: buildsReply(builds)}, nil
+}
+
+// Remove deletes.
+func (b *backend) Remove(ctx context.Context, p unixsock.Peer, w *wire.Remove) (*wire.ChangeReply, error) {
+	if w.All == (len(w.Entries) > 0) {
+		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "remove: name entries, or say all"}
+	}
+	builds, freed, err := b.cache.Remove(ctx, peer(p), w.Entries, w.All, w.DryRun)
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.ChangeReply{Builds: buildsReply(builds), FreedBytes: freed}, nil
+}
+
+// Check looks for damage.
+func (b *backend) Check(ctx context.Context, p unixsock.Peer, w *wire.Check) (*wire.CheckReply, error) {
+	result, err := b.cache.Check(ctx, peer(p), w.Deep, w.Repair)
+	if err != nil {
+		return nil, wireError(err)
+	}
+	reply := &wire.CheckReply{Blobs: result.Blobs, Builds: result.Builds, Bytes: result.Bytes}
+	for _, f := range result.Findings {
+		out := &wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail}
+		for _, key := range f.Builds {
+			out.Builds = append(out.Builds, key.String())
+		}
+		reply.Findings = append(reply.Findings, out)
+	}
+	return reply, nil
+}
+
+// Status counts, for the cache and for the socket.
+func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (*wire.StatusReply, error) {
+	s, err := b.cache.Status(ctx)
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.StatusReply{
+		Version: version, Pid: int64(os.Getpid()), UptimeSeconds: time.Since(s.Started).Seconds(),
+		StateDirectory: b.cache.Directory(), Socket: b.socket,
+		Hits: s.Counters["hits"], Misses: s.Counters["misses"], Compiles: s.Counters["compiles"], Failures: s.Counters["failures"],
+		CompileSecondsSaved: s.SavedSeconds, Warnings: s.Warnings, Jobs: uint32(s.Jobs),
+		Connections: uint32(b.server.Connections()),
+		Space: &wire.Space{LogicalBytes: s.Space.LogicalBytes, StoredBytes: s.Space.StoredBytes,
+			SavedBySharingBytes: s.Space.LogicalBytes - s.Space.StoredBytes, Entries: s.Space.Entries, Builds: s.Space.Builds},
+	}, nil
+}
+
+// Probe tells what this machine has.
+func (b *backend) Probe(ctx context.Context, p unixsock.Peer, w *wire.Probe) (*wire.ProbeReply, error) {
+	facts, err := b.cache.Probe(ctx, peer(p), runtimeRef(w.Runtime, nil), w.Refresh)
+	if err != nil {
+		return nil, wireError(err)
+	}
+	reply := &wire.ProbeReply{}
+	for i := range facts {
+		reply.Runtimes = append(reply.Runtimes, runtimeReply(&facts[i]))
+	}
+	return reply, nil
+}
+
+// wireError gives the cache's errors their class on the wire; the numbers are the same on purpose.
+func wireError(err error) error {
+	var need *cache.NeedFilesError
+	if errors.As(err, &need) {
+		return &unixsock.NeedError{Locations: need.Locations}
+	}
+	var e *cache.Error
+	if errors.As(err, &e) {
+		return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
+	}
+	return err
+}

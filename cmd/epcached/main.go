@@ -1,0 +1,79 @@
+// Command epcached is the daemon that keeps compiled ONNX Runtime models.
+//
+// It only wires: configuration (config.go), the cache behind the socket (backend.go), signals and systemd
+// (serve.go). The logic is in package cache.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker for releases.
+var version = "0.1.0-dev"
+
+// Exit codes, the same as epcachectl's.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// usageError is a mistake in the call or in the configuration, not in the world.
+type usageError struct{ error }
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var s settings
+	cmd := &cobra.Command{
+		Use:   "epcached [flags]",
+		Short: "keep compiled ONNX Runtime models and serve them to local applications",
+		Long: `epcached compiles each ONNX model once on this machine, keeps what the execution provider made of it,
+and serves it to applications over a Unix socket. It stays in the foreground; SIGTERM stops it after
+the requests under way are answered.
+
+It needs a runtime, a folder with ONNX Runtime and a plugin execution provider, such as pip makes:
+
+    pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino
+
+Flags go before the configuration file, which goes before the defaults. The defaults are, for root,
+/var/lib/epcached and /run/epcached/epcached.sock, and for a user $XDG_STATE_HOME/epcached (or
+~/.local/state/epcached) and the socket in $XDG_RUNTIME_DIR/epcached.
+
+Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
+		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
+		Version:       version,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), &s, cmd.Flags(), stderr) },
+	}
+	s.addFlags(cmd.Flags())
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	err := cmd.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(stderr, "epcached: %v\n", err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintln(stderr, "epcached: hint: epcached --help")
+		return exitUsage
+	}
+	return exitFailure
+}

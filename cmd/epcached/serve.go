@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/pflag"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
+)
+
+// stopGrace is how long requests under way may take after SIGTERM; systemd kills after 90 s by default.
+const stopGrace = 20 * time.Second
+
+// serve runs the daemon until the context ends.
+func serve(ctx context.Context, s *settings, given *pflag.FlagSet, stderr io.Writer) error {
+	if err := s.load(given); err != nil {
+		return err
+	}
+	level, err := s.level()
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	worker, err := findWorker(s.Worker)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.State, 0o711); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	compiler := compilers.NewORT(compilers.ORTOptions{Worker: worker, Limits: s.limits(), Log: log})
+	c, err := cache.Open(s.State, cache.Options{
+		Compiler: compiler, Runtimes: s.runtimes(), AllowOptions: s.AllowOptions, Jobs: s.Jobs,
+		PathAccess: s.PathAccess, Administrators: s.Administrators, Log: log,
+	})
+	if err != nil {
+		return errors.Join(err, compiler.Close())
+	}
+	err = answer(ctx, s, c, log)
+	return errors.Join(err, c.Close(), compiler.Close())
+}
+
+// answer serves the socket until the context ends, and then lets requests under way finish.
+func answer(ctx context.Context, s *settings, c *cache.Cache, log *slog.Logger) error {
+	l, err := listen(s.Socket)
+	if err != nil {
+		return err
+	}
+	b := &backend{cache: c, socket: s.Socket}
+	server := &unixsock.Server{Backend: b, Name: "epcached " + version, Log: log}
+	b.server = server
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(context.Background(), l) }()
+	log.Info("ready", "version", version, "socket", s.Socket, "state", c.Directory(), "runtimes", len(s.Runtimes))
+	notify(log, daemon.SdNotifyReady)
+	defer watchdog(ctx, log)()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("stopping")
+	notify(log, daemon.SdNotifyStopping)
+	grace, cancel := context.WithTimeout(context.Background(), stopGrace)
+	defer cancel()
+	if err := server.Shutdown(grace); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return <-failed
+}
+
+// listen takes the socket that systemd passed, or makes one.
+func listen(path string) (net.Listener, error) {
+	passed, err := activation.Listeners()
+	if err != nil {
+		return nil, fmt.Errorf("socket activation: %w", err)
+	}
+	for _, l := range passed {
+		if l != nil && l.Addr().Network() == "unix" {
+			return l, nil
+		}
+	}
+	return unixsock.Listen(path, unixsock.DefaultSocketMode())
+}
+
+// findWorker finds the program that loads vendor code: as configured, else beside this one.
+func findWorker(configured string) (string, error) {
+	path := configured
+	if path == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", fmt.Errorf("worker program: %w", err)
+		}
+		if self, err = filepath.EvalSymlinks(self); err != nil {
+			return "", fmt.Errorf("worker program: %w", err)
+		}
+		path = filepath.Join(filepath.Dir(self), "epcached-ort")
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("worker program: %w; it is built beside epcached, or named by worker in the configuration", err)
+	}
+	return path, nil
+}
+
+func notify(log *slog.Logger, state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		log.Warn("systemd not notified", "state", state, "error", err)
+	}
+}
+
+// watchdog tells systemd regularly that the daemon is alive, where it asked for that.
+func watchdog(ctx context.Context, log *slog.Logger) (stop func()) {
+	every, err := daemon.SdWatchdogEnabled(false)
+	if err != nil || every == 0 {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		tick := time.NewTicker(every / 2)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				notify(log, daemon.SdNotifyWatchdog)
+			}
+		}
+	}()
+	return cancel
+}

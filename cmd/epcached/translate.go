@@ -1,0 +1,147 @@
+package main
+
+import (
+	"os"
+	"strings"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// acquireRequest translates the request; the socket has checked that every index is within the descriptors.
+func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Request, error) {
+	miss, ok := onMiss[w.OnMiss]
+	if !ok {
+		return nil, &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "on_miss " + w.OnMiss.String() + " is not supported by this version",
+			Hint: "use wait, fail, refresh or bypass"}
+	}
+	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
+		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "the request has no descriptor of a model"}
+	}
+	r := &cache.Request{
+		Peer: p, Name: w.Model.Name, Graph: fds[w.Model.Fd], External: make(map[string]*os.File, len(w.Model.External)),
+		SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
+		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
+		Runtime: runtimeRef(w.Runtime, fds), StrictORT: w.StrictOrt, OnMiss: miss, Store: w.Store,
+	}
+	for _, x := range w.Model.External {
+		r.External[x.Location] = fds[x.Fd]
+	}
+	for _, ep := range w.Eps {
+		one := cache.EP{Name: ep.Name, Options: ep.Options}
+		for _, d := range ep.Devices {
+			one.Devices = append(one.Devices, compilers.Device{Type: d.Type, VendorID: d.VendorId, DeviceID: d.DeviceId, Metadata: d.Metadata})
+		}
+		if len(ep.OptionFds) > 0 {
+			one.Files = make(map[string]*os.File, len(ep.OptionFds))
+			for name, fd := range ep.OptionFds {
+				one.Files[name] = fds[fd]
+			}
+		}
+		r.EPs = append(r.EPs, one)
+	}
+	return r, nil
+}
+
+func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
+	if w == nil {
+		return cache.RuntimeRef{}
+	}
+	ref := cache.RuntimeRef{Directory: w.Directory, ORTVersion: w.OrtVersion, ORTLibrary: w.OrtLibrary}
+	for _, l := range w.EpLibraries {
+		one := cache.EPLibraryRef{EP: l.Ep, Path: l.Path}
+		if l.Fd != nil && int(*l.Fd) < len(fds) {
+			one.File = fds[*l.Fd]
+		}
+		ref.EPLibraries = append(ref.EPLibraries, one)
+	}
+	return ref
+}
+
+func acquireReply(a *cache.Answer) *wire.AcquireReply {
+	reply := &wire.AcquireReply{
+		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility, Why: a.Why, Record: a.Record,
+		Runtime: a.Runtime, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
+		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
+	}
+	if a.Outcome != cache.PassThrough {
+		reply.RequestKey = a.RequestKey.String()
+	}
+	if a.ProviderOptions != nil {
+		reply.ProviderOptions = make(map[string]*wire.StringMap, len(a.ProviderOptions))
+		for ep, options := range a.ProviderOptions {
+			reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
+		}
+	}
+	if b := a.Build; b != nil {
+		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
+		ep := b.EPs[0]
+		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
+		id, _, _ := strings.Cut(a.Graph, "/")
+		for _, f := range b.Files {
+			reply.Files = append(reply.Files, &wire.File{Name: id + "/" + f.Name, Size: f.Size, Digest: f.Digest.String()})
+		}
+	}
+	return reply
+}
+
+func buildsReply(list []cache.Listing) []*wire.Build {
+	out := make([]*wire.Build, 0, len(list))
+	for i := range list {
+		out = append(out, buildReply(&list[i]))
+	}
+	return out
+}
+
+func buildReply(l *cache.Listing) *wire.Build {
+	b := &l.Build
+	out := &wire.Build{
+		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(), ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName,
+		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph, CreatedMs: b.Created.UnixMilli(), Hits: l.Hits,
+		CompileSeconds: b.CompileSeconds, State: l.State.Name, Reason: l.State.Reason, LoadCheck: b.LoadCheck,
+	}
+	if !l.LastUsed.IsZero() {
+		out.LastUsedMs = l.LastUsed.UnixMilli()
+	}
+	if l.Leased {
+		out.Leases = 1
+	}
+	if len(b.EPs) > 0 {
+		ep := b.EPs[0]
+		out.Ep, out.EpVersion, out.EpLibraryDigest = ep.Name, ep.Version, ep.LibraryDigest.String()
+		out.SdkVersion, out.HardwareArchitecture, out.CompatibilityString = ep.SDKVersion, ep.HardwareArchitecture, ep.CompatibilityString
+	}
+	for _, f := range b.Files {
+		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})
+	}
+	return out
+}
+
+func runtimeReply(f *cache.RuntimeFacts) *wire.RuntimeFacts {
+	out := &wire.RuntimeFacts{
+		Directory: f.Name, OrtVersion: f.Spec.ORTVersion, OrtLibrary: f.Spec.ORTLibrary, Error: f.Error,
+		ProbedMs: f.At.UnixMilli(), Registered: f.Registered,
+	}
+	if f.Facts.ORTVersion != "" {
+		out.OrtVersion = f.Facts.ORTVersion
+	}
+	for _, ep := range f.Facts.EPs {
+		mark, marked := f.Marks[ep.Name]
+		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name], Version: mark.EPVersion, Error: ep.Error}
+		for i, d := range ep.Devices {
+			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor, DeviceId: d.DeviceID,
+				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
+			if i == 0 && marked {
+				dev.SdkVersion, dev.HardwareArchitecture, dev.CompatibilityString = mark.SDKVersion, mark.HardwareArchitecture, mark.CompatibilityString
+			}
+			if i == 0 {
+				dev.Error = f.MarkErrors[ep.Name]
+			}
+			one.Devices = append(one.Devices, dev)
+		}
+		out.Eps = append(out.Eps, one)
+	}
+	return out
+}
