@@ -1,0 +1,85 @@
+# epcached: everything a fresh clone needs stands in these targets. What they fetch goes into .deps/, which git ignores.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+DEPS     := $(CURDIR)/.deps
+BIN      := $(CURDIR)/bin
+PYTHON   ?= python3
+VENV     := $(DEPS)/python/bin/python
+RUNTIMES := openvino-1.8.1 qnn-2.7.0 openvino-1.8.1-ort-1.28.0 openvino-1.8.0-ort-1.28.0 qnn-2.6.0
+GO       := go
+
+
+export EPCACHED_BIN      := $(BIN)
+export EPCACHED_RUNTIMES := $(DEPS)/runtimes
+export EPCACHED_MODELS   := $(DEPS)/models
+export EPCACHED_PYTHON   := $(VENV)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build epcached, epcachectl and the worker epcached-ort into bin/
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...
+
+.PHONY: deps
+deps: ## fetch ONNX Runtime, execution providers, models and test tools into .deps/
+	@testdata/fetch-python $(DEPS)/python
+	@testdata/fetch-runtimes $(DEPS)/runtimes $(RUNTIMES)
+	@testdata/fetch-models $(DEPS)/models
+
+.PHONY: demo
+demo: build deps ## compile real models once, serve them to a second application, and show the gain
+	@$(VENV) testdata/demo.py
+
+.PHONY: test
+test: build deps ## run all tests, with the race detector, on the real execution providers too
+	$(GO) test -race -timeout 15m ./...
+	$(VENV) -m pytest -q clients/python/tests
+
+.PHONY: test-short
+test-short: build ## run what needs no download
+	$(GO) test -short ./...
+
+.PHONY: check
+check: ## gofmt, vet, staticcheck, tidy, and builds for the other systems
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) mod tidy -diff
+	for target in linux/arm64 darwin/arm64 windows/amd64; do \
+	  echo "build $$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./...; done
+
+.PHONY: bench
+bench: build deps ## measure hits, digests and first inference next to their peers; report/bench.txt
+	@mkdir -p report
+	$(GO) test -run '^$$' -bench . -benchtime 1s -timeout 30m ./cas ./unixsock ./cache | tee report/bench.txt
+
+.PHONY: fuzz
+fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s)
+	@for pkg in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep ^Fuzz || true); do \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-30s} $$pkg; done; done
+
+.PHONY: proto
+proto: ## generate the Go code of the protocol and of the manifests
+	@testdata/fetch-python $(DEPS)/python
+	@mkdir -p $(DEPS)/bin && $(GO) build -o $(DEPS)/bin/ google.golang.org/protobuf/cmd/protoc-gen-go
+	cd unixsock/wire && PATH=$(DEPS)/bin:$$PATH $(VENV) -m grpc_tools.protoc -I. --go_out=. --go_opt=paths=source_relative epcached.proto
+	cd index && PATH=$(DEPS)/bin:$$PATH $(VENV) -m grpc_tools.protoc -I. --go_out=manifestpb --go_opt=paths=source_relative manifest.proto
+
+.PHONY: proto-check
+proto-check: proto ## fail if the generated code is not that of the .proto files
+	git diff --exit-code -- '*.pb.go'
+
+.PHONY: clean
+clean: ## remove what was built, not what was fetched
+	rm -rf $(BIN) report
+
+.PHONY: distclean
+distclean: clean ## remove what was fetched as well
+	rm -rf $(DEPS)

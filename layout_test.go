@@ -1,0 +1,91 @@
+// Package epcached holds no code: its test states the layout of the module.
+package epcached
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/epcached/epcached/"
+
+// allowed lists, for each package, the packages of ours that it may import. The arrows point one way:
+// cmd -> cache -> {compilers -> epmodel, dedupe -> cas, index -> cas}; unixsock declares the requests and knows no
+// storage; cas and epmodel import nothing of ours. A package that is not listed fails, so that it is thought about.
+var allowed = map[string][]string{
+	"cas":                    {},
+	"epmodel":                {},
+	"dedupe":                 {"cas"},
+	"index":                  {"cas", "index/manifestpb"},
+	"index/manifestpb":       {},
+	"compilers":              {"epmodel", "compilers/dialogue", "compilers/tinymodel"},
+	"compilers/dialogue":     {},
+	"compilers/tinymodel":    {},
+	"compilers/ort":          {"compilers/dialogue"},
+	"compilers/standin":      {"compilers", "epmodel"},
+	"compilers/compilertest": {"compilers", "epmodel", "compilers/tinymodel"},
+	"unixsock":               {"unixsock/wire"},
+	"unixsock/wire":          {},
+	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index"},
+	"cmd/epcached":           {"cache", "compilers", "unixsock", "unixsock/wire"},
+	"cmd/epcachectl":         {"cas", "compilers", "epmodel", "unixsock", "unixsock/wire"},
+	"cmd/epcached-ort":       {"compilers/dialogue", "compilers/ort"},
+}
+
+// purego makes a binary dynamic: only the worker may be.
+const purego = "github.com/ebitengine/purego"
+
+type listed struct {
+	ImportPath string
+	Doc        string
+	Imports    []string
+	GoFiles    []string
+}
+
+func packages(t *testing.T) []listed {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Doc,Imports,GoFiles", "./...").Output()
+	require.NoError(t, err)
+	var all []listed
+	dec := json.NewDecoder(bytes.NewReader(out))
+	for {
+		var p listed
+		err := dec.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		require.NoError(t, err)
+		if len(p.GoFiles) > 0 {
+			all = append(all, p)
+		}
+	}
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		may, known := allowed[name]
+		require.True(t, known, "package %s is not in the layout: add it to the table, with what it may import", name)
+		for _, imp := range p.Imports {
+			if ours, ok := strings.CutPrefix(imp, module); ok {
+				require.Contains(t, may, ours, "package %s must not import %s", name, ours)
+			}
+			if imp == purego || strings.HasPrefix(imp, purego+"/") {
+				require.Contains(t, []string{"compilers/ort", "cmd/epcached-ort"}, name, "only the worker may import purego")
+			}
+		}
+	}
+}
+
+func TestEveryPackageIntroducesItself(t *testing.T) {
+	for _, p := range packages(t) {
+		name := path.Base(p.ImportPath)
+		require.Regexp(t, `^(Package `+name+`|Command `+name+`|Package main) `, p.Doc+" ", "%s has no package comment that says what it is for", p.ImportPath)
+	}
+}
