@@ -1,0 +1,150 @@
+package epmodel_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/epcached/epcached/epmodel"
+)
+
+// counting is a source that counts what is read of it.
+type counting struct {
+	epmodel.Source
+	bytes int64
+}
+
+func (c *counting) ReadAt(p []byte, off int64) (int, error) {
+	c.bytes += int64(len(p))
+	return c.Source.ReadAt(p, off)
+}
+
+// sparseFile makes a file of holes with some bytes at its start and end.
+func sparseFile(t *testing.T, head []byte, hole int64, tail []byte) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "sparse"))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	_, err = f.Write(head)
+	require.NoError(t, err)
+	require.NoError(t, f.Truncate(int64(len(head))+hole+int64(len(tail))))
+	_, err = f.WriteAt(tail, int64(len(head))+hole)
+	require.NoError(t, err)
+	return f
+}
+
+// bigLength starts a length-delimited field whose payload is n bytes that follow elsewhere.
+func bigLength(n protowire.Number, length int64) msg {
+	return protowire.AppendVarint(protowire.AppendTag(nil, n, protowire.BytesType), uint64(length))
+}
+
+// allocated tells how much fn takes, in all.
+func allocated(fn func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	fn()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// weights of 10 GB in the graph file itself (more than protobuf libraries read) and an embedded context of 3 GB
+func TestReadPassesOverHugeFields(t *testing.T) {
+	cases := map[string]struct {
+		hole  int64
+		wrap  func(hole int64) (head, tail msg)
+		check func(*testing.T, *epmodel.Model)
+	}{
+		"weights of 10 GB": {10 << 30, func(hole int64) (msg, msg) {
+			raw := append(msg{}.num(1, hole/4).num(2, 1).str(8, "w"), bigLength(9, hole)...)
+			after := msg{}.sub(5, inGraph("last", "abcd"))
+			tensor := append(bigLength(5, int64(len(raw))+hole), raw...)
+			graph := append(bigLength(7, int64(len(tensor))+hole+int64(len(after))), tensor...)
+			return append(msg{}.num(1, 9), graph...), after
+		}, func(t *testing.T, m *epmodel.Model) {
+			require.Len(t, m.Initializers, 2)
+			require.EqualValues(t, 10<<30, m.Initializers[0].Length)
+			require.Equal(t, "last", m.Initializers[1].Name)
+		}},
+		"an embedded context of 3 GB": {3 << 30, func(hole int64) (msg, msg) {
+			value := append(msg{}.str(1, "ep_cache_context"), bigLength(4, hole)...)
+			attribute := append(bigLength(5, int64(len(value))+hole), value...)
+			name := msg{}.str(4, "EPContext").str(7, "com.microsoft").str(3, "n")
+			node := append(bigLength(1, int64(len(attribute))+hole+int64(len(name))), attribute...)
+			graph := append(bigLength(7, int64(len(node))+hole+int64(len(name))), node...)
+			return append(msg{}.num(1, 9), graph...), name
+		}, func(t *testing.T, m *epmodel.Model) {
+			require.Equal(t, "n", m.Contexts[0].Node)
+			require.EqualValues(t, 3<<30, m.Contexts[0].Inline.Length)
+			require.NoError(t, epmodel.Validate(m, nil))
+		}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			head, tail := c.wrap(c.hole)
+			src, err := epmodel.FileSource(sparseFile(t, head, c.hole, tail))
+			require.NoError(t, err)
+			in := &counting{Source: src}
+			var m *epmodel.Model
+			took := allocated(func() { m, err = epmodel.Read(context.Background(), "big.onnx", in) })
+			require.NoError(t, err)
+			c.check(t, m)
+			require.Less(t, in.bytes, int64(1<<20), "bytes read")
+			require.Less(t, took, uint64(1<<20), "memory")
+		})
+	}
+}
+
+// a model of 10 GB with 20,000 tensors in one external file: a few megabytes
+func TestReadAndDigestOfALargeModel(t *testing.T) {
+	const tensors, each = 20000, 10 << 30 / 20000
+	g := msg{}
+	for i := range tensors {
+		g = g.sub(5, external(fmt.Sprintf("model.layers.%d.self_attn.q_proj.weight", i), each/4, "location", "model.onnx.data", "offset", fmt.Sprint(i*each), "length", fmt.Sprint(each)))
+		g = g.sub(1, node("", "MatMul", fmt.Sprintf("/model/layers.%d/self_attn/q_proj/MatMul", i)))
+	}
+	b := model(g)
+	f := sparseFile(t, nil, 10<<30, nil)
+	data, err := epmodel.FileSource(f)
+	require.NoError(t, err)
+	var m *epmodel.Model
+	took := allocated(func() { m = mustRead(t, b) })
+	require.Len(t, m.Initializers, tensors)
+	require.Less(t, took, uint64(64<<20), "taken in all, most of it at once free again")
+	runtime.GC()
+	var live runtime.MemStats
+	runtime.ReadMemStats(&live)
+	require.Less(t, live.HeapInuse, uint64(40<<20), "kept")
+
+	var ranges int
+	var bytes int64
+	took = allocated(func() {
+		_, err = epmodel.Digest(context.Background(), m, source{nil, m.Size}, func(string) (epmodel.Source, error) { return data, nil },
+			func(_ context.Context, _ io.ReaderAt, _, n int64) ([32]byte, error) {
+				ranges++
+				bytes += n
+				return [32]byte{}, nil
+			})
+	})
+	require.NoError(t, err)
+	require.Equal(t, 3, ranges, "graph, the joined weights, the record")
+	require.Greater(t, bytes, int64(tensors*each))
+	require.Less(t, took, uint64(4<<20))
+}
+
+// a file of nothing but two-byte tensors is refused before it costs more than it may
+func TestReadRefusesWhatNeedsTooMuchMemory(t *testing.T) {
+	const n = 1 << 20
+	graph := make(msg, 0, 2*n)
+	for range n {
+		graph = append(graph, 5<<3|2, 0)
+	}
+	_, err := read(model(graph))
+	require.Contains(t, formatError(t, err).Reason, "128 MiB of memory")
+}
