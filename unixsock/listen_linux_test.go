@@ -1,0 +1,187 @@
+package unixsock
+
+import (
+	"context"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func shortDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "us")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+func TestListenModes(t *testing.T) {
+	for _, mode := range []fs.FileMode{0o600, 0o660, 0o666} {
+		path := filepath.Join(shortDir(t), "a", "b", "s")
+		l, err := Listen(path, mode)
+		require.NoError(t, err)
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.Equal(t, fs.ModeSocket|mode, info.Mode())
+		folder, err := os.Stat(filepath.Dir(path))
+		require.NoError(t, err)
+		want := fs.FileMode(0o700)
+		if os.Geteuid() == 0 {
+			want = 0o755
+		}
+		require.Equal(t, want, folder.Mode().Perm())
+		require.NoError(t, l.Close())
+		require.NoFileExists(t, path)
+	}
+}
+
+func TestStaleSocketIsReplaced(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	require.NoError(t, err)
+	dead.SetUnlinkOnClose(false)
+	require.NoError(t, dead.Close()) // as after SIGKILL
+	l, err := Listen(path, 0o600)
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+}
+
+func TestSocketInUseIsLeftAlone(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	l, err := Listen(path, 0o600)
+	require.NoError(t, err)
+	defer l.Close()
+	_, err = Listen(path, 0o600)
+	require.ErrorIs(t, err, ErrInUse)
+	conn, err := net.Dial("unix", path)
+	require.NoError(t, err, "the first still listens")
+	require.NoError(t, conn.Close())
+}
+
+// A daemon that is stopped accepts nothing, and its queue fills up. It is there all the same.
+func TestFullQueueIsInUse(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	require.NoError(t, unix.Listen(fd, 0))
+	conn, err := net.Dial("unix", path)
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = Listen(path, 0o600)
+	require.ErrorIs(t, err, ErrInUse)
+}
+
+func TestWhatIsNoSocketIsNeverRemoved(t *testing.T) {
+	dir := shortDir(t)
+	live := filepath.Join(dir, "live")
+	l, err := Listen(live, 0o600)
+	require.NoError(t, err)
+	defer l.Close()
+	makers := map[string]func(path string) error{
+		"file":   func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
+		"link":   func(path string) error { return os.Symlink(live, path) },
+		"FIFO":   func(path string) error { return unix.Mkfifo(path, 0o600) },
+	}
+	for name, make := range makers {
+		path := filepath.Join(dir, name)
+		require.NoError(t, make(path))
+		before, err := os.Lstat(path)
+		require.NoError(t, err)
+		_, err = Listen(path, 0o600)
+		require.ErrorContains(t, err, "no socket", name)
+		after, err := os.Lstat(path)
+		require.NoError(t, err)
+		require.True(t, os.SameFile(before, after))
+	}
+}
+
+func TestListenPathTooLong(t *testing.T) {
+	_, err := Listen("/tmp/"+strings.Repeat("x", 120), 0o600)
+	require.ErrorContains(t, err, "a socket's may have 107")
+}
+
+func TestCloseRemovesOnlyItsOwnSocket(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	l, err := Listen(path, 0o600)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	next, err := Listen(path, 0o600)
+	require.NoError(t, err)
+	defer next.Close()
+	require.NoError(t, l.Close())
+	require.FileExists(t, path)
+}
+
+func TestDialWithoutDaemon(t *testing.T) {
+	dir := shortDir(t)
+	start := time.Now()
+	_, err := Dialer{}.Dial(background(t), filepath.Join(dir, "own"), filepath.Join(dir, "system"))
+	require.ErrorIs(t, err, ErrNoDaemon)
+	require.ErrorContains(t, err, "own: no such file")
+	require.ErrorContains(t, err, "system: no such file")
+	require.Less(t, time.Since(start), time.Second)
+}
+
+func TestDialTakesTheFirstThatListens(t *testing.T) {
+	s := serve(t, &standIn{}, Limits{})
+	c, err := Dialer{}.Dial(background(t), filepath.Join(shortDir(t), "none"), s.path)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+}
+
+func TestDialWaitsForAStartingDaemon(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	s := &Server{Backend: &standIn{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		time.Sleep(100 * time.Millisecond)
+		l, err := Listen(path, 0o600)
+		if err != nil {
+			ended <- err
+			return
+		}
+		ended <- s.Serve(ctx, l)
+	}()
+	c, err := Dialer{Wait: 5 * time.Second}.Dial(background(t), path)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+func TestDialStoppedDaemon(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	l, err := Listen(path, 0o600) // which nobody serves
+	require.NoError(t, err)
+	defer l.Close()
+	_, err = Dialer{HelloTimeout: 50 * time.Millisecond}.Dial(background(t), path)
+	require.ErrorIs(t, err, ErrNoDaemon)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	_, err = Dial(ctx, path)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+func TestDefaultSocket(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
+	t.Setenv(SocketVariable, "")
+	require.Equal(t, []string{"/run/user/7/epcached/epcached.sock", SystemSocket}, DefaultSocket())
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("XDG_STATE_HOME", "/home/a/state")
+	require.Equal(t, []string{"/home/a/state/epcached/epcached.sock", SystemSocket}, DefaultSocket())
+	t.Setenv("XDG_STATE_HOME", "relative, so not valid")
+	t.Setenv("HOME", "/home/a")
+	require.Equal(t, "/home/a/.local/state/epcached/epcached.sock", DefaultSocket()[0])
+	t.Setenv(SocketVariable, "/elsewhere")
+	require.Equal(t, []string{"/elsewhere"}, DefaultSocket())
+}

@@ -1,0 +1,478 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func background(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestAcquireGivesTheView(t *testing.T) {
+	s := serve(t, &standIn{}, Limits{})
+	reply, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	require.NoError(t, err)
+	defer view.Close()
+	require.Equal(t, "hit", reply.GetOutcome())
+	want, err := os.Stat(s.backend.folder)
+	require.NoError(t, err)
+	got, err := view.Stat()
+	require.NoError(t, err)
+	require.True(t, os.SameFile(want, got))
+	flags, err := unix.FcntlInt(view.Fd(), unix.F_GETFD, 0)
+	require.NoError(t, err)
+	require.NotZero(t, flags&unix.FD_CLOEXEC, "a child must not inherit a lease")
+}
+
+func TestBackendSeesPeerAndFiles(t *testing.T) {
+	backend := &standIn{}
+	backend.acquire = func(_ context.Context, peer Peer, a *wire.Acquire, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		require.EqualValues(t, os.Geteuid(), peer.UID)
+		require.EqualValues(t, os.Getpid(), peer.PID)
+		require.Len(t, fds, 1)
+		text, err := io.ReadAll(fds[0])
+		require.NoError(t, err)
+		require.Equal(t, "model", string(text))
+		flags, err := unix.FcntlInt(fds[0].Fd(), unix.F_GETFD, 0)
+		require.NoError(t, err)
+		require.NotZero(t, flags&unix.FD_CLOEXEC, "a worker must not inherit a client's file")
+		return Answer{}, nil
+	}
+	s := serve(t, backend, Limits{})
+	_, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	require.NoError(t, err)
+	require.Nil(t, view)
+}
+
+func TestOtherRequests(t *testing.T) {
+	c := dial(t, serve(t, &standIn{}, Limits{}))
+	ctx := background(t)
+	list, err := c.List(ctx, &wire.List{})
+	require.NoError(t, err)
+	require.Equal(t, "one", list.GetBuilds()[0].GetBuild())
+	show, err := c.Show(ctx, &wire.Show{})
+	require.NoError(t, err)
+	require.Equal(t, []string{"made"}, show.GetHistory())
+	invalidated, err := c.Invalidate(ctx, &wire.Invalidate{})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, invalidated.GetFreedBytes())
+	removed, err := c.Remove(ctx, &wire.Remove{})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, removed.GetFreedBytes())
+	check, err := c.Check(ctx, &wire.Check{})
+	require.NoError(t, err)
+	require.EqualValues(t, 3, check.GetBlobs())
+	_, err = c.Probe(ctx, &wire.Probe{})
+	require.NoError(t, err)
+	_, err = c.Release(ctx, &wire.Release{})
+	require.NoError(t, err)
+	require.Equal(t, "epcached test", c.Hello().GetServer())
+}
+
+func TestListAllFollowsPages(t *testing.T) {
+	backend := &standIn{list: func(_ context.Context, l *wire.List) (*wire.ListReply, error) {
+		next := map[string]string{"": "a", "a": "b", "b": ""}
+		return &wire.ListReply{Builds: []*wire.Build{{Build: "after " + l.GetAfter()}}, Next: next[l.GetAfter()]}, nil
+	}}
+	builds, err := dial(t, serve(t, backend, Limits{})).ListAll(background(t), &wire.List{})
+	require.NoError(t, err)
+	require.Len(t, builds, 3)
+	require.Equal(t, "after b", builds[2].GetBuild())
+}
+
+func TestAnswersComeInAnyOrder(t *testing.T) {
+	release := make(chan struct{})
+	backend := &standIn{}
+	backend.acquire = func(ctx context.Context, _ Peer, a *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		if a.GetModel().GetName() == "slow" {
+			<-release
+		}
+		return backend.hit()
+	}
+	c := dial(t, serve(t, backend, Limits{}))
+	model := modelFile(t)
+	slow := make(chan error, 1)
+	go func() {
+		a := acquireModel()
+		a.Model.Name = "slow"
+		_, view, err := c.Acquire(context.Background(), a, []*os.File{model}, nil, nil)
+		slow <- errors.Join(err, view.Close())
+	}()
+	for range 20 {
+		_, view, err := c.Acquire(background(t), acquireModel(), []*os.File{model}, nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, view.Close())
+	}
+	close(release)
+	require.NoError(t, <-slow)
+}
+
+func TestManyCallersOnOneConnection(t *testing.T) {
+	c := dial(t, serve(t, &standIn{}, Limits{Requests: 256}))
+	model := modelFile(t)
+	var callers sync.WaitGroup
+	failed := make(chan error, 16)
+	for range 16 {
+		callers.Go(func() {
+			for range 50 {
+				_, view, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
+				if err != nil {
+					failed <- err
+					return
+				}
+				view.Close()
+			}
+		})
+	}
+	callers.Wait()
+	close(failed)
+	require.NoError(t, <-failed)
+}
+
+func TestErrorsAreTheSameOnBothEnds(t *testing.T) {
+	sentinels := map[wire.ErrorClass]error{
+		wire.ErrorClass_NOT_FOUND: ErrNotFound, wire.ErrorClass_STALE: ErrStale, wire.ErrorClass_COMPILE_FAILED: ErrCompileFailed,
+		wire.ErrorClass_BUSY: ErrBusy, wire.ErrorClass_DEADLINE: ErrDeadline, wire.ErrorClass_BAD_MODEL: ErrBadModel,
+		wire.ErrorClass_BAD_REQUEST: ErrBadRequest, wire.ErrorClass_NOT_ALLOWED: ErrNotAllowed, wire.ErrorClass_NO_SPACE: ErrNoSpace,
+		wire.ErrorClass_VERSION: ErrVersion, wire.ErrorClass_UNAVAILABLE: ErrUnavailable, wire.ErrorClass_INTERNAL: ErrInternal,
+		wire.ErrorClass_CANCELLED: ErrCancelled,
+	}
+	require.Len(t, sentinels, len(wire.ErrorClass_name)-1, "every class has a sentinel")
+	answers := make(chan error, 1)
+	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) { return nil, <-answers }}, Limits{})
+	c := dial(t, s)
+	for number, sentinel := range sentinels {
+		sent := fmt.Errorf("status: %w", &Error{Class: number, Text: "no luck", Hint: "try", Facts: map[string]string{"code": "10"}})
+		require.ErrorIs(t, sent, sentinel)
+		answers <- sent
+		_, err := c.Status(background(t))
+		require.ErrorIs(t, err, sentinel)
+		for other, not := range sentinels {
+			require.Equal(t, other == number, errors.Is(err, not))
+		}
+		var e *Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, "status: no luck", e.Text)
+		require.Equal(t, "try", e.Hint)
+		require.Equal(t, map[string]string{"code": "10"}, e.Facts)
+	}
+	answers <- fmt.Errorf("look it up: %w", ErrNotFound)
+	_, err := c.Status(background(t))
+	require.ErrorIs(t, err, ErrNotFound, "a bare sentinel has a class too")
+	require.EqualError(t, err, "look it up: not found")
+}
+
+func TestInternalErrorsStayInside(t *testing.T) {
+	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
+		return nil, errors.New("bbolt: page 7 of /secret/index.db")
+	}}, Limits{})
+	_, err := dial(t, s).Status(background(t))
+	require.ErrorIs(t, err, ErrInternal)
+	require.NotContains(t, err.Error(), "secret")
+}
+
+func TestErrorTextOfACompiler(t *testing.T) {
+	long := string(make([]byte, 2<<20)) + "\xff"
+	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
+		return nil, &Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "bad \xff byte " + long, Facts: map[string]string{"log": long}}
+	}}, Limits{})
+	_, err := dial(t, s).Status(background(t))
+	require.ErrorIs(t, err, ErrCompileFailed)
+	require.Contains(t, err.Error(), "bad \uFFFD byte")
+}
+
+func TestAnswerTooLarge(t *testing.T) {
+	s := serve(t, &standIn{list: func(context.Context, *wire.List) (*wire.ListReply, error) {
+		return &wire.ListReply{Next: string(make([]byte, MaxFrame))}, nil
+	}}, Limits{})
+	c := dial(t, s)
+	_, err := c.List(background(t), &wire.List{})
+	require.ErrorIs(t, err, ErrInternal)
+	require.Contains(t, err.Error(), "does not fit into a frame")
+	_, err = c.Status(background(t))
+	require.NoError(t, err)
+}
+
+func TestNeed(t *testing.T) {
+	dir := t.TempDir()
+	locations := []string{"weights.bin", "more/weights.bin"}
+	backend := &standIn{}
+	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		if len(a.GetModel().GetExternal()) == 0 {
+			return Answer{}, fmt.Errorf("acquire: %w", &NeedError{Locations: locations})
+		}
+		for i, x := range a.GetModel().GetExternal() {
+			text, err := io.ReadAll(fds[x.GetFd()])
+			require.NoError(t, err)
+			require.Equal(t, locations[i], x.GetLocation())
+			require.Equal(t, locations[i], string(text))
+		}
+		return backend.hit()
+	}
+	c := dial(t, serve(t, backend, Limits{}))
+	var opened []*os.File
+	external := func(location string) (*os.File, error) {
+		path := filepath.Join(dir, filepath.Base(filepath.Dir(location))+"x")
+		require.NoError(t, os.WriteFile(path, []byte(location), 0o600))
+		f, err := os.Open(path)
+		opened = append(opened, f)
+		return f, err
+	}
+	asked := acquireModel()
+	_, view, err := c.Acquire(background(t), asked, []*os.File{modelFile(t)}, external, nil)
+	require.NoError(t, err)
+	require.NoError(t, view.Close())
+	require.Len(t, opened, 2)
+	for _, f := range opened {
+		require.ErrorIs(t, f.Close(), os.ErrClosed, "the client closes what it had opened")
+	}
+	require.Empty(t, asked.GetModel().GetExternal(), "the caller's request is as it was")
+
+	_, _, err = c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	require.ErrorIs(t, err, ErrBadModel, "no way to open external data")
+
+	missing := func(string) (*os.File, error) { return os.Open(filepath.Join(dir, "missing")) }
+	_, _, err = c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, missing, nil)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestNeedForEver(t *testing.T) {
+	backend := &standIn{}
+	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		return Answer{}, &NeedError{Locations: []string{fmt.Sprint("part ", len(a.GetModel().GetExternal()))}}
+	}
+	c := dial(t, serve(t, backend, Limits{}))
+	external := func(string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
+	_, _, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
+	require.ErrorIs(t, err, ErrBadRequest)
+	require.LessOrEqual(t, backend.calls.Load(), int64(maxNeeds))
+}
+
+func TestManyDescriptors(t *testing.T) {
+	const n = 151
+	backend := &standIn{}
+	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, fds []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		require.Len(t, fds, n)
+		for i, f := range fds {
+			text, err := io.ReadAll(io.NewSectionReader(f, 0, 100))
+			require.NoError(t, err)
+			require.Equal(t, fmt.Sprint(i), string(text), "descriptors keep their order over frames")
+		}
+		return backend.hit()
+	}
+	c := dial(t, serve(t, backend, Limits{}))
+	files := make([]*os.File, n)
+	for i := range files {
+		path := filepath.Join(t.TempDir(), "f")
+		require.NoError(t, os.WriteFile(path, []byte(fmt.Sprint(i)), 0o600))
+		f, err := os.Open(path)
+		require.NoError(t, err)
+		defer f.Close()
+		files[i] = f
+	}
+	_, view, err := c.Acquire(background(t), acquireModel(), files, nil, nil)
+	require.NoError(t, err)
+	require.NoError(t, view.Close())
+	_, _, err = c.Acquire(background(t), acquireModel(), make([]*os.File, MaxAttached+1), nil, nil)
+	require.ErrorIs(t, err, ErrBadRequest)
+}
+
+func TestCancelReachesTheBackend(t *testing.T) {
+	started, ended := make(chan struct{}), make(chan error, 1)
+	backend := &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		close(started)
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return Answer{}, ctx.Err()
+	}}
+	c := dial(t, serve(t, backend, Limits{}))
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { <-started; cancel() }()
+	_, _, err := c.Acquire(ctx, acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, <-ended, context.Canceled)
+	_, err = c.Status(background(t))
+	require.NoError(t, err, "the connection goes on")
+}
+
+func TestDeadlineTravels(t *testing.T) {
+	s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
+	c := rawHello(t, s)
+	a := acquireModel()
+	a.DeadlineMs = 30
+	c.write(framed(&wire.Envelope{Request: 1, Descriptors: 1, Body: &wire.Envelope_Acquire{Acquire: a}}), int(modelFile(t).Fd()))
+	e, _ := c.read()
+	require.Equal(t, wire.ErrorClass_DEADLINE, e.GetError().GetClass())
+
+	c.write(framed(&wire.Envelope{Request: 2, Descriptors: 1, DeadlineMs: -5, Body: &wire.Envelope_Acquire{Acquire: acquireModel()}}), int(modelFile(t).Fd()))
+	e, _ = c.read()
+	require.Equal(t, wire.ErrorClass_DEADLINE, e.GetError().GetClass())
+
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer cancel()
+	_, _, err := dial(t, s).Acquire(ctx, acquireModel(), []*os.File{modelFile(t)}, nil, nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+func TestClientThatLeavesCancels(t *testing.T) {
+	ended := make(chan error, 1)
+	s := serve(t, &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return Answer{}, ctx.Err()
+	}}, Limits{})
+	c := rawHello(t, s)
+	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.NoError(t, c.conn.Close())
+	require.ErrorIs(t, <-ended, context.Canceled)
+}
+
+func TestProgress(t *testing.T) {
+	backend := &standIn{}
+	backend.acquire = func(_ context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, progress func(*wire.Progress)) (Answer, error) {
+		m := &wire.Progress{Phase: "reading"}
+		for i := range 1000 { // far more than once a second
+			m.DoneBytes = int64(i)
+			progress(m)
+		}
+		progress(&wire.Progress{Phase: "compiling"})
+		progress(&wire.Progress{Phase: "storing"})
+		defer func() { go progress(&wire.Progress{Phase: "too late"}) }()
+		return backend.hit()
+	}
+	c := dial(t, serve(t, backend, Limits{}))
+	var seen []string
+	_, view, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, func(m *wire.Progress) { seen = append(seen, m.GetPhase()) })
+	require.NoError(t, err)
+	require.NoError(t, view.Close())
+	require.Equal(t, []string{"reading", "compiling", "storing"}, seen)
+}
+
+func TestProgressDoesNotWaitForTheClient(t *testing.T) {
+	done := make(chan struct{})
+	s := serve(t, &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, progress func(*wire.Progress)) (Answer, error) {
+		detail := string(make([]byte, maxProgressDetail))
+		for i := range 20000 { // some 20 MB, were it all sent
+			progress(&wire.Progress{Phase: fmt.Sprint(i), Detail: detail})
+		}
+		close(done)
+		return Answer{}, nil
+	}}, Limits{WriteTimeout: 100 * time.Millisecond})
+	c := rawHello(t, s)
+	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Fatal("a client that does not read holds up the backend")
+	}
+}
+
+func TestShutdown(t *testing.T) {
+	release, started := make(chan struct{}), make(chan struct{})
+	backend := &standIn{}
+	backend.acquire = func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		close(started)
+		select {
+		case <-release:
+			return backend.hit()
+		case <-ctx.Done():
+			return Answer{}, ctx.Err()
+		}
+	}
+	t.Run("lets requests finish", func(t *testing.T) {
+		s := serve(t, backend, Limits{})
+		c, model := dial(t, s), modelFile(t)
+		answered := make(chan error, 1)
+		go func() {
+			_, view, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
+			answered <- errors.Join(err, view.Close())
+		}()
+		<-started
+		stopped := make(chan error, 1)
+		go func() { stopped <- s.Shutdown(background(t)) }()
+		require.Eventually(t, func() bool {
+			_, err := c.Status(background(t))
+			return errors.Is(err, ErrBusy)
+		}, 5*time.Second, time.Millisecond, "new requests are refused")
+		_, err := Dial(background(t), s.path)
+		require.ErrorIs(t, err, ErrNoDaemon)
+		close(release)
+		require.NoError(t, <-answered)
+		require.NoError(t, <-stopped)
+		_, err = c.Status(background(t))
+		require.ErrorIs(t, err, ErrConnectionLost)
+	})
+	t.Run("cancels at the end of its patience", func(t *testing.T) {
+		s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
+		c := rawHello(t, s)
+		c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
+		require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
+	})
+}
+
+// Under socket activation the listener comes as a descriptor, and its file is not ours to remove.
+func TestActivatedListener(t *testing.T) {
+	dir, err := os.MkdirTemp("", "us")
+	require.NoError(t, err)
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "s")
+	systemd, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	require.NoError(t, err)
+	defer systemd.Close()
+	passed, err := systemd.File()
+	require.NoError(t, err)
+	l, err := net.FileListener(passed)
+	require.NoError(t, err)
+	require.NoError(t, passed.Close())
+	s := &Server{Backend: &standIn{folder: dir}}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, l) }()
+	c, err := Dial(background(t), path)
+	require.NoError(t, err)
+	_, err = c.Status(background(t))
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	cancel()
+	require.NoError(t, <-ended)
+	require.FileExists(t, path)
+}
+
+// 64 KiB of requests cannot make the daemon take memory for a megabyte each.
+func TestAnnouncedLengthTakesNoMemory(t *testing.T) {
+	s := serve(t, &standIn{}, Limits{})
+	var before, after runtime.MemStats
+	clients := make([]*rawClient, 64)
+	for i := range clients {
+		clients[i] = rawHello(t, s)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for _, c := range clients {
+		c.write([]byte{0, 0, 0x10, 0, 1}) // 1 MiB follows, it says
+	}
+	time.Sleep(20 * time.Millisecond)
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
+}
