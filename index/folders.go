@@ -1,0 +1,246 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// folder is one of the 256 folders of manifests, and what the database knows
+// of it: the folder's times when both said the same. So Open need not list
+// folders that have not changed, and notices manifests that a crash kept from
+// the database, or that somebody deleted.
+type folder struct {
+	mu      sync.Mutex // held from a change in the folder until the database has it
+	seen    folderTimes
+	touched bool // seen is so fresh that another change could have the same times
+}
+
+// folderTimes as stored: mtime, ctime, when noted; nanoseconds since 1970, 8
+// bytes each.
+type folderTimes struct{ mtime, ctime, at int64 }
+
+func encodeFolder(t folderTimes) []byte {
+	return numbers(uint64(t.mtime), uint64(t.ctime), uint64(t.at))
+}
+
+func decodeFolder(b []byte) (folderTimes, bool) {
+	f := fields{b: b}
+	t := folderTimes{f.i64(), f.i64(), f.i64()}
+	return t, f.end()
+}
+
+// fresh is how long after a change a file system may give the next one the
+// same time. The kernel's clock ticks every 10 ms at worst.
+const fresh = time.Second
+
+func (t folderTimes) same(now folderTimes) bool {
+	return t.mtime == now.mtime && t.ctime == now.ctime && t.at-t.mtime >= int64(fresh)
+}
+
+func (x *Index) folderPath(i byte) string { return filepath.Join(x.manifests, fmt.Sprintf("%02x", i)) }
+
+func (x *Index) manifestPath(id BuildID) string {
+	return filepath.Join(x.folderPath(id[0]), id.String())
+}
+
+// lookAt returns the folder's times. Where they cannot be had, they never fit,
+// and every Open lists the folder.
+func (x *Index) lookAt(i byte) folderTimes {
+	f, err := os.Open(x.folderPath(i))
+	if err != nil {
+		return folderTimes{}
+	}
+	s, err := cas.StampOf(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return folderTimes{}
+	}
+	return folderTimes{s.Mtime, s.Ctime, x.now().UnixNano()}
+}
+
+// settleFolders notes the times of changed folders again, once they are old
+// enough to be told from those of the next change.
+func (x *Index) settleFolders() {
+	for i := range x.folders {
+		f := &x.folders[i]
+		f.mu.Lock()
+		if f.touched {
+			x.settle(byte(i), f)
+		}
+		f.mu.Unlock()
+	}
+}
+
+func (x *Index) settle(i byte, f *folder) {
+	now := x.lookAt(i)
+	if now.at-now.mtime < int64(fresh) {
+		x.wake() // later
+		return
+	}
+	f.touched = false
+	if now.mtime == f.seen.mtime && now.ctime == f.seen.ctime { // else somebody else was here
+		// Lost, the folder is listed once more, that is all.
+		_ = x.soft.put(bucketFolders, []byte{i}, encodeFolder(now))
+	}
+}
+
+// reconcile compares the database with every folder that is not as it was.
+func (x *Index) reconcile() error {
+	for i := range x.folders {
+		kept, err := read(x.db, func(tx *bbolt.Tx) (folderTimes, error) {
+			v, err := get(tx, bucketFolders, []byte{byte(i)})
+			t, ok := decodeFolder(v)
+			if !ok {
+				t = folderTimes{}
+			}
+			return t, err
+		})
+		if err != nil {
+			return err
+		}
+		now := x.lookAt(byte(i))
+		if kept.same(now) {
+			continue
+		}
+		if err := x.reconcileFolder(byte(i), now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *Index) reconcileFolder(i byte, now folderTimes) error {
+	there, err := x.list(i)
+	if err != nil {
+		return err
+	}
+	ids, err := x.known(i)
+	if err != nil {
+		return err
+	}
+	known := make(map[BuildID]bool, len(ids))
+	for _, id := range ids {
+		known[id] = true
+	}
+	var add []Build
+	for _, id := range there {
+		if known[id] {
+			delete(known, id)
+		} else if b, ok := x.loadManifest(id); ok {
+			add = append(add, b)
+		}
+	}
+	return x.db.write(func(tx *bbolt.Tx) error {
+		for _, b := range add {
+			if err := addBuild(tx, b); err != nil {
+				return err
+			}
+		}
+		for id := range known { // the manifest is gone
+			if err := removeBuild(tx, id); err != nil {
+				return err
+			}
+		}
+		return put(tx, bucketFolders, []byte{i}, encodeFolder(now))
+	})
+}
+
+// list returns the ids of the manifests in a folder. Other names are left for
+// Check to tell.
+func (x *Index) list(i byte) ([]BuildID, error) {
+	names, err := x.fs.ReadDir(x.folderPath(i))
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]BuildID, 0, len(names))
+	for _, name := range names {
+		if id, err := ParseBuildID(name); err == nil && id[0] == i {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// readManifest reads one manifest. The error is a *NewerError, a *DamageError,
+// or whatever the system said.
+func (x *Index) readManifest(id BuildID) (Build, error) {
+	name := filepath.Join(manifestsName, id.String()[:2], id.String())
+	file, err := readFile(x.fs, x.manifestPath(id), headerSize+maxManifest+manifestSumSize)
+	if err != nil {
+		return Build{}, err
+	}
+	b, err := decodeManifest(name, file)
+	if err == nil && b.ID != id {
+		err = &DamageError{name, "it is the manifest of build " + b.ID.String()}
+	}
+	return b, err
+}
+
+// loadManifest reads one manifest for the database. One that is no good never
+// takes the others down: it is reported, and moved away if it is damaged.
+func (x *Index) loadManifest(id BuildID) (Build, bool) {
+	b, err := x.readManifest(id)
+	var damage *DamageError
+	var newer *NewerError
+	path := x.manifestPath(id)
+	switch {
+	case err == nil:
+		return b, true
+	case errors.Is(err, fs.ErrNotExist): // retracted since the folder was listed
+	case errors.As(err, &newer):
+		x.report(Finding{"newer", path, err.Error()})
+	case errors.As(err, &damage):
+		x.report(Finding{"damaged", path, err.Error()})
+		err := cas.SetAside(x.fs, x.dir, path, err.Error())
+		if err = errors.Join(err, x.fs.SyncDir(x.folderPath(id[0]))); err != nil {
+			x.report(Finding{"damaged", path, "it could not be moved to the quarantine: " + err.Error()})
+		}
+	default:
+		x.report(Finding{"damaged", path, "it cannot be read: " + err.Error()})
+	}
+	return Build{}, false
+}
+
+// fillAll fills a new database from all manifests. It is called for one
+// database at a time.
+func (x *Index) fillAll(db *bbolt.DB) error {
+	for i := range x.folders {
+		now := x.lookAt(byte(i)) // before listing: a later change shows
+		ids, err := x.list(byte(i))
+		if err != nil {
+			return err
+		}
+		for len(ids) > 0 {
+			part := ids[:min(flushPage, len(ids))]
+			ids = ids[len(part):]
+			err := db.Update(func(tx *bbolt.Tx) error {
+				for _, id := range part {
+					b, ok := x.loadManifest(id)
+					if !ok {
+						continue
+					}
+					if err := addBuild(tx, b); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		err = db.Update(func(tx *bbolt.Tx) error { return put(tx, bucketFolders, []byte{byte(i)}, encodeFolder(now)) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,313 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Options of Open.
+type Options struct {
+	FS  cas.FS       // nil: the operating system's
+	Log *slog.Logger // nil: nothing is logged
+}
+
+// Index is the open index of a store. See the package comment for what it
+// promises.
+//
+// Locks are taken in the order folder, then everything inside the database,
+// soft or journal; none of those takes another.
+type Index struct {
+	dir       string // the state folder
+	manifests string
+	incoming  string // manifests that have no name yet
+	fs        cas.FS
+	log       *slog.Logger
+	now       func() time.Time
+
+	db      *database
+	soft    *soft
+	journal *journal
+	entries *lru[lookupKey, []Build]
+	folders [256]folder
+	memos   atomic.Int64 // saved since the memo was last trimmed
+
+	useMu   sync.Mutex // makes Use one step
+	countMu sync.Mutex // guards the next two
+	counts  map[string]uint64
+	counted bool // since they were last saved
+
+	knownMu  sync.Mutex // guards the rest
+	gone     map[BuildID]bool
+	rebuilt  string
+	problems []Finding
+
+	woken   chan struct{} // something is to be flushed
+	stop    context.CancelFunc
+	stopped sync.WaitGroup
+	closing sync.Once
+}
+
+const (
+	manifestsName = "manifests"
+	incomingName  = "incoming"
+	entriesBytes  = 8 << 20
+	flushEvery    = 3 * time.Second
+)
+
+// Open opens the index in the state folder dir or makes one. What a crash has
+// left is finished or removed; a database that is missing, damaged or of
+// another schema is made anew, see Rebuilt. It fails with a *NewerError if the
+// journal was written by a newer epcached.
+func Open(dir string, o Options) (*Index, error) {
+	x := &Index{
+		dir: dir, manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
+		fs: o.FS, log: o.Log, now: time.Now,
+		entries: newLRU[lookupKey, []Build](entriesBytes), counts: make(map[string]uint64), gone: make(map[BuildID]bool),
+		woken: make(chan struct{}, 1),
+	}
+	if x.fs == nil {
+		x.fs = cas.OS{}
+	}
+	if x.log == nil {
+		x.log = slog.New(slog.DiscardHandler)
+	}
+	x.db = newDatabase(x.fs, dir)
+	x.db.fill, x.db.lost = x.fillAll, x.wasRebuilt
+	x.soft = newSoft(x.db, x.wake)
+	if err := x.open(); err != nil {
+		if x.journal != nil {
+			err = errors.Join(err, x.journal.close())
+		}
+		return nil, fmt.Errorf("open index %s: %w", dir, errors.Join(err, x.db.close()))
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	x.stop = stop
+	x.stopped.Go(func() { x.flushUntil(ctx) })
+	return x, nil
+}
+
+func (x *Index) open() error {
+	if err := x.makeFolders(); err != nil {
+		return err
+	}
+	var damage, err error
+	x.journal, damage, err = openJournal(x.fs, x.dir)
+	if err != nil {
+		return err
+	}
+	if damage != nil {
+		x.report(Finding{"damaged", "journal", damage.Error()})
+	}
+	why, err := x.db.open()
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		x.wasRebuilt(errors.New(why))
+	} else if err := x.reconcile(); err != nil {
+		return err
+	}
+	x.journal.prune(func(id BuildID) bool {
+		_, err := os.Lstat(x.manifestPath(id))
+		return !errors.Is(err, fs.ErrNotExist)
+	})
+	return x.loadCounters()
+}
+
+// makeFolders makes every folder that a manifest can ever need, and removes
+// manifests that a crash kept from getting their names.
+func (x *Index) makeFolders() error {
+	if err := cas.MakeFolder(x.fs, x.dir); err != nil {
+		return err
+	}
+	for _, path := range []string{x.manifests, x.incoming} {
+		if err := x.fs.Mkdir(path); err != nil {
+			return err
+		}
+	}
+	if err := cas.MakeShards(x.fs, x.manifests); err != nil {
+		return err
+	}
+	if err := x.fs.SyncDir(x.dir); err != nil {
+		return err
+	}
+	names, err := x.fs.ReadDir(x.incoming)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := x.fs.Remove(filepath.Join(x.incoming, name)); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"journal.new", "journal.damaged"} {
+		if err := x.fs.Remove(filepath.Join(x.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *Index) loadCounters() error {
+	keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) { return keysFrom(tx, bucketCounters, nil, nil, 1024) })
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if v, ok := x.soft.get(bucketCounters, key); ok {
+			f := fields{b: v}
+			x.counts[string(key)] = f.u64()
+		}
+	}
+	return nil
+}
+
+// Close writes what is in memory and closes the files. Calls that are still
+// running may fail.
+func (x *Index) Close() (err error) {
+	x.closing.Do(func() {
+		x.stop()
+		x.stopped.Wait()
+		err = errors.Join(x.flush(), x.journal.close(), x.db.close())
+	})
+	return err
+}
+
+// wake asks for a flush some seconds from now.
+func (x *Index) wake() {
+	select {
+	case x.woken <- struct{}{}:
+	default: // asked for already
+	}
+}
+
+// flushUntil flushes some seconds after there is something to flush; while
+// nothing happens it sleeps.
+func (x *Index) flushUntil(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-x.woken:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(flushEvery):
+		case <-x.soft.full:
+		}
+		if err := x.flush(); err != nil {
+			x.log.Warn("what may be lost could not be written, and stays in memory", "store", x.dir, "error", err)
+			x.wake()
+		}
+		if x.memos.Load() > maxMemos/8 {
+			x.memos.Store(0)
+			if err := x.soft.trimMemo(maxMemos); err != nil {
+				x.log.Warn("old memos could not be dropped", "store", x.dir, "error", err)
+			}
+		}
+	}
+}
+
+func (x *Index) flush() error {
+	err := errors.Join(x.saveCounters(), x.journal.flush())
+	x.settleFolders()
+	return errors.Join(err, x.soft.flush())
+}
+
+// Rebuilt says why the database had to be made anew, at Open or since, or "".
+func (x *Index) Rebuilt() string {
+	x.knownMu.Lock()
+	defer x.knownMu.Unlock()
+	return x.rebuilt
+}
+
+// Problems returns what was found wrong with manifests and journal at Open and
+// since: damaged ones are in the quarantine, newer ones where they were.
+func (x *Index) Problems() []Finding {
+	x.knownMu.Lock()
+	defer x.knownMu.Unlock()
+	return append([]Finding(nil), x.problems...)
+}
+
+func (x *Index) wasRebuilt(cause error) {
+	x.knownMu.Lock()
+	x.rebuilt = cause.Error()
+	x.knownMu.Unlock()
+	x.log.Warn("index.db was made anew from the manifests", "store", x.dir, "reason", cause)
+}
+
+// maxProblems bounds the memory that a folder full of rubbish can take.
+const maxProblems = 1000
+
+func (x *Index) report(f Finding) {
+	x.knownMu.Lock()
+	if len(x.problems) < maxProblems {
+		x.problems = append(x.problems, f)
+	}
+	x.knownMu.Unlock()
+	x.log.Error("store has a problem", "store", x.dir, "kind", f.Kind, "object", f.Object, "detail", f.Detail)
+}
+
+func (x *Index) isGone(id BuildID) bool {
+	x.knownMu.Lock()
+	defer x.knownMu.Unlock()
+	return x.gone[id]
+}
+
+// SetState says whether a build may be served, durably when it returns.
+func (x *Index) SetState(id BuildID, s State) error {
+	switch s.Name {
+	case Current, Withheld, Damaged:
+	default:
+		return fmt.Errorf("build %s: no state is called %q", id, s.Name)
+	}
+	if _, err := x.Get(id); err != nil {
+		return fmt.Errorf("build %s: %w", id, err)
+	}
+	if s.At.IsZero() {
+		s.At = x.now()
+	}
+	s.At = trimTime(s.At)
+	if err := x.journal.state(id, s); err != nil {
+		return fmt.Errorf("note that build %s is %s: %w", id, s.Name, err)
+	}
+	return nil
+}
+
+// StateOf returns what is known against a build, from memory.
+func (x *Index) StateOf(id BuildID) State {
+	if s, ok := x.journal.stateOf(id); ok {
+		return s
+	}
+	return State{Name: Current}
+}
+
+// Note adds to the history of a request; written within seconds. Texts are
+// cut off at 4 KiB.
+func (x *Index) Note(ctx context.Context, e Event) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if e.At.IsZero() {
+		e.At = x.now()
+	}
+	e.At, e.Text = trimTime(e.At), shorten(e.Text, maxText)
+	x.wake()
+	return x.journal.note(e)
+}
+
+// History returns what is still known of a request, oldest first.
+func (x *Index) History(k RequestKey) ([]Event, error) { return x.journal.history(k), nil }

@@ -1,0 +1,83 @@
+package index
+
+import (
+	"context"
+	"crypto/rand"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// open opens the index in dir and, when the test ends, checks and closes it.
+func open(t *testing.T, dir string) *Index {
+	t.Helper()
+	x, err := Open(dir, Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = x.Close() }) // for tests that fail; a second Close does nothing
+	return x
+}
+
+// closeSound closes an index after a full check.
+func closeSound(t *testing.T, x *Index) {
+	t.Helper()
+	found, err := x.Check(context.Background())
+	require.NoError(t, err)
+	require.Empty(t, found)
+	require.NoError(t, x.Close())
+}
+
+func sampleBuild() Build {
+	b := Build{
+		Scope: "shared", UID: 1000, ModelName: "mobilenet.onnx", Record: []byte{1, 2, 3}, RecordJSON: `{"a":1}`,
+		EPs: []EPFacts{{
+			Name: "QNNExecutionProvider", Version: "2.7.0", Library: "libonnxruntime_providers_qnn.so",
+			LibraryDigest: cas.Digest{9}, SDKVersion: "2.51.0", HardwareArchitecture: "v73",
+			CompatibilityString: "v2:6:2.51.0", DriverVersion: "1", Devices: []string{"NPU"},
+		}},
+		ORTVersion: "1.31.1", Route: "compile_api", Graph: "a_ctx.onnx",
+		Files:           []File{{"a_ctx.onnx", 1000, cas.Digest{1}}, {"sub/a.bin", 5000, cas.Digest{2}}},
+		ProviderOptions: map[string]map[string]string{"QNNExecutionProvider": {"soc_model": "60"}},
+		SessionOptions:  map[string]string{"k": "v"}, GraphOptimizationLevel: "all",
+		CompileSeconds: 1.5, Created: time.Unix(1_790_000_000, 123).UTC(), LoadCheck: "passed", IRVersion: 13,
+		Warnings: []string{"slow"}, ModelDigest: cas.Digest{7}, RequestKey: RequestKey{3}, BuildKey: BuildKey{4},
+	}
+	_, _ = rand.Read(b.ID[:]) // never fails
+	return b
+}
+
+func publish(t *testing.T, x *Index, change ...func(*Build)) Build {
+	t.Helper()
+	b := sampleBuild()
+	for _, fn := range change {
+		fn(&b)
+	}
+	require.NoError(t, x.Publish(context.Background(), b))
+	return b
+}
+
+func TestPublishedIsFoundAfterARestart(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	require.Equal(t, "it was missing", x.Rebuilt())
+	b := publish(t, x)
+	for range 2 {
+		builds, err := x.Lookup(b.RequestKey, "shared")
+		require.NoError(t, err)
+		require.Equal(t, []Build{b}, builds)
+		got, err := x.Get(b.ID)
+		require.NoError(t, err)
+		require.Equal(t, b, got)
+		ids, err := x.Needs(cas.Digest{2})
+		require.NoError(t, err)
+		require.Equal(t, []BuildID{b.ID}, ids)
+		space, err := x.Space()
+		require.NoError(t, err)
+		require.Equal(t, Space{LogicalBytes: 6000, StoredBytes: 6000, Entries: 1, Builds: 1}, space)
+		closeSound(t, x)
+		x = open(t, dir)
+		require.Empty(t, x.Rebuilt())
+	}
+}

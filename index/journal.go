@@ -1,0 +1,496 @@
+package index
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/zeebo/blake3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/manifestpb"
+)
+
+// The journal; numbers are little-endian.
+//
+//	offset  size  what
+//	0       8     magic "epcjrnal"
+//	8       4     version of the format, 1
+//	12      4     zero
+//	16      16    first half of the BLAKE3 of bytes 0 to 15
+//	32            records
+//
+// A record:
+//
+//	0       4     marker "rec\n", to find the next one after damage
+//	4       4     n, the length of the body, at most 64 KiB
+//	8       16    first half of the BLAKE3 of bytes 0 to 7 and the body
+//	24      n     manifestpb.Record
+const (
+	journalMagic      = "epcjrnal"
+	journalHeaderSize = 32
+	recordMarker      = "rec\n"
+	recordHeaderSize  = 24
+	maxRecord         = 64 << 10
+	maxText           = 4 << 10 // of a reason or an event
+	maxJournal        = 4 << 20 // then it is written anew, with what still counts
+	maxJournalRead    = 256 << 20
+	maxEvents         = 8 << 10 // kept when it is written anew
+)
+
+// journal is the file, and in memory what it says.
+type journal struct {
+	fs   cas.FS
+	dir  string // the state folder
+	path string
+
+	mu       sync.Mutex // guards all below, and the order of appends
+	file     *os.File   // nil: it has to be written anew before anything is appended
+	size     int64
+	limit    int64 // from which size on it is written anew
+	unsynced bool
+	states   map[BuildID]State // never Current
+	events   []Event           // oldest first
+}
+
+// openJournal reads the journal or makes one. damage is what was wrong with
+// it; what could still be read of it is kept then.
+func openJournal(fsys cas.FS, dir string) (j *journal, damage error, err error) {
+	j = &journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), states: make(map[BuildID]State)}
+	file, err := readFile(fsys, j.path, maxJournalRead)
+	if errors.Is(err, fs.ErrNotExist) {
+		return j, nil, j.rewrite()
+	}
+	if err != nil && !errors.As(err, new(*DamageError)) {
+		return nil, nil, err
+	}
+	damage = err
+	torn := false
+	if damage == nil {
+		torn, damage = parseJournal(file, j.apply)
+	}
+	if newer := (*NewerError)(nil); errors.As(damage, &newer) {
+		return nil, nil, newer // its marks say what must not be served
+	}
+	switch {
+	case damage != nil:
+		if err := j.keepDamaged(damage.Error()); err != nil {
+			return nil, nil, err
+		}
+		err = j.rewrite()
+	case torn:
+		err = j.rewrite() // a crash cut the last append short: nobody was told of it
+	default:
+		j.size, j.limit = int64(len(file)), max(maxJournal, 2*j.needs())
+		j.file, err = fsys.OpenWrite(j.path)
+	}
+	return j, damage, err
+}
+
+// keepDamaged puts the file into the quarantine under a further name: until the
+// new one takes its place, it is still the best journal there is.
+func (j *journal) keepDamaged(why string) error {
+	aside := j.path + ".damaged"
+	if err := j.fs.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := j.fs.Link(j.path, aside); err != nil {
+		return err
+	}
+	return cas.SetAside(j.fs, j.dir, aside, why)
+}
+
+// parseJournal calls fn with every sound record. torn says that the file ends
+// within a record, as after a crash; damage, that sound records follow a bad
+// one, or that the header is bad.
+func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage error) {
+	if len(file) < journalHeaderSize {
+		return false, &DamageError{"journal", "its header is cut off"}
+	}
+	if string(file[:8]) != journalMagic {
+		return false, &DamageError{"journal", "it does not begin as a journal does"}
+	}
+	if v := binary.LittleEndian.Uint32(file[8:]); v > formatVersion {
+		return false, &NewerError{"journal", v}
+	}
+	if sum := blake3.Sum256(file[:16]); !bytes.Equal(sum[:16], file[16:32]) {
+		damage = &DamageError{"journal", "its header has a wrong checksum"}
+	}
+	for at := journalHeaderSize; at < len(file); {
+		body, n := parseRecord(file[at:])
+		if n == 0 {
+			next := nextRecord(file, at+1)
+			if next < 0 {
+				return true, damage
+			}
+			damage = &DamageError{"journal", fmt.Sprintf("no sound record at offset %d to %d", at, next)}
+			at = next
+			continue
+		}
+		var rec manifestpb.Record
+		err := proto.Unmarshal(body, &rec)
+		if err == nil {
+			err = fn(&rec)
+		}
+		if err != nil {
+			damage = &DamageError{"journal", fmt.Sprintf("record at offset %d: %v", at, err)}
+		}
+		at += n
+	}
+	return false, damage
+}
+
+// parseRecord returns the body of the record that b begins with and the length
+// of the whole, or 0.
+func parseRecord(b []byte) (body []byte, n int) {
+	if len(b) < recordHeaderSize || string(b[:4]) != recordMarker {
+		return nil, 0
+	}
+	size := binary.LittleEndian.Uint32(b[4:])
+	if size > maxRecord || int(size) > len(b)-recordHeaderSize {
+		return nil, 0
+	}
+	body = b[recordHeaderSize : recordHeaderSize+int(size)]
+	if sum := recordSum(b[:8], body); !bytes.Equal(sum[:], b[8:24]) {
+		return nil, 0
+	}
+	return body, recordHeaderSize + int(size)
+}
+
+// nextRecord returns where the next sound record begins, or -1.
+func nextRecord(file []byte, from int) int {
+	for from < len(file) {
+		i := bytes.Index(file[from:], []byte(recordMarker))
+		if i < 0 {
+			return -1
+		}
+		if _, n := parseRecord(file[from+i:]); n > 0 {
+			return from + i
+		}
+		from += i + 1
+	}
+	return -1
+}
+
+func recordSum(head, body []byte) [16]byte {
+	h := blake3.New()
+	_, _ = h.Write(head) // never fails
+	_, _ = h.Write(body)
+	var sum [16]byte
+	copy(sum[:], h.Sum(nil))
+	return sum
+}
+
+func appendJournalHeader(b []byte) []byte {
+	start := len(b)
+	b = append(b, journalMagic...)
+	b = binary.LittleEndian.AppendUint32(b, formatVersion)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	sum := blake3.Sum256(b[start:])
+	return append(b, sum[:16]...)
+}
+
+func appendRecord(b []byte, rec *manifestpb.Record) ([]byte, error) {
+	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(rec)
+	if err != nil {
+		return b, err
+	}
+	if len(body) > maxRecord {
+		return b, fmt.Errorf("journal record of %d bytes, more than %d", len(body), maxRecord)
+	}
+	start := len(b)
+	b = append(b, recordMarker...)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
+	sum := recordSum(b[start:], body)
+	return append(append(b, sum[:]...), body...), nil
+}
+
+// apply takes a record into memory.
+func (j *journal) apply(rec *manifestpb.Record) error {
+	switch kind := rec.Kind.(type) {
+	case *manifestpb.Record_State:
+		var id BuildID
+		if err := fixed("build_id", id[:], kind.State.GetBuildId()); err != nil {
+			return err
+		}
+		j.setState(id, State{kind.State.Name, kind.State.Reason, fromNanos(kind.State.At)})
+	case *manifestpb.Record_Event:
+		e := Event{At: fromNanos(kind.Event.At), Kind: kind.Event.Kind, Text: kind.Event.Text}
+		if len(kind.Event.RequestKey) != 0 {
+			if err := fixed("request_key", e.RequestKey[:], kind.Event.RequestKey); err != nil {
+				return err
+			}
+		}
+		if len(kind.Event.BuildId) != 0 {
+			if err := fixed("build_id", e.BuildID[:], kind.Event.BuildId); err != nil {
+				return err
+			}
+		}
+		j.addEvent(e)
+	}
+	return nil // of a kind that a newer epcached has added, and that may be ignored
+}
+
+func (j *journal) setState(id BuildID, s State) {
+	if s.Name == Current {
+		delete(j.states, id)
+	} else {
+		j.states[id] = s
+	}
+}
+
+// addEvent keeps memory within bounds without moving all events every time.
+func (j *journal) addEvent(e Event) {
+	if len(j.events) >= 2*maxEvents {
+		j.events = append([]Event(nil), j.events[maxEvents:]...)
+	}
+	j.events = append(j.events, e)
+}
+
+func stateRecord(id BuildID, s State) *manifestpb.Record {
+	return &manifestpb.Record{Kind: &manifestpb.Record_State{State: &manifestpb.BuildState{
+		BuildId: id[:], Name: shorten(s.Name, 64), Reason: shorten(s.Reason, maxText), At: nanos(s.At),
+	}}}
+}
+
+func eventRecord(e Event) *manifestpb.Record {
+	m := &manifestpb.Event{At: nanos(e.At), Kind: shorten(e.Kind, 64), Text: shorten(e.Text, maxText)}
+	if e.RequestKey != (RequestKey{}) {
+		m.RequestKey = e.RequestKey[:]
+	}
+	if !e.BuildID.IsZero() {
+		m.BuildId = e.BuildID[:]
+	}
+	return &manifestpb.Record{Kind: &manifestpb.Record_Event{Event: m}}
+}
+
+// shorten makes s valid and not longer than limit: it may be a vendor's message.
+func shorten(s string, limit int) string {
+	if len(s) > limit {
+		s = s[:limit]
+	}
+	return strings.ToValidUTF8(s, "")
+}
+
+// state notes what is known of a build, durably when it returns. In memory it
+// counts even if that fails: better not served than wrongly served.
+func (j *journal) state(id BuildID, s State) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.setState(id, s)
+	return j.append(stateRecord(id, s), true)
+}
+
+// forget drops the state of a build that is gone. The file need not say so: a
+// build id is never used again.
+func (j *journal) forget(id BuildID) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.states, id)
+}
+
+// prune drops the states of builds that are gone, which the file may still
+// have.
+func (j *journal) prune(there func(BuildID) bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for id := range j.states {
+		if !there(id) {
+			delete(j.states, id)
+		}
+	}
+}
+
+func (j *journal) stateOf(id BuildID) (State, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s, ok := j.states[id]
+	return s, ok
+}
+
+// note adds an event, durable at the next flush.
+func (j *journal) note(e Event) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.addEvent(e)
+	return j.append(eventRecord(e), false)
+}
+
+func (j *journal) history(k RequestKey) []Event {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var events []Event
+	for _, e := range j.events {
+		if e.RequestKey == k {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
+// append writes one record, which memory holds already. If the file cannot be
+// trusted any more, all that memory holds is written to a new one.
+func (j *journal) append(rec *manifestpb.Record, sync bool) error {
+	if j.file == nil || j.size >= j.limit {
+		return j.rewrite()
+	}
+	b, err := appendRecord(nil, rec)
+	if err != nil {
+		return err
+	}
+	if n, err := j.fs.WriteAt(j.file, b, j.size); err != nil || n < len(b) {
+		if err == nil {
+			err = io.ErrShortWrite
+		}
+		return err // size is unchanged: the next append goes over what was written
+	}
+	j.size += int64(len(b))
+	j.unsynced = true
+	if sync {
+		return j.sync()
+	}
+	return nil
+}
+
+func (j *journal) sync() error {
+	if !j.unsynced || j.file == nil {
+		return nil
+	}
+	if err := j.fs.Sync(j.file); err != nil {
+		// What is on the disk now, nobody knows, and another sync would
+		// succeed without writing it.
+		return j.rewrite()
+	}
+	j.unsynced = false
+	return nil
+}
+
+func (j *journal) flush() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.sync()
+}
+
+// needs returns roughly what the states take that have to be kept.
+func (j *journal) needs() int64 {
+	n := int64(0)
+	for _, s := range j.states {
+		n += recordHeaderSize + 64 + int64(len(s.Reason))
+	}
+	return n
+}
+
+// rewrite makes a new journal of all states and the latest events. The rename
+// is its commit point; before it the old file stands.
+func (j *journal) rewrite() (err error) {
+	if j.file != nil {
+		// Nothing more is written to it. What closing could report was lost
+		// or synced before.
+		_ = j.file.Close()
+		j.file = nil
+	}
+	b, err := j.image()
+	if err != nil {
+		return err
+	}
+	temp := j.path + ".new"
+	if err := j.fs.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := j.fs.Create(temp)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	if _, err := j.fs.WriteAt(f, b, 0); err != nil {
+		return err
+	}
+	if err := j.fs.Sync(f); err != nil {
+		return err
+	}
+	if err := j.fs.Rename(temp, j.path); err != nil {
+		return err
+	}
+	if err := j.fs.SyncDir(j.dir); err != nil {
+		return err
+	}
+	j.file, j.size, j.unsynced = f, int64(len(b)), false
+	j.limit = max(maxJournal, 2*j.size)
+	return nil
+}
+
+// image returns the bytes of a journal that says what memory holds: every
+// state, and the latest events up to half the limit.
+func (j *journal) image() ([]byte, error) {
+	b := appendJournalHeader(nil)
+	var err error
+	for id, s := range j.states {
+		if b, err = appendRecord(b, stateRecord(id, s)); err != nil {
+			return nil, err
+		}
+	}
+	first, bytes := len(j.events), 0
+	for first > 0 && len(j.events)-first < maxEvents && bytes < maxJournal/2 {
+		first--
+		bytes += len(j.events[first].Text) + 128
+	}
+	j.events = append([]Event(nil), j.events[first:]...)
+	for _, e := range j.events {
+		if b, err = appendRecord(b, eventRecord(e)); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+func (j *journal) close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	err := j.sync()
+	if j.file != nil {
+		err = errors.Join(err, j.file.Close())
+		j.file = nil
+	}
+	return err
+}
+
+// readFile reads a whole file of at most limit bytes.
+func readFile(fsys cas.FS, path string, limit int64) ([]byte, error) {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	b, err := readAll(fsys, f, limit)
+	return b, errors.Join(err, f.Close())
+}
+
+func readAll(fsys cas.FS, f *os.File, limit int64) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, &DamageError{f.Name(), fmt.Sprintf("%s of %d bytes, not a file of at most %d", info.Mode().Type(), info.Size(), limit)}
+	}
+	b := make([]byte, info.Size())
+	if n, err := fsys.ReadAt(f, b, 0); err != nil && (err != io.EOF || n < len(b)) {
+		return nil, err
+	}
+	return b, nil
+}
+
+// trimTime takes off what no file keeps: monotonic reading and time zone.
+func trimTime(t time.Time) time.Time { return fromNanos(nanos(t)) }

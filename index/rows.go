@@ -1,0 +1,209 @@
+package index
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/zeebo/blake3"
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// schemaVersion is that of index.db. A database of another schema is made anew
+// from the manifests, so it may change whenever that helps.
+const schemaVersion = 1
+
+// The buckets of index.db. Numbers in values are little-endian, in keys
+// big-endian where their order counts. Every value is sealed, see seal.
+var (
+	bucketMeta     = []byte("meta")     // name -> "schema": u32; "space": encodeSpace
+	bucketBuilds   = []byte("builds")   // BuildID 16 -> manifestpb.Manifest
+	bucketRequests = []byte("requests") // RequestKey 32, length of scope u8, scope, BuildID 16 -> nothing
+	bucketBlobs    = []byte("blobs")    // Digest 32, BuildID 16 -> size i64
+	bucketFolders  = []byte("folders")  // first byte of BuildID -> encodeFolder
+	bucketStamps   = []byte("stamps")   // Digest 32 -> encodeStamp
+	bucketMemo     = []byte("memo")     // key as given -> saved at, seconds i64; value as given
+	bucketUse      = []byte("use")      // BuildID 16 -> encodeUse
+	bucketViews    = []byte("views")    // BuildID 16 -> path
+	bucketCounters = []byte("counters") // name -> u64
+)
+
+var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketBlobs, bucketFolders,
+	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters}
+
+const sealSize = 16
+
+// seal returns what is stored for a value: a checksum and the value. The
+// checksum is over bucket and key as well, for after a flipped bit in a page
+// bbolt may answer with another key's value.
+//
+//	offset  size  what
+//	0       16    first half of the BLAKE3 of: length of bucket u8, bucket,
+//	              length of key u32, key, value
+//	16            value
+func seal(bucket, key, value []byte) []byte {
+	sum := rowSum(bucket, key, value)
+	return append(append(make([]byte, 0, sealSize+len(value)), sum[:sealSize]...), value...)
+}
+
+// unseal returns the value, which stands in sealed.
+func unseal(bucket, key, sealed []byte) ([]byte, error) {
+	if len(sealed) >= sealSize {
+		if sum := rowSum(bucket, key, sealed[sealSize:]); bytes.Equal(sum[:sealSize], sealed[:sealSize]) {
+			return sealed[sealSize:], nil
+		}
+	}
+	return nil, &DamageError{"index.db", fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
+}
+
+func rowSum(bucket, key, value []byte) [32]byte {
+	b := make([]byte, 0, 512)
+	b = append(append(b, byte(len(bucket))), bucket...)
+	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(key))), key...)
+	return blake3.Sum256(append(b, value...))
+}
+
+// get returns a row's value, which is good until the transaction ends, or nil
+// if there is none.
+func get(tx *bbolt.Tx, bucket, key []byte) ([]byte, error) {
+	b := tx.Bucket(bucket)
+	if b == nil {
+		return nil, &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
+	}
+	sealed := b.Get(key)
+	if sealed == nil {
+		return nil, nil
+	}
+	return unseal(bucket, key, sealed)
+}
+
+func put(tx *bbolt.Tx, bucket, key, value []byte) error {
+	b := tx.Bucket(bucket)
+	if b == nil {
+		return &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
+	}
+	return b.Put(key, seal(bucket, key, value))
+}
+
+func drop(tx *bbolt.Tx, bucket, key []byte) error {
+	b := tx.Bucket(bucket)
+	if b == nil {
+		return &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
+	}
+	return b.Delete(key)
+}
+
+// keysFrom returns up to limit keys of a bucket that begin with prefix and
+// follow after, checked, and copied, so that they outlive the transaction.
+func keysFrom(tx *bbolt.Tx, bucket, prefix, after []byte, limit int) ([][]byte, error) {
+	b := tx.Bucket(bucket)
+	if b == nil {
+		return nil, &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
+	}
+	var keys [][]byte
+	c := b.Cursor()
+	from := prefix
+	if bytes.Compare(after, from) > 0 {
+		from = after
+	}
+	for k, v := c.Seek(from); k != nil && bytes.HasPrefix(k, prefix) && len(keys) < limit; k, v = c.Next() {
+		if bytes.Equal(k, after) {
+			continue
+		}
+		if _, err := unseal(bucket, k, v); err != nil {
+			return nil, err
+		}
+		keys = append(keys, bytes.Clone(k))
+	}
+	return keys, nil
+}
+
+func requestPrefix(k RequestKey, scope string) []byte {
+	b := append(make([]byte, 0, len(k)+1+len(scope)+16), k[:]...)
+	return append(append(b, byte(len(scope))), scope...)
+}
+
+func idAtEnd(key []byte) (id BuildID, err error) {
+	if len(key) < len(id) {
+		return id, &DamageError{"index.db", fmt.Sprintf("key %x has no build id", key)}
+	}
+	copy(id[:], key[len(key)-len(id):])
+	return id, nil
+}
+
+// fields reads the numbers of a value one after another. Anything that is too
+// short or too long is noticed at the end.
+type fields struct {
+	b   []byte
+	bad bool
+}
+
+func (f *fields) u64() uint64 {
+	if len(f.b) < 8 {
+		f.bad = true
+		return 0
+	}
+	v := binary.LittleEndian.Uint64(f.b)
+	f.b = f.b[8:]
+	return v
+}
+
+func (f *fields) i64() int64 { return int64(f.u64()) }
+
+func (f *fields) end() bool { return !f.bad && len(f.b) == 0 }
+
+func numbers(values ...uint64) []byte {
+	b := make([]byte, 0, 8*len(values)+40)
+	for _, v := range values {
+		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	return b
+}
+
+// A stamp: device, inode, size, mtime, ctime, 8 bytes each, and the boot id.
+func encodeStamp(s cas.Stamp) []byte {
+	return append(numbers(s.Dev, s.Ino, uint64(s.Size), uint64(s.Mtime), uint64(s.Ctime)), s.Boot...)
+}
+
+func decodeStamp(b []byte) (cas.Stamp, bool) {
+	f := fields{b: b}
+	s := cas.Stamp{Dev: f.u64(), Ino: f.u64(), Size: f.i64(), Mtime: f.i64(), Ctime: f.i64()}
+	if f.bad || s.Size < 0 {
+		return cas.Stamp{}, false
+	}
+	s.Boot = string(f.b)
+	return s, true
+}
+
+// Usage is what is known of a build's use.
+type Usage struct {
+	Last         time.Time // zero: never used
+	Hits         uint64
+	SavedSeconds float64 // compile time that the hits saved
+}
+
+// A use: last, in nanoseconds since 1970; hits; saved seconds as IEEE 754; 8 bytes each.
+func encodeUse(u Usage) []byte {
+	return numbers(uint64(nanos(u.Last)), u.Hits, math.Float64bits(u.SavedSeconds))
+}
+
+func decodeUse(b []byte) (Usage, bool) {
+	f := fields{b: b}
+	u := Usage{Last: fromNanos(f.i64()), Hits: f.u64(), SavedSeconds: math.Float64frombits(f.u64())}
+	return u, f.end() && !math.IsNaN(u.SavedSeconds)
+}
+
+// The space: logical bytes, stored bytes, entries, builds; 8 bytes each.
+func encodeSpace(s Space) []byte {
+	return numbers(uint64(s.LogicalBytes), uint64(s.StoredBytes), s.Entries, s.Builds)
+}
+
+func decodeSpace(b []byte) (Space, bool) {
+	f := fields{b: b}
+	s := Space{LogicalBytes: f.i64(), StoredBytes: f.i64(), Entries: f.u64(), Builds: f.u64()}
+	return s, f.end()
+}

@@ -1,0 +1,233 @@
+package index
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"sync"
+
+	"go.etcd.io/bbolt"
+)
+
+// soft holds the rows that may be lost: memo, stamps, views, use, counters.
+// Writes stay in memory until the next flush, so that none of them costs a
+// transaction, and reads are answered from memory as far as that goes.
+type soft struct {
+	db    *database
+	cache *lru[softKey, []byte]
+	wake  func()        // there is something to flush
+	full  chan struct{} // asks for a flush before its time
+
+	flushing sync.Mutex // one flush at a time; taken before mu
+
+	mu      sync.Mutex         // guards all below
+	pending map[softKey][]byte // not written yet; nil: to be removed
+	taken   map[softKey][]byte // being written
+}
+
+type softKey struct {
+	bucket string
+	key    string
+}
+
+const (
+	softCacheBytes = 4 << 20
+	softCost       = 160      // memory for a row besides key and value
+	maxPending     = 8 << 10  // rows; half of it asks for a flush
+	flushPage      = 1 << 9   // rows a transaction
+	maxSoftRow     = 64 << 10 // key and value
+)
+
+func newSoft(db *database, wake func()) *soft {
+	return &soft{db: db, wake: wake, cache: newLRU[softKey, []byte](softCacheBytes),
+		full: make(chan struct{}, 1), pending: make(map[softKey][]byte)}
+}
+
+// get returns a value that nobody may change.
+func (s *soft) get(bucket, key []byte) ([]byte, bool) {
+	k := softKey{string(bucket), string(key)}
+	s.mu.Lock()
+	v, ok := s.pending[k]
+	if !ok {
+		v, ok = s.taken[k]
+	}
+	s.mu.Unlock()
+	if ok {
+		return v, v != nil
+	}
+	if v, ok := s.cache.get(k); ok {
+		return v, true
+	}
+	turn := s.cache.now()
+	v, err := read(s.db, func(tx *bbolt.Tx) ([]byte, error) {
+		v, err := get(tx, bucket, key)
+		if v != nil && err == nil {
+			v = append([]byte{}, v...)
+		}
+		return v, err
+	})
+	if err != nil || v == nil {
+		return nil, false // what cannot be read is as good as lost, which it may be
+	}
+	s.cache.fill(turn, k, v, softCost+len(key)+len(v))
+	return v, true
+}
+
+var errRowTooLarge = errors.New("row is too large")
+
+func (s *soft) put(bucket, key, value []byte) error {
+	if len(key) == 0 || len(key)+len(value) > maxSoftRow {
+		return errRowTooLarge
+	}
+	value = append([]byte{}, value...) // never nil
+	k := softKey{string(bucket), string(key)}
+	s.later(k, value)
+	s.cache.set(k, value, softCost+len(key)+len(value))
+	return nil
+}
+
+func (s *soft) drop(bucket, key []byte) {
+	k := softKey{string(bucket), string(key)}
+	s.later(k, nil)
+	s.cache.drop(k)
+}
+
+func (s *soft) later(k softKey, value []byte) {
+	s.mu.Lock()
+	if _, there := s.pending[k]; !there && len(s.pending) >= maxPending {
+		s.forgetOne()
+	}
+	s.pending[k] = value
+	half := len(s.pending) >= maxPending/2
+	s.mu.Unlock()
+	s.wake()
+	if half {
+		select {
+		case s.full <- struct{}{}:
+		default: // asked for already
+		}
+	}
+}
+
+// forgetOne makes room when nothing can be written, on a full disk. Removals
+// stay: a row that should be gone could be wrong.
+func (s *soft) forgetOne() {
+	for k, v := range s.pending {
+		if v != nil {
+			delete(s.pending, k)
+			return
+		}
+	}
+}
+
+// flush writes what is pending, a page a transaction. What cannot be written
+// stays pending.
+func (s *soft) flush() error {
+	s.flushing.Lock()
+	defer s.flushing.Unlock()
+	s.mu.Lock()
+	s.taken, s.pending = s.pending, make(map[softKey][]byte)
+	rows := make([]softKey, 0, len(s.taken))
+	for k := range s.taken {
+		rows = append(rows, k)
+	}
+	taken := s.taken
+	s.mu.Unlock()
+	for len(rows) > 0 {
+		part := rows[:min(flushPage, len(rows))]
+		err := s.db.write(func(tx *bbolt.Tx) error {
+			for _, k := range part {
+				if err := writeRow(tx, k, taken[k]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			s.putBack(rows)
+			return err
+		}
+		rows = rows[len(part):]
+	}
+	s.putBack(nil)
+	return nil
+}
+
+func writeRow(tx *bbolt.Tx, k softKey, value []byte) error {
+	if value == nil {
+		return drop(tx, []byte(k.bucket), []byte(k.key))
+	}
+	return put(tx, []byte(k.bucket), []byte(k.key), value)
+}
+
+func (s *soft) putBack(rows []softKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range rows {
+		if _, newer := s.pending[k]; !newer && len(s.pending) < maxPending {
+			s.pending[k] = s.taken[k]
+		}
+	}
+	s.taken = nil
+}
+
+// trimMemo drops memos, oldest first, until at most limit of them are left.
+// It looks at the age of all of them, page by page, then removes.
+func (s *soft) trimMemo(limit int) error {
+	ages := make(map[int64]int) // seconds -> rows of that age
+	total := 0
+	err := s.eachMemo(func(_ []byte, at int64) { ages[at]++; total++ })
+	if err != nil || total <= limit {
+		return err
+	}
+	cut := int64(math.MinInt64)
+	for left := total; left > limit; {
+		oldest := int64(math.MaxInt64)
+		for at := range ages {
+			oldest = min(oldest, at)
+		}
+		left -= ages[oldest]
+		delete(ages, oldest)
+		cut = oldest
+	}
+	return s.eachMemo(func(key []byte, at int64) {
+		if at <= cut {
+			s.drop(bucketMemo, key)
+		}
+	})
+}
+
+func (s *soft) eachMemo(fn func(key []byte, at int64)) error {
+	type row struct {
+		key []byte
+		at  int64
+	}
+	for after := []byte(nil); ; {
+		rows, err := read(s.db, func(tx *bbolt.Tx) ([]row, error) {
+			keys, err := keysFrom(tx, bucketMemo, nil, after, 16*page)
+			if err != nil {
+				return nil, err
+			}
+			rows := make([]row, 0, len(keys))
+			for _, key := range keys {
+				v, err := get(tx, bucketMemo, key)
+				if err != nil {
+					return nil, err
+				}
+				f := fields{b: v}
+				rows = append(rows, row{key, f.i64()})
+			}
+			return rows, nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			fn(r.key, r.at)
+		}
+		if len(rows) < 16*page {
+			return nil
+		}
+		after = bytes.Clone(rows[len(rows)-1].key)
+	}
+}
