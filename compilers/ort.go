@@ -1,49 +1,16 @@
 package compilers
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"time"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/epcached/epcached/compilers/dialogue"
 )
-
-// Limits bound one worker process. A zero field takes the value of DefaultLimits; a negative one means no limit.
-type Limits struct {
-	Wall        time.Duration // from start to result
-	Memory      int64         // bytes of address space
-	Output      int64         // bytes of all files in the job's folder, and of each single file
-	Files       int           // files in the job's folder
-	OpenFiles   int64
-	Stack       int64 // bytes; deep graphs recurse
-	Nice        int   // added to the niceness
-	StderrBytes int   // tail that is kept
-}
-
-// DefaultLimits are generous: they stop what has gone wrong, not what is large.
-var DefaultLimits = Limits{
-	Wall:        30 * time.Minute,
-	Memory:      256 << 30, // address space, not resident memory: vendor libraries reserve tens of GB
-	Output:      64 << 30,
-	Files:       1024,
-	OpenFiles:   4096,
-	Stack:       512 << 20,
-	Nice:        5,
-	StderrBytes: 64 << 10,
-}
-
-func (l Limits) orDefault() Limits {
-	d := DefaultLimits
-	l.Wall = cmp.Or(l.Wall, d.Wall)
-	l.Memory = cmp.Or(l.Memory, d.Memory)
-	l.Output = cmp.Or(l.Output, d.Output)
-	l.OpenFiles = cmp.Or(l.OpenFiles, d.OpenFiles)
-	l.Stack = cmp.Or(l.Stack, d.Stack)
-	l.Files = cmp.Or(l.Files, d.Files)
-	l.Nice = cmp.Or(l.Nice, d.Nice)
-	l.StderrBytes = cmp.Or(l.StderrBytes, d.StderrBytes)
-	return l
-}
 
 // Credential is the user that workers run as. Only a daemon that runs as root can give one.
 type Credential struct {
@@ -52,44 +19,267 @@ type Credential struct {
 
 // ORTOptions configure the ORT compiler.
 type ORTOptions struct {
-	Worker string // path of epcached-ort; empty: beside the running program
-	Limits Limits
-	Log    *slog.Logger // nil: no log
-	User   *Credential  // nil: workers run as the caller
+	Worker  string // path of epcached-ort; empty: beside the running program
+	Limits  Limits
+	Log     *slog.Logger // nil: no log
+	User    *Credential  // nil: workers run as the caller. Else models and graphs must be readable, and all folders above a job's passable, for them
+	Scratch string       // where jobs without a folder of their own get one; empty: the system's temporary folder
+	Env     []string     // "NAME=value" added to the workers' environment, which is otherwise fixed
 }
 
 // ORT compiles with ONNX Runtime, in worker processes.
 type ORT struct {
-	opts ORTOptions
+	opts     ORTOptions
+	launcher *launcher
 }
 
-// NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends.
-func NewORT(o ORTOptions) *ORT { return &ORT{opts: o} }
+var _ Compiler = (*ORT)(nil)
 
-// Close ends the thread that NewORT started; calls under way must have returned. Workers cannot be started any more.
-func (o *ORT) Close() error { return nil }
+// NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends. Workers die with that thread, and so
+// with the calling process.
+func NewORT(o ORTOptions) *ORT {
+	if o.Worker == "" {
+		if self, err := os.Executable(); err == nil { // else Worker stays empty, and the first job says so
+			o.Worker = filepath.Join(filepath.Dir(self), "epcached-ort")
+		}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	o.Limits = o.Limits.orDefault()
+	return &ORT{opts: o, launcher: newLauncher()}
+}
 
-var errUnfinished = errors.New("not built yet")
+// Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
+func (o *ORT) Close() error {
+	o.launcher.close()
+	return nil
+}
 
-// Probe implements Compiler.
-func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) { return Facts{}, errUnfinished }
-
-// Fingerprint implements Compiler.
-func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP) ([]Fingerprint, error) {
-	return nil, errUnfinished
+// Probe implements Compiler. Each EP library is loaded in a process of its own, so that one that crashes does not hide the others.
+func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
+	facts := Facts{ORTVersion: r.ORTVersion}
+	for _, lib := range r.EPs {
+		probe := EPProbe{Name: lib.EP, Library: lib.Path}
+		req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}}
+		done, err := o.scratchJob(ctx, req)
+		var crash *ExitError
+		switch {
+		case err == nil && len(done.EPs) == 1:
+			facts.ORTVersion, probe.Devices, probe.Error = done.ORTVersion, done.EPs[0].Devices, done.EPs[0].Error
+		case errors.As(err, &crash), errors.Is(err, ErrTimeout):
+			probe.Error = err.Error()
+		case err != nil:
+			return Facts{}, fmt.Errorf("probe %q: %w", r.Directory, err)
+		default:
+			return Facts{}, fmt.Errorf("probe %q: %w: worker answered for %d EPs", r.Directory, dialogue.ErrMalformed, len(done.EPs))
+		}
+		facts.EPs = append(facts.EPs, probe)
+	}
+	return facts, nil
 }
 
 // Compile implements Compiler.
 func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string)) (Result, error) {
-	return Result{}, errUnfinished
+	req, err := compileRequest(job)
+	if err != nil {
+		return Result{}, err
+	}
+	before, err := o.handOver(job.Folder)
+	if err != nil {
+		return Result{}, err
+	}
+	done, err := o.work(ctx, req, job.Folder, progress)
+	if err != nil {
+		return Result{Log: done.log}, fmt.Errorf("compile: %w", err)
+	}
+	files, _, err := Collect(ctx, job.Folder, job.Output, before, o.opts.Limits)
+	if err != nil {
+		var none *NoNodesError
+		if errors.As(err, &none) {
+			none.EPs, none.Log = epNames(job.EPs), done.log
+		}
+		return Result{Log: done.log}, err
+	}
+	if err := o.takeBack(job.Folder, files); err != nil {
+		return Result{}, err
+	}
+	result := Result{Graph: job.Output, Files: files, Seconds: done.Seconds, ORTVersion: done.ORTVersion, Route: req.Route, Log: done.log, MaxRSS: done.PeakMemory}
+	for _, ep := range done.EPs {
+		result.EPs = append(result.EPs, EPUsed{Name: ep.Name, Version: ep.Version, Devices: ep.Devices})
+	}
+	return result, nil
 }
 
-// Check implements Compiler.
-func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
-	return CheckResult{}, errUnfinished
+func compileRequest(job Job) (dialogue.Request, error) {
+	eps, err := requestEPs(job.Runtime, job.EPs)
+	if err != nil {
+		return dialogue.Request{}, err
+	}
+	if !filepath.IsAbs(job.Model) || !filepath.IsAbs(job.Folder) {
+		return dialogue.Request{}, fmt.Errorf("compile %q in %q: paths must be absolute", job.Model, job.Folder)
+	}
+	if job.Output == "" || job.Output != filepath.Base(job.Output) {
+		return dialogue.Request{}, fmt.Errorf("compile %q: output %q is not a file name", job.Model, job.Output)
+	}
+	switch job.Route {
+	case "":
+		job.Route = RouteCompileAPI
+	case RouteCompileAPI, RouteSessionOptions:
+	default:
+		return dialogue.Request{}, fmt.Errorf("compile %q: unknown route %q", job.Model, job.Route)
+	}
+	return dialogue.Request{
+		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, Output: filepath.Join(job.Folder, job.Output),
+		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
+	}, nil
 }
 
-// Compatibility implements Compiler.
+func session(entries map[string]string, byName, byDenotation map[string]int64, level string) dialogue.Session {
+	return dialogue.Session{Entries: entries, FreeDimensions: byName, FreeDimensionsByDenotation: byDenotation, GraphOptimizationLevel: level}
+}
+
+// requestEPs fills in what a worker needs: libraries, and options as the EP wants them.
+func requestEPs(r Runtime, eps []EP) ([]dialogue.EP, error) {
+	if len(eps) == 0 {
+		return nil, errors.New("no execution provider is named")
+	}
+	var list []dialogue.EP
+	for _, ep := range eps {
+		if ep.Library == "" {
+			lib, err := r.Library(ep.Name)
+			if err != nil {
+				return nil, err
+			}
+			ep.Library = lib.Path
+		}
+		if !filepath.IsAbs(ep.Library) {
+			return nil, fmt.Errorf("library %q of %s: not an absolute path", ep.Library, ep.Name) // ORT would look for it beside its own
+		}
+		if info, ok := EPByName(ep.Name); ok {
+			ep.Options = info.Resolve(ep.Library, ep.Options)
+		}
+		out := dialogue.EP{Name: ep.Name, Library: ep.Library, Options: ep.Options}
+		for _, d := range ep.Devices {
+			out.Devices = append(out.Devices, dialogue.DeviceSelector(d))
+		}
+		list = append(list, out)
+	}
+	return list, nil
+}
+
+func epNames(eps []EP) []string {
+	var names []string
+	for _, ep := range eps {
+		names = append(names, ep.Name)
+	}
+	return names
+}
+
+// Compatibility implements Compiler. An EP that gives no verdicts for its devices here answers Unknown.
 func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []string) ([]Verdict, error) {
-	return nil, errUnfinished
+	if len(infos) == 0 {
+		return nil, nil
+	}
+	eps, err := requestEPs(r, []EP{ep})
+	if err != nil {
+		return nil, err
+	}
+	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos})
+	if err != nil {
+		return nil, fmt.Errorf("compatibility with %s: %w", ep.Name, err)
+	}
+	if len(done.Verdicts) != len(infos) {
+		return nil, fmt.Errorf("compatibility with %s: %w: %d verdicts for %d strings", ep.Name, dialogue.ErrMalformed, len(done.Verdicts), len(infos))
+	}
+	var verdicts []Verdict
+	for _, v := range done.Verdicts {
+		if v < int(Unknown) || v > int(Unsupported) {
+			v = int(Unknown) // a later ORT may know more; unknown is always safe
+		}
+		verdicts = append(verdicts, Verdict(v))
+	}
+	return verdicts, nil
+}
+
+// answer is a finished worker's result with what else is known of the run.
+type answer struct {
+	dialogue.Result
+	log string
+}
+
+// scratchJob runs a request that leaves no files, in a folder that is removed afterwards.
+func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request) (answer, error) {
+	folder, err := o.scratch()
+	if err != nil {
+		return answer{}, err
+	}
+	defer o.drop(folder)
+	return o.work(ctx, req, folder, nil)
+}
+
+func (o *ORT) scratch() (string, error) {
+	folder, err := os.MkdirTemp(o.opts.Scratch, "epcached-ort-")
+	if err != nil {
+		return "", fmt.Errorf("scratch folder: %w", err)
+	}
+	if _, err := o.handOver(folder); err != nil {
+		o.drop(folder)
+		return "", err
+	}
+	return folder, nil
+}
+
+// drop removes a scratch folder. A failure costs space in a temporary folder, not correctness.
+func (o *ORT) drop(folder string) {
+	if err := os.RemoveAll(folder); err != nil {
+		o.opts.Log.Warn("scratch folder stays", "folder", folder, "error", err)
+	}
+}
+
+// handOver lists what stands in a job's folder, which is not output, and gives all of it to the workers' user.
+func (o *ORT) handOver(folder string) ([]string, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, fmt.Errorf("job's folder: %w", err)
+	}
+	names := []string{}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, o.chown(folder, names)
+}
+
+func (o *ORT) chown(folder string, names []string) error {
+	if o.opts.User == nil {
+		return nil
+	}
+	for _, name := range append([]string{"."}, names...) {
+		if err := os.Lchown(filepath.Join(folder, name), int(o.opts.User.UID), int(o.opts.User.GID)); err != nil {
+			return fmt.Errorf("job's folder: %w", err)
+		}
+	}
+	return nil
+}
+
+// takeBack makes the output the daemon's own, so that no process of the workers' user can change it any more. All of them have ended.
+func (o *ORT) takeBack(folder string, files []string) error {
+	if o.opts.User == nil {
+		return nil
+	}
+	for _, name := range append([]string{"."}, files...) {
+		if err := os.Lchown(filepath.Join(folder, name), os.Geteuid(), os.Getegid()); err != nil {
+			return fmt.Errorf("job's folder: %w", err)
+		}
+	}
+	return nil
+}
+
+// compilerName names a request's EPs in errors.
+func compilerName(req dialogue.Request) string {
+	var names []string
+	for _, ep := range req.EPs {
+		names = append(names, ep.Name)
+	}
+	return strings.Join(names, ", ")
 }

@@ -16,17 +16,17 @@ import (
 type job struct {
 	req     dialogue.Request
 	env     *ort.Env
-	phase   func(string) error
+	tell    func(dialogue.Event) error
 	result  dialogue.Result
 	devices [][]ort.Device // per EP: those that were chosen
 }
 
-func do(req dialogue.Request, phase func(string) error) (dialogue.Result, error) {
-	j := &job{req: req, phase: phase}
+func do(req dialogue.Request, tell func(dialogue.Event) error) (dialogue.Result, error) {
+	j := &job{req: req, tell: tell}
 	if err := j.open(); err != nil {
 		return dialogue.Result{}, err
 	}
-	if err := phase(dialogue.PhaseRegistering); err != nil {
+	if err := j.phase(dialogue.PhaseRegistering); err != nil {
 		return dialogue.Result{}, err
 	}
 	if req.Do == dialogue.Probe {
@@ -93,8 +93,10 @@ func (j *job) register() error {
 		fill(&r, chosen)
 		j.result.EPs = append(j.result.EPs, r)
 	}
-	return nil
+	return j.tell(dialogue.Event{EPs: j.result.EPs})
 }
+
+func (j *job) phase(name string) error { return j.tell(dialogue.Event{Phase: name}) }
 
 // devicesOf lists the devices under exactly this EP name: OpenVINO also has names with an ending, such as ".AUTO".
 func (j *job) devicesOf(ep string) ([]ort.Device, error) {

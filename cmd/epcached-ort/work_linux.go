@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -75,11 +76,27 @@ func defaultSignals() error {
 
 // answer does the request and gives its last event.
 func answer(req dialogue.Request, out io.Writer) (dialogue.Event, int) {
-	result, err := do(req, func(phase string) error { return dialogue.WriteEvent(out, dialogue.Event{Phase: phase}) })
+	result, err := do(req, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
 	if err != nil {
 		return dialogue.Event{Refusal: refusal(req.Do, err)}, dialogue.ExitRefused
 	}
+	result.PeakMemory = peakMemory()
 	return dialogue.Event{Result: &result}, dialogue.ExitDone
+}
+
+// peakMemory reads the high-water mark of resident memory. The kernel's account for a parent (rusage) also counts what the process was before
+// it started this program. Zero where /proc is not there.
+func peakMemory() int64 {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	_, after, _ := bytes.Cut(status, []byte("VmHWM:"))
+	var kilobytes int64
+	if _, err := fmt.Sscan(string(after), &kilobytes); err != nil {
+		return 0
+	}
+	return kilobytes << 10
 }
 
 func refusal(doing string, err error) *dialogue.Refusal {

@@ -36,9 +36,9 @@ func ReadRequest(r io.Reader) (Request, error) {
 // WriteEvent sends one event.
 func WriteEvent(w io.Writer, e Event) error { return writeLine(w, e, MaxEvent) }
 
-// ReadEvents reads events until one ends the request, and returns that one; phases go to phase as they come. io.ErrUnexpectedEOF means that
+// ReadEvents reads events until one ends the request, and returns that one; those before it go to each as they come. io.ErrUnexpectedEOF means that
 // the worker ended before it had an answer.
-func ReadEvents(r io.Reader, phase func(string)) (Event, error) {
+func ReadEvents(r io.Reader, each func(Event)) (Event, error) {
 	lines := bufio.NewReader(r)
 	for range MaxEvents {
 		line, err := readLine(lines, MaxEvent)
@@ -49,12 +49,10 @@ func ReadEvents(r io.Reader, phase func(string)) (Event, error) {
 		if err := json.Unmarshal(line, &e); err != nil {
 			return Event{}, fmt.Errorf("%w: %w", ErrMalformed, err)
 		}
-		switch {
-		case e.Result != nil, e.Refusal != nil:
+		if e.Result != nil || e.Refusal != nil {
 			return e, nil
-		case phase != nil && e.Phase != "":
-			phase(e.Phase)
 		}
+		each(e)
 	}
 	return Event{}, fmt.Errorf("%w: more than %d events", ErrMalformed, MaxEvents)
 }

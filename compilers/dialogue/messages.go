@@ -81,19 +81,21 @@ type Session struct {
 
 // Event is one record from the worker: exactly one field is set.
 type Event struct {
-	Phase   string   `json:",omitempty"`
-	Result  *Result  `json:",omitempty"`
-	Refusal *Refusal `json:",omitempty"`
+	Phase   string     `json:",omitempty"`
+	EPs     []EPResult `json:",omitempty"` // what was registered and chosen, before it is used: known even if the use crashes
+	Result  *Result    `json:",omitempty"`
+	Refusal *Refusal   `json:",omitempty"`
 }
 
 // Result ends a request that was done.
 type Result struct {
 	ORTVersion string
 	EPs        []EPResult
-	Seconds    float64  // of the part that the request is about: compile, load
-	Verdicts   []int    // Compatibility: one per string
-	Outputs    []Tensor // Run
-	RunSeconds []float64
+	Seconds    float64   // of the part that the request is about: compile, load
+	Verdicts   []int     // Compatibility: one per string
+	Outputs    []Tensor  // Run
+	RunSeconds []float64 // Run: one per round
+	PeakMemory int64     // bytes, resident, of the worker so far
 }
 
 // EPResult is what became of one EP of the request.

@@ -1,0 +1,129 @@
+package compilers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+const disableAll = "disable_all"
+
+// Check implements Compiler. A graph that does not load is tried once more without graph optimisation, for graphs with nodes outside the EP often
+// load only so. Where the EP compiles for a device that is not here, a failure is NotCheckable.
+func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
+	result, err := o.check(ctx, job)
+	if err != nil || result.Outcome == Passed || job.GraphOptimizationLevel == disableAll {
+		return result, err
+	}
+	job.GraphOptimizationLevel = disableAll
+	again, err := o.check(ctx, job)
+	if err != nil {
+		return CheckResult{}, err
+	}
+	if again.Outcome == Passed {
+		return again, nil
+	}
+	return result, nil // the first failure is about the graph as it was asked for
+}
+
+func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
+	req, err := loadRequest(job)
+	if err != nil {
+		return CheckResult{}, err
+	}
+	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
+	done, err := o.scratchJob(ctx, req)
+	result.Seconds = done.Seconds
+	if err == nil {
+		return result, nil
+	}
+	var refused *RefusedError
+	var crash *ExitError
+	switch {
+	case errors.As(err, &refused):
+		result.Code, result.Text = refused.Code, refused.Text
+	case errors.As(err, &crash):
+		result.Code, result.Text = -1, crash.Error()
+	default:
+		return CheckResult{}, fmt.Errorf("check %q: %w", job.Graph, err)
+	}
+	result.Outcome = Failed
+	if targetAbsent(done.EPs, job.EPs) {
+		result.Outcome = NotCheckable
+	}
+	return result, nil
+}
+
+func loadRequest(job CheckJob) (dialogue.Request, error) {
+	eps, err := requestEPs(job.Runtime, job.EPs)
+	if err != nil {
+		return dialogue.Request{}, err
+	}
+	if !filepath.IsAbs(job.Graph) {
+		return dialogue.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
+	}
+	return dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph,
+		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}, nil
+}
+
+// targetAbsent tells whether one of the EPs compiles for a device that is elsewhere. A worker that crashed early told no devices: then
+// the selectors count, and without any it is not known, which proves nothing either.
+func targetAbsent(used []dialogue.EPResult, asked []EP) bool {
+	for i, ep := range asked {
+		info, ok := EPByName(ep.Name)
+		if !ok || info.TargetAbsent == "" {
+			continue
+		}
+		var types []string
+		if i < len(used) {
+			for _, d := range used[i].Devices {
+				types = append(types, d.Type)
+			}
+		} else {
+			for _, d := range ep.Devices {
+				types = append(types, d.Type)
+			}
+		}
+		if len(types) == 0 {
+			return true
+		}
+		for _, t := range types {
+			if t == "" || t == info.TargetAbsent {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// RunJob runs a graph on inputs that follow from a seed. It is for tests, which compare outputs bit for bit.
+type RunJob struct {
+	CheckJob
+	Seed   uint64
+	Times  int    // 0: once
+	Output string // absolute path of the file that gets the outputs' bytes, one output after the other; empty: none
+}
+
+// RunResult describes the outputs of a run.
+type RunResult struct {
+	Outputs     []dialogue.Tensor // where each stands in the file
+	LoadSeconds float64
+	RunSeconds  []float64 // one per round
+}
+
+// Run loads and runs a graph in a worker. The graph may be any model; it need not be compiled.
+func (o *ORT) Run(ctx context.Context, job RunJob) (RunResult, error) {
+	req, err := loadRequest(job.CheckJob)
+	if err != nil {
+		return RunResult{}, err
+	}
+	req.Do, req.Seed, req.Times, req.Output = dialogue.Run, job.Seed, job.Times, job.Output
+	done, err := o.scratchJob(ctx, req)
+	if err != nil {
+		return RunResult{}, fmt.Errorf("run %q: %w", job.Graph, err)
+	}
+	return RunResult{Outputs: done.Outputs, LoadSeconds: done.Seconds, RunSeconds: done.RunSeconds}, nil
+}

@@ -1,0 +1,260 @@
+package compilers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+	"golang.org/x/sys/unix"
+)
+
+// privateFolder is where a worker has its working directory, home and temporary files: in the job's folder, and removed before output is listed.
+const privateFolder = ".worker"
+
+// grace is how long a process that was killed, or a pipe that somebody else holds, may take to go away.
+const grace = 2 * time.Second
+
+// worker is one running worker process.
+type worker struct {
+	cmd      *exec.Cmd
+	request  *os.File // our ends of the dialogue
+	answers  *os.File
+	stderr   *tail
+	exited   chan struct{} // closed when the process has ended, before it is reaped
+	event    dialogue.Event
+	eventErr error
+	eps      []dialogue.EPResult // written by the reader, read when it is done
+	readers  sync.WaitGroup
+}
+
+// work runs one request in a worker process, and returns when that and all of its process group have ended.
+func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, progress func(string)) (answer, error) {
+	end, err := o.launcher.begin()
+	if err != nil {
+		return answer{}, err
+	}
+	defer end()
+	if err := ctx.Err(); err != nil {
+		return answer{}, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if wall := o.opts.Limits.Wall; wall > 0 {
+		timer := time.AfterFunc(wall, func() { cancel(fmt.Errorf("%s: %w: %v", compilerName(req), ErrTimeout, wall)) })
+		defer timer.Stop()
+	}
+	private := filepath.Join(folder, privateFolder)
+	if err := o.makePrivate(private); err != nil {
+		return answer{}, err
+	}
+	defer o.drop(private)
+	w, err := o.start(private)
+	if err != nil {
+		return answer{}, fmt.Errorf("start worker %q: %w", o.opts.Worker, err)
+	}
+	w.converse(req, progress)
+	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
+	w.wait(ctx)
+	stopWatch()
+	return w.result(ctx, compilerName(req))
+}
+
+func (o *ORT) makePrivate(folder string) error {
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		return fmt.Errorf("worker's folder: %w", err)
+	}
+	return o.chown(folder, nil)
+}
+
+// start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, and the dialogue on 3 and 4.
+func (o *ORT) start(private string) (*worker, error) {
+	preparation, err := json.Marshal(o.preparation())
+	if err != nil {
+		return nil, err
+	}
+	requestRead, requestWrite, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	answerRead, answerWrite, err := os.Pipe()
+	if err != nil {
+		requestRead.Close() // nothing was written
+		requestWrite.Close()
+		return nil, err
+	}
+	w := &worker{request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{})}
+	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
+	w.cmd.Dir = private
+	w.cmd.Env = append(environment(private), o.opts.Env...)
+	w.cmd.Stderr = w.stderr
+	w.cmd.ExtraFiles = []*os.File{requestRead, answerWrite}
+	w.cmd.WaitDelay = grace
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	if u := o.opts.User; u != nil {
+		w.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID}
+	}
+	err = o.launcher.on(w.cmd.Start)
+	requestRead.Close() // the worker has its own
+	answerWrite.Close()
+	if err != nil {
+		requestWrite.Close() // nothing was written
+		answerRead.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (o *ORT) preparation() dialogue.Preparation {
+	l := o.opts.Limits
+	return dialogue.Preparation{Data: uint64(max(l.Memory, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
+		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0)}
+}
+
+// environment is the same for every worker, whatever the daemon was started with.
+func environment(private string) []string {
+	return []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=crash", "PWD=" + private,
+		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private}
+}
+
+// converse sends the request and reads what comes, both beside the caller: a worker may read or write as slowly as it likes, or not at all.
+func (w *worker) converse(req dialogue.Request, progress func(string)) {
+	w.readers.Add(2)
+	go func() {
+		defer w.readers.Done()
+		defer w.request.Close()
+		// A worker that does not take its request ends without a result, which tells more than this error.
+		_ = dialogue.WriteRequest(w.request, req)
+	}()
+	go func() {
+		defer w.readers.Done()
+		w.event, w.eventErr = dialogue.ReadEvents(w.answers, func(e dialogue.Event) {
+			if e.EPs != nil {
+				w.eps = e.EPs
+			}
+			if e.Phase != "" && progress != nil {
+				progress(e.Phase)
+			}
+		})
+	}()
+}
+
+// wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It kills the group when ctx ends.
+func (w *worker) wait(ctx context.Context) {
+	pid := w.cmd.Process.Pid
+	go func() {
+		defer close(w.exited)
+		for {
+			// The process stays a zombie, so that its number, and with it its group's, cannot become another's before the group is killed.
+			err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+			if !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
+	}()
+	select {
+	case <-w.exited:
+	case <-ctx.Done():
+	}
+	killGroup(pid)
+	<-w.exited
+	// Another process may hold the pipes, if it left the group; it is not waited for.
+	deadline := time.Now().Add(grace)
+	_ = w.answers.SetReadDeadline(deadline)  // pipes have deadlines
+	_ = w.request.SetWriteDeadline(deadline) // likewise, unless it is closed already
+	_ = w.cmd.Wait()                         // the state says it all
+	w.readers.Wait()
+	_ = w.answers.Close() // read to its end
+	awaitGroup(pid)
+}
+
+func killGroup(pid int) {
+	_ = syscall.Kill(-pid, syscall.SIGKILL) // ESRCH: nobody is left
+}
+
+// awaitGroup waits until the rest of a killed group is gone, so that nobody writes into the job's folder any more.
+func awaitGroup(pid int) {
+	for range 100 {
+		if err := syscall.Kill(-pid, 0); errors.Is(err, syscall.ESRCH) {
+			return
+		}
+		time.Sleep(grace / 100)
+	}
+}
+
+// result turns what happened into an answer or an error.
+func (w *worker) result(ctx context.Context, name string) (answer, error) {
+	a := answer{log: w.stderr.String()}
+	a.EPs = w.eps // until there is a result
+	state := w.cmd.ProcessState
+	status, _ := state.Sys().(syscall.WaitStatus)
+	switch {
+	case w.eventErr == nil && w.event.Result != nil && state.Success():
+		a.Result = *w.event.Result
+		return a, nil
+	case w.eventErr == nil && w.event.Refusal != nil && state.ExitCode() == dialogue.ExitRefused:
+		return a, &RefusedError{Doing: w.event.Refusal.Doing, Code: w.event.Refusal.Code, Text: w.event.Refusal.Text}
+	case ctx.Err() != nil:
+		return a, context.Cause(ctx)
+	case errors.Is(w.eventErr, dialogue.ErrMalformed):
+		return a, fmt.Errorf("%s: %w", name, w.eventErr)
+	case status.Signaled() && status.Signal() == syscall.SIGXFSZ:
+		return a, fmt.Errorf("%s: %w: a file grew beyond the limit", name, ErrOutput)
+	}
+	e := &ExitError{Compiler: name, Code: state.ExitCode(), Stderr: a.log}
+	if status.Signaled() {
+		e.Signal = status.Signal().String()
+	}
+	return a, e
+}
+
+// watchOutput cancels the job when its folder grows beyond the limit. It looks now and then: what a worker writes between two looks is bounded by the
+// limit on each file.
+func watchOutput(folder string, limit int64, cancel context.CancelCauseFunc) (stop func()) {
+	if limit < 0 {
+		return func() {}
+	}
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		ticker := time.NewTicker(500 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticker.C:
+				if size := folderSize(folder); size > limit {
+					cancel(fmt.Errorf("%w: %d bytes, more than %d", ErrOutput, size, limit))
+					return
+				}
+			}
+		}
+	}()
+	return func() { close(done); <-stopped }
+}
+
+// folderSize counts what is allocated, not what sparse files pretend to hold. Files come and go meanwhile; those are not counted.
+func folderSize(folder string) int64 {
+	var total int64
+	_ = filepath.WalkDir(folder, func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return nil
+		}
+		if info, err := entry.Info(); err == nil {
+			if st, ok := info.Sys().(*syscall.Stat_t); ok {
+				total += st.Blocks * 512
+			}
+		}
+		return nil
+	})
+	return total
+}

@@ -1,0 +1,14 @@
+//go:build !linux
+
+package compilers
+
+import (
+	"context"
+	"errors"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+func (o *ORT) work(context.Context, dialogue.Request, string, func(string)) (answer, error) {
+	return answer{}, errors.ErrUnsupported
+}
