@@ -198,7 +198,7 @@ func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rc *runtimeCont
 			a, err := c.serve(ctx, b, phase)
 			if err == nil {
 				a.Outcome, a.Why = Hit, "made by this execution provider library for this request"
-				c.uses.note(b)
+				c.uses.note(b, c.now())
 				return a, "", nil
 			}
 			if ctx.Err() != nil {
@@ -250,7 +250,7 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 		if err != nil {
 			return nil, err
 		}
-		f, err := v.lease()
+		f, err := v.lease(c.now())
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {
 			// Taken away, or being taken away, between the check and the lease.
 			c.dropView(b.ID, v, 0)
@@ -299,7 +299,7 @@ func (c *Cache) withhold(b *index.Build, cause error) string {
 
 // withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id.
 func (c *Cache) withholdBuild(id index.BuildID, state, reason string) {
-	if err := c.index.SetState(id, index.State{Name: state, Reason: reason, At: time.Now()}); err != nil {
+	if err := c.index.SetState(id, index.State{Name: state, Reason: reason, At: c.now()}); err != nil {
 		c.log.Error("state of build not kept", "build", id.String(), "error", err)
 	}
 	c.views.mu.Lock()
@@ -317,7 +317,7 @@ func (c *Cache) withholdBuild(id index.BuildID, state, reason string) {
 
 // note writes an event into the history; one that cannot be written is lost, and nothing depends on it.
 func (c *Cache) note(kind string, b *index.Build, text string) {
-	e := index.Event{At: time.Now(), Kind: kind, RequestKey: b.RequestKey, BuildID: b.ID, Text: text}
+	e := index.Event{At: c.now(), Kind: kind, RequestKey: b.RequestKey, BuildID: b.ID, Text: text}
 	if err := c.index.Note(context.Background(), e); err != nil {
 		c.log.Warn("event not kept", "kind", kind, "error", err)
 	}

@@ -36,6 +36,7 @@ type Cache struct {
 	log     *slog.Logger
 	lock    *os.File
 	started time.Time
+	now     func() time.Time // a seam for tests
 
 	cas      *cas.Store
 	index    *index.Index
@@ -75,7 +76,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: time.Now(),
+	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: time.Now(), now: time.Now,
 		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs)}
 	if err := c.open(); err != nil {
 		return nil, errors.Join(err, c.closeStores(), lock.Close())

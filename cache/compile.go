@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -59,7 +58,7 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 		return c.serve(ctx, result.build, phase)
 	}
 	v := result.alone
-	f, err := v.lease()
+	f, err := v.lease(c.now())
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +280,7 @@ func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
 		ModelDigest: j.plan.canonical.Model, ModelName: r.Name, Record: j.plan.record, RecordJSON: j.plan.recordJSON,
 		EPs: j.plan.facts, ORTVersion: result.ORTVersion, Route: j.plan.canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
-		CompileSeconds: result.Seconds, Created: time.Now(), IRVersion: m.IRVersion, Embed: r.Embed,
+		CompileSeconds: result.Seconds, Created: j.c.now(), IRVersion: m.IRVersion, Embed: r.Embed,
 	}
 	for _, name := range result.Files {
 		b.Files = append(b.Files, index.File{Name: name})

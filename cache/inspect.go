@@ -261,7 +261,7 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (
 }
 
 func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) RuntimeFacts {
-	out := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: time.Now(),
+	out := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(),
 		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]string)}
 	rc, err := c.content(ctx, rt, func(string) {})
 	if err != nil {

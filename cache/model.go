@@ -89,7 +89,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		return identity{}, fail(BadModel, err, "model %q changed while being read", r.Name).
 			hint("wait until whatever writes it is done, and ask again")
 	}
-	if believable && before.old(time.Now()) {
+	if believable && before.old(c.now()) {
 		c.memo.save(graphKey, "graph", id)
 		if key, ok := c.modelKey(r, graphKey, id.Locations); ok && len(id.Locations) > 0 {
 			c.memo.save(key, "model", id)

@@ -200,7 +200,7 @@ func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error)
 		return cas.Digest{}, err
 	}
 	w := witness{stamps: []cas.Stamp{after}}
-	if believable && before == after && w.old(time.Now()) {
+	if believable && before == after && w.old(c.now()) {
 		// Not saved costs another hashing at the next start, nothing else.
 		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
 	}

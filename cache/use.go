@@ -19,7 +19,7 @@ type use struct {
 	saved float64 // seconds of compiling
 }
 
-func (u *uses) note(b *index.Build) {
+func (u *uses) note(b *index.Build, at time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	one := u.since[b.ID]
@@ -27,7 +27,7 @@ func (u *uses) note(b *index.Build) {
 		one = &use{}
 		u.since[b.ID] = one
 	}
-	one.last = time.Now()
+	one.last = at
 	one.hits++
 	one.saved += b.CompileSeconds
 }

@@ -266,7 +266,7 @@ func (c *Cache) sealView(v *view) error {
 
 // lease opens the view's folder and takes a shared lock on that open folder: it lasts as long as somebody holds
 // the descriptor, in whatever process, and survives the daemon.
-func (v *view) lease() (*os.File, error) {
+func (v *view) lease(now time.Time) (*os.File, error) {
 	f, err := os.Open(v.path)
 	if err != nil {
 		return nil, err
@@ -277,7 +277,7 @@ func (v *view) lease() (*os.File, error) {
 	if v.gone.Load() {
 		return nil, errors.Join(fs.ErrNotExist, f.Close())
 	}
-	v.served.Store(time.Now().UnixNano())
+	v.served.Store(now.UnixNano())
 	return f, nil
 }
 
@@ -290,7 +290,7 @@ func (c *Cache) dropView(id index.BuildID, v *view, grace time.Duration) {
 	if c.views.live[id] == v {
 		delete(c.views.live, id)
 	}
-	after := time.Now()
+	after := c.now()
 	if served := v.served.Load(); served != 0 && grace > 0 {
 		after = time.Unix(0, served).Add(grace)
 	}
@@ -301,7 +301,7 @@ func (c *Cache) dropView(id index.BuildID, v *view, grace time.Duration) {
 func (c *Cache) doomLater(v *view) {
 	c.views.mu.Lock()
 	defer c.views.mu.Unlock()
-	c.views.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: time.Now().Add(pathGrace)}
+	c.views.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: c.now().Add(pathGrace)}
 }
 
 // discardView removes a view that was never given out.
@@ -318,7 +318,7 @@ func (c *Cache) discardView(v *view) {
 func (c *Cache) sweepViews() {
 	c.views.mu.Lock()
 	todo := make(map[string]*doomed, len(c.views.doomed))
-	now := time.Now()
+	now := c.now()
 	for name, d := range c.views.doomed {
 		if !now.Before(d.after) {
 			todo[name] = d

@@ -1,0 +1,197 @@
+package cache
+
+import (
+	"context"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+func devices(types ...string) []compilers.Device {
+	var out []compilers.Device
+	for _, t := range types {
+		out = append(out, compilers.Device{Type: t})
+	}
+	return out
+}
+
+func TestRefusals(t *testing.T) {
+	b := newBench(t)
+	file := func(content string) *os.File {
+		path := filepath.Join(t.TempDir(), "bad.onnx")
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
+		return b.openFile(path)
+	}
+	whole := string(tinymodel.Dense(1, 8, 1))
+	cases := map[string]struct {
+		change func(*Request)
+		class  Class
+		text   string
+	}{
+		"not ONNX":         {func(r *Request) { r.Graph = file("this is not a model at all") }, BadModel, "model.onnx"},
+		"empty file":       {func(r *Request) { r.Graph = file("") }, BadModel, "model.onnx"},
+		"truncated":        {func(r *Request) { r.Graph = file(whole[:len(whole)-20]) }, BadModel, "offset"},
+		"no EP":            {func(r *Request) { r.EPs = nil }, BadRequest, "no execution provider"},
+		"unknown EP":       {func(r *Request) { r.EPs[0].Name = "WarpDriveExecutionProvider" }, Unavailable, "WarpDrive"},
+		"EP twice":         {func(r *Request) { r.EPs = append(r.EPs, r.EPs[0]) }, BadRequest, "twice"},
+		"no such device":   {func(r *Request) { r.EPs[0].Devices = devices("NPU") }, Unavailable, "NPU"},
+		"unknown option":   {func(r *Request) { r.EPs[0].Options = map[string]string{"falt": "slow"} }, BadRequest, "falt"},
+		"session option":   {func(r *Request) { r.SessionOptions = map[string]string{"session.no_such": "1"} }, BadRequest, "no_such"},
+		"set by epcached":  {func(r *Request) { r.SessionOptions = map[string]string{"ep.context_file_path": "/x"} }, NotAllowed, "ep.context_file_path"},
+		"not a bool":       {func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "perhaps"} }, BadRequest, "perhaps"},
+		"level":            {func(r *Request) { r.GraphOptimizationLevel = "99" }, BadRequest, "99"},
+		"route":            {func(r *Request) { r.Route = "north" }, BadRequest, "north"},
+		"store":            {func(r *Request) { r.Store = "attic" }, BadRequest, "attic"},
+		"dimension":        {func(r *Request) { r.FreeDimensions = map[string]int64{"batch": -1} }, BadRequest, "batch"},
+		"relative runtime": {func(r *Request) { r.Runtime.Directory = "runtime" }, BadRequest, "absolute"},
+		"missing runtime":  {func(r *Request) { r.Runtime.Directory = "/nowhere/at/all" }, Unavailable, "/nowhere/at/all"},
+		"crash":            {fault(standin.Crash), CompileFailed, "segmentation fault"},
+		"refused by EP":    {fault(standin.Refuse), CompileFailed, "told to refuse"},
+		"no node taken":    {fault(standin.NoNodes), CompileFailed, "took no node"},
+		"garbage":          {fault(standin.Garbage), CompileFailed, "model.onnx"},
+		"no output":        {fault(standin.NoOutput), CompileFailed, "model.onnx"},
+		"sidecar missing":  {fault(standin.Missing), CompileFailed, ".bin"},
+		"outside":          {fault(standin.Escape), CompileFailed, ".."},
+		"links":            {fault(standin.Links), CompileFailed, "link.bin"},
+		"does not load":    {fault(standin.Mutilate), CompileFailed, "does not load"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			r := b.request(b.model(1))
+			c.change(r)
+			a, err := b.cache.Acquire(context.Background(), r, nil)
+			require.Nil(t, a)
+			require.Equal(t, c.class, ClassOf(err), "%v", err)
+			require.ErrorContains(t, err, c.text)
+			require.Empty(t, b.list(), "the store is unchanged")
+		})
+	}
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome, "the cache goes on")
+}
+
+func fault(f standin.Fault) func(*Request) {
+	return func(r *Request) { r.EPs[0].Options = map[string]string{"fault": string(f)} }
+}
+
+func TestRuntimeOfAnotherUserIsNotLoaded(t *testing.T) {
+	b := newBench(t)
+	other := filepath.Join(t.TempDir(), "own")
+	_, err := standin.Library(other, "1.28.0", standin.SDK{Version: "7.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	r := b.request(b.model(1))
+	r.Peer.UID = 4711
+	r.Runtime.Directory = other
+	require.Equal(t, Unavailable, b.refused(r).Class)
+	r.Peer.UID = b.cache.uid
+	require.Equal(t, "7.0", b.acquire(r).Build.EPs[0].SDKVersion, "the daemon's own user may bring libraries")
+}
+
+// external is a model whose weights stand in a file beside it.
+func (b *bench) external(seed uint64, weights []byte) *Request {
+	dir := b.TempDir()
+	m := tinymodel.DenseModel(seed, 8, 1)
+	require.NotEmpty(b, m.Initializers)
+	raw := m.Initializers[0].Raw
+	m.Initializers[0].Location, m.Initializers[0].Length = "weights.bin", strconv.Itoa(len(raw))
+	if weights == nil {
+		weights = raw
+	}
+	require.NoError(b, os.WriteFile(filepath.Join(dir, "model.onnx"), m.Encode(), 0o644))
+	require.NoError(b, os.WriteFile(filepath.Join(dir, "weights.bin"), weights, 0o644))
+	r := b.request(b.openFile(filepath.Join(dir, "model.onnx")))
+	r.External = map[string]*os.File{"weights.bin": b.openFile(filepath.Join(dir, "weights.bin"))}
+	return r
+}
+
+func TestExternalData(t *testing.T) {
+	b := newBench(t)
+	r := b.external(1, nil)
+	files := r.External
+	r.External = nil
+	_, err := b.cache.Acquire(context.Background(), r, nil)
+	var need *NeedFilesError
+	require.ErrorAs(t, err, &need)
+	require.Equal(t, []string{"weights.bin"}, need.Locations)
+	r.External = files
+	first := b.acquire(r)
+	require.Equal(t, Compiled, first.Outcome)
+	require.Equal(t, Hit, b.acquire(b.external(1, nil)).Outcome)
+
+	changed := make([]byte, 8*8*4)
+	require.NotEqual(t, first.RequestKey, b.acquire(b.external(1, changed)).RequestKey)
+
+	short := b.refused(b.external(1, []byte("too short")))
+	require.Equal(t, BadModel, short.Class)
+	require.Contains(t, short.Text, "weights.bin")
+	require.Contains(t, short.Text, "9")
+}
+
+func TestMemo(t *testing.T) {
+	if os.Getenv("TMPDIR") == "" && !onBelievableFS(t) {
+		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed, so nothing is memoised")
+	}
+	b := newBench(t)
+	b.later = time.Hour
+	r := b.request(b.model(1))
+	first := b.acquire(r)
+	reads := 0
+	count := func(p Progress) {
+		if p.Phase == "reading" {
+			reads++
+		}
+	}
+	a, err := b.cache.Acquire(context.Background(), r, count)
+	require.NoError(t, err)
+	defer a.View.Close()
+	require.Zero(t, reads, "an old and unchanged file is not read again")
+	require.Equal(t, first.RequestKey, a.RequestKey)
+
+	// The same inode with other content, by write.
+	f, err := os.OpenFile(r.Graph.Name(), os.O_WRONLY|os.O_TRUNC, 0)
+	require.NoError(t, err)
+	_, err = f.Write(tinymodel.Dense(2, 8, 1))
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	changed := b.acquire(r)
+	require.NotEqual(t, first.RequestKey, changed.RequestKey)
+	require.Equal(t, Compiled, changed.Outcome)
+}
+
+func onBelievableFS(t *testing.T) bool {
+	f, err := os.Open(t.TempDir())
+	require.NoError(t, err)
+	defer f.Close()
+	_, ok := believableFS(f)
+	return ok
+}
+
+func TestFreshFilesAreNotMemoised(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	b.acquire(r)
+	read := false
+	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) { read = read || p.Phase == "reading" })
+	require.NoError(t, err)
+	defer a.View.Close()
+	require.True(t, read, "two changes within one tick of the file system's clock look like one")
+}
+
+func TestCanonicalRecordIsFrozen(t *testing.T) {
+	c := canonical{Version: 1, EPs: []canonicalEP{{Name: "EP", Devices: []canonicalDevice{{Type: "CPU", VendorID: 1, DeviceID: 2}},
+		Options: map[string]string{"b": "2", "a": "1"}}}, SessionOptions: map[string]string{"k": "v"},
+		FreeDimensions: map[string]int64{"n": 3}, GraphOptimizationLevel: "all", Embed: true, Route: "compile_api"}
+	// Worked out by hand from the table at encode: a change here makes every stored build unreachable.
+	want := "0801" + "1220" + hex.EncodeToString(make([]byte, 32)) +
+		"1a1f" + "0a024550" + "12090a03435055" + "1001" + "1802" + "1a060a0161120131" + "1a060a0162120132" +
+		"2206" + "0a016b120176" + "2a05" + "0a016e1003" + "3a03616c6c" + "4001" + "4a0b" + hex.EncodeToString([]byte("compile_api"))
+	require.Equal(t, want, hex.EncodeToString(c.encode()))
+}
