@@ -1,0 +1,79 @@
+"""Small models made from nothing, the same bytes every time: what the real ones do not show."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+# What ONNX Runtime 1.24, the oldest that is supported, knows.
+OPSET, IR_VERSION = 17, 9
+
+
+def mlp(path: Path, width: int, layers: int, seed: int = 0, batch: int | str = 1) -> None:
+    """Writes `layers` square layers of MatMul, Add and Relu in fp32: width * width * 4 bytes of weights each.
+
+    Every seed gives a model of the same shape and size with other weights.
+    """
+    random = np.random.default_rng(seed)
+    nodes, weights, value = [], [], "x"
+    for layer in range(layers):
+        # Scaled so that values neither vanish nor overflow over many layers.
+        weight = random.standard_normal((width, width), dtype=np.float32) * np.float32(np.sqrt(2 / width))
+        weights.append(numpy_helper.from_array(weight, f"weight{layer}"))
+        weights.append(numpy_helper.from_array(random.standard_normal(width, dtype=np.float32), f"bias{layer}"))
+        nodes.append(helper.make_node("MatMul", [value, f"weight{layer}"], [f"product{layer}"]))
+        nodes.append(helper.make_node("Add", [f"product{layer}", f"bias{layer}"], [f"sum{layer}"]))
+        value = "y" if layer == layers - 1 else f"hidden{layer}"
+        nodes.append(helper.make_node("Relu", [f"sum{layer}"], [value]))
+    _save(path, nodes, weights, [batch, width], [batch, width])
+
+
+def convolution(path: Path) -> None:
+    """Writes a convolution, a Relu and a global average: an image model in a few kilobytes."""
+    random = np.random.default_rng(3)
+    weights = [numpy_helper.from_array(random.standard_normal((8, 3, 3, 3), dtype=np.float32), "kernel")]
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel"], ["features"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["features"], ["active"]),
+        helper.make_node("GlobalAveragePool", ["active"], ["y"]),
+    ]
+    _save(path, nodes, weights, [1, 3, 32, 32], [1, 8, 1, 1])
+
+
+def external(folder: Path) -> None:
+    """Writes an MLP whose weights stand in two files of their own, one of them in a sub-folder."""
+    mlp(folder / "model.onnx", width=64, layers=2, seed=5)
+    model = onnx.load(folder / "model.onnx")
+    (folder / "weights").mkdir(exist_ok=True)
+    for number, tensor in enumerate(t for t in model.graph.initializer if t.name.startswith("weight")):
+        location = ["first.bin", "weights/second.bin"][number]
+        data = tensor.raw_data
+        # Not at offset 0, so that a reader that ignores the offset is seen.
+        (folder / location).write_bytes(bytes(64) + data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", "64"), ("length", str(len(data)))):
+            entry = tensor.external_data.add()
+            entry.key, entry.value = key, value
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def _save(path: Path, nodes: list, weights: list, in_shape: list, out_shape: list) -> None:
+    graph = helper.make_graph(
+        nodes,
+        path.stem,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, in_shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, out_shape)],
+        weights,
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="epcached testdata"
+    )
+    onnx.checker.check_model(model)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(model.SerializeToString())
+    temporary.replace(path)
