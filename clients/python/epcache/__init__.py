@@ -1,0 +1,92 @@
+"""epcache: compiled ONNX Runtime models from the machine's cache.
+
+Compiling a model for an NPU, GPU or CPU execution provider takes seconds to minutes. epcached, a daemon, keeps what was
+compiled; this package asks it, and loads the result with the application's own ONNX Runtime:
+
+    import epcache
+    options = epcache.SessionOptions()                      # ONNX Runtime's class; it remembers what it is told
+    session = epcache.InferenceSession("model.onnx", options, ep="OpenVINOExecutionProvider:CPU")
+    session.epcache.outcome                                 # "hit", "compiled", ..., "no daemon"
+
+Without a daemon, or when anything goes wrong with it, the session is a plain one on the same execution provider, and
+there is one EpcacheWarning. It never ends up on the CPU execution provider unasked.
+
+`Client` gives the artefact itself, for those who load it in another way. It needs no ONNX Runtime: the package is
+imported only when one of the session classes is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._client import Artefact, Client, File, Progress, default_sockets
+from ._errors import (
+    BadModel,
+    BadRequest,
+    Busy,
+    Cancelled,
+    CompileFailed,
+    DeadlineExceeded,
+    EpcacheWarning,
+    Error,
+    Internal,
+    NoDaemon,
+    NoSpace,
+    NotAllowed,
+    NotFound,
+    ProtocolError,
+    Stale,
+    Unavailable,
+    VersionMismatch,
+)
+from ._request import Device, ExecutionProvider, Library, Runtime
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from ._session import InferenceSession, Report
+    from ._session_options import SessionOptions
+
+_NEEDS_ORT = {"InferenceSession": "_session", "Report": "_session", "SessionOptions": "_session_options"}
+
+__all__ = [
+    "Artefact",
+    "BadModel",
+    "BadRequest",
+    "Busy",
+    "Cancelled",
+    "Client",
+    "CompileFailed",
+    "DeadlineExceeded",
+    "Device",
+    "EpcacheWarning",
+    "Error",
+    "ExecutionProvider",
+    "File",
+    "InferenceSession",
+    "Internal",
+    "Library",
+    "NoDaemon",
+    "NoSpace",
+    "NotAllowed",
+    "NotFound",
+    "Progress",
+    "ProtocolError",
+    "Report",
+    "Runtime",
+    "SessionOptions",
+    "Stale",
+    "Unavailable",
+    "VersionMismatch",
+    "__version__",
+    "default_sockets",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_ORT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_NEEDS_ORT[name]}", __name__), name)
+    globals()[name] = value
+    return value

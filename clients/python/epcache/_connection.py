@@ -1,0 +1,232 @@
+"""One connection to the daemon: frames, the descriptors that travel with them, and deadlines.
+
+A frame is read with its exact length, header first, so that no read ever reaches into the next frame and takes its
+descriptors for those of this one. Descriptors are taken only with the first byte, as the protocol has it: the kernel
+itself closes those that come with any other.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from . import _errors, _wire
+
+PROTOCOL_VERSION = 1
+MAX_FRAME = 1 << 20
+MAX_DESCRIPTORS = 64  # a frame
+
+
+class Lost(_errors.NoDaemon):
+    """The connection ended, or was silent for too long: another one may do better."""
+
+
+class Connection:
+    """A connection that has said Hello. It carries one request at a time; after any exception it is of no more use.
+
+    Deadlines are times of time.monotonic().
+    """
+
+    def __init__(self, path: str, deadline: float, name: str) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self._request = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._connect(deadline)
+            self._hello(deadline, name)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, deadline: float) -> None:
+        # A full backlog blocks connect() on a Unix socket: the time limit covers that as well.
+        self._limit(deadline)
+        try:
+            self._socket.connect(self.path)
+        except OSError as error:
+            raise Lost(f"connect to {self.path}: {_reason(error)}") from error
+
+    def _hello(self, deadline: float, name: str) -> None:
+        hello = {"hello": {"version": PROTOCOL_VERSION, "client": name}}
+        self._send(_frame(0, hello, 0), (), deadline)
+        answer, descriptors = self._receive(deadline)
+        close_all(descriptors)
+        _raise_error(answer)
+        reply = answer.get("hello_reply")
+        if reply is None or answer["request"] != 0:
+            raise _errors.ProtocolError(f"{self.path}: the first answer is not a Hello")
+        if reply["version"] != PROTOCOL_VERSION:
+            version = reply["version"]
+            raise _errors.VersionMismatch(f"{self.path}: protocol version {version}, this client has {PROTOCOL_VERSION}")
+        self.server: str = reply["server"]
+        self.scope: str = reply["scope"]
+
+    def start(self, body: dict[str, Any], descriptors: Sequence[int], deadline: float) -> None:
+        """Sends a request under a new number. Descriptors that do not fit into its frame go ahead in Attach frames."""
+        self._request += 1
+        body = {"deadline_ms": max(1, math.ceil((deadline - time.monotonic()) * 1000)), **body}
+        excess = max(0, len(descriptors) - MAX_DESCRIPTORS)
+        # Made before anything is sent: a request that does not fit leaves the connection as it was.
+        frame = _frame(self._request, body, len(descriptors) - excess)
+        for at in range(0, excess, MAX_DESCRIPTORS):
+            part = descriptors[at : min(at + MAX_DESCRIPTORS, excess)]
+            self._send(_frame(self._request, {"attach": {}}, len(part)), part, deadline)
+        self._send(frame, descriptors[excess:], deadline)
+
+    def readable(self, limit: float) -> bool:
+        """Waits until something arrives, or the connection ends; False if neither happened before the limit."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(max(0, math.ceil((limit - time.monotonic()) * 1000))))
+
+    def answer(self, deadline: float) -> tuple[_wire.Message, list[int]]:
+        """Returns the next frame for the request that was started last, and its descriptors, which are the caller's.
+
+        An Error frame is raised as the error that it is.
+        """
+        while True:
+            envelope, descriptors = self._receive(deadline)
+            # Under number 0 comes the last word before the daemon closes; other numbers are of requests given up.
+            if envelope["request"] in (0, self._request):
+                break
+            close_all(descriptors)
+        try:
+            _raise_error(envelope)
+        except BaseException:
+            close_all(descriptors)
+            raise
+        return envelope, descriptors
+
+    def close(self) -> None:
+        """Ends the connection; what is under way for it at the daemon is cancelled. May be called again."""
+        self._socket.close()
+
+    def _send(self, data: bytes, descriptors: Sequence[int], deadline: float) -> None:
+        frame = memoryview(data)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            while frame:
+                self._limit(deadline)
+                sent = self._socket.sendmsg([frame], ancillary)
+                frame, ancillary = frame[sent:], []
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._raise_last_word()
+            raise self._lost("send", error, deadline) from error
+        except OSError as error:
+            raise self._lost("send", error, deadline) from error
+
+    def _raise_last_word(self) -> None:
+        """A daemon that refuses says why before it closes: that is still to be read when sending fails."""
+        with contextlib.suppress(Lost, _errors.DeadlineExceeded, _errors.ProtocolError):
+            envelope, descriptors = self._receive(time.monotonic() + 0.1)
+            close_all(descriptors)
+            _raise_error(envelope)
+
+    def _receive(self, deadline: float) -> tuple[_wire.Message, list[int]]:
+        header, descriptors = self._header(deadline)
+        try:
+            (length,) = struct.unpack("<I", header)
+            if not 1 <= length <= MAX_FRAME:
+                raise _errors.ProtocolError(f"{self.path}: a frame of {length} bytes")
+            envelope = self._decode(self._exactly(length, deadline))
+            if envelope["descriptors"] != len(descriptors):
+                wanted, got = envelope["descriptors"], len(descriptors)
+                raise _errors.ProtocolError(f"{self.path}: a frame announces {wanted} descriptors and has {got}")
+        except BaseException:
+            close_all(descriptors)
+            raise
+        return envelope, descriptors
+
+    def _header(self, deadline: float) -> tuple[bytes, list[int]]:
+        self._limit(deadline)
+        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(4, room, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise self._lost("receive", error, deadline) from error
+        descriptors = _descriptors(ancillary)
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise _errors.ProtocolError(f"{self.path}: more descriptors than a frame may have, or no room for them")
+            if not data:
+                raise Lost(f"{self.path}: the daemon closed the connection")
+            return data + self._exactly(4 - len(data), deadline), descriptors
+        except BaseException:
+            close_all(descriptors)
+            raise
+
+    def _exactly(self, length: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            self._limit(deadline)
+            try:
+                part = self._socket.recv(length - len(data))
+            except OSError as error:
+                raise self._lost("receive", error, deadline) from error
+            if not part:
+                raise Lost(f"{self.path}: the daemon closed the connection inside a frame")
+            data += part
+        return bytes(data)
+
+    def _decode(self, data: bytes) -> _wire.Message:
+        try:
+            return _wire.decode("Envelope", data)
+        except _wire.WireError as error:
+            raise _errors.ProtocolError(f"{self.path}: {error}") from error
+
+    def _limit(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _errors.DeadlineExceeded(f"{self.path}: no answer in time")
+        self._socket.settimeout(left)
+
+    def _lost(self, what: str, error: OSError, deadline: float) -> _errors.Error:
+        if isinstance(error, TimeoutError) or time.monotonic() >= deadline:
+            return _errors.DeadlineExceeded(f"{self.path}: no answer in time")
+        return Lost(f"{self.path}: {what}: {_reason(error)}")
+
+
+def _frame(request: int, body: dict[str, Any], descriptors: int) -> bytes:
+    envelope = _wire.encode("Envelope", {"request": request, "descriptors": descriptors, **body})
+    if len(envelope) > MAX_FRAME:
+        raise _errors.BadRequest(f"a request of {len(envelope)} bytes is more than a frame may have")
+    return struct.pack("<I", len(envelope)) + envelope
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        # close() releases the number also when it reports an error of the file.
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    found: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            found.extend(numbers)
+    return found
+
+
+def _raise_error(envelope: _wire.Message) -> None:
+    error = envelope.get("error")
+    if error is not None:
+        raise _errors.from_wire(error["class"], error["text"], error["hint"], error["facts"])
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
+        return "no answer in time"
+    return error.strerror or str(error)

@@ -1,0 +1,102 @@
+"""The model as the daemon gets it: open files, never paths."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, Union
+
+from . import _errors
+
+
+class HasFileno(Protocol):
+    """An open file."""
+
+    def fileno(self) -> int: ...
+
+
+ModelSource = Union[str, "os.PathLike[str]", bytes, HasFileno]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is open for reading. The descriptor is this object's maker's to close."""
+
+    fd: int
+    name: str  # for people
+    stamp: tuple[int, ...]  # changes when the file does; equal for two names of one file in one folder
+    folder: str  # where external data lies; "" if that is not known
+    external: Callable[[str], int] | None
+
+    def open_external(self, location: str) -> int:
+        """Returns a descriptor of the external data at `location`, which is the caller's to close.
+
+        The location is relative to the model's folder; that it does not leave it was checked. Symbolic links are
+        followed, with this process's rights: caches of model hubs are made of them.
+        """
+        if self.external is not None:
+            return self.external(location)
+        if not self.folder:
+            raise _errors.BadModel(f"model {self.name!r} refers to external data {location!r}, and has no folder")
+        path = os.path.join(self.folder, location)
+        try:
+            return open_regular(path)
+        except OSError as error:
+            facts = {"file": location}
+            raise _errors.BadModel(f"external data of model {self.name!r}: {path}: {error.strerror}", facts=facts) from error
+
+
+@contextlib.contextmanager
+def open_model(source: ModelSource, external: Callable[[str], int] | None) -> Iterator[Model]:
+    """Yields the model, open; what was opened here is closed afterwards. A path that cannot be opened is an OSError."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        descriptor = _memory_file(bytes(source))
+        name, folder, opened = "model.onnx", "", True
+    elif isinstance(source, (str, os.PathLike)):
+        path = os.path.abspath(os.fspath(source))
+        descriptor = open_regular(path)
+        # The folder as it is spelled: where the path is a link, the data lies beside the link, as ONNX Runtime has it.
+        name, folder, opened = os.path.basename(path), os.path.dirname(path), True
+    else:
+        descriptor = source.fileno()
+        path = getattr(source, "name", "")
+        path = os.path.abspath(path) if isinstance(path, str) and path else ""
+        name, folder, opened = os.path.basename(path) or "model.onnx", os.path.dirname(path), False
+    try:
+        info = os.fstat(descriptor)
+        stamp = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, hash(folder))
+        yield Model(descriptor, name, stamp, folder, external)
+    finally:
+        if opened:
+            os.close(descriptor)
+
+
+def open_regular(path: str) -> int:
+    """Opens a regular file for reading. Anything else is an error, at once: opening a FIFO would wait for a writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _errors.BadModel(f"{path}: not a regular file", facts={"file": path})
+        return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _memory_file(data: bytes) -> int:
+    """Puts bytes into a sealed memory file: nobody can change them while the daemon reads."""
+    descriptor = os.memfd_create("model.onnx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise

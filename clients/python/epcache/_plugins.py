@@ -1,0 +1,180 @@
+"""Finds the plugin libraries of execution providers, registers them with ONNX Runtime, and picks devices.
+
+The same code serves sessions from the cache and plain ones, so both run on the same execution provider. Plain
+ONNX Runtime does not: given a provider's name only, it runs on the CPU and does not say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import os
+import pkgutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnxruntime as ort
+
+from . import _errors
+from ._model import open_regular
+from ._request import Device, ExecutionProvider, Library, Runtime
+
+# Python packages by the execution provider whose library they carry. Others are found by their name's beginning.
+_PACKAGES = {
+    "OpenVINOExecutionProvider": "onnxruntime_ep_openvino",
+    "QNNExecutionProvider": "onnxruntime_qnn",
+}
+_PACKAGE_PREFIX = "onnxruntime_ep_"
+
+
+@dataclass(frozen=True)
+class LibraryOption:
+    """A provider option that names a library beside the provider's own."""
+
+    name: str
+    default: str  # passed where the option is absent
+    unless: str  # another option, with which the default is not passed
+
+
+_LIBRARY_OPTIONS = {"QNNExecutionProvider": LibraryOption("backend_path", "libQnnHtp.so", "backend_type")}
+
+# What this process registered, by execution provider. The descriptor is of the file that was loaded, and stays open:
+# the path may lead to another one by the time that the daemon is asked.
+_registered: dict[str, Library] = {}
+_lock = threading.Lock()  # guards _registered, and makes looking and registering one step
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An execution provider that is ready for use in this process."""
+
+    ep: ExecutionProvider
+    devices: list[Any]  # ONNX Runtime's OrtEpDevice
+    library: Library | None  # None: part of ONNX Runtime itself
+
+    def options(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Returns provider options as this process has to pass them: libraries are those beside its own plugin."""
+        result = dict(given)
+        option = _LIBRARY_OPTIONS.get(self.ep.name)
+        if option is None or self.library is None:
+            return result
+        if option.unless not in result:
+            result.setdefault(option.name, option.default)
+        if option.name in result:
+            beside = os.path.join(os.path.dirname(self.library.path), os.path.basename(result[option.name]))
+            if os.path.exists(beside):
+                result[option.name] = beside
+        return result
+
+    def add_to(self, options: ort.SessionOptions, given: Mapping[str, str]) -> None:
+        options.add_provider_for_devices(self.devices, self.options(given))
+
+
+def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
+    """Returns the execution provider with the devices that it names, or with `devices`. Registers it if need be.
+
+    Raises Unavailable where the library or the device is missing.
+    """
+    with _lock:
+        if devices is None:
+            devices = _choose(ep, _listed(ep))
+        return Plugin(ep, devices, _library_of(ep, devices[0]))
+
+
+def _listed(ep: ExecutionProvider) -> list[Any]:
+    """Returns the devices that ONNX Runtime lists for the provider, after registering it if there are none."""
+    found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
+    if found:
+        return found
+    # OpenVINO lists further providers, as ".AUTO", under its own name and a suffix.
+    family = ep.name.partition(".")[0]
+    if family not in _registered:
+        _register(family, ep.library or _find_library(family))
+        found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
+    if not found:
+        raise _errors.Unavailable(
+            f"{ep.name} lists no device on this machine", "its drivers may be missing, or it may not support this processor"
+        )
+    return found
+
+
+def _register(name: str, path: str) -> None:
+    path = os.path.abspath(path)
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise _errors.Unavailable(f"library of {name}: {path}: {error.strerror}") from error
+    try:
+        ort.register_execution_provider_library(name, path)
+    except Exception as error:
+        os.close(descriptor)
+        raise _errors.Unavailable(f"ONNX Runtime {ort.__version__} does not take {path}: {error}") from error
+    _registered[name] = Library(name, path, descriptor)
+
+
+def _find_library(name: str) -> str:
+    candidates = [_PACKAGES[name]] if name in _PACKAGES else []
+    candidates += [m.name for m in pkgutil.iter_modules() if m.name.startswith(_PACKAGE_PREFIX) and m.name not in candidates]
+    for candidate in candidates:
+        with contextlib.suppress(Exception):  # a package that is broken, or of another kind, is not the one
+            package = importlib.import_module(candidate)
+            if name in package.get_ep_names():
+                return str(package.get_library_path())
+    hint = f"pip install {_PACKAGES[name].replace('_', '-')}" if name in _PACKAGES else "give ExecutionProvider(library=...)"
+    raise _errors.Unavailable(f"no installed package carries the library of {name}", hint)
+
+
+def _choose(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
+    """Returns for each selector the first device that it fits; the daemon does the same."""
+    chosen = []
+    for selector in ep.devices or (Device(),):
+        fitting = [device for device in listed if _fits(selector, device)]
+        if not fitting:
+            have = ", ".join(f"{d.device.type.name} ({d.device.vendor} {d.device.device_id:#x})" for d in listed)
+            raise _errors.Unavailable(f"{ep.name} has no device {selector.type or selector} here; it lists {have}")
+        chosen.append(fitting[0])
+    return chosen
+
+
+def _fits(selector: Device, device: Any) -> bool:
+    hardware = device.device
+    metadata = {**hardware.metadata, **device.ep_metadata}
+    return (
+        selector.type in ("", hardware.type.name)
+        and selector.vendor_id in (0, hardware.vendor_id)
+        and selector.device_id in (0, hardware.device_id)
+        and all(metadata.get(key) == value for key, value in selector.metadata.items())
+    )
+
+
+def _library_of(ep: ExecutionProvider, device: Any) -> Library | None:
+    family = ep.name.partition(".")[0]
+    if family in _registered:
+        own = _registered[family]
+        return Library(ep.name, own.path, own.fd)
+    path = device.ep_metadata.get("library_path", "")
+    if not path:
+        return None
+    # The application registered it.
+    with contextlib.suppress(OSError, _errors.Error):
+        _registered[family] = Library(family, path, open_regular(path))
+        return Library(ep.name, path, _registered[family].fd)
+    return Library(ep.name, path)
+
+
+def runtime(plugins: list[Plugin]) -> Runtime:
+    """Describes what this process will load the artefact with.
+
+    The folder is left out on purpose: the libraries say the same, and are found also where the daemon knows the
+    folder by another name.
+    """
+    folder = os.path.join(os.path.dirname(os.path.abspath(ort.__file__)), "capi")
+    libraries = sorted(glob.glob(os.path.join(glob.escape(folder), "libonnxruntime.so.*")))
+    return Runtime(
+        ort_version=ort.__version__,
+        ort_library=libraries[0] if libraries else "",
+        libraries=tuple(p.library for p in plugins if p.library is not None),
+    )

@@ -1,0 +1,119 @@
+"""What a request says of execution providers and of the runtime that will load the result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from . import _wire
+from ._model import open_regular
+
+Send = Callable[[int], int]  # adds a descriptor to the request; returns its index there
+
+
+@dataclass(frozen=True)
+class Device:
+    """Narrows the devices of an execution provider; an empty field accepts all. Of what is left the first is taken."""
+
+    type: str = ""  # "CPU", "GPU", "NPU"
+    vendor_id: int = 0
+    device_id: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExecutionProvider:
+    """An execution provider of a request, by ONNX Runtime's name, with its provider options.
+
+    `files` holds options whose value is a file that counts by its content: option to path. `library` is the plugin
+    library, where it is not one of the Python packages that epcache finds by itself; only sessions use it.
+    """
+
+    name: str
+    devices: tuple[Device, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    library: str = ""
+
+    def message(self, send: Send, stack: contextlib.ExitStack) -> _wire.Message:
+        """Returns the message; files are opened, sent with `send`, and closed when `stack` is."""
+        option_fds = {}
+        for option, path in self.files.items():
+            descriptor = open_regular(path)
+            stack.callback(os.close, descriptor)
+            option_fds[option] = send(descriptor)
+        devices = [
+            {"type": d.type, "vendor_id": d.vendor_id, "device_id": d.device_id, "metadata": dict(d.metadata)}
+            for d in self.devices
+        ]
+        return {"name": self.name, "devices": devices, "options": dict(self.options), "option_fds": option_fds}
+
+
+EPSpec = Union[str, "tuple[str, Mapping[str, Any]]", ExecutionProvider]
+
+
+def providers(specification: EPSpec | Sequence[EPSpec]) -> list[ExecutionProvider]:
+    """Returns the execution providers of one specification or of several, in their order."""
+    if isinstance(specification, (str, ExecutionProvider)) or _is_pair(specification):
+        specification = [specification]  # type: ignore[list-item]
+    found = [_provider(one) for one in specification]  # type: ignore[arg-type]
+    if not found:
+        raise ValueError("no execution provider is named; for example 'OpenVINOExecutionProvider:CPU'")
+    return found
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+
+
+def _provider(specification: EPSpec) -> ExecutionProvider:
+    if isinstance(specification, ExecutionProvider):
+        return specification
+    name: Any
+    name, options = specification if isinstance(specification, tuple) else (specification, {})
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"execution provider {specification!r}: a name, (name, options) or ExecutionProvider is wanted")
+    name, _, device = name.partition(":")
+    devices = (Device(type=device.upper()),) if device else ()
+    return ExecutionProvider(name, devices, {str(key): option_text(value) for key, value in options.items()})
+
+
+def option_text(value: Any) -> str:
+    """Returns an option's value as ONNX Runtime wants it: texts as they are, True and False as 1 and 0."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A plugin library as this process has it: `fd`, if any, is a descriptor of the very file, and stays open."""
+
+    ep: str
+    path: str
+    fd: int | None = None
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What an artefact will be loaded with. Every field may be empty; all empty is the daemon's default runtime."""
+
+    directory: str = ""
+    ort_version: str = ""
+    ort_library: str = ""
+    libraries: tuple[Library, ...] = ()
+
+    def message(self, send: Send, stack: contextlib.ExitStack) -> _wire.Message:
+        libraries: list[_wire.Message] = []
+        for library in self.libraries:
+            message: _wire.Message = {"ep": library.ep, "path": library.path}
+            if library.fd is not None:
+                message["fd"] = send(library.fd)
+            libraries.append(message)
+        return {
+            "directory": self.directory,
+            "ort_version": self.ort_version,
+            "ort_library": self.ort_library,
+            "ep_libraries": libraries,
+        }

@@ -1,0 +1,265 @@
+"""InferenceSession: ONNX Runtime's own, made from the cache where that is possible."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnxruntime as ort
+
+from . import _errors, _plugins
+from ._client import Artefact, Client, Progress
+from ._plugins import Plugin
+from ._request import EPSpec, ExecutionProvider, providers
+from ._session_options import LEVELS_BY_NAME, Record, SessionOptions
+
+# How long a session waits for a daemon that went away during its request: longer than a restart, shorter than a
+# compile in this process is worth.
+RESTART_LIMIT = 2.0
+
+_PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers"))
+
+
+@dataclass
+class Report:
+    """Where a session came from.
+
+    `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache; "passthrough" for a model
+    that was compiled already; "bypassed" for one that the cache was not asked for; "no daemon"; or "failed". In the last
+    four cases it is a plain session on the same execution provider. `why` says more, for people.
+    """
+
+    outcome: str
+    why: str = ""
+    compatibility: str = ""
+    request_key: str = ""
+    build: str = ""
+    model_digest: str = ""
+    compile_seconds: float = 0.0  # what the compile took, now or earlier
+    acquire_seconds: float = 0.0  # asking the daemon, compile included
+    load_seconds: float = 0.0  # ONNX Runtime's part
+    path: str = ""  # what ONNX Runtime loaded
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def cached(self) -> bool:
+        """Whether the session was made from the cache."""
+        return self.outcome in ("hit", "compiled", "waited")
+
+
+_default_client: Client | None = None
+_default_lock = threading.Lock()
+
+
+def _shared_client() -> Client:
+    """One client for all sessions: it keeps its connection."""
+    global _default_client
+    with _default_lock:
+        if _default_client is None:
+            _default_client = Client(restart_limit=RESTART_LIMIT)
+        return _default_client
+
+
+class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
+    """ONNX Runtime's InferenceSession on the execution providers `ep`, from the cache where that is possible.
+
+    `ep` is "Name", "Name:DEVICE", (name, options), an ExecutionProvider, or a list of them in order of preference; it
+    may be left out where `sess_options` names devices itself. Only an epcache.SessionOptions can be used for the cache;
+    with another one the session is a plain one. `client` is whom to ask: the default daemon, or with False nobody.
+    `on_miss`, `embed`, `store`, `timeout` and `progress` are those of Client.acquire.
+
+    Raises what ONNX Runtime raises; Unavailable where the execution provider or its device is missing, rather than
+    running on the CPU; and CompileFailed when the model made the execution provider crash in the daemon's compiler: it
+    would do so here, and take the process with it.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: ort.SessionOptions | None = None,
+        *,
+        ep: EPSpec | Sequence[EPSpec] | None = None,
+        client: Client | bool | None = None,
+        on_miss: str = "wait",
+        embed: bool = False,
+        store: str = "",
+        timeout: float | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if unknown := set(kwargs) - _PASSED_ON:
+            raise TypeError(f"InferenceSession does not take {', '.join(sorted(unknown))}; name execution providers with ep=")
+        self._source, self._source_options, self._more = path_or_bytes, sess_options, kwargs
+        self._record = Record() if sess_options is None else getattr(sess_options, "_record", None)
+        self._plugins = _prepare(ep, sess_options, self._record)
+        reason = self._why_not(client)
+        if reason:
+            self._report = Report("bypassed", reason)
+            self._load_plain()
+        else:
+            asked = client if isinstance(client, Client) else _shared_client()
+            self._load_cached(asked, on_miss=on_miss, embed=embed, store=store, timeout=timeout, progress=progress)
+        self._check_providers()
+        if not self._report.cached and self._report.outcome != "passthrough" and client is not False:
+            text = f"{self._report.outcome}: {self._report.why}; the model is compiled in this process"
+            warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
+
+    @property
+    def epcache(self) -> Report:
+        """Where this session came from, and how long that took."""
+        return self._report
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """As ONNX Runtime's: makes the session anew, from the source model and not from the compiled one."""
+        if self._report.cached:
+            self._report = Report("bypassed", "set_providers was called")
+            record = self._record or Record()
+            self._sess_options_initial = record.replay(only_running=False)
+        super().set_providers(providers, provider_options)
+
+    def _why_not(self, client: Client | bool | None) -> str:
+        """Returns why the cache cannot be asked, "" if it can."""
+        if client is False:
+            return "the application asked for no cache"
+        if self._record is None:
+            kind = type(self._source_options).__name__
+            return f"a plain onnxruntime.{kind} cannot be read back: use epcache.SessionOptions"
+        reasons = list(self._record.reasons)
+        reasons += [f"{p.ep.name} is part of ONNX Runtime itself" for p in self._plugins if p.library is None]
+        if self._more.get("disabled_optimizers"):
+            reasons.append("disabled_optimizers is given")
+        if int(self._more.get("read_config_from_model", os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1")):
+            reasons.append("options are to be read from the model")
+        return "; ".join(reasons)
+
+    def _load_cached(self, client: Client, **wishes: Any) -> None:
+        """Loads what the daemon gives; on any failure the source model, on the same execution provider."""
+        record, started = self._record, time.perf_counter()
+        assert record is not None  # or it would be a bypass
+        try:
+            artefact = client.acquire(
+                self._source,
+                [p.ep for p in self._plugins],
+                session_options=record.compile_entries(),
+                dims=record.dims,
+                dims_by_denotation=record.dims_by_denotation,
+                graph_optimization_level=record.level,
+                runtime=_plugins.runtime(self._plugins),
+                **wishes,
+            )
+        except (_errors.Error, OSError) as error:
+            if _crashed(error):
+                raise
+            outcome = "no daemon" if isinstance(error, _errors.NoDaemon) else "failed"
+            self._report = Report(outcome, str(error), acquire_seconds=time.perf_counter() - started)
+            self._load_plain()
+            return
+        self._report = _report(artefact, time.perf_counter() - started)
+        if artefact.fd is None and not artefact.view:
+            self._load_plain()
+        else:
+            self._load_artefact(artefact)
+
+    def _load_artefact(self, artefact: Artefact) -> None:
+        try:
+            self._load_view(artefact)
+        except Exception as error:
+            # Whatever ONNX Runtime, or the execution provider, has against it: the source model is still there.
+            artefact.close()
+            self._report = Report("failed", f"the compiled model does not load: {error}", warnings=self._report.warnings)
+            self._load_plain()
+            return
+        # The pybind session, and not this object: an IOBinding keeps that one alive.
+        lease = weakref.finalize(self._sess, artefact.close)
+        lease.atexit = False  # type: ignore[misc]  # the end of the process closes the descriptor, and no earlier than the session needs it
+
+    def _load_view(self, artefact: Artefact) -> None:
+        path = artefact.path if artefact.fd is not None else artefact.view_path
+        try:
+            self._load(path, self._options_for(artefact))
+        except Exception as error:
+            # External initializers: ONNX Runtime resolves the folder's real path, and may not look there.
+            if path == artefact.view_path or "canonical path" not in str(error):
+                raise
+            self._load(artefact.view_path, self._options_for(artefact))
+
+    def _options_for(self, artefact: Artefact) -> ort.SessionOptions:
+        """Returns the options that the artefact has to be loaded with, and what the application said of running."""
+        assert self._record is not None
+        options = self._record.replay(only_running=True)
+        for key, value in artefact.session_options.items():
+            options.add_session_config_entry(key, value)
+        if artefact.graph_optimization_level:
+            options.graph_optimization_level = LEVELS_BY_NAME[artefact.graph_optimization_level]
+        for p in self._plugins:
+            p.add_to(options, artefact.provider_options.get(p.ep.name, p.ep.options))
+        return options
+
+    def _load_plain(self) -> None:
+        """Loads the source model as plain ONNX Runtime does, on the execution providers that were asked for."""
+        options = self._source_options if self._record is None else self._record.replay(only_running=False)
+        assert options is not None  # without any there is a record, an empty one
+        if not options.has_providers():
+            for p in self._plugins:
+                p.add_to(options, p.ep.options)
+        self._load(self._source, options)
+
+    def _load(self, source: str | bytes | os.PathLike[str], options: ort.SessionOptions) -> None:
+        started = time.perf_counter()
+        # enable_fallback: or ONNX Runtime prints an "EP Error" and goes on with the CPU execution provider.
+        super().__init__(source, options, enable_fallback=0, **self._more)
+        self._report.load_seconds = time.perf_counter() - started
+        self._report.path = "" if isinstance(source, bytes) else os.fspath(source)
+        # What the application knows the model by, and what is loaded if it is ever loaded again.
+        self._model_path: str | None = None
+        self._model_bytes: bytes | None = None
+        if isinstance(self._source, bytes):
+            self._model_bytes = self._source
+        else:
+            self._model_path = os.fspath(self._source)
+
+    def _check_providers(self) -> None:
+        missing = {p.ep.name for p in self._plugins} - set(self.get_providers())
+        if missing:
+            raise _errors.Unavailable(f"the session has {', '.join(self.get_providers())}, and not {', '.join(missing)}")
+
+
+def _prepare(
+    ep: EPSpec | Sequence[EPSpec] | None, options: ort.SessionOptions | None, record: Record | None
+) -> list[Plugin]:
+    named = options is not None and options.has_providers()
+    if ep is not None and named:
+        raise ValueError("execution providers are named twice: by ep=, and in the session options")
+    if ep is not None:
+        return [_plugins.plugin(one) for one in providers(ep)]
+    if not named:
+        raise ValueError("no execution provider is named; for example ep='OpenVINOExecutionProvider:CPU'")
+    recorded: list[tuple[ExecutionProvider, Any]] = record.providers if record is not None else []
+    return [_plugins.plugin(one, devices) for one, devices in recorded]
+
+
+def _report(artefact: Artefact, seconds: float) -> Report:
+    return Report(
+        outcome=artefact.outcome,
+        why=artefact.why,
+        compatibility=artefact.compatibility,
+        request_key=artefact.request_key,
+        build=artefact.build,
+        model_digest=artefact.model_digest,
+        compile_seconds=artefact.compile_seconds,
+        acquire_seconds=seconds,
+        warnings=list(artefact.warnings),
+    )
+
+
+def _crashed(error: BaseException) -> bool:
+    """Whether the model made the execution provider crash. Workers that were killed from outside do not count."""
+    if not isinstance(error, _errors.CompileFailed):
+        return False
+    return error.facts.get("signal", "") not in ("", "killed", "terminated", "CPU time limit exceeded")

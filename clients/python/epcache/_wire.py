@@ -1,0 +1,356 @@
+"""The messages of unixsock/wire/epcached.proto that a client uses, and their encoding.
+
+The table below is written by hand so that the package needs no protobuf runtime, whose versions conflict between
+applications. A test compares it with the .proto, so the two cannot drift apart.
+
+A message is a dict from field name to value: fields that are not set are absent when encoding; when decoding,
+repeated and map fields are always there, the others have their default unless they are `optional` or messages.
+Unknown fields are skipped. Bytes that are no such message raise WireError, whatever they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+Message = dict[str, Any]
+
+
+class WireError(ValueError):
+    """Bytes that do not decode as the message they should be."""
+
+
+class Field(NamedTuple):
+    number: int
+    name: str
+    kind: str  # a scalar type of SCALARS, "enum", or the name of a message in MESSAGES
+    label: str = ""  # "", "optional", "repeated", "map" (key string, value of `kind`)
+
+
+ENUMS: dict[str, dict[str, int]] = {
+    "ErrorClass": {
+        "ERROR_CLASS_UNSPECIFIED": 0,
+        "NOT_FOUND": 1,
+        "STALE": 2,
+        "COMPILE_FAILED": 3,
+        "BUSY": 4,
+        "DEADLINE": 5,
+        "BAD_MODEL": 6,
+        "BAD_REQUEST": 7,
+        "NOT_ALLOWED": 8,
+        "NO_SPACE": 9,
+        "VERSION": 10,
+        "UNAVAILABLE": 11,
+        "INTERNAL": 12,
+        "CANCELLED": 13,
+    },
+    "OnMiss": {
+        "WAIT": 0,
+        "FAIL": 1,
+        "REFRESH": 2,
+        "BYPASS": 3,
+        "KEY_ONLY": 4,
+        "BACKGROUND": 5,
+        "CLAIM": 6,
+    },
+}
+
+MESSAGES: dict[str, tuple[Field, ...]] = {
+    "Envelope": (
+        Field(1, "request", "uint64"),
+        Field(2, "descriptors", "uint32"),
+        Field(3, "deadline_ms", "int64"),
+        Field(10, "hello", "Hello"),
+        Field(11, "hello_reply", "HelloReply"),
+        Field(12, "error", "Error"),
+        Field(13, "progress", "Progress"),
+        Field(14, "cancel", "Cancel"),
+        Field(15, "attach", "Attach"),
+        Field(20, "acquire", "Acquire"),
+        Field(21, "acquire_reply", "AcquireReply"),
+        Field(22, "need", "Need"),
+    ),
+    "Hello": (
+        Field(1, "version", "uint32"),
+        Field(2, "features", "string", "repeated"),
+        Field(3, "client", "string"),
+    ),
+    "HelloReply": (
+        Field(1, "version", "uint32"),
+        Field(2, "features", "string", "repeated"),
+        Field(3, "server", "string"),
+        Field(4, "uid", "uint32"),
+        Field(5, "scope", "string"),
+        Field(6, "rights", "string", "repeated"),
+        Field(7, "daemon_uid", "uint32"),
+    ),
+    "Error": (
+        Field(1, "class", "enum"),
+        Field(2, "text", "string"),
+        Field(3, "hint", "string"),
+        Field(4, "facts", "string", "map"),
+    ),
+    "Progress": (
+        Field(1, "phase", "string"),
+        Field(2, "elapsed_ms", "int64"),
+        Field(3, "detail", "string"),
+        Field(4, "done_bytes", "int64"),
+        Field(5, "total_bytes", "int64"),
+    ),
+    "Cancel": (),
+    "Attach": (),
+    "ExternalFile": (
+        Field(1, "location", "string"),
+        Field(2, "fd", "uint32"),
+    ),
+    "Model": (
+        Field(1, "fd", "uint32"),
+        Field(2, "name", "string"),
+        Field(3, "external", "ExternalFile", "repeated"),
+    ),
+    "Device": (
+        Field(1, "type", "string"),
+        Field(2, "vendor_id", "uint32"),
+        Field(3, "device_id", "uint32"),
+        Field(4, "metadata", "string", "map"),
+    ),
+    "ExecutionProvider": (
+        Field(1, "name", "string"),
+        Field(2, "devices", "Device", "repeated"),
+        Field(3, "options", "string", "map"),
+        Field(4, "option_fds", "uint32", "map"),
+    ),
+    "Runtime": (
+        Field(1, "directory", "string"),
+        Field(2, "ort_version", "string"),
+        Field(3, "ort_library", "string"),
+        Field(4, "ep_libraries", "EpLibrary", "repeated"),
+    ),
+    "EpLibrary": (
+        Field(1, "ep", "string"),
+        Field(2, "path", "string"),
+        Field(3, "fd", "uint32", "optional"),
+    ),
+    "Acquire": (
+        Field(1, "model", "Model"),
+        Field(2, "eps", "ExecutionProvider", "repeated"),
+        Field(3, "session_options", "string", "map"),
+        Field(4, "free_dimensions", "int64", "map"),
+        Field(5, "free_dimensions_by_denotation", "int64", "map"),
+        Field(6, "graph_optimization_level", "string"),
+        Field(7, "embed", "bool"),
+        Field(8, "route", "string"),
+        Field(9, "runtime", "Runtime"),
+        Field(10, "on_miss", "enum"),
+        Field(11, "store", "string"),
+        Field(12, "deadline_ms", "int64"),
+        Field(13, "strict_ort", "bool"),
+    ),
+    "File": (
+        Field(1, "name", "string"),
+        Field(2, "size", "int64"),
+        Field(3, "digest", "string"),
+    ),
+    "AcquireReply": (
+        Field(1, "outcome", "string"),
+        Field(2, "request_key", "string"),
+        Field(3, "build", "string"),
+        Field(4, "model_digest", "string"),
+        Field(5, "ep", "string"),
+        Field(6, "sdk_version", "string"),
+        Field(7, "hardware_architecture", "string"),
+        Field(8, "compatibility", "string"),
+        Field(9, "why", "string"),
+        Field(10, "fd", "uint32", "optional"),
+        Field(11, "view", "string"),
+        Field(12, "graph", "string"),
+        Field(13, "files", "File", "repeated"),
+        Field(14, "provider_options", "StringMap", "map"),
+        Field(15, "session_options", "string", "map"),
+        Field(16, "graph_optimization_level", "string"),
+        Field(17, "compile_seconds", "double"),
+        Field(18, "elapsed_seconds", "double"),
+        Field(19, "record", "string"),
+        Field(20, "runtime", "string"),
+        Field(21, "warnings", "string", "repeated"),
+    ),
+    "StringMap": (Field(1, "entries", "string", "map"),),
+    "Need": (Field(1, "locations", "string", "repeated"),),
+}
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_DEFAULTS: dict[str, Any] = {
+    "uint32": 0,
+    "uint64": 0,
+    "int64": 0,
+    "enum": 0,
+    "bool": False,
+    "double": 0.0,
+    "string": "",
+}
+_BY_NAME = {message: {f.name: f for f in fields} for message, fields in MESSAGES.items()}
+_BY_NUMBER = {message: {f.number: f for f in fields} for message, fields in MESSAGES.items()}
+
+
+def encode(message: str, values: Message) -> bytes:
+    """Returns the bytes of the message named `message`. An unknown field name or a wrong value is our bug: it raises."""
+    out = bytearray()
+    for name, value in values.items():
+        field = _BY_NAME[message][name]
+        if field.label == "map":
+            for key, item in value.items():
+                entry = bytearray()
+                _put(entry, 1, "string", key)
+                _put(entry, 2, field.kind, item)
+                _put_bytes(out, field.number, bytes(entry))
+        elif field.label == "repeated":
+            for item in value:
+                _put(out, field.number, field.kind, item)
+        else:
+            _put(out, field.number, field.kind, value)
+    return bytes(out)
+
+
+def _put(out: bytearray, number: int, kind: str, value: Any) -> None:
+    if kind == "string":
+        _put_bytes(out, number, value.encode())
+    elif kind == "double":
+        _put_varint(out, number << 3 | _FIXED64)
+        out += struct.pack("<d", value)
+    elif kind in _DEFAULTS:
+        _put_varint(out, number << 3 | _VARINT)
+        # Negative numbers take ten bytes, as two's complement in 64 bits.
+        _put_varint(out, int(value) & 0xFFFF_FFFF_FFFF_FFFF)
+    else:
+        _put_bytes(out, number, encode(kind, value))
+
+
+def _put_bytes(out: bytearray, number: int, data: bytes) -> None:
+    _put_varint(out, number << 3 | _BYTES)
+    _put_varint(out, len(data))
+    out += data
+
+
+def _put_varint(out: bytearray, value: int) -> None:
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def decode(message: str, data: bytes) -> Message:
+    """Returns the message named `message` that `data` holds. Raises WireError and nothing else."""
+    values = _empty(message)
+    _merge(message, data, values)
+    return values
+
+
+def _empty(message: str) -> Message:
+    values: Message = {}
+    for field in MESSAGES[message]:
+        if field.label == "repeated":
+            values[field.name] = []
+        elif field.label == "map":
+            values[field.name] = {}
+        elif field.label == "" and field.kind in _DEFAULTS:
+            values[field.name] = _DEFAULTS[field.kind]
+    return values
+
+
+def _merge(message: str, data: bytes, values: Message) -> None:
+    known = _BY_NUMBER[message]
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        raw, at = _raw(data, at, tag & 7)
+        field = known.get(tag >> 3)
+        if field is None:
+            continue
+        if field.label == "map":
+            key, item = _entry(field, _as_bytes(field, raw))
+            values[field.name][key] = item
+        elif field.label == "repeated":
+            _append(field, raw, values[field.name])
+        elif field.kind in _DEFAULTS:
+            values[field.name] = _scalar(field, raw)
+        else:
+            # A message field that comes twice is merged: a rule of protobuf.
+            _merge(field.kind, _as_bytes(field, raw), values.setdefault(field.name, _empty(field.kind)))
+
+
+def _append(field: Field, raw: int | bytes, into: list[Any]) -> None:
+    if field.kind in _DEFAULTS:
+        into.append(_scalar(field, raw))
+    else:
+        into.append(decode(field.kind, _as_bytes(field, raw)))
+
+
+def _entry(field: Field, data: bytes) -> tuple[str, Any]:
+    key: Any = ""
+    item: Any = _DEFAULTS[field.kind] if field.kind in _DEFAULTS else _empty(field.kind)
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        raw, at = _raw(data, at, tag & 7)
+        if tag >> 3 == 1:
+            key = _scalar(field._replace(kind="string"), raw)
+        elif tag >> 3 == 2:
+            item = _scalar(field, raw) if field.kind in _DEFAULTS else decode(field.kind, _as_bytes(field, raw))
+    return key, item
+
+
+def _scalar(field: Field, raw: int | bytes) -> Any:
+    if field.kind == "string":
+        try:
+            return _as_bytes(field, raw).decode()
+        except UnicodeDecodeError:
+            raise WireError(f"field {field.name}: text is not UTF-8") from None
+    if field.kind == "double":
+        if not isinstance(raw, bytes) or len(raw) != 8:
+            raise WireError(f"field {field.name}: not a double")
+        return struct.unpack("<d", raw)[0]
+    if not isinstance(raw, int):
+        raise WireError(f"field {field.name}: not a number")
+    if field.kind == "bool":
+        return raw != 0
+    if field.kind == "uint64":
+        return raw
+    if field.kind == "uint32":
+        return raw & 0xFFFF_FFFF
+    return raw - (1 << 64) if raw >> 63 else raw  # int64 and enum
+
+
+def _as_bytes(field: Field, raw: int | bytes) -> bytes:
+    if not isinstance(raw, bytes):
+        raise WireError(f"field {field.name}: a number where bytes belong")
+    return raw
+
+
+def _raw(data: bytes, at: int, wire_type: int) -> tuple[int | bytes, int]:
+    """Returns a field's value as it stands on the wire, and where the next field starts."""
+    if wire_type == _VARINT:
+        return _varint(data, at)
+    if wire_type == _BYTES:
+        length, at = _varint(data, at)
+    elif wire_type == _FIXED64:
+        length = 8
+    elif wire_type == _FIXED32:
+        length = 4
+    else:
+        raise WireError(f"offset {at}: wire type {wire_type} is not in use")
+    if length > len(data) - at:
+        raise WireError(f"offset {at}: {length} bytes wanted, {len(data) - at} left")
+    return data[at : at + length], at + length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise WireError(f"offset {at}: ends inside a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+    raise WireError(f"offset {at}: number of more than ten bytes")
