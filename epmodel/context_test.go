@@ -102,7 +102,7 @@ func TestSidecarsTellExternalDataOnce(t *testing.T) {
 
 // copies of a source model's metadata survive compilation; only the EP that made a node is believed
 func TestCompatibilityInfoOfSourcesOnly(t *testing.T) {
-	b := model(msg{}.sub(1, contextNode("n"))).
+	b := model(msg{}.sub(1, contextNode("n")).sub(1, node("com.microsoft", "EPContext", "made by nobody"))).
 		sub(14, pair("ep_compatibility_info.TestEP", "v1")).sub(14, pair("ep_compatibility_info.OtherEP", "left over")).
 		sub(14, pair("ep_compatibility_info.", "nobody's"))
 	require.Equal(t, map[string]string{"TestEP": "v1"}, mustRead(t, b).CompatibilityInfo())

@@ -92,6 +92,8 @@ func TestDigestCoversWhatTheModelUses(t *testing.T) {
 		"in sparse indices":                    {model(msg{}.sub(15, msg{}.sub(1, inGraph("s", "abcd")).sub(2, part))), 4, true},
 		"in a constant":                        {model(msg{}.sub(1, node("", "Constant", "c", attrT("value", part)))), 4, true},
 		"in a list of tensors":                 {model(msg{}.sub(1, node("my", "Op", "c", msg{}.str(1, "v").sub(10, inGraph("", "abcd")).sub(10, part)))), 4, true},
+		"in a list of sparse tensors":          {model(msg{}.sub(1, node("my", "Op", "c", msg{}.str(1, "v").sub(23, msg{}.sub(1, part))))), 4, true},
+		"in a list of graphs":                  {model(msg{}.sub(1, node("my", "Op", "c", msg{}.str(1, "v").sub(11, msg{}).sub(11, msg{}.sub(5, part))))), 4, true},
 		"in an EPContext node":                 {model(msg{}.sub(1, contextNode("c", attrT("value", part)))), 4, true},
 		"in training":                          {model(nil).sub(20, msg{}.sub(1, msg{}.sub(5, part))), 4, true},
 		"second of two ranges, gap unchanged":  {model(msg{}.sub(5, ext("offset", "0", "length", "2")).sub(5, ext("offset", "8", "length", "2"))), 9, true},

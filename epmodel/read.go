@@ -22,7 +22,7 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 	if err := r.sniff(); err != nil {
 		return nil, err
 	}
-	w := &walker{reader: r, m: m}
+	w := &walker{reader: r, m: m, files: map[string]string{}}
 	if err := w.model(); err != nil {
 		return nil, err
 	}
@@ -59,7 +59,8 @@ func (r *reader) sniff() error {
 type walker struct {
 	*reader
 	m       *Model
-	trained int // training_info entries seen
+	trained int               // training_info entries seen
+	files   map[string]string // external locations, so that all tensors of a file share one string
 }
 
 func (w *walker) model() error {

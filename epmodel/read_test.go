@@ -77,6 +77,10 @@ func TestReadTellsInitializers(t *testing.T) {
 			msg{}.sub(1, node("", "If", "if", attrG("then_branch", msg{}.sub(1, node("", "Loop", "", attrG("body", msg{}.sub(5, inGraph("w", raw)))))))),
 			epmodel.Initializer{Name: "w", Graph: "if.then_branch/Loop[0].body", Type: 1, Shape: []int64{2}, Length: 8},
 		},
+		"in the second of a list of graphs": {
+			msg{}.sub(1, node("my", "Op", "op", msg{}.str(1, "v").sub(11, msg{}).sub(11, msg{}.sub(5, inGraph("w", raw))))),
+			epmodel.Initializer{Name: "w", Graph: "op.v[1]", Type: 1, Shape: []int64{2}, Length: 8},
+		},
 		"names after what they name": {
 			msg{}.sub(1, msg{}.sub(5, msg{}.sub(5, inGraph("w", raw)).str(1, "value")).str(4, "Constant").str(3, "late")),
 			epmodel.Initializer{Name: "w", Node: "late", Attribute: "value", Type: 1, Shape: []int64{2}, Length: 8},

@@ -165,6 +165,11 @@ func (w *walker) externalKey(v field, key string, t *Initializer) (err error) {
 		if why := badLocation(t.Location); why != "" {
 			return w.fail(v.at, "external_data.location", "tensor %q: file %q: %s", t.Name, t.Location, why)
 		}
+		if known, ok := w.files[t.Location]; ok {
+			t.Location = known
+		} else {
+			w.files[t.Location] = t.Location
+		}
 	case "offset":
 		t.Offset, err = w.decimal(v, key, t.Name)
 	case "length":
