@@ -140,7 +140,7 @@ func TestMemo(t *testing.T) {
 		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed, so nothing is memoised")
 	}
 	b := newBench(t)
-	b.later = time.Hour
+	b.later.Store(int64(time.Hour))
 	r := b.request(b.model(1))
 	first := b.acquire(r)
 	reads := 0

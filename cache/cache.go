@@ -26,6 +26,7 @@ type Options struct {
 	PathAccess     bool                // shared views may be reached by path by every local user, not only by descriptor
 	Administrators []uint32            // besides root and the daemon's own user
 	Log            *slog.Logger
+	Now            func() time.Time // nil: time.Now
 }
 
 // Cache keeps compiled models under one state directory. Make one with Open.
@@ -36,7 +37,7 @@ type Cache struct {
 	log     *slog.Logger
 	lock    *os.File
 	started time.Time
-	now     func() time.Time // a seam for tests
+	now     func() time.Time
 
 	cas      *cas.Store
 	index    *index.Index
@@ -66,6 +67,9 @@ func Open(dir string, o Options) (*Cache, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	if o.Jobs <= 0 {
 		o.Jobs = goruntime.NumCPU()
 	}
@@ -76,7 +80,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: time.Now(), now: time.Now,
+	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs)}
 	if err := c.open(); err != nil {
 		return nil, errors.Join(err, c.closeStores(), lock.Close())

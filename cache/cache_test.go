@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
@@ -26,7 +28,7 @@ type bench struct {
 	compiler *standin.Compiler
 	state    string
 	runtime  string
-	later    time.Duration // added to the cache's clock
+	later    atomic.Int64 // nanoseconds, added to the cache's clock
 }
 
 func newBench(t *testing.T) *bench {
@@ -47,10 +49,11 @@ func (b *bench) library(version string) {
 }
 
 func (b *bench) open() {
-	c, err := Open(b.state, Options{Compiler: b.compiler})
+	c, err := Open(b.state, Options{
+		Compiler: b.compiler, Runtimes: []compilers.Runtime{{Directory: b.runtime}},
+		Now: func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
+	})
 	require.NoError(b, err)
-	c.runtimes.list = append(c.runtimes.list, directoryRuntime(b.runtime, true))
-	c.now = func() time.Time { return time.Now().Add(b.later) }
 	b.cache = c
 }
 
@@ -290,7 +293,7 @@ func TestUnkeptGoesWithItsHolder(t *testing.T) {
 	r.Store = "none"
 	a := b.acquire(r)
 	require.Empty(t, b.list())
-	b.later = time.Hour
+	b.later.Store(int64(time.Hour))
 	b.cache.sweepViews()
 	require.NotEmpty(t, b.read(a), "held")
 	require.NoError(t, a.View.Close())
