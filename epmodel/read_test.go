@@ -131,13 +131,14 @@ func TestReadTellsTheModelItself(t *testing.T) {
 	b := msg{}.num(1, 13).str(2, "maker").str(3, "1.2").
 		sub(7, msg{}.str(2, "g").sub(11, in).sub(12, seq)).
 		sub(8, msg{}.num(2, 17)).sub(8, msg{}.str(1, "com.microsoft").num(2, 1)).
-		sub(14, pair("k", "old")).sub(14, pair("k", "v")).sub(14, pair("long", strings.Repeat("x", 2<<20))).
+		sub(14, pair("k", strings.Repeat("old", 1<<20))).sub(14, pair("k", "v")).sub(14, pair("long", strings.Repeat("x", 2<<20))).
 		str(77, "a field of a later version")
 	m := mustRead(t, b)
 	require.EqualValues(t, 13, m.IRVersion)
 	require.Equal(t, []string{"maker", "1.2", "g"}, []string{m.Producer, m.ProducerVersion, m.GraphName})
 	require.Equal(t, []epmodel.Opset{{"ai.onnx", 17}, {"com.microsoft", 1}}, m.Opsets)
 	require.Equal(t, map[string]string{"k": "v"}, m.Metadata)
+	require.Len(t, m.LongMetadata, 1, "of k, the last value counts")
 	require.EqualValues(t, 2<<20, m.LongMetadata["long"].Length)
 	require.Equal(t, []epmodel.Value{{Name: "x", Kind: "tensor", Type: 10, Shape: []epmodel.Dim{{Value: 4}, {Value: -1, Param: "batch"}, {Value: -1}}}}, m.Inputs)
 	require.Equal(t, []epmodel.Value{{Name: "s", Kind: "sequence"}}, m.Outputs)
