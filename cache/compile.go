@@ -246,32 +246,6 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 	return b, nil
 }
 
-// readArtefact reads the compiled graph, and checks that every file it refers to is among the result's.
-func readArtefact(ctx context.Context, out string, result compilers.Result) (*epmodel.Model, error) {
-	f, err := os.Open(filepath.Join(out, result.Graph))
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	src, err := epmodel.FileSource(f)
-	if err != nil {
-		return nil, err
-	}
-	m, err := epmodel.Read(ctx, result.Graph, src)
-	if err != nil {
-		return nil, err
-	}
-	sizes := make(map[string]int64, len(result.Files))
-	for _, name := range result.Files {
-		info, err := os.Stat(filepath.Join(out, filepath.FromSlash(name)))
-		if err != nil {
-			return nil, err
-		}
-		sizes[name] = info.Size()
-	}
-	return m, epmodel.Validate(m, sizes)
-}
-
 // record is the build's record but for its files' digests.
 func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
 	r := j.request
