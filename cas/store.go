@@ -191,10 +191,23 @@ func (s *Store) Remove(d Digest) error {
 	}
 	defer unlock()
 	s.stamps.forget(d)
-	if err := s.fs.Remove(s.path(d)); err != nil {
+	return s.gone(d, s.fs.Remove(s.path(d)))
+}
+
+// gone makes it durable that the blob has no name, after err came of taking
+// the name away. It does so also if there was none: an earlier call may have
+// got no further than that, and ErrNotFound has to stay true after a crash.
+func (s *Store) gone(d Digest, err error) error {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return s.wrap(d, err)
 	}
-	return s.fs.SyncDir(s.folder(d))
+	if syncErr := s.fs.SyncDir(s.folder(d)); syncErr != nil && !errors.Is(syncErr, fs.ErrNotExist) {
+		return s.wrap(d, syncErr)
+	}
+	if err != nil {
+		return s.wrap(d, err)
+	}
+	return nil
 }
 
 // Quarantine moves the blob out of the store, with a note why. Views that have
@@ -211,10 +224,7 @@ func (s *Store) Quarantine(d Digest, why string) error {
 // quarantine is called with the blob's lock held.
 func (s *Store) quarantine(d Digest, why string) error {
 	s.stamps.forget(d)
-	if err := SetAside(s.fs, s.dir, s.path(d), why); err != nil {
-		return s.wrap(d, err)
-	}
-	return s.fs.SyncDir(s.folder(d))
+	return s.gone(d, SetAside(s.fs, s.dir, s.path(d), why))
 }
 
 // Walk calls fn with every blob and its length, in order of digests, and stops
