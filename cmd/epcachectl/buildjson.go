@@ -1,0 +1,73 @@
+package main
+
+import (
+	"encoding/json"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// buildResult is a build as list, show, invalidate and rm print it with --json.
+type buildResult struct {
+	Build                string          `json:"build"`
+	RequestKey           string          `json:"request_key"`
+	ModelDigest          string          `json:"model_digest"`
+	ModelName            string          `json:"model_name"`
+	EP                   string          `json:"ep"`
+	EPVersion            string          `json:"ep_version"`
+	EPLibraryDigest      string          `json:"ep_library_digest"`
+	SDKVersion           string          `json:"sdk_version"`
+	HardwareArchitecture string          `json:"hardware_architecture"`
+	CompatibilityString  string          `json:"compatibility_string"`
+	ORTVersion           string          `json:"ort_version"`
+	Scope                string          `json:"scope"`
+	Graph                string          `json:"graph"`
+	Files                []fileResult    `json:"files"`
+	CreatedMs            int64           `json:"created_ms"`   // Unix time
+	LastUsedMs           int64           `json:"last_used_ms"` // 0: never
+	Hits                 uint64          `json:"hits"`
+	CompileSeconds       float64         `json:"compile_seconds"`
+	State                string          `json:"state"`
+	Reason               string          `json:"reason,omitempty"`
+	LoadCheck            string          `json:"load_check"`
+	Leased               bool            `json:"leased"`
+	Record               json.RawMessage `json:"record,omitempty"` // show only: the request record
+}
+
+func buildOf(b *wire.Build) buildResult {
+	return buildResult{
+		Build: b.GetBuild(), RequestKey: b.GetRequestKey(), ModelDigest: b.GetModelDigest(), ModelName: b.GetModelName(),
+		EP: b.GetEp(), EPVersion: b.GetEpVersion(), EPLibraryDigest: b.GetEpLibraryDigest(), SDKVersion: b.GetSdkVersion(),
+		HardwareArchitecture: b.GetHardwareArchitecture(), CompatibilityString: b.GetCompatibilityString(), ORTVersion: b.GetOrtVersion(),
+		Scope: b.GetScope(), Graph: b.GetGraph(), Files: filesOf(b.GetFiles()), CreatedMs: b.GetCreatedMs(), LastUsedMs: b.GetLastUsedMs(),
+		Hits: b.GetHits(), CompileSeconds: b.GetCompileSeconds(), State: b.GetState(), Reason: b.GetReason(),
+		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0,
+	}
+}
+
+func buildsOf(builds []*wire.Build) []buildResult {
+	out := make([]buildResult, len(builds))
+	for i, b := range builds {
+		out[i] = buildOf(b)
+	}
+	return out
+}
+
+// raw passes a record on as it is, where it is JSON.
+func raw(record string) json.RawMessage {
+	if json.Valid([]byte(record)) {
+		return json.RawMessage(record)
+	}
+	quoted, err := json.Marshal(record)
+	if err != nil {
+		return nil // a string always has a form
+	}
+	return quoted
+}
+
+func sizeOf(b *wire.Build) int64 {
+	var size int64
+	for _, f := range b.GetFiles() {
+		size += f.GetSize()
+	}
+	return size
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/unixsock"
+)
+
+// The exit codes, a contract for scripts.
+const (
+	exitDone       = 0
+	exitFailed     = 1
+	exitUsage      = 2
+	exitNotFound   = 3
+	exitDamage     = 4
+	exitNoDaemon   = 5
+	exitStale      = 6
+	exitNotAllowed = 7
+)
+
+var exitMeaning = map[int]string{
+	exitDone:       "done",
+	exitFailed:     "failed",
+	exitUsage:      "wrong usage",
+	exitNotFound:   "not found: an entry, a build or a file",
+	exitDamage:     "damage",
+	exitNoDaemon:   "no daemon answers",
+	exitStale:      "stale: there is a build, and it must not be loaded",
+	exitNotAllowed: "not allowed",
+}
+
+// statusHelp is the part of a verb's help that says how it exits.
+func statusHelp(codes ...int) string {
+	parts := make([]string, len(codes))
+	for i, code := range codes {
+		parts[i] = strconv.Itoa(code) + " " + exitMeaning[code]
+	}
+	return "\n\nExit status: " + strings.Join(parts, ", ") + "."
+}
+
+// askingCodes are those of a verb that asks the daemon for something.
+var askingCodes = []int{exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed}
+
+// usageError is a mistake in the call.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// exitError carries the exit code of what was reported already.
+type exitError int
+
+func (e exitError) Error() string { return exitMeaning[int(e)] }
+
+func exitCode(err error) int {
+	var usage usageError
+	var done exitError
+	var corrupt *cas.CorruptError
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, &done):
+		return int(done)
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.As(err, &corrupt):
+		return exitDamage
+	case errors.Is(err, unixsock.ErrNoDaemon), errors.Is(err, unixsock.ErrConnectionLost):
+		return exitNoDaemon
+	case errors.Is(err, unixsock.ErrStale):
+		return exitStale
+	case errors.Is(err, unixsock.ErrNotAllowed), errors.Is(err, fs.ErrPermission):
+		return exitNotAllowed
+	case errors.Is(err, unixsock.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return exitNotFound
+	}
+	return exitFailed
+}

@@ -1,0 +1,270 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// atOnce is how many models one call asks for at the same time; the daemon queues what is too much for it.
+const atOnce = 8
+
+// getCall is one call of get.
+type getCall struct {
+	app      *app
+	request  request
+	onMiss   string
+	out      string
+	force    bool
+	dryRun   bool
+	progress bool
+	share    bool
+	program  []string // behind "--", empty: none
+}
+
+// got is what one model came to.
+type got struct {
+	path    string
+	reply   *wire.AcquireReply
+	view    *os.File
+	elapsed time.Duration
+	err     error
+	missing bool // with -n: it would be compiled
+}
+
+func (a *app) getCommand() *cobra.Command {
+	g := &getCall{app: a}
+	cmd := &cobra.Command{
+		Use:   "get MODEL... --ep EP[:DEVICE]... [flags] [-- PROGRAM ARGS]",
+		Short: "get the compiled form of models",
+		Long: `get asks the daemon for the compiled form of each MODEL. What is there is there at once; what is not is
+compiled first, and kept. For each model it prints what it is.
+
+With --out DIR it also writes a copy that stands on its own: the graph and the files that it refers to, under
+the names that it refers to them by. A file that is there already and differs is left alone unless -f is given.
+
+With -- PROGRAM it becomes that program, with {} in the arguments replaced by the path of the compiled
+graph. Of several models an argument {} becomes all paths, and {1}, {2}, ... each one. The build is held for as
+long as the program runs; signals and the exit status are the program's own.
+
+--on-miss says what to do where nothing is there: wait (compile, and wait for it), fail, refresh (compile anew
+even so), or bypass (compile for this call only, and keep nothing). With -n nothing is compiled or written; it
+prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitStale, exitNotAllowed),
+		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
+  epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
+  epcachectl get model.onnx --ep OpenVINOExecutionProvider -- python3 serve.py --model={}`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			models := args
+			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
+				models, g.program = args[:dash], args[dash:]
+				if len(g.program) == 0 {
+					return usageError{errors.New("no program behind --")}
+				}
+			}
+			return g.run(cmd.Context(), models)
+		},
+	}
+	g.request.addFlags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&g.onMiss, "on-miss", "wait", "wait, fail, refresh or bypass")
+	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
+	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
+	f.BoolVarP(&g.dryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
+	f.BoolVar(&g.progress, "progress", false, "print each phase on a line of its own to standard error")
+	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group (not yet)")
+	return cmd
+}
+
+func (g *getCall) run(ctx context.Context, models []string) error {
+	onMiss, err := g.check(models)
+	if err != nil {
+		return err
+	}
+	return g.app.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		results := g.acquireAll(ctx, c, models, onMiss)
+		defer closeViews(results)
+		err := g.report(results)
+		if err == nil && g.out != "" {
+			err = g.copyOut(ctx, results)
+		}
+		if err == nil && len(g.program) > 0 && !g.dryRun {
+			err = g.become(results)
+		}
+		return err
+	})
+}
+
+func (g *getCall) check(models []string) (wire.OnMiss, error) {
+	if len(models) == 0 {
+		return 0, usageError{&hintedError{errors.New("get: no model"), "epcachectl get MODEL --ep EP"}}
+	}
+	if g.share {
+		return 0, usageError{errors.New("get: --share is not supported yet")}
+	}
+	if len(g.program) > 0 && g.app.json {
+		return 0, usageError{errors.New("get: --json cannot go with a program, whose output standard output is")}
+	}
+	if err := checkPlaces(g.program, len(models)); err != nil {
+		return 0, err
+	}
+	if err := g.request.complete(); err != nil {
+		return 0, err
+	}
+	if g.dryRun {
+		return wire.OnMiss_FAIL, nil
+	}
+	switch g.onMiss {
+	case "wait":
+		return wire.OnMiss_WAIT, nil
+	case "fail":
+		return wire.OnMiss_FAIL, nil
+	case "refresh":
+		return wire.OnMiss_REFRESH, nil
+	case "bypass":
+		return wire.OnMiss_BYPASS, nil
+	case "background", "claim":
+		return 0, usageError{&hintedError{fmt.Errorf("get: --on-miss %s is not supported yet", g.onMiss), "use wait, fail, refresh or bypass"}}
+	}
+	return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, fail, refresh or bypass", g.onMiss)}
+}
+
+// acquireAll asks for all models at once, and answers in their order.
+func (g *getCall) acquireAll(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
+	results := make([]got, len(models))
+	show := newPhases(g.app.print, g.progress, len(models))
+	defer show.end()
+	places := make(chan struct{}, atOnce)
+	var all sync.WaitGroup
+	for i, path := range models {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			results[i] = g.acquire(ctx, c, path, onMiss, show)
+		})
+	}
+	all.Wait()
+	return results
+}
+
+func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, onMiss wire.OnMiss, show *phases) got {
+	result := got{path: path}
+	defer show.done(path)
+	m, err := openModel(path)
+	if err != nil {
+		result.err = verbError{"get", path, err}
+		return result
+	}
+	defer m.close()
+	message, files, err := g.request.message(m)
+	if err != nil {
+		result.err = verbError{"get", path, err}
+		return result
+	}
+	defer closeExtra(files)
+	message.OnMiss = onMiss
+	start := time.Now()
+	result.reply, result.view, err = c.Acquire(ctx, message, files, m.external, func(p *wire.Progress) { show.phase(path, p) })
+	result.elapsed = time.Since(start)
+	if err != nil && g.dryRun && errors.Is(err, unixsock.ErrNotFound) {
+		result.missing = true
+		return result
+	}
+	if err != nil {
+		result.err = verbError{"get", path, err}
+	}
+	return result
+}
+
+// report prints every model's result, and gives the exit code of the first that failed.
+func (g *getCall) report(results []got) error {
+	var failed error
+	for _, r := range results {
+		if r.err != nil {
+			g.app.print.failure(r.err)
+			if failed == nil {
+				failed = exitError(exitCode(r.err))
+			}
+			continue
+		}
+		for _, warning := range r.reply.GetWarnings() {
+			g.app.print.warning(fmt.Sprintf("get %q: %s", r.path, warning))
+		}
+		if !g.app.json && len(g.program) == 0 {
+			g.app.print.line("%s", r.line())
+		}
+	}
+	if g.app.json {
+		list := make([]any, len(results))
+		for i, r := range results {
+			list[i] = r.json()
+		}
+		return errors.Join(failed, g.app.print.json(list))
+	}
+	return failed
+}
+
+func (r *got) line() string {
+	path := printable(r.path)
+	if r.missing {
+		return "would compile " + path
+	}
+	a := r.reply
+	if a.GetOutcome() == "passthrough" {
+		return fmt.Sprintf("passthrough %s: it is compiled already; load it as it is", path)
+	}
+	var size int64
+	for _, f := range a.GetFiles() {
+		size += f.GetSize()
+	}
+	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", a.GetOutcome(), path, printable(a.GetEp()), short(a.GetBuild()), orDash(a.GetCompatibility()), byteSize(size), seconds(r.elapsed.Seconds()))
+	if s := a.GetCompileSeconds(); s > 0 {
+		text += fmt.Sprintf(" (compiled in %s)", seconds(s))
+	}
+	return text
+}
+
+func closeViews(results []got) {
+	for _, r := range results {
+		if r.view != nil {
+			r.view.Close() // a folder that was only read from
+		}
+	}
+}
+
+// filePath gives the path of a file of a view, for this process and those that inherit the descriptor.
+func (r *got) filePath(name string) (string, error) {
+	if r.view == nil {
+		return "", errors.New("the daemon sent no descriptor of the view")
+	}
+	if !filepath.IsLocal(name) {
+		return "", fmt.Errorf("the daemon names a file %q outside the view", name)
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", r.view.Fd(), name), nil
+}
+
+// graphPath is what a program can load: of a model that is compiled already, the model itself.
+func (r *got) graphPath() (string, error) {
+	if r.reply.GetOutcome() == "passthrough" && r.view == nil {
+		return filepath.Abs(r.path)
+	}
+	return r.filePath(r.reply.GetGraph())
+}
+
+func sorted[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"maps"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// getResult is one element of what get --json prints. The names are a contract for scripts.
+type getResult struct {
+	Outcome              string                       `json:"outcome"`
+	RequestKey           string                       `json:"request_key"`
+	Build                string                       `json:"build"`
+	ModelDigest          string                       `json:"model_digest"`
+	EP                   string                       `json:"ep"`
+	SDKVersion           string                       `json:"sdk_version"`
+	HardwareArchitecture string                       `json:"hardware_architecture"`
+	Compatibility        string                       `json:"compatibility"`
+	View                 string                       `json:"view"`
+	Graph                string                       `json:"graph"`
+	Files                []fileResult                 `json:"files"`
+	ProviderOptions      map[string]map[string]string `json:"provider_options"` // by execution provider
+	SessionOptions       map[string]string            `json:"session_options"`
+	CompileSeconds       float64                      `json:"compile_seconds"`
+	ElapsedSeconds       float64                      `json:"elapsed_seconds"`
+	Why                  string                       `json:"why"`
+	Warnings             []string                     `json:"warnings,omitempty"`
+}
+
+type fileResult struct {
+	Name   string `json:"name"`
+	Size   int64  `json:"size"`
+	Digest string `json:"digest"`
+}
+
+// failedResult stands in the list for a model that failed, so that the others keep their places.
+type failedResult struct {
+	Outcome string            `json:"outcome"` // "failed", or "missing" with -n
+	Class   string            `json:"class,omitempty"`
+	Error   string            `json:"error,omitempty"`
+	Hint    string            `json:"hint,omitempty"`
+	Facts   map[string]string `json:"facts,omitempty"`
+}
+
+func (r *got) json() any {
+	if r.missing {
+		return failedResult{Outcome: "missing"}
+	}
+	if r.err != nil {
+		f := failedResult{Outcome: "failed", Error: r.err.Error()}
+		var e *unixsock.Error
+		if errors.As(r.err, &e) {
+			f.Class, f.Hint, f.Facts = wire.ErrorClass_name[int32(e.Class)], e.Hint, e.Facts
+		}
+		return f
+	}
+	a := r.reply
+	out := getResult{
+		Outcome: a.GetOutcome(), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
+		SDKVersion: a.GetSdkVersion(), HardwareArchitecture: a.GetHardwareArchitecture(), Compatibility: a.GetCompatibility(),
+		View: a.GetView(), Graph: a.GetGraph(), Files: filesOf(a.GetFiles()), CompileSeconds: a.GetCompileSeconds(),
+		ElapsedSeconds: r.elapsed.Seconds(), Why: a.GetWhy(), Warnings: a.GetWarnings(),
+		ProviderOptions: make(map[string]map[string]string), SessionOptions: make(map[string]string),
+	}
+	for ep, options := range a.GetProviderOptions() {
+		out.ProviderOptions[ep] = options.GetEntries()
+	}
+	maps.Copy(out.SessionOptions, a.GetSessionOptions())
+	if level := a.GetGraphOptimizationLevel(); level != "" {
+		out.SessionOptions["graph_optimization_level"] = level
+	}
+	return out
+}
+
+func filesOf(files []*wire.File) []fileResult {
+	out := make([]fileResult, len(files))
+	for i, f := range files {
+		out[i] = fileResult{f.GetName(), f.GetSize(), f.GetDigest()}
+	}
+	return out
+}

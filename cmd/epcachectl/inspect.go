@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/epmodel"
+)
+
+// inspected is what inspect --json prints.
+type inspected struct {
+	File            string            `json:"file"`
+	Size            int64             `json:"size"`
+	ModelDigest     string            `json:"model_digest,omitempty"`
+	IRVersion       int64             `json:"ir_version"`
+	Opsets          map[string]int64  `json:"opsets"`
+	Producer        string            `json:"producer"`
+	ProducerVersion string            `json:"producer_version"`
+	GraphName       string            `json:"graph_name"`
+	Nodes           int               `json:"nodes"`
+	Inputs          []valueResult     `json:"inputs"`
+	Outputs         []valueResult     `json:"outputs"`
+	Metadata        map[string]string `json:"metadata"`
+	Compatibility   map[string]string `json:"compatibility"` // by execution provider
+	Contexts        []contextResult   `json:"contexts"`
+	Sidecars        []sidecarResult   `json:"sidecars"`
+	Problem         string            `json:"problem,omitempty"` // why it does not load as a compiled model
+}
+
+type valueResult struct {
+	Name  string `json:"name"`
+	Shape []any  `json:"shape"` // numbers, and names of free dimensions
+}
+
+type contextResult struct {
+	Node                 string            `json:"node"`
+	Graph                string            `json:"graph,omitempty"`
+	Source               string            `json:"source"`
+	PartitionName        string            `json:"partition_name"`
+	SDKVersion           string            `json:"sdk_version"`
+	HardwareArchitecture string            `json:"hardware_architecture"`
+	ONNXModelFilename    string            `json:"onnx_model_filename"`
+	EmbedMode            int64             `json:"embed_mode"`
+	MainContext          int64             `json:"main_context"`
+	MaxSize              int64             `json:"max_size"`
+	CacheContext         string            `json:"cache_context,omitempty"` // the sidecar's name
+	InlineBytes          int64             `json:"inline_bytes"`
+	Notes                string            `json:"notes,omitempty"`
+	Attributes           map[string]string `json:"attributes,omitempty"`
+}
+
+type sidecarResult struct {
+	Name      string `json:"name"`
+	Node      string `json:"node"`
+	Attribute string `json:"attribute"`
+	Present   bool   `json:"present"`
+	Size      int64  `json:"size"`
+	Problem   string `json:"problem,omitempty"`
+}
+
+func (a *app) inspectCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "inspect FILE",
+		Short: "print what an ONNX file holds",
+		Long: `inspect reads any ONNX file, without a daemon and without loading it: versions, metadata, EPContext nodes with
+their attributes, and the files that it refers to, with whether they are there. What would keep a compiled
+model from loading is printed as its problem, and gives exit status 4.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNotAllowed),
+		Example: "  epcachectl inspect mobilenet_ctx.onnx",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			out, err := inspect(cmd.Context(), args[0])
+			if err != nil {
+				return verbError{"inspect", args[0], err}
+			}
+			if a.json {
+				err = a.print.json(out)
+			} else {
+				err = a.print.inspected(out)
+			}
+			if err == nil && out.Problem != "" {
+				return exitError(exitDamage)
+			}
+			return err
+		},
+	}
+}
+
+func inspect(ctx context.Context, path string) (*inspected, error) {
+	m, err := openModel(path)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	source, err := epmodel.FileSource(m.file)
+	if err != nil {
+		return nil, err
+	}
+	model, err := epmodel.Read(ctx, path, source)
+	if err != nil {
+		return nil, err
+	}
+	out := describe(path, source.Size(), model)
+	files := map[string]int64{}
+	out.Sidecars = m.sidecars(model, files)
+	if len(model.Contexts) > 0 {
+		if err := epmodel.Validate(model, files); err != nil {
+			out.Problem = err.Error()
+		}
+	}
+	// A digest needs every file that is referred to; what is missing is told among the sidecars.
+	if d, err := m.digest(ctx); err == nil {
+		out.ModelDigest = d.String()
+	} else if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return out, nil
+}
+
+func describe(path string, size int64, m *epmodel.Model) *inspected {
+	out := &inspected{
+		File: path, Size: size, IRVersion: m.IRVersion, Opsets: make(map[string]int64), Producer: m.Producer, ProducerVersion: m.ProducerVersion,
+		GraphName: m.GraphName, Nodes: m.Nodes, Inputs: valuesOf(m.Inputs), Outputs: valuesOf(m.Outputs),
+		Metadata: m.Metadata, Compatibility: m.CompatibilityInfo(), Contexts: make([]contextResult, len(m.Contexts)), Sidecars: []sidecarResult{},
+	}
+	if out.Metadata == nil {
+		out.Metadata = map[string]string{}
+	}
+	for _, o := range m.Opsets {
+		out.Opsets[o.Domain] = o.Version
+	}
+	for i, c := range m.Contexts {
+		out.Contexts[i] = contextResult{
+			Node: c.Node, Graph: c.Graph, Source: c.Source, PartitionName: c.PartitionName, SDKVersion: c.SDKVersion,
+			HardwareArchitecture: c.HardwareArchitecture, ONNXModelFilename: c.ONNXModelFilename, EmbedMode: c.EmbedMode,
+			MainContext: c.MainContext, MaxSize: c.MaxSize, CacheContext: c.CacheContext, InlineBytes: c.Inline.Length,
+			Notes: c.Notes, Attributes: c.Attributes,
+		}
+	}
+	return out
+}
+
+func valuesOf(values []epmodel.Value) []valueResult {
+	out := make([]valueResult, len(values))
+	for i, v := range values {
+		out[i] = valueResult{v.Name, make([]any, len(v.Shape))}
+		for j, d := range v.Shape {
+			switch {
+			case d.Value >= 0:
+				out[i].Shape[j] = d.Value
+			case d.Param != "":
+				out[i].Shape[j] = d.Param
+			default:
+				out[i].Shape[j] = "?"
+			}
+		}
+	}
+	return out
+}
+
+// sidecars looks for the files that the model refers to, and notes those that are there in files.
+func (m *modelFile) sidecars(model *epmodel.Model, files map[string]int64) []sidecarResult {
+	if info, err := m.file.Stat(); err == nil {
+		files[info.Name()] = info.Size()
+	}
+	out := []sidecarResult{}
+	for _, ref := range model.Sidecars() {
+		s := sidecarResult{Name: ref.Name, Node: ref.Node, Attribute: ref.Attribute}
+		f, err := m.external(ref.Name)
+		if err == nil {
+			var info os.FileInfo
+			info, err = f.Stat()
+			if err == nil {
+				s.Present, s.Size = true, info.Size()
+				files[ref.Name] = info.Size()
+			}
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			s.Problem = err.Error()
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func (p *printer) inspected(i *inspected) error {
+	rows := [][]string{
+		{"file", printable(i.File) + "  " + byteSize(i.Size)},
+		{"model digest", orDash(i.ModelDigest)},
+		{"IR version", fmt.Sprint(i.IRVersion)},
+	}
+	for _, domain := range sorted(i.Opsets) {
+		rows = append(rows, []string{"opset", fmt.Sprintf("%s %d", orDash(domain), i.Opsets[domain])})
+	}
+	rows = append(rows, []string{"producer", orDash(strings.TrimSpace(i.Producer + " " + i.ProducerVersion))},
+		[]string{"graph", fmt.Sprintf("%s, %d nodes", orDash(i.GraphName), i.Nodes)})
+	rows = appendValues(rows, "input", i.Inputs)
+	rows = appendValues(rows, "output", i.Outputs)
+	for _, key := range sorted(i.Metadata) {
+		rows = append(rows, []string{"metadata", printable(key) + " = " + printable(i.Metadata[key])})
+	}
+	for _, c := range i.Contexts {
+		rows = append(rows, []string{"context", c.line()})
+	}
+	for _, s := range i.Sidecars {
+		state := byteSize(s.Size)
+		if !s.Present {
+			state = "missing: " + printable(s.Problem)
+		}
+		rows = append(rows, []string{"refers to", fmt.Sprintf("%s (%s of %s): %s", printable(s.Name), s.Attribute, orDash(s.Node), state)})
+	}
+	if i.Problem != "" {
+		rows = append(rows, []string{"problem", printable(i.Problem)})
+	}
+	return p.table(rows)
+}
+
+func appendValues(rows [][]string, what string, values []valueResult) [][]string {
+	for _, v := range values {
+		rows = append(rows, []string{what, fmt.Sprintf("%s %s", printable(v.Name), printable(fmt.Sprint(v.Shape)))})
+	}
+	return rows
+}
+
+func (c *contextResult) line() string {
+	where := "in the graph, " + byteSize(c.InlineBytes)
+	if c.EmbedMode == 0 {
+		where = "in " + orDash(c.CacheContext)
+	}
+	if c.MainContext == 0 {
+		where = "in another node's"
+	}
+	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", orDash(c.Node), orDash(c.Source), orDash(c.SDKVersion),
+		orDash(c.HardwareArchitecture), orDash(c.PartitionName), where)
+}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// changeResult is what invalidate and rm print with --json.
+type changeResult struct {
+	DryRun     bool          `json:"dry_run"`
+	Builds     []buildResult `json:"builds"`
+	FreedBytes int64         `json:"freed_bytes"`
+}
+
+func (a *app) invalidateCommand() *cobra.Command {
+	var request wire.Invalidate
+	cmd := &cobra.Command{
+		Use:   "invalidate ENTRY|MODEL... [--reason TEXT]",
+		Short: "do not serve builds again",
+		Long: `invalidate withholds all builds of the entries: they are not served any more, and the next request compiles
+anew. What programs have loaded stays as it is. ENTRY is as for show. With -n it prints what would be
+withheld.` + statusHelp(askingCodes...),
+		Example: `  epcachectl invalidate mobilenet.onnx --reason "wrong results on the new driver"`,
+		Args:    usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				var err error
+				if request.Entries, err = entriesOf(ctx, args); err != nil {
+					return err
+				}
+				reply, err := c.Invalidate(ctx, &request)
+				if err != nil {
+					return err
+				}
+				return a.printChange("withheld", request.DryRun, reply)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&request.Reason, "reason", "", "why, for the history")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "change nothing, print what would be")
+	return cmd
+}
+
+func (a *app) printChange(done string, dryRun bool, reply *wire.ChangeReply) error {
+	if a.json {
+		return a.print.json(changeResult{dryRun, buildsOf(reply.GetBuilds()), reply.GetFreedBytes()})
+	}
+	if dryRun {
+		done = "would be " + done
+	}
+	for _, b := range reply.GetBuilds() {
+		a.print.line("%s %s: build %s of %s", done, orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()))
+	}
+	if freed := reply.GetFreedBytes(); freed > 0 {
+		a.print.line("%s freed", byteSize(freed))
+	}
+	return nil
+}

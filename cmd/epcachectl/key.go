@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// keyResult is what key --json prints.
+type keyResult struct {
+	RequestKey  string          `json:"request_key"`
+	ModelDigest string          `json:"model_digest"`
+	Record      json.RawMessage `json:"record"`
+}
+
+func (a *app) keyCommand() *cobra.Command {
+	var r request
+	cmd := &cobra.Command{
+		Use:   "key MODEL --ep EP[:DEVICE]... [flags]",
+		Short: "print the request key, and what it is made of",
+		Long: `key prints the key under which the compiled form of MODEL is looked up, and the request record that the key is
+the digest of: what the daemon understood of the request, with defaults left out and values in one spelling. Nothing is
+looked up or compiled. The flags are those of get.` + statusHelp(askingCodes...),
+		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := r.complete(); err != nil {
+				return err
+			}
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				return a.key(ctx, c, args[0], &r)
+			})
+		},
+	}
+	r.addFlags(cmd)
+	return cmd
+}
+
+func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *request) error {
+	g := getCall{app: a, request: *r}
+	show := newPhases(a.print, false, 1)
+	result := g.acquire(ctx, c, path, wire.OnMiss_KEY_ONLY, show)
+	show.end()
+	defer closeViews([]got{result})
+	if result.err != nil {
+		return result.err
+	}
+	reply := result.reply
+	if a.json {
+		return a.print.json(keyResult{reply.GetRequestKey(), reply.GetModelDigest(), raw(reply.GetRecord())})
+	}
+	return a.print.table([][]string{
+		{"request key", reply.GetRequestKey()},
+		{"model digest", reply.GetModelDigest()},
+		{"record", compactRecord(reply.GetRecord())},
+	})
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func (a *app) listCommand() *cobra.Command {
+	var filter wire.List
+	cmd := &cobra.Command{
+		Use:   "list [--model MODEL] [--ep EP]",
+		Short: "list what is kept",
+		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
+the execution provider with its version, size, hits, and state. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				builds, err := c.ListAll(ctx, &filter)
+				if err != nil {
+					return err
+				}
+				if a.json {
+					return a.print.json(buildsOf(builds))
+				}
+				return a.print.builds(builds)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&filter.Model, "model", "", "only of the `MODEL` with this name or digest prefix")
+	cmd.Flags().StringVar(&filter.Ep, "ep", "", "only of this execution `PROVIDER`")
+	return cmd
+}
+
+// builds prints a table; nothing where there are none.
+func (p *printer) builds(builds []*wire.Build) error {
+	if len(builds) == 0 {
+		return nil
+	}
+	rows := [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SIZE", "HITS", "LAST USED", "STATE"}}
+	for _, b := range builds {
+		rows = append(rows, []string{
+			short(b.GetBuild()), orDash(b.GetModelName()), orDash(b.GetEp()), orDash(b.GetSdkVersion()), byteSize(sizeOf(b)),
+			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), orDash(b.GetState()),
+		})
+	}
+	return p.table(rows)
+}

@@ -1,0 +1,23 @@
+// Command epcachectl asks the daemon for compiled models, and shows and changes what it keeps.
+//
+// Each verb has a file with its help, flags and code. They share run.go (the program without its process), request.go
+// (what is asked for), model.go (opening models with the caller's own rights), print.go (the only place that
+// prints messages) and exit.go (the exit codes).
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// version is set by the linker for releases.
+var version = "0.1.0-dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// copied is one file of a view on its way to the folder that --out names.
+type copied struct {
+	from, to string
+	size     int64
+	digest   string
+	same     bool // it is there already
+}
+
+// copyOut writes what the models came to. It looks at everything that is there before it writes anything.
+func (g *getCall) copyOut(ctx context.Context, results []got) error {
+	var plan []copied
+	for _, r := range results {
+		if r.missing {
+			continue
+		}
+		files, err := g.planOut(&r)
+		if err != nil {
+			return verbError{"get", r.path, err}
+		}
+		plan = append(plan, files...)
+	}
+	for _, c := range plan {
+		if g.dryRun {
+			if !c.same && !g.app.json {
+				g.app.print.line("would write %s", printable(c.to))
+			}
+			continue
+		}
+		if err := c.write(ctx); err != nil {
+			return verbError{"write", c.to, err}
+		}
+	}
+	return nil
+}
+
+func (g *getCall) planOut(r *got) ([]copied, error) {
+	if r.view == nil {
+		return nil, &hintedError{errors.New("there is nothing to copy, it is compiled already"), "copy the model and the files beside it"}
+	}
+	base := path.Dir(r.reply.GetGraph())
+	var plan []copied
+	for _, f := range r.reply.GetFiles() {
+		from, err := r.filePath(f.GetName())
+		if err != nil {
+			return nil, err
+		}
+		name, err := filepath.Rel(filepath.FromSlash(base), filepath.FromSlash(f.GetName()))
+		if err != nil || !filepath.IsLocal(name) {
+			return nil, fmt.Errorf("the daemon names a file %q that is not beside the graph", f.GetName())
+		}
+		c := copied{from: from, to: filepath.Join(g.out, name), size: f.GetSize(), digest: f.GetDigest()}
+		if c.same, err = c.isThere(); err != nil {
+			return nil, err
+		}
+		if err := g.mayReplace(&c); err != nil {
+			return nil, err
+		}
+		plan = append(plan, c)
+	}
+	return plan, nil
+}
+
+func (g *getCall) mayReplace(c *copied) error {
+	if c.same || g.force {
+		return nil
+	}
+	_, err := os.Lstat(c.to)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	return &hintedError{fmt.Errorf("%q is there and differs", c.to), "replace it with -f, or use another --out"}
+}
+
+// isThere compares bytes: a file of that name and size is not yet the same file.
+func (c *copied) isThere() (bool, error) {
+	info, err := os.Lstat(c.to)
+	if err != nil || !info.Mode().IsRegular() || info.Size() != c.size {
+		return false, nil // absent, or to be replaced; what hinders that shows when it is tried
+	}
+	have, err := os.Open(c.to)
+	if err != nil {
+		return false, err
+	}
+	defer have.Close()
+	want, err := os.Open(c.from)
+	if err != nil {
+		return false, plainPathError(err)
+	}
+	defer want.Close()
+	return sameBytes(have, want)
+}
+
+func sameBytes(a, b io.Reader) (bool, error) {
+	one, two := make([]byte, 256<<10), make([]byte, 256<<10)
+	for {
+		n, errA := io.ReadFull(a, one)
+		m, errB := io.ReadFull(b, two)
+		if !bytes.Equal(one[:n], two[:m]) {
+			return false, nil
+		}
+		for _, err := range []error{errA, errB} {
+			if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+				return false, err
+			}
+		}
+		if errA != nil || errB != nil {
+			return errA != nil && errB != nil, nil
+		}
+	}
+}
+
+// write makes the copy visible only when it is whole, and proven to be what the daemon said it is.
+func (c *copied) write(ctx context.Context) error {
+	if c.same {
+		return nil
+	}
+	dir := filepath.Dir(c.to)
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	temporary, err := os.CreateTemp(dir, ".epcachectl-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temporary.Name()) // gone already when all went well
+	if err := c.fill(ctx, temporary); err != nil {
+		return errors.Join(err, temporary.Close())
+	}
+	if err := temporary.Close(); err != nil {
+		return err
+	}
+	return os.Rename(temporary.Name(), c.to)
+}
+
+func (c *copied) fill(ctx context.Context, to *os.File) error {
+	from, err := os.Open(c.from)
+	if err != nil {
+		return plainPathError(err)
+	}
+	defer from.Close()
+	n, err := io.Copy(to, from)
+	if err != nil {
+		return err
+	}
+	got, err := cas.Sum(ctx, to, 0, n)
+	if err != nil {
+		return err
+	}
+	if got.String() != c.digest {
+		want, err := cas.ParseDigest(c.digest)
+		return errors.Join(err, &cas.CorruptError{Digest: want, Got: got})
+	}
+	return errors.Join(to.Chmod(0o644), to.Sync())
+}

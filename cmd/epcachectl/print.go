@@ -1,0 +1,182 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"golang.org/x/term"
+
+	"github.com/epcached/epcached/unixsock"
+)
+
+// Everything that people read comes through here. A message is "epcachectl: operation "object": cause", lower case
+// and without a final period; a hint is a line of its own and guesses what the user wants to do. Results go to
+// standard output, everything else to standard error, which stays empty when all goes well.
+type printer struct {
+	out, err io.Writer
+
+	mu       sync.Mutex // guards the progress line
+	terminal bool
+	shown    bool // a progress line stands on the terminal
+}
+
+func newPrinter(out, err io.Writer) *printer {
+	f, ok := err.(*os.File)
+	return &printer{out: out, err: err, terminal: ok && term.IsTerminal(int(f.Fd()))}
+}
+
+// failure prints an error with the hints that it carries.
+func (p *printer) failure(err error) {
+	p.clear()
+	fmt.Fprintf(p.err, "epcachectl: %v\n", err)
+	for _, hint := range hints(err) {
+		p.hint(hint)
+	}
+}
+
+func (p *printer) hint(text string) { fmt.Fprintf(p.err, "epcachectl: hint: %s\n", text) }
+
+func (p *printer) warning(text string) {
+	p.clear()
+	fmt.Fprintf(p.err, "epcachectl: warning: %s\n", text)
+}
+
+func hints(err error) []string {
+	var e *unixsock.Error
+	var hinted *hintedError
+	var list []string
+	if errors.As(err, &hinted) {
+		list = append(list, hinted.hint)
+	}
+	if errors.As(err, &e) && e.Hint != "" {
+		list = append(list, e.Hint)
+	}
+	if errors.Is(err, unixsock.ErrNoDaemon) {
+		list = append(list, "start one with: epcached --runtime DIR, or name its socket with --socket or "+unixsock.SocketVariable)
+	}
+	return list
+}
+
+// hintedError adds a hint of this program's own.
+type hintedError struct {
+	error
+	hint string
+}
+
+func (e *hintedError) Unwrap() error { return e.error }
+
+// line prints a line of a result.
+func (p *printer) line(format string, args ...any) {
+	p.clear()
+	fmt.Fprintf(p.out, format+"\n", args...)
+}
+
+// json prints a result for scripts.
+func (p *printer) json(v any) error {
+	p.clear()
+	enc := json.NewEncoder(p.out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// table prints rows in columns.
+func (p *printer) table(rows [][]string) error {
+	p.clear()
+	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	return w.Flush()
+}
+
+// progress replaces the one line that tells a person what is going on. Scripts see nothing.
+func (p *printer) progress(format string, args ...any) {
+	if !p.terminal {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown = true
+	fmt.Fprintf(p.err, "\r\x1b[K"+format, args...)
+}
+
+func (p *printer) clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown {
+		fmt.Fprint(p.err, "\r\x1b[K")
+		p.shown = false
+	}
+}
+
+// printable quotes a name that would do something to the terminal.
+func printable(name string) string {
+	for _, r := range name {
+		if !unicode.IsPrint(r) {
+			return strconv.Quote(name)
+		}
+	}
+	return name
+}
+
+func short(key string) string {
+	if len(key) > 12 {
+		return key[:12]
+	}
+	return key
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return printable(text)
+}
+
+func byteSize(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, unit := float64(n)/1024, 0
+	for value >= 1024 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", value, units[unit])
+}
+
+func seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	switch {
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(100 * time.Microsecond).String()
+	case d < time.Minute:
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+func timeOf(ms int64) string {
+	if ms == 0 {
+		return "-"
+	}
+	return time.UnixMilli(ms).Format("2006-01-02 15:04:05")
+}
+
+// ask puts a question whose answer the caller reads.
+func (p *printer) ask(question string) {
+	p.clear()
+	fmt.Fprintf(p.err, "epcachectl: %s [y/N] ", question)
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// become runs the program in the place of this process: so it has the descriptor of the view under the same
+// number, gets its signals itself, and its exit status needs no passing on. The build is held until it ends, for the
+// descriptor is the lease.
+func (g *getCall) become(results []got) error {
+	paths := make([]string, len(results))
+	var views []*os.File
+	for i := range results {
+		path, err := results[i].graphPath()
+		if err != nil {
+			return verbError{"get", results[i].path, err}
+		}
+		paths[i] = path
+		if results[i].view != nil {
+			views = append(views, results[i].view)
+		}
+	}
+	program, err := exec.LookPath(g.program[0])
+	if err != nil {
+		return verbError{"run", g.program[0], errors.Unwrap(err)}
+	}
+	argv := fillPlaces(g.program, paths)
+	g.app.print.clear()
+	if err := g.app.replace(program, argv, views); err != nil {
+		return verbError{"run", program, err}
+	}
+	return nil
+}
+
+// checkPlaces holds the places in a program's arguments against the number of models, before anything is compiled.
+func checkPlaces(program []string, models int) error {
+	if len(program) == 0 {
+		return nil
+	}
+	found := false
+	for _, arg := range program[1:] {
+		if strings.Contains(arg, "{}") {
+			found = true
+			if models > 1 && arg != "{}" {
+				return usageError{&hintedError{fmt.Errorf("argument %q: of %d models, which one?", arg, models), "write {1}, {2}, ... or give {} as an argument of its own"}}
+			}
+		}
+		for i := range models {
+			found = found || strings.Contains(arg, place(i))
+		}
+	}
+	if !found {
+		return usageError{&hintedError{errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"}}
+	}
+	return nil
+}
+
+func place(i int) string { return "{" + strconv.Itoa(i+1) + "}" }
+
+func fillPlaces(program, paths []string) []string {
+	argv := []string{program[0]}
+	for _, arg := range program[1:] {
+		if arg == "{}" {
+			argv = append(argv, paths...)
+			continue
+		}
+		for i, path := range paths {
+			arg = strings.ReplaceAll(arg, place(i), path)
+		}
+		argv = append(argv, strings.ReplaceAll(arg, "{}", paths[0]))
+	}
+	return argv
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// request is what a call asks for, the model left out.
+type request struct {
+	eps            []*wire.ExecutionProvider
+	early          []pair // options before the first --ep
+	named          []pair // options that name their EP
+	sessionOptions map[string]string
+	dims           map[string]int64
+	denotations    map[string]int64
+	runtime        string
+	embed          bool
+	strictORT      bool
+	level          string
+	route          string
+	store          string
+}
+
+type pair struct{ ep, key, value string }
+
+// verbError says which operation on which object failed.
+type verbError struct {
+	verb, object string
+	cause        error
+}
+
+func (e verbError) Error() string { return fmt.Sprintf("%s %q: %v", e.verb, e.object, e.cause) }
+
+func (e verbError) Unwrap() error { return e.cause }
+
+func (r *request) addFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.Var(setter{r.addEP, "EP[:DEVICE]"}, "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(setter{r.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.Var(setter{keyValue(&r.sessionOptions), "K=V"}, "session-option", "session config entry; repeatable")
+	f.Var(setter{dimension(&r.dims), "NAME=N"}, "dim", "fix the free dimension NAME; repeatable")
+	f.Var(setter{dimension(&r.denotations), "DENOTATION=N"}, "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
+	f.StringVar(&r.runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
+	f.BoolVar(&r.embed, "embed", false, "put the context into the graph instead of a file beside it")
+	f.BoolVar(&r.strictORT, "strict-ort", false, "only take builds made under exactly the runtime's ONNX Runtime version")
+	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
+	f.StringVar(&r.route, "route", "", "how to compile: compile_api or session_options")
+	f.StringVar(&r.store, "store", "", "keep it as `SCOPE`: shared, user or none; can only narrow")
+}
+
+// setter is a flag whose values are taken one by one, in the order in which they stand.
+type setter struct {
+	set  func(string) error
+	kind string
+}
+
+func (s setter) Set(v string) error { return s.set(v) }
+func (s setter) String() string     { return "" }
+func (s setter) Type() string       { return s.kind }
+
+func (r *request) addEP(v string) error {
+	name, device, narrowed := strings.Cut(v, ":")
+	if name == "" || (narrowed && device == "") {
+		return fmt.Errorf("%q is not EP or EP:DEVICE", v)
+	}
+	ep := &wire.ExecutionProvider{Name: name}
+	if narrowed {
+		ep.Devices = []*wire.Device{{Type: strings.ToUpper(device)}}
+	}
+	r.eps = append(r.eps, ep)
+	return nil
+}
+
+func (r *request) addOption(v string) error {
+	key, value, ok := strings.Cut(v, "=")
+	if !ok || key == "" {
+		return fmt.Errorf("%q is not K=V", v)
+	}
+	if ep, rest, named := strings.Cut(key, "/"); named {
+		r.named = append(r.named, pair{ep, rest, value})
+		return nil
+	}
+	if len(r.eps) == 0 {
+		r.early = append(r.early, pair{"", key, value})
+		return nil
+	}
+	return setOption(r.eps[len(r.eps)-1], key, value)
+}
+
+func setOption(ep *wire.ExecutionProvider, key, value string) error {
+	if ep.Options == nil {
+		ep.Options = make(map[string]string)
+	}
+	if old, twice := ep.Options[key]; twice && old != value {
+		return fmt.Errorf("option %q of %s is given twice, as %q and %q", key, ep.Name, old, value)
+	}
+	ep.Options[key] = value
+	return nil
+}
+
+func keyValue(to *map[string]string) func(string) error {
+	return func(v string) error {
+		key, value, ok := strings.Cut(v, "=")
+		if !ok || key == "" {
+			return fmt.Errorf("%q is not K=V", v)
+		}
+		if *to == nil {
+			*to = make(map[string]string)
+		}
+		(*to)[key] = value
+		return nil
+	}
+}
+
+func dimension(to *map[string]int64) func(string) error {
+	return func(v string) error {
+		name, text, ok := strings.Cut(v, "=")
+		n, err := strconv.ParseInt(text, 10, 64)
+		if !ok || name == "" || err != nil || n < 1 {
+			return fmt.Errorf("%q is not NAME=N with N of 1 or more", v)
+		}
+		if *to == nil {
+			*to = make(map[string]int64)
+		}
+		(*to)[name] = n
+		return nil
+	}
+}
+
+// complete checks what only the whole call tells.
+func (r *request) complete() error {
+	if len(r.eps) == 0 {
+		return usageError{&hintedError{fmt.Errorf("no --ep: which execution provider shall compile?"), "see which there are: epcachectl probe"}}
+	}
+	for _, o := range r.early {
+		if len(r.eps) > 1 {
+			return usageError{&hintedError{fmt.Errorf("--option %s stands before the first of several --ep", o.key), "put it behind its --ep, or write EP/" + o.key}}
+		}
+		if err := setOption(r.eps[0], o.key, o.value); err != nil {
+			return usageError{err}
+		}
+	}
+	for _, o := range r.named {
+		if err := r.setNamed(o); err != nil {
+			return usageError{err}
+		}
+	}
+	switch r.level {
+	case "", "disable_all", "basic", "extended", "layout", "all":
+	default:
+		return usageError{fmt.Errorf("--optimization-level %q: it is disable_all, basic, extended, layout or all", r.level)}
+	}
+	switch r.store {
+	case "", "shared", "user", "none":
+	default:
+		return usageError{fmt.Errorf("--store %q: it is shared, user or none", r.store)}
+	}
+	return nil
+}
+
+func (r *request) setNamed(o pair) error {
+	for _, ep := range r.eps {
+		if ep.Name == o.ep {
+			return setOption(ep, o.key, o.value)
+		}
+	}
+	return fmt.Errorf("--option %s/%s: there is no --ep %s", o.ep, o.key, o.ep)
+}
+
+// message makes the request for one model. Options that name a file go as descriptors of what this process opened:
+// the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
+// with closeExtra.
+func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
+	a := &wire.Acquire{
+		Model: &wire.Model{Name: filepath.Base(m.path)}, SessionOptions: r.sessionOptions, FreeDimensions: r.dims,
+		FreeDimensionsByDenotation: r.denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
+		Store: r.store, StrictOrt: r.strictORT,
+	}
+	if r.runtime != "" {
+		dir, err := filepath.Abs(r.runtime)
+		if err != nil {
+			return nil, nil, err
+		}
+		a.Runtime = &wire.Runtime{Directory: dir}
+	}
+	files := []*os.File{m.file}
+	for _, ep := range r.eps {
+		ep = proto.CloneOf(ep)
+		a.Eps = append(a.Eps, ep)
+		var err error
+		if files, err = openOptionFiles(ep, files); err != nil {
+			closeExtra(files)
+			return nil, nil, err
+		}
+	}
+	return a, files, nil
+}
+
+func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, error) {
+	info, known := compilers.EPByName(ep.Name)
+	if !known {
+		return files, nil
+	}
+	for option, value := range ep.Options {
+		if info.Options[option].Policy != compilers.FileName || value == "" {
+			continue
+		}
+		f, err := openRegular(value)
+		if err != nil {
+			return files, fmt.Errorf("option %s: file %q: %w", option, value, err)
+		}
+		if ep.OptionFds == nil {
+			ep.OptionFds = make(map[string]uint32)
+		}
+		ep.OptionFds[option] = uint32(len(files))
+		files = append(files, f)
+		delete(ep.Options, option)
+	}
+	return files, nil
+}
+
+func closeExtra(files []*os.File) {
+	for i, f := range files {
+		if i > 0 {
+			f.Close() // only read from
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+)
+
+// app is one call of the program.
+type app struct {
+	print *printer
+	stdin io.Reader
+
+	socket  string
+	json    bool
+	timeout time.Duration
+	wait    time.Duration
+	waitSet bool
+
+	replace func(path string, argv []string, files []*os.File) error // becomes another program; see program.go
+}
+
+// A client waits this long for a socket to appear that it was told about, or that was left by a daemon which is
+// just restarting; and for the answer of one that listens, which may be starting under socket activation.
+const (
+	defaultWait  = 3 * time.Second
+	maxWait      = 10 * time.Second
+	helloTimeout = 10 * time.Second
+)
+
+// run is the program without its process, for main and for tests.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{print: newPrinter(stdout, stderr), stdin: stdin, replace: replaceProcess}
+	return a.run(ctx, args)
+}
+
+func (a *app) run(ctx context.Context, args []string) int {
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(a.stdin)
+	root.SetOut(a.print.out)
+	root.SetErr(a.print.err)
+	err := root.ExecuteContext(ctx)
+	var reported exitError
+	if err != nil && !errors.As(err, &reported) {
+		a.print.failure(err)
+	}
+	a.print.clear()
+	return exitCode(err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "epcachectl",
+		Short: "ask for compiled ONNX models, and see what is kept",
+		Long: `epcachectl asks the epcached daemon for the compiled form of ONNX models, and shows and changes what the
+daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
+or the system's.
+
+Every verb has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed),
+		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
+  epcachectl list`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.socket, "socket", "", "the daemon's socket `PATH`")
+	flags.BoolVar(&a.json, "json", false, "print the result as JSON")
+	flags.DurationVar(&a.timeout, "timeout", 0, "give up after `DURATION`, such as 30s or 5m")
+	flags.DurationVar(&a.wait, "wait", defaultWait, "wait `DURATION` for a daemon that is starting, at most 10s")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		a.waitSet = cmd.Flags().Changed("wait")
+		if a.timeout < 0 || a.wait < 0 || a.wait > maxWait {
+			return usageError{fmt.Errorf("--timeout must not be negative, and --wait be 0 to %v", maxWait)}
+		}
+		return nil
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
+	})
+	root.AddCommand(a.getCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
+		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.versionCommand())
+	return root
+}
+
+// usageArgs gives cobra's complaints about arguments the exit code for usage.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
+		}
+		return nil
+	}
+}
+
+// withDaemon connects, and calls with a context that ends at --timeout.
+func (a *app) withDaemon(ctx context.Context, do func(context.Context, *unixsock.Client) error) error {
+	if a.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.timeout)
+		defer cancel()
+	}
+	client, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(ctx, client), client.Close())
+}
+
+func (a *app) connect(ctx context.Context) (*unixsock.Client, error) {
+	paths := unixsock.DefaultSocket()
+	if a.socket != "" {
+		paths = []string{a.socket}
+	}
+	d := unixsock.Dialer{Name: "epcachectl " + version, HelloTimeout: helloTimeout}
+	if a.waitSet || len(paths) == 1 || anyExists(paths) {
+		d.Wait = a.wait
+	}
+	return d.Dial(ctx, paths...)
+}
+
+// anyExists tells whether there is, or was, a daemon: without a sign of one nobody wants to wait for it.
+func anyExists(paths []string) bool {
+	for _, path := range paths {
+		if _, err := os.Lstat(path); err == nil {
+			return true
+		}
+	}
+	return false
+}

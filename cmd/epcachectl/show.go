@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// showResult is what show --json prints.
+type showResult struct {
+	Builds  []buildResult `json:"builds"`
+	History []string      `json:"history"`
+}
+
+func (a *app) showCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show ENTRY|MODEL",
+		Short: "show everything about an entry",
+		Long: `show prints all builds of an entry: what was asked for, what made them, their files, state and history.
+ENTRY is a request key, a build key or a model digest, or the first 8 or more digits of one, or a model's
+name. A file of that name is taken as a model, whose digest is computed here.` + statusHelp(askingCodes...),
+		Example: "  epcachectl show mobilenet.onnx",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				return a.show(ctx, c, args[0])
+			})
+		},
+	}
+}
+
+func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
+	entry, err := entryOf(ctx, arg)
+	if err != nil {
+		return verbError{"show", arg, err}
+	}
+	reply, err := c.Show(ctx, &wire.Show{Entry: entry})
+	if err != nil {
+		return verbError{"show", arg, err}
+	}
+	if a.json {
+		out := showResult{Builds: buildsOf(reply.GetBuilds()), History: append([]string{}, reply.GetHistory()...)}
+		for i, record := range reply.GetRecords() {
+			if i < len(out.Builds) {
+				out.Builds[i].Record = raw(record)
+			}
+		}
+		return a.print.json(out)
+	}
+	for i, b := range reply.GetBuilds() {
+		record := ""
+		if i < len(reply.GetRecords()) {
+			record = reply.GetRecords()[i]
+		}
+		if err := a.print.build(b, record); err != nil {
+			return err
+		}
+	}
+	for _, event := range reply.GetHistory() {
+		a.print.line("history: %s", printable(event))
+	}
+	return nil
+}
+
+// build prints one build, a fact a line.
+func (p *printer) build(b *wire.Build, record string) error {
+	rows := [][]string{
+		{"build", b.GetBuild()},
+		{"request key", b.GetRequestKey()},
+		{"model", orDash(b.GetModelName())},
+		{"model digest", b.GetModelDigest()},
+		{"ep", orDash(b.GetEp() + " " + b.GetEpVersion())},
+		{"ep library", b.GetEpLibraryDigest()},
+		{"sdk version", orDash(b.GetSdkVersion())},
+		{"hardware", orDash(b.GetHardwareArchitecture())},
+		{"compatibility", orDash(b.GetCompatibilityString())},
+		{"onnx runtime", orDash(b.GetOrtVersion())},
+		{"scope", orDash(b.GetScope())},
+		{"created", timeOf(b.GetCreatedMs()) + ", compiled in " + seconds(b.GetCompileSeconds())},
+		{"last used", fmt.Sprintf("%s, %d hits", timeOf(b.GetLastUsedMs()), b.GetHits())},
+		{"state", stateOf(b)},
+		{"load check", orDash(b.GetLoadCheck())},
+	}
+	for _, f := range b.GetFiles() {
+		rows = append(rows, []string{"file", printable(f.GetName()) + "  " + byteSize(f.GetSize()) + "  " + f.GetDigest()})
+	}
+	if record != "" {
+		rows = append(rows, []string{"request", compactRecord(record)})
+	}
+	if err := p.table(rows); err != nil {
+		return err
+	}
+	p.line("")
+	return nil
+}
+
+func compactRecord(record string) string {
+	compact, err := json.Marshal(json.RawMessage(record))
+	if err != nil {
+		return printable(record)
+	}
+	return printable(string(compact))
+}
+
+func stateOf(b *wire.Build) string {
+	text := orDash(b.GetState())
+	if b.GetReason() != "" {
+		text += ": " + printable(b.GetReason())
+	}
+	if b.GetLeases() > 0 {
+		text += ", in use"
+	}
+	return text
+}

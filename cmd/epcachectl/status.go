@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// statusResult is what status --json prints.
+type statusResult struct {
+	Version             string          `json:"version"`
+	PID                 int64           `json:"pid"`
+	UptimeSeconds       float64         `json:"uptime_seconds"`
+	StateDirectory      string          `json:"state_directory"`
+	Socket              string          `json:"socket"`
+	UID                 uint32          `json:"uid"`
+	Scope               string          `json:"scope"`
+	Rights              []string        `json:"rights"`
+	Hits                uint64          `json:"hits"`
+	Misses              uint64          `json:"misses"`
+	Compiles            uint64          `json:"compiles"`
+	Failures            uint64          `json:"failures"`
+	CompileSecondsSaved float64         `json:"compile_seconds_saved"`
+	Connections         uint32          `json:"connections"`
+	Jobs                uint32          `json:"jobs"`
+	Space               spaceResult     `json:"space"`
+	Runtimes            []runtimeResult `json:"runtimes"`
+	Warnings            []string        `json:"warnings"`
+}
+
+// spaceResult has a number for each name, also where it is 0: scripts do sums with them.
+type spaceResult struct {
+	LogicalBytes        int64  `json:"logical_bytes"`
+	StoredBytes         int64  `json:"stored_bytes"`
+	UnpackedBytes       int64  `json:"unpacked_bytes"`
+	SavedBySharingBytes int64  `json:"saved_by_sharing_bytes"`
+	DeadBytes           int64  `json:"dead_bytes"`
+	BudgetBytes         int64  `json:"budget_bytes"`
+	Entries             uint64 `json:"entries"`
+	Builds              uint64 `json:"builds"`
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "print how the daemon is",
+		Long: `status prints the daemon's health: what it runs with, who the caller is to it, hits and the time they saved,
+and the space that is used.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+		Example: "  epcachectl status --json",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				s, err := c.Status(ctx)
+				if err != nil {
+					return err
+				}
+				for _, warning := range s.GetWarnings() {
+					a.print.warning(printable(warning))
+				}
+				if a.json {
+					return a.print.json(statusOf(s, c.Hello()))
+				}
+				return a.print.status(s, c.Hello())
+			})
+		},
+	}
+}
+
+func statusOf(s *wire.StatusReply, h *wire.HelloReply) statusResult {
+	space := s.GetSpace()
+	return statusResult{
+		Version: s.GetVersion(), PID: s.GetPid(), UptimeSeconds: s.GetUptimeSeconds(), StateDirectory: s.GetStateDirectory(),
+		Socket: s.GetSocket(), UID: h.GetUid(), Scope: h.GetScope(), Rights: append([]string{}, h.GetRights()...),
+		Hits: s.GetHits(), Misses: s.GetMisses(), Compiles: s.GetCompiles(), Failures: s.GetFailures(),
+		CompileSecondsSaved: s.GetCompileSecondsSaved(), Connections: s.GetConnections(), Jobs: s.GetJobs(),
+		Space: spaceResult{
+			space.GetLogicalBytes(), space.GetStoredBytes(), space.GetUnpackedBytes(), space.GetSavedBySharingBytes(),
+			space.GetDeadBytes(), space.GetBudgetBytes(), space.GetEntries(), space.GetBuilds(),
+		},
+		Runtimes: runtimesOf(s.GetRuntimes()), Warnings: append([]string{}, s.GetWarnings()...),
+	}
+}
+
+func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
+	space := s.GetSpace()
+	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), orDash(h.GetScope()))
+	if rights := h.GetRights(); len(rights) > 0 {
+		you += ", " + printable(strings.Join(rights, ", "))
+	}
+	uptime := time.Duration(s.GetUptimeSeconds() * float64(time.Second)).Round(time.Second)
+	return p.table([][]string{
+		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", printable(s.GetVersion()), s.GetPid(), uptime)},
+		{"state", orDash(s.GetStateDirectory())},
+		{"socket", orDash(s.GetSocket())},
+		{"you", you},
+		{"requests", fmt.Sprintf("%d hits, %d misses, %d compiles, %d failures", s.GetHits(), s.GetMisses(), s.GetCompiles(), s.GetFailures())},
+		{"saved", seconds(s.GetCompileSecondsSaved()) + " of compiling"},
+		{"now", fmt.Sprintf("%d connections, %d jobs", s.GetConnections(), s.GetJobs())},
+		{"space", fmt.Sprintf("%s stored, %s served, %d entries, %d builds", byteSize(space.GetStoredBytes()), byteSize(space.GetLogicalBytes()), space.GetEntries(), space.GetBuilds())},
+	})
+}
