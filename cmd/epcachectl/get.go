@@ -173,16 +173,34 @@ func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, 
 	defer closeExtra(files)
 	message.OnMiss = onMiss
 	start := time.Now()
-	result.reply, result.view, err = c.Acquire(ctx, message, files, m.external, func(p *wire.Progress) { show.phase(path, p) })
-	result.elapsed = time.Since(start)
-	if err != nil && g.dryRun && errors.Is(err, unixsock.ErrNotFound) {
-		result.missing = true
-		return result
+	ask := func(c *unixsock.Client) error {
+		result.reply, result.view, err = c.Acquire(ctx, message, files, m.external, func(p *wire.Progress) { show.phase(path, p) })
+		return err
 	}
-	if err != nil {
-		result.err = verbError{"get", path, err}
+	err = ask(c)
+	if errors.Is(err, unixsock.ErrConnectionLost) {
+		err = g.app.again(ctx, ask)
+	}
+	result.elapsed = time.Since(start)
+	switch {
+	case err == nil:
+	case g.dryRun && errors.Is(err, unixsock.ErrNotFound):
+		result.missing = true
+	default:
+		result.err = verbError{"get", path, g.withHint(err, path)}
 	}
 	return result
+}
+
+// withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.
+func (g *getCall) withHint(err error, path string) error {
+	var e *unixsock.Error
+	if !errors.Is(err, unixsock.ErrNotFound) || !errors.As(err, &e) {
+		return err
+	}
+	plain := *e
+	plain.Hint = ""
+	return &hintedError{&plain, "compile it: epcachectl get " + g.request.flags() + printable(path)}
 }
 
 // report prints every model's result, and gives the exit code of the first that failed.

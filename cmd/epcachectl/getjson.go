@@ -65,7 +65,8 @@ func (r *got) json() any {
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: make(map[string]string),
 	}
 	for ep, options := range a.GetProviderOptions() {
-		out.ProviderOptions[ep] = options.GetEntries()
+		out.ProviderOptions[ep] = make(map[string]string)
+		maps.Copy(out.ProviderOptions[ep], options.GetEntries())
 	}
 	maps.Copy(out.SessionOptions, a.GetSessionOptions())
 	if level := a.GetGraphOptimizationLevel(); level != "" {

@@ -36,7 +36,7 @@ withheld.` + statusHelp(askingCodes...),
 				if err != nil {
 					return err
 				}
-				return a.printChange("withheld", request.DryRun, reply)
+				return a.printChange("withheld", "would withhold", request.DryRun, reply)
 			})
 		},
 	}
@@ -45,18 +45,19 @@ withheld.` + statusHelp(askingCodes...),
 	return cmd
 }
 
-func (a *app) printChange(done string, dryRun bool, reply *wire.ChangeReply) error {
+func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeReply) error {
 	if a.json {
 		return a.print.json(changeResult{dryRun, buildsOf(reply.GetBuilds()), reply.GetFreedBytes()})
 	}
+	freed := "freed"
 	if dryRun {
-		done = "would be " + done
+		done, freed = would, "would be freed"
 	}
 	for _, b := range reply.GetBuilds() {
 		a.print.line("%s %s: build %s of %s", done, orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()))
 	}
-	if freed := reply.GetFreedBytes(); freed > 0 {
-		a.print.line("%s freed", byteSize(freed))
+	if n := reply.GetFreedBytes(); n > 0 {
+		a.print.line("%s %s", byteSize(n), freed)
 	}
 	return nil
 }

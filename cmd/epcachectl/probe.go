@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/cobra"
@@ -150,13 +151,13 @@ func fingerprint(d *wire.DeviceFacts) string {
 	return ""
 }
 
-// found is the part of a configuration that --find prints.
-type found struct {
-	Runtimes []foundRuntime `toml:"runtime"`
-}
-
-type foundRuntime struct {
-	Directory string `toml:"directory"`
+// tomlString spells a path as people write it, and leaves the odd ones to those who know all rules.
+func tomlString(path string) (string, error) {
+	if printable(path) == path && !strings.ContainsAny(path, `"\`) {
+		return `"` + path + `"`, nil
+	}
+	text, err := toml.Marshal(map[string]string{"directory": path})
+	return strings.TrimSpace(strings.TrimPrefix(string(text), "directory = ")), err
 }
 
 func (a *app) findRuntimes(ctx context.Context, dir string) error {
@@ -184,11 +185,11 @@ func (a *app) findRuntimes(ctx context.Context, dir string) error {
 		for _, ep := range r.EPs {
 			a.print.line("# %s: %s", printable(ep.EP), printable(ep.Path))
 		}
-		text, err := toml.Marshal(found{[]foundRuntime{{r.Directory}}})
+		text, err := tomlString(r.Directory)
 		if err != nil {
 			return err
 		}
-		a.print.line("%s", text)
+		a.print.line("[[runtime]]\ndirectory = %s\n", text)
 	}
 	return nil
 }

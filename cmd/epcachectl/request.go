@@ -176,6 +176,22 @@ func (r *request) setNamed(o pair) error {
 	return fmt.Errorf("--option %s/%s: there is no --ep %s", o.ep, o.key, o.ep)
 }
 
+// flags spells the execution providers and their options as on a command line.
+func (r *request) flags() string {
+	text := ""
+	for _, ep := range r.eps {
+		text += "--ep " + printable(ep.GetName())
+		if len(ep.GetDevices()) > 0 {
+			text += ":" + printable(ep.GetDevices()[0].GetType())
+		}
+		text += " "
+		for _, option := range sorted(ep.GetOptions()) {
+			text += "--option " + printable(option+"="+ep.GetOptions()[option]) + " "
+		}
+	}
+	return text
+}
+
 // message makes the request for one model. Options that name a file go as descriptors of what this process opened:
 // the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
 // with closeExtra.

@@ -44,7 +44,7 @@ prints what would be deleted.` + statusHelp(askingCodes...),
 				if err != nil {
 					return err
 				}
-				return a.printChange("deleted", request.DryRun, reply)
+				return a.printChange("deleted", "would delete", request.DryRun, reply)
 			})
 		},
 	}

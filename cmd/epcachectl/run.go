@@ -128,6 +128,18 @@ func (a *app) connect(ctx context.Context) (*unixsock.Client, error) {
 	return d.Dial(ctx, paths...)
 }
 
+// again asks once more after the connection broke: a daemon that is restarted in the middle of a call is no failure
+// of the call. Only for requests that may be asked twice.
+func (a *app) again(ctx context.Context, ask func(*unixsock.Client) error) error {
+	patient := *a
+	patient.wait, patient.waitSet = maxWait, true
+	c, err := patient.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(ask(c), c.Close())
+}
+
 // anyExists tells whether there is, or was, a daemon: without a sign of one nobody wants to wait for it.
 func anyExists(paths []string) bool {
 	for _, path := range paths {

@@ -1,0 +1,367 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+const ep = "--ep=StandInExecutionProvider"
+
+func TestGetPrintsOneLine(t *testing.T) {
+	newStandIn(t).serve()
+	model := tinyModel(t, "tiny.onnx")
+	r := call(t, "get", model, ep)
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Regexp(t, `^hit `+model+`: StandInExecutionProvider build cdcdcdcdcdcd, optimal, 12 B in \S+ \(compiled in 2s\)\n$`, r.out)
+	require.Empty(t, r.err, "nothing to tell, and no terminal")
+}
+
+func TestGetJSON(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "get", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--json")
+	require.Equal(t, exitDone, r.code, r.err)
+	var list []map[string]any
+	require.NoError(t, json.Unmarshal([]byte(r.out), &list))
+	require.Len(t, list, 2)
+	var names []string
+	for name := range list[0] {
+		names = append(names, name)
+	}
+	require.ElementsMatch(t, []string{"outcome", "request_key", "build", "model_digest", "ep", "sdk_version", "hardware_architecture", "compatibility",
+		"view", "graph", "files", "provider_options", "session_options", "compile_seconds", "elapsed_seconds", "why"}, names)
+	require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", list[0]["graph"])
+	require.Equal(t, map[string]any{"ep.context_enable": "0", "graph_optimization_level": "disable_all"}, list[0]["session_options"])
+	require.Equal(t, map[string]any{"StandInExecutionProvider": map[string]any{}}, list[0]["provider_options"])
+	require.ElementsMatch(t, []string{"name", "size", "digest"}, keysOf(list[0]["files"].([]any)[0].(map[string]any)))
+}
+
+func keysOf(m map[string]any) []string { return sorted(m) }
+
+func TestGetSaysWhatWasAsked(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu", "--option", "one=1", "--option=x=a=b", "--ep", "B", "--option", "two=2", "--option", "A/three=3",
+		"--session-option", "session.x=y", "--dim", "batch=4", "--dim-by-denotation", "DATA_BATCH=2", "--runtime", "rt", "--embed", "--optimization-level", "basic",
+		"--on-miss", "refresh", "--store", "user", "--timeout", "1h")
+	require.Equal(t, exitDone, r.code, r.err)
+	a := b.first()
+	require.Equal(t, "tiny.onnx", a.GetModel().GetName(), "the folder is nobody's business")
+	require.Len(t, a.GetEps(), 2)
+	require.Equal(t, "A", a.GetEps()[0].GetName())
+	require.Equal(t, "NPU", a.GetEps()[0].GetDevices()[0].GetType())
+	require.Equal(t, map[string]string{"one": "1", "x": "a=b", "three": "3"}, a.GetEps()[0].GetOptions())
+	require.Equal(t, map[string]string{"two": "2"}, a.GetEps()[1].GetOptions())
+	require.Equal(t, map[string]string{"session.x": "y"}, a.GetSessionOptions())
+	require.Equal(t, map[string]int64{"batch": 4}, a.GetFreeDimensions())
+	require.Equal(t, map[string]int64{"DATA_BATCH": 2}, a.GetFreeDimensionsByDenotation())
+	require.True(t, filepath.IsAbs(a.GetRuntime().GetDirectory()))
+	require.True(t, a.GetEmbed())
+	require.Equal(t, "basic", a.GetGraphOptimizationLevel())
+	require.Equal(t, wire.OnMiss_REFRESH, a.GetOnMiss())
+	require.Equal(t, "user", a.GetStore())
+}
+
+func TestGetOptionBeforeTheOnlyEP(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--option", "one=1", ep)
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, map[string]string{"one": "1"}, b.first().GetEps()[0].GetOptions())
+}
+
+// Mistakes in the call are told before a daemon is looked for.
+func TestGetUsage(t *testing.T) {
+	t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
+	cases := map[string]struct {
+		args []string
+		says string
+	}{
+		"no model":              {[]string{ep}, "no model"},
+		"no EP":                 {[]string{"m"}, "no --ep"},
+		"EP without name":       {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP or EP:DEVICE`},
+		"device without name":   {[]string{"m", "--ep", "A:"}, `"A:" is not EP or EP:DEVICE`},
+		"option without value":  {[]string{"m", ep, "--option", "x"}, `"x" is not K=V`},
+		"option of whom":        {[]string{"m", "--option", "x=1", ep, "--ep", "B"}, "before the first of several --ep"},
+		"option of nobody":      {[]string{"m", ep, "--option", "C/x=1"}, "there is no --ep C"},
+		"option twice":          {[]string{"m", ep, "--option", "x=1", "--option", "x=2"}, "given twice"},
+		"dim without number":    {[]string{"m", ep, "--dim", "batch=all"}, "is not NAME=N"},
+		"dim of zero":           {[]string{"m", ep, "--dim", "batch=0"}, "is not NAME=N"},
+		"level":                 {[]string{"m", ep, "--optimization-level", "9"}, "--optimization-level"},
+		"store":                 {[]string{"m", ep, "--store", "mine"}, "--store"},
+		"on-miss":               {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
+		"background":            {[]string{"m", ep, "--on-miss", "background"}, "not supported yet"},
+		"claim":                 {[]string{"m", ep, "--on-miss", "claim"}, "not supported yet"},
+		"share":                 {[]string{"m", ep, "--share"}, "not supported yet"},
+		"unknown flag":          {[]string{"m", ep, "--frobnicate"}, "frobnicate"},
+		"no program":            {[]string{"m", ep, "--"}, "no program behind --"},
+		"program without place": {[]string{"m", ep, "--", "ls"}, "no {}"},
+		"program, which of two": {[]string{"m", "n", ep, "--", "ls", "--m={}"}, "which one"},
+		"json and program":      {[]string{"m", ep, "--json", "--", "ls", "{}"}, "--json"},
+		"negative timeout":      {[]string{"m", ep, "--timeout", "-1s"}, "--timeout"},
+		"wait without end":      {[]string{"m", ep, "--wait", "1h"}, "--wait"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			r := call(t, append([]string{"get"}, tc.args...)...)
+			require.Equal(t, exitUsage, r.code, r.err)
+			require.Contains(t, r.err, "epcachectl: ")
+			require.Contains(t, r.err, tc.says)
+			require.Empty(t, r.out)
+		})
+	}
+}
+
+func TestGetExitCodes(t *testing.T) {
+	codes := map[wire.ErrorClass]int{
+		wire.ErrorClass_NOT_FOUND: exitNotFound, wire.ErrorClass_STALE: exitStale, wire.ErrorClass_NOT_ALLOWED: exitNotAllowed,
+		wire.ErrorClass_COMPILE_FAILED: exitFailed, wire.ErrorClass_BAD_MODEL: exitFailed, wire.ErrorClass_UNAVAILABLE: exitFailed,
+	}
+	for class, code := range codes {
+		b := newStandIn(t)
+		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+			return unixsock.Answer{}, &unixsock.Error{Class: class, Text: "no such luck", Hint: "try harder"}
+		}
+		b.serve()
+		model := tinyModel(t, "tiny.onnx")
+		r := call(t, "get", model, ep, "--on-miss=fail")
+		require.Equal(t, code, r.code)
+		hint := "try harder"
+		if class == wire.ErrorClass_NOT_FOUND {
+			hint = "compile it: epcachectl get --ep StandInExecutionProvider " + model
+		}
+		require.Equal(t, fmt.Sprintf("epcachectl: get %q: no such luck\nepcachectl: hint: %s\n", model, hint), r.err)
+		require.Empty(t, r.out)
+	}
+	t.Run("no daemon", func(t *testing.T) {
+		t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
+		r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--wait=0")
+		require.Equal(t, exitNoDaemon, r.code)
+		require.Contains(t, r.err, "no daemon answers at ")
+		require.Contains(t, r.err, "epcachectl: hint: start one")
+	})
+}
+
+// One model that fails does not keep the others from their places.
+func TestGetSeveralOneMissing(t *testing.T) {
+	newStandIn(t).serve()
+	missing := filepath.Join(t.TempDir(), "missing.onnx")
+	r := call(t, "get", tinyModel(t, "a.onnx"), missing, tinyModel(t, "c.onnx"), ep, "--json")
+	require.Equal(t, exitNotFound, r.code)
+	require.Contains(t, r.err, "missing.onnx")
+	var list []map[string]any
+	require.NoError(t, json.Unmarshal([]byte(r.out), &list))
+	require.Len(t, list, 3)
+	require.Equal(t, "failed", list[1]["outcome"])
+	require.Equal(t, "hit", list[2]["outcome"])
+}
+
+func TestGetDryRun(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	out := filepath.Join(t.TempDir(), "out")
+	model := tinyModel(t, "tiny.onnx")
+	r := call(t, "get", model, ep, "-n", "--out", out)
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, wire.OnMiss_FAIL, b.first().GetOnMiss())
+	require.Contains(t, r.out, "would write "+out+"/0123456789abcdef_ctx.onnx\n")
+	require.NoDirExists(t, out)
+	b.set(func() {
+		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND}
+		}
+	})
+	r = call(t, "get", model, ep, "-n", "--out", out)
+	require.Equal(t, result{exitDone, "would compile " + model + "\n", ""}, r)
+}
+
+func TestGetOut(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	out := filepath.Join(t.TempDir(), "new", "out")
+	model := tinyModel(t, "tiny.onnx")
+	get := func(more ...string) result {
+		return call(t, append([]string{"get", model, ep, "--out", out}, more...)...)
+	}
+	content := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(out, name))
+		require.NoError(t, err)
+		return string(text)
+	}
+	require.Equal(t, exitDone, get().code)
+	require.Equal(t, "graph", content("0123456789abcdef_ctx.onnx"))
+	require.Equal(t, "weights", content("sub/weights.bin"), "under the name that the graph refers to it by")
+
+	before, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
+	require.NoError(t, err)
+	require.Equal(t, exitDone, get().code, "the same again is no conflict")
+	after, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
+	require.NoError(t, err)
+	require.True(t, os.SameFile(before, after), "and writes nothing")
+
+	require.NoError(t, os.WriteFile(filepath.Join(out, "sub/weights.bin"), []byte("WEIGHTS"), 0o600))
+	r := get()
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.err, "is there and differs\nepcachectl: hint: replace it with -f")
+	require.Equal(t, "WEIGHTS", content("sub/weights.bin"))
+	require.Equal(t, exitDone, get("-f").code)
+	require.Equal(t, "weights", content("sub/weights.bin"))
+
+	left, err := filepath.Glob(filepath.Join(out, "*", ".epcachectl-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// What the daemon hands out is held against its digest before it gets its name.
+func TestGetOutDamaged(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	path := filepath.Join(b.folder, b.files[0].GetName())
+	require.NoError(t, os.Chmod(path, 0o600))
+	require.NoError(t, os.WriteFile(path, []byte(strings.Repeat("x", int(b.files[0].GetSize()))), 0o600))
+	out := t.TempDir()
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--out", out)
+	require.Equal(t, exitDamage, r.code, r.err)
+	require.NoFileExists(t, filepath.Join(out, filepath.Base(path)))
+}
+
+func TestGetOutOutsideTheView(t *testing.T) {
+	for _, name := range []string{"../../etc/passwd", "/etc/passwd", "elsewhere/x", "f00d/../../x"} {
+		b := newStandIn(t)
+		b.files[0].Name = name
+		b.serve()
+		r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--out", t.TempDir())
+		require.Equal(t, exitFailed, r.code)
+		require.Contains(t, r.err, "the daemon names a file")
+	}
+}
+
+func TestGetPassthrough(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough"}}, nil
+	}
+	b.serve()
+	model := tinyModel(t, "tiny.onnx")
+	r := call(t, "get", model, ep)
+	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already; load it as it is\n", ""}, r)
+	require.Equal(t, exitFailed, call(t, "get", model, ep, "--out", t.TempDir()).code)
+}
+
+func TestGetExternalData(t *testing.T) {
+	hub := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(hub, "snapshot", "sub"), 0o700))
+	require.NoError(t, os.MkdirAll(filepath.Join(hub, "blobs"), 0o700))
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(hub, name), []byte(text), 0o600))
+	}
+	write("blobs/1111", "model")
+	write("blobs/2222", "one")
+	write("blobs/beside", "two")
+	link := func(target, name string) {
+		require.NoError(t, os.Symlink(target, filepath.Join(hub, "snapshot", name)))
+	}
+	link("../blobs/1111", "model.onnx")
+	link("../../blobs/2222", "sub/one.bin")
+	model := filepath.Join(hub, "snapshot", "model.onnx")
+
+	t.Run("links as a model hub makes them", func(t *testing.T) {
+		b := newStandIn(t)
+		b.external = map[string]string{"sub/one.bin": "one"}
+		b.serve()
+		r := call(t, "get", model, ep)
+		require.Equal(t, exitDone, r.code, r.err)
+	})
+	t.Run("beside what the link points to", func(t *testing.T) {
+		b := newStandIn(t)
+		b.external = map[string]string{"beside": "two"}
+		b.serve()
+		r := call(t, "get", model, ep)
+		require.Equal(t, exitDone, r.code, r.err)
+	})
+	refused := map[string]struct {
+		location, says string
+		code           int
+	}{
+		"up":       {"../blobs/2222", "outside the model's folder", exitFailed},
+		"absolute": {"/etc/passwd", "outside the model's folder", exitFailed},
+		"missing":  {"none.bin", "no such file", exitNotFound},
+		"folder":   {"sub", "a folder", exitFailed},
+		"FIFO":     {"fifo", "a FIFO", exitFailed},
+	}
+	require.NoError(t, unix.Mkfifo(filepath.Join(hub, "snapshot", "fifo"), 0o600))
+	for name, tc := range refused {
+		t.Run(name, func(t *testing.T) {
+			b := newStandIn(t)
+			b.external = map[string]string{tc.location: ""}
+			b.serve()
+			r := call(t, "get", model, ep)
+			require.Equal(t, tc.code, r.code, r.err)
+			require.Contains(t, r.err, tc.says)
+		})
+	}
+}
+
+func TestGetModelThatIsNoFile(t *testing.T) {
+	newStandIn(t).serve()
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	for path, says := range map[string]string{dir: "a folder", fifo: "a FIFO", "/dev/zero": "a device"} {
+		r := call(t, "get", path, ep)
+		require.Equal(t, exitFailed, r.code)
+		require.Contains(t, r.err, says)
+	}
+}
+
+func TestGetProgram(t *testing.T) {
+	newStandIn(t).serve()
+	one, two := tinyModel(t, "one.onnx"), tinyModel(t, "two.onnx")
+	program := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(os.Args[0], append([]string{"get", ep}, args...)...)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		return cmd
+	}
+	t.Run("reads the graph and its sidecar through the descriptor", func(t *testing.T) {
+		out, err := program(one, "--", "sh", "-c", `cat "$1" "$(dirname "$1")"/sub/weights.bin`, "sh", "{}").CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Equal(t, "graphweights", string(out))
+	})
+	t.Run("inside an argument", func(t *testing.T) {
+		out, err := program(one, "--", "echo", "--model={}").Output()
+		require.NoError(t, err)
+		require.Regexp(t, `^--model=/proc/self/fd/\d+/f00d/0123456789abcdef_ctx.onnx\n$`, string(out))
+	})
+	t.Run("of two", func(t *testing.T) {
+		out, err := program(one, two, "--", "sh", "-c", `cat "$1" "$2" "$3"; echo $#`, "sh", "{}", "{2}").Output()
+		require.NoError(t, err)
+		require.Equal(t, "graphgraphgraph3\n", string(out))
+	})
+	t.Run("its exit status", func(t *testing.T) {
+		var exit *exec.ExitError
+		require.ErrorAs(t, program(one, "--", "sh", "-c", "exit 9", "{}").Run(), &exit)
+		require.Equal(t, 9, exit.ExitCode())
+	})
+	t.Run("its signals", func(t *testing.T) {
+		cmd := program(one, "--", "sh", "-c", "kill -TERM $$; sleep 10", "{}")
+		var exit *exec.ExitError
+		require.ErrorAs(t, cmd.Run(), &exit)
+		require.Equal(t, "signal: terminated", exit.String())
+	})
+	t.Run("not there", func(t *testing.T) {
+		out, err := program(one, "--", "no-such-program", "{}").CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), `epcachectl: run "no-such-program"`)
+	})
+}

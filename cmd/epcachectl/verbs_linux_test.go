@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func TestList(t *testing.T) {
+	newStandIn(t).serve()
+	r := call(t, "list")
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, 3, strings.Count(r.out, "\n"), "a head and the builds of both pages")
+	var builds []buildResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "list", "--json").out), &builds))
+	require.Len(t, builds, 2)
+	require.Equal(t, "tiny.onnx", builds[0].ModelName)
+}
+
+func TestShow(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "show", "tiny")
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Contains(t, r.out, "history: compiled")
+	require.Equal(t, []string{"show tiny"}, b.changed())
+	var out struct {
+		Builds []struct{ Record struct{ Version int } }
+	}
+	require.NoError(t, json.Unmarshal([]byte(call(t, "show", "tiny", "--json").out), &out))
+	require.Equal(t, 1, out.Builds[0].Record.Version)
+}
+
+// A file stands for the entry of its content.
+func TestModelAsEntry(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	model := tinyModel(t, "tiny.onnx")
+	text, err := os.ReadFile(model)
+	require.NoError(t, err)
+	digest, err := cas.Sum(context.Background(), strings.NewReader(string(text)), 0, int64(len(text)))
+	require.NoError(t, err)
+	for _, args := range [][]string{{"show", model}, {"invalidate", model, "--reason", "why"}, {"rm", model}} {
+		require.Equal(t, exitDone, call(t, args...).code)
+	}
+	require.Equal(t, []string{"show " + digest.String(), "invalidate " + digest.String() + " why", "remove " + digest.String()}, b.changed())
+}
+
+func TestChangesAndDryRun(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	require.Equal(t, "would withhold tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "invalidate", "x", "-n").out)
+	require.Equal(t, "would delete tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB would be freed\n", call(t, "rm", "x", "-n").out)
+	require.Equal(t, exitDone, call(t, "rm", "--all", "-n").code)
+	require.Empty(t, b.changed())
+	require.Equal(t, "deleted tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n2.0 KiB freed\n", call(t, "rm", "--all").out)
+	require.Equal(t, []string{"remove "}, b.changed())
+	for _, args := range [][]string{{"rm"}, {"rm", "--all", "x"}, {"invalidate"}} {
+		require.Equal(t, exitUsage, call(t, args...).code, args)
+	}
+	var out changeResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "rm", "x", "-n", "--json").out), &out))
+	require.True(t, out.DryRun)
+	require.EqualValues(t, 2048, out.FreedBytes)
+}
+
+func TestCheckFindsDamage(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	require.Equal(t, result{exitDone, "1 builds, 2 files, 0 B: no damage\n", ""}, call(t, "check"))
+	leftover := &wire.Finding{Kind: "leftover", Object: "x"}
+	damage := &wire.Finding{Kind: "damaged", Object: "y", Detail: "one byte", Builds: []string{"0123456789abcdef"}}
+	b.set(func() { b.findings = []*wire.Finding{leftover} })
+	require.Equal(t, exitDone, call(t, "check", "--deep").code, "a leftover is no damage")
+	b.set(func() { b.findings = []*wire.Finding{leftover, damage} })
+	r := call(t, "check", "--quick")
+	require.Equal(t, exitDamage, r.code)
+	require.Contains(t, r.out, "damaged y: one byte\n  needed by build 0123456789ab\n")
+	require.Empty(t, r.err, "it is the result, not a failure")
+	require.Equal(t, exitUsage, call(t, "check", "--quick", "--deep").code)
+	require.Equal(t, exitDamage, call(t, "check", "--json").code)
+}
+
+func TestStatus(t *testing.T) {
+	newStandIn(t).serve()
+	require.Contains(t, call(t, "status").out, "uid:0, administrator")
+	var out map[string]any
+	require.NoError(t, json.Unmarshal([]byte(call(t, "status", "--json").out), &out))
+	require.ElementsMatch(t, []string{"logical_bytes", "stored_bytes", "unpacked_bytes", "saved_by_sharing_bytes", "dead_bytes", "budget_bytes", "entries", "builds"},
+		keysOf(out["space"].(map[string]any)))
+	require.EqualValues(t, 7, out["space"].(map[string]any)["stored_bytes"])
+}
+
+func TestProbe(t *testing.T) {
+	newStandIn(t).serve()
+	require.Contains(t, call(t, "probe").out, "/opt/ort: ONNX Runtime 1.31.1\n  StandInExecutionProvider")
+	var out []runtimeResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "probe", "--json").out), &out))
+	require.Equal(t, "CPU", out[0].EPs[0].Devices[0].Type)
+}
+
+func TestProbeFindNothing(t *testing.T) {
+	r := call(t, "probe", "--find", "--runtime", t.TempDir())
+	require.Equal(t, exitNotFound, r.code)
+	require.Contains(t, r.err, "libonnxruntime.so")
+}
+
+func TestTOMLString(t *testing.T) {
+	for path, want := range map[string]string{"/opt/rt": `"/opt/rt"`, `/a"b`: `'/a"b'`} {
+		got, err := tomlString(path)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}
+
+func TestKey(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep, "--json")
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, wire.OnMiss_KEY_ONLY, b.first().GetOnMiss())
+	require.JSONEq(t, `{"request_key":"`+strings.Repeat("ab", 32)+`","model_digest":"`+strings.Repeat("ef", 32)+`","record":{"version":1}}`, r.out)
+}
+
+func TestInspect(t *testing.T) {
+	t.Setenv(unixsock.SocketVariable, "/nonexistent") // it needs no daemon
+	model := tinyModel(t, "tiny.onnx")
+	r := call(t, "inspect", model)
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Regexp(t, `opset +ai.onnx 17`, r.out)
+	var out inspected
+	require.NoError(t, json.Unmarshal([]byte(call(t, "inspect", model, "--json").out), &out))
+	require.EqualValues(t, 8, out.IRVersion)
+	require.Len(t, out.ModelDigest, 64)
+
+	require.Equal(t, exitNotFound, call(t, "inspect", filepath.Join(t.TempDir(), "none")).code)
+	garbage := filepath.Join(t.TempDir(), "garbage")
+	require.NoError(t, os.WriteFile(garbage, []byte("this is no model"), 0o600))
+	r = call(t, "inspect", garbage)
+	require.Equal(t, exitFailed, r.code)
+	require.True(t, strings.HasPrefix(r.err, `epcachectl: inspect "`+garbage+`": `), r.err)
+}
+
+func TestErrorsOfTheDaemon(t *testing.T) {
+	b := newStandIn(t)
+	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "not yours", Hint: "ask"}
+	b.serve()
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}} {
+		r := call(t, args...)
+		require.Equal(t, exitNotAllowed, r.code, args)
+		require.Contains(t, r.err, "not yours\nepcachectl: hint: ask\n")
+		require.Empty(t, r.out)
+	}
+}
+
+func TestNoDaemon(t *testing.T) {
+	t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}} {
+		require.Equal(t, exitNoDaemon, call(t, append(args, "--wait=0")...).code, args)
+	}
+	require.Equal(t, exitDone, call(t, "version").code)
+	require.Equal(t, exitDone, call(t, "completion", "bash").code)
+}
+
+// Every verb has help with an example and its exit codes, and --json.
+func TestHelp(t *testing.T) {
+	root := (&app{print: newPrinter(os.Stdout, os.Stderr)}).root()
+	for _, cmd := range root.Commands() {
+		r := call(t, cmd.Name(), "--help")
+		require.Equal(t, exitDone, r.code)
+		require.Contains(t, r.out, "Exit status: 0 done", cmd.Name())
+		require.Contains(t, r.out, "Examples:\n  epcachectl "+cmd.Name())
+		require.Contains(t, r.out, "--json")
+	}
+	require.Equal(t, exitUsage, call(t, "frobnicate").code)
+}
+
+func TestNamesCannotDrive(t *testing.T) {
+	require.Equal(t, `"\x1b[2J"`, printable("\x1b[2J"))
+	require.Equal(t, "modèle.onnx", printable("modèle.onnx"))
+}
