@@ -476,3 +476,23 @@ func TestAnnouncedLengthTakesNoMemory(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
 }
+
+// An answer that crosses the Cancel brings a descriptor that nobody waits for any more.
+func TestLateAnswerIsClosed(t *testing.T) {
+	backend := &standIn{}
+	backend.acquire = func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+		<-ctx.Done()
+		return backend.hit()
+	}
+	s := serve(t, backend, Limits{})
+	c := dial(t, s)
+	before := openDescriptors(t)
+	model := modelFile(t)
+	for range 5 {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+		_, _, err := c.Acquire(ctx, acquireModel(), []*os.File{model}, nil, nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		cancel()
+	}
+	require.Eventually(t, func() bool { return openDescriptors(t) <= before+1 }, 5*time.Second, time.Millisecond, "all but the model's own are closed")
+}

@@ -181,7 +181,7 @@ func (OnMiss) EnumDescriptor() ([]byte, []int) {
 
 type Envelope struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
-	Request     uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`                         // 0 for Hello and HelloReply only
+	Request     uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`                         // 0 for Hello, HelloReply, and an Error after which the daemon closes the connection
 	Descriptors uint32                 `protobuf:"varint,2,opt,name=descriptors,proto3" json:"descriptors,omitempty"`                 // how many file descriptors travel with this frame
 	DeadlineMs  int64                  `protobuf:"varint,3,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"` // of a request, from when its frame arrives; 0: none. For Acquire the earlier of the two holds
 	// Types that are valid to be assigned to Body:
