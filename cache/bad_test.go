@@ -195,3 +195,11 @@ func TestCanonicalRecordIsFrozen(t *testing.T) {
 		"2206" + "0a016b120176" + "2a05" + "0a016e1003" + "3a03616c6c" + "4001" + "4a0b" + hex.EncodeToString([]byte("compile_api"))
 	require.Equal(t, want, hex.EncodeToString(c.encode()))
 }
+
+func TestRecordShowsTheDigest(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.OnMiss = KeyOnly
+	a := b.acquire(r)
+	require.Contains(t, a.Record, `"model":"`+a.ModelDigest.String()+`"`)
+}

@@ -23,7 +23,7 @@ import (
 
 // bench is a cache over the stand-in compiler, with one runtime, in temporary folders.
 type bench struct {
-	*testing.T
+	testing.TB
 	cache    *Cache
 	compiler *standin.Compiler
 	state    string
@@ -31,8 +31,8 @@ type bench struct {
 	later    atomic.Int64 // nanoseconds, added to the cache's clock
 }
 
-func newBench(t *testing.T) *bench {
-	b := &bench{T: t, compiler: standin.New(), state: filepath.Join(t.TempDir(), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
+func newBench(t testing.TB) *bench {
+	b := &bench{TB: t, compiler: standin.New(), state: filepath.Join(t.TempDir(), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
 	b.library("1.0")
 	b.open()
 	t.Cleanup(func() {

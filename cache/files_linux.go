@@ -49,13 +49,36 @@ func settle(f *os.File) error {
 
 // stampPath is the stamp of the file that a path leads to, through symbolic links: a switched link is a change.
 func stampPath(path string) (cas.Stamp, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
+	s, err := stampThrough(unix.AT_FDCWD, path)
+	if err != nil {
 		return cas.Stamp{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return s, nil
+}
+
+// stampThrough is stampPath for a name in an open folder.
+func stampThrough(dir int, name string) (cas.Stamp, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, name, &st, 0); err != nil {
+		return cas.Stamp{}, err
 	}
 	return cas.Stamp{
 		Dev: st.Dev, Ino: st.Ino, Size: st.Size, Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
 	}, nil
+}
+
+// openFolder opens a folder for reading, without the runtime's poller, which folders have no use for.
+func openFolder(path string) (*os.File, error) {
+	for {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		return os.NewFile(uintptr(fd), path), nil
+	}
 }
 
 // tryLock takes an exclusive lock on the open file, which lasts until it is closed everywhere.

@@ -154,7 +154,11 @@ func (c *canonical) key() (index.RequestKey, []byte) {
 
 // json is the record for people and for epcachectl key.
 func (c *canonical) json() string {
-	b, err := json.Marshal(c)
+	type plain canonical // without this method
+	b, err := json.Marshal(struct {
+		*plain
+		Model string `json:"model"` // hides the digest's bytes
+	}{(*plain)(c), c.Model.String()})
 	if err != nil {
 		return "{}" // cannot happen: strings, numbers and maps of them only
 	}

@@ -31,6 +31,7 @@ type runtime struct {
 type runtimeContent struct {
 	spec    compilers.Runtime
 	files   []stampedFile
+	folders []stampedFolder       // the same files, for looking often
 	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
 
 	plans plans // requests thought through for exactly these contents
@@ -41,15 +42,65 @@ type stampedFile struct {
 	stamp cas.Stamp
 }
 
-// unchanged compares the stamp of every file of the runtime. It is on the path of each hit.
+// unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are looked up
+// in folders that are kept open; the folders themselves by path, for one may have been put in another's place.
 func (rc *runtimeContent) unchanged() bool {
-	for i := range rc.files {
-		s, err := stampPath(rc.files[i].path)
-		if err != nil || s != rc.files[i].stamp {
+	for i := range rc.folders {
+		if !rc.folders[i].unchanged() {
 			return false
 		}
 	}
 	return true
+}
+
+// stampedFolder is a folder with files of a runtime. Its descriptor is closed when the runtime's contents are
+// forgotten.
+type stampedFolder struct {
+	path     string
+	open     *os.File
+	dev, ino uint64
+	names    []string
+	stamps   []cas.Stamp
+}
+
+func (f *stampedFolder) unchanged() bool {
+	now, err := stampPath(f.path)
+	if err != nil || now.Dev != f.dev || now.Ino != f.ino {
+		return false
+	}
+	dir := int(f.open.Fd())
+	for i := range f.names {
+		if s, err := stampThrough(dir, f.names[i]); err != nil || s != f.stamps[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// byFolder groups the files by the folder they lie in.
+func byFolder(files []stampedFile) ([]stampedFolder, error) {
+	at := make(map[string]int)
+	var out []stampedFolder
+	for _, f := range files {
+		dir, name := filepath.Split(f.path)
+		i, ok := at[dir]
+		if !ok {
+			open, err := os.Open(dir)
+			if err != nil {
+				return nil, err
+			}
+			s, err := cas.StampOf(open)
+			if err != nil {
+				return nil, errors.Join(err, open.Close())
+			}
+			i = len(out)
+			at[dir] = i
+			out = append(out, stampedFolder{path: dir, open: open, dev: s.Dev, ino: s.Ino})
+		}
+		out[i].names = append(out[i].names, name)
+		out[i].stamps = append(out[i].stamps, f.stamp)
+	}
+	return out, nil
 }
 
 func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
@@ -142,6 +193,9 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 				return nil, err
 			}
 		}
+	}
+	if rc.folders, err = byFolder(rc.files); err != nil {
+		return nil, err
 	}
 	for _, l := range spec.EPs {
 		d, err := c.libraryDigest(ctx, l)

@@ -267,7 +267,7 @@ func (c *Cache) sealView(v *view) error {
 // lease opens the view's folder and takes a shared lock on that open folder: it lasts as long as somebody holds
 // the descriptor, in whatever process, and survives the daemon.
 func (v *view) lease(now time.Time) (*os.File, error) {
-	f, err := os.Open(v.path)
+	f, err := openFolder(v.path)
 	if err != nil {
 		return nil, err
 	}
