@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
+	goruntime "runtime"
 	"sync"
 	"testing"
 	"time"
@@ -82,7 +82,7 @@ func timed(b *testing.B, f func() error) time.Duration {
 
 // hashEverywhere gives each core a part of the file and a hash of its own.
 func hashEverywhere(f *os.File, size int64) error {
-	cores := int64(runtime.NumCPU())
+	cores := int64(goruntime.NumCPU())
 	var wg sync.WaitGroup
 	errs := make([]error, cores)
 	for i := range cores {
