@@ -273,6 +273,7 @@ func TestOnMiss(t *testing.T) {
 	r.OnMiss = Wait
 	first := b.acquire(r)
 	require.Equal(t, key.RequestKey, first.RequestKey)
+	require.NotZero(t, first.Build.BuildKey)
 	r.OnMiss = Refresh
 	fresh := b.acquire(r)
 	require.Equal(t, Compiled, fresh.Outcome)

@@ -70,7 +70,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	if !id.Compiled {
 		if missing := r.missing(id.Locations); len(missing) > 0 {
-			if believable && before.unchanged() == nil {
+			if believable && before.old(c.now()) && before.unchanged() == nil {
 				c.memo.save(graphKey, "graph", id) // without a digest: only "model" records carry one
 			}
 			return identity{}, &NeedFilesError{Locations: missing}

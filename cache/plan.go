@@ -50,6 +50,7 @@ func (ps *plans) save(key [32]byte, p *plan) {
 func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
 	spelled, keep := r.spelling(model)
 	if keep {
+		// A plan that was only made for its key lacks the rest, and is not kept.
 		if p := rc.plans.load(spelled); p != nil {
 			return p, nil
 		}
@@ -58,7 +59,7 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 	if err != nil {
 		return nil, err
 	}
-	if keep {
+	if keep && r.OnMiss != KeyOnly {
 		rc.plans.save(spelled, p)
 	}
 	return p, nil
@@ -117,7 +118,7 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 // canonicalRequest brings the request into its one spelling.
 func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, facts compilers.Facts) (canonical, error) {
 	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed,
-		FreeDimensions: r.FreeDimensions, FreeDimensionsByDenotation: r.FreeDimensionsByDenotation}
+		FreeDimensions: orEmpty(r.FreeDimensions), FreeDimensionsByDenotation: orEmpty(r.FreeDimensionsByDenotation)}
 	var err error
 	if out.SessionOptions, err = c.canonicalSession(r.SessionOptions); err != nil {
 		return canonical{}, err
@@ -144,6 +145,13 @@ func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Dige
 		out.EPs = append(out.EPs, one)
 	}
 	return out, nil
+}
+
+func orEmpty(m map[string]int64) map[string]int64 {
+	if m == nil {
+		return map[string]int64{}
+	}
+	return m
 }
 
 // fileDigests stands for the options that name a file: what counts is its content.

@@ -374,7 +374,8 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 	if !filepath.IsAbs(dir) {
 		return nil, nil, fail(BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
 	}
-	same := func(rt *runtime) bool { return rt.name == dir || sameFile(rt.name, dir) }
+	own := c.mayName(r.Peer)
+	same := func(rt *runtime) bool { return rt.name == dir || own && sameFile(rt.name, dir) }
 	var found *runtime
 	for _, rt := range c.runtimes.all() {
 		if same(rt) {
@@ -383,7 +384,7 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 		}
 	}
 	if found == nil {
-		if !c.mayName(r.Peer) {
+		if !own {
 			return nil, nil, c.notMine(dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
@@ -421,7 +422,7 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 		if err != nil {
 			return nil, nil, err
 		}
-		if rc.hasAll(r.EPs) && rc.carries(r) {
+		if rc.hasAll(r.EPs) && rc.carries(r, c.mayName(r.Peer)) {
 			return rt, rc, nil
 		}
 	}
@@ -440,7 +441,7 @@ func (c *Cache) candidates(r *Request) []*runtime {
 		switch {
 		case rc == nil:
 			unknown = append(unknown, rt)
-		case !rc.carries(r):
+		case !rc.carries(r, c.mayName(r.Peer)):
 		case rc.spec.ORTVersion == r.Runtime.ORTVersion:
 			own = append(own, rt)
 		default:
@@ -451,13 +452,13 @@ func (c *Cache) candidates(r *Request) []*runtime {
 }
 
 // carries tells whether every EP library that the request needs and names is this runtime's own file.
-func (rc *runtimeContent) carries(r *Request) bool {
+func (rc *runtimeContent) carries(r *Request, own bool) bool {
 	for _, ref := range r.Runtime.EPLibraries {
 		if !needs(r.EPs, ref.EP) {
 			continue
 		}
-		own, ok := rc.library(ref.EP)
-		if !ok || !ref.is(own.Path, rc.files) {
+		lib, ok := rc.library(ref.EP)
+		if !ok || !ref.is(lib.Path, rc.files, own) {
 			return false
 		}
 	}
@@ -468,10 +469,11 @@ func needs(eps []EP, name string) bool {
 	return slices.ContainsFunc(eps, func(ep EP) bool { return ep.Name == name })
 }
 
-// is compares by the file that the caller opened, else by the path that it spelled.
-func (ref EPLibraryRef) is(path string, files []stampedFile) bool {
+// is compares by the file that the caller opened, else by the path that it spelled. A path of another user's is
+// not looked up: it may lie on a file system that never answers.
+func (ref EPLibraryRef) is(path string, files []stampedFile, own bool) bool {
 	if ref.File == nil {
-		return sameFile(path, ref.Path)
+		return ref.Path == path || own && sameFile(path, ref.Path)
 	}
 	theirs, err := cas.StampOf(ref.File)
 	if err != nil {

@@ -342,6 +342,7 @@ func (c *Cache) sweepViews() {
 		}
 		c.views.mu.Lock()
 		delete(c.views.doomed, name)
+		delete(c.views.made, name)
 		c.views.mu.Unlock()
 	}
 }
