@@ -40,12 +40,15 @@ func (e *ExitError) Error() string {
 // RefusedError is a status that ORT or the EP returned.
 type RefusedError struct {
 	Doing string // what was asked, e.g. "register QNNExecutionProvider"
-	Code  int    // OrtErrorCode
+	Code  int    // OrtErrorCode; -1: not ORT's refusal but the worker's own, such as a device that is not there
 	Text  string // ORT's words
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("%s: ort error %d: %s", e.Doing, e.Code, e.Text)
+	if e.Code < 0 {
+		return fmt.Sprintf("%s: %s", e.Doing, e.Text)
+	}
+	return fmt.Sprintf("%s: ort error %d: %s", e.Doing, e.Code, strings.TrimSpace(e.Text))
 }
 
 // NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs took nothing, so caching brings nothing.

@@ -91,7 +91,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	}
 	done, err := o.work(ctx, req, job.Folder, progress)
 	if err != nil {
-		return Result{Log: done.log}, fmt.Errorf("compile: %w", err)
+		return Result{Log: done.log}, fmt.Errorf("%q: %w", filepath.Base(job.Model), err)
 	}
 	files, _, err := Collect(ctx, job.Folder, job.Output, before, o.opts.Limits)
 	if err != nil {

@@ -1,6 +1,7 @@
 package compilers
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,6 +31,7 @@ type worker struct {
 	answers  *os.File
 	stderr   *tail
 	exited   chan struct{} // closed when the process has ended, before it is reaped
+	answered chan struct{} // closed when nothing more is read from it
 	event    dialogue.Event
 	eventErr error
 	eps      []dialogue.EPResult // written by the reader, read when it is done
@@ -91,7 +93,7 @@ func (o *ORT) start(private string) (*worker, error) {
 		requestWrite.Close()
 		return nil, err
 	}
-	w := &worker{request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{})}
+	w := &worker{request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
 	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
 	w.cmd.Dir = private
 	w.cmd.Env = append(environment(private), o.opts.Env...)
@@ -136,6 +138,7 @@ func (w *worker) converse(req dialogue.Request, progress func(string)) {
 	}()
 	go func() {
 		defer w.readers.Done()
+		defer close(w.answered)
 		w.event, w.eventErr = dialogue.ReadEvents(w.answers, func(e dialogue.Event) {
 			if e.EPs != nil {
 				w.eps = e.EPs
@@ -147,7 +150,8 @@ func (w *worker) converse(req dialogue.Request, progress func(string)) {
 	}()
 }
 
-// wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It kills the group when ctx ends.
+// wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It kills the group when ctx ends, and when
+// the worker has said its last word, or talks nonsense, and does not exit.
 func (w *worker) wait(ctx context.Context) {
 	pid := w.cmd.Process.Pid
 	go func() {
@@ -163,6 +167,12 @@ func (w *worker) wait(ctx context.Context) {
 	select {
 	case <-w.exited:
 	case <-ctx.Done():
+	case <-w.answered:
+		select {
+		case <-w.exited:
+		case <-ctx.Done():
+		case <-time.After(grace):
+		}
 	}
 	killGroup(pid)
 	<-w.exited
@@ -183,11 +193,32 @@ func killGroup(pid int) {
 // awaitGroup waits until the rest of a killed group is gone, so that nobody writes into the job's folder any more.
 func awaitGroup(pid int) {
 	for range 100 {
-		if err := syscall.Kill(-pid, 0); errors.Is(err, syscall.ESRCH) {
+		if err := syscall.Kill(-pid, 0); errors.Is(err, syscall.ESRCH) || !groupRuns(pid) {
 			return
 		}
 		time.Sleep(grace / 100)
 	}
+}
+
+// groupRuns looks for members of a process group that are not zombies: where nobody reaps orphans, as in many containers, those stay for ever.
+func groupRuns(group int) bool {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return true // a malformed pattern, which it is not
+	}
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // ended meanwhile
+		}
+		var state string
+		var parent, pgrp int
+		rest := stat[bytes.LastIndexByte(stat, ')')+1:] // the name before it may hold anything
+		if _, err := fmt.Sscan(string(rest), &state, &parent, &pgrp); err == nil && pgrp == group && state != "Z" && state != "X" {
+			return true
+		}
+	}
+	return false
 }
 
 // result turns what happened into an answer or an error.
