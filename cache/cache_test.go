@@ -516,3 +516,12 @@ func TestSecondCacheOnOneState(t *testing.T) {
 	require.ErrorAs(t, err, &locked)
 	require.Equal(t, fmt.Sprintf("process %d", os.Getpid()), locked.Holder)
 }
+
+func TestAskingForTheKeyFirst(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.OnMiss = KeyOnly
+	b.acquire(r)
+	r.OnMiss = Wait
+	require.NotZero(t, b.acquire(r).Build.BuildKey, "a plan that was made for its key lacks the build key")
+}
