@@ -145,7 +145,7 @@ func gone(pid int) bool {
 // A process that left the group and keeps every descriptor open must not make the caller wait.
 func TestEscapedProcessIsNotWaitedFor(t *testing.T) {
 	start := time.Now()
-	_, err := fakeCompile(t, t.Context(), "setsid sleep 8 & exit 5", compilers.Limits{})
+	_, err := fakeCompile(t, t.Context(), "setsid sleep 6 & sleep 0.3; exit 5", compilers.Limits{})
 	require.Error(t, err)
 	require.Less(t, time.Since(start), 6*time.Second)
 }
