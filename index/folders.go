@@ -92,8 +92,10 @@ func (x *Index) settle(i byte, f *folder) {
 	}
 }
 
-// reconcile compares the database with every folder that is not as it was.
-func (x *Index) reconcile() error {
+// reconcile compares the database with every folder that is not as it was, and
+// looks at no name of the others. A database that was made just now, of the
+// folders as they are, is taken as it is.
+func (x *Index) reconcile(made bool) error {
 	for i := range x.folders {
 		kept, err := read(x.db, func(tx *bbolt.Tx) (folderTimes, error) {
 			v, err := get(tx, bucketFolders, []byte{byte(i)})
@@ -107,11 +109,15 @@ func (x *Index) reconcile() error {
 			return err
 		}
 		now := x.lookAt(byte(i))
-		if kept.same(now) {
-			continue
+		if !made && !kept.same(now) {
+			if err := x.reconcileFolder(byte(i), now); err != nil {
+				return err
+			}
+			kept = now
 		}
-		if err := x.reconcileFolder(byte(i), now); err != nil {
-			return err
+		if f := &x.folders[i]; kept.at-kept.mtime < int64(fresh) {
+			f.seen, f.touched = kept, true
+			x.wake()
 		}
 	}
 	return nil

@@ -21,6 +21,8 @@ import (
 type Options struct {
 	FS  cas.FS       // nil: the operating system's
 	Log *slog.Logger // nil: nothing is logged
+
+	now func() time.Time // nil: time.Now
 }
 
 // Index is the open index of a store. See the package comment for what it
@@ -73,7 +75,7 @@ const (
 func Open(dir string, o Options) (*Index, error) {
 	x := &Index{
 		dir: dir, manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
-		fs: o.FS, log: o.Log, now: time.Now,
+		fs: o.FS, log: o.Log, now: o.now,
 		entries: newLRU[lookupKey, []Build](entriesBytes), counts: make(map[string]uint64), gone: make(map[BuildID]bool),
 		woken: make(chan struct{}, 1),
 	}
@@ -82,6 +84,9 @@ func Open(dir string, o Options) (*Index, error) {
 	}
 	if x.log == nil {
 		x.log = slog.New(slog.DiscardHandler)
+	}
+	if x.now == nil {
+		x.now = time.Now
 	}
 	x.db = newDatabase(x.fs, dir)
 	x.db.fill, x.db.lost = x.fillAll, x.wasRebuilt
@@ -116,7 +121,8 @@ func (x *Index) open() error {
 	}
 	if why != "" {
 		x.wasRebuilt(errors.New(why))
-	} else if err := x.reconcile(); err != nil {
+	}
+	if err := x.reconcile(why != ""); err != nil {
 		return err
 	}
 	x.journal.prune(func(id BuildID) bool {

@@ -1,0 +1,481 @@
+package index
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+var ctx = context.Background()
+
+func manifestFile(dir string, id BuildID) string {
+	return filepath.Join(dir, "manifests", id.String()[:2], id.String())
+}
+
+func TestRetractedIsGoneAfterARestart(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	keep := publish(t, x)
+	b := publish(t, x, func(b *Build) { b.Files[1].Digest = cas.Digest{3}; b.Files[1].Size = 50 })
+	require.NoError(t, x.SetState(b.ID, State{Name: Withheld, Reason: "report"}))
+	require.NoError(t, x.Retract(ctx, b.ID, "evicted to make room"))
+	require.ErrorIs(t, x.Retract(ctx, b.ID, "again"), ErrNotFound)
+	for range 2 {
+		_, err := x.Get(b.ID)
+		require.ErrorIs(t, err, ErrNotFound)
+		builds, err := x.Lookup(b.RequestKey, "shared")
+		require.NoError(t, err)
+		require.Equal(t, []Build{keep}, builds)
+		ids, err := x.Needs(cas.Digest{3})
+		require.NoError(t, err)
+		require.Empty(t, ids)
+		space, err := x.Space()
+		require.NoError(t, err)
+		require.Equal(t, Space{6000, 6000, 1, 1}, space)
+		require.Equal(t, State{Name: Current}, x.StateOf(b.ID))
+		events, err := x.History(b.RequestKey)
+		require.NoError(t, err)
+		require.Len(t, events, 1)
+		require.Equal(t, "retracted", events[0].Kind)
+		require.Equal(t, "evicted to make room", events[0].Text)
+		require.Equal(t, b.ID, events[0].BuildID)
+		closeSound(t, x)
+		x = open(t, dir)
+	}
+}
+
+func TestLookup(t *testing.T) {
+	x := open(t, t.TempDir())
+	early := publish(t, x, func(b *Build) { b.Created = b.Created.Add(-time.Hour) })
+	late := publish(t, x)
+	private := publish(t, x, func(b *Build) { b.Scope = "uid:100" })
+	other := publish(t, x, func(b *Build) { b.RequestKey = RequestKey{8} })
+	for name, c := range map[string]struct {
+		key   RequestKey
+		scope string
+		want  []Build
+	}{
+		"newest first":          {late.RequestKey, "shared", []Build{late, early}},
+		"a user's own":          {late.RequestKey, "uid:100", []Build{private}},
+		"a longer user number":  {late.RequestKey, "uid:1000", nil},
+		"another request":       {RequestKey{8}, "shared", []Build{other}},
+		"a request never made":  {RequestKey{9}, "shared", nil},
+		"a scope without build": {RequestKey{8}, "uid:100", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 2 { // from the database, from memory
+				got, err := x.Lookup(c.key, c.scope)
+				require.NoError(t, err)
+				require.Equal(t, c.want, got)
+			}
+		})
+	}
+	publishedAfterwards := publish(t, x, func(b *Build) { b.Created = b.Created.Add(time.Hour) })
+	got, err := x.Lookup(late.RequestKey, "shared")
+	require.NoError(t, err)
+	require.Equal(t, []Build{publishedAfterwards, late, early}, got)
+}
+
+func TestEachGivesEveryBuildOnce(t *testing.T) {
+	x := open(t, t.TempDir())
+	want := make(map[BuildID]bool)
+	for range page + 5 {
+		want[publish(t, x).ID] = true
+	}
+	got := make(map[BuildID]bool)
+	require.NoError(t, x.Each(ctx, func(b Build) error {
+		require.False(t, got[b.ID])
+		got[b.ID] = true
+		return nil
+	}))
+	require.Equal(t, want, got)
+	stop := errors.New("enough")
+	require.ErrorIs(t, x.Each(ctx, func(Build) error { return stop }), stop)
+}
+
+func TestPublishRefuses(t *testing.T) {
+	x := open(t, t.TempDir())
+	there := publish(t, x)
+	for name, change := range map[string]func(*Build){
+		"no id":                func(b *Build) { b.ID = BuildID{} },
+		"an id in use":         func(b *Build) { b.ID = there.ID },
+		"no files":             func(b *Build) { b.Files = nil },
+		"a graph of no file":   func(b *Build) { b.Graph = "other.onnx" },
+		"a name that leaves":   func(b *Build) { b.Files[1].Name = "../a.bin" },
+		"an absolute name":     func(b *Build) { b.Files[1].Name = "/a.bin" },
+		"an unclean name":      func(b *Build) { b.Files[1].Name = "sub//a.bin" },
+		"a name twice":         func(b *Build) { b.Files[1].Name = b.Files[0].Name },
+		"a negative size":      func(b *Build) { b.Files[0].Size = -1 },
+		"no scope":             func(b *Build) { b.Scope = "" },
+		"a scope spelled else": func(b *Build) { b.Scope = "uid:007" },
+		"text that is no text": func(b *Build) { b.ModelName = "\xff" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := sampleBuild()
+			change(&b)
+			require.Error(t, x.Publish(ctx, b))
+			space, err := x.Space()
+			require.NoError(t, err)
+			require.Equal(t, uint64(1), space.Builds)
+		})
+	}
+	closeSound(t, x)
+}
+
+func TestStates(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	b := publish(t, x)
+	require.Equal(t, State{Name: Current}, x.StateOf(b.ID))
+	want := State{Name: Damaged, Reason: "blob is damaged", At: time.Unix(5, 6).UTC()}
+	require.NoError(t, x.SetState(b.ID, want))
+	require.Equal(t, want, x.StateOf(b.ID))
+	require.Error(t, x.SetState(b.ID, State{Name: "odd"}))
+	require.ErrorIs(t, x.SetState(BuildID{1}, State{Name: Withheld}), ErrNotFound)
+	require.NoError(t, x.Close())
+	require.NoError(t, os.Remove(filepath.Join(dir, "index.db"))) // the journal is the truth
+	x = open(t, dir)
+	require.Equal(t, want, x.StateOf(b.ID))
+	require.NoError(t, x.SetState(b.ID, State{Name: Current}))
+	closeSound(t, x)
+	x = open(t, dir)
+	require.Equal(t, State{Name: Current}, x.StateOf(b.ID))
+	closeSound(t, x)
+}
+
+func TestWhatMayBeLostIsKeptOverARestart(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	b := publish(t, x)
+	at := time.Unix(1_790_000_001, 0).UTC()
+	stamp := cas.Stamp{Dev: 1, Ino: 2, Size: 3, Mtime: 4, Ctime: 5, Boot: "b"}
+	require.NoError(t, x.Use(b.ID, at, 2, 1.5))
+	require.NoError(t, x.Use(b.ID, at.Add(-time.Hour), 1, 0.5))
+	x.Count("hits", 3)
+	require.NoError(t, x.SaveMemo([]byte("key"), []byte("value")))
+	require.NoError(t, x.SaveMemo([]byte("dropped"), nil))
+	x.DropMemo([]byte("dropped"))
+	require.NoError(t, x.SaveView(b.ID, "shared/x/1"))
+	require.NoError(t, x.SaveStamp(cas.Digest{1}, stamp))
+	require.NoError(t, x.SaveStamp(cas.Digest{2}, stamp))
+	require.NoError(t, x.ForgetStamp(cas.Digest{2}))
+	require.ErrorIs(t, x.SaveMemo([]byte("huge"), make([]byte, maxSoftRow)), errRowTooLarge)
+	for range 2 {
+		require.Equal(t, Usage{Last: at, Hits: 3, SavedSeconds: 2}, x.Usage(b.ID))
+		last, hits := x.LastUse(b.ID)
+		require.Equal(t, at, last)
+		require.Equal(t, uint64(3), hits)
+		require.Equal(t, map[string]uint64{"hits": 3}, x.Counters())
+		v, ok := x.Memo([]byte("key"))
+		require.True(t, ok)
+		require.Equal(t, "value", string(v))
+		_, ok = x.Memo([]byte("dropped"))
+		require.False(t, ok)
+		view, ok := x.View(b.ID)
+		require.True(t, ok)
+		require.Equal(t, "shared/x/1", view)
+		got, ok := x.LoadStamp(cas.Digest{1})
+		require.True(t, ok)
+		require.Equal(t, stamp, got)
+		_, ok = x.LoadStamp(cas.Digest{2})
+		require.False(t, ok)
+		closeSound(t, x)
+		x = open(t, dir)
+	}
+	require.NoError(t, x.Retract(ctx, b.ID, "test"))
+	_, ok := x.View(b.ID)
+	require.False(t, ok)
+	closeSound(t, x)
+}
+
+func TestOldMemosMakeRoom(t *testing.T) {
+	var seconds atomic.Int64
+	x, err := Open(t.TempDir(), Options{now: func() time.Time { return time.Unix(seconds.Load(), 0) }})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, x.Close()) }()
+	for i := range 30 {
+		seconds.Add(1)
+		require.NoError(t, x.SaveMemo([]byte{byte(i)}, []byte("v")))
+	}
+	require.NoError(t, x.soft.flush())
+	require.NoError(t, x.soft.trimMemo(10))
+	for i := range 30 {
+		_, ok := x.Memo([]byte{byte(i)})
+		require.Equal(t, i >= 20, ok, "memo %d", i)
+	}
+}
+
+// TestTheDatabaseIsMadeAnew damages index.db in every way that is noticed at
+// Open; the builds are there afterwards, and what was damaged is set aside.
+func TestTheDatabaseIsMadeAnew(t *testing.T) {
+	truncate := func(n int64) func(string) error { return func(p string) error { return os.Truncate(p, n) } }
+	for _, c := range []struct {
+		name   string
+		damage func(path string) error
+		why    string
+	}{
+		{"missing", os.Remove, "it was missing"},
+		{"empty", truncate(0), "it was empty"},
+		{"half a page", truncate(2000), "invalid database"},
+		{"two pages", truncate(8192), ""},
+		{"rubbish", func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("rubbish "), 8192), 0o600) }, "invalid database"},
+		{"older schema", changeSchema(0), "its schema is 0"},
+		{"newer schema", changeSchema(99), "its schema is 99"},
+		{"bucket missing", func(p string) error {
+			return inDatabase(p, func(tx *bbolt.Tx) error { return tx.DeleteBucket(bucketBlobs) })
+		}, "it has no bucket blobs"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			x := open(t, dir)
+			b := publish(t, x)
+			require.NoError(t, x.Close())
+			require.NoError(t, c.damage(filepath.Join(dir, "index.db")))
+			x = open(t, dir)
+			require.NotEmpty(t, x.Rebuilt())
+			require.Contains(t, x.Rebuilt(), c.why)
+			got, err := x.Lookup(b.RequestKey, b.Scope)
+			require.NoError(t, err)
+			require.Equal(t, []Build{b}, got)
+			if c.name != "missing" {
+				aside, err := filepath.Glob(filepath.Join(dir, "quarantine", "*-index.db"))
+				require.NoError(t, err)
+				require.Len(t, aside, 1)
+			}
+			closeSound(t, x)
+			x = open(t, dir)
+			require.Empty(t, x.Rebuilt())
+			closeSound(t, x)
+		})
+	}
+}
+
+func inDatabase(path string, fn func(tx *bbolt.Tx) error) error {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
+	if err != nil {
+		return err
+	}
+	return errors.Join(db.Update(fn), db.Close())
+}
+
+func changeSchema(version uint32) func(string) error {
+	return func(path string) error {
+		return inDatabase(path, func(tx *bbolt.Tx) error {
+			return put(tx, bucketMeta, []byte("schema"), binary.LittleEndian.AppendUint32(nil, version))
+		})
+	}
+}
+
+func TestARowOfAnotherKeyIsNotBelieved(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	a, b := publish(t, x), publish(t, x, func(b *Build) { b.RequestKey = RequestKey{5} })
+	require.NoError(t, x.Close())
+	require.NoError(t, inDatabase(filepath.Join(dir, "index.db"), func(tx *bbolt.Tx) error {
+		bucket := tx.Bucket(bucketBuilds)
+		return bucket.Put(a.ID[:], bytes.Clone(bucket.Get(b.ID[:])))
+	}))
+	x = open(t, dir)
+	got, err := x.Get(a.ID)
+	require.NoError(t, err)
+	require.Equal(t, a, got)
+	require.Contains(t, x.Rebuilt(), "wrong checksum")
+	closeSound(t, x)
+}
+
+// TestTheFileIsCutShortInUse takes the pages away under the mapping: bbolt
+// faults in the middle of a read, and its handle hangs from then on.
+func TestTheFileIsCutShortInUse(t *testing.T) {
+	for name, size := range map[string]int64{"all of it": 0, "all but the first pages": 8192} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			x := open(t, dir)
+			var builds []Build
+			for i := range 40 {
+				builds = append(builds, publish(t, x, func(b *Build) { b.RequestKey = RequestKey{byte(i)} }))
+			}
+			require.NoError(t, os.Truncate(filepath.Join(dir, "index.db"), size))
+			var wg sync.WaitGroup
+			for _, b := range builds {
+				wg.Go(func() {
+					got, err := x.Get(b.ID)
+					if err != nil || got.RequestKey != b.RequestKey {
+						t.Errorf("build %s: %v", b.ID, err)
+					}
+				})
+			}
+			wg.Wait()
+			require.NotEmpty(t, x.Rebuilt())
+			publish(t, x)
+			closeSound(t, x)
+		})
+	}
+}
+
+func TestASecondProcessIsTold(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir)
+	_, err := Open(dir, Options{})
+	require.ErrorContains(t, err, "in use by another process")
+}
+
+// TestOneBadManifest leaves the others alone, whether or not the database has
+// to be made from them.
+func TestOneBadManifest(t *testing.T) {
+	edit := func(fn func(b []byte) []byte) func(string) error {
+		return func(path string) error {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(path, fn(b), 0o600)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		damage func(path string) error
+		kind   string
+	}{
+		{"a flipped bit", edit(func(b []byte) []byte { b[40] ^= 1; return b }), "damaged"},
+		{"cut short", edit(func(b []byte) []byte { return b[:len(b)-1] }), "damaged"},
+		{"bytes appended", edit(func(b []byte) []byte { return append(b, 0) }), "damaged"},
+		{"empty", edit(func([]byte) []byte { return nil }), "damaged"},
+		{"wrong magic", edit(func(b []byte) []byte { b[0] = 'X'; return b }), "damaged"},
+		{"version 0", edit(func(b []byte) []byte { b[8] = 0; return b }), "damaged"},
+		{"of a newer epcached", edit(func(b []byte) []byte { b[8] = 2; return b }), "newer"},
+		{"of another build", edit(func([]byte) []byte {
+			b, err := encodeManifest(sampleBuild())
+			if err != nil {
+				panic(err)
+			}
+			return b
+		}), "damaged"},
+		{"no build in it", edit(func([]byte) []byte { return sealManifest(1, []byte{8, 1}) }), "damaged"},
+		{"a length beyond all", edit(func(b []byte) []byte { return append(b[:12], 255, 255, 255, 255) }), "damaged"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			x := open(t, dir)
+			good, bad := publish(t, x), publish(t, x)
+			require.NoError(t, x.Close())
+			path := manifestFile(dir, bad.ID)
+			require.NoError(t, c.damage(path))
+			require.NoError(t, os.Remove(filepath.Join(dir, "index.db")))
+			x = open(t, dir)
+			got, err := x.Lookup(good.RequestKey, good.Scope)
+			require.NoError(t, err)
+			require.Equal(t, []Build{good}, got)
+			problems := x.Problems()
+			require.Len(t, problems, 1)
+			require.Equal(t, c.kind, problems[0].Kind)
+			aside, err := filepath.Glob(filepath.Join(dir, "quarantine", "*-"+bad.ID.String()))
+			require.NoError(t, err)
+			if c.kind == "newer" {
+				require.FileExists(t, path)
+				require.Empty(t, aside)
+				require.Contains(t, problems[0].Detail, "written by a newer epcached")
+				return
+			}
+			require.NoFileExists(t, path)
+			require.Len(t, aside, 1)
+			require.FileExists(t, aside[0]+".txt")
+		})
+	}
+}
+
+func TestADeletedManifestIsNoticed(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	keep, b := publish(t, x), publish(t, x)
+	require.NoError(t, os.Remove(manifestFile(dir, b.ID)))
+	found, err := x.Check(ctx)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Equal(t, "missing", found[0].Kind)
+	require.Equal(t, b.ID.String(), found[0].Object)
+	require.NoError(t, x.Close())
+	x = open(t, dir)
+	require.Empty(t, x.Rebuilt(), "the folder was compared, not all of them")
+	got, err := x.Lookup(keep.RequestKey, keep.Scope)
+	require.NoError(t, err)
+	require.Equal(t, []Build{keep}, got)
+	closeSound(t, x)
+}
+
+// TestAnUnknownManifestIsTakenIn is what a crash between the manifest and the
+// database leaves.
+func TestAnUnknownManifestIsTakenIn(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, open(t, dir).Close())
+	b := sampleBuild()
+	file, err := encodeManifest(b)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+	x := open(t, dir)
+	require.Empty(t, x.Rebuilt())
+	got, err := x.Get(b.ID)
+	require.NoError(t, err)
+	require.Equal(t, b, got)
+	closeSound(t, x)
+}
+
+// TestQuietFoldersAreNotListed: a start must not depend on the number of builds.
+func TestQuietFoldersAreNotListed(t *testing.T) {
+	dir := t.TempDir()
+	var later atomic.Int64
+	x, err := Open(dir, Options{now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
+	require.NoError(t, err)
+	b := publish(t, x)
+	later.Store(int64(2 * fresh)) // the times of the folders have settled
+	require.NoError(t, x.Close())
+	fs := &listed{}
+	x, err = Open(dir, Options{FS: fs})
+	require.NoError(t, err)
+	require.Empty(t, fs.folders)
+	_, err = x.Get(b.ID)
+	require.NoError(t, err)
+	require.NoError(t, x.Close())
+}
+
+type listed struct {
+	cas.OS
+	folders []string
+}
+
+func (l *listed) ReadDir(path string) ([]string, error) {
+	if base := filepath.Base(path); len(base) == 2 {
+		l.folders = append(l.folders, base)
+	}
+	return l.OS.ReadDir(path)
+}
+
+func TestHistoryIsCutOffNotLost(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	k := RequestKey{1}
+	long := strings.Repeat("x", 2*maxText)
+	for range 5 {
+		require.NoError(t, x.Note(ctx, Event{Kind: "failed", RequestKey: k, Text: long + "\xff"}))
+	}
+	require.NoError(t, x.Note(ctx, Event{Kind: "failed", RequestKey: RequestKey{2}}))
+	require.NoError(t, x.Close())
+	x = open(t, dir)
+	events, err := x.History(k)
+	require.NoError(t, err)
+	require.Len(t, events, 5)
+	require.Len(t, events[0].Text, maxText)
+	closeSound(t, x)
+}
