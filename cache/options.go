@@ -216,12 +216,16 @@ func (c *Cache) canonicalSession(entries map[string]string) (map[string]string, 
 	return out, nil
 }
 
-// canonicalLevel gives the graph optimisation level, ONNX Runtime's default spelled out.
-func canonicalLevel(level string) (string, error) {
+// canonicalLevel gives the graph optimisation level, ONNX Runtime's default spelled out: the compile API optimises
+// nothing unless it is told to, a session everything.
+func canonicalLevel(level, route string) (string, error) {
 	switch level {
-	case "", "all":
-		return "all", nil
-	case "disable_all", "basic", "extended", "layout":
+	case "":
+		if route == compilers.RouteSessionOptions {
+			return "all", nil
+		}
+		return "disable_all", nil
+	case "disable_all", "basic", "extended", "layout", "all":
 		return level, nil
 	}
 	return "", fail(BadRequest, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)

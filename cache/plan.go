@@ -123,10 +123,10 @@ func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Dige
 	if out.SessionOptions, err = c.canonicalSession(r.SessionOptions); err != nil {
 		return canonical{}, err
 	}
-	if out.GraphOptimizationLevel, err = canonicalLevel(r.GraphOptimizationLevel); err != nil {
+	if out.Route, err = canonicalRoute(r.Route); err != nil {
 		return canonical{}, err
 	}
-	if out.Route, err = canonicalRoute(r.Route); err != nil {
+	if out.GraphOptimizationLevel, err = canonicalLevel(r.GraphOptimizationLevel, out.Route); err != nil {
 		return canonical{}, err
 	}
 	for _, ep := range r.EPs {
