@@ -8,7 +8,6 @@ DEPS     := $(CURDIR)/.deps
 BIN      := $(CURDIR)/bin
 PYTHON   ?= python3
 VENV     := $(DEPS)/python/bin/python
-RUNTIMES := openvino-1.8.1 qnn-2.7.0 openvino-1.8.1-ort-1.28.0 openvino-1.8.0-ort-1.28.0 qnn-2.6.0
 GO       := go
 
 
@@ -29,7 +28,7 @@ build: ## build epcached, epcachectl and the worker epcached-ort into bin/
 .PHONY: deps
 deps: ## fetch ONNX Runtime, execution providers, models and test tools into .deps/
 	@testdata/fetch-python $(DEPS)/python
-	@testdata/fetch-runtimes $(DEPS)/runtimes $(RUNTIMES)
+	@testdata/fetch-runtimes $(DEPS)/runtimes
 	@testdata/fetch-models $(DEPS)/models
 
 .PHONY: demo
