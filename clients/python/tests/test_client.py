@@ -1,0 +1,448 @@
+"""The client against a daemon that does as it should."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import epcache
+import pytest
+from epcache import _client, _wire
+from fake_daemon import FakeDaemon, Peer
+
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+REPLY = {"outcome": "hit", "graph": "abc/x_ctx.onnx", "fd": 0, "request_key": "k", "ep": "OpenVINOExecutionProvider"}
+
+
+def answer(peer: Peer, request: dict, view: Path, **more: object) -> None:
+    descriptor = os.open(view, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        reply = {**REPLY, "view": str(view), **more}
+        peer.send({"request": request["request"], "acquire_reply": reply}, [descriptor])
+    finally:
+        os.close(descriptor)
+
+
+def connect(daemon: FakeDaemon, **more: object) -> epcache.Client:
+    # The machine of the tests may be busy: what is tested here is not how fast the fake daemon is.
+    return epcache.Client(daemon.path, hello_limit=10, **more)
+
+
+def hits(view: Path, **more: object):
+    def script(peer: Peer) -> None:
+        peer.hello()
+        while True:
+            answer(peer, peer.acquire(), view, **more)
+
+    return script
+
+
+def test_artefact_is_what_the_daemon_says(model: str, view: Path) -> None:
+    more = {
+        "compatibility": "optimal",
+        "files": [{"name": "abc/x_ctx.onnx", "size": 8, "digest": "d" * 64}],
+        "provider_options": {"OpenVINOExecutionProvider": {"entries": {"num_streams": "2"}}},
+        "session_options": {"session.disable_cpu_ep_fallback": "1"},
+        "graph_optimization_level": "disable_all",
+        "compile_seconds": 1.5,
+        "warnings": ["w"],
+    }
+    with FakeDaemon(hits(view, **more)) as daemon, connect(daemon) as client:
+        with client.acquire(model, "OpenVINOExecutionProvider:CPU") as artefact:
+            assert artefact.outcome == "hit"
+            assert artefact.files == [epcache.File("abc/x_ctx.onnx", 8, "d" * 64)]
+            assert artefact.provider_options == {"OpenVINOExecutionProvider": {"num_streams": "2"}}
+            assert artefact.session_options == {"session.disable_cpu_ep_fallback": "1"}
+            assert (artefact.graph_optimization_level, artefact.compile_seconds) == ("disable_all", 1.5)
+            assert artefact.view_path == str(view / "abc" / "x_ctx.onnx")
+            assert Path(artefact.path).read_bytes() == b"compiled"
+            assert not os.get_inheritable(artefact.fd)
+
+
+def test_closed_artefact_has_no_path(model: str, view: Path) -> None:
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
+        artefact = client.acquire(model, "E")
+        artefact.close()
+        artefact.close()
+        with pytest.raises(ValueError):
+            artefact.path  # noqa: B018
+
+
+def test_request_says_everything(model: str, view: Path) -> None:
+    seen = []
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        envelope = peer.acquire()
+        contents = [os.pread(fd, 100, 0) for fd in peer.received]
+        seen.append((envelope, contents))
+        answer(peer, envelope, view)
+
+    library = os.open(__file__, os.O_RDONLY)
+    runtime = epcache.Runtime(ort_version="1.31.1", ort_library="/l.so", libraries=(epcache.Library("E", "/e.so", library),))
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(
+            model,
+            [("E", {"a": 1, "b": True}), epcache.ExecutionProvider("F", (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),), files={"f": model})],
+            session_options={"s": "1"},
+            dims={"batch": 1},
+            dims_by_denotation={"DATA_BATCH": 2},
+            graph_optimization_level="basic",
+            embed=True,
+            route="compile_api",
+            runtime=runtime,
+            on_miss="refresh",
+            store="user",
+            strict_ort=True,
+            timeout=20,
+        ).close()
+    os.close(library)
+    ((envelope, contents),) = seen
+    assert 19_000 < envelope["deadline_ms"] <= 20_000
+    request = envelope["acquire"]
+    assert request["model"] == {"fd": 0, "name": "model.onnx", "external": []}
+    first, second = request["eps"]
+    assert first == {"name": "E", "devices": [], "options": {"a": "1", "b": "1"}, "option_fds": {}}
+    assert second["devices"] == [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}]
+    assert second["option_fds"] == {"f": 1}
+    assert request["runtime"]["ep_libraries"] == [{"ep": "E", "path": "/e.so", "fd": 2}]
+    assert contents[0] == contents[1] == Path(model).read_bytes()
+    assert contents[2] == Path(__file__).read_bytes()[:100]
+    assert (request["session_options"], request["free_dimensions"]) == ({"s": "1"}, {"batch": 1})
+    assert request["free_dimensions_by_denotation"] == {"DATA_BATCH": 2}
+    assert (request["graph_optimization_level"], request["route"], request["store"]) == ("basic", "compile_api", "user")
+    assert request["embed"] and request["strict_ort"]
+    assert request["on_miss"] == _wire.ENUMS["OnMiss"]["REFRESH"]
+
+
+@pytest.mark.parametrize(
+    ("spelled", "want"),
+    [
+        pytest.param("E", [epcache.ExecutionProvider("E")], id="name"),
+        pytest.param("E:npu", [epcache.ExecutionProvider("E", (epcache.Device("NPU"),))], id="name and device"),
+        pytest.param(("E", {"x": False}), [epcache.ExecutionProvider("E", (), {"x": "0"})], id="name and options"),
+        pytest.param(["E", "F"], [epcache.ExecutionProvider("E"), epcache.ExecutionProvider("F")], id="several"),
+        pytest.param([("E:CPU", {})], [epcache.ExecutionProvider("E", (epcache.Device("CPU"),))], id="list of one"),
+    ],
+)
+def test_spellings_of_execution_providers(spelled: object, want: object) -> None:
+    from epcache._request import providers
+
+    assert providers(spelled) == want
+
+
+@pytest.mark.parametrize("wrong", [[], [""], [1], [("E", "options")], [("E", {}, 1)]])
+def test_wrong_execution_providers(wrong: object, model: str) -> None:
+    with pytest.raises((ValueError, TypeError)), epcache.Client("/nowhere") as client:
+        client.acquire(model, wrong)
+
+
+def test_wrong_on_miss_names_the_choices(model: str) -> None:
+    with pytest.raises(ValueError, match="wait, fail"):
+        epcache.Client("/nowhere").acquire(model, "E", on_miss="perhaps")
+
+
+def test_second_request_uses_the_same_connection(model: str, view: Path) -> None:
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
+        for _ in range(3):
+            client.acquire(model, "E").close()
+        assert daemon.connections == 1
+
+
+def test_progress_comes_in_order(model: str, view: Path) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        for phase in ("reading", "compiling", "storing"):
+            progress = {"phase": phase, "elapsed_ms": 1500, "detail": "d", "done_bytes": 1, "total_bytes": 2}
+            peer.send({"request": request["request"], "progress": progress})
+        answer(peer, request, view)
+
+    seen: list[epcache.Progress] = []
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "E", progress=seen.append).close()
+    assert [progress.phase for progress in seen] == ["reading", "compiling", "storing"]
+    assert seen[0] == epcache.Progress("reading", 1.5, "d", 1, 2)
+
+
+def test_error_in_a_progress_callback_cancels(model: str, view: Path) -> None:
+    gone = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        peer.send({"request": peer.acquire()["request"], "progress": {"phase": "compiling"}})
+        peer.wait_for_end()
+        gone.set()
+
+    def stop(_: object) -> None:
+        raise KeyError("stop")
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        with pytest.raises(KeyError):
+            client.acquire(model, "E", progress=stop)
+        assert gone.wait(2), "the daemon compiles on for nobody"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (1, epcache.NotFound),
+        (2, epcache.Stale),
+        (3, epcache.CompileFailed),
+        (4, epcache.Busy),
+        (5, epcache.DeadlineExceeded),
+        (6, epcache.BadModel),
+        (7, epcache.BadRequest),
+        (8, epcache.NotAllowed),
+        (9, epcache.NoSpace),
+        (10, epcache.VersionMismatch),
+        (11, epcache.Unavailable),
+        (12, epcache.Internal),
+        (13, epcache.Cancelled),
+        (99, epcache.Internal),
+    ],
+)
+def test_error_classes(model: str, view: Path, number: int, kind: type[epcache.Error]) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        error = {"class": number, "text": "t", "hint": "h", "facts": {"field": "f"}}
+        peer.send({"request": peer.acquire()["request"], "error": error})
+        answer(peer, peer.acquire(), view)
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        with pytest.raises(kind) as caught:
+            client.acquire(model, "E")
+        assert type(caught.value) is kind
+        assert (caught.value.text, caught.value.hint, caught.value.facts) == ("t", "h", {"field": "f"})
+        # The daemon, or another try, may do better at once.
+        for _ in range(1 if kind is not epcache.DeadlineExceeded else 0):
+            client.acquire(model, "E").close()
+
+
+def test_answer_without_a_view(model: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        peer.send({"request": peer.acquire()["request"], "acquire_reply": {"outcome": "key", "request_key": "k", "record": "{}"}})
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        artefact = client.acquire(model, "E", on_miss="key_only")
+        assert (artefact.outcome, artefact.fd, artefact.view_path) == ("key", None, "")
+
+
+def test_bytes_come_as_a_sealed_memory_file(view: Path) -> None:
+    seen = []
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        (fd,) = peer.received
+        seen.append(os.pread(fd, 10, 0))
+        with pytest.raises(OSError) as caught:
+            os.pwrite(fd, b"x", 0)
+        assert caught.value.errno == errno.EPERM
+        answer(peer, request, view)
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(b"in memory", "E").close()
+    assert seen == [b"in memory"]
+
+
+def test_open_file_stays_open(model: str, view: Path) -> None:
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client, open(model, "rb") as file:
+        client.acquire(file, "E").close()
+        assert file.read(2) == b"no"
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "fifo"])
+def test_path_that_is_no_model(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.onnx"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    with pytest.raises((FileNotFoundError, epcache.BadModel)), epcache.Client("/nowhere") as client:
+        client.acquire(path, "E")
+
+
+class Need:
+    """A daemon that wants external data, and notes what it got."""
+
+    def __init__(self, locations: list[str], view: Path) -> None:
+        self.locations, self.view = locations, view
+        self.got: list[dict[str, bytes]] = []
+
+    def __call__(self, peer: Peer) -> None:
+        peer.hello()
+        while True:
+            request = peer.acquire()
+            external = request["acquire"]["model"]["external"]
+            self.got.append({e["location"]: os.pread(peer.received[e["fd"]], 100, 0) for e in external})
+            while peer.received:
+                os.close(peer.received.pop())
+            if external:
+                answer(peer, request, self.view)
+            else:
+                peer.send({"request": request["request"], "need": {"locations": self.locations}})
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 300])
+def test_external_data_is_sent_by_location(model: str, view: Path, count: int) -> None:
+    folder = Path(model).parent / "weights"
+    folder.mkdir()
+    locations = [f"weights/{number}.bin" for number in range(count)]
+    for location in locations:
+        (folder.parent / location).write_bytes(location.encode())
+    script = Need(locations, view)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+        client.acquire(model, "E").close()
+    want = {location: location.encode() for location in locations}
+    assert script.got == [{}, want, want], "the second request brings what the first was asked for"
+
+
+def test_external_data_through_links(model: str, view: Path, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"linked")
+    (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
+    script = Need(["w.bin"], view)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+    assert script.got[1] == {"w.bin": b"linked"}
+
+
+def test_external_data_by_callback(view: Path, model: str) -> None:
+    script = Need(["w.bin"], view)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(b"m", "E", external=lambda location: os.open(model, os.O_RDONLY)).close()
+    assert script.got[1] == {"w.bin": Path(model).read_bytes()}
+
+
+@pytest.mark.parametrize("location", ["../w", "/etc/hostname", "a/../../w", "", "a//b", "./w", "a\0b"])
+def test_external_data_outside_the_folder_is_not_opened(model: str, view: Path, location: str) -> None:
+    script = Need([location], view)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        with pytest.raises(epcache.BadModel, match="below the model's folder"):
+            client.acquire(model, "E")
+    assert script.got == [{}]
+
+
+@pytest.mark.parametrize("kind", ["missing", "fifo", "folder"])
+def test_external_data_that_cannot_be_read(model: str, view: Path, tmp_path: Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(tmp_path / "w")
+    elif kind == "folder":
+        (tmp_path / "w").mkdir()
+    script = Need(["w"], view)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        with pytest.raises(epcache.BadModel, match="w: "):
+            client.acquire(model, "E")
+
+
+def test_threads_do_not_wait_for_each_other(model: str, view: Path) -> None:
+    all_here = threading.Barrier(8)
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        all_here.wait(5)
+        answer(peer, request, view, request_key=request["acquire"]["route"])
+
+    keys = []
+
+    def ask(number: int) -> None:
+        with client.acquire(model, "E", route=str(number)) as artefact:
+            keys.append((artefact.request_key, str(number)))
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert len(keys) == 8
+    assert all(got == want for got, want in keys)
+
+
+def test_forked_child_has_its_own_connection(model: str, view: Path) -> None:
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+        child = _fork(lambda: client.acquire(model, "E").close())
+        assert os.waitpid(child, 0)[1] == 0
+        client.acquire(model, "E").close()
+        assert daemon.connections == 2
+
+
+def _fork(action) -> int:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the fake daemon: the child uses none of them
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+@pytest.mark.parametrize(
+    ("variables", "want"),
+    [
+        pytest.param({"EPCACHE_SOCKET": "/s"}, ["/s"], id="named: that one alone"),
+        pytest.param(
+            {"XDG_RUNTIME_DIR": "/run/user/7"}, ["/run/user/7/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="runtime folder"
+        ),
+        pytest.param({"XDG_STATE_HOME": "/st"}, ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="state folder"),
+        pytest.param(
+            {"HOME": "/home/u"}, ["/home/u/.local/state/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="home"
+        ),
+        pytest.param(
+            {"XDG_RUNTIME_DIR": "relative", "XDG_STATE_HOME": "/st"},
+            ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"],
+            id="relative folders do not count",
+        ),
+    ],
+)
+def test_where_a_daemon_is_looked_for(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], want: list[str]) -> None:
+    for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert epcache.default_sockets() == want
+
+
+def test_users_daemon_comes_before_the_systems(monkeypatch: pytest.MonkeyPatch, model: str, view: Path) -> None:
+    with FakeDaemon(hits(view, why="user")) as user, FakeDaemon(hits(view, why="system")) as system:
+        monkeypatch.setattr(_client, "default_sockets", lambda: [user.path, system.path])
+        with epcache.Client(hello_limit=10) as client, client.acquire(model, "E") as artefact:
+            assert artefact.why == "user"
+        monkeypatch.setattr(_client, "default_sockets", lambda: ["/nowhere", system.path])
+        with epcache.Client(hello_limit=10) as client, client.acquire(model, "E") as artefact:
+            assert artefact.why == "system"
+
+
+def test_socket_times_are_reported(model: str, view: Path) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        time.sleep(0.05)
+        answer(peer, request, view)
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client, client.acquire(model, "E") as artefact:
+        assert 0.05 <= artefact.round_trip_seconds < 1
+        assert artefact.server == "fake"
+
+
+def test_no_socket_is_inherited(model: str, view: Path) -> None:
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+        (connection,) = client._idle
+        assert isinstance(connection._socket, socket.socket)
+        assert not connection._socket.get_inheritable()

@@ -1,0 +1,443 @@
+"""The client against a daemon that is slow, stopped, gone, or sends what is not the protocol.
+
+Each case has an error of this package, in bounded time, and no descriptor left open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import epcache
+import pytest
+from conftest import open_descriptors
+from epcache import _client
+from fake_daemon import HELLO, FakeDaemon, Peer, frame
+from test_client import REPLY, answer, connect, hits
+
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+
+class Took:
+    """Fails when what is inside takes longer than it may."""
+
+    def __init__(self, at_most: float) -> None:
+        self.at_most = at_most
+
+    def __enter__(self) -> None:
+        self.started = time.monotonic()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        assert kind is not None or time.monotonic() - self.started <= self.at_most
+
+
+# No daemon, or one that does not answer: an application goes on after 50 ms. The margin is for a busy machine.
+AT_ONCE = 1.0
+
+
+def test_no_socket_file(model: str, tmp_path: Path) -> None:
+    with Took(AT_ONCE), pytest.raises(epcache.NoDaemon, match="No such file"), epcache.Client(tmp_path / "s") as client:
+        client.acquire(model, "E")
+
+
+def test_nobody_listens(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+    with Took(AT_ONCE), pytest.raises(epcache.NoDaemon, match="refused"), epcache.Client(path) as client:
+        client.acquire(model, "E")
+
+
+def test_no_socket_at_all(model: str) -> None:
+    with Took(AT_ONCE), pytest.raises(epcache.NoDaemon, match="refused"), epcache.Client(model) as client:
+        client.acquire(model, "E")
+
+
+def test_path_too_long_for_a_socket(model: str) -> None:
+    with pytest.raises(epcache.NoDaemon), epcache.Client("/tmp/" + "x" * 200) as client:
+        client.acquire(model, "E")
+
+
+def test_stopped_daemon(model: str, tmp_path: Path) -> None:
+    """Its kernel still takes connections; nobody reads them."""
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(tmp_path / "s"))
+        stopped.listen(1)
+        with epcache.Client(tmp_path / "s") as client:
+            for _ in range(4):  # the backlog is full after the second
+                with Took(AT_ONCE), pytest.raises(epcache.NoDaemon, match="no answer in time"):
+                    client.acquire(model, "E")
+
+
+def test_slow_hello(model: str, view: Path) -> None:
+    def script(peer: Peer) -> None:
+        peer.read()
+        time.sleep(0.5)
+        peer.send(HELLO)
+
+    with FakeDaemon(script) as daemon, epcache.Client(daemon.path) as client:
+        with Took(AT_ONCE), pytest.raises(epcache.NoDaemon, match="no answer in time"):
+            client.acquire(model, "E")
+
+
+def test_hello_limit_is_for_all_daemons_together(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    def silent(peer: Peer) -> None:
+        peer.wait_for_end()
+
+    with FakeDaemon(silent) as one, FakeDaemon(silent) as two:
+        monkeypatch.setattr(_client, "default_sockets", lambda: [one.path, two.path] * 20)
+        with epcache.Client() as client, Took(AT_ONCE), pytest.raises(epcache.NoDaemon):
+            client.acquire(model, "E")
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        pytest.param({"request": 0, "hello_reply": {"version": 2}}, epcache.VersionMismatch, id="another version"),
+        pytest.param({"request": 0, "error": {"class": 4, "text": "full"}}, epcache.Busy, id="refused"),
+        pytest.param({"request": 1, "hello_reply": {"version": 1}}, epcache.ProtocolError, id="under a request number"),
+        pytest.param({"request": 0, "progress": {}}, epcache.ProtocolError, id="something else"),
+        pytest.param({"request": 0}, epcache.ProtocolError, id="nothing"),
+    ],
+)
+def test_wrong_hello(model: str, first: dict, kind: type[Exception]) -> None:
+    def script(peer: Peer) -> None:
+        peer.read()
+        peer.send(first)
+        peer.wait_for_end()
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(kind):
+        client.acquire(model, "E")
+
+
+def test_deadline_passes_while_the_daemon_works(model: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        for _ in range(100):
+            peer.send({"request": request["request"], "progress": {"phase": "compiling"}})
+            time.sleep(0.05)
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        with Took(2), pytest.raises(epcache.DeadlineExceeded):
+            client.acquire(model, "E", timeout=0.3)
+
+
+def test_silence_is_waited_out_while_the_daemon_lives(monkeypatch: pytest.MonkeyPatch, model: str, view: Path) -> None:
+    monkeypatch.setattr(_client, "SILENCE", 0.1)
+
+    def slow(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        time.sleep(0.5)
+        answer(peer, request, view)
+
+    def alive(peer: Peer) -> None:
+        peer.hello()
+        peer.wait_for_end()
+
+    with FakeDaemon(slow, alive) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+        assert daemon.connections > 1
+
+
+def test_daemon_that_is_stopped_during_a_request(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setattr(_client, "SILENCE", 0.1)
+    monkeypatch.setattr(_client, "SIGN_OF_LIFE", 0.1)
+
+    def accepts(peer: Peer) -> None:
+        peer.hello()
+        peer.wait_for_end()
+
+    def stopped(peer: Peer) -> None:
+        peer.wait_for_end()
+
+    with FakeDaemon(accepts, stopped) as daemon, epcache.Client(daemon.path, restart_limit=0.2) as client:
+        with Took(2), pytest.raises(epcache.NoDaemon, match="did not come back"):
+            client.acquire(model, "E")
+
+
+def test_restart_during_a_request(model: str, view: Path) -> None:
+    def dies(peer: Peer) -> None:
+        peer.hello()
+        peer.acquire()
+
+    with FakeDaemon(dies, hits(view)) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+        assert daemon.connections == 2
+
+
+def test_request_that_kills_the_daemon_is_not_sent_for_ever(model: str) -> None:
+    def dies(peer: Peer) -> None:
+        peer.hello()
+        peer.acquire()
+
+    with FakeDaemon(dies) as daemon, connect(daemon) as client:
+        with Took(2), pytest.raises(epcache.NoDaemon):
+            client.acquire(model, "E")
+        assert daemon.connections == 2
+
+
+def test_restart_between_requests(model: str, view: Path) -> None:
+    def once(peer: Peer) -> None:
+        peer.hello()
+        answer(peer, peer.acquire(), view)
+
+    with FakeDaemon(once) as daemon, connect(daemon) as client:
+        for _ in range(3):
+            client.acquire(model, "E").close()
+
+
+def test_last_word_before_the_daemon_closes(model: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        peer.acquire()
+        peer.send({"request": 0, "error": {"class": 7, "text": "that was no request"}})
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        with pytest.raises(epcache.BadRequest, match="that was no request"):
+            client.acquire(model, "E")
+
+
+def everything(view: Path) -> bytes:
+    """All that a daemon sends for one hit, without its descriptor."""
+    reply = {"request": 1, "acquire_reply": {**REPLY, "view": str(view)}, "descriptors": 1}
+    return frame(HELLO) + frame({"request": 1, "progress": {"phase": "probing"}}) + frame(reply)
+
+
+def sends(data: bytes, then: Callable[[Peer], None]) -> Callable[[Peer], None]:
+    def script(peer: Peer) -> None:
+        peer.read()
+        peer.raw(data[: len(frame(HELLO))])
+        if len(data) > len(frame(HELLO)):
+            peer.acquire()
+            peer.raw(data[len(frame(HELLO)) :])
+        then(peer)
+
+    return script
+
+
+def test_connection_ends_after_every_byte(model: str, view: Path) -> None:
+    data = everything(view)
+    for length in range(1, len(data)):
+        with FakeDaemon(sends(data[:length], lambda peer: None)) as daemon:
+            with epcache.Client(daemon.path, hello_limit=10, restart_limit=0) as client, Took(5):
+                with pytest.raises(epcache.NoDaemon):
+                    client.acquire(model, "E")
+
+
+def test_silence_after_any_byte(model: str, view: Path) -> None:
+    data = everything(view)
+    for length in [*range(1, len(data), 37), len(data) - 1]:
+        with FakeDaemon(sends(data[:length], Peer.wait_for_end)) as daemon:
+            with epcache.Client(daemon.path, hello_limit=0.2) as client, Took(5):
+                with pytest.raises((epcache.NoDaemon, epcache.DeadlineExceeded)):
+                    client.acquire(model, "E", timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", id="another protocol"),
+        pytest.param(struct.pack("<I", 0), id="frame of no bytes"),
+        pytest.param(struct.pack("<I", (1 << 20) + 1), id="frame too long"),
+        pytest.param(struct.pack("<I", 0xFFFFFFFF), id="frame of 4 GiB"),
+        pytest.param(struct.pack("<I", 3) + b"\xff\xff\xff", id="no message"),
+        pytest.param(struct.pack("<I", 4) + b"\x08\x01\x5a\x7f", id="length beyond the frame"),
+        pytest.param(frame({"request": 1, "hello_reply": {"version": 1}}), id="a Hello as answer"),
+        pytest.param(frame({"request": 1}), id="an answer without body"),
+        pytest.param(frame({"request": 1, "acquire": {}}), id="a request as answer"),
+    ],
+)
+def test_garbage(model: str, garbage: bytes) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        peer.acquire()
+        peer.raw(garbage)
+        peer.wait_for_end()
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client, Took(2):
+        with pytest.raises(epcache.ProtocolError):
+            client.acquire(model, "E")
+
+
+def test_answers_to_other_requests_are_passed_over(model: str, view: Path) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        answer(peer, {"request": 77}, view, why="not yours")
+        answer(peer, request, view, why="yours")
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client, client.acquire(model, "E") as artefact:
+        assert artefact.why == "yours"
+
+
+def test_unknown_fields_and_features_are_ignored(model: str, view: Path) -> None:
+    later = bytes([0x98, 0x06, 0x01, 0x9A, 0x06, 0x02, 0x61, 0x62])  # field 99 twice, number and bytes
+
+    def script(peer: Peer) -> None:
+        peer.read()
+        for envelope in (HELLO, None):
+            request = {"request": 0} if envelope else peer.acquire()
+            reply = envelope or {"request": request["request"], "descriptors": 1, "acquire_reply": {**REPLY, "view": str(view)}}
+            data = frame(reply)[4:] + later
+            descriptor = os.open(view, os.O_RDONLY)
+            peer.raw(struct.pack("<I", len(data)) + data, [] if envelope else [descriptor])
+            os.close(descriptor)
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+
+
+def reply_with(files: Sequence[Path], announced: int, **reply: object) -> Callable[[Peer], None]:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        descriptors = [os.open(file, os.O_RDONLY) for file in files]
+        try:
+            envelope = {"request": request["request"], "descriptors": announced, "acquire_reply": {**REPLY, **reply}}
+            peer.raw(frame(envelope), descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        peer.wait_for_end()
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("files", "announced", "reply"),
+    [
+        pytest.param(["view"], 0, {}, id="one that is not announced"),
+        pytest.param([], 1, {}, id="none, one announced"),
+        pytest.param(["view"], 2, {}, id="one, two announced"),
+        pytest.param(["view"], 1, {"fd": 1}, id="index beyond them"),
+        pytest.param([], 0, {}, id="an index and none"),
+        pytest.param(["file"], 1, {}, id="a file for a folder"),
+        pytest.param(["view"] * 200, 64, {}, id="more than a frame may have"),
+        pytest.param(["view"], 1, {"graph": "../x_ctx.onnx"}, id="graph outside the view"),
+        pytest.param(["view"], 1, {"graph": "/etc/passwd"}, id="graph with an absolute path"),
+        pytest.param(["view"], 1, {"graph": ""}, id="no graph"),
+        pytest.param(["view"], 1, {"graph": "a\0b"}, id="graph with a zero byte"),
+    ],
+)
+def test_wrong_descriptors(model: str, view: Path, files: list[str], announced: int, reply: dict) -> None:
+    paths = [view if name == "view" else Path(model) for name in files]
+    with FakeDaemon(reply_with(paths, announced, **reply)) as daemon, connect(daemon) as client, Took(2):
+        with pytest.raises(epcache.ProtocolError):
+            client.acquire(model, "E")
+
+
+def test_more_descriptors_than_needed_are_closed(model: str, view: Path) -> None:
+    with FakeDaemon(reply_with([Path(model), view, Path(model)], 3, fd=1)) as daemon, connect(daemon) as client:
+        with client.acquire(model, "E") as artefact:
+            assert Path(artefact.path).read_bytes() == b"compiled"
+
+
+def test_descriptors_with_a_later_byte_do_not_count(model: str, view: Path) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        data = frame({"request": request["request"], "descriptors": 1, "acquire_reply": REPLY})
+        descriptor = os.open(view, os.O_RDONLY)
+        peer.raw(data[:4])
+        time.sleep(0.05)
+        peer.raw(data[4:], [descriptor])
+        os.close(descriptor)
+        peer.wait_for_end()
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.ProtocolError, match="announces 1"):
+        client.acquire(model, "E")
+
+
+def test_descriptors_with_progress_and_errors_are_closed(model: str, view: Path) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        descriptor = os.open(view, os.O_RDONLY)
+        peer.send({"request": request["request"], "progress": {"phase": "p"}}, [descriptor, descriptor])
+        peer.send({"request": request["request"], "error": {"class": 12, "text": "t"}}, [descriptor])
+        os.close(descriptor)
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.Internal):
+        client.acquire(model, "E")
+
+
+def test_frames_in_one_packet_keep_their_own_descriptors(model: str, view: Path) -> None:
+    """Progress and answer arrive together: the answer's descriptor must not be taken with the Progress."""
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()["request"]
+        progress = frame({"request": request, "progress": {"phase": "probing"}})
+        descriptor = os.open(view, os.O_RDONLY)
+        peer.raw(progress * 3)
+        peer.raw(frame({"request": request, "descriptors": 1, "acquire_reply": {**REPLY, "view": str(view)}}), [descriptor])
+        os.close(descriptor)
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        for _ in range(20):
+            with client.acquire(model, "E") as artefact:
+                assert artefact.fd is not None
+
+
+def test_daemon_that_asks_for_external_data_for_ever(model: str) -> None:
+    Path(model).with_name("w").write_bytes(b"w")
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        while True:
+            peer.send({"request": peer.acquire()["request"], "need": {"locations": ["w"]}})
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.ProtocolError, match="again and again"):
+        client.acquire(model, "E")
+
+
+def test_request_too_long_for_a_frame(model: str, view: Path) -> None:
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
+        with pytest.raises(epcache.BadRequest, match="more than a frame"):
+            client.acquire(model, ("E", {"o": "x" * (1 << 20)}))
+        client.acquire(model, "E").close()  # nothing was sent, so the connection is good
+        assert daemon.connections == 1
+
+
+def test_no_room_for_a_descriptor(model: str, view: Path) -> None:
+    descriptor = os.open(view, os.O_RDONLY)
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        for _ in range(2):
+            request = peer.acquire()
+            peer.send({"request": request["request"], "acquire_reply": {**REPLY, "view": str(view)}}, [descriptor])
+        peer.wait_for_end()  # closing here would make room
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+        # Two are left: for the model here, and for the model at the fake daemon, which is the same process.
+        with only_free_descriptors(2), pytest.raises(epcache.ProtocolError, match="no room"):
+            client.acquire(model, "E")
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def only_free_descriptors(count: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_descriptors()) + 8, limits[1]))
+    fillers: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                fillers.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(count):
+            os.close(fillers.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for filler in fillers:
+            os.close(filler)
