@@ -12,7 +12,7 @@ import importlib
 import os
 import pkgutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,10 +115,15 @@ def _register(name: str, path: str) -> None:
     _registered[name] = Library(name, path, descriptor)
 
 
+def _candidates(name: str) -> Iterator[str]:
+    """Yields the packages that may carry the provider's library. To list what is installed takes milliseconds, so only last."""
+    if name in _PACKAGES:
+        yield _PACKAGES[name]
+    yield from (m.name for m in pkgutil.iter_modules() if m.name.startswith(_PACKAGE_PREFIX) and m.name != _PACKAGES.get(name))
+
+
 def _find_library(name: str) -> str:
-    candidates = [_PACKAGES[name]] if name in _PACKAGES else []
-    candidates += [m.name for m in pkgutil.iter_modules() if m.name.startswith(_PACKAGE_PREFIX) and m.name not in candidates]
-    for candidate in candidates:
+    for candidate in _candidates(name):
         with contextlib.suppress(Exception):  # a package that is broken, or of another kind, is not the one
             package = importlib.import_module(candidate)
             if name in package.get_ep_names():
