@@ -106,7 +106,7 @@ type fileSource struct {
 func (s fileSource) Size() int64 { return s.size }
 
 func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
-	f, err := os.Open(path)
+	f, err := openPlain(path)
 	if err != nil {
 		return nil, fmt.Errorf("graph: %w", err)
 	}
@@ -114,6 +114,9 @@ func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("graph: %w", err)
+	}
+	if !info.Mode().IsRegular() { // a process that escaped may have changed it since it was listed
+		return nil, fmt.Errorf("graph: %w: %q is not a regular file", ErrOutput, filepath.Base(path))
 	}
 	model, err := epmodel.Read(ctx, filepath.Base(path), fileSource{f, info.Size()})
 	if err != nil {

@@ -88,8 +88,17 @@ func countedNames(counts map[string]int, limit int) string {
 	return strings.Join(list, ", ")
 }
 
-// lastLine gives the last line of text that is not blank, which is where crashing programs say why.
+// lastLine gives the line of text that says most: where Go's runtime gave up, its reason; else the last line that is not blank, which is where
+// crashing programs say why.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
+	for i, line := range lines {
+		if i > 0 && strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") { // a signal that Go reports: who gave up speaks before it
+			return strings.TrimSpace(lines[i-1])
+		}
+		if strings.HasPrefix(line, "fatal error: ") || strings.HasPrefix(line, "panic: ") {
+			return strings.TrimSpace(line)
+		}
+	}
 	return strings.TrimSpace(lines[len(lines)-1])
 }

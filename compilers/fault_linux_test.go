@@ -50,6 +50,8 @@ func TestWorkerFaults(t *testing.T) {
 		{name: "success without a result", script: "exit 0", code: 0, says: "exit status 0"},
 		{name: "result, then a crash", script: success + "kill -SEGV $$", signal: "segmentation fault", says: "segmentation", code: -1},
 		{name: "half a result", script: `printf '{"Result":{' >&4`, says: "exit status 0"},
+		{name: "go gives up", script: "echo 'fatal error: out of memory' >&2; echo >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "fatal error: out of memory"},
+		{name: "threads give up", script: "echo 'pthread_create failed' >&2; echo 'SIGABRT: abort' >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "pthread_create failed"},
 		{name: "no request read", script: "exec 3<&-; exit 61", code: 61, says: "61"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -159,7 +161,7 @@ func TestWorkersWorldIsChosen(t *testing.T) {
 	require.NotContains(t, string(world), "EPCACHED_SECRET")
 	require.Contains(t, string(world), "HOME="+job.Folder)
 	require.Contains(t, string(world), "TMPDIR="+job.Folder)
-	require.Contains(t, string(world), "GOTRACEBACK=crash")
+	require.Contains(t, string(world), "GOTRACEBACK=single")
 	require.NoDirExists(t, filepath.Join(job.Folder, ".worker"), "it is removed with what is in it")
 }
 
