@@ -315,7 +315,7 @@ func TestIdentity(t *testing.T) {
 	same := map[string]func(*Request){
 		"another name":             func(r *Request) { r.Name = "other.onnx" },
 		"device spelled out":       func(r *Request) { r.EPs[0].Devices = devices("cpu") },
-		"default level spelled":    func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
+		"default level spelled":    func(r *Request) { r.GraphOptimizationLevel = "basic" },
 		"default route spelled":    func(r *Request) { r.Route = "compile_api" },
 		"session default spelled":  func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "False"} },
 		"another user":             func(r *Request) { r.Peer.UID = 4711 },
@@ -331,7 +331,7 @@ func TestIdentity(t *testing.T) {
 	other := map[string]func(*Request){
 		"one weight":        func(r *Request) { r.Graph = b.model(2) },
 		"embedded":          func(r *Request) { r.Embed = true },
-		"level":             func(r *Request) { r.GraphOptimizationLevel = "basic" },
+		"level":             func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
 		"a session's level": func(r *Request) { r.GraphOptimizationLevel = "all" }, // not the compile API's default
 		"session option":    func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
 		"free dimension":    func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 1} },

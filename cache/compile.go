@@ -148,7 +148,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		Runtime: j.rc.spec, EPs: j.plan.eps, Model: model, Folder: out, Output: j.name + "_ctx.onnx",
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     j.request.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
+		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
 	if err != nil {
@@ -230,7 +230,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 	b := j.record(m, result)
 	checked, err := j.c.compiler.Check(ctx, compilers.CheckJob{
 		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
-		SessionOptions: j.request.SessionOptions, GraphOptimizationLevel: j.request.GraphOptimizationLevel,
+		SessionOptions: j.request.SessionOptions, GraphOptimizationLevel: loadLevel(j.plan.canonical.GraphOptimizationLevel),
 	})
 	if err != nil {
 		return nil, workerError(err, "model %q: load check", j.request.Name)
@@ -244,6 +244,15 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 		b.GraphOptimizationLevel = "disable_all"
 	}
 	return b, nil
+}
+
+// loadLevel is the level at which applications load the graph unless they are told another: a session's default,
+// except for those that asked to have nothing optimised.
+func loadLevel(compiledAt string) string {
+	if compiledAt == "disable_all" {
+		return compiledAt
+	}
+	return "all"
 }
 
 // record is the build's record but for its files' digests.

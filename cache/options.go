@@ -216,15 +216,17 @@ func (c *Cache) canonicalSession(entries map[string]string) (map[string]string, 
 	return out, nil
 }
 
-// canonicalLevel gives the graph optimisation level, ONNX Runtime's default spelled out: the compile API optimises
-// nothing unless it is told to, a session everything.
+// canonicalLevel gives the graph optimisation level that the model is compiled at, the default spelled out. A session
+// folds constants and shapes, "basic", before execution providers choose their nodes, and so does a compile here
+// unless it is told otherwise: the compile API's own default, "disable_all", leaves nodes to the CPU that a session
+// would not (QNN: whole models). The levels above "basic" only concern nodes that no provider took.
 func canonicalLevel(level, route string) (string, error) {
 	switch level {
 	case "":
 		if route == compilers.RouteSessionOptions {
 			return "all", nil
 		}
-		return "disable_all", nil
+		return "basic", nil
 	case "disable_all", "basic", "extended", "layout", "all":
 		return level, nil
 	}
