@@ -149,7 +149,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 session_options=record.compile_entries(),
                 dims=record.dims,
                 dims_by_denotation=record.dims_by_denotation,
-                graph_optimization_level=record.level,
+                graph_optimization_level=record.compile_level(),
                 runtime=_plugins.runtime(self._plugins),
                 **wishes,
             )

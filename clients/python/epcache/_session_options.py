@@ -61,6 +61,15 @@ class Record:
         """Returns the session config entries that may change what is compiled."""
         return {key: value for key, value in self.entries.items() if key not in _RUN_ENTRIES}
 
+    def compile_level(self) -> str:
+        """Returns the graph optimisation level to compile with, so that the result computes what a plain session does.
+
+        A session folds constants and shapes, "basic", before execution providers choose their nodes; without that they
+        may leave many to the CPU. What the levels above it do concerns only nodes that were left: those are optimised
+        when the compiled graph is loaded, at the application's own level, as in a plain session.
+        """
+        return "disable_all" if self.level == "disable_all" else "basic"
+
     def replay(self, only_running: bool) -> ort.SessionOptions:
         """Returns plain options that were told the same; with `only_running` no more than how the model runs.
 
@@ -147,8 +156,9 @@ def _remembering(name: str) -> Callable[..., Any]:
     plain = getattr(ort.SessionOptions, name)
     note = _RECORDED.get(name)
 
-    def method(self: SessionOptions, *arguments: Any) -> Any:
-        result = plain(self, *arguments)  # first: what it refuses was not told
+    def method(self: SessionOptions, *arguments: Any, **named: Any) -> Any:
+        result = plain(self, *arguments, **named)  # first: what it refuses was not told
+        arguments += tuple(named.values())
         self._record.calls.append((name, arguments))
         if note is not None:
             note(self._record, *arguments)

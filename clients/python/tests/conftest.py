@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(PROJECT / "testdata")]
 
-RUNTIMES = [path for path in sorted(Path(os.environ.get("EPCACHED_RUNTIMES", "")).glob("*")) if (path / "onnxruntime").is_dir()]
+RUNTIMES = sorted(Path(os.environ.get("EPCACHED_RUNTIMES") or "/nonexistent").glob("*-*"))
 # One ONNX Runtime a process; the provider packages are found beside it, or in the other folder.
 _IN_PROCESS = [path for path in RUNTIMES if path.name in ("openvino-1.8.1", "qnn-2.7.0")]
 sys.path[2:2] = [str(path) for path in _IN_PROCESS]

@@ -1,0 +1,28 @@
+"""What an application does without epcached: compiles the model itself, and loads its own artefact."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import inference
+import onnxruntime as ort
+
+
+def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str], level: str) -> dict[str, Any]:
+    """Returns, for "sidecar" and "embedded", the files that there are then and the outputs."""
+    result = {}
+    for form in ("sidecar", "embedded"):
+        with tempfile.TemporaryDirectory(prefix="epcached-plain-") as folder:
+            graph = str(Path(folder) / "model_ctx.onnx")
+            settings = inference.session_options(ep, options, model["dimensions"])
+            more = {"graph_optimization_level": inference.LEVELS[level]} if level else {}
+            compiler = ort.ModelCompiler(settings, path, embed_compiled_data_into_model=form == "embedded", **more)
+            compiler.compile_to_file(graph)
+            settings = inference.session_options(ep, options, model["dimensions"])
+            # Without this an artefact that is refused would be run by the CPU execution provider.
+            session = ort.InferenceSession(graph, settings, enable_fallback=0)
+            files = len(list(Path(folder).iterdir()))
+            result[form] = {"files": files, "providers": session.get_providers(), "outputs": inference.exact(inference.outputs(session, model))}
+    return result

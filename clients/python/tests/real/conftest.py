@@ -1,0 +1,86 @@
+"""Fixtures of the tests that compute: the real daemon, real execution providers, real models.
+
+EPCACHED_BIN, EPCACHED_RUNTIMES and EPCACHED_MODELS say where they are (see ../conftest.py), EPCACHED_PYTHON which Python
+the children run under. `make test` sets them all. One that is not set skips the tests that need it, and says so; one that
+is set and leads nowhere is a failure.
+
+Nothing of ONNX Runtime is loaded into the process of pytest: see child.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[3] / "testdata")]
+
+from daemon import Daemon  # noqa: E402
+
+OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
+
+
+def folder_of(variable: str, what: str) -> Path:
+    value = os.environ.get(variable)
+    if not value:
+        pytest.skip(f"{variable} is not set: {what}; `make test` sets it", allow_module_level=True)
+    folder = Path(value).resolve()
+    assert folder.is_dir(), f"{variable}: {folder} is no folder"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    return folder_of("EPCACHED_BIN", "the programs, as `make build` makes them")
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Callable[[str], Path]:
+    """Returns the folder of a runtime by its name, as testdata/fetch-runtimes has them."""
+
+    def find(name: str) -> Path:
+        path = folder_of("EPCACHED_RUNTIMES", "runtimes, as testdata/fetch-runtimes makes them") / name
+        assert (path / "onnxruntime").is_dir(), f"EPCACHED_RUNTIMES has no {name}"
+        return path
+
+    return find
+
+
+class Models:
+    """The models that testdata/fetch-models leaves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries = {entry["name"]: entry for entry in json.loads((folder / "models.json").read_text())["models"]}
+
+    def entry(self, name: str) -> dict[str, Any]:
+        assert name in self._entries, f"EPCACHED_MODELS has no {name}"
+        return self._entries[name]
+
+    def path(self, name: str) -> Path:
+        return self._folder / self.entry(name)["path"]
+
+
+@pytest.fixture(scope="session")
+def models() -> Models:
+    return Models(folder_of("EPCACHED_MODELS", "models, as testdata/fetch-models makes them"))
+
+
+@pytest.fixture(scope="module")
+def start(programs: Path) -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons on stores of their own; each is checked and stopped after the module's tests."""
+    started: list[Daemon] = []
+
+    def begin(*runtimes: Path) -> Daemon:
+        started.append(Daemon(programs, list(runtimes)))
+        return started[-1]
+
+    yield begin
+    for daemon in started:
+        daemon.close()

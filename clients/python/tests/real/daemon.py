@@ -1,0 +1,103 @@
+"""The real daemon, for as long as a test needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+START_LIMIT = 60.0
+STOP_LIMIT = 60.0
+
+
+class Daemon:
+    """epcached on a store of its own, which goes with it.
+
+    `state` is the state folder, `socket` the path to ask at. The folders have short names: a socket's path may have
+    no more than 107 bytes.
+    """
+
+    def __init__(self, programs: Path, runtimes: list[Path]) -> None:
+        self._programs = programs
+        self._folder = Path(tempfile.mkdtemp(prefix="epcached-real-"))
+        self.state = self._folder / "state"
+        self.socket = str(self._folder / "s")
+        self._log = open(self._folder / "log", "w+")
+        named = [argument for runtime in runtimes for argument in ("--runtime", str(runtime))]
+        self._process = subprocess.Popen(
+            [programs / "epcached", "--state", self.state, "--socket", self.socket, *named],
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+        )  # fmt: skip
+        self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, f"the daemon ended with {self._process.returncode}:\n{self.log()}"
+            with socket.socket(socket.AF_UNIX) as one:
+                if one.connect_ex(self.socket) == 0:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"the daemon does not answer after {START_LIMIT} s:\n{self.log()}")
+
+    def log(self) -> str:
+        """Returns what the daemon has written so far."""
+        return (self._folder / "log").read_text()
+
+    def control(self, *arguments: str) -> Any:
+        """Returns what `epcachectl ARGUMENTS --json` prints. A status other than 0 is an error."""
+        command = [self._programs / "epcachectl", *arguments, "--json", "--socket", self.socket]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"epcachectl {arguments} ended with {done.returncode}:\n{done.stderr}{done.stdout}"
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def compiles(self) -> int:
+        """Returns how many compiles succeeded since the store was made."""
+        return int(self.control("status")["counters"].get("compiles", 0))
+
+    def object_path(self, digest: str) -> Path:
+        """Returns the file in which the store keeps the blob."""
+        return self.state / "objects" / digest[:2] / digest
+
+    def freeze(self) -> None:
+        """Stops the daemon from answering, its socket stays."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Lets a frozen daemon go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> int:
+        """Ends the daemon and returns its exit status; the store stays."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        return self._process.returncode
+
+    def close(self) -> None:
+        """Checks every byte of the store, stops the daemon, and removes everything."""
+        try:
+            if self._process.poll() is None:
+                self.control("check", "--deep")
+            status = self.stop()
+            assert status == 0, f"the daemon ended with {status}:\n{self.log()}"
+        finally:
+            self.stop()
+            self._log.close()
+            shutil.rmtree(self._folder)
+
+
+def owner() -> int:
+    """The user that daemons of tests run as."""
+    return os.geteuid()
