@@ -249,7 +249,8 @@ func (x *Index) Each(ctx context.Context, fn func(Build) error) error {
 	}
 }
 
-// Needs returns the builds that have the blob among their files.
+// Needs returns the builds that have the blob among their files. None does not
+// mean that the blob may go unless Complete is true.
 func (x *Index) Needs(d cas.Digest) ([]BuildID, error) {
 	var ids []BuildID
 	for after := []byte(nil); ; {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -22,6 +23,10 @@ type folder struct {
 	mu      sync.Mutex // held from a change in the folder until the database has it
 	seen    folderTimes
 	touched bool // seen is so fresh that another change could have the same times
+
+	// unread: a manifest lies here that we could not read and left. Then no
+	// times are noted, so that every start finds it.
+	unread atomic.Bool
 }
 
 // folderTimes as stored: mtime, ctime, when noted; nanoseconds since 1970, 8
@@ -80,6 +85,10 @@ func (x *Index) settleFolders() {
 }
 
 func (x *Index) settle(i byte, f *folder) {
+	if f.unread.Load() {
+		f.touched = false
+		return
+	}
 	now := x.lookAt(i)
 	if now.at-now.mtime < int64(fresh) {
 		x.wake() // later
@@ -155,8 +164,28 @@ func (x *Index) reconcileFolder(i byte, now folderTimes) error {
 				return err
 			}
 		}
-		return put(tx, bucketFolders, []byte{i}, encodeFolder(now))
+		return x.noteFolder(tx, i, now)
 	})
+}
+
+// noteFolder notes that the database has all that the folder had at that time.
+func (x *Index) noteFolder(tx *bbolt.Tx, i byte, t folderTimes) error {
+	if x.folders[i].unread.Load() {
+		return drop(tx, bucketFolders, []byte{i})
+	}
+	return put(tx, bucketFolders, []byte{i}, encodeFolder(t))
+}
+
+// Complete reports whether every manifest could be read. If not (some are of a
+// newer epcached, or the disk does not give them), there are builds that Needs
+// does not know of, and no blob may be removed because nobody needs it.
+func (x *Index) Complete() bool {
+	for i := range x.folders {
+		if x.folders[i].unread.Load() {
+			return false
+		}
+	}
+	return true
 }
 
 // list returns the ids of the manifests in a folder. Other names are left for
@@ -202,14 +231,17 @@ func (x *Index) loadManifest(id BuildID) (Build, bool) {
 		return b, true
 	case errors.Is(err, fs.ErrNotExist): // retracted since the folder was listed
 	case errors.As(err, &newer):
+		x.folders[id[0]].unread.Store(true)
 		x.report(Finding{"newer", path, err.Error()})
 	case errors.As(err, &damage):
 		x.report(Finding{"damaged", path, err.Error()})
 		err := cas.SetAside(x.fs, x.dir, path, err.Error())
 		if err = errors.Join(err, x.fs.SyncDir(x.folderPath(id[0]))); err != nil {
+			x.folders[id[0]].unread.Store(true)
 			x.report(Finding{"damaged", path, "it could not be moved to the quarantine: " + err.Error()})
 		}
 	default:
+		x.folders[id[0]].unread.Store(true)
 		x.report(Finding{"damaged", path, "it cannot be read: " + err.Error()})
 	}
 	return Build{}, false
@@ -243,7 +275,7 @@ func (x *Index) fillAll(db *bbolt.DB) error {
 				return err
 			}
 		}
-		err = db.Update(func(tx *bbolt.Tx) error { return put(tx, bucketFolders, []byte{byte(i)}, encodeFolder(now)) })
+		err = db.Update(func(tx *bbolt.Tx) error { return x.noteFolder(tx, byte(i), now) })
 		if err != nil {
 			return err
 		}

@@ -42,7 +42,7 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 		if err := addBuild(tx, b); err != nil {
 			return err
 		}
-		return put(tx, bucketFolders, []byte{b.ID[0]}, encodeFolder(times))
+		return x.noteFolder(tx, b.ID[0], times)
 	})
 	if err != nil {
 		return fmt.Errorf("publish build %s: %w", b.ID, errors.Join(err, x.uncommit(b.ID)))
@@ -129,7 +129,7 @@ func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
 		if err := removeBuild(tx, id); err != nil {
 			return err
 		}
-		return put(tx, bucketFolders, []byte{id[0]}, encodeFolder(times))
+		return x.noteFolder(tx, id[0], times)
 	})
 	if err != nil {
 		x.log.Warn("index.db still has a retracted build; the next start drops it", "build", id, "error", err)

@@ -396,6 +396,41 @@ func TestOneBadManifest(t *testing.T) {
 	}
 }
 
+// TestABuildOfANewerEpcachedIsNotForgotten: after a downgrade nobody may take
+// its blobs for leftovers, at no start, whatever else happens in its folder.
+func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
+	dir := t.TempDir()
+	var later atomic.Int64
+	now := func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	x, err := Open(dir, Options{now: now})
+	require.NoError(t, err)
+	require.True(t, x.Complete())
+	b := publish(t, x)
+	require.NoError(t, x.Close())
+	file, err := os.ReadFile(manifestFile(dir, b.ID))
+	require.NoError(t, err)
+	file[8] = 2
+	require.NoError(t, os.Remove(manifestFile(dir, b.ID)))
+	require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+	require.NoError(t, os.Remove(filepath.Join(dir, "index.db"))) // a newer format comes with a newer schema
+	for range 3 {
+		x, err = Open(dir, Options{now: now})
+		require.NoError(t, err)
+		require.False(t, x.Complete())
+		publish(t, x, func(other *Build) { other.ID[0] = b.ID[0] })
+		later.Add(int64(2 * fresh))
+		require.NoError(t, x.Close())
+	}
+	file[8] = 1
+	require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+	x = open(t, dir)
+	require.True(t, x.Complete())
+	got, err := x.Get(b.ID)
+	require.NoError(t, err)
+	require.Equal(t, b, got)
+	closeSound(t, x)
+}
+
 func TestADeletedManifestIsNoticed(t *testing.T) {
 	dir := t.TempDir()
 	x := open(t, dir)

@@ -14,7 +14,8 @@ import (
 )
 
 // schemaVersion is that of index.db. A database of another schema is made anew
-// from the manifests, so it may change whenever that helps.
+// from the manifests, so it may change whenever that helps; it has to with the
+// format of manifests, whose bodies it holds.
 const schemaVersion = 1
 
 // The buckets of index.db. Numbers in values are little-endian, in keys
