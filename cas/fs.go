@@ -2,7 +2,6 @@ package cas
 
 import (
 	"errors"
-	"io"
 	"os"
 )
 
@@ -112,19 +111,3 @@ type at struct {
 }
 
 func (a at) ReadAt(p []byte, off int64) (int, error) { return a.fs.ReadAt(a.f, p, off) }
-
-// writer writes a file from its beginning through the seam.
-type writer struct {
-	fs  FS
-	f   *os.File
-	off int64
-}
-
-func (w *writer) Write(p []byte) (int, error) {
-	n, err := w.fs.WriteAt(w.f, p, w.off)
-	w.off += int64(n)
-	if err == nil && n < len(p) {
-		err = io.ErrShortWrite
-	}
-	return n, err
-}
