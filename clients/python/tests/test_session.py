@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 from conftest import open_descriptors  # noqa: E402
 from epcache import _plugins, _session  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
-from providers import INPUTS, PROVIDERS, Provider, compile_plain, equal, make_model, run_plain  # noqa: E402
+from providers import INPUTS, OPENVINO, PROVIDERS, QNN, Provider, compile_plain, equal, make_model, run_plain  # noqa: E402
 from test_client import answer  # noqa: E402
 
 
@@ -288,8 +288,6 @@ def test_answers_options_are_the_sessions(provider: Provider, source: str, compi
 
 
 def test_provider_libraries_are_this_processs_own(source: str, tmp_path: Path) -> None:
-    from providers import QNN
-
     if reason := QNN.missing():
         pytest.skip(reason)
     compile_plain(QNN, source, tmp_path / "view" / "abc", "x_ctx.onnx")
@@ -340,16 +338,15 @@ def test_any_error_leads_to_a_plain_session(provider: Provider, source: str, num
 @pytest.mark.parametrize(("signal", "raises"), [("segmentation fault", True), ("aborted", True), ("killed", False), ("", False)])
 def test_model_that_crashes_the_compiler_does_not_crash_the_application(source: str, signal: str, raises: bool) -> None:
     error = {"class": 3, "text": "worker crashed", "facts": {"signal": signal}}
-    name, built_in = PROVIDERS[0].values[0].name, PROVIDERS[0].values[0].missing()
-    if built_in:
-        pytest.skip(built_in)
+    if reason := OPENVINO.missing():
+        pytest.skip(reason)
     with FakeDaemon(fails_with(**error)) as daemon, warnings.catch_warnings():
         warnings.simplefilter("ignore", epcache.EpcacheWarning)
         if raises:
             with pytest.raises(epcache.CompileFailed, match="worker crashed"):
-                epcache.InferenceSession(source, ep=name, client=client(daemon))
+                epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon))
         else:
-            assert epcache.InferenceSession(source, ep=name, client=client(daemon)).epcache.outcome == "failed"
+            assert epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon)).epcache.outcome == "failed"
 
 
 def test_daemon_that_goes_away_during_the_request(provider: Provider, source: str) -> None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,19 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parents[3]
 
 
-def run(work: str, runtime: Path, /, *, environment: dict[str, str] | None = None, timeout: float = 180.0, **arguments: Any) -> Any:
+def run(
+    work: str,
+    runtime: Path,
+    /,
+    *,
+    environment: dict[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+    timeout: float = 180.0,
+    **arguments: Any,
+) -> Any:
     """Returns what `run(**arguments)` of children/`work`.py returned, all of it JSON, in a new process.
 
-    `runtime` is the folder that `import onnxruntime` finds. The process is ended after `timeout` seconds.
+    `runtime` is the folder that `import onnxruntime` finds. The process inherits `descriptors`, and is ended after `timeout` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="epcached-child-") as folder:
         answer = Path(folder) / "answer.json"
@@ -29,7 +39,7 @@ def run(work: str, runtime: Path, /, *, environment: dict[str, str] | None = Non
         own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EPCACHE_SOCKET")}
         done = subprocess.run(
             [os.environ.get("EPCACHED_PYTHON", sys.executable), HERE / "children" / "__main__.py"],
-            input=json.dumps(request), env={**own, **(environment or {})}, capture_output=True, text=True, timeout=timeout,
+            input=json.dumps(request), env={**own, **(environment or {})}, capture_output=True, text=True, timeout=timeout, pass_fds=descriptors,
         )  # fmt: skip
         said = (done.stdout + done.stderr)[-8000:]
         assert done.returncode == 0, f"{work} under {runtime.name} ended with {done.returncode}:\n{said}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from pathlib import Path
 
 if __name__ == "__main__":
     request = json.load(sys.stdin)
     sys.path[:0] = request["paths"]
-    result = importlib.import_module(request["work"]).run(**request["arguments"])
-    Path(request["answer"]).write_text(json.dumps(result))
+    # Opened now: the work may give up the rights that this takes.
+    with open(request["answer"], "w") as answer:
+        json.dump(importlib.import_module(request["work"]).run(**request["arguments"]), answer)
