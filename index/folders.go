@@ -105,66 +105,103 @@ func (x *Index) settle(i byte, f *folder) {
 // looks at no name of the others. A database that was made just now, of the
 // folders as they are, is taken as it is.
 func (x *Index) reconcile(made bool) error {
-	for i := range x.folders {
-		kept, err := read(x.db, func(tx *bbolt.Tx) (folderTimes, error) {
+	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
+		for i := range kept {
 			v, err := get(tx, bucketFolders, []byte{byte(i)})
-			t, ok := decodeFolder(v)
-			if !ok {
-				t = folderTimes{}
+			if err != nil {
+				return kept, err
 			}
-			return t, err
-		})
-		if err != nil {
-			return err
-		}
-		now := x.lookAt(byte(i))
-		if !made && !kept.same(now) {
-			if err := x.reconcileFolder(byte(i), now); err != nil {
-				return err
+			if t, ok := decodeFolder(v); ok {
+				kept[i] = t
 			}
-			kept = now
 		}
-		if f := &x.folders[i]; kept.at-kept.mtime < int64(fresh) {
-			f.seen, f.touched = kept, true
-			x.wake()
-		}
-	}
-	return nil
-}
-
-func (x *Index) reconcileFolder(i byte, now folderTimes) error {
-	there, err := x.list(i)
+		return kept, nil
+	})
 	if err != nil {
 		return err
+	}
+	var work []difference
+	size := 0
+	for i := range x.folders {
+		now := x.lookAt(byte(i))
+		if !made && !kept[i].same(now) {
+			d, err := x.compare(byte(i), now)
+			if err != nil {
+				return err
+			}
+			work, size = append(work, d), size+1+len(d.add)+len(d.gone)
+			kept[i] = now
+		}
+		if f := &x.folders[i]; kept[i].at-kept[i].mtime < int64(fresh) {
+			f.seen, f.touched = kept[i], true
+			x.wake()
+		}
+		if size >= flushPage { // one transaction, and its sync, for many folders
+			if err := x.settleDifferences(work); err != nil {
+				return err
+			}
+			work, size = nil, 0
+		}
+	}
+	return x.settleDifferences(work)
+}
+
+// difference is what the database has to learn of one folder.
+type difference struct {
+	folder byte
+	now    folderTimes
+	add    []Build
+	gone   []BuildID
+}
+
+func (x *Index) compare(i byte, now folderTimes) (difference, error) {
+	d := difference{folder: i, now: now}
+	there, err := x.list(i)
+	if err != nil {
+		return d, err
 	}
 	ids, err := x.known(i)
 	if err != nil {
-		return err
+		return d, err
 	}
 	known := make(map[BuildID]bool, len(ids))
 	for _, id := range ids {
 		known[id] = true
 	}
-	var add []Build
 	for _, id := range there {
 		if known[id] {
 			delete(known, id)
 		} else if b, ok := x.loadManifest(id); ok {
-			add = append(add, b)
+			d.add = append(d.add, b)
 		}
 	}
+	for id := range known { // its manifest is gone
+		d.gone = append(d.gone, id)
+	}
+	return d, nil
+}
+
+func (x *Index) settleDifferences(work []difference) error {
+	if len(work) == 0 {
+		return nil
+	}
 	return x.db.write(func(tx *bbolt.Tx) error {
-		for _, b := range add {
-			if err := addBuild(tx, b); err != nil {
+		for _, d := range work {
+			for _, b := range d.add {
+				if err := addBuild(tx, b); err != nil {
+					return err
+				}
+			}
+			for _, id := range d.gone {
+				if err := removeBuild(tx, id); err != nil {
+					return err
+				}
+			}
+			if err := x.noteFolder(tx, d.folder, d.now); err != nil {
 				return err
 			}
 		}
-		for id := range known { // the manifest is gone
-			if err := removeBuild(tx, id); err != nil {
-				return err
-			}
-		}
-		return x.noteFolder(tx, i, now)
+		return nil
 	})
 }
 
@@ -250,8 +287,9 @@ func (x *Index) loadManifest(id BuildID) (Build, bool) {
 // fillAll fills a new database from all manifests. It is called for one
 // database at a time.
 func (x *Index) fillAll(db *bbolt.DB) error {
+	var times [256]folderTimes
 	for i := range x.folders {
-		now := x.lookAt(byte(i)) // before listing: a later change shows
+		times[i] = x.lookAt(byte(i)) // before listing: a later change shows
 		ids, err := x.list(byte(i))
 		if err != nil {
 			return err
@@ -259,24 +297,28 @@ func (x *Index) fillAll(db *bbolt.DB) error {
 		for len(ids) > 0 {
 			part := ids[:min(flushPage, len(ids))]
 			ids = ids[len(part):]
-			err := db.Update(func(tx *bbolt.Tx) error {
-				for _, id := range part {
-					b, ok := x.loadManifest(id)
-					if !ok {
-						continue
-					}
-					if err := addBuild(tx, b); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			if err != nil {
+			if err := db.Update(func(tx *bbolt.Tx) error { return x.addAll(tx, part) }); err != nil {
 				return err
 			}
 		}
-		err = db.Update(func(tx *bbolt.Tx) error { return x.noteFolder(tx, byte(i), now) })
-		if err != nil {
+	}
+	return db.Update(func(tx *bbolt.Tx) error {
+		for i, t := range times {
+			if err := x.noteFolder(tx, byte(i), t); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (x *Index) addAll(tx *bbolt.Tx, ids []BuildID) error {
+	for _, id := range ids {
+		b, ok := x.loadManifest(id)
+		if !ok {
+			continue
+		}
+		if err := addBuild(tx, b); err != nil {
 			return err
 		}
 	}

@@ -1,10 +1,7 @@
 package index
 
 import (
-	"bytes"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -13,38 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zeebo/blake3"
-	"google.golang.org/protobuf/proto"
-
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
-)
-
-// The journal; numbers are little-endian.
-//
-//	offset  size  what
-//	0       8     magic "epcjrnal"
-//	8       4     version of the format, 1
-//	12      4     zero
-//	16      16    first half of the BLAKE3 of bytes 0 to 15
-//	32            records
-//
-// A record:
-//
-//	0       4     marker "rec\n", to find the next one after damage
-//	4       4     n, the length of the body, at most 64 KiB
-//	8       16    first half of the BLAKE3 of bytes 0 to 7 and the body
-//	24      n     manifestpb.Record
-const (
-	journalMagic      = "epcjrnal"
-	journalHeaderSize = 32
-	recordMarker      = "rec\n"
-	recordHeaderSize  = 24
-	maxRecord         = 64 << 10
-	maxText           = 4 << 10 // of a reason or an event
-	maxJournal        = 4 << 20 // then it is written anew, with what still counts
-	maxJournalRead    = 256 << 20
-	maxEvents         = 8 << 10 // kept when it is written anew
 )
 
 // journal is the file, and in memory what it says.
@@ -107,111 +74,6 @@ func (j *journal) keepDamaged(why string) error {
 		return err
 	}
 	return cas.SetAside(j.fs, j.dir, aside, why)
-}
-
-// parseJournal calls fn with every sound record. torn says that the file ends
-// within a record, as after a crash; damage, that sound records follow a bad
-// one, or that the header is bad.
-func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage error) {
-	if len(file) < journalHeaderSize {
-		return false, &DamageError{"journal", "its header is cut off"}
-	}
-	if string(file[:8]) != journalMagic {
-		return false, &DamageError{"journal", "it does not begin as a journal does"}
-	}
-	if v := binary.LittleEndian.Uint32(file[8:]); v > formatVersion {
-		return false, &NewerError{"journal", v}
-	}
-	if sum := blake3.Sum256(file[:16]); !bytes.Equal(sum[:16], file[16:32]) {
-		damage = &DamageError{"journal", "its header has a wrong checksum"}
-	}
-	for at := journalHeaderSize; at < len(file); {
-		body, n := parseRecord(file[at:])
-		if n == 0 {
-			next := nextRecord(file, at+1)
-			if next < 0 {
-				return true, damage
-			}
-			damage = &DamageError{"journal", fmt.Sprintf("no sound record at offset %d to %d", at, next)}
-			at = next
-			continue
-		}
-		var rec manifestpb.Record
-		err := proto.Unmarshal(body, &rec)
-		if err == nil {
-			err = fn(&rec)
-		}
-		if err != nil {
-			damage = &DamageError{"journal", fmt.Sprintf("record at offset %d: %v", at, err)}
-		}
-		at += n
-	}
-	return false, damage
-}
-
-// parseRecord returns the body of the record that b begins with and the length
-// of the whole, or 0.
-func parseRecord(b []byte) (body []byte, n int) {
-	if len(b) < recordHeaderSize || string(b[:4]) != recordMarker {
-		return nil, 0
-	}
-	size := binary.LittleEndian.Uint32(b[4:])
-	if size > maxRecord || int(size) > len(b)-recordHeaderSize {
-		return nil, 0
-	}
-	body = b[recordHeaderSize : recordHeaderSize+int(size)]
-	if sum := recordSum(b[:8], body); !bytes.Equal(sum[:], b[8:24]) {
-		return nil, 0
-	}
-	return body, recordHeaderSize + int(size)
-}
-
-// nextRecord returns where the next sound record begins, or -1.
-func nextRecord(file []byte, from int) int {
-	for from < len(file) {
-		i := bytes.Index(file[from:], []byte(recordMarker))
-		if i < 0 {
-			return -1
-		}
-		if _, n := parseRecord(file[from+i:]); n > 0 {
-			return from + i
-		}
-		from += i + 1
-	}
-	return -1
-}
-
-func recordSum(head, body []byte) [16]byte {
-	h := blake3.New()
-	_, _ = h.Write(head) // never fails
-	_, _ = h.Write(body)
-	var sum [16]byte
-	copy(sum[:], h.Sum(nil))
-	return sum
-}
-
-func appendJournalHeader(b []byte) []byte {
-	start := len(b)
-	b = append(b, journalMagic...)
-	b = binary.LittleEndian.AppendUint32(b, formatVersion)
-	b = binary.LittleEndian.AppendUint32(b, 0)
-	sum := blake3.Sum256(b[start:])
-	return append(b, sum[:16]...)
-}
-
-func appendRecord(b []byte, rec *manifestpb.Record) ([]byte, error) {
-	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(rec)
-	if err != nil {
-		return b, err
-	}
-	if len(body) > maxRecord {
-		return b, fmt.Errorf("journal record of %d bytes, more than %d", len(body), maxRecord)
-	}
-	start := len(b)
-	b = append(b, recordMarker...)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
-	sum := recordSum(b[start:], body)
-	return append(append(b, sum[:]...), body...), nil
 }
 
 // apply takes a record into memory.
@@ -465,31 +327,6 @@ func (j *journal) close() error {
 		j.file = nil
 	}
 	return err
-}
-
-// readFile reads a whole file of at most limit bytes.
-func readFile(fsys cas.FS, path string, limit int64) ([]byte, error) {
-	f, err := fsys.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	b, err := readAll(fsys, f, limit)
-	return b, errors.Join(err, f.Close())
-}
-
-func readAll(fsys cas.FS, f *os.File, limit int64) ([]byte, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, &DamageError{f.Name(), fmt.Sprintf("%s of %d bytes, not a file of at most %d", info.Mode().Type(), info.Size(), limit)}
-	}
-	b := make([]byte, info.Size())
-	if n, err := fsys.ReadAt(f, b, 0); err != nil && (err != io.EOF || n < len(b)) {
-		return nil, err
-	}
-	return b, nil
 }
 
 // trimTime takes off what no file keeps: monotonic reading and time zone.

@@ -1,0 +1,35 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// readFile reads a whole file of at most limit bytes.
+func readFile(fsys cas.FS, path string, limit int64) ([]byte, error) {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	b, err := readAll(fsys, f, limit)
+	return b, errors.Join(err, f.Close())
+}
+
+func readAll(fsys cas.FS, f *os.File, limit int64) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, &DamageError{f.Name(), fmt.Sprintf("%s of %d bytes, not a file of at most %d", info.Mode().Type(), info.Size(), limit)}
+	}
+	b := make([]byte, info.Size())
+	if n, err := fsys.ReadAt(f, b, 0); err != nil && (err != io.EOF || n < len(b)) {
+		return nil, err
+	}
+	return b, nil
+}
