@@ -103,7 +103,7 @@ func (c *Cache) open() error {
 		return fmt.Errorf("staging: %w", err)
 	}
 	c.memo = newMemo(c.index)
-	c.probes = newProbes(c.compiler, c.index)
+	c.probes = newProbes(c.compiler, c.index, c.now)
 	c.uses.since = make(map[index.BuildID]*use)
 	for _, spec := range c.options.Runtimes {
 		rt := explicitRuntime(spec, true)

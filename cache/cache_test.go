@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -26,6 +27,7 @@ type bench struct {
 	testing.TB
 	cache    *Cache
 	compiler *standin.Compiler
+	wrap     compilers.Compiler // nil: compiler itself
 	state    string
 	runtime  string
 	later    atomic.Int64 // nanoseconds, added to the cache's clock
@@ -50,7 +52,7 @@ func (b *bench) library(version string) {
 
 func (b *bench) open() {
 	c, err := Open(b.state, Options{
-		Compiler: b.compiler, Runtimes: []compilers.Runtime{{Directory: b.runtime}},
+		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
 		Now: func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
 	})
 	require.NoError(b, err)

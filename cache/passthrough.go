@@ -74,7 +74,7 @@ func (c *Cache) judge(ctx context.Context, rc *runtimeContent, ep EP, info strin
 		return compilers.Unknown, fmt.Errorf("the runtime has no %s", ep.Name)
 	}
 	key := c.probes.key("verdict", rc, []byte(ep.Name+"\x00"+info))
-	return remember(ctx, c.probes, key, false, func(ctx context.Context) (compilers.Verdict, error) {
+	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.Verdict, error) {
 		options, err := fillOptions(ep.Name, ep.Options, lib)
 		if err != nil {
 			return compilers.Unknown, err

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -22,25 +23,38 @@ type probes struct {
 	compiler compilers.Compiler
 	book     memoBook
 	machine  [32]byte // processor, devices and driver versions, as of the start
+	now      func() time.Time
 
 	flight singleflight.Group
 	mu     sync.Mutex
-	known  map[string]any // guarded by mu; what find gave, by key
+	known  map[string]found // guarded by mu; by key
 }
 
-func newProbes(compiler compilers.Compiler, book memoBook) *probes {
-	return &probes{compiler: compiler, book: book, machine: machineStamp(), known: make(map[string]any)}
+// found is what a probe gave.
+type found struct {
+	value any
+	until time.Time // zero: for good
 }
 
-// remember runs find once for the key, however many ask, and keeps what it found.
-func remember[T any](ctx context.Context, p *probes, key string, fresh bool, find func(context.Context) (T, error)) (T, error) {
+// failureHolds is how long what went wrong with an EP is answered without trying again: long enough that a library
+// which crashes does not do so for each request, and short, for what was missing may have come, and nothing that
+// we look at need tell of it.
+const failureHolds = 30 * time.Second
+
+func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time) *probes {
+	return &probes{compiler: compiler, book: book, machine: machineStamp(), now: now, known: make(map[string]found)}
+}
+
+// remember runs find once for the key, however many ask, and keeps what it found: for good, or for a while only if
+// lasts says no.
+func remember[T any](ctx context.Context, p *probes, key string, fresh bool, lasts func(T) bool, find func(context.Context) (T, error)) (T, error) {
 	var out T
 	if !fresh {
 		if v, ok := p.load(key).(T); ok {
 			return v, nil
 		}
 		if raw, ok := p.book.Memo([]byte("probe:" + key)); ok && json.Unmarshal(raw, &out) == nil {
-			p.hold(key, out)
+			p.hold(key, out, true)
 			return out, nil
 		}
 	}
@@ -55,7 +69,10 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, fin
 		if err != nil {
 			return nil, err
 		}
-		p.hold(key, v)
+		p.hold(key, v, lasts(v))
+		if !lasts(v) {
+			return v, nil
+		}
 		// Not saved costs a probe at the next start, nothing else.
 		_ = p.book.SaveMemo([]byte("probe:"+key), raw)
 		return v, nil
@@ -74,13 +91,21 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, fin
 func (p *probes) load(key string) any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.known[key]
+	f := p.known[key]
+	if !f.until.IsZero() && p.now().After(f.until) {
+		return nil
+	}
+	return f.value
 }
 
-func (p *probes) hold(key string, v any) {
+func (p *probes) hold(key string, v any, lasts bool) {
+	f := found{value: v}
+	if !lasts {
+		f.until = p.now().Add(failureHolds)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known[key] = v
+	p.known[key] = f
 }
 
 // key covers what a probe's result depends on: the machine, ONNX Runtime's version, and every EP's bytes.
@@ -97,10 +122,20 @@ func (p *probes) key(kind string, rc *runtimeContent, more []byte) string {
 
 // facts lists the devices of the runtime's EPs.
 func (p *probes) facts(ctx context.Context, rc *runtimeContent, fresh bool) (compilers.Facts, error) {
-	return remember(ctx, p, p.key("devices", rc, nil), fresh, func(ctx context.Context) (compilers.Facts, error) {
+	// What is wrong with a library may lie in the ONNX Runtime beside it, and the error names both.
+	key := p.key("devices", rc, []byte(rc.spec.ORTLibrary))
+	return remember(ctx, p, key, fresh, allWork, func(ctx context.Context) (compilers.Facts, error) {
 		return p.compiler.Probe(ctx, rc.spec)
 	})
 }
+
+// allWork tells whether every EP loads and lists a device.
+func allWork(f compilers.Facts) bool {
+	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
+}
+
+// always: an EP that compiles one node is known for good.
+func always[T any](T) bool { return true }
 
 // fingerprints compiles one node with each EP, as the request would have it.
 func (p *probes) fingerprints(ctx context.Context, rc *runtimeContent, eps []compilers.EP, fresh bool) ([]compilers.Fingerprint, error) {
@@ -108,7 +143,7 @@ func (p *probes) fingerprints(ctx context.Context, rc *runtimeContent, eps []com
 	if err != nil {
 		return nil, err
 	}
-	marks, err := remember(ctx, p, p.key("fingerprint", rc, more), fresh, func(ctx context.Context) ([]compilers.Fingerprint, error) {
+	marks, err := remember(ctx, p, p.key("fingerprint", rc, more), fresh, always, func(ctx context.Context) ([]compilers.Fingerprint, error) {
 		return p.compiler.Fingerprint(ctx, rc.spec, eps)
 	})
 	if err == nil && len(marks) != len(eps) {

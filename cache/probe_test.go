@@ -1,0 +1,75 @@
+package cache
+
+import (
+	"context"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+)
+
+// ailing is a compiler whose execution providers do not load for the time being: a driver's library is not there.
+type ailing struct {
+	*standin.Compiler
+	ill atomic.Bool
+}
+
+func (a *ailing) Probe(ctx context.Context, r compilers.Runtime) (compilers.Facts, error) {
+	facts, err := a.Compiler.Probe(ctx, r)
+	if a.ill.Load() {
+		for i := range facts.EPs {
+			facts.EPs[i].Devices, facts.EPs[i].Error = nil, r.EPs[i].Path+": libdriver.so: no such file"
+		}
+	}
+	return facts, err
+}
+
+func newAiling(t *testing.T) (*bench, *ailing) {
+	b := newBench(t)
+	a := &ailing{Compiler: b.compiler}
+	a.ill.Store(true)
+	b.close()
+	b.wrap = a
+	b.open()
+	return b, a
+}
+
+func TestFailedProbeIsTriedAgain(t *testing.T) {
+	b, a := newAiling(t)
+	r := b.request(b.model(1))
+	e := b.refused(r)
+	require.Equal(t, Unavailable, e.Class)
+	require.Contains(t, e.Text, "libdriver.so")
+	probes := a.Probes.Load()
+	b.refused(r)
+	require.Equal(t, probes, a.Probes.Load(), "a library that crashes does not do so for each request")
+
+	a.ill.Store(false)
+	b.later.Store(int64(failureHolds + time.Second))
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+}
+
+func TestFailedProbeDoesNotOutliveTheDaemon(t *testing.T) {
+	b, a := newAiling(t)
+	b.refused(b.request(b.model(1)))
+	a.ill.Store(false)
+	b.reopen()
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+}
+
+// Two runtimes may have equal libraries, and only one of them an ONNX Runtime that can load it.
+func TestFailedProbeIsOfOneRuntime(t *testing.T) {
+	b, _ := newAiling(t)
+	b.refused(b.request(b.model(1)))
+	other := filepath.Join(t.TempDir(), "other")
+	_, err := standin.Library(other, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	r := b.request(b.model(1))
+	r.Runtime.Directory = other
+	require.Contains(t, b.refused(r).Text, other)
+}
