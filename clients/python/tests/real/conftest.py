@@ -77,8 +77,8 @@ def start(programs: Path) -> Iterator[Callable[..., Daemon]]:
     """Starts daemons on stores of their own; each is checked and stopped after the module's tests."""
     started: list[Daemon] = []
 
-    def begin(*runtimes: Path) -> Daemon:
-        started.append(Daemon(programs, list(runtimes)))
+    def begin(*runtimes: Path, configuration: str = "") -> Daemon:
+        started.append(Daemon(programs, list(runtimes), configuration))
         return started[-1]
 
     yield begin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -24,15 +23,18 @@ class Daemon:
     no more than 107 bytes.
     """
 
-    def __init__(self, programs: Path, runtimes: list[Path]) -> None:
+    def __init__(self, programs: Path, runtimes: list[Path], configuration: str = "") -> None:
         self._programs = programs
         self._folder = Path(tempfile.mkdtemp(prefix="epcached-real-"))
         self.state = self._folder / "state"
         self.socket = str(self._folder / "s")
+        # As /var/lib has it: what is below has to be closed by itself.
+        self._folder.chmod(0o755)
         self._log = open(self._folder / "log", "w+")
+        (self._folder / "epcached.toml").write_text(configuration)
         named = [argument for runtime in runtimes for argument in ("--runtime", str(runtime))]
         self._process = subprocess.Popen(
-            [programs / "epcached", "--state", self.state, "--socket", self.socket, *named],
+            [programs / "epcached", "--state", self.state, "--socket", self.socket, "--config", self._folder / "epcached.toml", *named],
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
         )  # fmt: skip
         self._wait_until_it_answers()
@@ -96,8 +98,3 @@ class Daemon:
             self.stop()
             self._log.close()
             shutil.rmtree(self._folder)
-
-
-def owner() -> int:
-    """The user that daemons of tests run as."""
-    return os.geteuid()

@@ -1,0 +1,77 @@
+"""Another user than the daemon's loads what the descriptor of a view leads to, and gets nowhere else with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import child
+import epcache
+import pytest
+from daemon import Daemon
+
+OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
+CASES = {"openvino": ("openvino-1.8.1", OPENVINO, {}), "qnn": ("qnn-2.7.0", QNN, {"soc_model": "60", "enable_htp_fp16_precision": "1"})}
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user: run `make test` as root")
+
+
+@pytest.fixture(scope="module")
+def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
+    return start(runtime("openvino-1.8.1"), runtime("qnn-2.7.0"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loads_by_descriptor_and_reaches_nothing_else(
+    case: str, daemon: Daemon, runtime: Callable[[str], Path], models: Any
+) -> None:
+    """The daemon's folders are closed to others, which is the default."""
+    name, ep, options = CASES[case]
+    where = runtime(name)
+    plain = child.run("plain", where, model=models.entry("tiny-mlp"), path=str(models.path("tiny-mlp")), ep=ep, options=options, level="")
+    with epcache.Client(daemon.socket, hello_limit=10) as client:
+        wishes = {"eps": (f"{ep}:CPU", options), "runtime": str(where)}
+        with client.acquire(models.path("tiny-mlp"), **wishes) as held, client.acquire(models.path("tiny-convolution"), **wishes) as other:
+            assert held.fd is not None and len(held.files) == 2, "a graph and its sidecar"
+            scope = os.path.dirname(other.view)
+            assert os.path.dirname(held.view) == scope, "or they are no siblings"
+            result = child.run(
+                "other_user", where, descriptors=[held.fd],
+                model=models.entry("tiny-mlp"), ep=ep, options=options, fd=held.fd, graph=held.graph,
+                provider_options=held.provider_options[ep], sibling={"scope": scope, "view": other.view, "graph": other.graph},
+            )  # fmt: skip
+    assert result["user"] == [65534] * 3
+    assert result["providers"][0] == ep
+    assert result["outputs"] == plain["sidecar"]["outputs"]
+    assert result["listed"] == [os.path.dirname(held.graph)]
+    # The ways are real: root gets through each of them.
+    assert set(result["as root"].values()) == {"reached"}, result["as root"]
+    assert set(result["as nobody"].values()) == {"EACCES"}, result["as nobody"]
+    assert set(result["writes"].values()) <= {"EACCES", "EPERM"}, result["writes"]
+
+
+def test_path_access_opens_the_shared_scope_and_no_more(
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path
+) -> None:
+    """Whoever is told a shared view's name may load by path; names cannot be listed, and private views stay closed."""
+    where = runtime("openvino-1.8.1")
+    daemon = start(where, configuration="path_access = true")
+    private = tmp_path / "private.onnx"
+    private.write_bytes(models.path("tiny-convolution").read_bytes())
+    private.chmod(0o600)
+    with epcache.Client(daemon.socket, hello_limit=10) as client:
+        wishes = {"eps": f"{OPENVINO}:CPU", "runtime": str(where)}
+        with client.acquire(models.path("tiny-mlp"), **wishes) as shared, client.acquire(private, **wishes) as own:
+            results = [
+                child.run(
+                    "other_user", where, descriptors=[shared.fd],
+                    model=models.entry("tiny-mlp"), ep=OPENVINO, options={}, fd=shared.fd, graph=shared.graph,
+                    provider_options=shared.provider_options[OPENVINO],
+                    sibling={"scope": os.path.dirname(view.view), "view": view.view, "graph": view.graph},
+                )["as nobody"]
+                for view in (shared, own)
+            ]  # fmt: skip
+    assert (results[0]["open by name"], results[0]["list the scope by name"], results[0]["list fd/.."]) == ("reached", "EACCES", "EACCES")
+    assert (results[1]["open by name"], results[1]["list by name"], results[1]["list the scope by name"]) == ("EACCES",) * 3
