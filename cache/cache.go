@@ -194,6 +194,10 @@ func (c *Cache) emptyStaging() error {
 
 // removeLeftovers removes blobs that no manifest refers to: what a put left that was never acknowledged.
 func (c *Cache) removeLeftovers(ctx context.Context) error {
+	if !c.index.Complete() {
+		c.log.Warn("leftovers stay: there are builds that this version cannot read")
+		return nil
+	}
 	var lost []cas.Digest
 	err := c.cas.Walk(ctx, func(d cas.Digest, _ int64) error {
 		ids, err := c.index.Needs(d)
@@ -216,6 +220,9 @@ func (c *Cache) removeLeftovers(ctx context.Context) error {
 func (c *Cache) removeUnneeded(d cas.Digest) (bool, error) {
 	c.publishing.Lock()
 	defer c.publishing.Unlock()
+	if !c.index.Complete() {
+		return false, nil // there are builds that cannot be read, and nobody knows what they need
+	}
 	ids, err := c.index.Needs(d)
 	if err != nil || len(ids) > 0 {
 		return false, err

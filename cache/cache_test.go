@@ -528,3 +528,22 @@ func TestAskingForTheKeyFirst(t *testing.T) {
 	r.OnMiss = Wait
 	require.NotZero(t, b.acquire(r).Build.BuildKey, "a plan that was made for its key lacks the build key")
 }
+
+func TestBlobsOfANewerVersionStay(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.request(b.model(1)))
+	b.close()
+	manifest := filepath.Join(b.state, "manifests", a.Build.ID.String()[:2], a.Build.ID.String())
+	text, err := os.ReadFile(manifest)
+	require.NoError(t, err)
+	require.NoError(t, os.Chmod(manifest, 0o600))
+	text[8] = 0xff // the version, see doc/format.md
+	require.NoError(t, os.WriteFile(manifest, text, 0o600))
+	b.open()
+	require.False(t, b.cache.index.Complete())
+	removed, err := b.cache.removeUnneeded(a.Build.Files[1].Digest)
+	require.NoError(t, err)
+	require.False(t, removed, "after an upgrade is taken back, the newer version's builds are not this one's to judge")
+	require.NoError(t, b.cache.removeLeftovers(context.Background()))
+	require.True(t, b.cache.cas.Has(a.Build.Files[1].Digest))
+}

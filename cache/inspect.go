@@ -218,6 +218,9 @@ func (c *Cache) Status(ctx context.Context) (Status, error) {
 	if why := c.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
 	}
+	for _, f := range c.index.Problems() {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
+	}
 	if len(c.runtimes.all()) == 0 {
 		s.Warnings = append(s.Warnings, "no runtime is registered: nothing can be compiled for clients that bring none")
 	}

@@ -104,10 +104,12 @@ func Open(dir string, o Options) (*Index, error) {
 }
 
 func (x *Index) open() error {
+	_, err := os.Lstat(x.manifests)
+	first := errors.Is(err, fs.ErrNotExist) // a new store: that it has no database is no loss
 	if err := x.makeFolders(); err != nil {
 		return err
 	}
-	var damage, err error
+	var damage error
 	x.journal, damage, err = openJournal(x.fs, x.dir)
 	if err != nil {
 		return err
@@ -119,7 +121,7 @@ func (x *Index) open() error {
 	if err != nil {
 		return err
 	}
-	if why != "" {
+	if why != "" && !first {
 		x.wasRebuilt(errors.New(why))
 	}
 	if err := x.reconcile(why != ""); err != nil {
