@@ -536,9 +536,10 @@ func TestBlobsOfANewerVersionStay(t *testing.T) {
 	manifest := filepath.Join(b.state, "manifests", a.Build.ID.String()[:2], a.Build.ID.String())
 	text, err := os.ReadFile(manifest)
 	require.NoError(t, err)
-	require.NoError(t, os.Chmod(manifest, 0o600))
+	require.NoError(t, os.Remove(manifest))
 	text[8] = 0xff // the version, see doc/format.md
-	require.NoError(t, os.WriteFile(manifest, text, 0o600))
+	newer := index.BuildID{1, 2, 3}.String()
+	require.NoError(t, os.WriteFile(filepath.Join(b.state, "manifests", newer[:2], newer), text, 0o600))
 	b.open()
 	require.False(t, b.cache.index.Complete())
 	removed, err := b.cache.removeUnneeded(a.Build.Files[1].Digest)
