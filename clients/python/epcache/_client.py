@@ -328,10 +328,8 @@ class _Call:
 
     def _ask(self, connection: Connection, locations: list[str]) -> Artefact | list[str]:
         with self._opened(locations) as (body, descriptors):
-            started = time.monotonic()
             connection.start({"acquire": body}, descriptors, self.deadline)
             envelope, received = self._answer(connection)
-            seconds = time.monotonic() - started
         try:
             if "need" in envelope:
                 return _checked_locations(envelope["need"]["locations"])
@@ -339,7 +337,7 @@ class _Call:
             if reply is None:
                 raise _errors.ProtocolError("the daemon's answer to an Acquire is something else")
             artefact = _artefact(reply, received)
-            artefact.round_trip_seconds = seconds
+            artefact.round_trip_seconds = connection.received_at - connection.sent_at
             return artefact
         finally:
             close_all(received)

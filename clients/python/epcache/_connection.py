@@ -39,6 +39,7 @@ class Connection:
     def __init__(self, path: str, deadline: float, name: str) -> None:
         self.path = path
         self.pid = os.getpid()
+        self.sent_at = self.received_at = 0.0  # of the last request's first byte, and the last frame's last; perf_counter()
         self._request = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -78,6 +79,7 @@ class Connection:
         excess = max(0, len(descriptors) - MAX_DESCRIPTORS)
         # Made before anything is sent: a request that does not fit leaves the connection as it was.
         frame = _frame(self._request, body, len(descriptors) - excess)
+        self.sent_at = time.perf_counter()
         for at in range(0, excess, MAX_DESCRIPTORS):
             part = descriptors[at : min(at + MAX_DESCRIPTORS, excess)]
             self._send(_frame(self._request, {"attach": {}}, len(part)), part, deadline)
@@ -138,7 +140,9 @@ class Connection:
             (length,) = struct.unpack("<I", header)
             if not 1 <= length <= MAX_FRAME:
                 raise _errors.ProtocolError(f"{self.path}: a frame of {length} bytes")
-            envelope = self._decode(self._exactly(length, deadline))
+            data = self._exactly(length, deadline)
+            self.received_at = time.perf_counter()
+            envelope = self._decode(data)
             if envelope["descriptors"] != len(descriptors):
                 wanted, got = envelope["descriptors"], len(descriptors)
                 raise _errors.ProtocolError(f"{self.path}: a frame announces {wanted} descriptors and has {got}")

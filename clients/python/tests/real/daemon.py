@@ -62,7 +62,7 @@ class Daemon:
 
     def compiles(self) -> int:
         """Returns how many compiles succeeded since the store was made."""
-        return int(self.control("status")["counters"].get("compiles", 0))
+        return int(self.control("status")["compiles"])
 
     def object_path(self, digest: str) -> Path:
         """Returns the file in which the store keeps the blob."""

@@ -30,7 +30,8 @@ def test_loads_by_descriptor_and_reaches_nothing_else(
     """The daemon's folders are closed to others, which is the default."""
     name, ep, options = CASES[case]
     where = runtime(name)
-    plain = child.run("plain", where, model=models.entry("tiny-mlp"), path=str(models.path("tiny-mlp")), ep=ep, options=options, level="")
+    path = str(models.path("tiny-mlp"))
+    plain = child.run("plain", where, model=models.entry("tiny-mlp"), path=path, ep=ep, options=options, level="basic")
     with epcache.Client(daemon.socket, hello_limit=10) as client:
         wishes = {"eps": (f"{ep}:CPU", options), "runtime": str(where)}
         with client.acquire(models.path("tiny-mlp"), **wishes) as held, client.acquire(models.path("tiny-convolution"), **wishes) as other:

@@ -58,6 +58,8 @@ def exact(arrays: list[np.ndarray]) -> list[dict[str, Any]]:
 
 
 def blank(array: np.ndarray) -> bool:
+    if array.dtype.kind not in "fiub":
+        return array.size == 0
     return not (np.isfinite(array) & (array != 0)).any()
 
 

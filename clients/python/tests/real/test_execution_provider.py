@@ -1,0 +1,120 @@
+"""Sessions run on the execution provider that was asked for: from the cache, without a daemon, and when things go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import child
+import inputs
+import numpy as np
+import onnx
+import pytest
+from daemon import Daemon
+from onnx import helper, numpy_helper
+
+OPENVINO = "OpenVINOExecutionProvider"
+EXACT = {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}
+
+
+@pytest.fixture(scope="module")
+def where(runtime: Callable[[str], Path]) -> Path:
+    return runtime("openvino-1.8.1")
+
+
+@pytest.fixture
+def daemon(start: Callable[..., Daemon], where: Path) -> Daemon:
+    return start(where)
+
+
+@pytest.fixture
+def ask(where: Path, models: Any) -> Callable[..., Any]:
+    """Makes sessions for tiny-mlp in a child that looks for its daemon at the given socket."""
+
+    def sessions(socket: str, ep: Any = (f"{OPENVINO}:CPU", EXACT), **more: Any) -> Any:
+        arguments = {"model": models.entry("tiny-mlp"), "path": str(models.path("tiny-mlp")), "ep": ep}
+        return child.run("sessions", where, environment={"EPCACHE_SOCKET": socket}, **arguments, **more)["sessions"]
+
+    return sessions
+
+
+def require_on_the_provider(session: dict[str, Any], models: Any) -> None:
+    """Every node was executed by OpenVINO, as ONNX Runtime's own profile tells, and the outputs are right."""
+    assert "error" not in session, session
+    assert session["executed by"] == [OPENVINO]
+    assert session["providers"][0] == OPENVINO
+    weights = {t.name: numpy_helper.to_array(t) for t in onnx.load(models.path("tiny-mlp")).graph.initializer}
+    x = inputs.make(models.entry("tiny-mlp"))["x"]
+    for layer in range(2):
+        x = np.maximum(x @ weights[f"weight{layer}"] + weights[f"bias{layer}"], 0)
+    np.testing.assert_allclose(np.array(session["values"][0], np.float32), x, rtol=1e-4, atol=1e-4)
+
+
+def test_from_the_cache(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
+    first, second = ask(daemon.socket, times=2)
+    assert (first["outcome"], second["outcome"]) == ("compiled", "hit")
+    for session in (first, second):
+        require_on_the_provider(session, models)
+        assert session["warnings"] == []
+    assert first["outputs"] == second["outputs"]
+
+
+def test_without_a_daemon(ask: Callable[..., Any], models: Any, tmp_path: Path) -> None:
+    (session,) = ask(str(tmp_path / "nobody"))
+    assert session["outcome"] == "no daemon"
+    require_on_the_provider(session, models)
+    assert len(session["warnings"]) == 1
+
+
+def test_with_a_daemon_that_was_stopped(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
+    assert daemon.stop() == 0
+    (session,) = ask(daemon.socket)
+    assert session["outcome"] == "no daemon"
+    require_on_the_provider(session, models)
+
+
+def test_with_a_daemon_that_does_not_answer(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
+    daemon.freeze()
+    try:
+        (session,) = ask(daemon.socket)
+    finally:
+        daemon.thaw()
+    assert session["outcome"] == "no daemon"
+    assert session["seconds"] < 5  # or the application waited for it: the plain session itself takes part of a second
+    require_on_the_provider(session, models)
+
+
+def test_with_an_artefact_that_does_not_load(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
+    """ONNX Runtime would print a line, go on with its CPU execution provider, and nobody would know."""
+    (before,) = ask(daemon.socket)
+    (session,) = ask(daemon.socket, truncate_in=str(daemon.state))
+    (after,) = ask(daemon.socket)
+    assert (before["outcome"], session["outcome"], after["outcome"]) == ("compiled", "failed", "compiled")
+    assert "does not load" in session["why"] and len(session["warnings"]) == 1
+    for one in (before, session, after):
+        require_on_the_provider(one, models)
+
+
+@pytest.mark.parametrize("ep", [f"{OPENVINO}:NPU", "NoSuchExecutionProvider"])
+@pytest.mark.parametrize("there", [True, False], ids=["with a daemon", "without"])
+def test_missing_provider_or_device_is_an_error(there: bool, ep: str, daemon: Daemon, ask: Callable[..., Any], tmp_path: Path) -> None:
+    (session,) = ask(daemon.socket if there else str(tmp_path / "nobody"), ep=ep)
+    assert session.get("error") == "Unavailable", session
+
+
+def test_model_that_the_provider_takes_nothing_of(daemon: Daemon, where: Path, tmp_path: Path) -> None:
+    """Such a model runs on the CPU in plain ONNX Runtime as well; what epcache adds is that it says so."""
+    text = onnx.TensorProto.STRING
+    graph = helper.make_graph(
+        [helper.make_node("StringNormalizer", ["x"], ["y"])], "text",
+        [helper.make_tensor_value_info("x", text, [1])], [helper.make_tensor_value_info("y", text, [1])],
+    )  # fmt: skip
+    path = tmp_path / "text.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    model = {"dimensions": {}, "inputs": {"x": {"dtype": "str", "shape": [1], "fill": "constant", "value": "text"}}}
+    arguments = {"model": model, "path": str(path), "ep": f"{OPENVINO}:CPU"}
+    (session,) = child.run("sessions", where, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments)["sessions"]
+    assert session["outcome"] == "failed"
+    (warning,) = session["warnings"]
+    assert "took no node" in warning and "StringNormalizer" in warning
