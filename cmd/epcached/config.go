@@ -3,9 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
@@ -19,9 +21,9 @@ import (
 type settings struct {
 	State          string            `toml:"state"`
 	Socket         string            `toml:"socket"`
-	LogLevel       string            `toml:"log_level"`
+	LogLevel       logLevel          `toml:"log_level"`
 	Worker         string            `toml:"worker"`         // path of epcached-ort; default: beside this program
-	Jobs           int               `toml:"jobs"`           // compiles at the same time; default: one per processor
+	Jobs           uint32            `toml:"jobs"`           // compiles at the same time; 0: one per processor
 	PathAccess     bool              `toml:"path_access"`    // shared models may be opened by path by every local user
 	Administrators []uint32          `toml:"administrators"` // user ids
 	AllowOptions   []string          `toml:"allow_options"`  // "EP/option", "session/key"
@@ -39,19 +41,36 @@ type runtimeSettings struct {
 	EPLibraries map[string]string `toml:"ep_libraries"` // by execution provider
 }
 
-// limitSettings bound one compile.
+// limitSettings bound one compile; 0: the default.
 type limitSettings struct {
 	WallSeconds float64 `toml:"wall_seconds"`
-	MemoryBytes int64   `toml:"memory_bytes"`
-	OutputBytes int64   `toml:"output_bytes"`
+	MemoryBytes uint64  `toml:"memory_bytes"`
+	OutputBytes uint64  `toml:"output_bytes"`
 }
+
+// logLevel is "debug", "info", "warn" or "error".
+type logLevel struct{ slog.Level }
+
+// UnmarshalText refuses what is no level, so that a configuration's error names the line.
+func (l *logLevel) UnmarshalText(text []byte) error {
+	if err := l.Level.UnmarshalText(text); err != nil {
+		return fmt.Errorf("log level %q: it is one of debug, info, warn, error", text)
+	}
+	return nil
+}
+
+// Set and Type make it a flag's value.
+func (l *logLevel) Set(text string) error { return l.UnmarshalText([]byte(text)) }
+
+// Type is what help calls the value.
+func (l *logLevel) Type() string { return "level" }
 
 func (s *settings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.State, "state", "", "state directory `DIR`, where models are kept")
 	f.StringVar(&s.Socket, "socket", "", "Unix socket `PATH` to answer on")
 	f.StringArrayVar(&s.flags.runtimes, "runtime", nil, "`DIR` with ONNX Runtime and execution providers, as pip --target or a virtual environment leaves it; repeatable")
 	f.StringVar(&s.config, "config", "", "configuration `FILE` (TOML)")
-	f.StringVar(&s.LogLevel, "log-level", "", "debug, info, warn or error (default info)")
+	f.Var(&s.LogLevel, "log-level", "least `LEVEL` that is logged: debug, info, warn or error")
 }
 
 // load reads the configuration file under the flags that were given, and fills in the defaults.
@@ -59,7 +78,7 @@ func (s *settings) load(given *pflag.FlagSet) error {
 	file := settings{}
 	if s.config != "" {
 		if err := readConfig(s.config, &file); err != nil {
-			return usageError{err}
+			return usageError{fmt.Errorf("configuration %s%w", s.config, err)}
 		}
 	}
 	if given.Changed("state") {
@@ -82,38 +101,68 @@ func (s *settings) load(given *pflag.FlagSet) error {
 }
 
 // readConfig is strict: a field that is not known is an error with its line, for a misspelled limit is no limit.
+// The error is to be put behind the file's name, with no space between.
 func readConfig(path string, to *settings) error {
 	f, err := os.Open(path)
+	var e *fs.PathError
+	if errors.As(err, &e) {
+		return fmt.Errorf(": %w", e.Err)
+	}
 	if err != nil {
-		return fmt.Errorf("configuration: %w", err)
+		return fmt.Errorf(": %w", err)
 	}
 	defer f.Close()
 	err = toml.NewDecoder(f).DisallowUnknownFields().Decode(to)
-	var syntax *toml.DecodeError
+	var wrong *toml.DecodeError
 	var unknown *toml.StrictMissingError
 	switch {
 	case errors.As(err, &unknown):
-		row, col := unknown.Errors[0].Position()
-		return fmt.Errorf("configuration %s:%d:%d: unknown field %q", path, row, col, joinKey(unknown.Errors[0].Key()))
-	case errors.As(err, &syntax):
-		row, col := syntax.Position()
-		return fmt.Errorf("configuration %s:%d:%d: %w", path, row, col, err)
+		return errors.New(unknownFields(unknown))
+	case errors.As(err, &wrong):
+		return errors.New(wrongField(wrong))
 	case err != nil:
-		return fmt.Errorf("configuration %s: %w", path, err)
+		return fmt.Errorf(": %w", err)
+	}
+	if err := to.check(); err != nil {
+		return fmt.Errorf(": %w", err)
 	}
 	return nil
 }
 
-func joinKey(k toml.Key) string {
-	out := ""
-	for i, part := range k {
-		if i > 0 {
-			out += "."
-		}
-		out += part
+// check finds what is wrong with values that TOML cannot know about.
+func (s *settings) check() error {
+	if s.Limits.WallSeconds < 0 {
+		return fmt.Errorf("field \"limits.wall_seconds\": %v is less than nothing", s.Limits.WallSeconds)
 	}
-	return out
+	for i, rt := range s.Runtimes {
+		if (rt.Directory == "") == (rt.ORTLibrary == "") {
+			return fmt.Errorf("runtime %d: give either directory, or ort_library and ep_libraries", i+1)
+		}
+	}
+	return nil
 }
+
+// unknownFields names each with its place; the file's name goes before.
+func unknownFields(err *toml.StrictMissingError) string {
+	var all []string
+	for _, e := range err.Errors {
+		row, col := e.Position()
+		all = append(all, fmt.Sprintf(":%d:%d: unknown field %q", row, col, joinKey(e.Key())))
+	}
+	return strings.Join(all, "; ")
+}
+
+// wrongField says what is wrong where, without the names that the fields have in this program.
+func wrongField(err *toml.DecodeError) string {
+	row, col := err.Position()
+	text, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "toml: "), " into struct field ")
+	if key := joinKey(err.Key()); key != "" {
+		text = fmt.Sprintf("field %q: %s", key, text)
+	}
+	return fmt.Sprintf(":%d:%d: %s", row, col, text)
+}
+
+func joinKey(k toml.Key) string { return strings.Join(k, ".") }
 
 // complete fills in what was not said, and makes paths absolute.
 func (s *settings) complete() error {
@@ -135,9 +184,6 @@ func (s *settings) complete() error {
 	}
 	for i := range s.Runtimes {
 		rt := &s.Runtimes[i]
-		if (rt.Directory == "") == (rt.ORTLibrary == "") {
-			return usageError{fmt.Errorf("runtime %d: give either directory, or ort_library and ep_libraries", i+1)}
-		}
 		if rt.Directory != "" {
 			abs, err := filepath.Abs(rt.Directory)
 			if err != nil {
@@ -170,17 +216,6 @@ func defaultSocket() string {
 	return unixsock.UserSocket()
 }
 
-func (s *settings) level() (slog.Level, error) {
-	if s.LogLevel == "" {
-		return slog.LevelInfo, nil
-	}
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(s.LogLevel)); err != nil {
-		return 0, usageError{fmt.Errorf("log level %q: it is one of debug, info, warn, error", s.LogLevel)}
-	}
-	return l, nil
-}
-
 func (s *settings) runtimes() []compilers.Runtime {
 	var out []compilers.Runtime
 	for _, rt := range s.Runtimes {
@@ -196,6 +231,6 @@ func (s *settings) runtimes() []compilers.Runtime {
 func (s *settings) limits() compilers.Limits {
 	return compilers.Limits{
 		Wall:   time.Duration(s.Limits.WallSeconds * float64(time.Second)),
-		Memory: s.Limits.MemoryBytes, Output: s.Limits.OutputBytes,
+		Memory: int64(s.Limits.MemoryBytes), Output: int64(s.Limits.OutputBytes),
 	}
 }

@@ -32,6 +32,13 @@ func main() {
 	os.Exit(code)
 }
 
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("argument %q: there are only flags", args[0])}
+	}
+	return nil
+}
+
 // usageError is a mistake in the call or in the configuration, not in the world.
 type usageError struct{ error }
 
@@ -55,7 +62,7 @@ Flags go before the configuration file, which goes before the defaults. The defa
 Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
 		Version:       version,
-		Args:          cobra.NoArgs,
+		Args:          noArguments,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), &s, cmd.Flags(), stderr) },

@@ -28,11 +28,7 @@ func serve(ctx context.Context, s *settings, given *pflag.FlagSet, stderr io.Wri
 	if err := s.load(given); err != nil {
 		return err
 	}
-	level, err := s.level()
-	if err != nil {
-		return err
-	}
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel.Level}))
 	worker, err := findWorker(s.Worker)
 	if err != nil {
 		return err
@@ -42,7 +38,7 @@ func serve(ctx context.Context, s *settings, given *pflag.FlagSet, stderr io.Wri
 	}
 	compiler := compilers.NewORT(compilers.ORTOptions{Worker: worker, Limits: s.limits(), Log: log})
 	c, err := cache.Open(s.State, cache.Options{
-		Compiler: compiler, Runtimes: s.runtimes(), AllowOptions: s.AllowOptions, Jobs: s.Jobs,
+		Compiler: compiler, Runtimes: s.runtimes(), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Log: log,
 	})
 	if err != nil {

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// runToEnd runs the daemon with these arguments alone, and gives its exit status and what it said.
+func runToEnd(t *testing.T, environment []string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(limited(t), filepath.Join(programs, "epcached"), args...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Env = append(os.Environ(), environment...)
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func TestVersionAndHelp(t *testing.T) {
+	status, out, errs := runToEnd(t, nil, "--version")
+	require.Zero(t, status)
+	require.Contains(t, out, "epcached")
+	require.Contains(t, out, version)
+	require.Empty(t, errs)
+
+	status, out, errs = runToEnd(t, nil, "--help")
+	require.Zero(t, status)
+	require.Empty(t, errs)
+	for _, flag := range []string{"--state DIR", "--socket PATH", "--runtime DIR", "--config FILE", "--log-level", "Exit status"} {
+		require.Contains(t, out, flag)
+	}
+}
+
+func TestWrongFlags(t *testing.T) {
+	cases := map[string]struct {
+		args []string
+		says string
+	}{
+		"unknown flag":      {[]string{"--stat", "x"}, "--stat"},
+		"an argument":       {[]string{"start"}, `"start"`},
+		"flag with nothing": {[]string{"--state"}, "--state"},
+		"log level":         {[]string{"--log-level", "loud"}, `"loud"`},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			dir := shortFolder(t)
+			args := append(c.args, "--socket", filepath.Join(dir, "s"))
+			if name != "flag with nothing" {
+				args = append(args, "--state", filepath.Join(dir, "state"))
+			} else {
+				args = c.args
+			}
+			status, out, errs := runToEnd(t, nil, args...)
+			require.Equal(t, exitUsage, status, errs)
+			require.Empty(t, out)
+			require.Contains(t, errs, c.says)
+			require.Contains(t, errs, "hint: epcached --help")
+			require.NoDirExists(t, filepath.Join(dir, "state"), "nothing was begun")
+		})
+	}
+}
+
+func TestConfigurationErrors(t *testing.T) {
+	cases := map[string]struct {
+		text string
+		says []string
+	}{
+		"unknown field":              {"state = \"/tmp/x\"\njob = 3\n", []string{":2:1:", `"job"`}},
+		"unknown field in table":     {"[limits]\nwall_seconds = 3\nmemory = 5\n", []string{":3:1:", `"limits.memory"`}},
+		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n", []string{":3:1:", "path"}},
+		"two unknown fields":         {"one = 1\ntwo = 2\n", []string{":1:1:", `"one"`, ":2:1:", `"two"`}},
+		"no TOML":                    {"jobs = 2\nwhat is this\n", []string{":2:6", "expected '='"}},
+		"wrong type":                 {"jobs = 2\nworker = 5\n", []string{":2:", "worker"}},
+		"wrong type in a table":      {"[limits]\nwall_seconds = \"long\"\n", []string{":2:", "wall_seconds"}},
+		"a text for a number":        {"\n\njobs = \"two\"\n", []string{":3:", "jobs"}},
+		"number out of range":        {"administrators = [-1]\n", []string{":1:", "administrators"}},
+		"twice":                      {"jobs = 1\njobs = 2\n", []string{":2:", "jobs"}},
+		"runtime without a place":    {"[[runtime]]\n", []string{"runtime 1", "directory"}},
+		"runtime in two places":      {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n", []string{"runtime 1", "either"}},
+		"log level":                  {"log_level = \"loud\"\n", []string{":1:", "log_level", `"loud"`, "debug"}},
+		"negative number of jobs":    {"jobs = -1\n", []string{":1:", "jobs", "-1"}},
+		"negative memory":            {"[limits]\nmemory_bytes = -5\n", []string{":2:", "limits.memory_bytes", "-5"}},
+		"negative limit":             {"[limits]\nwall_seconds = -5\n", []string{"limits.wall_seconds", "-5"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			dir := shortFolder(t)
+			path := filepath.Join(dir, "epcached.toml")
+			require.NoError(t, os.WriteFile(path, []byte(c.text), 0o644))
+			status, out, errs := runToEnd(t, nil, "--config", path, "--state", filepath.Join(dir, "state"), "--socket", filepath.Join(dir, "s"))
+			require.Equal(t, exitUsage, status, errs)
+			require.Empty(t, out)
+			require.Contains(t, errs, path)
+			for _, word := range c.says {
+				require.Contains(t, errs, word)
+			}
+			require.NoDirExists(t, filepath.Join(dir, "state"), "nothing was begun")
+		})
+	}
+}
+
+func TestConfigurationThatIsNotThere(t *testing.T) {
+	status, _, errs := runToEnd(t, nil, "--config", "/no/such/file.toml")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, errs, "/no/such/file.toml")
+}
+
+// Flags go before the file, and the file before the defaults.
+func TestFlagsGoBeforeTheFile(t *testing.T) {
+	s := newSite(t)
+	other := filepath.Join(filepath.Dir(s.socket), "other")
+	s.config = "state = \"" + other + "\"\nlog_level = \"error\"\nsocket = \"" + other + ".sock\"\n"
+	d := s.start(t)
+	require.Equal(t, s.state, d.status().StateDirectory)
+	require.NoDirExists(t, other)
+	d.stop()
+	require.NotContains(t, d.log.String(), "level=INFO", "the log level is the file's")
+}
+
+// Without flags a user's daemon lives in the XDG folders; the test is root's where it runs as root, whose places it must not touch.
+func TestDefaultPlaces(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Setenv("XDG_STATE_HOME", "")
+		require.Equal(t, "/var/lib/epcached", defaultState())
+		require.Equal(t, "/run/epcached/epcached.sock", defaultSocket())
+		return
+	}
+	t.Setenv("XDG_STATE_HOME", "/xdg/state")
+	require.Equal(t, "/xdg/state/epcached", defaultState())
+	t.Setenv("XDG_STATE_HOME", "relative")
+	require.True(t, strings.HasSuffix(defaultState(), "/.local/state/epcached"), defaultState())
+	t.Setenv("XDG_RUNTIME_DIR", "/xdg/run")
+	require.Equal(t, "/xdg/run/epcached/epcached.sock", defaultSocket())
+}

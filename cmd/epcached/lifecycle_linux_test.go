@@ -1,0 +1,194 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func TestSecondDaemonOnTheSameStore(t *testing.T) {
+	s := newSite(t)
+	first := s.start(t)
+	second := &site{state: s.state, socket: s.socket + "2"}
+	status, _, errs := runToEnd(t, nil, "--state", second.state, "--socket", second.socket)
+	require.Equal(t, exitFailure, status)
+	require.Contains(t, errs, fmt.Sprintf("in use by process %d", first.pid()))
+	require.Contains(t, errs, s.state)
+	require.NoFileExists(t, second.socket)
+	first.status()
+
+	first.kill()
+	second.start(t).status() // the lock went with its holder
+}
+
+func TestSecondDaemonOnTheSameSocket(t *testing.T) {
+	s := newSite(t)
+	first := s.start(t)
+	status, _, errs := runToEnd(t, nil, "--state", s.state+"2", "--socket", s.socket)
+	require.Equal(t, exitFailure, status)
+	require.Contains(t, errs, s.socket)
+	require.Contains(t, errs, unixsock.ErrInUse.Error())
+	require.EqualValues(t, first.pid(), first.status().Pid, "the first one goes on")
+	removeAll(t, s.state+"2")
+}
+
+func TestStaleSocketIsReplaced(t *testing.T) {
+	s := newSite(t)
+	s.start(t).kill()
+	info, err := os.Lstat(s.socket)
+	require.NoError(t, err, "a daemon that was killed leaves its socket")
+	require.Equal(t, os.ModeSocket, info.Mode().Type())
+	d := s.start(t)
+	require.EqualValues(t, d.pid(), d.status().Pid)
+	d.stop()
+	require.NoFileExists(t, s.socket)
+}
+
+func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
+	s := newSite(t)
+	require.NoError(t, os.WriteFile(s.socket, []byte("precious"), 0o600))
+	status, _, errs := runToEnd(t, nil, "--state", s.state, "--socket", s.socket)
+	require.Equal(t, exitFailure, status)
+	require.Contains(t, errs, s.socket)
+	text, err := os.ReadFile(s.socket)
+	require.NoError(t, err)
+	require.Equal(t, "precious", string(text))
+}
+
+func TestStateThatCannotBe(t *testing.T) {
+	dir := shortFolder(t)
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	status, _, errs := runToEnd(t, nil, "--state", file, "--socket", filepath.Join(dir, "s"))
+	require.Equal(t, exitFailure, status)
+	require.Contains(t, errs, file)
+	require.NoFileExists(t, filepath.Join(dir, "s"))
+}
+
+// Without runtimes, and without one that works, the daemon serves what it can and says what is missing.
+func TestWithoutRuntime(t *testing.T) {
+	s := newSite(t)
+	s.runtimes = []string{filepath.Join(t.TempDir(), "gone")}
+	d := s.start(t)
+	_, err := tryGet(t, d.dial(), writeModel(t, t.TempDir(), 1))
+	require.ErrorIs(t, err, unixsock.ErrUnavailable)
+	require.ErrorContains(t, err, s.runtimes[0])
+
+	plain := newSite(t).start(t)
+	_, err = tryGet(t, plain.dial(), writeModel(t, t.TempDir(), 1))
+	require.ErrorIs(t, err, unixsock.ErrUnavailable)
+	var e *unixsock.Error
+	require.ErrorAs(t, err, &e)
+	require.Contains(t, e.Hint, "--runtime")
+}
+
+func TestStopLetsRequestsFinish(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	dir := t.TempDir()
+	c := d.dial()
+	get(t, c, writeModel(t, dir, 2)) // so that the next worker is the compile's
+	a := d.asker(writeModel(t, dir, 1))
+	a.begin()
+	a.until("phase compiling")
+	thaw := d.freeze()
+	require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))
+	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") }, patience, pollEvery)
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("unix", d.socket)
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	}, patience, pollEvery, "nobody new is let in")
+	require.True(t, d.running(), "a request is under way")
+	thaw()
+	got := a.got()
+	require.Empty(t, got.Error)
+	require.Equal(t, "compiled", got.Outcome)
+	d.wait()
+	require.NoError(t, d.err)
+	require.NoFileExists(t, d.socket)
+
+	again := d.site.start(t)
+	require.Equal(t, "hit", get(t, again.dial(), filepath.Join(dir, "model1.onnx"), onMissFail).Outcome, "what was finished is kept")
+}
+
+// A client that does nothing does not hold up the end.
+func TestStopWithIdleClients(t *testing.T) {
+	d := newSite(t).start(t)
+	c := d.dial()
+	silent, err := net.Dial("unix", d.socket) // has not even said hello
+	require.NoError(t, err)
+	defer silent.Close()
+	begin := time.Now()
+	d.stop()
+	require.Less(t, time.Since(begin), stopGrace)
+	_, err = c.List(limited(t), &wire.List{})
+	require.ErrorIs(t, err, unixsock.ErrConnectionLost)
+}
+
+// A daemon under systemd gets its socket, tells when it is ready and when it stops, and that it is alive.
+func TestUnderSystemd(t *testing.T) {
+	s := newSite(t)
+	dir := filepath.Dir(s.socket)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "activated"), Net: "unix"})
+	require.NoError(t, err)
+	defer l.Close()
+	passed, err := l.File()
+	require.NoError(t, err)
+	defer passed.Close()
+	told, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	require.NoError(t, err)
+	defer told.Close()
+	said := func(want string) {
+		t.Helper()
+		require.NoError(t, told.SetReadDeadline(time.Now().Add(patience)))
+		for buffer := make([]byte, 4096); ; {
+			n, err := told.Read(buffer)
+			require.NoError(t, err, "waiting for %s", want)
+			if string(buffer[:n]) == want {
+				return
+			}
+		}
+	}
+	// LISTEN_PID is the daemon's own number, which only its parent at exec knows.
+	s.under = []string{"sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 WATCHDOG_PID=$$ WATCHDOG_USEC=200000 exec "$@"`, "sh"}
+	s.environment = []string{"NOTIFY_SOCKET=" + filepath.Join(dir, "notify")}
+	d := &epcached{TB: t, site: s, cmd: s.command(t), log: &syncBuffer{}, done: make(chan struct{})}
+	d.cmd.ExtraFiles = []*os.File{passed}
+	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
+	d.run(t)
+	said("READY=1")
+	said("WATCHDOG=1")
+	require.NoFileExists(t, s.socket)
+	c, err := unixsock.Dial(limited(t), filepath.Join(dir, "activated"))
+	require.NoError(t, err)
+	defer c.Close()
+	reply, err := c.Status(limited(t))
+	require.NoError(t, err)
+	require.EqualValues(t, d.pid(), reply.Pid)
+	d.stop()
+	said("STOPPING=1")
+	require.FileExists(t, filepath.Join(dir, "activated"), "the socket is systemd's: the next start finds it")
+}
+
+// A wrong worker program is seen at the start, and not by the first one who wants a model.
+func TestWorkerThatIsNotThere(t *testing.T) {
+	s := newSite(t)
+	s.config = "worker = \"/no/such/epcached-ort\"\n"
+	out, err := s.command(t).CombinedOutput()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Contains(t, string(out), "/no/such/epcached-ort")
+}

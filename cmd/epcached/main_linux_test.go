@@ -1,0 +1,92 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// programs is the folder of the built epcached and epcached-ort: EPCACHED_BIN, or one that TestMain builds into.
+var programs string
+
+// The tests of this package start the built daemon, and so test what users run. What needs a compile needs a real
+// runtime: EPCACHED_RUNTIMES is the folder in which testdata/fetch-runtimes leaves them.
+func TestMain(m *testing.M) {
+	if order := os.Getenv(askerEnvironment); order != "" {
+		os.Exit(ask(order)) // this process is one of the applications of a test
+	}
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	if programs = os.Getenv("EPCACHED_BIN"); programs == "" {
+		dir, err := os.MkdirTemp("", "epcached-bin-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		build := exec.Command("go", "build", "-o", dir+"/", "../epcached", "../epcached-ort")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "building the programs: %v\n%s", err, out)
+			return 1
+		}
+		programs = dir
+	}
+	if os.Getenv("EPCACHED_RUNTIMES") == "" {
+		fmt.Fprintln(os.Stderr, "SKIPPED: EPCACHED_RUNTIMES is not set: no test of cmd/epcached that compiles a model is run; make test sets it")
+	}
+	return m.Run()
+}
+
+// The runtimes that tests name; the Makefile fetches them.
+const (
+	openVINO = "openvino-1.8.1"
+	qnn      = "qnn-2.7.0"
+	olderQNN = "qnn-2.6.0"
+)
+
+// runtimeFolder gives a real runtime, and skips the test loudly where it is not there.
+func runtimeFolder(t testing.TB, name string) string {
+	t.Helper()
+	root := os.Getenv("EPCACHED_RUNTIMES")
+	if root == "" {
+		t.Skip("SKIPPED: EPCACHED_RUNTIMES is not set")
+	}
+	dir := filepath.Join(root, name)
+	if _, err := os.Stat(dir); err != nil {
+		t.Skipf("SKIPPED: the runtime %s is not in EPCACHED_RUNTIMES: %v", name, err)
+	}
+	dir, err := filepath.EvalSymlinks(dir)
+	require.NoError(t, err)
+	return dir
+}
+
+// shortFolder is a temporary folder whose path is short enough for a socket.
+func shortFolder(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "epc-")
+	require.NoError(t, err)
+	t.Cleanup(func() { removeAll(t, dir) })
+	return dir
+}
+
+// removeAll removes a tree in which folders may be read-only, as views are.
+func removeAll(t testing.TB, dir string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			return os.Chmod(path, 0o700)
+		}
+		return err
+	})
+	if err == nil {
+		err = os.RemoveAll(dir)
+	}
+	require.NoError(t, err)
+}
