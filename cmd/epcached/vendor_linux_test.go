@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Vendor code that does what vendor code does, in the place of QNN's library beside a real ONNX Runtime.
+const (
+	crashes = `#include <signal.h>
+		void *CreateEpFactories(void) { raise(SIGSEGV); return 0; }
+		void *ReleaseEpFactory(void) { return 0; }`
+	aborts = `#include <stdio.h>
+		#include <stdlib.h>
+		void *CreateEpFactories(void) { fprintf(stderr, "licence server on fire\n"); abort(); }
+		void *ReleaseEpFactory(void) { return 0; }`
+	leaves = `#include <stdlib.h>
+		void *CreateEpFactories(void) { exit(0); }
+		void *ReleaseEpFactory(void) { return 0; }`
+	hangs = `#include <unistd.h>
+		void *CreateEpFactories(void) { for (;;) pause(); }
+		void *ReleaseEpFactory(void) { return 0; }`
+	crashesAtLoad = `__attribute__((constructor)) static void begin(void) { *(volatile int *)0 = 1; }
+		void *CreateEpFactories(void) { return 0; }
+		void *ReleaseEpFactory(void) { return 0; }`
+	lacksSymbols = `int nothing;`
+)
+
+// vendorLibrary compiles C to a shared library.
+func vendorLibrary(t *testing.T, path, source string) {
+	t.Helper()
+	compiler, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("SKIPPED: no C compiler to build the faulty execution provider with")
+	}
+	file := filepath.Join(t.TempDir(), "ep.c")
+	require.NoError(t, os.WriteFile(file, []byte(source), 0o644))
+	out, err := exec.Command(compiler, "-shared", "-fPIC", "-o", path, file).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// faultyRuntime is a runtime with the real ONNX Runtime of another, and the library as QNN's.
+func faultyRuntime(t *testing.T, of string, make func(path string)) string {
+	t.Helper()
+	real, err := compilers.Find(of)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink(real.ORTLibrary, filepath.Join(dir, filepath.Base(real.ORTLibrary))))
+	make(filepath.Join(dir, "libonnxruntime_providers_qnn.so"))
+	return dir
+}
+
+func TestLibrariesThatDoNotWork(t *testing.T) {
+	real := runtimeFolder(t, openVINO)
+	s := newSite(t, real)
+	s.config = "[limits]\nwall_seconds = 4\n"
+	r := newRefusals(t, s)
+	fromC := func(source string) func(*testing.T) string {
+		return func(t *testing.T) string {
+			return faultyRuntime(t, real, func(path string) { vendorLibrary(t, path, source) })
+		}
+	}
+	ofBytes := func(text string) func(*testing.T) string {
+		return func(t *testing.T) string {
+			return faultyRuntime(t, real, func(path string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o755)) })
+		}
+	}
+	cases := map[string]struct {
+		runtime func(*testing.T) string
+		says    []string
+	}{
+		"text":                   {ofBytes("no library"), []string{"libonnxruntime_providers_qnn.so"}},
+		"empty":                  {ofBytes(""), []string{"libonnxruntime_providers_qnn.so"}},
+		"an ELF header only":     {ofBytes("\x7fELF\x02\x01\x01"), []string{"libonnxruntime_providers_qnn.so"}},
+		"no entry points":        {fromC(lacksSymbols), []string{"CreateEpFactories"}},
+		"SIGSEGV":                {fromC(crashes), []string{"segmentation fault"}},
+		"SIGSEGV when loaded":    {fromC(crashesAtLoad), []string{"segmentation fault"}},
+		"abort with a last word": {fromC(aborts), []string{"abort", "licence server on fire"}},
+		"exit":                   {fromC(leaves), []string{"exit"}},
+		"hang":                   {fromC(hangs), []string{"time limit"}},
+		"ONNX Runtime is broken": {func(t *testing.T) string {
+			dir := t.TempDir()
+			for _, name := range []string{"libonnxruntime.so.1.31.1", "libonnxruntime_providers_qnn.so"} {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("no library"), 0o755))
+			}
+			return dir
+		}, []string{"libonnxruntime.so.1.31.1"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			request := forModel(r.good, qnnProvider())
+			request.Runtime = &wire.Runtime{Directory: c.runtime(t)}
+			r.refused(t, request, []*os.File{openFile(t, r.good)}, nil, unixsock.ErrUnavailable, c.says...)
+			require.Empty(t, workersOf(r.pid()), "no process stays behind")
+		})
+	}
+}
+
+// A model on which QNN's compiler itself crashes.
+func TestCompilerCrash(t *testing.T) {
+	models := os.Getenv("EPCACHED_MODELS")
+	if models == "" {
+		t.Skip("SKIPPED: EPCACHED_MODELS is not set")
+	}
+	path := filepath.Join(models, "minilm-int8", "model.onnx")
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("SKIPPED: no model that crashes QNN: %v", err)
+	}
+	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO), runtimeFolder(t, qnn)))
+	request := forModel(path, qnnProvider())
+	request.FreeDimensions = map[string]int64{"batch": 1, "sequence": 128}
+	e := r.refused(t, request, []*os.File{openFile(t, path)}, nil, unixsock.ErrCompileFailed, "model.onnx", "QNNExecutionProvider", "segmentation fault")
+	require.NotEmpty(t, e.Facts["signal"])
+	require.Empty(t, entriesOf(t, r.state, "staging"))
+}
+
+// Somebody writes into the model, over and over, while the daemon reads it: whatever comes of that is refused.
+func TestModelChangedWhileBeingRead(t *testing.T) {
+	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
+	path := filepath.Join(r.dir, "large.onnx")
+	whole := tinymodel.Dense(9, 3000, 1) // 36 MB: some milliseconds to hash, more to copy
+	require.NoError(t, os.WriteFile(path, whole, 0o644))
+	writer, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer writer.Close()
+	mapped, err := unix.Mmap(int(writer.Fd()), 0, len(whole), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mapped)) }()
+	at := len(whole) - 1000
+	ways := map[string]func(i byte){
+		"by write":          func(i byte) { _, err = writer.WriteAt([]byte{i}, int64(at)) },
+		"by mapping":        func(i byte) { mapped[at] = i },
+		"by growing":        func(i byte) { err = writer.Truncate(int64(len(whole)) + int64(i)) },
+		"by cutting it off": func(i byte) { err = writer.Truncate(int64(len(whole)) - int64(i)) },
+	}
+	for name, write := range ways {
+		t.Run(name, func(t *testing.T) {
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				for i := byte(0); ctx.Err() == nil; i++ {
+					write(i)
+					time.Sleep(200 * time.Microsecond)
+				}
+			}()
+			r.refused(t, forModel(path), []*os.File{openFile(t, path)}, nil, unixsock.ErrBadModel, "large.onnx")
+			stop()
+			<-ended
+			require.NoError(t, err)
+			require.NoError(t, writer.Truncate(int64(len(whole))))
+		})
+	}
+	require.Empty(t, entriesOf(t, r.state, "staging"))
+}
