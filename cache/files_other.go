@@ -1,0 +1,32 @@
+//go:build !linux
+
+package cache
+
+import (
+	"errors"
+	"os"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// The cache works on Linux only; elsewhere the programs compile, and Open answers errors.ErrUnsupported.
+
+func believableFS(*os.File) ([8]byte, bool) { return [8]byte{}, false }
+
+func settle(*os.File) error { return errors.ErrUnsupported }
+
+func stampPath(string) (cas.Stamp, error) { return cas.Stamp{}, errors.ErrUnsupported }
+
+func stampThrough(int, string) (cas.Stamp, error) { return cas.Stamp{}, errors.ErrUnsupported }
+
+func openFolder(string) (*os.File, error) { return nil, errors.ErrUnsupported }
+
+func tryLock(*os.File) (bool, error) { return false, errors.ErrUnsupported }
+
+func shareLock(*os.File) error { return errors.ErrUnsupported }
+
+func duplicate(*os.File) (*os.File, error) { return nil, errors.ErrUnsupported }
+
+func copyPrivate(*os.File, string) error { return errors.ErrUnsupported }
+
+func machineStamp() [32]byte { return [32]byte{} }
