@@ -347,7 +347,9 @@ func TestClientThatLeavesCancels(t *testing.T) {
 
 func TestProgress(t *testing.T) {
 	backend := &standIn{}
+	kept := make(chan func(*wire.Progress), 1)
 	backend.acquire = func(_ context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, progress func(*wire.Progress)) (Answer, error) {
+		kept <- progress
 		m := &wire.Progress{Phase: "reading"}
 		for i := range 1000 { // far more than once a second
 			m.DoneBytes = int64(i)
@@ -355,7 +357,6 @@ func TestProgress(t *testing.T) {
 		}
 		progress(&wire.Progress{Phase: "compiling"})
 		progress(&wire.Progress{Phase: "storing"})
-		defer func() { go progress(&wire.Progress{Phase: "too late"}) }()
 		return backend.hit()
 	}
 	c := dial(t, serve(t, backend, Limits{}))
@@ -363,6 +364,9 @@ func TestProgress(t *testing.T) {
 	_, view, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, func(m *wire.Progress) { seen = append(seen, m.GetPhase()) })
 	require.NoError(t, err)
 	require.NoError(t, view.Close())
+	(<-kept)(&wire.Progress{Phase: "too late"})
+	_, err = c.Status(background(t)) // what was sent before has come before this answer
+	require.NoError(t, err)
 	require.Equal(t, []string{"reading", "compiling", "storing"}, seen)
 }
 
