@@ -18,29 +18,62 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parents[3]
 
 
-def run(
-    work: str,
-    runtime: Path,
-    /,
-    *,
-    environment: dict[str, str] | None = None,
-    descriptors: Sequence[int] = (),
-    timeout: float = 180.0,
-    **arguments: Any,
-) -> Any:
-    """Returns what `run(**arguments)` of children/`work`.py returned, all of it JSON, in a new process.
+class Child:
+    """`run(**arguments)` of children/`work`.py, under way in another process.
 
-    `runtime` is the folder that `import onnxruntime` finds. The process inherits `descriptors`, and is ended after `timeout` seconds.
+    `runtime` is the folder that `import onnxruntime` finds there. The process inherits `descriptors`.
     """
-    with tempfile.TemporaryDirectory(prefix="epcached-child-") as folder:
-        answer = Path(folder) / "answer.json"
-        paths = [str(runtime), str(HERE / "children"), str(PROJECT / "clients" / "python"), str(PROJECT / "testdata")]
-        request = {"work": work, "paths": paths, "arguments": arguments, "answer": str(answer)}
+
+    def __init__(
+        self,
+        work: str,
+        runtime: Path,
+        /,
+        *,
+        environment: dict[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        **arguments: Any,
+    ) -> None:
+        self._name = f"{work} under {runtime.name}"
+        self._folder = tempfile.TemporaryDirectory(prefix="epcached-child-")
+        self._answer = Path(self._folder.name) / "answer.json"
+        paths = [runtime, HERE / "children", PROJECT / "clients" / "python", PROJECT / "testdata"]
+        request = {
+            "work": work,
+            "paths": [str(path) for path in paths],
+            "arguments": arguments,
+            "answer": str(self._answer),
+        }
         own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EPCACHE_SOCKET")}
-        done = subprocess.run(
+        # A file and no pipe: nobody reads while the process runs.
+        self._said = open(Path(self._folder.name) / "said", "w+")
+        self._process = subprocess.Popen(
             [os.environ.get("EPCACHED_PYTHON", sys.executable), HERE / "children" / "__main__.py"],
-            input=json.dumps(request), env={**own, **(environment or {})}, capture_output=True, text=True, timeout=timeout, pass_fds=descriptors,
+            env={**own, **(environment or {})}, pass_fds=descriptors, text=True,
+            stdin=subprocess.PIPE, stdout=self._said, stderr=self._said,
         )  # fmt: skip
-        said = (done.stdout + done.stderr)[-8000:]
-        assert done.returncode == 0, f"{work} under {runtime.name} ended with {done.returncode}:\n{said}"
-        return json.loads(answer.read_text())
+        assert self._process.stdin is not None
+        with self._process.stdin as stdin:
+            json.dump(request, stdin)
+
+    def result(self, timeout: float = 180.0) -> Any:
+        """Returns what the work returned, all of it JSON. The process is ended after `timeout` seconds."""
+        try:
+            status = self._process.wait(timeout)
+            self._said.seek(0)
+            assert status == 0, f"{self._name} ended with {status}:\n{self._said.read()[-8000:]}"
+            return json.loads(self._answer.read_text())
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the process at once, and forgets what it said."""
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+        self._folder.cleanup()
+
+
+def run(work: str, runtime: Path, /, *, timeout: float = 180.0, **arguments: Any) -> Any:
+    """Starts a Child and returns its result."""
+    return Child(work, runtime, **arguments).result(timeout)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[3] / "testdata")]
+sys.path[:0] = [str(HERE), str(HERE / "children"), str(HERE.parents[1]), str(HERE.parents[3] / "testdata")]
 
 from daemon import Daemon  # noqa: E402
 

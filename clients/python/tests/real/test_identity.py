@@ -105,15 +105,17 @@ def test_weights_changed_behind_the_times_of_the_file(client: epcache.Client, mo
     assert key(client, model, runtime=str(where)) != before
 
 
-def test_spellings_of_one_request_have_one_key(client: epcache.Client, model: Path, where: Path, runtime: Callable[[str], Path]) -> None:
+def test_spellings_of_one_request_have_one_key(
+    client: epcache.Client, model: Path, where: Path, runtime: Callable[[str], Path]
+) -> None:
     dims = {"a": 1, "b": 2}
     entries = {"session.disable_quant_qdq": "1", "session.disable_prepacking": "1"}
-    plain = key(client, model, (f"{OPENVINO}:CPU", {"num_of_threads": "2", **EXACT}), dims=dims, session_options=entries, runtime=str(where))
 
     def openvino(options: dict[str, Any], **more: Any) -> str:
         wishes = {"dims": dims, "session_options": entries, "runtime": str(where), **more}
         return key(client, model, (f"{OPENVINO}:CPU", options), **wishes)
 
+    plain = openvino({"num_of_threads": "2", **EXACT})
     assert plain == openvino({**EXACT, "num_of_threads": "2"})
     assert plain == openvino({**EXACT, "num_of_threads": 2})
     assert plain == openvino({"num_of_threads": "02", "load_config": '{ "CPU" : {"INFERENCE_PRECISION_HINT":"f32"}}'})
@@ -125,7 +127,8 @@ def test_spellings_of_one_request_have_one_key(client: epcache.Client, model: Pa
 
     there = str(runtime("qnn-2.7.0"))
     target = key(client, model, (QNN, TARGET), runtime=there)
-    spelled = {"enable_htp_fp16_precision": True, "soc_model": "060", "vtcm_mb": 0, "enable_htp_weight_sharing": "False", "backend_path": "libQnnHtp.so"}
+    spelled = {"enable_htp_fp16_precision": True, "soc_model": "060", "backend_path": "libQnnHtp.so"}
+    spelled |= {"vtcm_mb": 0, "enable_htp_weight_sharing": "False"}  # as they are anyway
     assert target == key(client, model, (QNN, spelled), runtime=there)
     assert target == key(client, model, (f"{QNN}:CPU", spelled), runtime=there)
 
@@ -175,6 +178,40 @@ def test_one_build_for_several_onnx_runtimes(start: Callable[..., Daemon], runti
     for session in (again, foreign, changed, back):
         assert session["executed by"] == [OPENVINO]
         assert session["values"] == made["values"] and not made["outputs"][0]["blank"]
+
+
+def test_library_replaced_and_put_back_under_a_running_daemon(
+    start: Callable[..., Daemon], where: Path, models: Any, tmp_path: Path
+) -> None:
+    """One more byte at its end changes nothing that the library says of itself: only its bytes tell."""
+    folder = tmp_path / "runtime"
+    shutil.copytree(where, folder, symlinks=True, copy_function=link_or_copy)
+    library = folder / "onnxruntime_ep_openvino" / "libonnxruntime_providers_openvino_plugin.so"
+    changed = tmp_path / "changed"
+    changed.write_bytes(library.read_bytes() + b"\0")
+    original = tmp_path / "original"
+    link_or_copy(library, original)
+    daemon = start(folder)
+    with epcache.Client(daemon.socket, hello_limit=10) as client:
+
+        def acquire() -> tuple[str, str]:
+            with client.acquire(models.path("tiny-mlp"), f"{OPENVINO}:CPU", runtime=str(folder)) as artefact:
+                return artefact.outcome, artefact.build
+
+        outcome, first = acquire()
+        assert (outcome, acquire()) == ("compiled", ("hit", first))
+        changed.replace(library)
+        outcome, second = acquire()
+        assert outcome == "compiled" and second != first
+        original.replace(library)
+        assert acquire() == ("hit", first)
+
+
+def link_or_copy(source: Any, target: Any) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 def test_another_model_is_seen_in_what_it_computes(daemon: Daemon, where: Path, model: Path, models: Any) -> None:

@@ -13,9 +13,12 @@ import pytest
 from daemon import Daemon
 
 OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
-CASES = {"openvino": ("openvino-1.8.1", OPENVINO, {}), "qnn": ("qnn-2.7.0", QNN, {"soc_model": "60", "enable_htp_fp16_precision": "1"})}
+CASES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "openvino": ("openvino-1.8.1", OPENVINO, {}),
+    "qnn": ("qnn-2.7.0", QNN, {"soc_model": "60", "enable_htp_fp16_precision": "1"}),
+}
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user: run `make test` as root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user: run `make test` as root")
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +35,9 @@ def test_loads_by_descriptor_and_reaches_nothing_else(
     where = runtime(name)
     path = str(models.path("tiny-mlp"))
     plain = child.run("plain", where, model=models.entry("tiny-mlp"), path=path, ep=ep, options=options, level="basic")
+    wishes: dict[str, Any] = {"eps": (f"{ep}:CPU", options), "runtime": str(where)}
     with epcache.Client(daemon.socket, hello_limit=10) as client:
-        wishes = {"eps": (f"{ep}:CPU", options), "runtime": str(where)}
-        with client.acquire(models.path("tiny-mlp"), **wishes) as held, client.acquire(models.path("tiny-convolution"), **wishes) as other:
+        with client.acquire(path, **wishes) as held, client.acquire(models.path("tiny-convolution"), **wishes) as other:
             assert held.fd is not None and len(held.files) == 2, "a graph and its sidecar"
             scope = os.path.dirname(other.view)
             assert os.path.dirname(held.view) == scope, "or they are no siblings"
@@ -74,5 +77,6 @@ def test_path_access_opens_the_shared_scope_and_no_more(
                 )["as nobody"]
                 for view in (shared, own)
             ]  # fmt: skip
-    assert (results[0]["open by name"], results[0]["list the scope by name"], results[0]["list fd/.."]) == ("reached", "EACCES", "EACCES")
-    assert (results[1]["open by name"], results[1]["list by name"], results[1]["list the scope by name"]) == ("EACCES",) * 3
+    names = ("open by name", "list the scope by name", "list fd/..")
+    assert [results[0][name] for name in names] == ["reached", "EACCES", "EACCES"]
+    assert [results[1][name] for name in names] == ["EACCES", "EACCES", "EACCES"]

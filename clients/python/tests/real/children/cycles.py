@@ -18,6 +18,7 @@ import inference
 import numpy as np
 import onnx
 import onnxruntime as ort
+import reference
 from onnx import numpy_helper
 
 EP = "OpenVINOExecutionProvider"
@@ -29,7 +30,9 @@ KEPT_AT_MOST = 12
 NUMBERS = (900, 901, 902)
 
 
-def run(socket: str, state: str, folder: str, how: str, seed: int, cycles: int, models: int, damages: int) -> dict[str, Any]:
+def run(
+    socket: str, state: str, folder: str, how: str, seed: int, cycles: int, models: int, damages: int
+) -> dict[str, Any]:
     return Cycles(socket, state, folder, how, seed, models).run(cycles, damages)
 
 
@@ -55,7 +58,7 @@ class Cycles:
         self.paths = [Path(folder) / f"{number}.onnx" for number in range(models)]
         for number, path in enumerate(self.paths):
             generate.mlp(path, WIDTH, LAYERS, seed=1000 + number)
-        self.expected = [expected(path, self.input) for path in self.paths]
+        self.expected = [reference.mlp(path, self.input) for path in self.paths]
         self.files: dict[int, list[epcache.File]] = {}  # of the latest build, by model
         self.last: dict[int, int] = {}  # by model, the number that it was loaded through
         self.kept: list[Kept] = []
@@ -87,7 +90,9 @@ class Cycles:
         outcome, session, lease = self.open(model)
         self.outcomes["healed" if damage and outcome == "compiled" else outcome] += 1
         if damage and outcome != "compiled":
-            self.mistakes.append(f"cycle {cycle}: model {model} was damaged in the store, and its request was a {outcome}")
+            self.mistakes.append(
+                f"cycle {cycle}: model {model} was damaged in the store, and its request was a {outcome}"
+            )
         self.check(f"cycle {cycle}, {outcome}", model, session)
         one = Kept(model, session, lease)
         if self.random.random() < 0.5:
@@ -107,7 +112,9 @@ class Cycles:
         if self.how == "session":
             session = epcache.InferenceSession(self.paths[model], ep=(f"{EP}:CPU", EXACT), client=self.client)
             self.numbers[int(session.epcache.path.split("/")[4])].add(model)
-            with self.client.acquire(self.paths[model], (f"{EP}:CPU", EXACT), graph_optimization_level="basic", on_miss="fail") as again:
+            with self.client.acquire(
+                self.paths[model], (f"{EP}:CPU", EXACT), graph_optimization_level="basic", on_miss="fail"
+            ) as again:
                 self.files[model] = again.files
             return session.epcache.outcome, session, None
         artefact = self.client.acquire(self.paths[model], (f"{EP}:CPU", EXACT))
@@ -150,12 +157,6 @@ class Cycles:
         if np.allclose(got, self.expected[model], rtol=1e-4, atol=1e-4):
             return
         others = [n for n, other in enumerate(self.expected) if np.allclose(got, other, rtol=1e-4, atol=1e-4)]
-        self.mistakes.append(f"{when}: model {model} computed " + (f"what model {others[0]} does" if others else "what none does"))
-
-
-def expected(path: Path, x: np.ndarray) -> np.ndarray:
-    """Computes what the model says, with numpy."""
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
-    for layer in range(LAYERS):
-        x = np.maximum(x @ weights[f"weight{layer}"] + weights[f"bias{layer}"], 0)
-    return x
+        self.mistakes.append(
+            f"{when}: model {model} computed " + (f"what model {others[0]} does" if others else "what none does")
+        )

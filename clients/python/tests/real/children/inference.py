@@ -54,7 +54,9 @@ def exact(arrays: list[np.ndarray]) -> list[dict[str, Any]]:
 
     A blank output, without a finite number other than 0, would be equal for the wrong reasons: that is said too.
     """
-    return [{"dtype": str(a.dtype), "shape": list(a.shape), "bytes": sha256(a.tobytes()).hexdigest(), "blank": blank(a)} for a in arrays]
+    return [
+        {"dtype": str(a.dtype), "shape": list(a.shape), "bytes": sha256(a.tobytes()).hexdigest(), "blank": blank(a)} for a in arrays
+    ]
 
 
 def blank(array: np.ndarray) -> bool:

@@ -17,7 +17,13 @@ NOBODY = 65534
 
 
 def run(
-    model: dict[str, Any], ep: str, options: dict[str, str], fd: int, graph: str, provider_options: dict[str, str], sibling: dict[str, str]
+    model: dict[str, Any],
+    ep: str,
+    options: dict[str, str],
+    fd: int,
+    graph: str,
+    provider_options: dict[str, str],
+    sibling: dict[str, str],
 ) -> dict[str, Any]:
     """Returns the outputs, and what came of each way to other views: as root, and as nobody.
 
@@ -63,7 +69,7 @@ def attempts(fd: int, sibling: dict[str, str]) -> dict[str, str]:
         "open fd/../sibling": lambda: read(f"/proc/self/fd/{fd}/../{view}/{graph}"),
         "openat ..": lambda: os.listdir(keep(os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd))),
         "openat ../sibling": lambda: read(f"../{view}/{graph}", dir_fd=fd),
-        "openat .. with O_PATH, then the sibling": lambda: read(f"{view}/{graph}", dir_fd=keep(os.open("..", os.O_PATH, dir_fd=fd))),
+        "openat .. with O_PATH, then the sibling": lambda: read(f"{view}/{graph}", keep(os.open("..", os.O_PATH, dir_fd=fd))),
         "fchdir, then ../sibling": lambda: (os.fchdir(fd), read(f"../{view}/{graph}")),
         "out of the inner folder": lambda: read(f"/proc/self/fd/{fd}/{os.listdir(fd)[0]}/../../{view}/{graph}"),
         "stat ../sibling": lambda: os.stat(f"../{view}", dir_fd=fd),

@@ -23,6 +23,9 @@ def run(model: dict[str, Any], path: str, ep: str, options: dict[str, str], leve
             settings = inference.session_options(ep, options, model["dimensions"])
             # Without this an artefact that is refused would be run by the CPU execution provider.
             session = ort.InferenceSession(graph, settings, enable_fallback=0)
-            files = len(list(Path(folder).iterdir()))
-            result[form] = {"files": files, "providers": session.get_providers(), "outputs": inference.exact(inference.outputs(session, model))}
+            result[form] = {
+                "files": len(list(Path(folder).iterdir())),
+                "providers": session.get_providers(),
+                "outputs": inference.exact(inference.outputs(session, model)),
+            }
     return result
