@@ -36,7 +36,12 @@ func serve(ctx context.Context, s *settings, given *pflag.FlagSet, stderr io.Wri
 	if err := os.MkdirAll(s.State, 0o711); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
-	compiler := compilers.NewORT(compilers.ORTOptions{Worker: worker, Limits: s.limits(), Log: log})
+	compiler := compilers.NewORT(compilers.ORTOptions{
+		Worker: worker, Limits: s.limits(), Log: log,
+		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
+		// ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in each process.
+		Env: []string{"ORT_DISABLE_TELEMETRY=1"},
+	})
 	c, err := cache.Open(s.State, cache.Options{
 		Compiler: compiler, Runtimes: s.runtimes(), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Log: log,
