@@ -113,7 +113,9 @@ class Daemon:
         command = [BIN / "epcached", "--state", self.state, "--socket", self.socket, "--runtime", self.runtime]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        status = subprocess.run([BIN / "epcachectl", "--socket", self.socket, "--wait", "10s", "status"], capture_output=True, text=True)
+        status = subprocess.run(
+            [BIN / "epcachectl", "--socket", self.socket, "--wait", "10s", "status"], capture_output=True, text=True
+        )
         if status.returncode != 0:
             raise SystemExit(f"demo: the daemon does not start: {status.stderr}{self.log.read_text()}")
 
@@ -124,7 +126,9 @@ class Daemon:
 
     def blob(self, digest: str) -> Path:
         """Returns the stored file with that digest."""
-        (path,) = [path for path in (self.state / "objects").rglob("*") if path.is_file() and digest.endswith(path.name)]
+        (path,) = [
+            path for path in (self.state / "objects").rglob("*") if path.is_file() and digest.endswith(path.name)
+        ]
         return path
 
 
@@ -153,7 +157,9 @@ class Application:
             timeout=PROCESS_LIMIT,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"{self.model.get('name', '')}: {what}: exit status {done.returncode}: {done.stderr[-2000:]}")
+            raise RuntimeError(
+                f"{self.model.get('name', '')}: {what}: exit status {done.returncode}: {done.stderr[-2000:]}"
+            )
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def outputs_of(self, what: str) -> Path:
@@ -190,9 +196,13 @@ def median(runs: list[dict[str, Any]], name: str) -> float:
 def compare(application: Application, provider: Provider, row: Row, failures: Failures) -> None:
     served, own, uncompiled = (application.outputs(what) for what in ("session", "artefact", "plain"))
     row.equal = same(served, own)
-    failures.unless(row.equal, f"{row.model}: what was served computes other bits than the artefact of plain ONNX Runtime")
+    failures.unless(
+        row.equal, f"{row.model}: what was served computes other bits than the artefact of plain ONNX Runtime"
+    )
     row.difference = max(difference(a, b) for a, b in zip(served, uncompiled, strict=True))
-    text = f"{row.model}: differs by {row.difference:.1e} from the uncompiled session, more than {provider.tolerance:.0e}"
+    text = (
+        f"{row.model}: differs by {row.difference:.1e} from the uncompiled session, more than {provider.tolerance:.0e}"
+    )
     failures.unless(row.difference <= provider.tolerance, text)
 
 
@@ -226,8 +236,12 @@ def refuse_damage(daemon: Daemon, application: Application, failures: Failures) 
     path = daemon.blob(largest["digest"])
     flip_a_bit(path)
     after = application.run("session")
-    failures.unless(after["outcome"] == "compiled", f"{name}: damaged, and the answer is {after['outcome']}: {after['why']}")
-    failures.unless(same(application.outputs("session"), application.outputs("artefact")), f"{name}: other outputs after damage")
+    failures.unless(
+        after["outcome"] == "compiled", f"{name}: damaged, and the answer is {after['outcome']}: {after['why']}"
+    )
+    failures.unless(
+        same(application.outputs("session"), application.outputs("artefact")), f"{name}: other outputs after damage"
+    )
     once_more = application.run("session")
     failures.unless(once_more["outcome"] == "hit", f"{name}: healed, and the answer is {once_more['outcome']}")
     return (
@@ -352,7 +366,9 @@ def choose() -> tuple[list[Provider], list[str]]:
     wanted = os.environ.get("DEMO_EP", "").lower()
     if wanted not in ("", "openvino", "qnn"):
         raise SystemExit(f"demo: DEMO_EP={wanted}: it is openvino or qnn")
-    order = {"openvino": [OPENVINO], "qnn": [QNN]}.get(wanted) or ([QNN, OPENVINO] if is_shimmed(OPENVINO) else [OPENVINO, QNN])
+    order = {"openvino": [OPENVINO], "qnn": [QNN]}.get(wanted) or (
+        [QNN, OPENVINO] if is_shimmed(OPENVINO) else [OPENVINO, QNN]
+    )
     usable, missing = [], []
     for provider in order:
         if why := unusable(provider):
@@ -375,7 +391,11 @@ def unusable(provider: Provider) -> str:
 
 
 def machine() -> str:
-    facts = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    facts = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{facts[0] if facts else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}"
 
@@ -389,12 +409,19 @@ def main(wanted: list[str]) -> int:
         print("demo: no execution provider can be used here, so there is nothing to show", file=sys.stderr)
         return 1
     try:
-        parts = [show(provider, provider is OPENVINO and is_shimmed(provider), wanted, failures) for provider in providers]
+        parts = [
+            show(provider, provider is OPENVINO and is_shimmed(provider), wanted, failures) for provider in providers
+        ]
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     if failures.texts:
-        print(f"\ndemo: {len(failures.texts)} things are not as they should be:", *failures.texts, sep="\n  ", file=sys.stderr)
+        print(
+            f"\ndemo: {len(failures.texts)} things are not as they should be:",
+            *failures.texts,
+            sep="\n  ",
+            file=sys.stderr,
+        )
         return 1
     made = f"Made by `make demo` on {time.strftime('%Y-%m-%d')}: {machine()}. Times are of this machine; every process was a fresh one."
     REPORT.parent.mkdir(exist_ok=True)

@@ -34,7 +34,10 @@ HITS = 200
 
 def devices(job: dict[str, Any]) -> dict[str, Any]:
     ort.register_execution_provider_library(job["ep"], library(job))
-    return {"devices": [d.device.type.name for d in ort.get_ep_devices() if d.ep_name == job["ep"]], "ort": ort.__version__}
+    return {
+        "devices": [d.device.type.name for d in ort.get_ep_devices() if d.ep_name == job["ep"]],
+        "ort": ort.__version__,
+    }
 
 
 def library(job: dict[str, Any]) -> str:
@@ -107,7 +110,11 @@ def hits(job: dict[str, Any]) -> dict[str, Any]:
     with epcache.Client(job["socket"], hello_limit=5) as client:
         for _ in range(HITS):
             found = client.acquire(
-                job["path"], (job["ep"], job["options"]), dims=job["model"]["dimensions"], runtime=runtime, on_miss="fail"
+                job["path"],
+                (job["ep"], job["options"]),
+                dims=job["model"]["dimensions"],
+                runtime=runtime,
+                on_miss="fail",
             )
             with found:
                 seconds.append(found.round_trip_seconds)

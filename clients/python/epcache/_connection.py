@@ -39,7 +39,9 @@ class Connection:
     def __init__(self, path: str, deadline: float, name: str) -> None:
         self.path = path
         self.pid = os.getpid()
-        self.sent_at = self.received_at = 0.0  # of the last request's first byte, and the last frame's last; perf_counter()
+        self.sent_at = self.received_at = (
+            0.0  # of the last request's first byte, and the last frame's last; perf_counter()
+        )
         self._request = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -68,7 +70,9 @@ class Connection:
             raise _errors.ProtocolError(f"{self.path}: the first answer is not a Hello")
         if reply["version"] != PROTOCOL_VERSION:
             version = reply["version"]
-            raise _errors.VersionMismatch(f"{self.path}: protocol version {version}, this client has {PROTOCOL_VERSION}")
+            raise _errors.VersionMismatch(
+                f"{self.path}: protocol version {version}, this client has {PROTOCOL_VERSION}"
+            )
         self.server: str = reply["server"]
         self.scope: str = reply["scope"]
 

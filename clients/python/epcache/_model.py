@@ -47,7 +47,9 @@ class Model:
             return open_regular(path)
         except OSError as error:
             facts = {"file": location}
-            raise _errors.BadModel(f"external data of model {self.name!r}: {path}: {error.strerror}", facts=facts) from error
+            raise _errors.BadModel(
+                f"external data of model {self.name!r}: {path}: {error.strerror}", facts=facts
+            ) from error
 
 
 @contextlib.contextmanager

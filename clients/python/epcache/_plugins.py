@@ -96,7 +96,8 @@ def _listed(ep: ExecutionProvider) -> list[Any]:
         found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
     if not found:
         raise _errors.Unavailable(
-            f"{ep.name} lists no device on this machine", "its drivers may be missing, or it may not support this processor"
+            f"{ep.name} lists no device on this machine",
+            "its drivers may be missing, or it may not support this processor",
         )
     return found
 
@@ -119,7 +120,9 @@ def _candidates(name: str) -> Iterator[str]:
     """Yields the packages that may carry the provider's library. To list what is installed takes milliseconds, so only last."""
     if name in _PACKAGES:
         yield _PACKAGES[name]
-    yield from (m.name for m in pkgutil.iter_modules() if m.name.startswith(_PACKAGE_PREFIX) and m.name != _PACKAGES.get(name))
+    yield from (
+        m.name for m in pkgutil.iter_modules() if m.name.startswith(_PACKAGE_PREFIX) and m.name != _PACKAGES.get(name)
+    )
 
 
 def _find_library(name: str) -> str:
@@ -128,7 +131,11 @@ def _find_library(name: str) -> str:
             package = importlib.import_module(candidate)
             if name in package.get_ep_names():
                 return str(package.get_library_path())
-    hint = f"pip install {_PACKAGES[name].replace('_', '-')}" if name in _PACKAGES else "give ExecutionProvider(library=...)"
+    hint = (
+        f"pip install {_PACKAGES[name].replace('_', '-')}"
+        if name in _PACKAGES
+        else "give ExecutionProvider(library=...)"
+    )
     raise _errors.Unavailable(f"no installed package carries the library of {name}", hint)
 
 

@@ -17,7 +17,7 @@ from . import _errors, _plugins
 from ._client import Artefact, Client, Progress
 from ._plugins import Plugin
 from ._request import EPSpec, ExecutionProvider, providers
-from ._session_options import LEVELS_BY_NAME, Record, SessionOptions
+from ._session_options import LEVELS_BY_NAME, Record
 
 # How long a session waits for a daemon that went away during its request: longer than a restart, shorter than a
 # compile in this process is worth.
@@ -94,7 +94,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         if unknown := set(kwargs) - _PASSED_ON:
-            raise TypeError(f"InferenceSession does not take {', '.join(sorted(unknown))}; name execution providers with ep=")
+            raise TypeError(
+                f"InferenceSession does not take {', '.join(sorted(unknown))}; name execution providers with ep="
+            )
         self._source, self._source_options, self._more = path_or_bytes, sess_options, kwargs
         self._record = Record() if sess_options is None else getattr(sess_options, "_record", None)
         self._plugins = _prepare(ep, sess_options, self._record)
@@ -172,12 +174,15 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         except Exception as error:
             # Whatever ONNX Runtime, or the execution provider, has against it: the source model is still there.
             artefact.close()
-            self._report = Report("failed", f"the compiled model does not load: {error}", warnings=self._report.warnings)
+            self._report = Report(
+                "failed", f"the compiled model does not load: {error}", warnings=self._report.warnings
+            )
             self._load_plain()
             return
         # The pybind session, and not this object: an IOBinding keeps that one alive.
         lease = weakref.finalize(self._sess, artefact.close)
-        lease.atexit = False  # type: ignore[misc]  # the end of the process closes the descriptor, and no earlier than the session needs it
+        # The end of the process closes the descriptor, and no earlier than the session needs it.
+        lease.atexit = False  # type: ignore[misc]
 
     def _load_view(self, artefact: Artefact) -> None:
         path = artefact.path if artefact.fd is not None else artefact.view_path
@@ -227,7 +232,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     def _check_providers(self) -> None:
         missing = {p.ep.name for p in self._plugins} - set(self.get_providers())
         if missing:
-            raise _errors.Unavailable(f"the session has {', '.join(self.get_providers())}, and not {', '.join(missing)}")
+            raise _errors.Unavailable(
+                f"the session has {', '.join(self.get_providers())}, and not {', '.join(missing)}"
+            )
 
 
 def _prepare(

@@ -49,7 +49,9 @@ _RUN_CALLS = frozenset(("set_load_cancellation_flag",))
 class Record:
     """What a SessionOptions was told."""
 
-    calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)  # every method call and, as "=name", assignment
+    calls: list[tuple[str, tuple[Any, ...]]] = field(
+        default_factory=list
+    )  # every method call and, as "=name", assignment
     entries: dict[str, str] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     dims_by_denotation: dict[str, int] = field(default_factory=dict)

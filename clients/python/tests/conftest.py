@@ -10,7 +10,6 @@ EPCACHED_MODELS    folder of models as testdata/fetch-models makes it
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,20 +20,12 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(PROJECT / "testdata")]
 
-RUNTIMES = sorted(Path(os.environ.get("EPCACHED_RUNTIMES") or "/nonexistent").glob("*-*"))
+from runtimes import RUNTIMES  # noqa: E402
+
 # One ONNX Runtime a process; the provider packages are found beside it, or in the other folder.
-_IN_PROCESS = [path for path in RUNTIMES if path.name in ("openvino-1.8.1", "qnn-2.7.0")]
-sys.path[2:2] = [str(path) for path in _IN_PROCESS]
+sys.path[2:2] = [str(path) for path in RUNTIMES if path.name in ("openvino-1.8.1", "qnn-2.7.0")]
 
-
-def open_descriptors() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue  # the one of listdir itself
-    return found
+from descriptors import open_descriptors  # noqa: E402
 
 
 @pytest.fixture

@@ -46,7 +46,11 @@ class Provider(NamedTuple):
         options = ort.SessionOptions()
         devices = [d for d in ort.get_ep_devices() if d.ep_name == self.name][:1]
         package = importlib.import_module(self.package)
-        more = {"backend_path": str(Path(package.get_library_path()).with_name("libQnnHtp.so"))} if "qnn" in self.package else {}
+        more = (
+            {"backend_path": str(Path(package.get_library_path()).with_name("libQnnHtp.so"))}
+            if "qnn" in self.package
+            else {}
+        )
         options.add_provider_for_devices(devices, {**self.options, **more})
         return options
 
@@ -64,7 +68,9 @@ def make_model(path: Path, seed: int = 0) -> str:
     return str(path)
 
 
-def compile_plain(provider: Provider, source: str, folder: Path, name: str = "0123456789abcdef_ctx.onnx", **more: Any) -> Path:
+def compile_plain(
+    provider: Provider, source: str, folder: Path, name: str = "0123456789abcdef_ctx.onnx", **more: Any
+) -> Path:
     """Compiles as an application does that has no epcached."""
     folder.mkdir(parents=True, exist_ok=True)
     compiler = ort.ModelCompiler(provider.plain_options(), source, graph_optimization_level=RUN_LEVEL, **more)
@@ -81,4 +87,4 @@ INPUTS = {"x": np.random.default_rng(42).standard_normal((1, 64)).astype(np.floa
 
 
 def equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other))
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -84,11 +84,16 @@ def test_request_says_everything(model: str, view: Path) -> None:
         answer(peer, envelope, view)
 
     library = os.open(__file__, os.O_RDONLY)
-    runtime = epcache.Runtime(ort_version="1.31.1", ort_library="/l.so", libraries=(epcache.Library("E", "/e.so", library),))
+    runtime = epcache.Runtime(
+        ort_version="1.31.1", ort_library="/l.so", libraries=(epcache.Library("E", "/e.so", library),)
+    )
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         client.acquire(
             model,
-            [("E", {"a": 1, "b": True}), epcache.ExecutionProvider("F", (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),), files={"f": model})],
+            [
+                ("E", {"a": 1, "b": True}),
+                epcache.ExecutionProvider("F", (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),), files={"f": model}),
+            ],
             session_options={"s": "1"},
             dims={"batch": 1},
             dims_by_denotation={"DATA_BATCH": 2},
@@ -227,7 +232,12 @@ def test_error_classes(model: str, view: Path, number: int, kind: type[epcache.E
 def test_answer_without_a_view(model: str) -> None:
     def script(peer: Peer) -> None:
         peer.hello()
-        peer.send({"request": peer.acquire()["request"], "acquire_reply": {"outcome": "key", "request_key": "k", "record": "{}"}})
+        peer.send(
+            {
+                "request": peer.acquire()["request"],
+                "acquire_reply": {"outcome": "key", "request_key": "k", "record": "{}"},
+            }
+        )
 
     with FakeDaemon(script) as daemon, connect(daemon) as client:
         artefact = client.acquire(model, "E", on_miss="key_only")
@@ -397,11 +407,17 @@ def _fork(action) -> int:
     [
         pytest.param({"EPCACHE_SOCKET": "/s"}, ["/s"], id="named: that one alone"),
         pytest.param(
-            {"XDG_RUNTIME_DIR": "/run/user/7"}, ["/run/user/7/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="runtime folder"
+            {"XDG_RUNTIME_DIR": "/run/user/7"},
+            ["/run/user/7/epcached/epcached.sock", "/run/epcached/epcached.sock"],
+            id="runtime folder",
         ),
-        pytest.param({"XDG_STATE_HOME": "/st"}, ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="state folder"),
         pytest.param(
-            {"HOME": "/home/u"}, ["/home/u/.local/state/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="home"
+            {"XDG_STATE_HOME": "/st"}, ["/st/epcached/epcached.sock", "/run/epcached/epcached.sock"], id="state folder"
+        ),
+        pytest.param(
+            {"HOME": "/home/u"},
+            ["/home/u/.local/state/epcached/epcached.sock", "/run/epcached/epcached.sock"],
+            id="home",
         ),
         pytest.param(
             {"XDG_RUNTIME_DIR": "relative", "XDG_STATE_HOME": "/st"},
@@ -410,7 +426,9 @@ def _fork(action) -> int:
         ),
     ],
 )
-def test_where_a_daemon_is_looked_for(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], want: list[str]) -> None:
+def test_where_a_daemon_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], want: list[str]
+) -> None:
     for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

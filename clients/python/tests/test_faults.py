@@ -16,7 +16,7 @@ from pathlib import Path
 
 import epcache
 import pytest
-from conftest import open_descriptors
+from descriptors import open_descriptors
 from epcache import _client
 from fake_daemon import HELLO, FakeDaemon, Peer, frame
 from test_client import REPLY, answer, connect, hits
@@ -285,7 +285,11 @@ def test_unknown_fields_and_features_are_ignored(model: str, view: Path) -> None
         peer.read()
         for envelope in (HELLO, None):
             request = {"request": 0} if envelope else peer.acquire()
-            reply = envelope or {"request": request["request"], "descriptors": 1, "acquire_reply": {**REPLY, "view": str(view)}}
+            reply = envelope or {
+                "request": request["request"],
+                "descriptors": 1,
+                "acquire_reply": {**REPLY, "view": str(view)},
+            }
             data = frame(reply)[4:] + later
             descriptor = os.open(view, os.O_RDONLY)
             peer.raw(struct.pack("<I", len(data)) + data, [] if envelope else [descriptor])
@@ -352,7 +356,11 @@ def test_descriptors_with_a_later_byte_do_not_count(model: str, view: Path) -> N
         os.close(descriptor)
         peer.wait_for_end()
 
-    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.ProtocolError, match="announces 1"):
+    with (
+        FakeDaemon(script) as daemon,
+        connect(daemon) as client,
+        pytest.raises(epcache.ProtocolError, match="announces 1"),
+    ):
         client.acquire(model, "E")
 
 
@@ -378,7 +386,9 @@ def test_frames_in_one_packet_keep_their_own_descriptors(model: str, view: Path)
         progress = frame({"request": request, "progress": {"phase": "probing"}})
         descriptor = os.open(view, os.O_RDONLY)
         peer.raw(progress * 3)
-        peer.raw(frame({"request": request, "descriptors": 1, "acquire_reply": {**REPLY, "view": str(view)}}), [descriptor])
+        peer.raw(
+            frame({"request": request, "descriptors": 1, "acquire_reply": {**REPLY, "view": str(view)}}), [descriptor]
+        )
         os.close(descriptor)
 
     with FakeDaemon(script) as daemon, connect(daemon) as client:
@@ -395,7 +405,11 @@ def test_daemon_that_asks_for_external_data_for_ever(model: str) -> None:
         while True:
             peer.send({"request": peer.acquire()["request"], "need": {"locations": ["w"]}})
 
-    with FakeDaemon(script) as daemon, connect(daemon) as client, pytest.raises(epcache.ProtocolError, match="again and again"):
+    with (
+        FakeDaemon(script) as daemon,
+        connect(daemon) as client,
+        pytest.raises(epcache.ProtocolError, match="again and again"),
+    ):
         client.acquire(model, "E")
 
 

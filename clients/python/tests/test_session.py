@@ -16,7 +16,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
-from conftest import open_descriptors  # noqa: E402
+from descriptors import open_descriptors  # noqa: E402
 from epcache import _plugins, _session  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
 from providers import INPUTS, OPENVINO, PROVIDERS, QNN, Provider, compile_plain, equal, make_model, run_plain  # noqa: E402
@@ -151,7 +151,9 @@ def test_cpu_execution_provider_has_nothing_to_cache(source: str) -> None:
 
 
 def test_execution_provider_that_is_not_installed(source: str) -> None:
-    with pytest.raises(epcache.Unavailable, match="no installed package carries the library of NoSuchExecutionProvider"):
+    with pytest.raises(
+        epcache.Unavailable, match="no installed package carries the library of NoSuchExecutionProvider"
+    ):
         epcache.InferenceSession(source, ep="NoSuchExecutionProvider")
 
 
@@ -165,12 +167,28 @@ def test_device_that_is_not_there(provider: Provider, source: str) -> None:
         epcache.InferenceSession(source, ep=f"{provider.name}:NPU")
 
 
-def test_onnxruntimes_fallback_is_off(provider: Provider, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "bad.onnx").write_bytes(b"\x08no model at all")
-    with warnings.catch_warnings(), pytest.raises(Exception, match="ONNXRuntimeError|Protobuf"):
-        warnings.simplefilter("ignore", epcache.EpcacheWarning)
-        epcache.InferenceSession(tmp_path / "bad.onnx", ep=provider.spec)
+def test_onnxruntimes_fallback_is_off(
+    provider: Provider, source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its constructor answers a failing execution provider by a line on standard output and the CPU."""
+    tried = []
+
+    def fails(self: object, *arguments: object) -> None:
+        self._fallback_providers = ["CPUExecutionProvider"]
+        tried.append(arguments)
+        raise RuntimeError("the execution provider failed")
+
+    monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", fails)
+    with pytest.raises(RuntimeError, match="the execution provider failed"):
+        epcache.InferenceSession(source, ep=provider.spec, client=False)
+    assert len(tried) == 1
     assert "Falling back" not in capsys.readouterr().out
+
+
+def test_model_that_is_none_is_onnxruntimes_error(provider: Provider, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"\x08no model at all")
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        epcache.InferenceSession(tmp_path / "bad.onnx", ep=provider.spec, client=False)
 
 
 def test_missing_model_is_onnxruntimes_error(provider: Provider, tmp_path: Path) -> None:
@@ -335,7 +353,9 @@ def test_any_error_leads_to_a_plain_session(provider: Provider, source: str, num
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
-@pytest.mark.parametrize(("signal", "raises"), [("segmentation fault", True), ("aborted", True), ("killed", False), ("", False)])
+@pytest.mark.parametrize(
+    ("signal", "raises"), [("segmentation fault", True), ("aborted", True), ("killed", False), ("", False)]
+)
 def test_model_that_crashes_the_compiler_does_not_crash_the_application(source: str, signal: str, raises: bool) -> None:
     error = {"class": 3, "text": "worker crashed", "facts": {"signal": signal}}
     if reason := OPENVINO.missing():
@@ -365,7 +385,12 @@ def test_model_that_is_compiled_already(provider: Provider, compiled: Path) -> N
 
     def script(peer: Peer) -> None:
         peer.hello()
-        peer.send({"request": peer.acquire()["request"], "acquire_reply": {"outcome": "passthrough", "compatibility": "optimal"}})
+        peer.send(
+            {
+                "request": peer.acquire()["request"],
+                "acquire_reply": {"outcome": "passthrough", "compatibility": "optimal"},
+            }
+        )
 
     with FakeDaemon(script) as daemon:
         session = served(daemon, graph, provider)

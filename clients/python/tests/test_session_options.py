@@ -26,7 +26,9 @@ def test_every_method_of_onnxruntime_is_noticed() -> None:
 def test_method_that_is_not_known_is_a_reason(options: epcache.SessionOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort.SessionOptions, "from_a_later_version", lambda self, value: None, raising=False)
     _session_options._remembering("from_a_later_version")(options, 1)
-    assert options._record.reasons == ["SessionOptions.from_a_later_version was called, which epcache cannot account for"]
+    assert options._record.reasons == [
+        "SessionOptions.from_a_later_version was called, which epcache cannot account for"
+    ]
 
 
 def test_what_decides_the_compile(options: epcache.SessionOptions) -> None:
@@ -121,7 +123,8 @@ def initializer(options: epcache.SessionOptions) -> None:
         pytest.param(write_optimized_model, id="optimized model"),
         pytest.param(initializer, id="initializer"),
         pytest.param(
-            lambda o: o.set_provider_selection_policy(ort.OrtExecutionProviderDevicePolicy.PREFER_CPU), id="device policy"
+            lambda o: o.set_provider_selection_policy(ort.OrtExecutionProviderDevicePolicy.PREFER_CPU),
+            id="device policy",
         ),
         pytest.param(lambda o: o.set_provider_selection_policy_delegate(lambda *_: []), id="device delegate"),
         pytest.param(lambda o: o.add_session_config_entry("ep.context_enable", "1"), id="own compile"),

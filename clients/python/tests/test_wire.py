@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from epcache import _wire
 
-descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2", reason="needs protobuf, see testdata/fetch-python")
+descriptor_pb2 = pytest.importorskip(
+    "google.protobuf.descriptor_pb2", reason="needs protobuf, see testdata/fetch-python"
+)
 from google.protobuf import descriptor_pool, message_factory  # noqa: E402
 from grpc_tools import protoc  # noqa: E402
 
@@ -18,9 +20,7 @@ PACKAGE = "epcached.v1"
 
 # The bodies of an Envelope for which this client has no use.
 UNUSED_BODIES = {
-    f"{verb}{suffix}"
-    for verb in ("release", "list", "show", "status", "probe", "check")
-    for suffix in ("", "_reply")
+    f"{verb}{suffix}" for verb in ("release", "list", "show", "status", "probe", "check") for suffix in ("", "_reply")
 } | {"invalidate", "remove", "change_reply"}
 
 
@@ -70,7 +70,10 @@ def test_enum_is_as_in_the_proto(file: object, name: str) -> None:
 def classes(file: object) -> dict[str, type]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _wire.MESSAGES}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+        for name in _wire.MESSAGES
+    }
 
 
 EDGES = {

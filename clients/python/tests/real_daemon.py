@@ -1,8 +1,9 @@
-"""The real daemon, on a state folder of its own, as a child of the tests."""
+"""The real daemon, on a state folder of its own, which a test may kill and start again."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,25 +13,24 @@ import time
 from pathlib import Path
 
 import epcache
-from conftest import RUNTIMES
+from runtimes import RUNTIMES
 
 BIN = os.environ.get("EPCACHED_BIN", "")
 
 
 def missing() -> str:
     """Returns why there is no real daemon to test with, "" if there is."""
-    if not BIN or not (Path(BIN) / "epcached").exists():
-        return "EPCACHED_BIN names no folder with epcached, see make build"
-    return "" if RUNTIMES else "EPCACHED_RUNTIMES names no folder with runtimes, see testdata/fetch-runtimes"
+    if not BIN:
+        return "EPCACHED_BIN is not set: the folder with epcached, see make build"
+    assert (Path(BIN) / "epcached").exists(), f"EPCACHED_BIN: no epcached in {BIN}"
+    return "" if RUNTIMES else "EPCACHED_RUNTIMES is not set: the folder with runtimes, see testdata/fetch-runtimes"
 
 
 class Daemon:
     """epcached with all runtimes that there are, started and stopped at will."""
 
     def __init__(self) -> None:
-        # Readable on the way, as /var/lib is; what is in it is the daemon's business.
         self.folder = Path(tempfile.mkdtemp(prefix="epc"))
-        self.folder.chmod(0o755)
         self.state = self.folder / "state"
         self.socket = str(self.folder / "s")
         self.log = self.folder / "log"
@@ -38,7 +38,16 @@ class Daemon:
 
     def start(self) -> None:
         runtimes = [argument for runtime in RUNTIMES for argument in ("--runtime", str(runtime))]
-        command = [f"{BIN}/epcached", "--state", str(self.state), "--socket", self.socket, "--log-level", "debug", *runtimes]
+        command = [
+            f"{BIN}/epcached",
+            "--state",
+            str(self.state),
+            "--socket",
+            self.socket,
+            "--log-level",
+            "debug",
+            *runtimes,
+        ]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         until = time.monotonic() + 20
@@ -48,8 +57,6 @@ class Daemon:
                 break
             assert self.process.poll() is None and time.monotonic() < until, self.log.read_text()
             time.sleep(0.02)
-        # A user other than the daemon's is a user of it as well.
-        os.chmod(self.socket, 0o666)
 
     def client(self) -> epcache.Client:
         return epcache.Client(self.socket, hello_limit=5)
@@ -73,9 +80,11 @@ class Daemon:
                 folder.chmod(0o700)
         shutil.rmtree(self.folder)
 
-    def control(self, *arguments: str) -> str:
-        command = [f"{BIN}/epcachectl", "--socket", self.socket, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    def leases(self) -> int:
+        """Returns how many builds are held by somebody."""
+        command = [f"{BIN}/epcachectl", "--socket", self.socket, "--json", "list"]
+        listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return sum(build.get("leased", False) for build in listed)
 
     def blobs(self) -> list[Path]:
         """Returns the stored files, the largest first."""
@@ -83,12 +92,12 @@ class Daemon:
         return sorted(files, key=lambda path: -path.stat().st_size)
 
 
-def flip_a_byte(path: Path) -> None:
-    """Damages a file behind the daemon's back, in the middle, and keeps it from being noticed by its times' age."""
+def flip_a_bit(path: Path) -> None:
+    """Damages a file in the middle, behind the daemon's back."""
     path.chmod(0o644)
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)
-        byte = file.read(1)
+        byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 0x40]))
+        file.write(bytes([byte ^ 0x40]))
     path.chmod(0o444)
