@@ -57,14 +57,14 @@ class Models:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._entries = {entry["name"]: entry for entry in json.loads((folder / "models.json").read_text())["models"]}
+        self._entries: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in json.loads((folder / "models.json").read_text())["models"]}
 
     def entry(self, name: str) -> dict[str, Any]:
         assert name in self._entries, f"EPCACHED_MODELS has no {name}"
         return self._entries[name]
 
     def path(self, name: str) -> Path:
-        return self._folder / self.entry(name)["path"]
+        return self._folder / str(self.entry(name)["path"])
 
 
 @pytest.fixture(scope="session")

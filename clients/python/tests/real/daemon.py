@@ -55,7 +55,7 @@ class Daemon:
 
     def control(self, *arguments: str) -> Any:
         """Returns what `epcachectl ARGUMENTS --json` prints. A status other than 0 is an error."""
-        command = [self._programs / "epcachectl", *arguments, "--json", "--socket", self.socket]
+        command: list[str | Path] = [self._programs / "epcachectl", *arguments, "--json", "--socket", self.socket]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"epcachectl {arguments} ended with {done.returncode}:\n{done.stderr}{done.stdout}"
         return json.loads(done.stdout) if done.stdout.strip() else None

@@ -113,7 +113,7 @@ def test_model_that_the_provider_takes_nothing_of(daemon: Daemon, where: Path, t
     path = tmp_path / "text.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     model = {"dimensions": {}, "inputs": {"x": {"dtype": "str", "shape": [1], "fill": "constant", "value": "text"}}}
-    arguments = {"model": model, "path": str(path), "ep": f"{OPENVINO}:CPU"}
+    arguments: dict[str, Any] = {"model": model, "path": str(path), "ep": f"{OPENVINO}:CPU"}
     (session,) = child.run("sessions", where, environment={"EPCACHE_SOCKET": daemon.socket}, **arguments)["sessions"]
     assert session["outcome"] == "failed"
     (warning,) = session["warnings"]

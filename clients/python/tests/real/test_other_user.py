@@ -66,7 +66,7 @@ def test_path_access_opens_the_shared_scope_and_no_more(
     private.write_bytes(models.path("tiny-convolution").read_bytes())
     private.chmod(0o600)
     with epcache.Client(daemon.socket, hello_limit=10) as client:
-        wishes = {"eps": f"{OPENVINO}:CPU", "runtime": str(where)}
+        wishes: dict[str, Any] = {"eps": f"{OPENVINO}:CPU", "runtime": str(where)}
         with client.acquire(models.path("tiny-mlp"), **wishes) as shared, client.acquire(private, **wishes) as own:
             results = [
                 child.run(
