@@ -60,7 +60,7 @@ def test_no_socket_at_all(model: str) -> None:
 
 
 def test_path_too_long_for_a_socket(model: str) -> None:
-    with pytest.raises(epcache.NoDaemon), epcache.Client("/tmp/" + "x" * 200) as client:
+    with pytest.raises(epcache.NoDaemon), epcache.Client("/" + "x" * 200) as client:
         client.acquire(model, "E")
 
 

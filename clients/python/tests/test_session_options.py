@@ -110,7 +110,7 @@ def test_misspelled_attribute_is_an_error(options: epcache.SessionOptions) -> No
 
 
 def write_optimized_model(options: epcache.SessionOptions) -> None:
-    options.optimized_model_filepath = "/tmp/x"
+    options.optimized_model_filepath = "/x"
 
 
 def initializer(options: epcache.SessionOptions) -> None:
