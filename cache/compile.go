@@ -230,7 +230,9 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 	b := j.record(m, result)
 	checked, err := j.c.compiler.Check(ctx, compilers.CheckJob{
 		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
-		SessionOptions: j.request.SessionOptions, GraphOptimizationLevel: loadLevel(j.plan.canonical.GraphOptimizationLevel),
+		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
+		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
+		GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
 	})
 	if err != nil {
 		return nil, workerError(err, "model %q: load check", j.request.Name)
