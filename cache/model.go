@@ -56,7 +56,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
 	}
-	before, err := newWitness(r)
+	before, err := newWitness(r, c.now())
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
 	}
@@ -70,7 +70,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	if !id.Compiled {
 		if missing := r.missing(id.Locations); len(missing) > 0 {
-			if believable && before.old(c.now()) && before.unchanged() == nil {
+			if believable && before.old() && before.unchanged() == nil {
 				c.memo.save(graphKey, "graph", id) // without a digest: only "model" records carry one
 			}
 			return identity{}, &NeedFilesError{Locations: missing}
@@ -80,6 +80,8 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		// Passed through, never compiled: what its sidecars hold does not matter here.
 		m.Initializers, id.Locations = nil, nil
 	}
+	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
+	modelKey, keyed := c.modelKey(r, graphKey, id.Locations)
 	sum, err := epmodel.Digest(ctx, m, src, r.open, sumOf)
 	if err != nil {
 		return identity{}, modelError(r, err)
@@ -89,10 +91,10 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		return identity{}, fail(BadModel, err, "model %q changed while being read", r.Name).
 			hint("wait until whatever writes it is done, and ask again")
 	}
-	if believable && before.old(c.now()) {
+	if believable && before.old() {
 		c.memo.save(graphKey, "graph", id)
-		if key, ok := c.modelKey(r, graphKey, id.Locations); ok && len(id.Locations) > 0 {
-			c.memo.save(key, "model", id)
+		if keyed && len(id.Locations) > 0 {
+			c.memo.save(modelKey, "model", id)
 		}
 	}
 	return id, nil
@@ -161,12 +163,13 @@ func freeDimensions(m *epmodel.Model) []string {
 
 // witness remembers the stamps of a model's files, to tell whether anything moved while they were read.
 type witness struct {
+	began  time.Time // before the first file was looked at
 	files  []*os.File
 	stamps []cas.Stamp
 }
 
-func newWitness(r *Request) (*witness, error) {
-	w := &witness{files: r.files()}
+func newWitness(r *Request, now time.Time) (*witness, error) {
+	w := &witness{files: r.files(), began: now}
 	for _, f := range w.files {
 		// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
 		// the pages, so that every later store faults and moves the times that we compare.
@@ -198,10 +201,12 @@ func (w *witness) unchanged() error {
 	return nil
 }
 
-// old tells whether every file has been left alone for a while; a time in the future is never believed.
-func (w *witness) old(now time.Time) bool {
+// old tells whether every file had been left alone for a while when the reading began; a time in the future is never
+// believed. What counts is the beginning: a page that was dirtied between the writing back and the stamp can be
+// stored to again without a trace, however long the hashing takes.
+func (w *witness) old() bool {
+	limit := w.began.Add(-quiet).UnixNano()
 	for _, s := range w.stamps {
-		limit := now.Add(-quiet).UnixNano()
 		if s.Mtime > limit || s.Ctime > limit {
 			return false
 		}

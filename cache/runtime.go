@@ -241,6 +241,10 @@ func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error)
 			return cas.Digest(raw), nil
 		}
 	}
+	w := witness{began: c.now()}
+	if err := settle(f); err != nil {
+		return cas.Digest{}, &os.PathError{Op: "fdatasync", Path: path, Err: err}
+	}
 	before, err := cas.StampOf(f)
 	if err != nil {
 		return cas.Digest{}, err
@@ -253,8 +257,8 @@ func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error)
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	w := witness{stamps: []cas.Stamp{after}}
-	if believable && before == after && w.old(c.now()) {
+	w.stamps = []cas.Stamp{after}
+	if believable && before == after && w.old() {
 		// Not saved costs another hashing at the next start, nothing else.
 		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
 	}
