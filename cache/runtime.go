@@ -488,8 +488,32 @@ func (ref EPLibraryRef) is(path string, files []stampedFile, own bool) bool {
 	})
 }
 
+// stillAt tells whether the path leads to the file that the caller opened, and so loads. A package manager may have
+// put another in its place since, and what is compiled for that one is not for this caller.
+func (ref EPLibraryRef) stillAt(path string) bool {
+	if ref.File == nil {
+		return true // the caller knows no more than the path
+	}
+	theirs, err := cas.StampOf(ref.File)
+	if err != nil {
+		return false
+	}
+	now, err := stampPath(path)
+	return err == nil && now.Dev == theirs.Dev && now.Ino == theirs.Ino
+}
+
+func replaced(path string) error {
+	return fail(Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
+		hint("it was replaced, perhaps by an update: restart the application")
+}
+
 // nameLibraries takes the libraries that a client of the daemon's own user named.
 func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	for _, l := range r.Runtime.EPLibraries {
+		if !l.stillAt(l.Path) {
+			return nil, nil, replaced(l.Path)
+		}
+	}
 	spec := compilers.Runtime{ORTLibrary: r.Runtime.ORTLibrary, ORTVersion: r.Runtime.ORTVersion}
 	for _, l := range r.Runtime.EPLibraries {
 		spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: l.EP, Path: l.Path})
@@ -502,6 +526,9 @@ func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(str
 	rc, err := c.content(ctx, rt, progress)
 	if err != nil {
 		return nil, nil, err
+	}
+	if !rc.carries(r, true) {
+		return nil, nil, replaced(r.Runtime.EPLibraries[0].Path)
 	}
 	if !rc.hasAll(r.EPs) {
 		return nil, nil, noRuntime(r, nil)

@@ -1,0 +1,27 @@
+package cache
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A caller that has loaded a library gets nothing that was made by the one that is at its path by now.
+func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
+	b := newBench(t)
+	refs := b.libraries(nil)
+	loaded := b.openFile(refs[0].Path)
+	r := b.request(b.model(1))
+	r.Runtime = RuntimeRef{ORTVersion: "1.31.1", ORTLibrary: filepath.Join(b.runtime, "libonnxruntime.so.1.31.1"), EPLibraries: b.libraries(loaded)}
+	require.Equal(t, "1.0", b.acquire(r).Build.EPs[0].SDKVersion)
+
+	b.library("2.0")
+	e := b.refused(r)
+	require.Equal(t, Unavailable, e.Class)
+	require.Contains(t, e.Text, refs[0].Path)
+	require.Contains(t, e.Hint, "restart")
+
+	r.Runtime.EPLibraries = b.libraries(b.openFile(refs[0].Path))
+	require.Equal(t, "2.0", b.acquire(r).Build.EPs[0].SDKVersion)
+}
