@@ -1,0 +1,247 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+)
+
+// resolve finds the runtime that the request means, with its files looked at.
+func (c *Cache) resolve(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	switch {
+	case r.Runtime.Directory != "":
+		return c.resolveDirectory(ctx, r, progress)
+	case len(r.Runtime.EPLibraries) > 0:
+		return c.resolveLibraries(ctx, r, progress)
+	}
+	return c.resolveDefault(ctx, r, progress)
+}
+
+// resolveDefault takes the first runtime that has every execution provider of the request.
+func (c *Cache) resolveDefault(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	var have []string
+	var last error
+	for _, rt := range c.runtimes.all() {
+		if !rt.registered {
+			continue
+		}
+		rc, err := c.content(ctx, rt, progress)
+		if err != nil {
+			last = err
+			continue
+		}
+		if rc.hasAll(r.EPs) && (!r.StrictORT || r.Runtime.ORTVersion == "" || r.Runtime.ORTVersion == rc.spec.ORTVersion) {
+			return rt, rc, nil
+		}
+		for _, l := range rc.spec.EPs {
+			have = append(have, l.EP)
+		}
+	}
+	if last != nil && len(have) == 0 {
+		return nil, nil, last
+	}
+	return nil, nil, noRuntime(r, have)
+}
+
+func noRuntime(r *Request, have []string) error {
+	names := make([]string, 0, len(r.EPs))
+	for _, ep := range r.EPs {
+		names = append(names, ep.Name)
+	}
+	slices.Sort(have)
+	have = slices.Compact(have)
+	e := fail(Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
+	if len(have) == 0 {
+		return e.hint("start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+	}
+	return e.hint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
+}
+
+func (rc *runtimeContent) hasAll(eps []EP) bool {
+	for _, ep := range eps {
+		if _, ok := rc.library(ep.Name); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	dir := filepath.Clean(r.Runtime.Directory)
+	if !filepath.IsAbs(dir) {
+		return nil, nil, fail(BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
+	}
+	own := c.mayName(r.Peer)
+	same := func(rt *runtime) bool { return rt.name == dir || own && sameFile(rt.name, dir) }
+	var found *runtime
+	for _, rt := range c.runtimes.all() {
+		if same(rt) {
+			found = rt
+			break
+		}
+	}
+	if found == nil {
+		if !own {
+			return nil, nil, c.notMine(dir)
+		}
+		if _, err := compilers.Find(dir); err != nil {
+			return nil, nil, fail(Unavailable, err, "runtime %q", dir)
+		}
+		found = c.runtimes.add(directoryRuntime(dir, false), same)
+	}
+	rc, err := c.content(ctx, found, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !rc.hasAll(r.EPs) {
+		var have []string
+		for _, l := range rc.spec.EPs {
+			have = append(have, l.EP)
+		}
+		return nil, nil, noRuntime(r, have)
+	}
+	return found, rc, nil
+}
+
+// mayName: only a client that is the daemon's own user may bring libraries, for they are executed as that user.
+func (c *Cache) mayName(p Peer) bool { return p.UID == c.uid }
+
+func (c *Cache) notMine(what string) error {
+	return fail(Unavailable, nil, "runtime %q is not registered with this daemon", what).
+		hint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
+}
+
+// resolveLibraries finds a runtime that has the very files that the caller will load as EP libraries. Equal bytes
+// in another place are another runtime: what stands beside a library counts too, and only its own folder tells.
+func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	for _, rt := range c.candidates(r) {
+		rc, err := c.content(ctx, rt, progress)
+		if err != nil {
+			continue // a runtime that is gone or broken: probe shows its error, and another one may do
+		}
+		if rc.hasAll(r.EPs) && rc.carries(r, c.mayName(r.Peer)) {
+			return rt, rc, nil
+		}
+	}
+	if !c.mayName(r.Peer) || r.Runtime.ORTLibrary == "" {
+		return nil, nil, c.notMine(r.Runtime.EPLibraries[0].Path)
+	}
+	return c.nameLibraries(ctx, r, progress)
+}
+
+// candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the caller's
+// own ONNX Runtime first, and the ones that nobody has looked at yet.
+func (c *Cache) candidates(r *Request) []*runtime {
+	var own, other, unknown []*runtime
+	for _, rt := range c.runtimes.all() {
+		rc := rt.facts.Load()
+		switch {
+		case rc == nil:
+			unknown = append(unknown, rt)
+		case !rc.carries(r, c.mayName(r.Peer)):
+		case rc.spec.ORTVersion == r.Runtime.ORTVersion:
+			own = append(own, rt)
+		default:
+			other = append(other, rt)
+		}
+	}
+	return append(append(own, other...), unknown...)
+}
+
+// carries tells whether every EP library that the request needs and names is this runtime's own file.
+func (rc *runtimeContent) carries(r *Request, own bool) bool {
+	for _, ref := range r.Runtime.EPLibraries {
+		if !needs(r.EPs, ref.EP) {
+			continue
+		}
+		lib, ok := rc.library(ref.EP)
+		if !ok || !ref.is(lib.Path, rc.files, own) {
+			return false
+		}
+	}
+	return true
+}
+
+func needs(eps []EP, name string) bool {
+	return slices.ContainsFunc(eps, func(ep EP) bool { return ep.Name == name })
+}
+
+// is compares by the file that the caller opened, else by the path that it spelled. A path of another user's is
+// not looked up: it may lie on a file system that never answers.
+func (ref EPLibraryRef) is(path string, files []stampedFile, own bool) bool {
+	if ref.File == nil {
+		return ref.Path == path || own && sameFile(path, ref.Path)
+	}
+	theirs, err := cas.StampOf(ref.File)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(files, func(f stampedFile) bool {
+		return f.path == path && f.stamp.Dev == theirs.Dev && f.stamp.Ino == theirs.Ino
+	})
+}
+
+// stillAt tells whether the path leads to the file that the caller opened, and so loads. A package manager may have
+// put another in its place since, and what is compiled for that one is not for this caller.
+func (ref EPLibraryRef) stillAt(path string) bool {
+	if ref.File == nil {
+		return true // the caller knows no more than the path
+	}
+	theirs, err := cas.StampOf(ref.File)
+	if err != nil {
+		return false
+	}
+	now, err := stampPath(path)
+	return err == nil && now.Dev == theirs.Dev && now.Ino == theirs.Ino
+}
+
+func replaced(path string) error {
+	return fail(Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
+		hint("it was replaced, perhaps by an update: restart the application")
+}
+
+// nameLibraries takes the libraries that a client of the daemon's own user named.
+func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	for _, l := range r.Runtime.EPLibraries {
+		if !l.stillAt(l.Path) {
+			return nil, nil, replaced(l.Path)
+		}
+	}
+	spec := compilers.Runtime{ORTLibrary: r.Runtime.ORTLibrary, ORTVersion: r.Runtime.ORTVersion}
+	for _, l := range r.Runtime.EPLibraries {
+		spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: l.EP, Path: l.Path})
+	}
+	full, err := compilers.Complete(spec)
+	if err != nil {
+		return nil, nil, fail(Unavailable, err, "runtime %q", spec.ORTLibrary)
+	}
+	rt := c.runtimes.add(explicitRuntime(full, false), func(*runtime) bool { return false })
+	rc, err := c.content(ctx, rt, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !rc.carries(r, true) {
+		return nil, nil, replaced(r.Runtime.EPLibraries[0].Path)
+	}
+	if !rc.hasAll(r.EPs) {
+		return nil, nil, noRuntime(r, nil)
+	}
+	return rt, rc, nil
+}
+
+func sameFile(a, b string) bool {
+	if a == b {
+		return true
+	}
+	ai, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	bi, err := os.Stat(b)
+	return err == nil && os.SameFile(ai, bi)
+}
