@@ -203,3 +203,19 @@ func TestRecordShowsTheDigest(t *testing.T) {
 	a := b.acquire(r)
 	require.Contains(t, a.Record, `"model":"`+a.ModelDigest.String()+`"`)
 }
+
+func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
+	b := newBench(t)
+	other := filepath.Join(t.TempDir(), "own")
+	spec, err := standin.Library(other, "1.28.0", standin.SDK{Version: "7.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	naming := func(lib string) *Request {
+		r := b.request(b.model(1))
+		r.Runtime = RuntimeRef{ORTVersion: spec.ORTVersion, ORTLibrary: spec.ORTLibrary, EPLibraries: []EPLibraryRef{{EP: standin.EP, Path: lib}}}
+		return r
+	}
+	require.Equal(t, "7.0", b.acquire(naming(spec.EPs[0].Path)).Build.EPs[0].SDKVersion)
+	require.NoError(t, os.RemoveAll(other))
+	require.Equal(t, Unavailable, b.refused(naming(spec.EPs[0].Path)).Class)
+	require.Equal(t, "1.0", b.acquire(naming(b.libraries(nil)[0].Path)).Build.EPs[0].SDKVersion)
+}

@@ -324,6 +324,9 @@ func (rc *runtimeContent) epFacts(eps []compilers.EP, marks []compilers.Fingerpr
 			CompatibilityString:  marks[i].CompatibilityString,
 			DriverVersion:        marks[i].DriverVersion,
 		}
+		for _, d := range ep.Devices {
+			out[i].Devices = append(out[i].Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+		}
 	}
 	return out
 }
