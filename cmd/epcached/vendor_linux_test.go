@@ -127,15 +127,7 @@ func TestCompilerCrash(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			go func() {
-				pid := r.worker()
-				for inVendorCode := false; !inVendorCode; {
-					maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-					if err != nil {
-						return // it was too fast
-					}
-					inVendorCode = bytes.Contains(maps, []byte("libopenvino"))
-				}
-				_ = syscall.Kill(pid, c.signal) // the request says whether it came
+				strike(r.worker(), c.signal) // the request says whether it came
 			}()
 			e := r.refused(t, forModel(path), []*os.File{openFile(t, path)}, nil, unixsock.ErrCompileFailed, "large.onnx", "OpenVINOExecutionProvider", c.says)
 			require.NotEmpty(t, e.Facts["signal"])
@@ -143,6 +135,25 @@ func TestCompilerCrash(t *testing.T) {
 		})
 	}
 	require.Equal(t, "compiled", get(t, r.client, path).Outcome, "a crash is not for ever")
+}
+
+// strike sends the signal to a worker that has loaded the vendor's libraries. In between looks the worker runs for a
+// moment only, so that it cannot finish on a machine that is busy with something else.
+func strike(pid int, signal syscall.Signal) {
+	for {
+		_ = syscall.Kill(pid, syscall.SIGSTOP) // it may be gone; then the maps cannot be read
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+		if err != nil {
+			return
+		}
+		if bytes.Contains(maps, []byte("libopenvino")) {
+			break
+		}
+		_ = syscall.Kill(pid, syscall.SIGCONT)
+		time.Sleep(time.Millisecond)
+	}
+	_ = syscall.Kill(pid, signal)
+	_ = syscall.Kill(pid, syscall.SIGCONT)
 }
 
 // Somebody writes into the model, over and over, while the daemon reads it: whatever comes of that is refused.
