@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -81,7 +82,7 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	if r.OnMiss != Refresh && r.OnMiss != Bypass {
 		var a *Answer
 		if a, why, err = c.lookUp(ctx, r, p, rc, phase); a != nil || err != nil {
-			return c.finish(a, r, p, rt, rc), err
+			return c.finish(a, r, id, p, rt, rc), err
 		}
 		c.index.Count("misses", 1)
 	}
@@ -89,8 +90,30 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 		return nil, fail(NotFound, nil, "no build for model %q: %s", r.Name, why).fact("request_key", p.requestKey.String()).
 			hint("compile it: ask again with on_miss wait")
 	}
+	if err := c.mayReplace(r, id, p); err != nil {
+		return nil, err
+	}
 	a, err := c.compileOnce(ctx, r, id, p, rc, why, phase)
-	return c.finish(a, r, p, rt, rc), err
+	return c.finish(a, r, id, p, rt, rc), err
+}
+
+// mayReplace: a refresh takes the place of the build that there is, and a shared one is not every user's to replace.
+func (c *Cache) mayReplace(r *Request, id identity, p *plan) error {
+	scope, _ := c.scopes(r, id)
+	if r.OnMiss != Refresh || scope != "shared" || c.Administrator(r.Peer) {
+		return nil
+	}
+	builds, err := c.index.Lookup(p.requestKey, scope)
+	if err != nil {
+		return fail(Internal, err, "look-up of %s", p.requestKey)
+	}
+	for i := range builds {
+		if builds[i].BuildKey == p.buildKey && c.index.StateOf(builds[i].ID).Name != index.Damaged {
+			return fail(NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
+				hint("bypass compiles for this request alone, and store user keeps a build of your own")
+		}
+	}
+	return nil
 }
 
 // phases passes changes of phase on, and nothing after done.
@@ -264,7 +287,7 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 }
 
 // finish fills in what every answer with a build says.
-func (c *Cache) finish(a *Answer, r *Request, p *plan, rt *runtime, rc *runtimeContent) *Answer {
+func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) *Answer {
 	if a == nil {
 		return nil
 	}
@@ -272,6 +295,11 @@ func (c *Cache) finish(a *Answer, r *Request, p *plan, rt *runtime, rc *runtimeC
 	a.Runtime, a.Compatibility = rt.name, "optimal" // made by these libraries, or equal ones, for this hardware
 	a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, a.Build.GraphOptimizationLevel
 	a.Warnings = append(a.Warnings, a.Build.Warnings...)
+	for _, name := range sortedKeys(r.FreeDimensions) {
+		if !slices.Contains(id.FreeDims, name) {
+			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; it has %q", name, id.FreeDims))
+		}
+	}
 	a.ProviderOptions = make(map[string]map[string]string, len(r.EPs))
 	for _, ep := range p.eps {
 		a.ProviderOptions[ep.Name] = ep.Options

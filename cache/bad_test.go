@@ -219,3 +219,59 @@ func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
 	require.Equal(t, Unavailable, b.refused(naming(spec.EPs[0].Path)).Class)
 	require.Equal(t, "1.0", b.acquire(naming(b.libraries(nil)[0].Path)).Build.EPs[0].SDKVersion)
 }
+
+func TestOnlyAdministratorsReplaceWhatIsShared(t *testing.T) {
+	b := newBench(t)
+	first := b.acquire(b.request(b.model(1)))
+	r := b.request(b.model(1))
+	r.Peer.UID, r.OnMiss = 4711, Refresh
+	require.Equal(t, NotAllowed, b.refused(r).Class)
+	r.Store = "user"
+	require.Equal(t, "uid:4711", b.acquire(r).Build.Scope, "a build of one's own")
+	require.Equal(t, first.Graph, b.acquire(b.request(b.model(1))).Graph)
+}
+
+func TestHolesAreNotCopied(t *testing.T) {
+	b := newBench(t)
+	r := b.external(1, nil)
+	path := r.External["weights.bin"].Name()
+	require.NoError(t, os.Truncate(path, 1<<40))
+	begin := time.Now()
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Less(t, time.Since(begin), 30*time.Second, "a terabyte of nothing is not copied")
+}
+
+func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
+	b := newBench(t)
+	require.NoError(t, room(b.state, []*os.File{b.model(1)}))
+	require.NoError(t, fits(1000, 1000+spare))
+	require.ErrorContains(t, fits(1001, 1000+spare), "are free")
+	require.Equal(t, NoSpace, ClassOf(storeError(fits(1, 0), "m")))
+}
+
+func TestFoldersThatWereDeletedAreMadeAgain(t *testing.T) {
+	b := newBench(t)
+	files := b.read(b.acquire(b.request(b.model(1))))
+	for _, folder := range []string{"views", "staging"} {
+		require.NoError(t, filepath.WalkDir(filepath.Join(b.state, folder), func(p string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				err = os.Chmod(p, 0o700)
+			}
+			return err
+		}))
+		require.NoError(t, os.RemoveAll(filepath.Join(b.state, folder)))
+		require.Equal(t, files, b.read(b.acquire(b.request(b.model(1)))), folder)
+		require.Equal(t, Compiled, b.acquire(b.request(b.model(uint64(len(folder))))).Outcome, folder)
+	}
+}
+
+func TestAFreeDimensionThatIsNotThereIsSaid(t *testing.T) {
+	b := newBench(t)
+	path := filepath.Join(t.TempDir(), "free.onnx")
+	require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 8, "batch"), 0o644))
+	r := b.request(b.openFile(path))
+	r.FreeDimensions = map[string]int64{"batch": 1}
+	require.Empty(t, b.acquire(r).Warnings)
+	r.FreeDimensions = map[string]int64{"bach": 1}
+	require.ElementsMatch(t, []string{`no input of the model has a free dimension "bach"; it has ["batch"]`}, b.acquire(r).Warnings)
+}

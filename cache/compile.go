@@ -113,6 +113,9 @@ func (j *job) run(ctx context.Context, phase func(string)) (*compiled, error) {
 		return nil, fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
 	}
 	var err error
+	if err = os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
+		return nil, storeError(err, j.request.Name)
+	}
 	if j.folder, err = os.MkdirTemp(c.path("staging"), "job-"); err != nil {
 		return nil, storeError(err, j.request.Name)
 	}
@@ -152,6 +155,9 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
 	if err != nil {
+		if free, err2 := freeBytes(out); err2 == nil && free < spare {
+			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
+		}
 		return nil, workerError(err, "model %q does not compile", j.request.Name)
 	}
 	if !j.rc.unchanged() {
@@ -172,6 +178,9 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 
 // copyModel makes the private copy that is compiled, and proves that it has the bytes that the key is made of.
 func (j *job) copyModel(ctx context.Context) (string, error) {
+	if err := room(j.folder, j.request.files()); err != nil {
+		return "", storeError(err, j.request.Name)
+	}
 	dir := filepath.Join(j.folder, "model")
 	path := filepath.Join(dir, j.name+".onnx")
 	if err := copyPrivate(j.request.Graph, path); err != nil {

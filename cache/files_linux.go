@@ -3,8 +3,8 @@ package cache
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 
@@ -104,8 +104,8 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// copyPrivate copies a client's file to a new file of ours, through the descriptor alone and without touching its
-// offset, which the client shares. Where the file system can, the bytes are cloned.
+// copyPrivate copies a client's file to a new file of ours, through the descriptor alone. Where the file system can,
+// the bytes are cloned.
 func copyPrivate(from *os.File, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -117,25 +117,83 @@ func copyPrivate(from *os.File, path string) error {
 	return errors.Join(copyBytes(from, to), to.Close())
 }
 
+// copyBytes clones, or copies the runs of data and leaves the holes: an apparent size costs nothing to claim.
 func copyBytes(from, to *os.File) error {
 	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil {
 		return nil
 	}
-	var off int64
-	for {
-		in, out := off, off
-		n, err := unix.CopyFileRange(int(from.Fd()), &in, int(to.Fd()), &out, 1<<30, 0)
-		switch {
-		case err == unix.EINTR:
-		case off == 0 && err != nil && err != unix.ENOSPC && err != unix.EIO && err != unix.EDQUOT:
-			// Not between these two file systems: by hand.
-			_, err := io.Copy(to, io.NewSectionReader(from, 0, math.MaxInt64))
-			return err
-		case err != nil:
-			return &os.PathError{Op: "copy_file_range", Path: to.Name(), Err: err}
-		case n == 0:
-			return nil
-		}
-		off += int64(n)
+	info, err := from.Stat()
+	if err != nil {
+		return err
 	}
+	if err := to.Truncate(info.Size()); err != nil {
+		return err
+	}
+	for at := int64(0); at < info.Size(); {
+		begin, end, err := nextData(int(from.Fd()), at, info.Size())
+		if err != nil {
+			return &os.PathError{Op: "seek", Path: from.Name(), Err: err}
+		}
+		if _, err := io.Copy(io.NewOffsetWriter(to, begin), io.NewSectionReader(from, begin, end-begin)); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
+}
+
+// nextData finds the next run of data from an offset. It moves the offset that the client shares, which nobody may
+// rely on: clients use pread or mappings.
+func nextData(fd int, at, size int64) (begin, end int64, err error) {
+	begin, err = unix.Seek(fd, at, unix.SEEK_DATA)
+	switch {
+	case err == unix.ENXIO:
+		return size, size, nil // only a hole is left
+	case err == unix.EINVAL:
+		return at, size, nil // a file system that knows of no holes
+	case err != nil:
+		return 0, 0, err
+	}
+	end, err = unix.Seek(fd, begin, unix.SEEK_HOLE)
+	if err != nil {
+		return 0, 0, err
+	}
+	return begin, min(end, size), nil
+}
+
+// room says whether a private copy of the files fits into the folder's file system with something to spare: by
+// their blocks, for holes cost nothing.
+func room(folder string, files []*os.File) error {
+	var need int64
+	for _, f := range files {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			return err
+		}
+		need += st.Blocks * 512
+	}
+	free, err := freeBytes(folder)
+	if err != nil {
+		return err
+	}
+	return fits(need, free)
+}
+
+func fits(need, free int64) error {
+	if need > free-spare {
+		return fmt.Errorf("%w: a copy of the model takes %d bytes, and %d are free", unix.ENOSPC, need, free)
+	}
+	return nil
+}
+
+// spare is what a copy leaves free: the store's own files have to fit as well.
+const spare = 16 << 20
+
+// freeBytes is what an ordinary user may still write into the folder's file system.
+func freeBytes(folder string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(folder, &st); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: folder, Err: err}
+	}
+	return int64(st.Bavail) * st.Bsize, nil
 }

@@ -29,4 +29,10 @@ func duplicate(*os.File) (*os.File, error) { return nil, errors.ErrUnsupported }
 
 func copyPrivate(*os.File, string) error { return errors.ErrUnsupported }
 
+func room(string, []*os.File) error { return errors.ErrUnsupported }
+
+func freeBytes(string) (int64, error) { return 0, errors.ErrUnsupported }
+
+const spare = 0
+
 func machineStamp() [32]byte { return [32]byte{} }

@@ -204,6 +204,7 @@ type Status struct {
 	Space        index.Space
 	Jobs         int
 	Warnings     []string
+	Runtimes     []RuntimeFacts // as they were when last looked at, without devices
 }
 
 // Status counts.
@@ -221,7 +222,20 @@ func (c *Cache) Status(ctx context.Context) (Status, error) {
 	for _, f := range c.index.Problems() {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
-	if len(c.runtimes.all()) == 0 {
+	for _, rt := range c.runtimes.all() {
+		facts := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now()}
+		if rc, err := c.content(ctx, rt, func(string) {}); err != nil {
+			facts.Error = err.Error()
+			s.Warnings = append(s.Warnings, err.Error())
+		} else {
+			facts.Spec = rc.spec
+			for _, l := range rc.spec.EPs {
+				facts.Facts.EPs = append(facts.Facts.EPs, compilers.EPProbe{Name: l.EP, Library: l.Path})
+			}
+		}
+		s.Runtimes = append(s.Runtimes, facts)
+	}
+	if len(s.Runtimes) == 0 {
 		s.Warnings = append(s.Warnings, "no runtime is registered: nothing can be compiled for clients that bring none")
 	}
 	return s, nil

@@ -2,6 +2,8 @@ package cache
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"sync"
 
 	"github.com/epcached/epcached/cas"
@@ -108,6 +110,11 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
 	}
 	if p.marks, err = c.probes.fingerprints(ctx, rc, p.eps, false); err != nil {
+		var none *compilers.NoNodesError
+		if errors.As(err, &none) {
+			return nil, fail(Unavailable, nil, "%s takes not even a model of one node with these devices and options", strings.Join(none.EPs, ", ")).
+				hint("an option may not suit this execution provider: %v", p.canonical.options())
+		}
 		return nil, workerError(err, "execution provider %s cannot compile here", epNames(r.EPs))
 	}
 	p.facts = rc.epFacts(p.eps, p.marks)
@@ -145,6 +152,17 @@ func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Dige
 		out.EPs = append(out.EPs, one)
 	}
 	return out, nil
+}
+
+// options lists what the execution providers were told, for people.
+func (c *canonical) options() []string {
+	var out []string
+	for _, ep := range c.EPs {
+		for _, name := range sortedKeys(ep.Options) {
+			out = append(out, name+"="+ep.Options[name])
+		}
+	}
+	return out
 }
 
 func orEmpty(m map[string]int64) map[string]int64 {

@@ -51,7 +51,12 @@ func (c *Cache) resolveDefault(ctx context.Context, r *Request, progress func(st
 func noRuntime(r *Request, have []string) error {
 	names := make([]string, 0, len(r.EPs))
 	for _, ep := range r.EPs {
-		names = append(names, ep.Name)
+		if !slices.Contains(have, ep.Name) {
+			names = append(names, ep.Name)
+		}
+	}
+	if len(names) == 0 { // each is somewhere, and nowhere all of them
+		return fail(Unavailable, nil, "no registered runtime has all of %s", epNames(r.EPs))
 	}
 	slices.Sort(have)
 	have = slices.Compact(have)

@@ -93,6 +93,9 @@ func (c *Cache) scopeDir(scope string) error {
 	if scope == "shared" && c.options.PathAccess {
 		mode = 0o711
 	}
+	if err := os.MkdirAll(c.path("views"), 0o711); err != nil { // somebody may have deleted it
+		return err
+	}
 	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}

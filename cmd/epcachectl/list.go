@@ -45,7 +45,7 @@ func (p *printer) builds(builds []*wire.Build) error {
 	rows := [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SIZE", "HITS", "LAST USED", "STATE"}}
 	for _, b := range builds {
 		rows = append(rows, []string{
-			short(b.GetBuild()), orDash(b.GetModelName()), orDash(b.GetEp()), orDash(b.GetSdkVersion()), byteSize(sizeOf(b)),
+			short(b.GetBuild()), orDash(b.GetModelName()), orDash(b.GetEp()), orDash(b.GetEpVersion()), byteSize(sizeOf(b)),
 			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), orDash(b.GetState()),
 		})
 	}

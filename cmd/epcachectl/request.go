@@ -197,7 +197,7 @@ func (r *request) flags() string {
 // with closeExtra.
 func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
 	a := &wire.Acquire{
-		Model: &wire.Model{Name: filepath.Base(m.path)}, SessionOptions: r.sessionOptions, FreeDimensions: r.dims,
+		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.path), "\uFFFD")}, SessionOptions: r.sessionOptions, FreeDimensions: r.dims,
 		FreeDimensionsByDenotation: r.denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
 		Store: r.store, StrictOrt: r.strictORT,
 	}

@@ -129,7 +129,7 @@ func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return &wire.StatusReply{
+	reply := &wire.StatusReply{
 		Version: version, Pid: int64(os.Getpid()), UptimeSeconds: time.Since(s.Started).Seconds(),
 		StateDirectory: b.cache.Directory(), Socket: b.socket,
 		Hits: s.Counters["hits"], Misses: s.Counters["misses"], Compiles: s.Counters["compiles"], Failures: s.Counters["failures"],
@@ -137,7 +137,11 @@ func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (
 		Connections: uint32(b.server.Connections()),
 		Space: &wire.Space{LogicalBytes: s.Space.LogicalBytes, StoredBytes: s.Space.StoredBytes,
 			SavedBySharingBytes: s.Space.LogicalBytes - s.Space.StoredBytes, Entries: s.Space.Entries, Builds: s.Space.Builds},
-	}, nil
+	}
+	for i := range s.Runtimes {
+		reply.Runtimes = append(reply.Runtimes, runtimeReply(&s.Runtimes[i]))
+	}
+	return reply, nil
 }
 
 // Probe tells what this machine has.
