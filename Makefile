@@ -37,9 +37,9 @@ demo: build deps ## compile real models once, serve them to a second application
 
 .PHONY: test
 test: build deps ## run all tests, with the race detector, on the real execution providers too
-	$(GO) test -race -timeout 15m ./...
 	$(VENV) -m pytest -q clients/python/tests --ignore=clients/python/tests/real
 	$(VENV) -m pytest -q clients/python/tests/real
+	$(GO) test -race -timeout 15m ./...
 
 .PHONY: test-short
 test-short: build ## run what needs no download
