@@ -19,6 +19,10 @@ func TestMain(m *testing.M) {
 	if order := os.Getenv(askerEnvironment); order != "" {
 		os.Exit(ask(order)) // this process is one of the applications of a test
 	}
+	if os.Getenv(stopperEnvironment) != "" {
+		fmt.Fprintln(os.Stderr, becomeStopped(os.Args[1:])) // this process becomes a daemon, unless that fails
+		os.Exit(3)
+	}
 	os.Exit(runTests(m))
 }
 
