@@ -127,6 +127,9 @@ func (c *Cache) content(ctx context.Context, rt *runtime, progress func(string))
 	}
 	rc, err := c.look(ctx, rt)
 	if err != nil {
+		if !rt.registered && ctx.Err() == nil {
+			c.runtimes.forget(rt) // a client brought it, and it is gone: who brings it again names it again
+		}
 		return nil, fail(Unavailable, err, "runtime %q cannot be used", rt.name)
 	}
 	rt.facts.Store(rc)
@@ -288,6 +291,12 @@ func (rs *runtimes) all() []*runtime {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	return slices.Clone(rs.list)
+}
+
+func (rs *runtimes) forget(rt *runtime) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.list = slices.DeleteFunc(rs.list, func(old *runtime) bool { return old == rt })
 }
 
 func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) *runtime {
