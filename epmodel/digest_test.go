@@ -56,21 +56,21 @@ func TestDigestWithoutExternalDataIsTheFiles(t *testing.T) {
 
 // the digest is on disks and in keys: it must not change unnoticed
 func TestDigestIsKnown(t *testing.T) {
-	b := model(msg{}.sub(5, external("w", 3, "location", "w.bin", "offset", "4", "length", "8")).sub(5, external("v", 1, "location", "a.bin")))
-	d := mustDigest(t, b, map[string]string{"w.bin": "0123456789abcdef", "a.bin": "xyz"})
-	require.Equal(t, "20606c9562d6d0b751ee6a1d20fff113ccf94efdb98c781f62740488363ec7c6", hex.EncodeToString(d[:]))
+	b := model(msg{}.sub(5, external("w", 2, "location", "w.bin", "offset", "4", "length", "8")).sub(5, external("v", 1, "location", "a.bin")))
+	d := mustDigest(t, b, map[string]string{"w.bin": "0123456789abcdef", "a.bin": "wxyz"})
+	require.Equal(t, "c9a4fd1b6924fc5f3f879397b2db5f3c3fee45cbfdf888807fedae5684347e61", hex.EncodeToString(d[:]))
 
 	// the same from the description
-	graph, a, w := blake3.Sum256(b), blake3.Sum256([]byte("xyz")), blake3.Sum256([]byte("456789ab"))
+	graph, a, w := blake3.Sum256(b), blake3.Sum256([]byte("wxyz")), blake3.Sum256([]byte("456789ab"))
 	u64 := func(n int) string { return string(binary.LittleEndian.AppendUint64(nil, uint64(n))) }
 	record := "\x00epcached model 1\n" + string(graph[:]) + u64(len(b)) + u64(2) +
-		u64(1) + u64(0) + u64(3) + string(a[:]) +
+		u64(1) + u64(0) + u64(4) + string(a[:]) +
 		u64(1) + u64(4) + u64(8) + string(w[:])
 	require.Equal(t, blake3.Sum256([]byte(record)), d)
 }
 
 func TestDigestCoversWhatTheModelUses(t *testing.T) {
-	ext := func(kv ...string) msg { return external("w", 2, append([]string{"location", "w.bin"}, kv...)...) }
+	ext := func(kv ...string) msg { return external("w", 0, append([]string{"location", "w.bin"}, kv...)...) }
 	function := func(x msg) msg { return msg{}.str(1, "F").sub(7, node("", "Constant", "c", attrT("value", x))) }
 	part := ext("offset", "4", "length", "8")
 	cases := map[string]struct {

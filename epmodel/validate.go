@@ -2,6 +2,7 @@ package epmodel
 
 import (
 	"fmt"
+	"math"
 )
 
 // Validate judges an artefact before it is stored or served. files has the size of every file of it but the graph, under its name
@@ -87,11 +88,46 @@ func (t Initializer) fits(graph string, size int64) error {
 		end += t.Length // Read has refused what overflows
 	}
 	if end <= size {
-		return nil
+		return t.filled(graph, size)
 	}
 	what := fmt.Sprintf("%d bytes from offset %d", t.Length, t.Offset)
 	if t.Length < 0 {
 		what = fmt.Sprintf("offset %d", t.Offset)
 	}
 	return &FormatError{graph, t.At, "external_data", fmt.Sprintf("tensor %q: %s of %q: beyond its end at %d", t.Name, what, t.Location, size)}
+}
+
+// filled checks that the range is enough for the tensor's type and shape. More may stand in it.
+func (t Initializer) filled(graph string, size int64) error {
+	have := t.Length
+	if have <= 0 {
+		have = size - t.Offset // to the end
+	}
+	need, known := t.bytes()
+	if !known || need <= have {
+		return nil
+	}
+	reason := fmt.Sprintf("tensor %q: needs %d bytes, and has %d from offset %d of %q, which ends at %d", t.Name, need, have, t.Offset, t.Location, size)
+	return &FormatError{graph, t.At, "external_data", reason}
+}
+
+// elementBits are the sizes of TensorProto's data types; types that are not named have none of their own, or are newer.
+var elementBits = map[int32]int64{
+	1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128,
+	16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2,
+}
+
+// bytes is the size that type and shape ask for, if it can be said.
+func (t Initializer) bytes() (int64, bool) {
+	bits, known := elementBits[t.Type]
+	if !known || t.Sparse {
+		return 0, false
+	}
+	for _, n := range t.Shape {
+		if n < 0 || n > 0 && bits > math.MaxInt64/n {
+			return 0, false
+		}
+		bits *= n
+	}
+	return bits/8 + min(bits%8, 1), true
 }

@@ -26,14 +26,15 @@ func TestValidate(t *testing.T) {
 		model msg
 		want  string // "" is sound
 	}{
-		"sidecar":                     {graph(file("a.bin")), ""},
-		"sidecar in a sub-folder":     {graph(file("sub/b.bin")), ""},
-		"xml and bin":                 {graph(file("m.xml")), ""},
-		"embedded":                    {graph(ctx(attrS("ep_cache_context", "bytes"))), ""},
-		"second node shares the main": {graph(file("a.bin"), ctx(attrI("main_context", 0), attrI("embed_mode", 0))), ""},
-		"dlc":                         {graph(ctx(attrS("ep_dlc_context", "a.bin"))), ""},
-		"external data to the end":    {weights("location", "w.bin", "offset", "4096"), ""},
-		"external data fits exactly":  {weights("location", "w.bin", "offset", "4084", "length", "12"), ""},
+		"sidecar":                      {graph(file("a.bin")), ""},
+		"sidecar in a sub-folder":      {graph(file("sub/b.bin")), ""},
+		"xml and bin":                  {graph(file("m.xml")), ""},
+		"embedded":                     {graph(ctx(attrS("ep_cache_context", "bytes"))), ""},
+		"second node shares the main":  {graph(file("a.bin"), ctx(attrI("main_context", 0), attrI("embed_mode", 0))), ""},
+		"dlc":                          {graph(ctx(attrS("ep_dlc_context", "a.bin"))), ""},
+		"external data to the end":     {weights("location", "w.bin", "offset", "4084"), ""},
+		"more external data than used": {weights("location", "w.bin", "length", "4096"), ""},
+		"external data fits exactly":   {weights("location", "w.bin", "offset", "4084", "length", "12"), ""},
 
 		"no EPContext node":              {graph(node("", "Relu", "r"), node("", "Conv", "c")), "no EPContext node: 2 nodes (1 Conv, 1 Relu)"},
 		"another domain":                 {graph(node("", "EPContext", "n", attrS("ep_cache_context", "x"))), `of the domain ""`},
@@ -59,6 +60,9 @@ func TestValidate(t *testing.T) {
 		"weights map: file missing":      {graph(ctx(attrS("ep_cache_context", "x"), attrS("weights_metadata_map", `{"w":{"location":"source.data"}}`))), "is not part of the artefact"},
 		"external data not carried":      {weights("location", "source.data"), `file "source.data" is not part`},
 		"external data too short":        {weights("location", "w.bin", "offset", "4085", "length", "12"), `tensor "w": 12 bytes from offset 4085 of "w.bin": beyond its end at 4096`},
+		"external data ends too early":   {weights("location", "w.bin", "offset", "4085"), `tensor "w": needs 12 bytes, and has 11 from offset 4085 of "w.bin", which ends at 4096`},
+		"external length 0, too early":   {weights("location", "w.bin", "offset", "4085", "length", "0"), `needs 12 bytes, and has 11`},
+		"external length too short":      {weights("location", "w.bin", "length", "11"), `needs 12 bytes, and has 11 from offset 0`},
 		"external offset beyond":         {weights("location", "w.bin", "offset", "4097"), `tensor "w": offset 4097`},
 		"external data in odd spelling":  {weights("location", "./w.bin"), "not a clean relative name"},
 		"in a subgraph, missing":         {model(msg{}.sub(1, file("a.bin")).sub(1, node("", "If", "i", attrG("then_branch", msg{}.sub(1, file("gone.bin")))))), `file "gone.bin"`},
