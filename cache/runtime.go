@@ -1,11 +1,14 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -52,19 +55,19 @@ func (rc *runtimeContent) unchanged() bool {
 	return true
 }
 
-// stampedFolder is a folder with files of a runtime. Its descriptor is closed when the runtime's contents are
-// forgotten.
+// stampedFolder is a folder with files of a runtime. Its own times count too: a library that is added beside the
+// others may be one that the EP loads. Its descriptor is closed when the runtime's contents are forgotten.
 type stampedFolder struct {
-	path     string
-	open     *os.File
-	dev, ino uint64
-	names    []string
-	stamps   []cas.Stamp
+	path   string
+	open   *os.File
+	own    cas.Stamp
+	names  []string
+	stamps []cas.Stamp
 }
 
 func (f *stampedFolder) unchanged() bool {
 	now, err := stampPath(f.path)
-	if err != nil || now.Dev != f.dev || now.Ino != f.ino {
+	if err != nil || now != f.own {
 		return false
 	}
 	dir := int(f.open.Fd())
@@ -94,7 +97,7 @@ func byFolder(files []stampedFile) ([]stampedFolder, error) {
 			}
 			i = len(out)
 			at[dir] = i
-			out = append(out, stampedFolder{path: dir, open: open, dev: s.Dev, ino: s.Ino})
+			out = append(out, stampedFolder{path: dir, open: open, own: s})
 		}
 		out[i].names = append(out[i].names, name)
 		out[i].stamps = append(out[i].stamps, f.stamp)
@@ -119,11 +122,9 @@ func (c *Cache) content(ctx context.Context, rt *runtime, progress func(string))
 	progress("probing")
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if rc := rt.facts.Load(); rc != nil {
-		if rc.unchanged() {
-			return rc, nil
-		}
-		c.log.Info("runtime changed", "runtime", rt.name)
+	before := rt.facts.Load()
+	if before != nil && before.unchanged() {
+		return before, nil
 	}
 	rc, err := c.look(ctx, rt)
 	if err != nil {
@@ -132,8 +133,16 @@ func (c *Cache) content(ctx context.Context, rt *runtime, progress func(string))
 		}
 		return nil, fail(Unavailable, err, "runtime %q cannot be used", rt.name)
 	}
+	if before != nil && !before.same(rc) {
+		c.log.Info("runtime changed", "runtime", rt.name)
+	}
 	rt.facts.Store(rc)
 	return rc, nil
+}
+
+// same reports whether the libraries are, in content, what they were.
+func (rc *runtimeContent) same(other *runtimeContent) bool {
+	return rc.spec.ORTVersion == other.spec.ORTVersion && maps.Equal(rc.digests, other.digests)
 }
 
 // Attempts and pause while a package manager is at work on a runtime's files.
@@ -141,6 +150,8 @@ const (
 	lookAttempts = 20
 	lookPause    = 250 * time.Millisecond
 )
+
+var errMoving = errors.New("its files keep changing")
 
 // look identifies the runtime's libraries. Stamps are taken before and after the bytes are hashed; as long as
 // they differ, somebody is writing, and what was read is nobody's library.
@@ -151,12 +162,9 @@ func (c *Cache) look(ctx context.Context, rt *runtime) (*runtimeContent, error) 
 			return rc, nil
 		}
 		if attempt == lookAttempts {
-			if err == nil {
-				err = errors.New("its files keep changing")
-			}
-			return nil, err
+			return nil, cmp.Or(err, errMoving)
 		}
-		if err != nil && rt.facts.Load() == nil {
+		if err != nil && !errors.Is(err, errMoving) && rt.facts.Load() == nil {
 			return nil, err // never seen whole: no reason to wait for it to come back
 		}
 		select {
@@ -198,6 +206,9 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	}
 	if rc.folders, err = byFolder(rc.files); err != nil {
 		return nil, err
+	}
+	if again, err := rt.find(); err != nil || !reflect.DeepEqual(spec, again) {
+		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
 	}
 	for _, l := range spec.EPs {
 		d, err := c.libraryDigest(ctx, l)

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -24,4 +25,25 @@ func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 
 	r.Runtime.EPLibraries = b.libraries(b.openFile(refs[0].Path))
 	require.Equal(t, "2.0", b.acquire(r).Build.EPs[0].SDKVersion)
+}
+
+// What lies beside an EP library may be what it loads: one that is added makes another library of it, by its folder's
+// times alone.
+func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	first := b.acquire(r)
+	beside := filepath.Join(b.runtime, "libbackend.so")
+	require.NoError(t, os.WriteFile(beside, []byte("\x7fELF and more"), 0o644))
+	second := b.acquire(r)
+	require.Equal(t, Compiled, second.Outcome)
+	require.NotEqual(t, first.Build.BuildKey, second.Build.BuildKey)
+
+	require.NoError(t, os.WriteFile(filepath.Join(b.runtime, "readme.txt"), []byte("no library"), 0o644))
+	require.Equal(t, Hit, b.acquire(r).Outcome)
+
+	require.NoError(t, os.Remove(beside))
+	back := b.acquire(r)
+	require.Equal(t, Hit, back.Outcome)
+	require.Equal(t, first.Build.BuildKey, back.Build.BuildKey)
 }
