@@ -252,8 +252,8 @@ func workersOf(parent int) []int {
 			if err != nil {
 				continue
 			}
-			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-			if err == nil && strings.TrimSpace(string(name)) == "epcached-ort" {
+			program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)) // its name may be a thread's of the vendor
+			if err == nil && filepath.Base(program) == "epcached-ort" {
 				found = append(found, pid)
 			}
 		}

@@ -190,7 +190,8 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 type watch struct {
 	stop context.CancelFunc
 	done sync.WaitGroup
-	seen []sight
+	mu   sync.Mutex
+	seen []sight // guarded by mu
 }
 
 type sight struct {
@@ -214,10 +215,16 @@ func (d *epcached) watch(t *testing.T, model string) *watch {
 				one.err = lease{reply, view}.wrong()
 				view.Close()
 			}
+			w.mu.Lock()
 			w.seen = append(w.seen, one)
+			w.mu.Unlock()
 		}
 	})
-	time.Sleep(50 * time.Millisecond)
+	require.Eventually(t, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.seen) > 0
+	}, patience, time.Millisecond, "no answer")
 	return w
 }
 
@@ -225,7 +232,11 @@ func (d *epcached) watch(t *testing.T, model string) *watch {
 // or a clear error between.
 func (w *watch) requireOnly(t *testing.T, from, until time.Time, before, after string) {
 	t.Helper()
-	time.Sleep(100 * time.Millisecond)
+	require.Eventually(t, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.seen) > 0 && w.seen[len(w.seen)-1].asked.After(until)
+	}, patience, time.Millisecond, "no answer to what was asked after the change")
 	w.stop()
 	w.done.Wait()
 	counts := make(map[string]int)

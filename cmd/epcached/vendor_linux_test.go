@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -126,10 +127,12 @@ func TestCompilerCrash(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			go func() {
-				strike(r.worker(), c.signal) // the request says whether it came
-			}()
+			ended := make(chan struct{})
+			var striker sync.WaitGroup
+			striker.Go(func() { r.strike(c.signal, ended) })
 			e := r.refused(t, forModel(path), []*os.File{openFile(t, path)}, nil, unixsock.ErrCompileFailed, "large.onnx", "OpenVINOExecutionProvider", c.says)
+			close(ended)
+			striker.Wait()
 			require.NotEmpty(t, e.Facts["signal"])
 			require.Empty(t, entriesOf(t, r.state, "staging"))
 		})
@@ -137,23 +140,28 @@ func TestCompilerCrash(t *testing.T) {
 	require.Equal(t, "compiled", get(t, r.client, path).Outcome, "a crash is not for ever")
 }
 
-// strike sends the signal to a worker that has loaded the vendor's libraries. In between looks the worker runs for a
-// moment only, so that it cannot finish on a machine that is busy with something else.
-func strike(pid int, signal syscall.Signal) {
+// strike sends the signal to the first worker that is seen with the vendor's libraries in it. In between looks a worker
+// runs for a moment only, so that it cannot finish on a machine that is busy with something else.
+func (d *epcached) strike(signal syscall.Signal, ended <-chan struct{}) {
 	for {
-		_ = syscall.Kill(pid, syscall.SIGSTOP) // it may be gone; then the maps cannot be read
-		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-		if err != nil {
+		for _, pid := range workersOf(d.pid()) {
+			_ = syscall.Kill(pid, syscall.SIGSTOP) // it may be gone; then there are no maps
+			maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+			struck := bytes.Contains(maps, []byte("libopenvino"))
+			if struck {
+				_ = syscall.Kill(pid, signal)
+			}
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+			if struck {
+				return
+			}
+		}
+		select {
+		case <-ended:
 			return
+		case <-time.After(time.Millisecond):
 		}
-		if bytes.Contains(maps, []byte("libopenvino")) {
-			break
-		}
-		_ = syscall.Kill(pid, syscall.SIGCONT)
-		time.Sleep(time.Millisecond)
 	}
-	_ = syscall.Kill(pid, signal)
-	_ = syscall.Kill(pid, syscall.SIGCONT)
 }
 
 // Somebody writes into the model, over and over, while the daemon reads it: whatever comes of that is refused.
