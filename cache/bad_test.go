@@ -7,10 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
@@ -136,45 +134,6 @@ func TestExternalData(t *testing.T) {
 	require.Contains(t, short.Text, "9")
 }
 
-func TestMemo(t *testing.T) {
-	if !onBelievableFS(t) {
-		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed, so nothing is memoised")
-	}
-	b := newBench(t)
-	b.later.Store(int64(time.Hour))
-	r := b.request(b.model(1))
-	first := b.acquire(r)
-	reads := 0
-	count := func(p Progress) {
-		if p.Phase == "reading" {
-			reads++
-		}
-	}
-	a, err := b.cache.Acquire(context.Background(), r, count)
-	require.NoError(t, err)
-	defer a.View.Close()
-	require.Zero(t, reads, "an old and unchanged file is not read again")
-	require.Equal(t, first.RequestKey, a.RequestKey)
-
-	// The same inode with other content, by write.
-	f, err := os.OpenFile(r.Graph.Name(), os.O_WRONLY|os.O_TRUNC, 0)
-	require.NoError(t, err)
-	_, err = f.Write(tinymodel.Dense(2, 8, 1))
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-	changed := b.acquire(r)
-	require.NotEqual(t, first.RequestKey, changed.RequestKey)
-	require.Equal(t, Compiled, changed.Outcome)
-}
-
-func onBelievableFS(t *testing.T) bool {
-	f, err := os.Open(t.TempDir())
-	require.NoError(t, err)
-	defer f.Close()
-	_, ok := believableFS(f)
-	return ok
-}
-
 func TestFreshFilesAreNotMemoised(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
@@ -230,46 +189,6 @@ func TestOnlyAdministratorsReplaceWhatIsShared(t *testing.T) {
 	r.Store = "user"
 	require.Equal(t, "uid:4711", b.acquire(r).Build.Scope, "a build of one's own")
 	require.Equal(t, first.Graph, b.acquire(b.request(b.model(1))).Graph)
-}
-
-func TestHolesAreNotCopied(t *testing.T) {
-	b := newBench(t)
-	r := b.external(1, nil)
-	path := r.External["weights.bin"].Name()
-	require.NoError(t, os.Truncate(path, 1<<40))
-	copied := int64(-1)
-	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) {
-		if p.Phase == "compiling" && copied < 0 {
-			copied = allocated(t, filepath.Join(b.state, "staging"))
-		}
-	})
-	require.NoError(t, err)
-	defer a.View.Close()
-	require.Equal(t, Compiled, a.Outcome)
-	require.Positive(t, copied)
-	require.Less(t, copied, int64(1<<20), "a terabyte of nothing is not copied")
-}
-
-// allocated is the disk space of all files below a folder.
-func allocated(t *testing.T, dir string) (n int64) {
-	require.NoError(t, filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		var st unix.Stat_t
-		require.NoError(t, unix.Stat(p, &st))
-		n += st.Blocks * 512
-		return nil
-	}))
-	return n
-}
-
-func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
-	b := newBench(t)
-	require.NoError(t, room(b.state, []*os.File{b.model(1)}))
-	require.NoError(t, fits(1000, 1000+spare))
-	require.ErrorContains(t, fits(1001, 1000+spare), "are free")
-	require.Equal(t, NoSpace, ClassOf(storeError(fits(1, 0), "m")))
 }
 
 func TestFoldersThatWereDeletedAreMadeAgain(t *testing.T) {
