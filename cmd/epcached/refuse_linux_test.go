@@ -233,7 +233,9 @@ func TestExternalDataThatIsNotThere(t *testing.T) {
 		"length beyond the end":           {external("w.bin", "0", "4096"), file(weights), unixsock.ErrBadModel, []string{"w.bin", `"w"`, "4096", "1024"}},
 		"offset beyond the end":           {external("w.bin", "2000", "4"), file(weights), unixsock.ErrBadModel, []string{"w.bin", `"w"`, "2000"}},
 		"offset that overflows":           {external("w.bin", "9223372036854775807", "1024"), file(weights), unixsock.ErrBadModel, []string{`"w"`, "9223372036854775807"}},
-		"length that is not the tensor's": {external("w.bin", "0", "1000"), file(weights), unixsock.ErrCompileFailed, []string{"model.onnx", "'w'"}},
+		"length that is not the tensor's": {external("w.bin", "0", "1000"), file(weights), unixsock.ErrBadModel, []string{"w.bin", `"w"`, "1024", "1000"}},
+		"too short, no length":            {external("w.bin", "", ""), file(weights[:1000]), unixsock.ErrBadModel, []string{"w.bin", `"w"`, "1024", "1000"}},
+		"nothing left behind the offset":  {external("w.bin", "1024", ""), file(weights), unixsock.ErrBadModel, []string{"w.bin", `"w"`, "1024", "has 0"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
