@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
 
@@ -38,9 +39,10 @@ type Answer struct {
 	ModelDigest   cas.Digest
 	Record        string       // the request record as JSON
 	Build         *index.Build // nil for PassThrough and Key; shared: read only
-	Compatibility string
+	Compatibility Judgement
 	Why           string
-	Runtime       string // what the answer is for
+	Explanation   *Explanation // for Explain
+	Runtime       string       // what the answer is for
 
 	View  *os.File
 	Path  string // of the view
@@ -292,7 +294,8 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime,
 		return nil
 	}
 	a.RequestKey, a.ModelDigest, a.Record = p.requestKey, p.canonical.Model, p.recordJSON
-	a.Runtime, a.Compatibility = rt.name, "optimal" // made by these libraries, or equal ones, for this hardware
+	a.Runtime = rt.name
+	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sameLibrary, Reason: "made by these libraries, or equal ones, for this hardware", Runtime: rt.name}
 	a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, a.Build.GraphOptimizationLevel
 	a.Warnings = append(a.Warnings, a.Build.Warnings...)
 	for _, name := range sortedKeys(r.FreeDimensions) {

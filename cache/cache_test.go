@@ -160,7 +160,7 @@ func TestSecondRequestHits(t *testing.T) {
 	require.Equal(t, Hit, second.Outcome)
 	require.Equal(t, first.RequestKey, second.RequestKey)
 	require.Equal(t, b.read(first), b.read(second))
-	require.Equal(t, "optimal", second.Compatibility)
+	require.Equal(t, compilers.Optimal, second.Compatibility.Verdict)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 

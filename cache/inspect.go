@@ -19,6 +19,9 @@ type Listing struct {
 	LastUsed time.Time
 	Hits     uint64
 	Leased   bool
+
+	Judgement Judgement // the best for the runtimes that are here
+	Gain      Gain
 }
 
 // ListFilter narrows List. Empty fields match all.

@@ -27,7 +27,7 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 			sources = append(sources, n.Source)
 		}
 	}
-	a := &Answer{Outcome: PassThrough, ModelDigest: id.Digest, Runtime: rt.name, Compatibility: "unknown",
+	a := &Answer{Outcome: PassThrough, ModelDigest: id.Digest, Runtime: rt.name, Compatibility: Judgement{Runtime: rt.name},
 		Why: fmt.Sprintf("the model is compiled already: it has %d EPContext nodes made by %s", len(m.Contexts), strings.Join(sources, ", "))}
 	infos := m.CompatibilityInfo()
 	worst := compilers.Optimal
@@ -50,7 +50,7 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 		}
 	}
 	if judged {
-		a.Compatibility = worst.String()
+		a.Compatibility.Verdict, a.Compatibility.Source = worst, "execution provider"
 	}
 	return a, nil
 }

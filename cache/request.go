@@ -28,6 +28,7 @@ const (
 	Refresh               // compile anew even if there is a build
 	Bypass                // neither look up nor keep: compile for this caller only
 	KeyOnly               // answer with the key and the record
+	Explain               // decide, compile nothing, and answer with the decision and its reasons
 )
 
 // Request is what an application asks for. The files stay the caller's to close.

@@ -62,7 +62,7 @@ func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
 
 func acquireReply(a *cache.Answer) *wire.AcquireReply {
 	reply := &wire.AcquireReply{
-		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility, Why: a.Why, Record: a.Record,
+		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(), Why: a.Why, Record: a.Record,
 		Runtime: a.Runtime, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
 		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
 	}

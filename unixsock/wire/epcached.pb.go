@@ -8,6 +8,7 @@
 // The first frame each way is Hello. Then a client sends requests, each under a request number of its own
 // choosing (not 0, not one that is still unanswered); answers come in any order, under the number of their
 // request: any number of Progress frames, then exactly one other message. Cancel names the request to give up.
+// Subscribe alone is answered differently: with Event frames, for as long as it is not cancelled.
 //
 // Field numbers are never used again. Unknown fields are kept and ignored; an Envelope whose body is unknown is
 // answered with Error, class VERSION.
@@ -128,6 +129,7 @@ const (
 	OnMiss_KEY_ONLY   OnMiss = 4 // answer with the request key and record, look up nothing
 	OnMiss_BACKGROUND OnMiss = 5
 	OnMiss_CLAIM      OnMiss = 6
+	OnMiss_EXPLAIN    OnMiss = 7 // decide, compile nothing, and answer with the decision and its reasons
 )
 
 // Enum value maps for OnMiss.
@@ -140,6 +142,7 @@ var (
 		4: "KEY_ONLY",
 		5: "BACKGROUND",
 		6: "CLAIM",
+		7: "EXPLAIN",
 	}
 	OnMiss_value = map[string]int32{
 		"WAIT":       0,
@@ -149,6 +152,7 @@ var (
 		"KEY_ONLY":   4,
 		"BACKGROUND": 5,
 		"CLAIM":      6,
+		"EXPLAIN":    7,
 	}
 )
 
@@ -210,6 +214,16 @@ type Envelope struct {
 	//	*Envelope_ProbeReply
 	//	*Envelope_Check
 	//	*Envelope_CheckReply
+	//	*Envelope_Report
+	//	*Envelope_ReportReply
+	//	*Envelope_Why
+	//	*Envelope_Explanation
+	//	*Envelope_Events
+	//	*Envelope_EventsReply
+	//	*Envelope_Subscribe
+	//	*Envelope_Event
+	//	*Envelope_Doctor
+	//	*Envelope_DoctorReply
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -489,6 +503,96 @@ func (x *Envelope) GetCheckReply() *CheckReply {
 	return nil
 }
 
+func (x *Envelope) GetReport() *Report {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Report); ok {
+			return x.Report
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetReportReply() *ReportReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_ReportReply); ok {
+			return x.ReportReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetWhy() *Why {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Why); ok {
+			return x.Why
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetExplanation() *Explanation {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Explanation); ok {
+			return x.Explanation
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetEvents() *Events {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Events); ok {
+			return x.Events
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetEventsReply() *EventsReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_EventsReply); ok {
+			return x.EventsReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetSubscribe() *Subscribe {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Subscribe); ok {
+			return x.Subscribe
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetEvent() *Event {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Event); ok {
+			return x.Event
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetDoctor() *Doctor {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Doctor); ok {
+			return x.Doctor
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetDoctorReply() *DoctorReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_DoctorReply); ok {
+			return x.DoctorReply
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -589,6 +693,46 @@ type Envelope_CheckReply struct {
 	CheckReply *CheckReply `protobuf:"bytes,42,opt,name=check_reply,json=checkReply,proto3,oneof"`
 }
 
+type Envelope_Report struct {
+	Report *Report `protobuf:"bytes,43,opt,name=report,proto3,oneof"`
+}
+
+type Envelope_ReportReply struct {
+	ReportReply *ReportReply `protobuf:"bytes,44,opt,name=report_reply,json=reportReply,proto3,oneof"`
+}
+
+type Envelope_Why struct {
+	Why *Why `protobuf:"bytes,45,opt,name=why,proto3,oneof"`
+}
+
+type Envelope_Explanation struct {
+	Explanation *Explanation `protobuf:"bytes,46,opt,name=explanation,proto3,oneof"` // answers Why
+}
+
+type Envelope_Events struct {
+	Events *Events `protobuf:"bytes,47,opt,name=events,proto3,oneof"`
+}
+
+type Envelope_EventsReply struct {
+	EventsReply *EventsReply `protobuf:"bytes,48,opt,name=events_reply,json=eventsReply,proto3,oneof"`
+}
+
+type Envelope_Subscribe struct {
+	Subscribe *Subscribe `protobuf:"bytes,49,opt,name=subscribe,proto3,oneof"` // answered by any number of Event frames, until it is cancelled
+}
+
+type Envelope_Event struct {
+	Event *Event `protobuf:"bytes,50,opt,name=event,proto3,oneof"`
+}
+
+type Envelope_Doctor struct {
+	Doctor *Doctor `protobuf:"bytes,51,opt,name=doctor,proto3,oneof"`
+}
+
+type Envelope_DoctorReply struct {
+	DoctorReply *DoctorReply `protobuf:"bytes,52,opt,name=doctor_reply,json=doctorReply,proto3,oneof"`
+}
+
 func (*Envelope_Hello) isEnvelope_Body() {}
 
 func (*Envelope_HelloReply) isEnvelope_Body() {}
@@ -636,6 +780,26 @@ func (*Envelope_ProbeReply) isEnvelope_Body() {}
 func (*Envelope_Check) isEnvelope_Body() {}
 
 func (*Envelope_CheckReply) isEnvelope_Body() {}
+
+func (*Envelope_Report) isEnvelope_Body() {}
+
+func (*Envelope_ReportReply) isEnvelope_Body() {}
+
+func (*Envelope_Why) isEnvelope_Body() {}
+
+func (*Envelope_Explanation) isEnvelope_Body() {}
+
+func (*Envelope_Events) isEnvelope_Body() {}
+
+func (*Envelope_EventsReply) isEnvelope_Body() {}
+
+func (*Envelope_Subscribe) isEnvelope_Body() {}
+
+func (*Envelope_Event) isEnvelope_Body() {}
+
+func (*Envelope_Doctor) isEnvelope_Body() {}
+
+func (*Envelope_DoctorReply) isEnvelope_Body() {}
 
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1590,7 +1754,7 @@ func (x *File) GetDigest() string {
 
 type AcquireReply struct {
 	state                  protoimpl.MessageState `protogen:"open.v1"`
-	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key"
+	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key", "explanation"
 	RequestKey             string                 `protobuf:"bytes,2,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
 	Build                  string                 `protobuf:"bytes,3,opt,name=build,proto3" json:"build,omitempty"` // build key
 	ModelDigest            string                 `protobuf:"bytes,4,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
@@ -1611,6 +1775,9 @@ type AcquireReply struct {
 	Record                 string                 `protobuf:"bytes,19,opt,name=record,proto3" json:"record,omitempty"`   // the request record, as JSON
 	Runtime                string                 `protobuf:"bytes,20,opt,name=runtime,proto3" json:"runtime,omitempty"` // the runtime that the answer is for
 	Warnings               []string               `protobuf:"bytes,21,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Explanation            *Explanation           `protobuf:"bytes,22,opt,name=explanation,proto3" json:"explanation,omitempty"`                                            // for EXPLAIN
+	CompatibilitySource    string                 `protobuf:"bytes,23,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // who says so: "same library", "execution provider", "fingerprint", "load check", "rule NAME"
+	CompatibilityReason    string                 `protobuf:"bytes,24,opt,name=compatibility_reason,json=compatibilityReason,proto3" json:"compatibility_reason,omitempty"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -1790,6 +1957,27 @@ func (x *AcquireReply) GetWarnings() []string {
 		return x.Warnings
 	}
 	return nil
+}
+
+func (x *AcquireReply) GetExplanation() *Explanation {
+	if x != nil {
+		return x.Explanation
+	}
+	return nil
+}
+
+func (x *AcquireReply) GetCompatibilitySource() string {
+	if x != nil {
+		return x.CompatibilitySource
+	}
+	return ""
+}
+
+func (x *AcquireReply) GetCompatibilityReason() string {
+	if x != nil {
+		return x.CompatibilityReason
+	}
+	return ""
 }
 
 type StringMap struct {
@@ -2051,10 +2239,18 @@ type Build struct {
 	LastUsedMs           int64                  `protobuf:"varint,16,opt,name=last_used_ms,json=lastUsedMs,proto3" json:"last_used_ms,omitempty"`
 	Hits                 uint64                 `protobuf:"varint,17,opt,name=hits,proto3" json:"hits,omitempty"`
 	CompileSeconds       float64                `protobuf:"fixed64,18,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
-	State                string                 `protobuf:"bytes,19,opt,name=state,proto3" json:"state,omitempty"`                          // "current", "withheld", "damaged"
-	Reason               string                 `protobuf:"bytes,20,opt,name=reason,proto3" json:"reason,omitempty"`                        // of the state
-	LoadCheck            string                 `protobuf:"bytes,21,opt,name=load_check,json=loadCheck,proto3" json:"load_check,omitempty"` // "passed", "not checkable here", "failed"
-	Leases               uint32                 `protobuf:"varint,22,opt,name=leases,proto3" json:"leases,omitempty"`                       // 1 if somebody holds the view
+	State                string                 `protobuf:"bytes,19,opt,name=state,proto3" json:"state,omitempty"`                                                        // "current", "withheld", "damaged"
+	Reason               string                 `protobuf:"bytes,20,opt,name=reason,proto3" json:"reason,omitempty"`                                                      // of the state
+	LoadCheck            string                 `protobuf:"bytes,21,opt,name=load_check,json=loadCheck,proto3" json:"load_check,omitempty"`                               // "passed", "not checkable here", "failed"
+	Leases               uint32                 `protobuf:"varint,22,opt,name=leases,proto3" json:"leases,omitempty"`                                                     // 1 if somebody holds the view
+	Compatibility        string                 `protobuf:"bytes,23,opt,name=compatibility,proto3" json:"compatibility,omitempty"`                                        // best verdict for the runtimes that are here: "optimal", "prefer_recompilation", "unsupported", "unknown"
+	CompatibilitySource  string                 `protobuf:"bytes,24,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // as in AcquireReply
+	CompatibilityReason  string                 `protobuf:"bytes,25,opt,name=compatibility_reason,json=compatibilityReason,proto3" json:"compatibility_reason,omitempty"`
+	JudgedMs             int64                  `protobuf:"varint,26,opt,name=judged_ms,json=judgedMs,proto3" json:"judged_ms,omitempty"`                                    // Unix time, milliseconds; 0: never
+	CompatibilityRuntime string                 `protobuf:"bytes,27,opt,name=compatibility_runtime,json=compatibilityRuntime,proto3" json:"compatibility_runtime,omitempty"` // the runtime that it is said for
+	LoadSeconds          float64                `protobuf:"fixed64,28,opt,name=load_seconds,json=loadSeconds,proto3" json:"load_seconds,omitempty"`                          // of the compiled form, as measured; 0: not measured
+	SourceLoadSeconds    float64                `protobuf:"fixed64,29,opt,name=source_load_seconds,json=sourceLoadSeconds,proto3" json:"source_load_seconds,omitempty"`      // of the source model with the same execution provider; 0: not measured
+	DriverVersion        string                 `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -2241,6 +2437,62 @@ func (x *Build) GetLeases() uint32 {
 		return x.Leases
 	}
 	return 0
+}
+
+func (x *Build) GetCompatibility() string {
+	if x != nil {
+		return x.Compatibility
+	}
+	return ""
+}
+
+func (x *Build) GetCompatibilitySource() string {
+	if x != nil {
+		return x.CompatibilitySource
+	}
+	return ""
+}
+
+func (x *Build) GetCompatibilityReason() string {
+	if x != nil {
+		return x.CompatibilityReason
+	}
+	return ""
+}
+
+func (x *Build) GetJudgedMs() int64 {
+	if x != nil {
+		return x.JudgedMs
+	}
+	return 0
+}
+
+func (x *Build) GetCompatibilityRuntime() string {
+	if x != nil {
+		return x.CompatibilityRuntime
+	}
+	return ""
+}
+
+func (x *Build) GetLoadSeconds() float64 {
+	if x != nil {
+		return x.LoadSeconds
+	}
+	return 0
+}
+
+func (x *Build) GetSourceLoadSeconds() float64 {
+	if x != nil {
+		return x.SourceLoadSeconds
+	}
+	return 0
+}
+
+func (x *Build) GetDriverVersion() string {
+	if x != nil {
+		return x.DriverVersion
+	}
+	return ""
 }
 
 type ListReply struct {
@@ -2970,6 +3222,11 @@ type RuntimeFacts struct {
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
 	ProbedMs      int64                  `protobuf:"varint,6,opt,name=probed_ms,json=probedMs,proto3" json:"probed_ms,omitempty"`
 	Registered    bool                   `protobuf:"varint,7,opt,name=registered,proto3" json:"registered,omitempty"`
+	OrtBuild      string                 `protobuf:"bytes,8,opt,name=ort_build,json=ortBuild,proto3" json:"ort_build,omitempty"`         // ONNX Runtime's own build information
+	Changes       []string               `protobuf:"bytes,9,rep,name=changes,proto3" json:"changes,omitempty"`                           // what is different from the probe before, a line each; empty: nothing, or no probe before
+	PreviousMs    int64                  `protobuf:"varint,10,opt,name=previous_ms,json=previousMs,proto3" json:"previous_ms,omitempty"` // when the probe before was made; 0: never
+	Watched       string                 `protobuf:"bytes,11,opt,name=watched,proto3" json:"watched,omitempty"`                          // "inotify", or "polled: <why>"
+	State         string                 `protobuf:"bytes,12,opt,name=state,proto3" json:"state,omitempty"`                              // "ready", "changing", "probing", "unusable"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3053,6 +3310,41 @@ func (x *RuntimeFacts) GetRegistered() bool {
 	return false
 }
 
+func (x *RuntimeFacts) GetOrtBuild() string {
+	if x != nil {
+		return x.OrtBuild
+	}
+	return ""
+}
+
+func (x *RuntimeFacts) GetChanges() []string {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *RuntimeFacts) GetPreviousMs() int64 {
+	if x != nil {
+		return x.PreviousMs
+	}
+	return 0
+}
+
+func (x *RuntimeFacts) GetWatched() string {
+	if x != nil {
+		return x.Watched
+	}
+	return ""
+}
+
+func (x *RuntimeFacts) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
 type EpFacts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3060,7 +3352,9 @@ type EpFacts struct {
 	LibraryDigest string                 `protobuf:"bytes,3,opt,name=library_digest,json=libraryDigest,proto3" json:"library_digest,omitempty"`
 	Version       string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
 	Devices       []*DeviceFacts         `protobuf:"bytes,5,rep,name=devices,proto3" json:"devices,omitempty"`
-	Error         string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // why it cannot be used
+	Error         string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`                                      // why it cannot be used
+	DriverVersion string                 `protobuf:"bytes,7,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"` // from the device's metadata, else from the configured source
+	DriverSource  string                 `protobuf:"bytes,8,opt,name=driver_source,json=driverSource,proto3" json:"driver_source,omitempty"`    // where driver_version is from
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3133,6 +3427,20 @@ func (x *EpFacts) GetDevices() []*DeviceFacts {
 func (x *EpFacts) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *EpFacts) GetDriverVersion() string {
+	if x != nil {
+		return x.DriverVersion
+	}
+	return ""
+}
+
+func (x *EpFacts) GetDriverSource() string {
+	if x != nil {
+		return x.DriverSource
 	}
 	return ""
 }
@@ -3253,6 +3561,893 @@ func (x *DeviceFacts) GetError() string {
 	return ""
 }
 
+// Report says that ONNX Runtime refused a build, or that it does not work. The daemon does not simply believe it.
+type Report struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"` // build key, as AcquireReply.build gave it
+	Code          int32                  `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`  // ONNX Runtime's error code, OrtErrorCode
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`   // its message, at most 4096 bytes are kept
+	OrtVersion    string                 `protobuf:"bytes,4,opt,name=ort_version,json=ortVersion,proto3" json:"ort_version,omitempty"`
+	Graph         string                 `protobuf:"bytes,5,opt,name=graph,proto3" json:"graph,omitempty"`     // as AcquireReply.graph gave it: tells which copy was loaded
+	Runtime       *Runtime               `protobuf:"bytes,6,opt,name=runtime,proto3" json:"runtime,omitempty"` // what it was loaded with
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Report) Reset() {
+	*x = Report{}
+	mi := &file_epcached_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Report) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Report) ProtoMessage() {}
+
+func (x *Report) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Report.ProtoReflect.Descriptor instead.
+func (*Report) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Report) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *Report) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *Report) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Report) GetOrtVersion() string {
+	if x != nil {
+		return x.OrtVersion
+	}
+	return ""
+}
+
+func (x *Report) GetGraph() string {
+	if x != nil {
+		return x.Graph
+	}
+	return ""
+}
+
+func (x *Report) GetRuntime() *Runtime {
+	if x != nil {
+		return x.Runtime
+	}
+	return nil
+}
+
+type ReportReply struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Decision string                 `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"` // "retry": ask again, there is or will be something else; "compile_yourself": this daemon has
+	// nothing better for you; "sound": the build was checked, look at text and hint
+	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`   // what was found
+	Hint          string `protobuf:"bytes,3,opt,name=hint,proto3" json:"hint,omitempty"`   // what to do
+	Class         string `protobuf:"bytes,4,opt,name=class,proto3" json:"class,omitempty"` // what the code and text are taken for: "stale", "not stale", "unclear"
+	State         string `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"` // of the build now: "current", "withheld", "damaged"; "withheld from you"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportReply) Reset() {
+	*x = ReportReply{}
+	mi := &file_epcached_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportReply) ProtoMessage() {}
+
+func (x *ReportReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
+func (*ReportReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ReportReply) GetDecision() string {
+	if x != nil {
+		return x.Decision
+	}
+	return ""
+}
+
+func (x *ReportReply) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ReportReply) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
+}
+
+func (x *ReportReply) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *ReportReply) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+// Why explains an entry that there is, named as in Show. For a request that may have none, send Acquire with EXPLAIN.
+type Why struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entry         string                 `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Why) Reset() {
+	*x = Why{}
+	mi := &file_epcached_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Why) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Why) ProtoMessage() {}
+
+func (x *Why) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Why.ProtoReflect.Descriptor instead.
+func (*Why) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *Why) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+// Explanation is a decision with its reasons.
+type Explanation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Decision      string                 `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"` // "hit", "miss", "stale", "passthrough"; for Why: the entry's state now
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	RequestKey    string                 `protobuf:"bytes,3,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
+	Record        string                 `protobuf:"bytes,4,opt,name=record,proto3" json:"record,omitempty"`         // the request record, as JSON
+	Candidates    []*Candidate           `protobuf:"bytes,5,rep,name=candidates,proto3" json:"candidates,omitempty"` // the entry's own builds, in the order in which they are considered
+	Neighbours    []*Neighbour           `protobuf:"bytes,6,rep,name=neighbours,proto3" json:"neighbours,omitempty"` // the entries most like it, nearest first
+	History       []*Event               `protobuf:"bytes,7,rep,name=history,proto3" json:"history,omitempty"`       // of the entry, oldest first
+	Runtime       string                 `protobuf:"bytes,8,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Explanation) Reset() {
+	*x = Explanation{}
+	mi := &file_epcached_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Explanation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Explanation) ProtoMessage() {}
+
+func (x *Explanation) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
+func (*Explanation) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *Explanation) GetDecision() string {
+	if x != nil {
+		return x.Decision
+	}
+	return ""
+}
+
+func (x *Explanation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Explanation) GetRequestKey() string {
+	if x != nil {
+		return x.RequestKey
+	}
+	return ""
+}
+
+func (x *Explanation) GetRecord() string {
+	if x != nil {
+		return x.Record
+	}
+	return ""
+}
+
+func (x *Explanation) GetCandidates() []*Candidate {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
+func (x *Explanation) GetNeighbours() []*Neighbour {
+	if x != nil {
+		return x.Neighbours
+	}
+	return nil
+}
+
+func (x *Explanation) GetHistory() []*Event {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+func (x *Explanation) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+type Candidate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         *Build                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	Served        bool                   `protobuf:"varint,2,opt,name=served,proto3" json:"served,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`           // why it is served, or why not
+	Differences   []*Difference          `protobuf:"bytes,4,rep,name=differences,proto3" json:"differences,omitempty"` // between what would be made now and what made it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Candidate) Reset() {
+	*x = Candidate{}
+	mi := &file_epcached_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Candidate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Candidate) ProtoMessage() {}
+
+func (x *Candidate) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
+func (*Candidate) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Candidate) GetBuild() *Build {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+func (x *Candidate) GetServed() bool {
+	if x != nil {
+		return x.Served
+	}
+	return false
+}
+
+func (x *Candidate) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Candidate) GetDifferences() []*Difference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
+}
+
+type Neighbour struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestKey    string                 `protobuf:"bytes,1,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
+	ModelName     string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	Differences   []*Difference          `protobuf:"bytes,3,rep,name=differences,proto3" json:"differences,omitempty"`
+	Builds        uint32                 `protobuf:"varint,4,opt,name=builds,proto3" json:"builds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Neighbour) Reset() {
+	*x = Neighbour{}
+	mi := &file_epcached_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Neighbour) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Neighbour) ProtoMessage() {}
+
+func (x *Neighbour) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
+func (*Neighbour) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *Neighbour) GetRequestKey() string {
+	if x != nil {
+		return x.RequestKey
+	}
+	return ""
+}
+
+func (x *Neighbour) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Neighbour) GetDifferences() []*Difference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
+}
+
+func (x *Neighbour) GetBuilds() uint32 {
+	if x != nil {
+		return x.Builds
+	}
+	return 0
+}
+
+// Difference is one field in which two records differ.
+type Difference struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Field         string                 `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"` // "execution_providers[0].options.precision"
+	Asked         string                 `protobuf:"bytes,2,opt,name=asked,proto3" json:"asked,omitempty"` // empty: not there
+	Found         string                 `protobuf:"bytes,3,opt,name=found,proto3" json:"found,omitempty"` // empty: not there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Difference) Reset() {
+	*x = Difference{}
+	mi := &file_epcached_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Difference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Difference) ProtoMessage() {}
+
+func (x *Difference) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Difference.ProtoReflect.Descriptor instead.
+func (*Difference) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *Difference) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *Difference) GetAsked() string {
+	if x != nil {
+		return x.Asked
+	}
+	return ""
+}
+
+func (x *Difference) GetFound() string {
+	if x != nil {
+		return x.Found
+	}
+	return ""
+}
+
+type Event struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AtMs          int64                  `protobuf:"varint,1,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`                  // Unix time, milliseconds
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                               // "compiled", "failed", "withheld", "damaged", "judged", "rebuild", "rebuilt", "report", "probed", "changing", "changed", ...
+	RequestKey    string                 `protobuf:"bytes,3,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // empty: of the machine, not of an entry
+	Build         string                 `protobuf:"bytes,4,opt,name=build,proto3" json:"build,omitempty"`                             // build key
+	Model         string                 `protobuf:"bytes,5,opt,name=model,proto3" json:"model,omitempty"`                             // its name
+	Text          string                 `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	Runtime       string                 `protobuf:"bytes,7,opt,name=runtime,proto3" json:"runtime,omitempty"`    // for events of a runtime
+	Sequence      uint64                 `protobuf:"varint,8,opt,name=sequence,proto3" json:"sequence,omitempty"` // grows; 0: from before the daemon's start
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_epcached_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *Event) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
+	}
+	return 0
+}
+
+func (x *Event) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Event) GetRequestKey() string {
+	if x != nil {
+		return x.RequestKey
+	}
+	return ""
+}
+
+func (x *Event) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *Event) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Event) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Event) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *Event) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+type Events struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SinceMs       int64                  `protobuf:"varint,1,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"` // Unix time, milliseconds; 0: all that are kept
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`                    // the newest so many; 0: the server's choice
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Events) Reset() {
+	*x = Events{}
+	mi := &file_epcached_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Events) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Events) ProtoMessage() {}
+
+func (x *Events) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Events.ProtoReflect.Descriptor instead.
+func (*Events) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Events) GetSinceMs() int64 {
+	if x != nil {
+		return x.SinceMs
+	}
+	return 0
+}
+
+func (x *Events) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type EventsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Events        []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"` // oldest first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsReply) Reset() {
+	*x = EventsReply{}
+	mi := &file_epcached_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsReply) ProtoMessage() {}
+
+func (x *EventsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
+func (*EventsReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *EventsReply) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+// Subscribe asks for events as they happen: those of the caller's own entries, of shared ones that it has used, and of the machine.
+type Subscribe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Subscribe) Reset() {
+	*x = Subscribe{}
+	mi := &file_epcached_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Subscribe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Subscribe) ProtoMessage() {}
+
+func (x *Subscribe) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
+func (*Subscribe) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{46}
+}
+
+// Doctor looks for what is wrong on this machine, as far as the daemon can see it.
+type Doctor struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Doctor) Reset() {
+	*x = Doctor{}
+	mi := &file_epcached_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Doctor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Doctor) ProtoMessage() {}
+
+func (x *Doctor) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
+func (*Doctor) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{47}
+}
+
+type DoctorReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Advice        []*Advice              `protobuf:"bytes,1,rep,name=advice,proto3" json:"advice,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DoctorReply) Reset() {
+	*x = DoctorReply{}
+	mi := &file_epcached_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DoctorReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DoctorReply) ProtoMessage() {}
+
+func (x *DoctorReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
+func (*DoctorReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *DoctorReply) GetAdvice() []*Advice {
+	if x != nil {
+		return x.Advice
+	}
+	return nil
+}
+
+type Advice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Severity      string                 `protobuf:"bytes,1,opt,name=severity,proto3" json:"severity,omitempty"` // "problem", "warning", "ok"
+	Subject       string                 `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`   // what was looked at: "disk", "runtime /opt/ort", ...
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	Hint          string                 `protobuf:"bytes,4,opt,name=hint,proto3" json:"hint,omitempty"` // what to do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Advice) Reset() {
+	*x = Advice{}
+	mi := &file_epcached_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Advice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Advice) ProtoMessage() {}
+
+func (x *Advice) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Advice.ProtoReflect.Descriptor instead.
+func (*Advice) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *Advice) GetSeverity() string {
+	if x != nil {
+		return x.Severity
+	}
+	return ""
+}
+
+func (x *Advice) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *Advice) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Advice) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
+}
+
 type Check struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Deep          bool                   `protobuf:"varint,1,opt,name=deep,proto3" json:"deep,omitempty"`     // hash every byte; else stamps and structure
@@ -3263,7 +4458,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[36]
+	mi := &file_epcached_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +4470,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[36]
+	mi := &file_epcached_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +4483,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{36}
+	return file_epcached_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Check) GetDeep() bool {
@@ -3317,7 +4512,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[37]
+	mi := &file_epcached_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3329,7 +4524,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[37]
+	mi := &file_epcached_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3342,7 +4537,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{37}
+	return file_epcached_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -3385,7 +4580,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[38]
+	mi := &file_epcached_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +4592,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[38]
+	mi := &file_epcached_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +4605,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{38}
+	return file_epcached_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Finding) GetKind() string {
@@ -3445,8 +4640,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xd2\n" +
-	"\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xe4\x0e\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -3483,7 +4677,17 @@ const file_epcached_proto_rawDesc = "" +
 	"probeReply\x12*\n" +
 	"\x05check\x18) \x01(\v2\x12.epcached.v1.CheckH\x00R\x05check\x12:\n" +
 	"\vcheck_reply\x18* \x01(\v2\x17.epcached.v1.CheckReplyH\x00R\n" +
-	"checkReplyB\x06\n" +
+	"checkReply\x12-\n" +
+	"\x06report\x18+ \x01(\v2\x13.epcached.v1.ReportH\x00R\x06report\x12=\n" +
+	"\freport_reply\x18, \x01(\v2\x18.epcached.v1.ReportReplyH\x00R\vreportReply\x12$\n" +
+	"\x03why\x18- \x01(\v2\x10.epcached.v1.WhyH\x00R\x03why\x12<\n" +
+	"\vexplanation\x18. \x01(\v2\x18.epcached.v1.ExplanationH\x00R\vexplanation\x12-\n" +
+	"\x06events\x18/ \x01(\v2\x13.epcached.v1.EventsH\x00R\x06events\x12=\n" +
+	"\fevents_reply\x180 \x01(\v2\x18.epcached.v1.EventsReplyH\x00R\veventsReply\x126\n" +
+	"\tsubscribe\x181 \x01(\v2\x16.epcached.v1.SubscribeH\x00R\tsubscribe\x12*\n" +
+	"\x05event\x182 \x01(\v2\x12.epcached.v1.EventH\x00R\x05event\x12-\n" +
+	"\x06doctor\x183 \x01(\v2\x13.epcached.v1.DoctorH\x00R\x06doctor\x12=\n" +
+	"\fdoctor_reply\x184 \x01(\v2\x18.epcached.v1.DoctorReplyH\x00R\vdoctorReplyB\x06\n" +
 	"\x04body\"U\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1a\n" +
@@ -3587,7 +4791,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xbb\a\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xdd\b\n" +
 	"\fAcquireReply\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -3612,7 +4816,10 @@ const file_epcached_proto_rawDesc = "" +
 	"\x0felapsed_seconds\x18\x12 \x01(\x01R\x0eelapsedSeconds\x12\x16\n" +
 	"\x06record\x18\x13 \x01(\tR\x06record\x12\x18\n" +
 	"\aruntime\x18\x14 \x01(\tR\aruntime\x12\x1a\n" +
-	"\bwarnings\x18\x15 \x03(\tR\bwarnings\x1aZ\n" +
+	"\bwarnings\x18\x15 \x03(\tR\bwarnings\x12:\n" +
+	"\vexplanation\x18\x16 \x01(\v2\x18.epcached.v1.ExplanationR\vexplanation\x121\n" +
+	"\x14compatibility_source\x18\x17 \x01(\tR\x13compatibilitySource\x121\n" +
+	"\x14compatibility_reason\x18\x18 \x01(\tR\x13compatibilityReason\x1aZ\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12,\n" +
 	"\x05value\x18\x02 \x01(\v2\x16.epcached.v1.StringMapR\x05value:\x028\x01\x1aA\n" +
@@ -3634,7 +4841,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xbd\x05\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\x95\b\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -3666,7 +4873,15 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06reason\x18\x14 \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"load_check\x18\x15 \x01(\tR\tloadCheck\x12\x16\n" +
-	"\x06leases\x18\x16 \x01(\rR\x06leases\"K\n" +
+	"\x06leases\x18\x16 \x01(\rR\x06leases\x12$\n" +
+	"\rcompatibility\x18\x17 \x01(\tR\rcompatibility\x121\n" +
+	"\x14compatibility_source\x18\x18 \x01(\tR\x13compatibilitySource\x121\n" +
+	"\x14compatibility_reason\x18\x19 \x01(\tR\x13compatibilityReason\x12\x1b\n" +
+	"\tjudged_ms\x18\x1a \x01(\x03R\bjudgedMs\x123\n" +
+	"\x15compatibility_runtime\x18\x1b \x01(\tR\x14compatibilityRuntime\x12!\n" +
+	"\fload_seconds\x18\x1c \x01(\x01R\vloadSeconds\x12.\n" +
+	"\x13source_load_seconds\x18\x1d \x01(\x01R\x11sourceLoadSeconds\x12%\n" +
+	"\x0edriver_version\x18\x1e \x01(\tR\rdriverVersion\"K\n" +
 	"\tListReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x1c\n" +
@@ -3722,7 +4937,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"C\n" +
 	"\n" +
 	"ProbeReply\x125\n" +
-	"\bruntimes\x18\x01 \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\"\xe9\x01\n" +
+	"\bruntimes\x18\x01 \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\"\xf1\x02\n" +
 	"\fRuntimeFacts\x12\x1c\n" +
 	"\tdirectory\x18\x01 \x01(\tR\tdirectory\x12\x1f\n" +
 	"\vort_version\x18\x02 \x01(\tR\n" +
@@ -3734,14 +4949,23 @@ const file_epcached_proto_rawDesc = "" +
 	"\tprobed_ms\x18\x06 \x01(\x03R\bprobedMs\x12\x1e\n" +
 	"\n" +
 	"registered\x18\a \x01(\bR\n" +
-	"registered\"\xc2\x01\n" +
+	"registered\x12\x1b\n" +
+	"\tort_build\x18\b \x01(\tR\bortBuild\x12\x18\n" +
+	"\achanges\x18\t \x03(\tR\achanges\x12\x1f\n" +
+	"\vprevious_ms\x18\n" +
+	" \x01(\x03R\n" +
+	"previousMs\x12\x18\n" +
+	"\awatched\x18\v \x01(\tR\awatched\x12\x14\n" +
+	"\x05state\x18\f \x01(\tR\x05state\"\x8e\x02\n" +
 	"\aEpFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\alibrary\x18\x02 \x01(\tR\alibrary\x12%\n" +
 	"\x0elibrary_digest\x18\x03 \x01(\tR\rlibraryDigest\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x122\n" +
 	"\adevices\x18\x05 \x03(\v2\x18.epcached.v1.DeviceFactsR\adevices\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\xb6\x04\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12%\n" +
+	"\x0edriver_version\x18\a \x01(\tR\rdriverVersion\x12#\n" +
+	"\rdriver_source\x18\b \x01(\tR\fdriverSource\"\xb6\x04\n" +
 	"\vDeviceFacts\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1b\n" +
 	"\tvendor_id\x18\x02 \x01(\rR\bvendorId\x12\x16\n" +
@@ -3761,7 +4985,78 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
 	"\x13DeviceMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"3\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\x01\n" +
+	"\x06Report\x12\x14\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x1f\n" +
+	"\vort_version\x18\x04 \x01(\tR\n" +
+	"ortVersion\x12\x14\n" +
+	"\x05graph\x18\x05 \x01(\tR\x05graph\x12.\n" +
+	"\aruntime\x18\x06 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"}\n" +
+	"\vReportReply\x12\x1a\n" +
+	"\bdecision\x18\x01 \x01(\tR\bdecision\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
+	"\x04hint\x18\x03 \x01(\tR\x04hint\x12\x14\n" +
+	"\x05class\x18\x04 \x01(\tR\x05class\x12\x14\n" +
+	"\x05state\x18\x05 \x01(\tR\x05state\"\x1b\n" +
+	"\x03Why\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\"\xb2\x02\n" +
+	"\vExplanation\x12\x1a\n" +
+	"\bdecision\x18\x01 \x01(\tR\bdecision\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1f\n" +
+	"\vrequest_key\x18\x03 \x01(\tR\n" +
+	"requestKey\x12\x16\n" +
+	"\x06record\x18\x04 \x01(\tR\x06record\x126\n" +
+	"\n" +
+	"candidates\x18\x05 \x03(\v2\x16.epcached.v1.CandidateR\n" +
+	"candidates\x126\n" +
+	"\n" +
+	"neighbours\x18\x06 \x03(\v2\x16.epcached.v1.NeighbourR\n" +
+	"neighbours\x12,\n" +
+	"\ahistory\x18\a \x03(\v2\x12.epcached.v1.EventR\ahistory\x12\x18\n" +
+	"\aruntime\x18\b \x01(\tR\aruntime\"\xa0\x01\n" +
+	"\tCandidate\x12(\n" +
+	"\x05build\x18\x01 \x01(\v2\x12.epcached.v1.BuildR\x05build\x12\x16\n" +
+	"\x06served\x18\x02 \x01(\bR\x06served\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x129\n" +
+	"\vdifferences\x18\x04 \x03(\v2\x17.epcached.v1.DifferenceR\vdifferences\"\x9e\x01\n" +
+	"\tNeighbour\x12\x1f\n" +
+	"\vrequest_key\x18\x01 \x01(\tR\n" +
+	"requestKey\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x02 \x01(\tR\tmodelName\x129\n" +
+	"\vdifferences\x18\x03 \x03(\v2\x17.epcached.v1.DifferenceR\vdifferences\x12\x16\n" +
+	"\x06builds\x18\x04 \x01(\rR\x06builds\"N\n" +
+	"\n" +
+	"Difference\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
+	"\x05asked\x18\x02 \x01(\tR\x05asked\x12\x14\n" +
+	"\x05found\x18\x03 \x01(\tR\x05found\"\xc7\x01\n" +
+	"\x05Event\x12\x13\n" +
+	"\x05at_ms\x18\x01 \x01(\x03R\x04atMs\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1f\n" +
+	"\vrequest_key\x18\x03 \x01(\tR\n" +
+	"requestKey\x12\x14\n" +
+	"\x05build\x18\x04 \x01(\tR\x05build\x12\x14\n" +
+	"\x05model\x18\x05 \x01(\tR\x05model\x12\x12\n" +
+	"\x04text\x18\x06 \x01(\tR\x04text\x12\x18\n" +
+	"\aruntime\x18\a \x01(\tR\aruntime\x12\x1a\n" +
+	"\bsequence\x18\b \x01(\x04R\bsequence\"9\n" +
+	"\x06Events\x12\x19\n" +
+	"\bsince_ms\x18\x01 \x01(\x03R\asinceMs\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"9\n" +
+	"\vEventsReply\x12*\n" +
+	"\x06events\x18\x01 \x03(\v2\x12.epcached.v1.EventR\x06events\"\v\n" +
+	"\tSubscribe\"\b\n" +
+	"\x06Doctor\":\n" +
+	"\vDoctorReply\x12+\n" +
+	"\x06advice\x18\x01 \x03(\v2\x13.epcached.v1.AdviceR\x06advice\"f\n" +
+	"\x06Advice\x12\x1a\n" +
+	"\bseverity\x18\x01 \x01(\tR\bseverity\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x12\n" +
+	"\x04hint\x18\x04 \x01(\tR\x04hint\"3\n" +
 	"\x05Check\x12\x12\n" +
 	"\x04deep\x18\x01 \x01(\bR\x04deep\x12\x16\n" +
 	"\x06repair\x18\x02 \x01(\bR\x06repair\"\x82\x01\n" +
@@ -3792,7 +5087,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x12\x0f\n" +
 	"\vUNAVAILABLE\x10\v\x12\f\n" +
 	"\bINTERNAL\x10\f\x12\r\n" +
-	"\tCANCELLED\x10\r*^\n" +
+	"\tCANCELLED\x10\r*k\n" +
 	"\x06OnMiss\x12\b\n" +
 	"\x04WAIT\x10\x00\x12\b\n" +
 	"\x04FAIL\x10\x01\x12\v\n" +
@@ -3802,7 +5097,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\bKEY_ONLY\x10\x04\x12\x0e\n" +
 	"\n" +
 	"BACKGROUND\x10\x05\x12\t\n" +
-	"\x05CLAIM\x10\x06B,Z*github.com/epcached/epcached/unixsock/wireb\x06proto3"
+	"\x05CLAIM\x10\x06\x12\v\n" +
+	"\aEXPLAIN\x10\aB,Z*github.com/epcached/epcached/unixsock/wireb\x06proto3"
 
 var (
 	file_epcached_proto_rawDescOnce sync.Once
@@ -3817,7 +5113,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -3857,21 +5153,35 @@ var file_epcached_proto_goTypes = []any{
 	(*RuntimeFacts)(nil),      // 35: epcached.v1.RuntimeFacts
 	(*EpFacts)(nil),           // 36: epcached.v1.EpFacts
 	(*DeviceFacts)(nil),       // 37: epcached.v1.DeviceFacts
-	(*Check)(nil),             // 38: epcached.v1.Check
-	(*CheckReply)(nil),        // 39: epcached.v1.CheckReply
-	(*Finding)(nil),           // 40: epcached.v1.Finding
-	nil,                       // 41: epcached.v1.Error.FactsEntry
-	nil,                       // 42: epcached.v1.Device.MetadataEntry
-	nil,                       // 43: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 44: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 45: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 46: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 47: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 48: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 49: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 50: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 51: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 52: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Report)(nil),            // 38: epcached.v1.Report
+	(*ReportReply)(nil),       // 39: epcached.v1.ReportReply
+	(*Why)(nil),               // 40: epcached.v1.Why
+	(*Explanation)(nil),       // 41: epcached.v1.Explanation
+	(*Candidate)(nil),         // 42: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 43: epcached.v1.Neighbour
+	(*Difference)(nil),        // 44: epcached.v1.Difference
+	(*Event)(nil),             // 45: epcached.v1.Event
+	(*Events)(nil),            // 46: epcached.v1.Events
+	(*EventsReply)(nil),       // 47: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 48: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 49: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 50: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 51: epcached.v1.Advice
+	(*Check)(nil),             // 52: epcached.v1.Check
+	(*CheckReply)(nil),        // 53: epcached.v1.CheckReply
+	(*Finding)(nil),           // 54: epcached.v1.Finding
+	nil,                       // 55: epcached.v1.Error.FactsEntry
+	nil,                       // 56: epcached.v1.Device.MetadataEntry
+	nil,                       // 57: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 58: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 59: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 60: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 61: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 62: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 63: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 64: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 65: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 66: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,  // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -3896,46 +5206,66 @@ var file_epcached_proto_depIdxs = []int32{
 	31, // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
 	33, // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
 	34, // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	38, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	39, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	0,  // 24: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	41, // 25: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,  // 26: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	42, // 27: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11, // 28: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	43, // 29: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	44, // 30: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14, // 31: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	10, // 32: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12, // 33: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	45, // 34: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	46, // 35: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	47, // 36: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13, // 37: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,  // 38: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	16, // 39: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	48, // 40: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	49, // 41: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	50, // 42: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	16, // 43: epcached.v1.Build.files:type_name -> epcached.v1.File
-	23, // 44: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	23, // 45: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	23, // 46: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	32, // 47: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	35, // 48: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13, // 49: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	35, // 50: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	36, // 51: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	37, // 52: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	51, // 53: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	52, // 54: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	40, // 55: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	18, // 56: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	52, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	53, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	38, // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	39, // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	40, // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	41, // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	46, // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	47, // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	48, // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	45, // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	49, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	50, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	0,  // 34: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	55, // 35: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,  // 36: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	56, // 37: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11, // 38: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	57, // 39: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	58, // 40: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14, // 41: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	10, // 42: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12, // 43: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	59, // 44: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	60, // 45: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	61, // 46: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13, // 47: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,  // 48: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	16, // 49: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	62, // 50: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	63, // 51: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	41, // 52: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	64, // 53: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	16, // 54: epcached.v1.Build.files:type_name -> epcached.v1.File
+	23, // 55: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	23, // 56: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	23, // 57: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	32, // 58: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	35, // 59: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13, // 60: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	35, // 61: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	36, // 62: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	37, // 63: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	65, // 64: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	66, // 65: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13, // 66: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	42, // 67: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	43, // 68: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	45, // 69: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	23, // 70: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	44, // 71: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	44, // 72: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	45, // 73: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	51, // 74: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	54, // 75: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	18, // 76: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	77, // [77:77] is the sub-list for method output_type
+	77, // [77:77] is the sub-list for method input_type
+	77, // [77:77] is the sub-list for extension type_name
+	77, // [77:77] is the sub-list for extension extendee
+	0,  // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -3968,6 +5298,16 @@ func file_epcached_proto_init() {
 		(*Envelope_ProbeReply)(nil),
 		(*Envelope_Check)(nil),
 		(*Envelope_CheckReply)(nil),
+		(*Envelope_Report)(nil),
+		(*Envelope_ReportReply)(nil),
+		(*Envelope_Why)(nil),
+		(*Envelope_Explanation)(nil),
+		(*Envelope_Events)(nil),
+		(*Envelope_EventsReply)(nil),
+		(*Envelope_Subscribe)(nil),
+		(*Envelope_Event)(nil),
+		(*Envelope_Doctor)(nil),
+		(*Envelope_DoctorReply)(nil),
 	}
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[15].OneofWrappers = []any{}
@@ -3977,7 +5317,7 @@ func file_epcached_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   51,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
