@@ -25,8 +25,18 @@ type Options struct {
 	Jobs           int                 // compiles at the same time; 0: one per processor
 	PathAccess     bool                // shared views may be reached by path by every local user, not only by descriptor
 	Administrators []uint32            // besides root and the daemon's own user
-	Log            *slog.Logger
-	Now            func() time.Time // nil: time.Now
+
+	Drivers          []DriverSource
+	Quiet            time.Duration     // how long a runtime's files must be at rest after a change; 0: 1 s
+	Poll             time.Duration     // how often files are looked at that cannot be watched; 0: 2 s
+	Policies         map[string]Policy // by execution provider; "" for those that have none of their own
+	Rebuild          RebuildOptions
+	KeepSource       string   // "reference" (default), "copy", "none": how a source model is kept for compiling it again
+	TrustedReporters []uint32 // users whose reports count without others'
+	ReportQuorum     int      // distinct users whose reports withhold a build from all, where it cannot be checked; 0: 3
+
+	Log *slog.Logger
+	Now func() time.Time // nil: time.Now
 }
 
 // Cache keeps compiled models under one state directory. Make one with Open.

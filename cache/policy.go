@@ -1,0 +1,104 @@
+package cache
+
+import (
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// DriverSource tells where the version of an execution provider's driver can be read when its devices do not say it.
+// One of File, Module and Command is set.
+type DriverSource struct {
+	EP      string   // "" for all
+	File    string   // its first line is the version
+	Module  string   // a kernel module: /sys/module/MODULE/version
+	Command []string // what it prints on its first line is the version
+}
+
+// Policy says what to do with builds that are not the best for a runtime. The zero value is the default.
+type Policy struct {
+	Unknown             string        // "load_check" (default): serve what loads; "serve"; "refuse"
+	PreferRecompilation string        // "serve_and_refresh" (default), "serve", "refuse"
+	Unsupported         string        // "recompile" (default), "fail"
+	MaxAge              time.Duration // builds older than this are served, and compiled anew in the background; 0: any age
+	MinCompileSeconds   float64       // what compiles faster is answered but not kept
+	MeasureGain         *bool         // measure how long the source model takes to load; nil: yes
+}
+
+// The words of policies.
+const (
+	PolicyLoadCheck       = "load_check"
+	PolicyServe           = "serve"
+	PolicyRefuse          = "refuse"
+	PolicyServeAndRefresh = "serve_and_refresh"
+	PolicyRecompile       = "recompile"
+	PolicyFail            = "fail"
+)
+
+// RebuildOptions bound the compiles that nobody waits for.
+type RebuildOptions struct {
+	Off      bool
+	Jobs     int     // at the same time; 0: 1
+	CPUShare float64 // seconds of processor time per second and job; 0: 0.5
+	Window   string  // local time of day, "22:00-06:00"; "": always
+}
+
+// policy is the one for an execution provider.
+func (c *Cache) policy(ep string) Policy {
+	p, ok := c.options.Policies[ep]
+	if !ok {
+		p = c.options.Policies[""]
+	}
+	return p
+}
+
+// policyOf is the strictest of the policies for the execution providers of a request.
+func (c *Cache) policyOf(eps []compilers.EP) Policy {
+	var out Policy
+	for i, ep := range eps {
+		p := c.policy(ep.Name)
+		if i == 0 {
+			out = p
+			continue
+		}
+		out.Unknown = stricter(out.Unknown, p.Unknown, PolicyServe, PolicyLoadCheck, PolicyRefuse)
+		out.PreferRecompilation = stricter(out.PreferRecompilation, p.PreferRecompilation, PolicyServe, PolicyServeAndRefresh, PolicyRefuse)
+		out.Unsupported = stricter(out.Unsupported, p.Unsupported, PolicyRecompile, PolicyFail)
+		if p.MaxAge > 0 && (out.MaxAge == 0 || p.MaxAge < out.MaxAge) {
+			out.MaxAge = p.MaxAge
+		}
+		out.MinCompileSeconds = min(out.MinCompileSeconds, p.MinCompileSeconds)
+		if out.MeasureGain == nil {
+			out.MeasureGain = p.MeasureGain
+		}
+	}
+	return out
+}
+
+// stricter gives the one of a and b that comes later in order; what is empty counts as the default, which the caller
+// need not spell out.
+func stricter(a, b string, order ...string) string {
+	rank := func(s string) int {
+		for i, word := range order {
+			if s == word {
+				return i
+			}
+		}
+		return defaultRank(order)
+	}
+	if rank(b) > rank(a) {
+		return b
+	}
+	return a
+}
+
+// defaultRank is where the default stands in the order of words.
+func defaultRank(order []string) int {
+	for i, word := range order {
+		switch word {
+		case PolicyLoadCheck, PolicyServeAndRefresh, PolicyRecompile:
+			return i
+		}
+	}
+	return 0
+}
