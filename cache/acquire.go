@@ -343,15 +343,7 @@ func (c *Cache) withholdBuild(id index.BuildID, state, reason string) {
 	if err != nil {
 		return // retracted meanwhile: it has no history of its own
 	}
-	c.note(state, &b, reason)
-}
-
-// note writes an event into the history; one that cannot be written is lost, and nothing depends on it.
-func (c *Cache) note(kind string, b *index.Build, text string) {
-	e := index.Event{At: c.now(), Kind: kind, RequestKey: b.RequestKey, BuildID: b.ID, Text: text}
-	if err := c.index.Note(context.Background(), e); err != nil {
-		c.log.Warn("event not kept", "kind", kind, "error", err)
-	}
+	c.happened(eventOf(&b, state, "%s", reason))
 }
 
 // contextError is the error of a caller that went away, or whose time is over.

@@ -58,6 +58,7 @@ type Cache struct {
 	views    views
 	uses     uses
 	flights  flights
+	stream   stream
 	slots    chan struct{} // one token for each compile that may run
 
 	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
@@ -100,7 +101,7 @@ func Open(dir string, o Options) (*Cache, error) {
 
 func (c *Cache) open() error {
 	var err error
-	if c.index, err = index.Open(c.dir, index.Options{Log: c.log}); err != nil {
+	if c.index, err = index.Open(c.dir, index.Options{Log: c.log, Heard: c.stream.add}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
 	if why := c.index.Rebuilt(); why != "" {

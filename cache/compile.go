@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -128,7 +129,7 @@ func (j *job) run(ctx context.Context, phase func(string)) (*compiled, error) {
 	if err != nil {
 		c.index.Count("failures", 1)
 		c.log.Info("compile failed", "model", j.request.Name, "error", err)
-		c.note("failed", &index.Build{RequestKey: j.plan.requestKey}, err.Error())
+		c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
 		return nil, err
 	}
 	c.index.Count("compiles", 1)
@@ -311,7 +312,8 @@ func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled,
 		return c.keepAlone(b, out)
 	}
 	c.log.Info("compiled", "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds, "scope", b.Scope)
-	c.note("compiled", b, fmt.Sprintf("by %s in %.2f s", epNames(j.request.EPs), b.CompileSeconds))
+	c.seen(j.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
+	c.happened(eventOf(b, EventCompiled, "by %s in %.2f s", makers(b), b.CompileSeconds))
 	c.supersede(ctx, b)
 	return &compiled{build: b}, nil
 }
@@ -342,6 +344,9 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 	}
 	for i := range builds {
 		if old := &builds[i]; old.BuildKey == b.BuildKey && old.ID != b.ID {
+			if c.index.StateOf(old.ID).Name == index.Damaged {
+				c.happened(eventOf(b, EventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
+			}
 			if _, err := c.retract(ctx, old, "compiled anew", pathGrace); err != nil {
 				c.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
 			}
@@ -385,6 +390,18 @@ func (c *Cache) moveFile(v *view, f *index.File, out string) error {
 	}
 	f.Size = info.Size()
 	return errors.Join(os.Chmod(from, 0o444), os.Rename(from, to))
+}
+
+// makers names what made a build.
+func makers(b *index.Build) string {
+	names := make([]string, len(b.EPs))
+	for i, ep := range b.EPs {
+		names[i] = strings.TrimSpace(ep.Name + " " + ep.Version)
+		if ep.SDKVersion != "" {
+			names[i] += " (SDK " + ep.SDKVersion + ")"
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 func epNames(eps []EP) string {

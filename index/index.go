@@ -22,6 +22,10 @@ type Options struct {
 	FS  cas.FS       // nil: the operating system's
 	Log *slog.Logger // nil: nothing is logged
 
+	// Heard is told of each event, one at a time and in order, also of those
+	// that the index notes itself. It must not wait, nor call the index.
+	Heard func(Event)
+
 	now func() time.Time // nil: time.Now
 }
 
@@ -37,6 +41,7 @@ type Index struct {
 	fs        cas.FS
 	log       *slog.Logger
 	now       func() time.Time
+	heard     func(Event)
 
 	db      *database
 	soft    *soft
@@ -75,7 +80,7 @@ const (
 func Open(dir string, o Options) (*Index, error) {
 	x := &Index{
 		dir: dir, manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
-		fs: o.FS, log: o.Log, now: o.now,
+		fs: o.FS, log: o.Log, now: o.now, heard: o.Heard,
 		entries: newLRU[lookupKey, []Build](entriesBytes), counts: make(map[string]uint64), gone: make(map[BuildID]bool),
 		woken: make(chan struct{}, 1),
 	}
@@ -114,6 +119,7 @@ func (x *Index) open() error {
 	if err != nil {
 		return err
 	}
+	x.journal.heard = x.heard
 	if damage != nil {
 		x.report(Finding{"damaged", "journal", damage.Error()})
 	}
@@ -303,8 +309,9 @@ func (x *Index) StateOf(id BuildID) State {
 	return State{Name: Current}
 }
 
-// Note adds to the history of a request; written within seconds. Texts are
-// cut off at 4 KiB.
+// Note adds to the history of a request, or of the machine; written within
+// seconds. Texts are cut off at 4 KiB, names at 512 bytes. After an error the
+// event is known until Close.
 func (x *Index) Note(ctx context.Context, e Event) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -312,10 +319,14 @@ func (x *Index) Note(ctx context.Context, e Event) error {
 	if e.At.IsZero() {
 		e.At = x.now()
 	}
-	e.At, e.Text = trimTime(e.At), shorten(e.Text, maxText)
 	x.wake()
 	return x.journal.note(e)
 }
 
 // History returns what is still known of a request, oldest first.
 func (x *Index) History(k RequestKey) ([]Event, error) { return x.journal.history(k), nil }
+
+// Events returns what is still known of that time and later, of all requests
+// and of the machine, oldest first: some 8,000 at least, and never more than
+// twice as many.
+func (x *Index) Events(since time.Time) []Event { return x.journal.since(since) }

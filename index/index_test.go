@@ -81,3 +81,44 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 		require.Empty(t, x.Rebuilt())
 	}
 }
+
+// what is written is what every event tells, and Retract tells of itself.
+func TestEventsAreToldAndKept(t *testing.T) {
+	dir := t.TempDir()
+	var heard []Event
+	x, err := Open(dir, Options{Heard: func(e Event) { heard = append(heard, e) }})
+	require.NoError(t, err)
+	b := publish(t, x)
+	want := []Event{
+		{Kind: "changed", Runtime: "/opt/ort", Text: "another library"},
+		{Kind: "judged", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: "uid:7", Runtime: "/opt/ort"},
+		{Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, Text: "by hand"},
+	}
+	early := time.Now().Add(-time.Hour)
+	for i, e := range want[:2] {
+		e.At = early.Add(time.Duration(i) * time.Minute)
+		require.NoError(t, x.Note(context.Background(), e))
+	}
+	require.NoError(t, x.Retract(context.Background(), b.ID, "by hand"))
+	without := func(events []Event) (out []Event) {
+		for i, e := range events {
+			require.NotZero(t, e.At)
+			require.EqualValues(t, i+1, e.Sequence)
+			e.At, e.Sequence = time.Time{}, 0
+			out = append(out, e)
+		}
+		return out
+	}
+	require.Equal(t, want, without(heard))
+	require.Equal(t, want, without(x.Events(time.Time{})))
+	require.Len(t, x.Events(early.Add(time.Second)), 2)
+	require.NoError(t, x.Close())
+
+	again := open(t, dir)
+	kept := again.Events(time.Time{})
+	for i := range heard {
+		heard[i].Sequence = 0
+	}
+	require.Equal(t, heard, kept, "but for the sequence, which counts from the start")
+	require.NoError(t, again.Close())
+}

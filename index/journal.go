@@ -27,6 +27,8 @@ type journal struct {
 	unsynced bool
 	states   map[BuildID]State // never Current
 	events   []Event           // oldest first
+	last     uint64            // sequence of the latest event
+	heard    func(Event)       // nil, or told of each new event, in order
 }
 
 // openJournal reads the journal or makes one. damage is what was wrong with
@@ -86,20 +88,29 @@ func (j *journal) apply(rec *manifestpb.Record) error {
 		}
 		j.setState(id, State{kind.State.Name, kind.State.Reason, fromNanos(kind.State.At)})
 	case *manifestpb.Record_Event:
-		e := Event{At: fromNanos(kind.Event.At), Kind: kind.Event.Kind, Text: kind.Event.Text}
-		if len(kind.Event.RequestKey) != 0 {
-			if err := fixed("request_key", e.RequestKey[:], kind.Event.RequestKey); err != nil {
-				return err
-			}
-		}
-		if len(kind.Event.BuildId) != 0 {
-			if err := fixed("build_id", e.BuildID[:], kind.Event.BuildId); err != nil {
-				return err
-			}
+		e, err := eventOf(kind.Event)
+		if err != nil {
+			return err
 		}
 		j.addEvent(e)
 	}
 	return nil // of a kind that a newer epcached has added, and that may be ignored
+}
+
+func eventOf(m *manifestpb.Event) (Event, error) {
+	e := Event{At: fromNanos(m.At), Kind: m.Kind, Text: m.Text, ModelName: m.ModelName, Runtime: m.Runtime, Scope: m.Scope}
+	for _, id := range []struct {
+		name     string
+		to, from []byte
+	}{{"request_key", e.RequestKey[:], m.RequestKey}, {"build_id", e.BuildID[:], m.BuildId}, {"build_key", e.BuildKey[:], m.BuildKey}} {
+		if len(id.from) == 0 {
+			continue
+		}
+		if err := fixed(id.name, id.to, id.from); err != nil {
+			return Event{}, err
+		}
+	}
+	return e, nil
 }
 
 func (j *journal) setState(id BuildID, s State) {
@@ -125,12 +136,15 @@ func stateRecord(id BuildID, s State) *manifestpb.Record {
 }
 
 func eventRecord(e Event) *manifestpb.Record {
-	m := &manifestpb.Event{At: nanos(e.At), Kind: shorten(e.Kind, 64), Text: shorten(e.Text, maxText)}
+	m := &manifestpb.Event{At: nanos(e.At), Kind: e.Kind, Text: e.Text, ModelName: e.ModelName, Runtime: e.Runtime, Scope: e.Scope}
 	if e.RequestKey != (RequestKey{}) {
 		m.RequestKey = e.RequestKey[:]
 	}
 	if !e.BuildID.IsZero() {
 		m.BuildId = e.BuildID[:]
+	}
+	if e.BuildKey != (BuildKey{}) {
+		m.BuildKey = e.BuildKey[:]
 	}
 	return &manifestpb.Record{Kind: &manifestpb.Record_Event{Event: m}}
 }
@@ -179,12 +193,33 @@ func (j *journal) stateOf(id BuildID) (State, bool) {
 	return s, ok
 }
 
-// note adds an event, durable at the next flush.
+// note adds an event, durable at the next flush. In memory it counts even if
+// that fails.
 func (j *journal) note(e Event) error {
+	e.At, e.Text, e.Kind = trimTime(e.At), shorten(e.Text, maxText), shorten(e.Kind, 64)
+	e.ModelName, e.Runtime, e.Scope = shorten(e.ModelName, maxName), shorten(e.Runtime, maxName), shorten(e.Scope, 64)
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.last++
+	e.Sequence = j.last
 	j.addEvent(e)
+	if j.heard != nil {
+		j.heard(e)
+	}
 	return j.append(eventRecord(e), false)
+}
+
+// since returns the events of that time and later, oldest first.
+func (j *journal) since(t time.Time) []Event {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var events []Event
+	for _, e := range j.events {
+		if !e.At.Before(t) { // one by one: a clock may have been set back
+			events = append(events, e)
+		}
+	}
+	return events
 }
 
 func (j *journal) history(k RequestKey) []Event {
@@ -307,7 +342,8 @@ func (j *journal) image() ([]byte, error) {
 	first, bytes := len(j.events), 0
 	for first > 0 && len(j.events)-first < maxEvents && bytes < maxJournal/2 {
 		first--
-		bytes += len(j.events[first].Text) + 128
+		e := &j.events[first]
+		bytes += len(e.Text) + len(e.ModelName) + len(e.Runtime) + 160
 	}
 	j.events = append([]Event(nil), j.events[first:]...)
 	for _, e := range j.events {

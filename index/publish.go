@@ -143,7 +143,8 @@ func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
 		f.seen, f.touched = times, true
 		x.wake()
 	}
-	note := Event{At: trimTime(x.now()), Kind: "retracted", RequestKey: b.RequestKey, BuildID: id, Text: shorten(why, maxText)}
+	note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: id, Text: why,
+		BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope}
 	if err := x.journal.note(note); err != nil {
 		x.log.Warn("history could not be written", "build", id, "error", err)
 	}

@@ -33,6 +33,7 @@ const (
 	recordHeaderSize  = 24
 	maxRecord         = 64 << 10
 	maxText           = 4 << 10 // of a reason or an event
+	maxName           = 512     // of a model or a runtime, in an event
 	maxJournal        = 4 << 20 // then it is written anew, with what still counts
 	maxJournalRead    = 256 << 20
 	maxEvents         = 8 << 10 // kept when it is written anew

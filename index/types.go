@@ -125,13 +125,21 @@ type State struct {
 	At     time.Time
 }
 
-// Event is one line of a request's history.
+// Event is one line of history, of a request or of the machine. Samples of
+// earlier versions lack what stands after Text.
 type Event struct {
 	At         time.Time
-	Kind       string // "compiled", "failed", "retracted", ...
-	RequestKey RequestKey
-	BuildID    BuildID // zero where no build is meant
+	Kind       string     // "compiled", "failed", "retracted", ...
+	RequestKey RequestKey // zero: of the machine
+	BuildID    BuildID    // zero where no build is meant
 	Text       string
+
+	BuildKey  BuildKey
+	ModelName string
+	Runtime   string // its name, of events of a runtime
+	Scope     string // who may hear of it, as a build's
+
+	Sequence uint64 // counts the events since Open, from 1; 0: of before. Not kept
 }
 
 // Space is what the index knows of the store's size.

@@ -624,6 +624,10 @@ type Event struct {
 	RequestKey    []byte                 `protobuf:"bytes,3,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // 32 bytes, or none
 	BuildId       []byte                 `protobuf:"bytes,4,opt,name=build_id,json=buildId,proto3" json:"build_id,omitempty"`          // 16 bytes, or none
 	Text          string                 `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	BuildKey      []byte                 `protobuf:"bytes,6,opt,name=build_key,json=buildKey,proto3" json:"build_key,omitempty"` // 32 bytes, or none; this and the next are what the build can no longer tell when it is gone
+	ModelName     string                 `protobuf:"bytes,7,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	Runtime       string                 `protobuf:"bytes,8,opt,name=runtime,proto3" json:"runtime,omitempty"` // its name, of events of a runtime
+	Scope         string                 `protobuf:"bytes,9,opt,name=scope,proto3" json:"scope,omitempty"`     // who may hear of it: as of a build; none: of the machine, or unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -689,6 +693,34 @@ func (x *Event) GetBuildId() []byte {
 func (x *Event) GetText() string {
 	if x != nil {
 		return x.Text
+	}
+	return ""
+}
+
+func (x *Event) GetBuildKey() []byte {
+	if x != nil {
+		return x.BuildKey
+	}
+	return nil
+}
+
+func (x *Event) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Event) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *Event) GetScope() string {
+	if x != nil {
+		return x.Scope
 	}
 	return ""
 }
@@ -764,14 +796,19 @@ const file_manifest_proto_rawDesc = "" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x0e\n" +
-	"\x02at\x18\x04 \x01(\x10R\x02at\"{\n" +
+	"\x02at\x18\x04 \x01(\x10R\x02at\"\xe7\x01\n" +
 	"\x05Event\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x10R\x02at\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1f\n" +
 	"\vrequest_key\x18\x03 \x01(\fR\n" +
 	"requestKey\x12\x19\n" +
 	"\bbuild_id\x18\x04 \x01(\fR\abuildId\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04textB/Z-github.com/epcached/epcached/index/manifestpbb\x06proto3"
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x1b\n" +
+	"\tbuild_key\x18\x06 \x01(\fR\bbuildKey\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\a \x01(\tR\tmodelName\x12\x18\n" +
+	"\aruntime\x18\b \x01(\tR\aruntime\x12\x14\n" +
+	"\x05scope\x18\t \x01(\tR\x05scopeB/Z-github.com/epcached/epcached/index/manifestpbb\x06proto3"
 
 var (
 	file_manifest_proto_rawDescOnce sync.Once

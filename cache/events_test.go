@@ -1,0 +1,200 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/index"
+)
+
+func (b *bench) events(p Peer) []Event {
+	b.Helper()
+	out, err := b.cache.Events(context.Background(), p, time.Time{}, 0)
+	require.NoError(b, err)
+	return out
+}
+
+func (b *bench) self() Peer { return Peer{UID: b.cache.uid} }
+
+// others asks as another user, who has a descriptor of a file that all may read.
+func (b *bench) others(uid uint32, seed uint64) *Request {
+	r := b.request(b.model(seed))
+	r.Peer = Peer{UID: uid}
+	return r
+}
+
+func kinds(events []Event) []string {
+	var out []string
+	for _, e := range events {
+		out = append(out, e.Kind)
+	}
+	return out
+}
+
+// entryKinds leaves out what is of the machine.
+func entryKinds(events []Event) []string {
+	var out []Event
+	for _, e := range events {
+		if e.RequestKey != (index.RequestKey{}) {
+			out = append(out, e)
+		}
+	}
+	return kinds(out)
+}
+
+func TestEventsTellALife(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.request(b.model(1)))
+	b.acquire(b.request(b.model(1)))
+	require.NoError(t, os.Remove(b.blob(a)))
+	b.acquire(b.request(b.model(1)))
+	_, _, err := b.cache.Remove(context.Background(), b.self(), nil, true, false)
+	require.NoError(t, err)
+
+	events := b.events(b.self())
+	require.Equal(t, []string{EventCompiled, EventDamaged, EventCompiled, EventHealed, EventRetracted, EventRetracted}, entryKinds(events))
+	last := uint64(0)
+	for _, e := range events {
+		require.Greater(t, e.Sequence, last)
+		last = e.Sequence
+		if e.RequestKey == (index.RequestKey{}) {
+			continue
+		}
+		require.Equal(t, a.RequestKey, e.RequestKey)
+		require.Equal(t, a.Build.BuildKey, e.Build, "also of builds that are gone")
+		require.Equal(t, "model.onnx", e.Model)
+	}
+}
+
+// blob is the path of the largest file of an answer's build in the store.
+func (b *bench) blob(a *Answer) string {
+	file := a.Build.Files[len(a.Build.Files)-1].Digest.String()
+	found, err := filepath.Glob(filepath.Join(b.state, "objects", "*", "*"))
+	require.NoError(b, err)
+	for _, path := range found {
+		if filepath.Base(path) == file || filepath.Base(filepath.Dir(path))+filepath.Base(path) == file {
+			return path
+		}
+	}
+	b.Fatalf("no blob %s among %v", file, found)
+	return ""
+}
+
+func TestEventsOutliveTheDaemon(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(1)))
+	before := b.events(b.self())
+	b.reopen()
+	after := b.events(b.self())
+	require.GreaterOrEqual(t, len(after), len(before))
+	for i := range before {
+		before[i].Sequence = 0
+	}
+	require.Equal(t, before, after[:len(before)], "but for the sequence, which counts from the start")
+}
+
+func TestWhoHearsOfWhat(t *testing.T) {
+	b := newBench(t)
+	alice, bob := Peer{UID: 2001}, Peer{UID: 2002}
+	b.acquire(b.others(alice.UID, 1))
+	private := b.others(alice.UID, 2)
+	private.Store = "user"
+	b.acquire(private)
+	failing := b.others(bob.UID, 3)
+	failing.EPs[0].Options = map[string]string{"fault": string(standin.Crash)}
+	b.refused(failing)
+	b.cache.happened(Event{Kind: EventProbed, Runtime: "/opt/ort"})
+
+	require.Equal(t, []string{EventCompiled, EventCompiled}, entryKinds(b.events(alice)))
+	require.Equal(t, []string{EventFailed}, entryKinds(b.events(bob)))
+	require.Equal(t, []string{EventCompiled, EventCompiled, EventFailed}, entryKinds(b.events(b.self())))
+	require.Contains(t, kinds(b.events(bob)), EventProbed, "the machine is everybody's")
+
+	b.acquire(b.others(bob.UID, 1))
+	require.Equal(t, []string{EventCompiled, EventFailed}, entryKinds(b.events(bob)), "who has the model may know")
+}
+
+func TestEventsAreBounded(t *testing.T) {
+	b := newBench(t)
+	start := b.cache.now()
+	for i := range 50 {
+		b.later.Store(int64(time.Duration(i) * time.Hour))
+		b.cache.happened(Event{Kind: EventProbed, Text: fmt.Sprint(i)})
+	}
+	newest, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 3)
+	require.NoError(t, err)
+	require.Len(t, newest, 3)
+	require.Equal(t, []string{"47", "48", "49"}, []string{newest[0].Text, newest[1].Text, newest[2].Text})
+	late, err := b.cache.Events(context.Background(), b.self(), start.Add(48*time.Hour-time.Minute), 0)
+	require.NoError(t, err)
+	require.Len(t, late, 2)
+}
+
+// subscribe listens until the test ends.
+func (b *bench) subscribe(p Peer) <-chan Event {
+	ctx, cancel := context.WithCancel(context.Background())
+	out, done := make(chan Event, 100), make(chan error)
+	end := b.cache.stream.end()
+	go func() {
+		done <- b.cache.subscribe(ctx, p, end, func(e Event) error { out <- e; return nil })
+	}()
+	b.Cleanup(func() {
+		cancel()
+		require.NoError(b, <-done)
+	})
+	return out
+}
+
+func TestSubscribersHearAsItHappens(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(1))) // not theirs: before they came
+	alice, all := b.subscribe(Peer{UID: 2001}), b.subscribe(b.self())
+	b.acquire(b.request(b.model(2)))
+	b.acquire(b.others(2001, 3))
+	b.cache.happened(Event{Kind: "end"})
+
+	hear := func(from <-chan Event) (out []string) {
+		for e := range from {
+			if e.Kind == "end" {
+				return out
+			}
+			if e.RequestKey != (index.RequestKey{}) {
+				out = append(out, e.Kind)
+			}
+		}
+		return out
+	}
+	require.Equal(t, []string{EventCompiled, EventCompiled}, hear(all))
+	require.Equal(t, []string{EventCompiled}, hear(alice))
+}
+
+func TestASlowSubscriberIsToldWhatItMissed(t *testing.T) {
+	b := newBench(t)
+	end := b.cache.stream.end()
+	for i := range 3 * maxBehind {
+		b.cache.happened(Event{Kind: EventProbed, Text: fmt.Sprint(i)})
+	}
+	enough := errors.New("enough")
+	var got []Event
+	err := b.cache.subscribe(context.Background(), b.self(), end, func(e Event) error {
+		got = append(got, e)
+		if e.Text == fmt.Sprint(3*maxBehind-1) {
+			return enough
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, enough)
+	require.Len(t, got, 1+maxBehind)
+	require.Equal(t, EventMissed, got[0].Kind)
+	require.Zero(t, got[0].Sequence)
+	require.Equal(t, fmt.Sprint(2*maxBehind), got[1].Text)
+	require.LessOrEqual(t, len(b.cache.stream.latest), 2*maxBehind)
+}
