@@ -72,6 +72,14 @@ func putReply(envelope *wire.Envelope, reply proto.Message) {
 		envelope.Body = &wire.Envelope_ProbeReply{ProbeReply: m}
 	case *wire.CheckReply:
 		envelope.Body = &wire.Envelope_CheckReply{CheckReply: m}
+	case *wire.ReportReply:
+		envelope.Body = &wire.Envelope_ReportReply{ReportReply: m}
+	case *wire.Explanation:
+		envelope.Body = &wire.Envelope_Explanation{Explanation: m}
+	case *wire.EventsReply:
+		envelope.Body = &wire.Envelope_EventsReply{EventsReply: m}
+	case *wire.DoctorReply:
+		envelope.Body = &wire.Envelope_DoctorReply{DoctorReply: m}
 	}
 }
 

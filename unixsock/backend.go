@@ -37,6 +37,16 @@ type Backend interface {
 	Status(context.Context, Peer, *wire.Status) (*wire.StatusReply, error)
 	Probe(context.Context, Peer, *wire.Probe) (*wire.ProbeReply, error)
 	Check(context.Context, Peer, *wire.Check) (*wire.CheckReply, error)
+
+	// Report's text has at most 4096 bytes. Its runtime names libraries by path only.
+	Report(context.Context, Peer, *wire.Report) (*wire.ReportReply, error)
+	Why(context.Context, Peer, *wire.Why) (*wire.Explanation, error)
+	Events(context.Context, Peer, *wire.Events) (*wire.EventsReply, error)
+	Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply, error)
+
+	// Subscribe calls send with each event that the peer may see, until the context ends. Send never blocks, keeps
+	// nothing of the event, and does nothing after Subscribe returned: a subscriber that does not read misses events.
+	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe, send func(*wire.Event)) error
 }
 
 // Answer is what Backend.Acquire found.

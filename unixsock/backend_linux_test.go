@@ -18,8 +18,12 @@ type standIn struct {
 	acquire func(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
 	list    func(ctx context.Context, l *wire.List) (*wire.ListReply, error)
 	status  func(ctx context.Context) (*wire.StatusReply, error)
-	folder  string // of the view
-	calls   atomic.Int64
+	report  func(ctx context.Context, r *wire.Report) (*wire.ReportReply, error)
+
+	subscribe  func(ctx context.Context, send func(*wire.Event)) error
+	folder     string // of the view
+	calls      atomic.Int64
+	subscribed atomic.Int64
 }
 
 func (b *standIn) Hello(Peer, *wire.Hello) *wire.HelloReply { return &wire.HelloReply{} }
@@ -73,6 +77,34 @@ func (b *standIn) Probe(context.Context, Peer, *wire.Probe) (*wire.ProbeReply, e
 
 func (b *standIn) Check(context.Context, Peer, *wire.Check) (*wire.CheckReply, error) {
 	return &wire.CheckReply{Blobs: 3}, nil
+}
+
+func (b *standIn) Report(ctx context.Context, _ Peer, r *wire.Report) (*wire.ReportReply, error) {
+	if b.report != nil {
+		return b.report(ctx, r)
+	}
+	return &wire.ReportReply{Decision: "sound"}, nil
+}
+
+func (b *standIn) Why(context.Context, Peer, *wire.Why) (*wire.Explanation, error) {
+	return &wire.Explanation{Decision: "hit"}, nil
+}
+
+func (b *standIn) Events(context.Context, Peer, *wire.Events) (*wire.EventsReply, error) {
+	return &wire.EventsReply{Events: []*wire.Event{{Kind: "compiled"}}}, nil
+}
+
+func (b *standIn) Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply, error) {
+	return &wire.DoctorReply{Advice: []*wire.Advice{{Severity: "ok"}}}, nil
+}
+
+func (b *standIn) Subscribe(ctx context.Context, _ Peer, _ *wire.Subscribe, send func(*wire.Event)) error {
+	b.subscribed.Add(1)
+	if b.subscribe != nil {
+		return b.subscribe(ctx, send)
+	}
+	<-ctx.Done()
+	return nil
 }
 
 // served is a server under test: at the end of the test it is stopped, and must leave no descriptor behind.

@@ -105,8 +105,8 @@ func openNeeded(request *wire.Acquire, files []*os.File, locations []string, ext
 
 // ask sends a request and waits; an Error frame becomes the error.
 func (c *Client) ask(ctx context.Context, envelope *wire.Envelope, fds []int, progress func(*wire.Progress)) (reply, error) {
-	waiting, err := c.start(ctx, envelope, fds, progress != nil)
-	if err != nil {
+	waiting := newCall(progress != nil)
+	if err := c.start(ctx, envelope, fds, waiting); err != nil {
 		return reply{}, err
 	}
 	answer, err := c.wait(ctx, envelope.Request, waiting, progress)
@@ -195,4 +195,24 @@ func (c *Client) Probe(ctx context.Context, r *wire.Probe) (*wire.ProbeReply, er
 // Check looks for damage in the store.
 func (c *Client) Check(ctx context.Context, r *wire.Check) (*wire.CheckReply, error) {
 	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Check{Check: r}}, (*wire.Envelope).GetCheckReply)
+}
+
+// Report tells that ONNX Runtime refused a build. The runtime's libraries are named by path: a report carries no descriptors.
+func (c *Client) Report(ctx context.Context, r *wire.Report) (*wire.ReportReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Report{Report: r}}, (*wire.Envelope).GetReportReply)
+}
+
+// Why explains an entry. For a request that may have none, call Acquire with EXPLAIN.
+func (c *Client) Why(ctx context.Context, r *wire.Why) (*wire.Explanation, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Why{Why: r}}, (*wire.Envelope).GetExplanation)
+}
+
+// Events gives what has happened, oldest first.
+func (c *Client) Events(ctx context.Context, r *wire.Events) (*wire.EventsReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Events{Events: r}}, (*wire.Envelope).GetEventsReply)
+}
+
+// Doctor looks for what is wrong on the daemon's machine.
+func (c *Client) Doctor(ctx context.Context) (*wire.DoctorReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Doctor{Doctor: &wire.Doctor{}}}, (*wire.Envelope).GetDoctorReply)
 }

@@ -39,6 +39,7 @@ type Client struct {
 type call struct {
 	answer   chan reply // room for one
 	progress chan *wire.Progress
+	events   chan *wire.Event // of a subscription
 }
 
 type reply struct {
@@ -108,6 +109,11 @@ func (c *Client) receive() error {
 		c.deliverProgress(number, progress)
 		return nil
 	}
+	if event := envelope.GetEvent(); event != nil {
+		closeAll(fds)
+		c.deliverEvent(number, event)
+		return nil
+	}
 	c.deliver(number, envelope, fds)
 	return nil
 }
@@ -153,17 +159,21 @@ func closedByPeer(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// start sends a request in one frame, after the Attach frames that its descriptors need.
-func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, progress bool) (*call, error) {
+func newCall(progress bool) *call {
 	waiting := &call{answer: make(chan reply, 1)}
 	if progress {
 		waiting.progress = make(chan *wire.Progress, 2*maxPendingPhases)
 	}
+	return waiting
+}
+
+// start sends a request in one frame, after the Attach frames that its descriptors need.
+func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, waiting *call) error {
 	envelope.Request = c.last.Add(1)
 	c.mu.Lock()
 	if c.gone || c.closed.Load() {
 		c.mu.Unlock()
-		return nil, ErrConnectionLost
+		return ErrConnectionLost
 	}
 	c.calls[envelope.Request] = waiting
 	c.mu.Unlock()
@@ -171,14 +181,14 @@ func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, 
 	for ; len(fds)-attached > attachedPerFrame; attached += attachedPerFrame {
 		attach := &wire.Envelope{Request: envelope.Request, Body: &wire.Envelope_Attach{Attach: &wire.Attach{}}}
 		if err := c.send(ctx, attach, fds[attached:attached+attachedPerFrame]); err != nil {
-			return nil, c.abandon(envelope.Request, err, attached > 0)
+			return c.abandon(envelope.Request, err, attached > 0)
 		}
 	}
 	setDeadline(ctx, envelope)
 	if err := c.send(ctx, envelope, fds[attached:]); err != nil {
-		return nil, c.abandon(envelope.Request, err, attached > 0)
+		return c.abandon(envelope.Request, err, attached > 0)
 	}
-	return waiting, nil
+	return nil
 }
 
 func setDeadline(ctx context.Context, envelope *wire.Envelope) {

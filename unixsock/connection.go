@@ -27,6 +27,8 @@ type connection struct {
 	handlers sync.WaitGroup // their goroutines
 	unread   atomic.Int64   // answers with descriptors since the peer was last seen to have read everything
 
+	subscriptions atomic.Int64
+
 	mu       sync.Mutex
 	requests map[uint64]*request // being answered, or gathering descriptors
 }

@@ -20,6 +20,9 @@ func (c *connection) handle(r *request, message proto.Message) {
 }
 
 func (c *connection) perform(r *request, message proto.Message) (proto.Message, *os.File) {
+	if subscribe, ok := message.(*wire.Subscribe); ok {
+		return c.failure(r, c.subscribe(r, subscribe)), nil
+	}
 	acquire, ok := message.(*wire.Acquire)
 	if !ok {
 		reply, err := c.ask(r.ctx, message)
@@ -82,6 +85,15 @@ func (c *connection) ask(ctx context.Context, message proto.Message) (proto.Mess
 		return b.Probe(ctx, c.peer, m)
 	case *wire.Check:
 		return b.Check(ctx, c.peer, m)
+	case *wire.Report:
+		m.Text = cut(m.GetText(), MaxReportText)
+		return b.Report(ctx, c.peer, m)
+	case *wire.Why:
+		return b.Why(ctx, c.peer, m)
+	case *wire.Events:
+		return b.Events(ctx, c.peer, m)
+	case *wire.Doctor:
+		return b.Doctor(ctx, c.peer, m)
 	}
 	return nil, refused("protocol: a message that is no request")
 }

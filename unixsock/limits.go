@@ -8,6 +8,7 @@ const (
 	MaxFrame            = 1 << 20 // bytes after the length
 	MaxDescriptors      = 64      // in one frame
 	MaxAttached         = 4096    // of one request, over all its frames
+	MaxReportText       = 4096    // bytes of a report's text that are kept
 	attachedPerFrame    = 60      // what the client sends in one frame
 	progressInterval    = time.Second
 	maxProgressDetail   = 1 << 10
@@ -19,13 +20,15 @@ const (
 
 // Limits bound what clients can take. A field that is zero has the value of DefaultLimits.
 type Limits struct {
-	Connections        int // in all
-	ConnectionsPerUID  int
-	Requests           int // in flight on one connection
-	RequestBytesPerUID int // of the frames of requests in flight
-	DescriptorsPerUID  int // received and held for requests
-	Unread             int // answers with descriptors that a connection has not read yet
-	UnreadPerUID       int
+	Connections         int // in all
+	ConnectionsPerUID   int
+	Requests            int // in flight on one connection
+	RequestBytesPerUID  int // of the frames of requests in flight
+	DescriptorsPerUID   int // received and held for requests
+	Unread              int // answers with descriptors that a connection has not read yet
+	UnreadPerUID        int
+	Subscriptions       int // of one connection
+	SubscriptionsPerUID int
 
 	HelloTimeout time.Duration // from the connection to the end of its Hello
 	FrameTimeout time.Duration // from the first byte of a frame to its last
@@ -35,16 +38,18 @@ type Limits struct {
 // DefaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never gets near it.
 func DefaultLimits() Limits {
 	return Limits{
-		Connections:        4096,
-		ConnectionsPerUID:  256,
-		Requests:           64,
-		RequestBytesPerUID: 16 << 20,
-		DescriptorsPerUID:  2 * MaxAttached,
-		Unread:             8,
-		UnreadPerUID:       256,
-		HelloTimeout:       5 * time.Second,
-		FrameTimeout:       30 * time.Second,
-		WriteTimeout:       10 * time.Second,
+		Connections:         4096,
+		ConnectionsPerUID:   256,
+		Requests:            64,
+		RequestBytesPerUID:  16 << 20,
+		DescriptorsPerUID:   2 * MaxAttached,
+		Unread:              8,
+		UnreadPerUID:        256,
+		Subscriptions:       8,
+		SubscriptionsPerUID: 64,
+		HelloTimeout:        5 * time.Second,
+		FrameTimeout:        30 * time.Second,
+		WriteTimeout:        10 * time.Second,
 	}
 }
 
@@ -67,6 +72,8 @@ func (l Limits) withDefaults() Limits {
 	orInt(&l.DescriptorsPerUID, d.DescriptorsPerUID)
 	orInt(&l.Unread, d.Unread)
 	orInt(&l.UnreadPerUID, d.UnreadPerUID)
+	orInt(&l.Subscriptions, d.Subscriptions)
+	orInt(&l.SubscriptionsPerUID, d.SubscriptionsPerUID)
 	orTime(&l.HelloTimeout, d.HelloTimeout)
 	orTime(&l.FrameTimeout, d.FrameTimeout)
 	orTime(&l.WriteTimeout, d.WriteTimeout)

@@ -72,6 +72,16 @@ func requestOf(envelope *wire.Envelope) proto.Message {
 		return body.Probe
 	case *wire.Envelope_Check:
 		return body.Check
+	case *wire.Envelope_Report:
+		return body.Report
+	case *wire.Envelope_Why:
+		return body.Why
+	case *wire.Envelope_Events:
+		return body.Events
+	case *wire.Envelope_Subscribe:
+		return body.Subscribe
+	case *wire.Envelope_Doctor:
+		return body.Doctor
 	}
 	return nil
 }
@@ -182,7 +192,7 @@ func (c *connection) overLimits(r *request) error {
 		return &Error{Class: wire.ErrorClass_BUSY, Text: fmt.Sprintf(format, args...), Hint: "wait for answers before asking for more"}
 	}
 	switch {
-	case c.server.draining.Load():
+	case c.server.draining():
 		return &Error{Class: wire.ErrorClass_BUSY, Text: "the daemon is stopping"}
 	case flying > int64(limits.Requests):
 		return busy("more than %d requests at once on one connection", limits.Requests)

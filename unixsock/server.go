@@ -19,12 +19,13 @@ type Server struct {
 	Name    string       // for HelloReply: "epcached 0.1.0"
 	Log     *slog.Logger // nil: silent
 
-	once     sync.Once
-	limits   Limits
-	base     context.Context // ends every connection
-	stop     context.CancelFunc
-	draining atomic.Bool
-	running  sync.WaitGroup // connections, and the waits for what they left unread
+	once    sync.Once
+	limits  Limits
+	base    context.Context // ends every connection
+	stop    context.CancelFunc
+	serving context.Context // ends before base, as soon as nothing new is taken
+	drain   context.CancelFunc
+	running sync.WaitGroup // connections, and the waits for what they left unread
 
 	mu        sync.Mutex // guards what follows; taken last
 	listeners map[net.Listener]struct{}
@@ -34,14 +35,16 @@ type Server struct {
 
 // user is what one uid takes of the daemon.
 type user struct {
-	requestBytes, descriptors, unread atomic.Int64
-	connections                       map[*connection]struct{} // guarded by Server.mu
+	requestBytes, descriptors, unread, subscriptions atomic.Int64
+
+	connections map[*connection]struct{} // guarded by Server.mu
 }
 
 func (s *Server) init() {
 	s.once.Do(func() {
 		s.limits = s.Limits.withDefaults()
 		s.base, s.stop = context.WithCancel(context.Background())
+		s.serving, s.drain = context.WithCancel(s.base)
 		s.listeners = make(map[net.Listener]struct{})
 		s.users = make(map[uint32]*user)
 		if s.Log == nil {
@@ -59,17 +62,17 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
 	end := context.AfterFunc(ctx, func() {
-		s.draining.Store(true)
+		s.drain()
 		s.closeListeners()
 		s.stop()
 	})
 	defer end()
-	if s.draining.Load() {
+	if s.draining() {
 		s.closeListeners()
 	}
 	err := s.accept(l)
 	s.closeListeners()
-	if !s.draining.Load() {
+	if !s.draining() {
 		s.stop() // the listener failed: nobody would ever end the connections
 	}
 	s.running.Wait()
@@ -84,7 +87,7 @@ func (s *Server) accept(l net.Listener) error {
 		case err == nil:
 			pause = 5 * time.Millisecond
 			s.admit(conn)
-		case s.draining.Load():
+		case s.draining():
 			return nil
 		case tryAgain(err):
 			s.Log.Warn("accept", "error", err)
@@ -104,7 +107,7 @@ func (s *Server) accept(l net.Listener) error {
 // context's error if it had to cancel.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.init()
-	s.draining.Store(true)
+	s.drain()
 	s.closeListeners()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -145,6 +148,9 @@ func (s *Server) busy() bool {
 	return false
 }
 
+// draining tells whether nothing new is taken any more.
+func (s *Server) draining() bool { return s.serving.Err() != nil }
+
 // Connections counts the clients.
 func (s *Server) Connections() int {
 	s.mu.Lock()
@@ -184,7 +190,7 @@ func (s *Server) register(c *connection) error {
 	}
 	busy := &Error{Class: wire.ErrorClass_BUSY, Hint: "close connections that are not needed"}
 	switch {
-	case s.draining.Load():
+	case s.draining():
 		busy.Text, busy.Hint = "the daemon is stopping", ""
 		return busy
 	case len(u.connections) >= s.limits.ConnectionsPerUID:

@@ -83,6 +83,18 @@ func TestOtherRequests(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.Release(ctx, &wire.Release{})
 	require.NoError(t, err)
+	report, err := c.Report(ctx, &wire.Report{})
+	require.NoError(t, err)
+	require.Equal(t, "sound", report.GetDecision())
+	why, err := c.Why(ctx, &wire.Why{})
+	require.NoError(t, err)
+	require.Equal(t, "hit", why.GetDecision())
+	events, err := c.Events(ctx, &wire.Events{})
+	require.NoError(t, err)
+	require.Equal(t, "compiled", events.GetEvents()[0].GetKind())
+	doctor, err := c.Doctor(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "ok", doctor.GetAdvice()[0].GetSeverity())
 	require.Equal(t, "epcached test", c.Hello().GetServer())
 }
 

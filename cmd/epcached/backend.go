@@ -31,7 +31,7 @@ func (b *backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 
 var onMiss = map[wire.OnMiss]cache.OnMiss{
 	wire.OnMiss_WAIT: cache.Wait, wire.OnMiss_FAIL: cache.Fail, wire.OnMiss_REFRESH: cache.Refresh,
-	wire.OnMiss_BYPASS: cache.Bypass, wire.OnMiss_KEY_ONLY: cache.KeyOnly,
+	wire.OnMiss_BYPASS: cache.Bypass, wire.OnMiss_KEY_ONLY: cache.KeyOnly, wire.OnMiss_EXPLAIN: cache.Explain,
 }
 
 // Acquire translates the request, and the answer back.
@@ -153,6 +153,29 @@ func (b *backend) Probe(ctx context.Context, p unixsock.Peer, w *wire.Probe) (*w
 	reply := &wire.ProbeReply{}
 	for i := range facts {
 		reply.Runtimes = append(reply.Runtimes, runtimeReply(&facts[i]))
+	}
+	return reply, nil
+}
+
+// Report passes on what a client says of a build.
+func (b *backend) Report(ctx context.Context, p unixsock.Peer, w *wire.Report) (*wire.ReportReply, error) {
+	d, err := b.cache.Report(ctx, peer(p), cache.Report{Build: w.Build, Code: w.Code, Text: w.Text, ORTVersion: w.OrtVersion,
+		Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.ReportReply{Decision: d.Decision, Text: valid(d.Text), Hint: valid(d.Hint), Class: d.Class, State: d.State}, nil
+}
+
+// Doctor gives advice.
+func (b *backend) Doctor(ctx context.Context, p unixsock.Peer, _ *wire.Doctor) (*wire.DoctorReply, error) {
+	advice, err := b.cache.Doctor(ctx, peer(p))
+	if err != nil {
+		return nil, wireError(err)
+	}
+	reply := &wire.DoctorReply{}
+	for _, a := range advice {
+		reply.Advice = append(reply.Advice, &wire.Advice{Severity: a.Severity, Subject: valid(a.Subject), Text: valid(a.Text), Hint: valid(a.Hint)})
 	}
 	return reply, nil
 }

@@ -15,7 +15,7 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
 		return nil, &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "on_miss " + w.OnMiss.String() + " is not supported by this version",
-			Hint: "use wait, fail, refresh or bypass"}
+			Hint: "use wait, fail, refresh, bypass, key_only or explain"}
 	}
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
 		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "the request has no descriptor of a model"}
@@ -62,12 +62,14 @@ func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
 
 func acquireReply(a *cache.Answer) *wire.AcquireReply {
 	reply := &wire.AcquireReply{
-		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(), Why: a.Why, Record: a.Record,
+		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(),
+		CompatibilitySource: a.Compatibility.Source, CompatibilityReason: valid(a.Compatibility.Reason), Why: valid(a.Why), Record: a.Record,
 		Runtime: a.Runtime, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
 		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
 	}
-	if a.Outcome != cache.PassThrough {
-		reply.RequestKey = a.RequestKey.String()
+	reply.RequestKey = keyText(a.RequestKey)
+	if a.Explanation != nil {
+		reply.Explanation = explanationReply(a.Explanation)
 	}
 	if a.ProviderOptions != nil {
 		reply.ProviderOptions = make(map[string]*wire.StringMap, len(a.ProviderOptions))
@@ -101,10 +103,13 @@ func buildReply(l *cache.Listing) *wire.Build {
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(), ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName,
 		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph, CreatedMs: b.Created.UnixMilli(), Hits: l.Hits,
 		CompileSeconds: b.CompileSeconds, State: l.State.Name, Reason: l.State.Reason, LoadCheck: b.LoadCheck,
+		LoadSeconds: l.Gain.Load, SourceLoadSeconds: l.Gain.SourceLoad,
 	}
-	if !l.LastUsed.IsZero() {
-		out.LastUsedMs = l.LastUsed.UnixMilli()
+	if j := l.Judgement; j.Source != "" { // else nobody judged it
+		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)
+		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, milliseconds(j.At)
 	}
+	out.LastUsedMs = milliseconds(l.LastUsed)
 	if l.Leased {
 		out.Leases = 1
 	}
@@ -112,6 +117,7 @@ func buildReply(l *cache.Listing) *wire.Build {
 		ep := b.EPs[0]
 		out.Ep, out.EpVersion, out.EpLibraryDigest = ep.Name, ep.Version, ep.LibraryDigest.String()
 		out.SdkVersion, out.HardwareArchitecture, out.CompatibilityString = ep.SDKVersion, ep.HardwareArchitecture, ep.CompatibilityString
+		out.DriverVersion = ep.DriverVersion
 	}
 	for _, f := range b.Files {
 		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})

@@ -1,0 +1,114 @@
+package unixsock
+
+import (
+	"context"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Subscribe calls fn with events as they happen, one at a time, on this goroutine. It ends without an error when the
+// context does, with fn's error when it has one, and with the daemon's or the connection's otherwise: ErrBusy when the
+// daemon stops. Who falls behind misses events, the oldest first; what is missing shows in their sequence, and Events
+// has it. Other calls on this connection go on meanwhile.
+func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) error {
+	waiting := newCall(false)
+	waiting.events = make(chan *wire.Event, maxPendingEvents)
+	envelope := &wire.Envelope{Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}}
+	if err := c.start(ctx, envelope, nil, waiting); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	err := c.follow(ctx, waiting, fn)
+	c.unsubscribe(envelope.Request, waiting)
+	return err
+}
+
+// follow gives what has come before it tells of an end.
+func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event) error) error {
+	for ctx.Err() == nil {
+		select {
+		case e := <-waiting.events:
+			if err := fn(e); err != nil {
+				return err
+			}
+		case r := <-waiting.answer:
+			return endOf(ctx, waiting, fn, r)
+		case <-c.done:
+			select {
+			case r := <-waiting.answer: // it came just before the end
+				return endOf(ctx, waiting, fn, r)
+			default:
+			}
+			if err := rest(ctx, waiting, fn); err != nil {
+				return err
+			}
+			return c.reason
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+func endOf(ctx context.Context, waiting *call, fn func(*wire.Event) error, r reply) error {
+	closeFiles(r.files)
+	if err := rest(ctx, waiting, fn); err != nil || ctx.Err() != nil {
+		return err
+	}
+	if failure := r.envelope.GetError(); failure != nil {
+		return fromWire(failure)
+	}
+	return unexpected(r.envelope)
+}
+
+func rest(ctx context.Context, waiting *call, fn func(*wire.Event) error) error {
+	for ctx.Err() == nil {
+		select {
+		case e := <-waiting.events:
+			if err := fn(e); err != nil {
+				return err
+			}
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// unsubscribe has the daemon forget a subscription that it may still serve.
+func (c *Client) unsubscribe(number uint64, waiting *call) {
+	c.mu.Lock()
+	current := c.calls[number] == waiting
+	delete(c.calls, number)
+	c.mu.Unlock()
+	if current {
+		c.sendCancel(number)
+	}
+	select {
+	case r := <-waiting.answer:
+		closeFiles(r.files)
+	default:
+	}
+}
+
+// deliverEvent never waits for who subscribed: answers to others come behind.
+func (c *Client) deliverEvent(number uint64, event *wire.Event) {
+	c.mu.Lock()
+	waiting := c.calls[number]
+	c.mu.Unlock()
+	if waiting == nil || waiting.events == nil {
+		return
+	}
+	for {
+		select {
+		case waiting.events <- event:
+			return
+		default:
+		}
+		select {
+		case <-waiting.events: // the oldest makes room
+		default:
+		}
+	}
+}
