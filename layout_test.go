@@ -35,8 +35,9 @@ var allowed = map[string][]string{
 	"unixsock":               {"unixsock/wire"},
 	"unixsock/wire":          {},
 	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index"},
-	"cmd/epcached":           {"cache", "compilers", "unixsock", "unixsock/wire"},
-	"cmd/epcachectl":         {"cas", "compilers", "epmodel", "unixsock", "unixsock/wire"},
+	"config":                 {"compilers", "unixsock"}, // the names of execution providers, and where the socket is by default
+	"cmd/epcached":           {"cache", "compilers", "config", "unixsock", "unixsock/wire"},
+	"cmd/epcachectl":         {"cas", "compilers", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
 	"cmd/epcached-ort":       {"compilers/dialogue", "compilers/ort"},
 }
 

@@ -43,7 +43,7 @@ func noArguments(_ *cobra.Command, args []string) error {
 type usageError struct{ error }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	var s settings
+	var c call
 	cmd := &cobra.Command{
 		Use:   "epcached [flags]",
 		Short: "keep compiled ONNX Runtime models and serve them to local applications",
@@ -57,7 +57,8 @@ It needs a runtime, a folder with ONNX Runtime and a plugin execution provider, 
 
 Flags go before the configuration file, which goes before the defaults. The defaults are, for root,
 /var/lib/epcached and /run/epcached/epcached.sock, and for a user $XDG_STATE_HOME/epcached (or
-~/.local/state/epcached) and the socket in $XDG_RUNTIME_DIR/epcached.
+~/.local/state/epcached) and the socket in $XDG_RUNTIME_DIR/epcached. doc/configuration.md describes the
+file; --check-config prints what would be in force, or all that is wrong with it.
 
 Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
@@ -65,9 +66,18 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 		Args:          noArguments,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), &s, cmd.Flags(), stderr) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := c.settings(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			if c.check {
+				return s.Print(stdout)
+			}
+			return serve(cmd.Context(), s, stderr)
+		},
 	}
-	s.addFlags(cmd.Flags())
+	c.addFlags(cmd.Flags())
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)

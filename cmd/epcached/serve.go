@@ -13,10 +13,10 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
-	"github.com/spf13/pflag"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -24,11 +24,8 @@ import (
 const stopGrace = 20 * time.Second
 
 // serve runs the daemon until the context ends.
-func serve(ctx context.Context, s *settings, given *pflag.FlagSet, stderr io.Writer) error {
-	if err := s.load(given); err != nil {
-		return err
-	}
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel.Level}))
+func serve(ctx context.Context, s *config.Settings, stderr io.Writer) error {
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.Level()}))
 	worker, err := findWorker(s.Worker)
 	if err != nil {
 		return err
@@ -37,13 +34,13 @@ func serve(ctx context.Context, s *settings, given *pflag.FlagSet, stderr io.Wri
 		return fmt.Errorf("state directory: %w", err)
 	}
 	compiler := compilers.NewORT(compilers.ORTOptions{
-		Worker: worker, Limits: s.limits(), Log: log,
+		Worker: worker, Limits: limitsOf(s.Limits), Log: log,
 		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
 		// ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in each process.
 		Env: []string{"ORT_DISABLE_TELEMETRY=1"},
 	})
 	c, err := cache.Open(s.State, cache.Options{
-		Compiler: compiler, Runtimes: s.runtimes(), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
+		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Log: log,
 	})
 	if err != nil {
@@ -54,7 +51,7 @@ func serve(ctx context.Context, s *settings, given *pflag.FlagSet, stderr io.Wri
 }
 
 // answer serves the socket until the context ends, and then lets requests under way finish.
-func answer(ctx context.Context, s *settings, c *cache.Cache, log *slog.Logger) error {
+func answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger) error {
 	l, err := listen(s.Socket)
 	if err != nil {
 		return err

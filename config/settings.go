@@ -1,0 +1,173 @@
+package config
+
+import (
+	"log/slog"
+	"math"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// DefaultFile is where the service's unit has the configuration.
+const DefaultFile = "/etc/epcached/epcached.toml"
+
+// Settings are what the daemon runs with. Paths are absolute.
+type Settings struct {
+	File string // that was read; "": none
+
+	State          string   // state directory
+	Socket         string   // path of the Unix socket
+	LogLevel       string   // "debug", "info", "warn", "error"
+	Worker         string   // path of epcached-ort; "": beside epcached
+	Jobs           uint64   // compiles at the same time; 0: one per processor
+	PathAccess     bool     // shared models may be opened by path by every local user
+	Administrators []uint32 // user ids
+	AllowOptions   []string // "EP/option", "session/key"
+	Runtimes       []Runtime
+	Limits         Limits
+
+	Rules            []string // files or folders of rules, over the shipped ones
+	Quiet, Poll      float64  // seconds
+	KeepSource       string   // "reference", "copy", "none"
+	TrustedReporters []uint32 // user ids
+	ReportQuorum     uint64
+	Drivers          []Driver
+	Policies         map[string]Policy // by execution provider, "" for all others
+	Rebuild          Rebuild
+
+	fields []field
+}
+
+// Runtime is one [[runtime]]: a directory, or the libraries one by one.
+type Runtime struct {
+	Directory   string
+	ORTLibrary  string
+	EPLibraries map[string]string // by execution provider
+}
+
+// Limits bound one compile.
+type Limits struct {
+	WallSeconds float64
+	MemoryBytes uint64
+	OutputBytes uint64
+}
+
+// Driver says where the version of a driver is read that an execution provider does not tell: one of File, Module and Command.
+type Driver struct {
+	EP      string
+	File    string   // its first line
+	Module  string   // /sys/module/MODULE/version
+	Command []string // the first line of what it prints
+}
+
+// Policy says what is done with builds, by what they are good for on this machine.
+type Policy struct {
+	Unknown             string  // "load_check", "serve", "refuse"
+	PreferRecompilation string  // "serve_and_refresh", "serve", "refuse"
+	Unsupported         string  // "recompile", "fail"
+	MaxAge              string  // as ParseDuration reads it; "": no limit
+	MinCompileSeconds   float64 // what compiles faster is not kept
+	MeasureGain         bool
+}
+
+// Age is MaxAge as a duration; 0: no limit.
+func (p Policy) Age() time.Duration {
+	d, err := ParseDuration(p.MaxAge)
+	if err != nil {
+		return 0 // empty: what is wrong was refused when it was read
+	}
+	return d
+}
+
+// Rebuild bounds the compiles that nobody waits for.
+type Rebuild struct {
+	Enabled  bool
+	Jobs     uint64
+	CPUShare float64 // processor seconds in each second, for each job
+	Window   string  // "22:00-06:00" in local time; "": always
+}
+
+// Defaults are the settings of an empty file.
+func Defaults() *Settings {
+	return &Settings{
+		State: defaultState(), Socket: defaultSocket(), LogLevel: "info",
+		Limits: Limits{
+			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
+			MemoryBytes: uint64(compilers.DefaultLimits.Memory), OutputBytes: uint64(compilers.DefaultLimits.Output),
+		},
+		Quiet: 1, Poll: 2, KeepSource: "reference", ReportQuorum: 3,
+		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
+		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
+	}
+}
+
+// Load reads a file over the defaults; "" reads none. The error is an Errors where the file's content is what is wrong.
+func Load(file string) (*Settings, error) {
+	d, err := readDocument(file)
+	if err != nil {
+		return nil, err
+	}
+	s := Defaults()
+	s.File = file
+	s.read(s.root(d))
+	if len(d.errs) > 0 {
+		d.errs.sort()
+		return nil, d.errs
+	}
+	return s, nil
+}
+
+func (s *Settings) read(t *table) {
+	t.file("state", &s.State)
+	t.file("socket", &s.Socket)
+	t.choice("log_level", &s.LogLevel, "debug", "info", "warn", "error")
+	t.file("worker", &s.Worker)
+	t.count("jobs", &s.Jobs, 0, 4096)
+	t.truth("path_access", &s.PathAccess)
+	t.users("administrators", &s.Administrators)
+	t.texts("allow_options", &s.AllowOptions, checkOption)
+	t.files("rules", &s.Rules)
+	t.number("quiet_seconds", &s.Quiet, 0.01, 3600)
+	t.number("poll_seconds", &s.Poll, 0.1, 86400)
+	t.choice("keep_source", &s.KeepSource, "reference", "copy", "none")
+	t.users("trusted_reporters", &s.TrustedReporters)
+	t.count("report_quorum", &s.ReportQuorum, 1, 1<<20)
+	runtimes := t.tables("runtime")
+	s.Runtimes = make([]Runtime, len(runtimes))
+	for i := range runtimes {
+		s.Runtimes[i].read(runtimes[i])
+	}
+	s.Limits.read(t.table("limits"))
+	drivers := t.tables("driver")
+	s.Drivers = make([]Driver, len(drivers))
+	for i := range drivers {
+		s.Drivers[i].read(drivers[i])
+	}
+	s.readPolicies(t.table("policy"))
+	s.Rebuild.read(t.table("rebuild"))
+	t.done()
+}
+
+func (l *Limits) read(t *table) {
+	t.number("wall_seconds", &l.WallSeconds, 0, 365*86400)
+	t.count("memory_bytes", &l.MemoryBytes, 0, math.MaxInt64)
+	t.count("output_bytes", &l.OutputBytes, 0, math.MaxInt64)
+	t.done()
+}
+
+func (r *Rebuild) read(t *table) {
+	t.truth("enabled", &r.Enabled)
+	t.count("jobs", &r.Jobs, 1, 4096)
+	t.number("cpu_share", &r.CPUShare, 0.01, 1)
+	t.text("window", &r.Window, checkWindow)
+	t.done()
+}
+
+// Level is the log level in log/slog's terms.
+func (s *Settings) Level() slog.Level {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(s.LogLevel)); err != nil {
+		return slog.LevelInfo // only a word that was refused already
+	}
+	return level
+}

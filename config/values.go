@@ -1,0 +1,128 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+var dayPart = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
+
+// ParseDuration reads Go's durations, "1h30m", and days before them: "90d", "1d12h". It is not negative.
+func ParseDuration(text string) (time.Duration, error) {
+	rest, days := text, 0.0
+	if m := dayPart.FindStringSubmatch(text); m != nil {
+		n, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			return 0, fmt.Errorf("%q is no duration, such as 90d or 12h", text)
+		}
+		rest, days = text[len(m[0]):], n
+	}
+	var d time.Duration
+	if rest != "" || days == 0 && text == "" {
+		var err error
+		if d, err = time.ParseDuration(rest); err != nil {
+			return 0, fmt.Errorf("%q is no duration, such as 90d or 12h", text)
+		}
+	}
+	total := days*24*float64(time.Hour) + float64(d)
+	if d < 0 || total > math.MaxInt64/2 {
+		return 0, fmt.Errorf("%q is less than nothing or more than a lifetime", text)
+	}
+	return time.Duration(total), nil
+}
+
+// checkDuration finds what is wrong with a duration; none at all is fine.
+func checkDuration(text string) error {
+	if text == "" {
+		return nil
+	}
+	_, err := ParseDuration(text)
+	return err
+}
+
+// checkWindow finds what is wrong with a daily span of time, "22:00-06:00", in local time.
+func checkWindow(text string) error {
+	if text == "" {
+		return nil
+	}
+	from, to, ok := strings.Cut(text, "-")
+	var times [2]time.Time
+	for i, part := range []string{from, to} {
+		at, err := time.Parse("15:04", part)
+		if err != nil || len(part) != len("15:04") {
+			ok = false
+		}
+		times[i] = at
+	}
+	if !ok {
+		return fmt.Errorf("%q is no span of a day, such as 22:00-06:00", text)
+	}
+	if times[0].Equal(times[1]) {
+		return fmt.Errorf("%q has no length; leave it out for the whole day", text)
+	}
+	return nil
+}
+
+func notEmpty(text string) error {
+	if text == "" {
+		return errors.New("it is empty")
+	}
+	return nil
+}
+
+// checkOption finds what is wrong with an option that is passed on: "EP/option" or "session/key".
+func checkOption(text string) error {
+	scope, option, ok := strings.Cut(text, "/")
+	if !ok || scope == "" || option == "" {
+		return fmt.Errorf("%q is not EP/option or session/key", text)
+	}
+	return nil
+}
+
+// checkModule takes the name of a kernel module, which becomes part of a path.
+func checkModule(text string) error {
+	if text == "" || strings.ContainsAny(text, "/\x00") || strings.HasPrefix(text, ".") {
+		return fmt.Errorf("%q is no name of a kernel module", text)
+	}
+	return nil
+}
+
+// closest gives the name that may have been meant: one that is at most two letters away, and not another word altogether.
+func closest(name string, known map[string]bool) string {
+	best, least := "", 3
+	for k := range known {
+		if d := distance(name, k); d < least && d*3 < len(k) || d == least && best != "" && k < best {
+			best, least = k, d
+		}
+	}
+	return best
+}
+
+// distance counts the letters that must be added, left out or replaced to make b of a. Long names are of no interest.
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			step := diagonal
+			if a[i] != b[j] {
+				step++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(step, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
