@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func TestWrongValues(t *testing.T) {
 		"runtime of both":             {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n", `:1:3: field "runtime[1]": give either`},
 		"libraries beside a folder":   {"[[runtime]]\ndirectory = \"/x\"\nep_libraries = {A = \"/y\"}\n", `:3:1: field "runtime[1].ep_libraries": `},
 		"runtime without EP":          {"[[runtime]]\nort_library = \"/y\"\n", `:2:1: field "runtime[1].ort_library": ort_library needs ep_libraries`},
-		"driver of nobody":            {"[[driver]]\nmodule = \"nvidia\"\n", `:1:3: field "driver[1]": ep is missing`},
+		"driver of nobody known":      {"[[driver]]\nep = \"nvidia\"\nmodule = \"nvidia\"\n", `:2:1: field "driver[1].ep": there is no field and no execution provider "nvidia"`},
 		"driver from nowhere":         {"[[driver]]\nep = \"QNNExecutionProvider\"\n", `:1:3: field "driver[1]": give one of file, module and command`},
 		"driver from two places":      {"[[driver]]\nep = \"QNNExecutionProvider\"\nfile = \"/x\"\nmodule = \"y\"\n", `:1:3: field "driver[1]": give one of`},
 		"module that is a path":       {"[[driver]]\nep = \"QNNExecutionProvider\"\nmodule = \"../x\"\n", `:3:1: field "driver[1].module": "../x" is no name`},
@@ -83,12 +84,12 @@ func TestWrongValues(t *testing.T) {
 
 // Whoever mends a file wants to do it once.
 func TestAllErrorsAtOnce(t *testing.T) {
-	_, file, err := load(t, "[rebuild]\njobs = 0\n[limits]\nmemory_bytes = -1\nspeed = 3\n[[driver]]\nmodule = \"x\"\n")
+	_, file, err := load(t, "[rebuild]\njobs = 0\n[limits]\nmemory_bytes = -1\nspeed = 3\n[[driver]]\nmodule = \"../x\"\n")
 	require.Equal(t, strings.Join([]string{
 		file + `:2:1: field "rebuild.jobs": 0 is not 1 to 4096`,
 		file + `:4:1: field "limits.memory_bytes": -1 is not 0 or more`,
 		file + `:5:1: unknown field "limits.speed"`,
-		file + `:6:3: field "driver[1]": ep is missing: which execution provider's driver is it?`,
+		file + `:7:1: field "driver[1].module": "../x" is no name of a kernel module`,
 	}, "\n"), err.Error())
 }
 
@@ -184,7 +185,6 @@ QNNExecutionProvider = "/q.so"
 ep = "QNNExecutionProvider"
 command = ["/bin/sh", "-c", "echo 1"]
 [[driver]]
-ep = "VitisAIExecutionProvider"
 file = "/sys/v"
 [policy]
 unknown = "serve"
@@ -266,4 +266,57 @@ func FuzzLoad(f *testing.F) {
 		s.fields, again.fields = nil, nil
 		require.Equal(t, s, again)
 	})
+}
+
+// The sample is what users start from: with its comments taken off it must be read, and where it shows defaults they must be.
+func TestSampleFile(t *testing.T) {
+	text, err := os.ReadFile("../systemd/epcached.toml")
+	require.NoError(t, err)
+	var plain []string
+	field := regexp.MustCompile(`^# ((\[+[A-Za-z.]+\]+|[a-z_]+ = .*)( *#.*)?)$`)
+	example := false
+	for _, line := range strings.Split(string(text), "\n") {
+		m := field.FindStringSubmatch(line)
+		if m != nil && !example {
+			plain = append(plain, m[1])
+		}
+		if m == nil {
+			example = strings.HasSuffix(line, "Example:")
+		}
+	}
+	require.Greater(t, len(plain), 20)
+	s, _, err := load(t, strings.Join(plain, "\n"))
+	require.NoError(t, err)
+	d, err := Load("")
+	require.NoError(t, err)
+	require.Equal(t, d.Policies[""], s.Policies["OpenVINOExecutionProvider"])
+	delete(s.Policies, "OpenVINOExecutionProvider")
+	said := map[string]bool{}
+	for _, f := range s.fields {
+		said[spell(f.path)] = f.origin != fromDefault
+	}
+	for _, f := range d.fields {
+		if name := spell(f.path); name != "state" && name != "socket" && name != "worker" && name != "rules" && name != "administrators" {
+			require.True(t, said[name], "%s is not in the sample", name)
+		}
+	}
+	s.File, s.fields, d.fields = "", nil, nil
+	for _, lists := range []*Settings{s, d} {
+		lists.AllowOptions, lists.TrustedReporters = nil, nil // empty, and not there at all
+	}
+	require.Equal(t, d, s)
+}
+
+// The document names every field.
+func TestDocumentNamesEveryField(t *testing.T) {
+	text, err := os.ReadFile("../doc/configuration.md")
+	require.NoError(t, err)
+	s, _, err := load(t, everything)
+	require.NoError(t, err)
+	for _, f := range s.fields {
+		name := f.path[len(f.path)-1]
+		if !strings.HasSuffix(name, "ExecutionProvider") {
+			require.Contains(t, string(text), "`"+name+"`")
+		}
+	}
 }

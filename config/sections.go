@@ -39,9 +39,6 @@ func (d *Driver) read(t *table) {
 	t.file("file", &d.File)
 	t.text("module", &d.Module, checkModule)
 	t.texts("command", &d.Command, nil)
-	if _, there := t.values["ep"]; !there {
-		t.wrong("ep is missing: which execution provider's driver is it?")
-	}
 	given := 0
 	for _, name := range []string{"file", "module", "command"} {
 		if _, there := t.values[name]; there {

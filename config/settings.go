@@ -54,7 +54,7 @@ type Limits struct {
 
 // Driver says where the version of a driver is read that an execution provider does not tell: one of File, Module and Command.
 type Driver struct {
-	EP      string
+	EP      string   // "": for all that do not tell it
 	File    string   // its first line
 	Module  string   // /sys/module/MODULE/version
 	Command []string // the first line of what it prints

@@ -4,11 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/pflag"
 
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/config"
 )
 
@@ -92,23 +90,4 @@ func (c *call) addRuntimes(s *config.Settings) error {
 	}
 	s.PreferRuntimes(flagged, "runtime")
 	return nil
-}
-
-func runtimesOf(s *config.Settings) []compilers.Runtime {
-	var out []compilers.Runtime
-	for _, rt := range s.Runtimes {
-		spec := compilers.Runtime{Directory: rt.Directory, ORTLibrary: rt.ORTLibrary}
-		for ep, path := range rt.EPLibraries {
-			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: path})
-		}
-		out = append(out, spec)
-	}
-	return out
-}
-
-func limitsOf(l config.Limits) compilers.Limits {
-	return compilers.Limits{
-		Wall:   time.Duration(l.WallSeconds * float64(time.Second)),
-		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes),
-	}
 }

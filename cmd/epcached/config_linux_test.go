@@ -126,3 +126,16 @@ func TestFlagsGoBeforeTheFile(t *testing.T) {
 	d.stop()
 	require.NotContains(t, d.log.String(), "level=INFO", "the log level is the file's")
 }
+
+func TestCheckConfig(t *testing.T) {
+	dir := shortFolder(t)
+	path := filepath.Join(dir, "epcached.toml")
+	require.NoError(t, os.WriteFile(path, []byte("jobs = 3\n[[runtime]]\ndirectory = \"rt\"\n"), 0o644))
+	status, out, errs := runToEnd(t, nil, "--config", path, "--check-config", "--state", filepath.Join(dir, "state"), "--runtime", "/opt/flagged")
+	require.Zero(t, status, errs)
+	require.Contains(t, out, "jobs = 3  # "+path+":1\n")
+	require.Contains(t, out, "state = \""+filepath.Join(dir, "state")+"\"  # flag --state\n")
+	require.Contains(t, out, "[[runtime]]\ndirectory = \"/opt/flagged\"  # flag --runtime\n")
+	require.Contains(t, out, "directory = \""+filepath.Join(dir, "rt")+"\"  # "+path+":3\n")
+	require.NoDirExists(t, filepath.Join(dir, "state"), "nothing was begun")
+}

@@ -1,6 +1,6 @@
 // Command epcached is the daemon that keeps compiled ONNX Runtime models.
 //
-// It only wires: configuration (config.go), the cache behind the socket (backend.go), signals and systemd
+// It only wires: flags and configuration (config.go, options.go), the cache behind the socket (backend.go), signals and systemd
 // (serve.go). The logic is in package cache.
 package main
 

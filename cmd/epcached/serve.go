@@ -39,10 +39,7 @@ func serve(ctx context.Context, s *config.Settings, stderr io.Writer) error {
 		// ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in each process.
 		Env: []string{"ORT_DISABLE_TELEMETRY=1"},
 	})
-	c, err := cache.Open(s.State, cache.Options{
-		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
-		PathAccess: s.PathAccess, Administrators: s.Administrators, Log: log,
-	})
+	c, err := cache.Open(s.State, optionsOf(s, compiler, log))
 	if err != nil {
 		return errors.Join(err, compiler.Close())
 	}

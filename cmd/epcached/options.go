@@ -1,0 +1,53 @@
+package main
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/config"
+)
+
+// optionsOf says in the cache's terms what the configuration says in an administrator's.
+func optionsOf(s *config.Settings, compiler compilers.Compiler, log *slog.Logger) cache.Options {
+	o := cache.Options{
+		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
+		PathAccess: s.PathAccess, Administrators: s.Administrators, Log: log,
+		Quiet: inSeconds(s.Quiet), Poll: inSeconds(s.Poll), KeepSource: s.KeepSource,
+		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
+		Rebuild:  cache.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
+		Policies: make(map[string]cache.Policy, len(s.Policies)),
+	}
+	for _, d := range s.Drivers {
+		o.Drivers = append(o.Drivers, cache.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
+	}
+	for ep, p := range s.Policies {
+		o.Policies[ep] = cache.Policy{
+			Unknown: p.Unknown, PreferRecompilation: p.PreferRecompilation, Unsupported: p.Unsupported,
+			MaxAge: p.Age(), MinCompileSeconds: p.MinCompileSeconds, MeasureGain: &p.MeasureGain,
+		}
+	}
+	return o
+}
+
+func runtimesOf(s *config.Settings) []compilers.Runtime {
+	var out []compilers.Runtime
+	for _, rt := range s.Runtimes {
+		spec := compilers.Runtime{Directory: rt.Directory, ORTLibrary: rt.ORTLibrary}
+		for ep, path := range rt.EPLibraries {
+			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: path})
+		}
+		out = append(out, spec)
+	}
+	return out
+}
+
+func limitsOf(l config.Limits) compilers.Limits {
+	return compilers.Limits{
+		Wall:   inSeconds(l.WallSeconds),
+		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes),
+	}
+}
+
+func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

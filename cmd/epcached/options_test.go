@@ -1,0 +1,64 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/config"
+)
+
+// What an administrator writes reaches the cache, field by field.
+func TestOptionsOf(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "epcached.toml")
+	require.NoError(t, os.WriteFile(file, []byte(`
+jobs = 3
+path_access = true
+administrators = [7]
+allow_options = ["session/x"]
+quiet_seconds = 0.25
+poll_seconds = 4
+keep_source = "copy"
+trusted_reporters = [8]
+report_quorum = 5
+[limits]
+wall_seconds = 1.5
+[[driver]]
+ep = "QNNExecutionProvider"
+module = "qcom"
+[policy]
+unknown = "serve"
+max_age = "2d"
+[policy.QNNExecutionProvider]
+unsupported = "fail"
+measure_gain = false
+min_compile_seconds = 0.5
+[rebuild]
+enabled = false
+jobs = 2
+cpu_share = 0.1
+window = "22:00-06:00"
+`), 0o600))
+	s, err := config.Load(file)
+	require.NoError(t, err)
+	yes, no := true, false
+	o := optionsOf(s, nil, slog.Default())
+	o.Log = nil
+	require.Equal(t, cache.Options{
+		Jobs: 3, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"},
+		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
+		Drivers: []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
+		Rebuild: cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
+		Policies: map[string]cache.Policy{
+			"": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MaxAge: 48 * time.Hour, MeasureGain: &yes},
+			"QNNExecutionProvider": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "fail", MaxAge: 48 * time.Hour,
+				MinCompileSeconds: 0.5, MeasureGain: &no},
+		},
+	}, o)
+	require.Equal(t, 1500*time.Millisecond, limitsOf(s.Limits).Wall)
+}
