@@ -52,7 +52,7 @@ func runTests(m *testing.M) int {
 const (
 	openVINO = "openvino-1.8.1"
 	qnn      = "qnn-2.7.0"
-	olderQNN = "qnn-2.6.0"
+	olderQNN = "qnn-2.5.0"
 )
 
 // runtimeFolder gives a real runtime, and skips the test loudly where it is not there.

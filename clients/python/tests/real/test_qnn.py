@@ -19,7 +19,7 @@ TARGET = (f"{QNN}:CPU", {"soc_model": "60", "enable_htp_fp16_precision": "1"})
 
 @pytest.fixture(scope="module")
 def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
-    return start(runtime("qnn-2.7.0"), runtime("qnn-2.6.0"))
+    return start(runtime("qnn-2.7.0"), runtime("qnn-2.5.0"))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_another_target_is_another_request(application: Callable[..., list[dict[
 def test_another_library_is_another_build(application: Callable[..., list[dict[str, Any]]]) -> None:
     """QNN's device metadata says version 0.1.0 in every release: the library and the SDK tell them apart."""
     (newer,) = application("qnn-2.7.0", "tiny-convolution")
-    older, again = application("qnn-2.6.0", "tiny-convolution", times=2)
+    older, again = application("qnn-2.5.0", "tiny-convolution", times=2)
     assert (newer["outcome"], older["outcome"], again["outcome"]) == ("compiled", "compiled", "hit")
     assert older["request_key"] == newer["request_key"]
     assert older["build"] == again["build"] != newer["build"]
