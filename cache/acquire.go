@@ -30,6 +30,7 @@ const (
 	Waited      = "waited"      // by another request for the same, which this one waited for
 	PassThrough = "passthrough" // the model is compiled already: load it as it is
 	Key         = "key"         // only the key was asked for
+	Explained   = "explanation" // only the decision was asked for, and its reasons
 )
 
 // Answer is what a request got. View, where there is one, is the caller's to close: it is the lease.
@@ -71,7 +72,11 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 		return nil, err
 	}
 	if id.Compiled {
-		return c.passThrough(ctx, r, id, rt, rc)
+		a, err := c.passThrough(ctx, r, id, rt, rc)
+		if err == nil && r.OnMiss == Explain {
+			return explainPassThrough(a), nil
+		}
+		return a, err
 	}
 	p, err := c.plan(ctx, r, id.Digest, rc, phase)
 	if err != nil {
@@ -79,6 +84,9 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	}
 	if r.OnMiss == KeyOnly {
 		return &Answer{Outcome: Key, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name}, nil
+	}
+	if r.OnMiss == Explain {
+		return c.explain(ctx, r, id, p, rt, rc)
 	}
 	why := ""
 	if r.OnMiss != Refresh && r.OnMiss != Bypass {

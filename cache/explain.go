@@ -2,13 +2,17 @@ package cache
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
 
 // Explanation is a decision with its reasons.
 type Explanation struct {
-	Decision   string // "hit", "miss", "stale", "passthrough"; of an entry that was asked for by name: its state
+	Decision   string // "hit", "miss", "stale", "passthrough"; of an entry that was asked for by name: its state, or "gone"
 	Reason     string
 	RequestKey index.RequestKey
 	Record     string // the request record as JSON
@@ -26,20 +30,139 @@ type Candidate struct {
 	Differences []Difference // between what would be made now and what made it
 }
 
-// Neighbour is an entry that is much like the one asked for.
-type Neighbour struct {
-	RequestKey  index.RequestKey
-	ModelName   string
-	Builds      int
-	Differences []Difference
+// The decisions of explanations, besides the states of builds.
+const (
+	decidedHit   = "hit"
+	decidedMiss  = "miss"
+	decidedStale = "stale" // there are builds, and none of them may be loaded
+	decidedGone  = "gone"  // there was an entry
+)
+
+// Bounds of what is told of one entry.
+const (
+	maxCandidates = 32
+	maxHistory    = 200
+)
+
+// explain decides as any request does, but compiles nothing, withholds nothing, and neither counts nor leases.
+func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) (*Answer, error) {
+	out := &Explanation{Decision: decidedMiss, Reason: "never compiled for this request", RequestKey: p.requestKey, Record: p.recordJSON, Runtime: rt.name}
+	_, look := c.scopes(r, id)
+	for _, scope := range look {
+		builds, err := c.index.Lookup(p.requestKey, scope)
+		if err != nil {
+			return nil, fail(Internal, err, "look-up of %s", p.requestKey)
+		}
+		if err := c.consider(ctx, out, r, p, rc, builds); err != nil {
+			return nil, err
+		}
+	}
+	for i := range out.Candidates {
+		if l := &out.Candidates[i].Listing; !c.maySee(r.Peer, &l.Build) {
+			l.Build.ModelName = r.Name // whoever has the model may know of the build, and not what others call it
+		}
+	}
+	record, err := recordFields(p.recordJSON)
+	if err != nil {
+		return nil, fail(Internal, err, "model %q", r.Name)
+	}
+	out.Neighbours, err = c.neighbours(ctx, r.Peer, wanted{key: p.requestKey, model: p.canonical.Model, name: r.Name, record: record})
+	if err != nil {
+		return nil, searchError(ctx, err)
+	}
+	if len(out.Candidates) == 0 && len(out.Neighbours) > 0 {
+		out.Reason = missedBy(&out.Neighbours[0])
+	}
+	if err := c.tellHistory(r.Peer, out); err != nil {
+		return nil, err
+	}
+	return &Answer{Outcome: Explained, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name,
+		Why: out.Reason, Explanation: out}, nil
 }
 
-// Difference is one field in which two records differ. An empty value is one that is not there.
-type Difference struct {
-	Field, Asked, Found string
+// consider goes through the builds of one scope as a look-up does.
+func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *plan, rc *runtimeContent, builds []index.Build) error {
+	for i := range builds {
+		b := &builds[i]
+		if len(out.Candidates) == maxCandidates {
+			return nil
+		}
+		one := Candidate{Listing: c.listing(*b), Reason: c.unfit(r, p, rc, b), Differences: makerDifferences(p.facts, rc.spec.ORTVersion, b)}
+		if one.Reason == "" {
+			one.Reason = c.unsound(ctx, b)
+		}
+		if err := ctx.Err(); err != nil {
+			return contextError(ctx, r)
+		}
+		switch {
+		case one.Reason != "":
+			if len(out.Candidates) == 0 {
+				out.Decision, out.Reason = decidedStale, one.Reason
+			}
+		case out.Decision == decidedHit:
+			one.Reason = "it fits, too; one that is considered earlier is served"
+		default:
+			one.Served, one.Reason = true, "made by this execution provider library for this request"
+			out.Decision, out.Reason = decidedHit, one.Reason
+		}
+		out.Candidates = append(out.Candidates, one)
+	}
+	return nil
 }
 
-// Why explains what an entry's state is, and how it came to be so.
-func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, error) {
-	return nil, fail(Unavailable, nil, "entry %q: not explained yet", entry)
+// unsound says which of a build's files is not what it was, "" if all are.
+func (c *Cache) unsound(ctx context.Context, b *index.Build) string {
+	for _, f := range b.Files {
+		if err := c.cas.Verify(ctx, f.Digest, nil); err != nil {
+			return fmt.Sprintf("the stored build is damaged: %s: %v", f.Name, err)
+		}
+	}
+	return ""
+}
+
+// missedBy says what keeps the nearest entry from being the one that was asked for.
+func missedBy(n *Neighbour) string {
+	if len(n.Differences) > 0 && n.Differences[0].Field == "model" {
+		return "never compiled for this request; a model of the same name was, with other content: the file was changed, or it is another one"
+	}
+	var names []string
+	for _, d := range n.Differences {
+		names = append(names, d.Field)
+	}
+	if len(names) > 3 {
+		names = append(names[:3], fmt.Sprintf("%d more", len(names)-3))
+	}
+	return "never compiled for this request; the nearest one for this model differs in " + strings.Join(names, ", ")
+}
+
+func searchError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fail(Cancelled, ctx.Err(), "search")
+	}
+	return fail(Internal, err, "search")
+}
+
+// tellHistory adds what is still known of the entry, as far as the peer may hear it.
+func (c *Cache) tellHistory(p Peer, out *Explanation) error {
+	all, err := c.index.History(out.RequestKey)
+	if err != nil {
+		return fail(Internal, err, "history of %s", out.RequestKey)
+	}
+	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
+		if e := eventFrom(all[i]); c.mayHear(p, &e) {
+			out.History = append(out.History, c.complete(e))
+		}
+	}
+	slices.Reverse(out.History)
+	return nil
+}
+
+// explainPassThrough explains the answer to a model that is compiled already.
+func explainPassThrough(a *Answer) *Answer {
+	e := &Explanation{Decision: PassThrough, Reason: a.Why, Runtime: a.Runtime}
+	if a.Compatibility.Verdict != compilers.Unknown {
+		e.Reason += fmt.Sprintf("; for this runtime it is %s", a.Compatibility.Verdict)
+	}
+	a.Outcome, a.Explanation = Explained, e
+	return a
 }

@@ -1,0 +1,189 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// Why explains what an entry's state is, and how it came to be so. The entry is named as in Show; one that is gone by
+// its request key, its build key, or its model's name, as long as its history is kept.
+func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, error) {
+	builds, err := c.find(ctx, p, []string{entry})
+	if ClassOf(err) == NotFound {
+		return c.whyGone(p, entry, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := oneEntry(entry, builds); err != nil {
+		return nil, err
+	}
+	if builds, err = c.wholeEntry(p, builds); err != nil {
+		return nil, err
+	}
+	first := &builds[0]
+	out := &Explanation{Decision: decidedMiss, RequestKey: first.RequestKey, Record: first.RecordJSON}
+	r := &Request{Peer: p, Name: first.ModelName}
+	plan, rt, rc, err := c.planAgain(ctx, first)
+	if err != nil {
+		out.Decision, out.Reason = decidedStale, "nothing can be compiled for this entry here: "+err.Error()
+		for i := range builds[:min(len(builds), maxCandidates)] {
+			out.Candidates = append(out.Candidates, Candidate{Listing: c.listing(builds[i]), Reason: err.Error()})
+		}
+	} else {
+		out.Runtime = rt.name
+		if err := c.consider(ctx, out, r, plan, rc, builds); err != nil {
+			return nil, err
+		}
+		out.Decision = stateOf(out)
+	}
+	record, err := recordFields(first.RecordJSON)
+	if err != nil {
+		return nil, fail(Internal, err, "entry %s", first.RequestKey)
+	}
+	out.Neighbours, err = c.neighbours(ctx, p, wanted{key: first.RequestKey, model: first.ModelDigest, name: first.ModelName, record: record})
+	if err != nil {
+		return nil, searchError(ctx, err)
+	}
+	return out, c.tellHistory(p, out)
+}
+
+// wholeEntry gives all builds of the entry that the peer may see, for the name may have been that of one of them, in
+// the order of a look-up: what all share, then the peer's own, then others', the newest first.
+func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
+	scopes := []string{"shared", OwnScope(p)}
+	for i := range found {
+		if !slices.Contains(scopes, found[i].Scope) {
+			scopes = append(scopes, found[i].Scope)
+		}
+	}
+	var out []index.Build
+	for _, scope := range scopes {
+		builds, err := c.index.Lookup(found[0].RequestKey, scope)
+		if err != nil {
+			return nil, fail(Internal, err, "look-up of %s", found[0].RequestKey)
+		}
+		for i := range builds {
+			if c.maySee(p, &builds[i]) {
+				out = append(out, builds[i])
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, fail(NotFound, nil, "entry %s has just gone", found[0].RequestKey)
+	}
+	return out, nil
+}
+
+// stateOf is what became of an entry that was asked for by name.
+func stateOf(e *Explanation) string {
+	if e.Decision == decidedHit {
+		return index.Current
+	}
+	if state := e.Candidates[0].Listing.State.Name; state != index.Current {
+		return state
+	}
+	return decidedStale
+}
+
+// oneEntry refuses a name that means several.
+func oneEntry(name string, builds []index.Build) error {
+	keys := make(map[string]bool)
+	for i := range builds {
+		keys[builds[i].RequestKey.String()] = true
+	}
+	if len(keys) == 1 {
+		return nil
+	}
+	list := sortedKeys(keys)
+	for i := range list {
+		list[i] = list[i][:16]
+	}
+	more := ""
+	if len(list) > 8 {
+		list, more = list[:8], ", ..."
+	}
+	return fail(BadRequest, nil, "%q names %d entries", name, len(keys)).hint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
+}
+
+// whyGone explains an entry of which only the history is left.
+func (c *Cache) whyGone(p Peer, name string, notFound error) (*Explanation, error) {
+	events := c.index.Events(time.Time{})
+	for i := len(events) - 1; i >= 0; i-- {
+		e := eventFrom(events[i])
+		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, &e) || !c.mayHear(p, &e) {
+			continue
+		}
+		out := &Explanation{Decision: decidedGone, RequestKey: e.RequestKey, Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
+		return out, c.tellHistory(p, out)
+	}
+	return nil, notFound
+}
+
+func meansEvent(name string, e *Event) bool {
+	if name == e.Model {
+		return true
+	}
+	return len(name) >= minPrefix && (strings.HasPrefix(e.RequestKey.String(), name) || strings.HasPrefix(e.Build.String(), name) || strings.HasPrefix(e.id.String(), name))
+}
+
+// planAgain thinks a build's request through again, for the first runtime that has its execution providers.
+func (c *Cache) planAgain(ctx context.Context, b *index.Build) (*plan, *runtime, *runtimeContent, error) {
+	canon, err := readRecord(b.RecordJSON)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	p := &plan{canonical: canon, record: b.Record, recordJSON: b.RecordJSON, requestKey: b.RequestKey}
+	eps := canon.request()
+	var last error = noRuntime(&Request{EPs: eps}, nil)
+	for _, rt := range c.runtimes.all() {
+		rc, err := c.content(ctx, rt, func(string) {})
+		if err != nil || !rc.hasAll(eps) {
+			continue // another one may do
+		}
+		if last = c.planFor(ctx, p, eps, rc); last == nil {
+			return p, rt, rc, nil
+		}
+	}
+	return nil, nil, nil, last
+}
+
+// request gives the execution providers as a request would name them.
+func (c *canonical) request() []EP {
+	out := make([]EP, len(c.EPs))
+	for i, ep := range c.EPs {
+		out[i] = EP{Name: ep.Name, Options: ep.Options}
+		for _, d := range ep.Devices {
+			out[i].Devices = append(out[i].Devices, compilers.Device(d))
+		}
+	}
+	return out
+}
+
+// planFor fills in what follows from a runtime.
+func (c *Cache) planFor(ctx context.Context, p *plan, eps []EP, rc *runtimeContent) error {
+	facts, err := c.probes.facts(ctx, rc, false)
+	if err != nil {
+		return err
+	}
+	for _, ep := range eps {
+		if _, err := resolveDevices(facts, ep); err != nil {
+			return err
+		}
+	}
+	if p.eps, err = resolveEPs(eps, p.canonical.EPs, rc); err != nil {
+		return err
+	}
+	if p.marks, err = c.probes.fingerprints(ctx, rc, p.eps, false); err != nil {
+		return err
+	}
+	p.facts = rc.epFacts(p.eps, p.marks)
+	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
+	return nil
+}
