@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/epcached/epcached/unixsock/wire"
@@ -79,9 +80,17 @@ func (s *subscription) put(e *wire.Event) {
 
 // bounded copies: the backend may give the same event to all subscribers.
 func bounded(e *wire.Event) *wire.Event {
-	return &wire.Event{AtMs: e.GetAtMs(), Sequence: e.GetSequence(), Text: cut(e.GetText(), maxEventText),
-		Kind: cut(e.GetKind(), maxEventName), RequestKey: cut(e.GetRequestKey(), maxEventName), Build: cut(e.GetBuild(), maxEventName),
-		Model: cut(e.GetModel(), maxEventName), Runtime: cut(e.GetRuntime(), maxEventName)}
+	return &wire.Event{AtMs: e.GetAtMs(), Sequence: e.GetSequence(), Text: short(e.GetText(), maxEventText),
+		Kind: short(e.GetKind(), maxEventName), RequestKey: short(e.GetRequestKey(), maxEventName), Build: short(e.GetBuild(), maxEventName),
+		Model: short(e.GetModel(), maxEventName), Runtime: short(e.GetRuntime(), maxEventName)}
+}
+
+// short is cut, and does not keep the rest in memory either.
+func short(text string, n int) string {
+	if len(text) <= n {
+		return toValid(text)
+	}
+	return strings.Clone(cut(text, n))
 }
 
 func (s *subscription) signal() {
