@@ -3562,10 +3562,11 @@ func (x *DeviceFacts) GetError() string {
 }
 
 // Report says that ONNX Runtime refused a build, or that it does not work. The daemon does not simply believe it.
+// It takes no descriptors, and "fd" in its runtime means nothing: libraries are named by path.
 type Report struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"` // build key, as AcquireReply.build gave it
-	Code          int32                  `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`  // ONNX Runtime's error code, OrtErrorCode
+	Code          int32                  `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`  // ONNX Runtime's error code, OrtErrorCode; 0: it loaded, and does not run on its execution provider
 	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`   // its message, at most 4096 bytes are kept
 	OrtVersion    string                 `protobuf:"bytes,4,opt,name=ort_version,json=ortVersion,proto3" json:"ort_version,omitempty"`
 	Graph         string                 `protobuf:"bytes,5,opt,name=graph,proto3" json:"graph,omitempty"`     // as AcquireReply.graph gave it: tells which copy was loaded
@@ -4263,6 +4264,8 @@ func (x *EventsReply) GetEvents() []*Event {
 }
 
 // Subscribe asks for events as they happen: those of the caller's own entries, of shared ones that it has used, and of the machine.
+// It ends with Error: CANCELLED, DEADLINE, or BUSY when the daemon stops. Who reads slowly misses events, the oldest
+// first, and sees a gap in their sequence.
 type Subscribe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields

@@ -1,0 +1,150 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// ReportTimeout is how long Client.Load waits for what the daemon makes of a refusal: it may look into the build, and
+// an application that can load the source model should not wait for that for long.
+const ReportTimeout = 5 * time.Second
+
+// Lease is a build that is kept as it is until Close.
+type Lease struct {
+	Reply *wire.AcquireReply
+	View  *os.File // the view's folder; nil for answers without one: load the model as it is
+}
+
+// Path is the graph's path through the descriptor, which needs no rights on the daemon's folders; empty without a view.
+func (l *Lease) Path() string {
+	if l.View == nil {
+		return ""
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", l.View.Fd(), l.Reply.GetGraph())
+}
+
+// Close ends the lease. Nothing that was made from the build may live any more.
+func (l *Lease) Close() error {
+	if l.View == nil {
+		return nil
+	}
+	return l.View.Close()
+}
+
+// Refusal is what ONNX Runtime has against a build, as an error.
+type Refusal struct {
+	Code int32 // ONNX Runtime's, OrtErrorCode
+	Text string
+}
+
+// Error is ONNX Runtime's text.
+func (r *Refusal) Error() string { return r.Text }
+
+// ortMessage is how ONNX Runtime's bindings spell an error: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : ...".
+var ortMessage = regexp.MustCompile(`\[ONNXRuntimeError\] : (\d{1,9}) : `)
+
+// RefusalOf finds a Refusal in an error, or reads one from ONNX Runtime's message. Errors of other origin have none.
+func RefusalOf(err error) (*Refusal, bool) {
+	var r *Refusal
+	if err == nil || errors.As(err, &r) {
+		return r, r != nil
+	}
+	found := ortMessage.FindStringSubmatch(err.Error())
+	if found == nil {
+		return nil, false
+	}
+	code, err2 := strconv.ParseInt(found[1], 10, 32)
+	if err2 != nil {
+		return nil, false
+	}
+	return &Refusal{Code: int32(code), Text: err.Error()}, true
+}
+
+// RefusedError says that a build did not load, and neither did what the daemon gave instead. The source model is what
+// is left.
+type RefusedError struct {
+	Build    string              // the last one that was refused
+	Decision []*wire.ReportReply // what the daemon said to each report; nil where it said nothing
+	Errs     []error             // the loads' errors, and what went wrong with asking again
+}
+
+func (e *RefusedError) Error() string {
+	text := fmt.Sprintf("build %s does not load: %v", e.Build, errors.Join(e.Errs...))
+	for _, d := range e.Decision {
+		if d != nil {
+			text += fmt.Sprintf("; the daemon says %s: %s", d.GetDecision(), d.GetText())
+		}
+	}
+	return text
+}
+
+// Unwrap gives the errors of the loads.
+func (e *RefusedError) Unwrap() []error { return e.Errs }
+
+// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see RefusalOf), that is reported, and
+// if the daemon says so, load is tried once more with what it gives then. The lease is the caller's to close. A build that
+// was refused is a *RefusedError; other errors of load are returned as they are, and nothing is reported. The arguments
+// before load are Acquire's.
+func (c *Client) Load(ctx context.Context, request *wire.Acquire, fds []*os.File, external func(location string) (*os.File, error),
+	progress func(*wire.Progress), load func(*Lease) error) (*Lease, error) {
+	var refusals RefusedError
+	for range 2 {
+		reply, view, err := c.Acquire(ctx, request, fds, external, progress)
+		if err != nil {
+			return nil, refusals.and(err)
+		}
+		lease := &Lease{Reply: reply, View: view}
+		if err = load(lease); err == nil {
+			return lease, nil
+		}
+		refusal, ok := RefusalOf(err)
+		if !ok || reply.GetBuild() == "" {
+			return nil, errors.Join(refusals.and(err), lease.Close())
+		}
+		refusals.Build, refusals.Errs = reply.GetBuild(), append(refusals.Errs, err)
+		decision := c.reportRefusal(ctx, request, reply, refusal)
+		refusals.Decision = append(refusals.Decision, decision)
+		// Only now: what the daemon looks into is what was loaded.
+		if err := lease.Close(); err != nil {
+			return nil, refusals.and(err)
+		}
+		if decision.GetDecision() != "retry" {
+			break
+		}
+	}
+	return nil, &refusals
+}
+
+// and is an error that came after refusals, or alone.
+func (e *RefusedError) and(err error) error {
+	if len(e.Errs) == 0 {
+		return err
+	}
+	e.Errs = append(e.Errs, err)
+	return e
+}
+
+// reportRefusal gives nil where the daemon does not answer in time: there is nothing that an application could do.
+func (c *Client) reportRefusal(ctx context.Context, request *wire.Acquire, reply *wire.AcquireReply, refusal *Refusal) *wire.ReportReply {
+	runtime := proto.CloneOf(request.GetRuntime())
+	for _, library := range runtime.GetEpLibraries() {
+		library.Fd = nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, ReportTimeout)
+	defer cancel()
+	decision, err := c.Report(ctx, &wire.Report{Build: reply.GetBuild(), Code: refusal.Code, Text: cut(refusal.Text, MaxReportText),
+		OrtVersion: runtime.GetOrtVersion(), Graph: reply.GetGraph(), Runtime: runtime})
+	if err != nil {
+		return nil
+	}
+	return decision
+}
