@@ -34,9 +34,10 @@ var allowed = map[string][]string{
 	"compilers/compilertest": {"compilers", "epmodel", "compilers/tinymodel"},
 	"unixsock":               {"unixsock/wire"},
 	"unixsock/wire":          {},
-	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index"},
-	"config":                 {"compilers", "unixsock"}, // the names of execution providers, and where the socket is by default
-	"cmd/epcached":           {"cache", "compilers", "config", "unixsock", "unixsock/wire"},
+	"rules":                  {"compilers"}, // for its verdicts
+	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index", "rules"},
+	"config":                 {"compilers", "rules", "unixsock"}, // the names of execution providers, and where the socket is by default
+	"cmd/epcached":           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl":         {"cas", "compilers", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
 	"cmd/epcached-ort":       {"compilers/dialogue", "compilers/ort"},
 }

@@ -1,0 +1,156 @@
+package rules
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// every is the name under which rules for all EPs stand. They come after those for the EP itself.
+const every = "*"
+
+// Set is a collection of rules for EPs.
+type Set struct {
+	eps map[string]provider
+}
+
+// provider is all that is said of one EP.
+type provider struct {
+	replace bool      // what is said elsewhere of this EP does not count
+	parts   []section // those that come first count first
+}
+
+// section is what one file says of one EP. Its extracts are for its own rules only: files do not depend on each other.
+type section struct {
+	file     string
+	extracts []extract
+	rules    []rule
+	reports  []report
+}
+
+type rule struct {
+	name       string
+	conditions []condition
+	verdict    compilers.Verdict
+	reason     template
+}
+
+// Judgement is what a rule says of a build and a runtime.
+type Judgement struct {
+	Verdict compilers.Verdict
+	Rule    string // its name; empty: no rule fits, and the verdict is compilers.Unknown
+	File    string // where the rule stands
+	Reason  string // never empty
+}
+
+// Over gives a set in which s counts before base: its rules come first, and where it says replace for an EP, base's rules for that EP are left out.
+func (s *Set) Over(base *Set) *Set {
+	merged := map[string]provider{}
+	if base != nil {
+		maps.Copy(merged, base.eps)
+	}
+	if s != nil {
+		for ep, p := range s.eps {
+			if !p.replace {
+				below := merged[ep]
+				p = provider{replace: below.replace, parts: slices.Concat(p.parts, below.parts)}
+			}
+			merged[ep] = p
+		}
+	}
+	return &Set{eps: merged}
+}
+
+// EPs lists the EPs that the set says something of, sorted; "*" stands for all.
+func (s *Set) EPs() []string {
+	if s == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(s.eps))
+}
+
+// sections gives what counts for an EP, in order.
+func (s *Set) sections(ep string) []section {
+	if s == nil {
+		return nil
+	}
+	if ep == every {
+		return s.eps[every].parts
+	}
+	return slices.Concat(s.eps[ep].parts, s.eps[every].parts)
+}
+
+// Judge tells how a build suits a runtime. The first rule whose conditions all hold decides; if none does, the verdict is unknown, and the reason says
+// for the rules what was missing.
+func (s *Set) Judge(build, runtime Facts) Judgement {
+	if build.EP != runtime.EP {
+		return Judgement{Reason: fmt.Sprintf("the build was made by %s, and the runtime's facts are %s's", shown(build.EP), shown(runtime.EP))}
+	}
+	var missed []string
+	for _, part := range s.sections(build.EP) {
+		b, r := part.facts(build), part.facts(runtime)
+		for _, rule := range part.rules {
+			whyNot := rule.misses(b, r)
+			if whyNot != "" {
+				missed = append(missed, rule.name+": "+whyNot)
+				continue
+			}
+			return Judgement{Verdict: rule.verdict, Rule: rule.name, File: part.file, Reason: rule.explain(build.EP, b, r)}
+		}
+	}
+	return Judgement{Reason: noRule(build.EP, missed)}
+}
+
+// facts adds what the extracts find. Without rules, nobody asks.
+func (p section) facts(f Facts) map[string]string {
+	if len(p.rules) == 0 {
+		return nil
+	}
+	facts := f.given()
+	for _, e := range p.extracts {
+		e.add(facts)
+	}
+	return facts
+}
+
+// misses says which condition does not hold; empty: all do.
+func (r rule) misses(build, runtime map[string]string) string {
+	for _, c := range r.conditions {
+		if whyNot := c.check.holds(build[c.fact], runtime[c.fact]); whyNot != "" {
+			return c.fact + " " + whyNot
+		}
+	}
+	return ""
+}
+
+func (r rule) explain(ep string, build, runtime map[string]string) string {
+	return r.reason.fill(func(name string) string {
+		switch side, fact, _ := strings.Cut(name, "."); {
+		case side == buildSide:
+			return build[fact]
+		case side == runtimeSide:
+			return runtime[fact]
+		case name == "rule":
+			return r.name
+		}
+		return ep
+	})
+}
+
+// maxMissed bounds the rules that are named in a reason.
+const maxMissed = 12
+
+func noRule(ep string, missed []string) string {
+	if len(missed) == 0 {
+		return "there is no rule for " + shown(ep)
+	}
+	more := ""
+	if len(missed) > maxMissed {
+		more = fmt.Sprintf("; and %d more", len(missed)-maxMissed)
+		missed = missed[:maxMissed]
+	}
+	return "no rule for " + shown(ep) + " fits: " + strings.Join(missed, "; ") + more
+}

@@ -1,0 +1,71 @@
+package rules
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// maxShown bounds a foreign value in a text for people, in characters.
+const maxShown = 120
+
+// shown makes a value from an artefact or a driver fit to be read: one line, bounded, never empty.
+func shown(value string) string {
+	if value == "" {
+		return "unknown"
+	}
+	var b strings.Builder
+	count := 0
+	for _, r := range value {
+		if count++; count > maxShown {
+			b.WriteString("...")
+			break
+		}
+		if !unicode.IsPrint(r) {
+			r = unicode.ReplacementChar
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// template is a text with {placeholders}.
+type template struct {
+	pieces []string // text and placeholder in turns, text first and last
+}
+
+var placeholder = regexp.MustCompile(`\{[a-z][a-z0-9_.]*\}`)
+
+// parseTemplate refuses placeholders that are not allowed, and braces that are none: a misspelled one would be shown to people.
+func parseTemplate(text string, allowed []string) (template, error) {
+	var t template
+	last := 0
+	for _, at := range placeholder.FindAllStringIndex(text, -1) {
+		name := text[at[0]+1 : at[1]-1]
+		if !slices.Contains(allowed, name) {
+			return template{}, fmt.Errorf("unknown placeholder {%s}: there are %s", name, strings.Join(allowed, ", "))
+		}
+		t.pieces = append(t.pieces, text[last:at[0]], name)
+		last = at[1]
+	}
+	t.pieces = append(t.pieces, text[last:])
+	for i := 0; i < len(t.pieces); i += 2 {
+		if strings.ContainsAny(t.pieces[i], "{}") {
+			return template{}, fmt.Errorf("a brace that is no placeholder, in %q", t.pieces[i])
+		}
+	}
+	return t, nil
+}
+
+func (t template) fill(value func(name string) string) string {
+	var b strings.Builder
+	for i, piece := range t.pieces {
+		if i%2 == 1 {
+			piece = shown(value(piece))
+		}
+		b.WriteString(piece)
+	}
+	return b.String()
+}
