@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,6 +47,14 @@ type standIn struct {
 	err      error // of every other request
 	changes  []string
 	findings []*wire.Finding
+	explain  *wire.Explanation
+	advice   []*wire.Advice
+	runtimes []*wire.RuntimeFacts // nil: one
+	builds   []*wire.Build        // nil: one
+	past     []*wire.Event
+	lossy    bool // subscribers are not told
+	tell     map[chan *wire.Event]bool
+	asks     int // for what has happened
 }
 
 func (b *standIn) Hello(unixsock.Peer, *wire.Hello) *wire.HelloReply {
@@ -107,6 +116,9 @@ func (b *standIn) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.
 func (b *standIn) List(_ context.Context, _ unixsock.Peer, l *wire.List) (*wire.ListReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.builds != nil {
+		return &wire.ListReply{Builds: b.builds}, b.err
+	}
 	if l.GetAfter() == "" {
 		return &wire.ListReply{Builds: []*wire.Build{b.build()}, Next: "2"}, b.err
 	}
@@ -117,6 +129,9 @@ func (b *standIn) Show(_ context.Context, _ unixsock.Peer, s *wire.Show) (*wire.
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.changes = append(b.changes, "show "+s.GetEntry())
+	if b.builds != nil {
+		return &wire.ShowReply{Builds: b.builds}, b.err
+	}
 	return &wire.ShowReply{Builds: []*wire.Build{b.build()}, Records: []string{`{"version":1}`}, History: []string{"compiled"}}, b.err
 }
 
@@ -135,6 +150,9 @@ func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*w
 	if !r.GetDryRun() {
 		b.changes = append(b.changes, "remove "+strings.Join(r.GetEntries(), " "))
 	}
+	if b.builds != nil {
+		return &wire.ChangeReply{Builds: b.builds}, b.err
+	}
 	return &wire.ChangeReply{Builds: []*wire.Build{b.build()}, FreedBytes: 2048}, b.err
 }
 
@@ -147,6 +165,9 @@ func (b *standIn) Status(context.Context, unixsock.Peer, *wire.Status) (*wire.St
 func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.ProbeReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.runtimes != nil {
+		return &wire.ProbeReply{Runtimes: b.runtimes}, b.err
+	}
 	return &wire.ProbeReply{Runtimes: []*wire.RuntimeFacts{{Directory: "/opt/ort", OrtVersion: "1.31.1", Eps: []*wire.EpFacts{
 		{Name: "StandInExecutionProvider", Devices: []*wire.DeviceFacts{{Type: "CPU", Vendor: "Some"}}}}}}}, b.err
 }
@@ -198,16 +219,21 @@ func (b *standIn) serve() string {
 	path := filepath.Join(dir, "s")
 	l, err := unixsock.Listen(path, 0o600)
 	require.NoError(b.t, err)
+	b.t.Cleanup(b.serveOn(l))
+	b.t.Cleanup(func() { require.NoError(b.t, os.RemoveAll(dir)) })
+	b.t.Setenv(unixsock.SocketVariable, path)
+	return path
+}
+
+// serveOn runs the backend until stop is called, which may be twice.
+func (b *standIn) serveOn(l net.Listener) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- (&unixsock.Server{Backend: b}).Serve(ctx, l) }()
-	b.t.Cleanup(func() {
+	return sync.OnceFunc(func() {
 		cancel()
 		require.NoError(b.t, <-ended)
-		require.NoError(b.t, os.RemoveAll(dir))
 	})
-	b.t.Setenv(unixsock.SocketVariable, path)
-	return path
 }
 
 // result is what a call left behind.

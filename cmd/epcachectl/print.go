@@ -50,6 +50,12 @@ func (p *printer) warning(text string) {
 	fmt.Fprintf(p.err, "epcachectl: warning: %s\n", text)
 }
 
+// note tells what a person may want to know, of a call that goes on.
+func (p *printer) note(text string) {
+	p.clear()
+	fmt.Fprintf(p.err, "epcachectl: %s\n", text)
+}
+
 func hints(err error) []string {
 	var e *unixsock.Error
 	var hinted *hintedError
@@ -127,6 +133,16 @@ func printable(name string) string {
 		}
 	}
 	return name
+}
+
+// brief cuts what somebody else made long.
+func brief(text string) string {
+	const most = 80
+	runes := []rune(text)
+	if len(runes) <= most {
+		return text
+	}
+	return fmt.Sprintf("%s... (%d bytes)", string(runes[:most]), len(text))
 }
 
 func short(key string) string {

@@ -70,7 +70,7 @@ func (s setter) Type() string       { return s.kind }
 func (r *request) addEP(v string) error {
 	name, device, narrowed := strings.Cut(v, ":")
 	if name == "" || (narrowed && device == "") {
-		return fmt.Errorf("%q is not EP or EP:DEVICE", v)
+		return fmt.Errorf("%q is not EP or EP:DEVICE", brief(v))
 	}
 	ep := &wire.ExecutionProvider{Name: name}
 	if narrowed {
@@ -83,7 +83,7 @@ func (r *request) addEP(v string) error {
 func (r *request) addOption(v string) error {
 	key, value, ok := strings.Cut(v, "=")
 	if !ok || key == "" {
-		return fmt.Errorf("%q is not K=V", v)
+		return fmt.Errorf("%q is not K=V", brief(v))
 	}
 	if ep, rest, named := strings.Cut(key, "/"); named {
 		r.named = append(r.named, pair{ep, rest, value})
@@ -101,7 +101,7 @@ func setOption(ep *wire.ExecutionProvider, key, value string) error {
 		ep.Options = make(map[string]string)
 	}
 	if old, twice := ep.Options[key]; twice && old != value {
-		return fmt.Errorf("option %q of %s is given twice, as %q and %q", key, ep.Name, old, value)
+		return fmt.Errorf("option %q of %s is given twice, as %q and %q", brief(key), ep.Name, brief(old), brief(value))
 	}
 	ep.Options[key] = value
 	return nil
@@ -111,7 +111,7 @@ func keyValue(to *map[string]string) func(string) error {
 	return func(v string) error {
 		key, value, ok := strings.Cut(v, "=")
 		if !ok || key == "" {
-			return fmt.Errorf("%q is not K=V", v)
+			return fmt.Errorf("%q is not K=V", brief(v))
 		}
 		if *to == nil {
 			*to = make(map[string]string)
@@ -126,7 +126,7 @@ func dimension(to *map[string]int64) func(string) error {
 		name, text, ok := strings.Cut(v, "=")
 		n, err := strconv.ParseInt(text, 10, 64)
 		if !ok || name == "" || err != nil || n < 1 {
-			return fmt.Errorf("%q is not NAME=N with N of 1 or more", v)
+			return fmt.Errorf("%q is not NAME=N with N of 1 or more", brief(v))
 		}
 		if *to == nil {
 			*to = make(map[string]int64)
@@ -143,7 +143,7 @@ func (r *request) complete() error {
 	}
 	for _, o := range r.early {
 		if len(r.eps) > 1 {
-			return usageError{&hintedError{fmt.Errorf("--option %s stands before the first of several --ep", o.key), "put it behind its --ep, or write EP/" + o.key}}
+			return usageError{&hintedError{fmt.Errorf("--option %s stands before the first of several --ep", brief(o.key)), "put it behind its --ep, or write EP/" + brief(o.key)}}
 		}
 		if err := setOption(r.eps[0], o.key, o.value); err != nil {
 			return usageError{err}
@@ -173,7 +173,7 @@ func (r *request) setNamed(o pair) error {
 			return setOption(ep, o.key, o.value)
 		}
 	}
-	return fmt.Errorf("--option %s/%s: there is no --ep %s", o.ep, o.key, o.ep)
+	return fmt.Errorf("--option %s/%s: there is no --ep %s", brief(o.ep), brief(o.key), brief(o.ep))
 }
 
 // flags spells the execution providers and their options as on a command line.
@@ -186,7 +186,7 @@ func (r *request) flags() string {
 		}
 		text += " "
 		for _, option := range sorted(ep.GetOptions()) {
-			text += "--option " + printable(option+"="+ep.GetOptions()[option]) + " "
+			text += "--option " + printable(brief(option+"="+ep.GetOptions()[option])) + " "
 		}
 	}
 	return text
@@ -232,7 +232,7 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 		}
 		f, err := openRegular(value)
 		if err != nil {
-			return files, fmt.Errorf("option %s: file %q: %w", option, value, err)
+			return files, fmt.Errorf("option %s: file %q: %w", option, brief(value), err)
 		}
 		if ep.OptionFds == nil {
 			ep.OptionFds = make(map[string]uint32)

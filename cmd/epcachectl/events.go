@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// eventResult is one event, as events and why print it with --json. The names are a contract for scripts.
+type eventResult struct {
+	At         time.Time `json:"at"`
+	AtMs       int64     `json:"at_ms"`    // Unix time
+	Sequence   uint64    `json:"sequence"` // grows; 0: from before the daemon's start
+	Kind       string    `json:"kind"`
+	RequestKey string    `json:"request_key"` // empty: of the machine
+	Build      string    `json:"build"`
+	Model      string    `json:"model"`
+	Runtime    string    `json:"runtime"`
+	Text       string    `json:"text"`
+}
+
+func eventOf(e *wire.Event) eventResult {
+	return eventResult{
+		At: time.UnixMilli(e.GetAtMs()).UTC(), AtMs: e.GetAtMs(), Sequence: e.GetSequence(), Kind: e.GetKind(), RequestKey: e.GetRequestKey(),
+		Build: e.GetBuild(), Model: e.GetModel(), Runtime: e.GetRuntime(), Text: e.GetText(),
+	}
+}
+
+func eventsOf(events []*wire.Event) []eventResult {
+	out := make([]eventResult, len(events))
+	for i, e := range events {
+		out[i] = eventOf(e)
+	}
+	return out
+}
+
+func (a *app) eventsCommand() *cobra.Command {
+	var since string
+	var limit uint32
+	var follow bool
+	cmd := &cobra.Command{
+		Use:   "events [--since T] [--follow]",
+		Short: "print what happened",
+		Long: `events prints what the daemon did and noticed, a line each, oldest first: compiles, damage, changes of runtimes and
+drivers, judgements, builds that were withheld, rebuilt or deleted, reports. Of builds it shows those that the caller may
+see. Hits are no events; status counts them.
+
+--since takes a duration (2h, 3d), a time of day, a day, or a time (14:30, 2026-11-21, 2026-11-21T14:30:00Z). --follow goes on
+with what happens, without --since from now on, until it is interrupted; it waits for a daemon that is restarted, and
+misses and repeats nothing. --json prints one object on each line.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+		Example: `  epcachectl events --since 1d
+  epcachectl events --follow --json | jq 'select(.kind == "withheld")'`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var from time.Time
+			if since != "" {
+				var err error
+				if from, err = parseSince(since, time.Now()); err != nil {
+					return usageError{err}
+				}
+			}
+			if follow {
+				if since == "" {
+					from = time.Now()
+				}
+				return a.follow(cmd.Context(), from, limit)
+			}
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				reply, err := c.Events(ctx, &wire.Events{SinceMs: sinceMs(from), Limit: limit})
+				if err != nil {
+					return err
+				}
+				return a.printEvents(reply.GetEvents())
+			})
+		},
+	}
+	cmd.Flags().StringVar(&since, "since", "", "only what happened since `T`")
+	cmd.Flags().Uint32Var(&limit, "limit", 0, "only the newest `N` of what has happened")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens")
+	return cmd
+}
+
+func sinceMs(at time.Time) int64 {
+	if at.IsZero() {
+		return 0
+	}
+	return max(1, at.UnixMilli()) // 0 would be all
+}
+
+func (a *app) printEvents(events []*wire.Event) error {
+	for _, e := range events {
+		if err := a.printEvent(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) printEvent(e *wire.Event) error {
+	if !a.json {
+		a.print.line("%s", eventLine(e))
+		return nil
+	}
+	a.print.clear()
+	enc := json.NewEncoder(a.print.out) // not the printer's: one line for each, and not one document
+	enc.SetEscapeHTML(false)
+	return enc.Encode(eventOf(e))
+}
+
+func eventLine(e *wire.Event) string {
+	line := fmt.Sprintf("%s  %-11s", timeOf(e.GetAtMs()), printable(e.GetKind()))
+	if e.GetModel() != "" {
+		line += "  " + printable(e.GetModel())
+	}
+	if e.GetBuild() != "" {
+		line += "  build " + printable(short(e.GetBuild()))
+	}
+	if e.GetRuntime() != "" {
+		line += "  " + printable(e.GetRuntime())
+	}
+	if e.GetText() != "" {
+		line += "  " + printable(e.GetText())
+	}
+	return line
+}
