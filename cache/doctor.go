@@ -1,6 +1,15 @@
 package cache
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
 
 // Advice is one thing that was looked at, and what to do about it.
 type Advice struct {
@@ -10,7 +19,249 @@ type Advice struct {
 	Hint     string
 }
 
-// Doctor looks for what is wrong on this machine.
+// The severities of advice.
+const (
+	SeverityProblem = "problem" // something does not work
+	SeverityWarning = "warning" // something works less well than it could, or may not for long
+	SeverityOK      = "ok"
+)
+
+func problem(subject, format string, args ...any) Advice {
+	return Advice{Severity: SeverityProblem, Subject: subject, Text: fmt.Sprintf(format, args...)}
+}
+
+func warning(subject, format string, args ...any) Advice {
+	return Advice{Severity: SeverityWarning, Subject: subject, Text: fmt.Sprintf(format, args...)}
+}
+
+func fine(subject, format string, args ...any) Advice {
+	return Advice{Severity: SeverityOK, Subject: subject, Text: fmt.Sprintf(format, args...)}
+}
+
+func (a Advice) hint(format string, args ...any) Advice {
+	a.Hint = fmt.Sprintf(format, args...)
+	return a
+}
+
+// Doctor looks for what is wrong on this machine: runtimes, disk, clock, rights, watching, the index, and what went
+// wrong lately. It starts workers where a runtime was not probed yet, and changes nothing.
 func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
-	return nil, fail(Unavailable, nil, "no advice yet")
+	out := c.adviseRuntimes(ctx)
+	out = append(out, c.adviseState()...)
+	out = append(out, c.adviseClock())
+	out = append(out, adviseWatching()...)
+	out = append(out, c.adviseIndex()...)
+	out = append(out, c.adviseBuilds(ctx)...)
+	out = append(out, c.adviseLately(p)...)
+	if ctx.Err() != nil {
+		return nil, fail(Cancelled, ctx.Err(), "doctor")
+	}
+	return out, nil
+}
+
+func (c *Cache) adviseRuntimes(ctx context.Context) []Advice {
+	all := c.runtimes.all()
+	var out []Advice
+	for _, rt := range all {
+		out = append(out, c.adviseRuntime(ctx, rt)...)
+	}
+	if len(all) == 0 {
+		out = append(out, problem("runtimes", "no runtime is registered: nothing can be compiled for clients that bring none").
+			hint("start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino"))
+	}
+	return out
+}
+
+func (c *Cache) adviseRuntime(ctx context.Context, rt *runtime) []Advice {
+	subject := "runtime " + rt.name
+	facts := c.probeRuntime(ctx, rt, false)
+	if facts.Error != "" {
+		return []Advice{adviseUnusable(subject, facts.Error)}
+	}
+	var out []Advice
+	for _, ep := range facts.Facts.EPs {
+		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, facts.MarkErrors[ep.Name], facts.Marks[ep.Name]))
+	}
+	if s, err := fileSystemOf(facts.Spec.ORTLibrary); err == nil && !s.timesHold {
+		out = append(out, warning(subject, "it lies on %s, whose file times do not tell of every change: its libraries are hashed at each start", s.kind).
+			hint("a folder on ext4, XFS, btrfs or f2fs starts faster"))
+	}
+	return out
+}
+
+// adviseUnusable is for a runtime that cannot even be asked.
+func adviseUnusable(subject, cause string) Advice {
+	a := problem(subject, "it cannot be used: %s", cause)
+	known := knownCause(cause)
+	switch {
+	case known != nil:
+		return a.hint("%s", known.hint)
+	case strings.Contains(cause, "no such file") || strings.Contains(cause, compilers.ErrNotFound.Error()):
+		return a.hint("the folder was moved or removed, or holds no ONNX Runtime with an execution provider: install it there again, or register another")
+	}
+	return a.hint("epcachectl probe --fresh tries again and shows all of it")
+}
+
+// adviseEP says what an execution provider does here.
+func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark compilers.Fingerprint) Advice {
+	subject += " " + ep.Name
+	cause := ep.Error
+	if cause == "" {
+		cause = markError
+	}
+	switch {
+	case ep.Error == "" && len(ep.Devices) == 0:
+		return problem(subject, "it loads, and lists no device on this machine%s", whyNoDevice(ep.Name, processorVendor())).
+			hint("models cannot be compiled with it here; for a GPU or NPU see that its driver is installed, and that the daemon's user may open its device")
+	case cause == "":
+		var devices []string
+		for _, d := range ep.Devices {
+			devices = append(devices, strings.TrimSpace(d.Type+" "+d.Vendor))
+		}
+		return fine(subject, "it compiles with ONNX Runtime %s for %s (SDK %s)", ort, strings.Join(devices, ", "), mark.SDKVersion).
+			hint("a session that only names it in providers= runs on the CPU instead: applications register its library and add its devices, as epcache.InferenceSession does")
+	}
+	what := "it does not load"
+	if ep.Error == "" {
+		what = "it loads, and compiles not even a model of one node"
+	}
+	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, end(cause))
+	if known := knownCause(cause); known != nil {
+		return a.hint("%s", known.hint)
+	}
+	return a.hint("its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --fresh tries again")
+}
+
+// end gives the end of a long message: ONNX Runtime begins with where in its source it was, and the cause comes last.
+func end(text string) string {
+	const most = 400
+	if len(text) <= most {
+		return text
+	}
+	return "..." + strings.ToValidUTF8(text[len(text)-most:], "")
+}
+
+// whyNoDevice tells where it is known why an execution provider lists nothing.
+func whyNoDevice(ep, vendor string) string {
+	if strings.HasPrefix(ep, "OpenVINO") && vendor != "GenuineIntel" {
+		if vendor == "" {
+			vendor = "another vendor"
+		}
+		return fmt.Sprintf(": OpenVINO's plugin offers only Intel's devices, and the processor is of %s", vendor)
+	}
+	return ""
+}
+
+// cause is a text of ONNX Runtime, the loader or the kernel that means something definite.
+type cause struct {
+	text string // part of the message
+	hint string
+}
+
+// causes were all seen with real libraries, or are the dynamic loader's own words.
+var causes = []cause{
+	{"Experimental function", "this execution provider needs functions that only earlier ONNX Runtimes have: OpenVINO's 1.7.0 and 1.8.0 work with ONNX Runtime 1.24.4 to 1.28.0; " +
+		"install such a version beside it, or a later execution provider (1.8.1 works with 1.31.1)"},
+	{"API version", "ONNX Runtime is older than this execution provider asks for: install a later onnxruntime beside it"},
+	{"there is no library", "a library that belongs beside it is missing: install the whole package"},
+	{"cannot open shared object file", "a library that it needs is not there, or not beside it: install the whole package, and what its vendor says that it needs"},
+	{"version `GLIBC", "it was built for a later system than this one: install a release made for this distribution"},
+	{"failed to map segment", "it lies on a file system that is mounted noexec: put the runtime elsewhere"},
+	{"cannot allocate memory in static TLS", "too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's environment"},
+	{fs.ErrPermission.Error(), "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers"},
+	{"Permission denied", "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers"},
+	{"crashed:", "its own code crashed, in a process of its own: another version of it may do better; the kernel's log may say more"},
+	{compilers.ErrTimeout.Error(), "it did not answer in time: a driver may hang"},
+	{"epcached-ort", "the worker program does not start: it has to stand beside epcached, of the same version"},
+}
+
+func knownCause(text string) *cause {
+	for i := range causes {
+		if strings.Contains(text, causes[i].text) {
+			return &causes[i]
+		}
+	}
+	return nil
+}
+
+// adviseIndex tells what was wrong with the records.
+func (c *Cache) adviseIndex() []Advice {
+	const subject = "index"
+	var out []Advice
+	if why := c.index.Rebuilt(); why != "" {
+		out = append(out, warning(subject, "the database was made anew from the manifests: %s", why).
+			hint("nothing is lost but counters; if it happens again, see to the disk"))
+	}
+	problems := c.index.Problems()
+	for i, f := range problems {
+		if i == maxFindings {
+			out = append(out, problem(subject, "and %d more", len(problems)-i).hint("epcachectl check --deep lists them all"))
+			break
+		}
+		a := problem(subject, "%s %s: %s", f.Kind, f.Object, f.Detail).
+			hint("what is damaged was put into quarantine and is compiled again when it is asked for; see to the disk")
+		if f.Kind == "newer" {
+			a.Hint = "a later epcached wrote it, and it is left alone: go back to that version, or remove it by hand"
+		}
+		out = append(out, a)
+	}
+	if len(out) == 0 {
+		out = append(out, fine(subject, "manifests, journal and database fit together"))
+	}
+	return out
+}
+
+// maxFindings is how many findings of one kind are told one by one.
+const maxFindings = 10
+
+// adviseBuilds counts what is not served.
+func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
+	states := make(map[string]int)
+	err := c.index.Each(ctx, func(b index.Build) error {
+		states[c.index.StateOf(b.ID).Name]++
+		return nil
+	})
+	if err != nil {
+		return []Advice{problem("builds", "they cannot be listed: %v", err).hint("epcachectl check --deep")}
+	}
+	var out []Advice
+	if n := states[index.Damaged]; n > 0 {
+		out = append(out, warning("builds", "%d builds were damaged and are not served", n).
+			hint("each is compiled anew when it is asked for; if more come, see to the disk and to who may write below %s", c.dir))
+	}
+	if n := states[index.Withheld]; n > 0 {
+		out = append(out, warning("builds", "%d builds are withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
+	}
+	return append(out, fine("builds", "%d builds may be served", states[index.Current]))
+}
+
+// lately is how far back the doctor looks.
+const lately = 24 * time.Hour
+
+// adviseLately looks at what happened in the last day. Texts name models, so they are for administrators.
+func (c *Cache) adviseLately(p Peer) []Advice {
+	counts := make(map[string]int)
+	last := ""
+	for _, e := range c.index.Events(c.now().Add(-lately)) {
+		counts[e.Kind]++
+		if e.Kind == EventFailed {
+			last = e.Text
+		}
+	}
+	var out []Advice
+	if n, good := counts[EventFailed], counts[EventCompiled]; n >= 3 && n > good {
+		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
+			hint("epcachectl events shows why; a model that fails always is best loaded without epcached")
+		if c.Administrator(p) {
+			a.Text += "; the last: " + shortened(last)
+		}
+		out = append(out, a)
+	} else {
+		out = append(out, fine("compiles", "%d succeeded in the last day, and %d failed", good, n))
+	}
+	if n := counts[EventDamaged]; n > 0 {
+		out = append(out, warning("damage", "%d builds were found damaged in the last day", n).
+			hint("somebody writes below %s, or the disk fails: see the kernel's log, and epcachectl check --deep", c.dir))
+	}
+	return out
 }

@@ -1,0 +1,158 @@
+package cache
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// fileSystem is what the doctor wants to know of where something lies.
+type fileSystem struct {
+	kind              string // "ext4"
+	free, size        int64  // bytes, for an ordinary user
+	freeInodes        uint64
+	inodes            uint64 // 0: it makes them as it needs them
+	readOnly          bool
+	timesHold         bool // unchanged times mean unchanged content
+	network, volatile bool
+}
+
+// owner is whose a folder is, and who may do what there.
+type owner struct {
+	uid  uint32
+	mode fs.FileMode
+}
+
+// adviseState looks at where the state directory lies and whose it is.
+func (c *Cache) adviseState() []Advice {
+	var out []Advice
+	if s, err := fileSystemOf(c.dir); err != nil {
+		out = append(out, problem("disk", "%v", err).hint("the state directory cannot be looked at; is its disk still there?"))
+	} else {
+		out = append(out, adviseDisk(c.dir, s)...)
+	}
+	if o, err := ownerOf(c.dir); err != nil {
+		out = append(out, problem("rights", "%v", err))
+	} else {
+		out = append(out, adviseRights(c.dir, o, c.uid)...)
+	}
+	return out
+}
+
+// Below these the disk counts as nearly full: a compile makes a copy of the model and the artefact besides.
+const (
+	lowBytes  = 1 << 30
+	lowInodes = 10_000
+)
+
+func adviseDisk(dir string, s fileSystem) []Advice {
+	var out []Advice
+	const subject = "disk"
+	switch {
+	case s.readOnly:
+		out = append(out, problem(subject, "the file system of %s is mounted read-only: nothing new can be kept", dir).
+			hint("the kernel does that after errors, too: see its log, and mount it writable"))
+	case s.free < spare:
+		out = append(out, problem(subject, "only %s are free for %s: nothing more is compiled", bytesText(s.free), dir).
+			hint("make room: epcachectl list shows what is used least, epcachectl rm ENTRY removes it"))
+	case s.free < lowBytes && s.free < s.size/10:
+		out = append(out, warning(subject, "%s are left for %s", bytesText(s.free), dir).
+			hint("a compile needs room for a copy of the model and for its result; epcachectl rm ENTRY makes some"))
+	}
+	switch {
+	case s.inodes == 0:
+	case s.freeInodes < 100:
+		out = append(out, problem(subject, "no inodes are left for %s", dir).hint("some folder on that file system holds very many small files; df -i"))
+	case s.freeInodes < lowInodes && s.freeInodes < s.inodes/20:
+		out = append(out, warning(subject, "%d inodes are left for %s", s.freeInodes, dir).hint("df -i"))
+	}
+	switch {
+	case s.network:
+		out = append(out, warning(subject, "%s is on %s, a file system of another machine: its locks and syncs may not hold what they promise", dir, s.kind).
+			hint("put the state on a disk of this machine: --state DIR"))
+	case s.volatile:
+		out = append(out, warning(subject, "%s is on %s: what is compiled is gone after a restart of the machine", dir, s.kind).
+			hint("put the state on a disk: --state DIR"))
+	case !s.timesHold:
+		out = append(out, warning(subject, "%s is on %s, whose times do not tell of every change; models on such a file system are hashed for each request", dir, s.kind).
+			hint("models on ext4, XFS, btrfs or f2fs are hashed once"))
+	}
+	if len(out) == 0 {
+		out = append(out, fine(subject, "%s are free on %s for %s", bytesText(s.free), s.kind, dir))
+	}
+	return out
+}
+
+func bytesText(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+func adviseRights(dir string, o owner, uid uint32) []Advice {
+	var out []Advice
+	const subject = "rights"
+	if o.uid != uid {
+		out = append(out, problem(subject, "%s belongs to uid %d, and the daemon runs as uid %d", dir, o.uid, uid).
+			hint("chown -R %d %s, with the daemon stopped", uid, dir))
+	}
+	if o.mode&0o022 != 0 {
+		out = append(out, problem(subject, "others may write into %s (mode %#o): they can replace what is served", dir, o.mode.Perm()).
+			hint("chmod go-w %s", dir))
+	}
+	if uid == 0 {
+		out = append(out, warning(subject, "the daemon runs as root, and so does the execution providers' code in its workers").
+			hint("let it run as a user of its own, as systemd/epcached.service does"))
+	}
+	if len(out) == 0 {
+		out = append(out, fine(subject, "%s is uid %d's alone to write", dir, uid))
+	}
+	return out
+}
+
+// ahead is how much later than now something may have been written before the clock is to blame.
+const ahead = time.Minute
+
+// adviseClock compares the clock with what was written down by it.
+func (c *Cache) adviseClock() Advice {
+	now, latest, what := c.now(), time.Time{}, ""
+	note := func(at time.Time, of string) {
+		if at.After(latest) {
+			latest, what = at, of
+		}
+	}
+	for _, pattern := range []string{".", "journal", "index.db", "manifests/*", "objects"} {
+		found, err := filepath.Glob(c.path(pattern))
+		if err != nil {
+			continue // only for a malformed pattern
+		}
+		for _, path := range found {
+			if info, err := os.Stat(path); err == nil { // else removed meanwhile
+				note(info.ModTime(), path)
+			}
+		}
+	}
+	for _, e := range c.index.Events(now) {
+		note(e.At, "the newest event")
+	}
+	return adviseTime(now, latest, what)
+}
+
+func adviseTime(now, latest time.Time, what string) Advice {
+	const subject = "clock"
+	switch {
+	case now.Year() < 2025:
+		return problem(subject, "it says %s: it was never set", now.Format(time.DateTime)).
+			hint("set it, or wait for the time service; until then ages and histories are wrong")
+	case latest.After(now.Add(ahead)):
+		return warning(subject, "%s is of %s, which is %s from now", what, latest.Format(time.DateTime), latest.Sub(now).Round(time.Second)).
+			hint("the clock was ahead then, or is behind now; until it catches up, times of files are not believed and models are hashed for each request")
+	}
+	return fine(subject, "nothing was written later than now")
+}
