@@ -35,7 +35,8 @@ var allowed = map[string][]string{
 	"unixsock":               {"unixsock/wire"},
 	"unixsock/wire":          {},
 	"rules":                  {"compilers"}, // for its verdicts
-	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index", "rules"},
+	"watch":                  {},
+	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index", "rules", "watch"},
 	"config":                 {"compilers", "rules", "unixsock"}, // the names of execution providers, and where the socket is by default
 	"cmd/epcached":           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl":         {"cas", "compilers", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,6 +64,19 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	for attempt := 1; ; attempt++ {
+		a, err := c.acquire(ctx, r, phase)
+		if !errors.Is(err, errMoving) || attempt == acquireAttempts || ctx.Err() != nil {
+			return a, err
+		}
+		phase("probing") // the runtime changed under the work: begin again, with what is there now
+	}
+}
+
+// acquireAttempts bounds how often a request begins again because its runtime is being replaced.
+const acquireAttempts = 3
+
+func (c *Cache) acquire(ctx context.Context, r *Request, phase func(string)) (*Answer, error) {
 	id, err := c.identify(ctx, r, phase)
 	if err != nil {
 		return nil, err
@@ -72,7 +86,7 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 		return nil, err
 	}
 	if id.Compiled {
-		a, err := c.passThrough(ctx, r, id, rt, rc)
+		a, err := c.passThrough(ctx, r, id, rt, rc, phase)
 		if err == nil && r.OnMiss == Explain {
 			return explainPassThrough(a), nil
 		}
@@ -88,23 +102,39 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	if r.OnMiss == Explain {
 		return c.explain(ctx, r, id, p, rt, rc)
 	}
-	why := ""
+	var found search
 	if r.OnMiss != Refresh && r.OnMiss != Bypass {
-		var a *Answer
-		if a, why, err = c.lookUp(ctx, r, p, rc, phase); a != nil || err != nil {
-			return c.finish(a, r, id, p, rt, rc), err
+		if found, err = c.lookUp(ctx, r, p, rt, rc, phase); found.answer != nil || err != nil {
+			return c.finish(found.answer, r, id, p, rt), err
 		}
 		c.index.Count("misses", 1)
 	}
-	if r.OnMiss == Fail {
-		return nil, fail(NotFound, nil, "no build for model %q: %s", r.Name, why).fact("request_key", p.requestKey.String()).
-			hint("compile it: ask again with on_miss wait")
+	if err := c.mayCompile(r, p, rc, &found); err != nil {
+		return nil, err
 	}
 	if err := c.mayReplace(r, id, p); err != nil {
 		return nil, err
 	}
-	a, err := c.compileOnce(ctx, r, id, p, rc, why, phase)
-	return c.finish(a, r, id, p, rt, rc), err
+	a, err := c.compileOnce(ctx, r, id, p, rc, found.why, phase)
+	if a != nil {
+		a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now(), Runtime: rt.name}
+	}
+	return c.finish(a, r, id, p, rt), err
+}
+
+// mayCompile says why a miss is not made good by compiling, if it is not.
+func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *search) error {
+	switch {
+	case found.stale && (r.OnMiss == Fail || c.policyOf(p.eps).Unsupported == PolicyFail && r.OnMiss != Refresh):
+		return fail(Stale, nil, "model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
+			hint("compile it for what is here now: ask with on_miss refresh")
+	case r.OnMiss == Fail:
+		return fail(NotFound, nil, "no build for model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
+			hint("compile it: ask again with on_miss wait")
+	case rc.past.Load() || rc.replacedUnder(r):
+		return replaced(r.Runtime.EPLibraries[0].Path)
+	}
+	return nil
 }
 
 // mayReplace: a refresh takes the place of the build that there is, and a shared one is not every user's to replace.
@@ -213,67 +243,159 @@ func (c *Cache) scopes(r *Request, id identity) (store string, look []string) {
 	return store, []string{"shared", own}
 }
 
-// lookUp finds the build and makes its view ready. Without one it says why not.
-func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rc *runtimeContent, phase func(string)) (*Answer, string, error) {
-	why := "never compiled for this request"
+// search is what a look-up found.
+type search struct {
+	answer *Answer // nil: nothing to serve
+	why    string  // there is none
+	stale  bool    // there are builds, and they must not be loaded with this runtime
+}
+
+// lookUp finds the best build for the caller's runtime, and makes its view ready. Without one it says why not.
+func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (search, error) {
+	found := search{why: "never compiled for this request"}
+	var others []*index.Build
 	_, look := c.scopes(r, identity{})
 	for _, scope := range look {
 		builds, err := c.index.Lookup(p.requestKey, scope)
 		if err != nil {
-			return nil, "", fail(Internal, err, "look-up of %s", p.requestKey)
+			return found, fail(Internal, err, "look-up of %s", p.requestKey)
 		}
 		for i := range builds {
 			b := &builds[i]
-			if reason := c.unfit(r, p, rc, b); reason != "" {
-				why = reason
+			if reason := c.barred(r, rc, b); reason != "" {
+				found.why = reason
 				continue
 			}
-			a, err := c.serve(ctx, b, phase)
-			if err == nil {
-				a.Outcome, a.Why = Hit, "made by this execution provider library for this request"
-				c.uses.note(b, c.now())
-				return a, "", nil
+			if !p.exactly(b) {
+				others = append(others, b)
+				continue
 			}
-			if ctx.Err() != nil {
-				return nil, "", contextError(ctx, r)
+			if err := c.try(ctx, r, p, b, p.own(b, rt), phase, &found); found.answer != nil || err != nil {
+				return found, err
 			}
-			why = c.withhold(b, err)
 		}
 	}
-	return nil, why, nil
+	err := c.lookFurther(ctx, r, p, rt, rc, others, phase, &found)
+	return found, err
 }
 
-// unfit says why a build is not for this caller, "" if it is.
-func (c *Cache) unfit(r *Request, p *plan, rc *runtimeContent, b *index.Build) string {
+// lookFurther goes through the builds of the entry that other libraries made, the best for this runtime first.
+func (c *Cache) lookFurther(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, others []*index.Build, phase func(string), found *search) error {
+	suited, err := c.rank(ctx, p.against(rt.name, rc), others, phase)
+	if err != nil {
+		return workerError(err, "model %q", r.Name)
+	}
+	for _, s := range suited {
+		if reason := c.refused(p.eps, s.judgement); reason != "" {
+			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", s.build.Created.Format(time.RFC3339), makerNames(s.build), s.judgement.Verdict, reason)
+			found.stale = true
+			continue
+		}
+		if err := c.try(ctx, r, p, s.build, s.judgement, phase, found); found.answer != nil || err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// try serves the build, or notes in found why it cannot be.
+func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j Judgement, phase func(string), found *search) error {
+	a, err := c.serve(ctx, b, phase)
+	if err == nil {
+		a.Outcome, a.Compatibility, a.Why = Hit, j, j.Reason
+		found.answer = a
+		c.uses.note(b, c.now())
+		c.freshen(p, b, j)
+		return nil
+	}
+	if ctx.Err() != nil {
+		return contextError(ctx, r)
+	}
+	found.why = c.withhold(b, err)
+	return nil
+}
+
+// freshen wants a build anew that is served and not the best there could be.
+func (c *Cache) freshen(p *plan, b *index.Build, j Judgement) {
+	policy := c.policyOf(p.eps)
+	switch {
+	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:
+		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason)
+	case policy.MaxAge > 0 && c.now().Sub(b.Created) > policy.MaxAge:
+		c.wantAnew(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge))
+	}
+}
+
+// suited is a build with its judgement for a runtime.
+type suited struct {
+	build     *index.Build
+	judgement Judgement
+}
+
+// rank judges builds, and puts the best first; among equals the newest.
+func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, phase func(string)) ([]suited, error) {
+	var out []suited
+	for _, b := range builds {
+		if _, known := a.rc.judged.load(b.ID); !known {
+			phase("judging")
+		}
+		j, err := c.judge(ctx, a, b)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, suited{b, j})
+	}
+	slices.SortStableFunc(out, func(a, b suited) int {
+		return cmp.Or(badness(a.judgement.Verdict)-badness(b.judgement.Verdict), b.build.Created.Compare(a.build.Created))
+	})
+	return out, nil
+}
+
+// refused says why a build with this judgement is not served, "" if it is.
+func (c *Cache) refused(eps []compilers.EP, j Judgement) string {
+	policy := c.policyOf(eps)
+	switch {
+	case j.Verdict == compilers.Optimal:
+	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != PolicyRefuse:
+	case j.Verdict == compilers.Unknown && policy.Unknown == PolicyServe:
+	case j.Verdict == compilers.PreferRecompilation:
+		return "refused by policy: " + j.Reason
+	default:
+		return j.Reason
+	}
+	return ""
+}
+
+// barred says why a build is for nobody, or not for this caller, whatever its runtime; "" if it may be.
+func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
 	state := c.index.StateOf(b.ID)
 	switch {
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
-	case b.BuildKey != p.buildKey:
-		return "the builds of this request were made by another execution provider library, SDK or for other hardware" + difference(p, b)
 	case r.StrictORT && b.ORTVersion != rc.spec.ORTVersion:
 		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, rc.spec.ORTVersion)
 	}
 	return ""
 }
 
-// difference names what differs between what the plan would make and the build.
-func difference(p *plan, b *index.Build) string {
-	for i, ep := range p.facts {
-		if i >= len(b.EPs) {
-			break
-		}
-		old := b.EPs[i]
-		switch {
-		case old.SDKVersion != ep.SDKVersion:
-			return fmt.Sprintf(" (%s: SDK %s, now %s)", ep.Name, old.SDKVersion, ep.SDKVersion)
-		case old.HardwareArchitecture != ep.HardwareArchitecture:
-			return fmt.Sprintf(" (%s: hardware %q, now %q)", ep.Name, old.HardwareArchitecture, ep.HardwareArchitecture)
-		case old.LibraryDigest != ep.LibraryDigest:
-			return fmt.Sprintf(" (%s: library %s %.12s, now %s %.12s)", ep.Name, old.Version, old.LibraryDigest, ep.Version, ep.LibraryDigest)
+// exactly tells whether the build is what the plan would make. The driver is no part of the key, so a build of the very
+// same key may have been made with another one, and is judged.
+func (p *plan) exactly(b *index.Build) bool {
+	if b.BuildKey != p.buildKey {
+		return false
+	}
+	for i := range p.facts {
+		if i < len(b.EPs) && b.EPs[i].DriverVersion != p.facts[i].DriverVersion {
+			return false
 		}
 	}
-	return ""
+	return true
+}
+
+// own is the judgement of what the plan would make.
+func (p *plan) own(b *index.Build, rt *runtime) Judgement {
+	return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by these libraries, or equal ones, for this hardware",
+		At: b.Created, Runtime: rt.name}
 }
 
 // serve gives a lease on the build's view, after every file of it was compared with what was verified.
@@ -297,14 +419,13 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 }
 
 // finish fills in what every answer with a build says.
-func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) *Answer {
+func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime) *Answer {
 	if a == nil {
 		return nil
 	}
 	a.RequestKey, a.ModelDigest, a.Record = p.requestKey, p.canonical.Model, p.recordJSON
 	a.Runtime = rt.name
-	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sameLibrary, Reason: "made by these libraries, or equal ones, for this hardware", Runtime: rt.name}
-	a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, a.Build.GraphOptimizationLevel
+	a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
 	a.Warnings = append(a.Warnings, a.Build.Warnings...)
 	for _, name := range sortedKeys(r.FreeDimensions) {
 		if !slices.Contains(id.FreeDims, name) {

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/rules"
 )
 
 // Options say how a cache is kept. The zero value of each field is a sensible default.
@@ -26,6 +27,7 @@ type Options struct {
 	PathAccess     bool                // shared views may be reached by path by every local user, not only by descriptor
 	Administrators []uint32            // besides root and the daemon's own user
 
+	Rules            *rules.Set // how builds of other libraries suit a runtime; nil: the shipped ones
 	Drivers          []DriverSource
 	Quiet            time.Duration     // how long a runtime's files must be at rest after a change; 0: 1 s
 	Poll             time.Duration     // how often files are looked at that cannot be watched; 0: 2 s
@@ -55,6 +57,9 @@ type Cache struct {
 	probes   *probes
 	compiler compilers.Compiler
 	runtimes runtimes
+	machine  *machineState
+	watcher  *watching
+	changes  *changes
 	views    views
 	uses     uses
 	flights  flights
@@ -80,6 +85,12 @@ func Open(dir string, o Options) (*Cache, error) {
 	}
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Quiet == 0 {
+		o.Quiet = time.Second
+	}
+	if o.Poll == 0 {
+		o.Poll = 2 * time.Second
 	}
 	if o.Jobs <= 0 {
 		o.Jobs = goruntime.NumCPU()
@@ -115,6 +126,10 @@ func (c *Cache) open() error {
 	}
 	c.memo = newMemo(c.index)
 	c.probes = newProbes(c.compiler, c.index, c.now)
+	c.changes = newChanges()
+	c.machine = newMachine(c.options.Drivers)
+	c.machine.look(context.Background())
+	c.watcher = newWatching()
 	c.uses.since = make(map[index.BuildID]*use)
 	for _, spec := range c.options.Runtimes {
 		rt := explicitRuntime(spec, true)
@@ -128,18 +143,18 @@ func (c *Cache) open() error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
-		c.background(ctx)
-	}()
+	c.work.Go(func() { c.background(ctx) })
+	c.work.Go(func() { c.heed(ctx) })
+	c.work.Go(func() { c.assessChanges(ctx) })
 	return nil
 }
 
 // background does what nobody waits for: looks at the runtimes so that the first request need not, removes what
 // crashes left behind, and writes down what is counted in memory.
 func (c *Cache) background(ctx context.Context) {
+	c.watcher.Set(watchedDrivers, c.machine.files())
 	for _, rt := range c.runtimes.all() {
+		c.watchRuntime(rt, nil)
 		if _, err := c.content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
 			c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
 		}
@@ -152,6 +167,8 @@ func (c *Cache) background(ctx context.Context) {
 	}
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	machine := time.NewTicker(machineEvery)
+	defer machine.Stop()
 	for {
 		c.sweepViews()
 		select {
@@ -159,6 +176,8 @@ func (c *Cache) background(ctx context.Context) {
 			return
 		case <-tick.C:
 			c.flushUses()
+		case <-machine.C:
+			c.lookAtMachine(ctx)
 		}
 	}
 }
@@ -170,10 +189,11 @@ const sweepEvery = 5 * time.Second
 func (c *Cache) Close() error {
 	c.stop()
 	c.flights.close()
+	err := c.watcher.Close()
 	c.work.Wait()
 	c.flushUses()
 	c.views.close()
-	return errors.Join(c.closeStores(), c.lock.Close())
+	return errors.Join(err, c.closeStores(), c.lock.Close())
 }
 
 func (c *Cache) closeStores() error {

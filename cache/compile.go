@@ -163,7 +163,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	if !j.rc.unchanged() {
 		// What was compiled may be of neither version, and belongs to no build key.
-		return nil, fail(Busy, nil, "model %q: the runtime's libraries changed during the compile", j.request.Name).hint("ask again")
+		return nil, fail(Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).hint("ask again")
 	}
 	phase("checking")
 	b, err := j.check(ctx, out, result)
@@ -421,6 +421,10 @@ func workerError(err error, format string, args ...any) error {
 	switch {
 	case errors.As(err, &known):
 		return err
+	case errors.Is(err, errMoving):
+		return fail(Busy, err, format, args...).hint("ask again when the update is done")
+	case errors.Is(err, errReplaced):
+		return fail(Unavailable, err, format, args...).hint("restart the application")
 	case errors.As(err, &none):
 		return fail(CompileFailed, err, format, args...).fact("reason", "no node taken").
 			hint("load the model without epcached, or choose another execution provider")

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
 
@@ -47,15 +46,12 @@ const (
 // explain decides as any request does, but compiles nothing, withholds nothing, and neither counts nor leases.
 func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) (*Answer, error) {
 	out := &Explanation{Decision: decidedMiss, Reason: "never compiled for this request", RequestKey: p.requestKey, Record: p.recordJSON, Runtime: rt.name}
-	_, look := c.scopes(r, id)
-	for _, scope := range look {
-		builds, err := c.index.Lookup(p.requestKey, scope)
-		if err != nil {
-			return nil, fail(Internal, err, "look-up of %s", p.requestKey)
-		}
-		if err := c.consider(ctx, out, r, p, rc, builds); err != nil {
-			return nil, err
-		}
+	order, err := c.order(ctx, r, id, p, rt, rc)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.consider(ctx, out, r, p, rc, order); err != nil {
+		return nil, err
 	}
 	for i := range out.Candidates {
 		if l := &out.Candidates[i].Listing; !c.maySee(r.Peer, &l.Build) {
@@ -80,16 +76,62 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 		Why: out.Reason, Explanation: out}, nil
 }
 
-// consider goes through the builds of one scope as a look-up does.
-func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *plan, rc *runtimeContent, builds []index.Build) error {
+// considered is a build in the order of a look-up.
+type considered struct {
+	suited
+	refused string // why it is not served, "" if it may be
+}
+
+// order gives the entry's builds as a look-up goes through them.
+func (c *Cache) order(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) ([]considered, error) {
+	var all []index.Build
+	_, look := c.scopes(r, id)
+	for _, scope := range look {
+		builds, err := c.index.Lookup(p.requestKey, scope)
+		if err != nil {
+			return nil, fail(Internal, err, "look-up of %s", p.requestKey)
+		}
+		all = append(all, builds...)
+	}
+	return c.arrange(ctx, r, p, rt, rc, all)
+}
+
+// arrange puts builds in the order of a look-up: those of the request's own build key, then the others by how they suit
+// the runtime.
+func (c *Cache) arrange(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, builds []index.Build) (out []considered, err error) {
+	var others []*index.Build
 	for i := range builds {
 		b := &builds[i]
+		if reason := c.barred(r, rc, b); reason != "" {
+			out = append(out, considered{suited{b, Judgement{}}, reason})
+		} else if p.exactly(b) {
+			out = append(out, considered{suited{b, p.own(b, rt)}, ""})
+		} else {
+			others = append(others, b)
+		}
+	}
+	ranked, err := c.rank(ctx, p.against(rt.name, rc), others, func(string) {})
+	if err != nil {
+		return nil, workerError(err, "model %q", r.Name)
+	}
+	for _, s := range ranked {
+		out = append(out, considered{s, c.refused(p.eps, s.judgement)})
+	}
+	return out, nil
+}
+
+// consider says of each build whether it is served.
+func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *plan, rc *runtimeContent, order []considered) error {
+	for _, o := range order {
 		if len(out.Candidates) == maxCandidates {
 			return nil
 		}
-		one := Candidate{Listing: c.listing(*b), Reason: c.unfit(r, p, rc, b), Differences: makerDifferences(p.facts, rc.spec.ORTVersion, b)}
+		one := Candidate{Listing: c.listing(*o.build), Reason: o.refused, Differences: makerDifferences(p.facts, rc.spec.ORTVersion, o.build)}
+		if o.judgement.Runtime != "" {
+			one.Listing.Judgement = o.judgement
+		}
 		if one.Reason == "" {
-			one.Reason = c.unsound(ctx, b)
+			one.Reason = c.unsound(ctx, o.build)
 		}
 		if err := ctx.Err(); err != nil {
 			return contextError(ctx, r)
@@ -102,7 +144,7 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 		case out.Decision == decidedHit:
 			one.Reason = "it fits, too; one that is considered earlier is served"
 		default:
-			one.Served, one.Reason = true, "made by this execution provider library for this request"
+			one.Served, one.Reason = true, o.judgement.Reason
 			out.Decision, out.Reason = decidedHit, one.Reason
 		}
 		out.Candidates = append(out.Candidates, one)
@@ -160,8 +202,8 @@ func (c *Cache) tellHistory(p Peer, out *Explanation) error {
 // explainPassThrough explains the answer to a model that is compiled already.
 func explainPassThrough(a *Answer) *Answer {
 	e := &Explanation{Decision: PassThrough, Reason: a.Why, Runtime: a.Runtime}
-	if a.Compatibility.Verdict != compilers.Unknown {
-		e.Reason += fmt.Sprintf("; for this runtime it is %s", a.Compatibility.Verdict)
+	if a.Compatibility.Reason != "" {
+		e.Reason += "; " + a.Compatibility.Reason
 	}
 	a.Outcome, a.Explanation = Explained, e
 	return a

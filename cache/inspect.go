@@ -66,7 +66,7 @@ func (f *ListFilter) matches(b *index.Build) bool {
 }
 
 func (c *Cache) listing(b index.Build) Listing {
-	l := Listing{Build: b, State: c.index.StateOf(b.ID)}
+	l := Listing{Build: b, State: c.index.StateOf(b.ID), Judgement: c.standing(&b)}
 	if l.State.Name == "" {
 		l.State.Name = index.Current
 	}
@@ -226,7 +226,7 @@ func (c *Cache) Status(ctx context.Context) (Status, error) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
 	for _, rt := range c.runtimes.all() {
-		facts := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now()}
+		facts := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(), State: *rt.state.Load(), Watched: c.watcher.How(rt.name)}
 		if rc := rt.facts.Load(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
 		} else {
@@ -252,8 +252,19 @@ type RuntimeFacts struct {
 	Facts      compilers.Facts
 	Marks      map[string]compilers.Fingerprint // by EP, with default options
 	MarkErrors map[string]string                // by EP: why there is none
+	Drivers    map[string]Driver                // by EP
 	Error      string
 	At         time.Time
+
+	State    string    // "ready", "changing", "unusable"
+	Watched  string    // "inotify", or "polled: <why>"
+	Changes  []string  // what was different when it was last assessed, a line each
+	Previous time.Time // when it was assessed before that; zero: never
+}
+
+// Driver is the version of an execution provider's driver, and where it is from.
+type Driver struct {
+	Version, Source string
 }
 
 // Probe looks at one runtime, or with an empty reference at all of them.
@@ -280,9 +291,13 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (
 }
 
 func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) RuntimeFacts {
-	out := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(),
+	out := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(), Drivers: make(map[string]Driver),
 		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]string)}
 	rc, err := c.content(ctx, rt, func(string) {})
+	out.State, out.Watched = *rt.state.Load(), c.watcher.How(rt.name)
+	if last, ok := c.probes.lastProbe(rt); ok {
+		out.Changes, out.Previous = last.Changes, last.Previous
+	}
 	if err != nil {
 		out.Error = err.Error()
 		return out
@@ -305,6 +320,9 @@ func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) Runti
 			continue
 		}
 		out.Marks[ep.Name] = mark
+		if v, source := c.machine.driver(ep.Name, mark); v != "" {
+			out.Drivers[ep.Name] = Driver{v, source}
+		}
 	}
 	return out
 }

@@ -1,24 +1,341 @@
 package cache
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/rules"
 )
 
 // Judgement says how a build suits a runtime, and how that is known.
 type Judgement struct {
 	Verdict compilers.Verdict
-	Source  string // "same library", "execution provider", "fingerprint", "load check", "rule NAME"; "": nobody judged
+	Source  string // "same library", "execution provider", "fingerprint", "load check", "rule NAME"; "": nobody could say
 	Reason  string
 	At      time.Time
 	Runtime string // the runtime's name
+
+	level string // the only graph optimisation level at which it loads, "" if any
+	firm  bool   // said by the execution provider, or of its own library: nothing that we try could know better
 }
 
-// The sources of judgements, from best to worst; rules are named one by one.
+// The sources of judgements, from best to worst; a rule's name follows its word.
 const (
-	sameLibrary = "same library"
+	sourceLibrary     = "same library"
+	sourceEP          = "execution provider"
+	sourceFingerprint = "fingerprint"
+	sourceLoadCheck   = "load check"
+	sourceRule        = "rule "
 )
+
+// against is what a build is judged against: a runtime, with the execution providers and options of a request.
+type against struct {
+	runtime string
+	rc      *runtimeContent
+	eps     []compilers.EP
+	facts   []index.EPFacts
+	request canonical
+}
+
+func (p *plan) against(rt string, rc *runtimeContent) *against {
+	return &against{runtime: rt, rc: rc, eps: p.eps, facts: p.facts, request: p.canonical}
+}
+
+// judged remembers how other libraries' builds suit a runtime with certain contents.
+type judged struct {
+	mu    sync.Mutex
+	known map[index.BuildID]Judgement // guarded by mu
+	lots  map[maker]*lot              // by who made them, at a glance; replaced as a whole; guarded by mu
+}
+
+// maxJudged bounds the memory that judgements take; past it all are forgotten, and made again as they are needed.
+const maxJudged = 1 << 16
+
+func (js *judged) load(id index.BuildID) (Judgement, bool) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	j, ok := js.known[id]
+	return j, ok
+}
+
+func (js *judged) save(id index.BuildID, j Judgement) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if js.known == nil || len(js.known) >= maxJudged {
+		js.known = make(map[index.BuildID]Judgement)
+	}
+	js.known[id] = j
+}
+
+func (js *judged) setLots(lots map[maker]*lot) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	js.lots = lots
+}
+
+// glanceAt gives what is known of the build, at a glance at least.
+func (js *judged) glanceAt(b *index.Build) (Judgement, bool) {
+	if j, ok := js.load(b.ID); ok {
+		return j, true
+	}
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if l := js.lots[makerOf(b)]; l != nil {
+		return l.judgement, true
+	}
+	return Judgement{}, false
+}
+
+// standing is how a build suits the registered runtimes: the best of what is known.
+func (c *Cache) standing(b *index.Build) Judgement {
+	var best Judgement
+	for _, rt := range c.runtimes.all() {
+		rc := rt.facts.Load()
+		if rc == nil || !rc.hasEvery(b) {
+			continue
+		}
+		j, ok := rc.judged.glanceAt(b)
+		if !ok && rc.made(b) {
+			j, ok = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by equal libraries", At: b.Created, Runtime: rt.name}, true
+		}
+		if ok && (best.Runtime == "" || badness(j.Verdict) < badness(best.Verdict)) {
+			best = j
+		}
+	}
+	return best
+}
+
+// made tells whether the runtime's own libraries made the build.
+func (rc *runtimeContent) made(b *index.Build) bool {
+	for i := range b.EPs {
+		if rc.digests[b.EPs[i].Name] != b.EPs[i].LibraryDigest {
+			return false
+		}
+	}
+	return true
+}
+
+// judge says how the build suits, from the best source that can tell: its execution provider's own library, the
+// provider's verdict, the fingerprint, a load check, the rules. It is worked out once for each build and runtime.
+func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgement, error) {
+	if j, ok := a.rc.judged.load(b.ID); ok {
+		return j, nil
+	}
+	j, err := c.glance(ctx, a, b)
+	if err != nil {
+		return j, err
+	}
+	if !j.firm && j.Verdict != compilers.Unsupported && c.policyOf(a.eps).Unknown != PolicyServe {
+		if j, err = c.tryLoading(ctx, a, b, j); err != nil {
+			return j, err
+		}
+	}
+	a.rc.judged.save(b.ID, j)
+	return j, nil
+}
+
+// glance judges without loading the build. With several execution providers the worst counts.
+func (c *Cache) glance(ctx context.Context, a *against, b *index.Build) (Judgement, error) {
+	var out Judgement
+	if len(b.EPs) != len(a.eps) || len(a.eps) == 0 {
+		return out, fmt.Errorf("build %s is of %d execution providers, not %d", b.ID, len(b.EPs), len(a.eps))
+	}
+	for i := range a.eps {
+		j, err := c.glanceEP(ctx, a, i, b)
+		if err != nil {
+			return out, err
+		}
+		firm := j.firm && (i == 0 || out.firm)
+		if i == 0 || badness(j.Verdict) > badness(out.Verdict) || out.Source == sourceLibrary && j.Verdict == out.Verdict {
+			out = j
+		}
+		out.firm = firm
+	}
+	out.At, out.Runtime = c.now(), a.runtime
+	return out, nil
+}
+
+func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b *index.Build) (Judgement, error) {
+	made, now := &b.EPs[i], &a.facts[i]
+	rule := c.rules().Judge(ruleFacts(made, b.ORTVersion), ruleFacts(now, a.rc.spec.ORTVersion))
+	byRule := Judgement{Verdict: rule.Verdict, Source: sourceRule + rule.Rule, Reason: rule.Reason}
+	if rule.Rule == "" {
+		byRule.Source = ""
+	}
+	if sameMaker(made, now) {
+		if made.DriverVersion != now.DriverVersion && rule.Verdict == compilers.Unsupported {
+			return byRule, nil
+		}
+		return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by an equal library of " + made.Name, firm: true}, nil
+	}
+	verdict, err := c.verdict(ctx, a.rc, a.eps[i], made.CompatibilityString)
+	if err != nil {
+		if ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
+			return Judgement{}, err
+		}
+		verdict = compilers.Unknown // an execution provider that cannot say is no reason to give up
+	}
+	switch {
+	case verdict != compilers.Unknown:
+		return Judgement{Verdict: verdict, Source: sourceEP, firm: true,
+			Reason: fmt.Sprintf("%s %s, asked about what %s made, says %s", made.Name, now.Version, makerName(made), verdict)}, nil
+	case made.CompatibilityString != "" && made.CompatibilityString == now.CompatibilityString:
+		return Judgement{Verdict: compilers.Optimal, Source: sourceFingerprint, firm: true,
+			Reason: fmt.Sprintf("what %s compiles now says the same of itself: %s", made.Name, shown(made.CompatibilityString))}, nil
+	}
+	return byRule, nil
+}
+
+// sameMaker tells whether the same library, on the same hardware, made the one and would make the other.
+func sameMaker(a, b *index.EPFacts) bool {
+	return a.LibraryDigest == b.LibraryDigest && a.SDKVersion == b.SDKVersion &&
+		a.HardwareArchitecture == b.HardwareArchitecture && a.CompatibilityString == b.CompatibilityString
+}
+
+// makerName says for people what made a build.
+func makerName(f *index.EPFacts) string {
+	return fmt.Sprintf("%s (SDK %s, library %.12s)", cmp.Or(f.Version, "its library"), cmp.Or(f.SDKVersion, "unknown"), f.LibraryDigest)
+}
+
+// shown shortens what a message quotes.
+func shown(s string) string {
+	const most = 160
+	if len(s) > most {
+		return s[:most] + "..."
+	}
+	return s
+}
+
+// tryLoading loads the build in a process of its own. Where the target device is here, that proves whether it loads;
+// that it loads does not prove that it is the best there could be.
+func (c *Cache) tryLoading(ctx context.Context, a *against, b *index.Build, glance Judgement) (Judgement, error) {
+	checked, err := c.loadCheck(ctx, a, b)
+	if err != nil {
+		return glance, err
+	}
+	out := Judgement{At: c.now(), Runtime: a.runtime, Source: sourceLoadCheck}
+	switch checked.Outcome {
+	case compilers.Failed:
+		out.Verdict, out.Reason = compilers.Unsupported, "it does not load: "+checked.Text
+	case compilers.Passed:
+		out.Verdict, out.Reason = compilers.PreferRecompilation, fmt.Sprintf("it loads, though another library made it: %s", makerNames(b))
+		if glance.Verdict == compilers.Optimal {
+			out.Verdict, out.Reason = glance.Verdict, "it loads, and "+glance.Reason
+		} else if glance.Source != "" {
+			out.Reason += "; " + glance.Source + ": " + glance.Reason
+		}
+		if checked.GraphOptimizationLevel == "disable_all" {
+			out.level = checked.GraphOptimizationLevel
+		}
+	default:
+		out = glance
+		if out.Source == "" {
+			out.Reason = "no rule tells, and whether it loads cannot be tried on this machine"
+		}
+	}
+	return out, nil
+}
+
+func makerNames(b *index.Build) string {
+	out := ""
+	for i := range b.EPs {
+		if i > 0 {
+			out += ", "
+		}
+		out += b.EPs[i].Name + " " + makerName(&b.EPs[i])
+	}
+	return out
+}
+
+// loadCheck loads the build's graph with the libraries that it is judged for, once for each pair.
+func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (compilers.CheckResult, error) {
+	key := c.probes.key("load", a.rc, b.ID[:])
+	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.CheckResult, error) {
+		answer, err := c.serve(ctx, b, func(string) {})
+		if err != nil {
+			return compilers.CheckResult{}, err
+		}
+		defer answer.View.Close()
+		job := a.checkJob(filepath.Join(answer.Path, filepath.FromSlash(answer.Graph)),
+			cmp.Or(b.GraphOptimizationLevel, loadLevel(a.request.GraphOptimizationLevel)))
+		return still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
+	})
+}
+
+// checkJob loads a graph as an application would that asked for what is judged.
+func (a *against) checkJob(graph, level string) compilers.CheckJob {
+	return compilers.CheckJob{Runtime: a.rc.spec, EPs: a.eps, Graph: graph, SessionOptions: a.request.SessionOptions,
+		FreeDimensions: a.request.FreeDimensions, FreeDimensionsByDenotation: a.request.FreeDimensionsByDenotation, GraphOptimizationLevel: level}
+}
+
+// spelled is the request but for its model.
+func (a *against) spelled() []byte {
+	r := a.request
+	r.Model = cas.Digest{}
+	return r.encode()
+}
+
+// verdict asks the execution provider itself what it thinks of a compatibility string, once for each distinct string.
+func (c *Cache) verdict(ctx context.Context, rc *runtimeContent, ep compilers.EP, info string) (compilers.Verdict, error) {
+	if info == "" {
+		return compilers.Unknown, nil
+	}
+	key := c.probes.key("verdict", rc, []byte(ep.Name+"\x00"+info))
+	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.Verdict, error) {
+		return still(rc, func() (compilers.Verdict, error) {
+			verdicts, err := c.compiler.Compatibility(ctx, rc.spec, ep, []string{info})
+			var refused *compilers.RefusedError
+			if errors.As(err, &refused) || err == nil && len(verdicts) != 1 {
+				return compilers.Unknown, nil // it has no word for this: that will not change
+			}
+			if err != nil {
+				return compilers.Unknown, err
+			}
+			return verdicts[0], nil
+		})
+	})
+}
+
+// worse of two verdicts; not to know is worse than to prefer something else, and better than a refusal.
+func worse(a, b compilers.Verdict) compilers.Verdict {
+	if badness(b) > badness(a) {
+		return b
+	}
+	return a
+}
+
+func badness(v compilers.Verdict) int {
+	switch v {
+	case compilers.Optimal:
+		return 0
+	case compilers.PreferRecompilation:
+		return 1
+	case compilers.Unsupported:
+		return 3
+	}
+	return 2
+}
+
+// rules are the administrator's, or the shipped ones.
+func (c *Cache) rules() *rules.Set {
+	if c.options.Rules != nil {
+		return c.options.Rules
+	}
+	return rules.Shipped()
+}
+
+func ruleFacts(f *index.EPFacts, ort string) rules.Facts {
+	return rules.Facts{EP: f.Name, EPVersion: f.Version, LibraryDigest: f.LibraryDigest.String(), SDKVersion: f.SDKVersion,
+		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString, DriverVersion: f.DriverVersion, ORTVersion: ort}
+}
 
 // Gain compares how long the two forms of a model take to load, in seconds; 0: not measured.
 type Gain struct {

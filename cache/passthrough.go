@@ -3,8 +3,10 @@ package cache
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -12,7 +14,7 @@ import (
 
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
 // itself is judged for the caller's runtime, and the application loads its own file.
-func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent) (*Answer, error) {
+func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
 		return nil, fail(BadModel, err, "model %q", r.Name)
@@ -29,61 +31,93 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 	}
 	a := &Answer{Outcome: PassThrough, ModelDigest: id.Digest, Runtime: rt.name, Compatibility: Judgement{Runtime: rt.name},
 		Why: fmt.Sprintf("the model is compiled already: it has %d EPContext nodes made by %s", len(m.Contexts), strings.Join(sources, ", "))}
-	infos := m.CompatibilityInfo()
-	worst := compilers.Optimal
-	judged := false
-	for i, ep := range r.EPs {
-		if !slices.Contains(sources, ep.Name) {
-			continue
-		}
-		verdict, err := c.judge(ctx, rc, r.EPs[i], infos[ep.Name])
-		if err != nil {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("%s was not asked whether it can load this model: %v", ep.Name, err))
-			verdict = compilers.Unknown
-		}
-		judged = true
-		worst = worse(worst, verdict)
+	p, err := c.plan(ctx, r, id.Digest, rc, phase)
+	if err != nil {
+		return nil, err
+	}
+	if a.Compatibility, err = c.judgeOwn(ctx, r, p.against(rt.name, rc), m); err != nil {
+		return nil, workerError(err, "model %q", r.Name)
 	}
 	for _, s := range sources {
 		if !slices.ContainsFunc(r.EPs, func(ep EP) bool { return ep.Name == s }) {
 			a.Warnings = append(a.Warnings, fmt.Sprintf("made by %q, which the request does not name: it will not load with these execution providers", s))
 		}
 	}
-	if judged {
-		a.Compatibility.Verdict, a.Compatibility.Source = worst, "execution provider"
-	}
 	return a, nil
 }
 
-// worse of two verdicts; not to know is worse than to prefer something else, and better than a refusal.
-func worse(a, b compilers.Verdict) compilers.Verdict {
-	rank := map[compilers.Verdict]int{compilers.Optimal: 0, compilers.PreferRecompilation: 1, compilers.Unknown: 2, compilers.Unsupported: 3}
-	if rank[b] > rank[a] {
-		return b
+// judgeOwn judges a compiled model that an application brings. What the model says of itself is not enough: the string
+// may have been edited, or copied from the source model, and no execution provider compares it with its bytes. Where
+// the whole of it is here it is loaded in a process of its own, and that counts.
+func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel.Model) (Judgement, error) {
+	said, made := Judgement{Verdict: compilers.Optimal, At: c.now(), Runtime: a.runtime}, false
+	infos := m.CompatibilityInfo()
+	for i, ep := range a.eps {
+		if !slices.ContainsFunc(m.Contexts, func(n epmodel.Context) bool { return n.Source == ep.Name }) {
+			continue // a string about an execution provider that made no node is about something else
+		}
+		made = true
+		verdict, err := c.verdict(ctx, a.rc, a.eps[i], infos[ep.Name])
+		if err != nil {
+			return said, err
+		}
+		said.Verdict = worse(said.Verdict, verdict)
 	}
-	return a
+	if !made {
+		return Judgement{At: said.At, Runtime: a.runtime, Reason: "none of the request's execution providers made it"}, nil
+	}
+	if len(m.Sidecars()) > 0 {
+		said.Reason = fmt.Sprintf("its own compatibility string is %s for this runtime; that cannot be checked, as its context files did not come along", said.Verdict)
+		said.Verdict = compilers.Unknown
+		return said, nil
+	}
+	checked, err := c.checkOwn(ctx, r, a)
+	if err != nil {
+		return said, err
+	}
+	said.Source = sourceLoadCheck
+	switch {
+	case checked.Outcome == compilers.Failed:
+		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
+	case checked.Outcome != compilers.Passed:
+		said.Source, said.Reason = "", "its own compatibility string is "+said.Verdict.String()+" for this runtime; whether it loads cannot be tried on this machine"
+		said.Verdict = compilers.Unknown
+	case said.Verdict == compilers.Optimal:
+		said.Reason = "it loads, and its compatibility string is the execution provider's"
+	default:
+		said.Reason = fmt.Sprintf("it loads, though its compatibility string is %s for this runtime", said.Verdict)
+		said.Verdict = compilers.PreferRecompilation
+	}
+	return said, nil
 }
 
-// judge asks the EP itself what it thinks of a compatibility string, once for each distinct string.
-func (c *Cache) judge(ctx context.Context, rc *runtimeContent, ep EP, info string) (compilers.Verdict, error) {
-	if info == "" {
-		return compilers.Unknown, nil
+// checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
+func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
+	key := c.probes.key("own", a.rc, append(a.request.Model[:], a.spelled()...))
+	if known, ok := c.probes.load(key).(compilers.CheckResult); ok {
+		return known, nil
 	}
-	lib, ok := rc.library(ep.Name)
-	if !ok {
-		return compilers.Unknown, fmt.Errorf("the runtime has no %s", ep.Name)
+	folder, err := os.MkdirTemp(c.path("staging"), "own-")
+	if err != nil {
+		return compilers.CheckResult{}, storeError(err, r.Name)
 	}
-	key := c.probes.key("verdict", rc, []byte(ep.Name+"\x00"+info))
-	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.Verdict, error) {
-		options, err := fillOptions(ep.Name, ep.Options, lib)
-		if err != nil {
-			return compilers.Unknown, err
+	var taken atomic.Bool // by whoever removes the folder: the check goes on when its first asker leaves
+	drop := func() {
+		if taken.CompareAndSwap(false, true) {
+			_ = os.RemoveAll(folder) // what stays is removed at the next start
 		}
-		spec := compilers.EP{Name: ep.Name, Library: lib.Path, Devices: ep.Devices, Options: options}
-		verdicts, err := c.compiler.Compatibility(ctx, rc.spec, spec, []string{info})
-		if err != nil || len(verdicts) != 1 {
-			return compilers.Unknown, err
+	}
+	defer drop()
+	j := &job{c: c, request: r, plan: &plan{canonical: a.request}, name: newID()[:16], folder: folder}
+	graph, err := j.copyModel(ctx)
+	if err != nil {
+		return compilers.CheckResult{}, err
+	}
+	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.CheckResult, error) {
+		if !taken.CompareAndSwap(false, true) {
+			return compilers.CheckResult{}, context.Canceled
 		}
-		return verdicts[0], nil
+		defer os.RemoveAll(folder)
+		return still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, a.checkJob(graph, loadLevel(""))) })
 	})
 }

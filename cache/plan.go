@@ -95,6 +95,9 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 	progress("probing")
 	facts, err := c.probes.facts(ctx, rc, false)
 	if err != nil {
+		if errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
+			return nil, workerError(err, "runtime %q", rc.spec.ORTLibrary)
+		}
 		return nil, fail(Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
 	}
 	p := &plan{}
@@ -117,9 +120,17 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		}
 		return nil, workerError(err, "execution provider %s cannot compile here", epNames(r.EPs))
 	}
-	p.facts = rc.epFacts(p.eps, p.marks)
-	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
+	c.name(p, rc)
 	return p, nil
+}
+
+// name fills in what a build would be called, and what is known of what would make it.
+func (c *Cache) name(p *plan, rc *runtimeContent) {
+	p.facts = rc.epFacts(p.eps, p.marks)
+	for i := range p.facts {
+		p.facts[i].DriverVersion, _ = c.machine.driver(p.facts[i].Name, p.marks[i])
+	}
+	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
 }
 
 // canonicalRequest brings the request into its one spelling.

@@ -22,7 +22,6 @@ import (
 type probes struct {
 	compiler compilers.Compiler
 	book     memoBook
-	machine  [32]byte // processor, devices and driver versions, as of the start
 	now      func() time.Time
 
 	flight singleflight.Group
@@ -42,7 +41,7 @@ type found struct {
 const failureHolds = 30 * time.Second
 
 func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time) *probes {
-	return &probes{compiler: compiler, book: book, machine: machineStamp(), now: now, known: make(map[string]found)}
+	return &probes{compiler: compiler, book: book, now: now, known: make(map[string]found)}
 }
 
 // remember runs find once for the key, however many ask, and keeps what it found: for good, or for a while only if
@@ -110,7 +109,7 @@ func (p *probes) hold(key string, v any, lasts bool) {
 
 // key covers what a probe's result depends on: the machine, ONNX Runtime's version, and every EP's bytes.
 func (p *probes) key(kind string, rc *runtimeContent, more []byte) string {
-	b := append([]byte(kind), p.machine[:]...)
+	b := append([]byte(kind), rc.machine[:]...)
 	b = append(b, rc.spec.ORTVersion...)
 	for _, ep := range sortedKeys(rc.digests) {
 		d := rc.digests[ep]
@@ -125,9 +124,26 @@ func (p *probes) facts(ctx context.Context, rc *runtimeContent, fresh bool) (com
 	// What is wrong with a library may lie in the ONNX Runtime beside it, and the error names both.
 	key := p.key("devices", rc, []byte(rc.spec.ORTLibrary))
 	return remember(ctx, p, key, fresh, allWork, func(ctx context.Context) (compilers.Facts, error) {
-		return p.compiler.Probe(ctx, rc.spec)
+		return still(rc, func() (compilers.Facts, error) { return p.compiler.Probe(ctx, rc.spec) })
 	})
 }
+
+// still runs what loads the runtime's libraries, and takes the result only if they are the same afterwards: what two
+// versions did together is said of neither.
+func still[T any](rc *runtimeContent, run func() (T, error)) (T, error) {
+	var none T
+	if rc.past.Load() {
+		return none, errReplaced
+	}
+	v, err := run()
+	if !rc.unchanged() {
+		return none, errMoving
+	}
+	return v, err
+}
+
+// errReplaced says that nothing can be run with the libraries that the caller has open: others are in their place.
+var errReplaced = errors.New("the libraries were replaced, perhaps by an update")
 
 // allWork tells whether every EP loads and lists a device.
 func allWork(f compilers.Facts) bool {
@@ -144,7 +160,7 @@ func (p *probes) fingerprints(ctx context.Context, rc *runtimeContent, eps []com
 		return nil, err
 	}
 	marks, err := remember(ctx, p, p.key("fingerprint", rc, more), fresh, always, func(ctx context.Context) ([]compilers.Fingerprint, error) {
-		return p.compiler.Fingerprint(ctx, rc.spec, eps)
+		return still(rc, func() ([]compilers.Fingerprint, error) { return p.compiler.Fingerprint(ctx, rc.spec, eps) })
 	})
 	if err == nil && len(marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")

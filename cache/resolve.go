@@ -125,6 +125,9 @@ func (c *Cache) notMine(what string) error {
 // in another place are another runtime: what stands beside a library counts too, and only its own folder tells.
 func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
 	for _, rt := range c.candidates(r) {
+		if rc := rt.facts.Load(); rc != nil && rc.replacedUnder(r) {
+			continue // no waiting for the new libraries: the caller has the ones from before
+		}
 		rc, err := c.content(ctx, rt, progress)
 		if err != nil {
 			continue // a runtime that is gone or broken: probe shows its error, and another one may do
@@ -132,6 +135,9 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 		if rc.hasAll(r.EPs) && rc.carries(r, c.mayName(r.Peer)) {
 			return rt, rc, nil
 		}
+	}
+	if rt, rc := c.earlierContent(ctx, r); rc != nil {
+		return rt, rc, nil
 	}
 	if !c.mayName(r.Peer) || r.Runtime.ORTLibrary == "" {
 		return nil, nil, c.notMine(r.Runtime.EPLibraries[0].Path)

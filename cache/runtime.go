@@ -4,19 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"os"
-	"path/filepath"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/index"
 )
 
 // runtime is one libonnxruntime with the EP libraries used with it, as it lies on this machine.
@@ -25,257 +18,159 @@ type runtime struct {
 	registered bool   // by the administrator; others were named by a client of the daemon's own user
 	find       func() (compilers.Runtime, error)
 
-	mu    sync.Mutex                     // held while the files are looked at anew
-	facts atomic.Pointer[runtimeContent] // nil until looked at
+	looking chan struct{}                  // holds one token while the files are looked at anew
+	facts   atomic.Pointer[runtimeContent] // nil until looked at
+	state   atomic.Pointer[string]
+
+	mu      sync.Mutex
+	earlier []*runtimeContent // newest first, for applications that have loaded what is gone; guarded by mu
 }
 
-// runtimeContent is what a runtime's files were when they were last looked at. Nothing but its plans ever changes in it.
-type runtimeContent struct {
-	spec    compilers.Runtime
-	files   []stampedFile
-	folders []stampedFolder       // the same files, for looking often
-	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
+// The states of a runtime, as Probe gives them.
+var (
+	stateReady    = "ready"
+	stateChanging = "changing"
+	stateUnusable = "unusable"
+)
 
-	plans plans // requests thought through for exactly these contents
+// maxEarlier bounds what is remembered of a runtime's past. An application that has loaded something older than that
+// gets no answer for it.
+const maxEarlier = 4
+
+func newRuntime(name string, registered bool, find func() (compilers.Runtime, error)) *runtime {
+	rt := &runtime{name: name, registered: registered, find: find, looking: make(chan struct{}, 1)}
+	rt.state.Store(&stateReady)
+	return rt
 }
 
-type stampedFile struct {
-	path  string
-	stamp cas.Stamp
-}
-
-// unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are looked up
-// in folders that are kept open; the folders themselves by path, for one may have been put in another's place.
-func (rc *runtimeContent) unchanged() bool {
-	for i := range rc.folders {
-		if !rc.folders[i].unchanged() {
-			return false
-		}
+func (rt *runtime) remember(rc *runtimeContent) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	rt.earlier = append([]*runtimeContent{rc}, rt.earlier...)
+	if len(rt.earlier) > maxEarlier {
+		rt.earlier = rt.earlier[:maxEarlier]
 	}
-	return true
-}
-
-// stampedFolder is a folder with files of a runtime. Its own times count too: a library that is added beside the
-// others may be one that the EP loads. Its descriptor is closed when the runtime's contents are forgotten.
-type stampedFolder struct {
-	path   string
-	open   *os.File
-	own    cas.Stamp
-	names  []string
-	stamps []cas.Stamp
-}
-
-func (f *stampedFolder) unchanged() bool {
-	now, err := stampPath(f.path)
-	if err != nil || now != f.own {
-		return false
-	}
-	dir := int(f.open.Fd())
-	for i := range f.names {
-		if s, err := stampThrough(dir, f.names[i]); err != nil || s != f.stamps[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// byFolder groups the files by the folder they lie in.
-func byFolder(files []stampedFile) ([]stampedFolder, error) {
-	at := make(map[string]int)
-	var out []stampedFolder
-	for _, f := range files {
-		dir, name := filepath.Split(f.path)
-		i, ok := at[dir]
-		if !ok {
-			open, err := os.Open(dir)
-			if err != nil {
-				return nil, err
-			}
-			s, err := cas.StampOf(open)
-			if err != nil {
-				return nil, errors.Join(err, open.Close())
-			}
-			i = len(out)
-			at[dir] = i
-			out = append(out, stampedFolder{path: dir, open: open, own: s})
-		}
-		out[i].names = append(out[i].names, name)
-		out[i].stamps = append(out[i].stamps, f.stamp)
-	}
-	return out, nil
-}
-
-func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
-	for _, l := range rc.spec.EPs {
-		if l.EP == ep {
-			return l, true
-		}
-	}
-	return compilers.EPLibrary{}, false
 }
 
 // content gives the runtime as it is now, looking again if any of its files changed since.
 func (c *Cache) content(ctx context.Context, rt *runtime, progress func(string)) (*runtimeContent, error) {
-	if rc := rt.facts.Load(); rc != nil && rc.unchanged() {
+	if rc := rt.facts.Load(); rc != nil && c.holds(rc) {
 		return rc, nil
 	}
 	progress("probing")
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	select {
+	case rt.looking <- struct{}{}:
+		defer func() { <-rt.looking }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	before := rt.facts.Load()
-	if before != nil && before.unchanged() {
+	if before != nil && c.holds(before) {
 		return before, nil
 	}
-	rc, err := c.look(ctx, rt)
+	if before != nil {
+		c.changing(rt)
+	}
+	rc, err := c.look(ctx, rt, before)
 	if err != nil {
-		if !rt.registered && ctx.Err() == nil {
-			c.runtimes.forget(rt) // a client brought it, and it is gone: who brings it again names it again
-		}
-		return nil, fail(Unavailable, err, "runtime %q cannot be used", rt.name)
+		return nil, c.lost(ctx, rt, before, err)
 	}
-	if before != nil && !before.same(rc) {
-		c.log.Info("runtime changed", "runtime", rt.name)
-	}
-	rt.facts.Store(rc)
+	c.found(rt, before, rc)
 	return rc, nil
 }
 
-// same reports whether the libraries are, in content, what they were.
-func (rc *runtimeContent) same(other *runtimeContent) bool {
-	return rc.spec.ORTVersion == other.spec.ORTVersion && maps.Equal(rc.digests, other.digests)
+// holds tells whether the files and the machine are what they were.
+func (c *Cache) holds(rc *runtimeContent) bool {
+	return rc.machine == c.machine.now() && rc.unchanged()
+}
+
+// changing says once that a runtime's files are being replaced.
+func (c *Cache) changing(rt *runtime) {
+	if rt.state.CompareAndSwap(&stateReady, &stateChanging) {
+		c.happened(Event{Kind: EventChanging, Runtime: rt.name, Text: "its files are being changed"})
+	}
+}
+
+// lost notes that a runtime cannot be used.
+func (c *Cache) lost(ctx context.Context, rt *runtime, before *runtimeContent, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	if !rt.registered && before == nil {
+		c.runtimes.forget(rt) // a client brought it, and it never worked: who brings it again names it again
+	}
+	if was := rt.state.Swap(&stateUnusable); was != &stateUnusable {
+		c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
+		c.happened(Event{Kind: EventUnusable, Runtime: rt.name, Text: err.Error()})
+	}
+	return fail(Unavailable, err, "runtime %q cannot be used", rt.name)
+}
+
+// found puts what was found into the place of what was before, which is remembered for applications that have it
+// loaded.
+func (c *Cache) found(rt *runtime, before, rc *runtimeContent) {
+	rt.facts.Store(rc)
+	rt.state.Store(&stateReady)
+	c.watchRuntime(rt, rc)
+	if before == nil || !before.same(rc) {
+		if before != nil {
+			c.log.Info("runtime changed", "runtime", rt.name)
+			before.past.Store(true)
+			rt.remember(before)
+		}
+		c.changes.add(rt)
+	}
 }
 
 // Attempts and pause while a package manager is at work on a runtime's files.
 const (
 	lookAttempts = 20
 	lookPause    = 250 * time.Millisecond
+	lookPatience = 30 * time.Second // for files that are whole each time one looks, and other ones
 )
 
 var errMoving = errors.New("its files keep changing")
 
 // look identifies the runtime's libraries. Stamps are taken before and after the bytes are hashed; as long as
-// they differ, somebody is writing, and what was read is nobody's library.
-func (c *Cache) look(ctx context.Context, rt *runtime) (*runtimeContent, error) {
-	for attempt := 0; ; attempt++ {
+// they differ, somebody is writing, and what was read is nobody's library. Where there was something before, the
+// files must have come to rest as well: half of an update may look like a whole runtime.
+func (c *Cache) look(ctx context.Context, rt *runtime, before *runtimeContent) (*runtimeContent, error) {
+	began := time.Now()
+	patient := before != nil && rt.state.Load() != &stateUnusable // it was here a moment ago, and will be again
+	for attempt := 0; ; {
 		rc, err := c.lookOnce(ctx, rt)
+		pause := lookPause
 		if err == nil && rc.unchanged() {
-			return rc, nil
+			if pause = c.unrest(rc, before); pause <= 0 {
+				return rc, nil
+			}
+		} else {
+			attempt++
 		}
-		if attempt == lookAttempts {
+		if attempt == lookAttempts || time.Since(began) > lookPatience {
 			return nil, cmp.Or(err, errMoving)
 		}
-		if err != nil && !errors.Is(err, errMoving) && rt.facts.Load() == nil {
-			return nil, err // never seen whole: no reason to wait for it to come back
+		if err != nil && !errors.Is(err, errMoving) && !patient {
+			return nil, err
 		}
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(lookPause):
+		case <-time.After(pause):
 		}
 	}
 }
 
-func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, error) {
-	spec, err := rt.find()
-	if err != nil {
-		return nil, err
+// unrest is how long the files must still be at rest before they are believed to be all there.
+func (c *Cache) unrest(rc, before *runtimeContent) time.Duration {
+	if before == nil || before.same(rc) {
+		return 0
 	}
-	rc := &runtimeContent{spec: spec, digests: make(map[string]cas.Digest)}
-	seen := make(map[string]bool)
-	add := func(path string) error {
-		if seen[path] {
-			return nil
-		}
-		seen[path] = true
-		s, err := stampPath(path)
-		if err != nil {
-			return err
-		}
-		rc.files = append(rc.files, stampedFile{path, s})
-		return nil
+	since := time.Since(rc.newest())
+	if since < 0 {
+		return 0 // times from the future say nothing
 	}
-	if err := add(spec.ORTLibrary); err != nil {
-		return nil, err
-	}
-	for _, l := range spec.EPs {
-		for _, path := range l.Files {
-			if err := add(path); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if rc.folders, err = byFolder(rc.files); err != nil {
-		return nil, err
-	}
-	if again, err := rt.find(); err != nil || !reflect.DeepEqual(spec, again) {
-		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
-	}
-	for _, l := range spec.EPs {
-		d, err := c.libraryDigest(ctx, l)
-		if err != nil {
-			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
-		}
-		rc.digests[l.EP] = d
-	}
-	return rc, nil
-}
-
-// libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
-// library's folder and contents, in the order of the names.
-func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
-	var b []byte
-	files := slices.Clone(l.Files)
-	slices.Sort(files)
-	for _, path := range files {
-		d, err := c.fileDigest(ctx, path)
-		if err != nil {
-			return cas.Digest{}, err
-		}
-		name, err := filepath.Rel(filepath.Dir(l.Path), path)
-		if err != nil {
-			name = filepath.Base(path)
-		}
-		b = append(appendInt(b, uint64(len(name))), name...)
-		b = append(b, d[:]...)
-	}
-	return cas.Digest(digestOf(b)), nil
-}
-
-// fileDigest hashes one library file, or remembers it by its stamp.
-func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	defer f.Close()
-	key, believable := memoKey(0, f)
-	if believable {
-		if raw, ok := c.index.Memo(append([]byte("file:"), key[:]...)); ok && len(raw) == 32 {
-			return cas.Digest(raw), nil
-		}
-	}
-	w := witness{began: c.now()}
-	if err := settle(f); err != nil {
-		return cas.Digest{}, &os.PathError{Op: "fdatasync", Path: path, Err: err}
-	}
-	before, err := cas.StampOf(f)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	d, err := cas.Sum(ctx, f, 0, before.Size)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	after, err := cas.StampOf(f)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	w.stamps = []cas.Stamp{after}
-	if believable && before == after && w.old() {
-		// Not saved costs another hashing at the next start, nothing else.
-		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
-	}
-	return d, nil
+	return c.options.Quiet - since
 }
 
 // runtimes is the register: what the administrator named, in order, and what own clients brought.
@@ -288,14 +183,12 @@ type runtimes struct {
 const maxNamedRuntimes = 64
 
 func directoryRuntime(dir string, registered bool) *runtime {
-	return &runtime{name: dir, registered: registered, find: func() (compilers.Runtime, error) { return compilers.Find(dir) }}
+	return newRuntime(dir, registered, func() (compilers.Runtime, error) { return compilers.Find(dir) })
 }
 
 // explicitRuntime is a runtime that was given library by library.
 func explicitRuntime(spec compilers.Runtime, registered bool) *runtime {
-	return &runtime{name: spec.ORTLibrary, registered: registered, find: func() (compilers.Runtime, error) {
-		return compilers.Complete(spec)
-	}}
+	return newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) { return compilers.Complete(spec) })
 }
 
 func (rs *runtimes) all() []*runtime {
@@ -330,23 +223,4 @@ func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) *runtime {
 	}
 	rs.list = append(rs.list, rt)
 	return rt
-}
-
-// epFacts describes the EP libraries of a build.
-func (rc *runtimeContent) epFacts(eps []compilers.EP, marks []compilers.Fingerprint) []index.EPFacts {
-	out := make([]index.EPFacts, len(eps))
-	for i, ep := range eps {
-		lib, _ := rc.library(ep.Name)
-		out[i] = index.EPFacts{
-			Name: ep.Name, Library: lib.Path, LibraryDigest: rc.digests[ep.Name],
-			Version: marks[i].EPVersion, SDKVersion: marks[i].SDKVersion,
-			HardwareArchitecture: marks[i].HardwareArchitecture,
-			CompatibilityString:  marks[i].CompatibilityString,
-			DriverVersion:        marks[i].DriverVersion,
-		}
-		for _, d := range ep.Devices {
-			out[i].Devices = append(out[i].Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
-		}
-	}
-	return out
 }

@@ -38,7 +38,11 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 		}
 	} else {
 		out.Runtime = rt.name
-		if err := c.consider(ctx, out, r, plan, rc, builds); err != nil {
+		order, err := c.arrange(ctx, r, plan, rt, rc, builds)
+		if err != nil {
+			return nil, err
+		}
+		if err := c.consider(ctx, out, r, plan, rc, order); err != nil {
 			return nil, err
 		}
 		out.Decision = stateOf(out)
@@ -183,7 +187,6 @@ func (c *Cache) planFor(ctx context.Context, p *plan, eps []EP, rc *runtimeConte
 	if p.marks, err = c.probes.fingerprints(ctx, rc, p.eps, false); err != nil {
 		return err
 	}
-	p.facts = rc.epFacts(p.eps, p.marks)
-	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
+	c.name(p, rc)
 	return nil
 }

@@ -1,0 +1,282 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// probed is what a runtime was when it was last assessed. It is remembered over restarts, so that a change while the
+// daemon was away is noticed.
+type probed struct {
+	At         time.Time
+	ORTVersion string
+	EPs        map[string]probedEP
+	Changes    []string  // against the assessment before
+	Previous   time.Time // when that was; zero: never
+}
+
+type probedEP struct {
+	Version, LibraryDigest, SDKVersion, Hardware, Compatibility, Driver, Error string
+	Devices                                                                    []string
+}
+
+func (p *probes) lastProbe(rt *runtime) (last probed, ok bool) {
+	raw, ok := p.book.Memo([]byte("probed:" + rt.name))
+	return last, ok && json.Unmarshal(raw, &last) == nil
+}
+
+// assess probes a runtime that is new or changed, says what is different, and judges what is stored for it.
+func (c *Cache) assess(ctx context.Context, rt *runtime) {
+	facts := c.probeRuntime(ctx, rt, false)
+	if ctx.Err() != nil {
+		return
+	}
+	if facts.Error != "" {
+		return // told by whoever found that it cannot be used
+	}
+	now := c.summary(&facts)
+	before, known := c.probes.lastProbe(rt)
+	if known {
+		now.Previous, now.Changes = before.At, before.differences(&now)
+	}
+	if known && len(now.Changes) == 0 {
+		now.Previous, now.Changes = before.Previous, before.Changes // what changed last stays to be seen
+	} else {
+		c.tellProbed(rt, &now, known)
+	}
+	if raw, err := json.Marshal(now); err == nil {
+		// Not saved costs the comparison at the next start, nothing else.
+		_ = c.probes.book.SaveMemo([]byte("probed:"+rt.name), raw)
+	}
+	if rc := rt.facts.Load(); rc != nil {
+		c.judgeAll(ctx, rt, rc, &facts, before.libraries(), !known || !now.Previous.Equal(before.Previous))
+	}
+}
+
+func (c *Cache) tellProbed(rt *runtime, now *probed, known bool) {
+	e := Event{Kind: EventProbed, Runtime: rt.name, Text: "ONNX Runtime " + now.ORTVersion}
+	for _, name := range sortedKeys(now.EPs) {
+		ep := now.EPs[name]
+		e.Text += fmt.Sprintf(", %s %s (SDK %s)", name, ep.Version, ep.SDKVersion)
+		if ep.Error != "" {
+			e.Text += ": " + ep.Error
+		}
+	}
+	if known {
+		e.Kind, e.Text = EventChanged, strings.Join(now.Changes, "; ")
+	}
+	c.happened(e)
+}
+
+func (c *Cache) summary(facts *RuntimeFacts) probed {
+	out := probed{At: c.now(), ORTVersion: facts.Spec.ORTVersion, EPs: make(map[string]probedEP)}
+	for _, ep := range facts.Facts.EPs {
+		mark := facts.Marks[ep.Name]
+		one := probedEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
+			Hardware: mark.HardwareArchitecture, Compatibility: mark.CompatibilityString, Error: ep.Error}
+		if one.Error == "" {
+			one.Error = facts.MarkErrors[ep.Name]
+		}
+		one.Driver, _ = c.machine.driver(ep.Name, mark)
+		for _, d := range ep.Devices {
+			one.Devices = append(one.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+		}
+		out.EPs[ep.Name] = one
+	}
+	return out
+}
+
+// libraries are the digests of the EP libraries.
+func (p *probed) libraries() map[string]string {
+	out := make(map[string]string, len(p.EPs))
+	for name, ep := range p.EPs {
+		out[name] = ep.LibraryDigest
+	}
+	return out
+}
+
+// differences says for people what is different now, a line for each.
+func (p *probed) differences(now *probed) (lines []string) {
+	add := func(what, from, to string) {
+		if from != to {
+			lines = append(lines, fmt.Sprintf("%s: %s, was %s", what, orNone(to), orNone(from)))
+		}
+	}
+	add("ONNX Runtime", p.ORTVersion, now.ORTVersion)
+	names := slices.Compact(slices.Sorted(slices.Values(append(sortedKeys(p.EPs), sortedKeys(now.EPs)...))))
+	for _, name := range names {
+		a, hadIt := p.EPs[name]
+		b, hasIt := now.EPs[name]
+		switch {
+		case !hadIt:
+			lines = append(lines, name+": new here, version "+orNone(b.Version))
+			continue
+		case !hasIt:
+			lines = append(lines, name+": not here any more, was version "+orNone(a.Version))
+			continue
+		}
+		add(name+" version", a.Version, b.Version)
+		add(name+" SDK", a.SDKVersion, b.SDKVersion)
+		add(name+" hardware", a.Hardware, b.Hardware)
+		add(name+" driver", a.Driver, b.Driver)
+		add(name+" devices", strings.Join(a.Devices, ", "), strings.Join(b.Devices, ", "))
+		add(name+" error", a.Error, b.Error)
+		if a.LibraryDigest != b.LibraryDigest {
+			add(name+" library", fmt.Sprintf("%.12s", a.LibraryDigest), fmt.Sprintf("%.12s", b.LibraryDigest))
+		} else {
+			add(name+" compatibility", a.Compatibility, b.Compatibility)
+		}
+	}
+	return lines
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}
+
+// maker is what a glance at a build depends on: all builds with one maker are judged alike.
+type maker string
+
+func makerOf(b *index.Build) maker {
+	var s strings.Builder
+	for i := range b.EPs {
+		f := &b.EPs[i]
+		fmt.Fprintf(&s, "%q %x %q %q %q %q ", f.Name, f.LibraryDigest, f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString, f.DriverVersion)
+	}
+	return maker(s.String() + b.ORTVersion)
+}
+
+// lot is the builds of one maker.
+type lot struct {
+	judgement Judgement
+	example   index.Build
+	builds    int
+}
+
+// judgeAll judges everything stored that a runtime could load, once for each distinct maker, without running anything
+// but the execution providers' own verdicts. What was made by the runtime's former libraries and is not the best any
+// more is wanted anew.
+func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, facts *RuntimeFacts, former map[string]string, tell bool) {
+	lots := make(map[maker]*lot)
+	var affected []index.Build
+	best := make(map[index.RequestKey]compilers.Verdict)
+	err := c.index.Each(ctx, func(b index.Build) error {
+		if !rc.hasEvery(&b) {
+			return nil
+		}
+		m := makerOf(&b)
+		l := lots[m]
+		if l == nil {
+			j, err := c.glance(ctx, c.againstDefault(rt, rc, facts, &b), &b)
+			if err != nil {
+				return err
+			}
+			l = &lot{judgement: j, example: b}
+			lots[m] = l
+		}
+		l.builds++
+		verdict := l.judgement.Verdict
+		if was, ok := best[b.RequestKey]; !ok || badness(verdict) < badness(was) {
+			best[b.RequestKey] = verdict
+		}
+		if verdict != compilers.Optimal && madeBy(&b, former) {
+			affected = append(affected, b)
+		}
+		return nil
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			c.log.Warn("builds not judged", "runtime", rt.name, "error", err)
+		}
+		return
+	}
+	rc.judged.setLots(lots)
+	if !tell {
+		return
+	}
+	for _, m := range slices.Sorted(maps.Keys(lots)) {
+		c.tellLot(rt, lots[m])
+	}
+	c.rebuildAffected(rt, lots, affected, best)
+}
+
+// rebuildAffected tells of builds that the runtime's change made worse, and wants them anew where nothing better is there.
+func (c *Cache) rebuildAffected(rt *runtime, lots map[maker]*lot, affected []index.Build, best map[index.RequestKey]compilers.Verdict) {
+	for i := range affected {
+		b := &affected[i]
+		j := lots[makerOf(b)].judgement
+		if i < maxTold {
+			c.happened(eventOf(b, EventJudged, "%s for %s now: %s", j.Verdict, rt.name, orNone(j.Reason)))
+		}
+		if best[b.RequestKey] != compilers.Optimal {
+			c.wantAnew(b, rt.name, fmt.Sprintf("the runtime changed, and this build is %s for it", j.Verdict))
+		}
+	}
+}
+
+// maxTold bounds the events about single builds after one change.
+const maxTold = 200
+
+func (c *Cache) tellLot(rt *runtime, l *lot) {
+	if l.judgement.Source == sourceLibrary {
+		return
+	}
+	what := "1 build"
+	if l.builds > 1 {
+		what = fmt.Sprintf("%d builds", l.builds)
+	}
+	text := fmt.Sprintf("%s by %s: %s", what, makerNames(&l.example), l.judgement.Verdict)
+	if l.judgement.Source != "" {
+		text += fmt.Sprintf(" (%s: %s)", l.judgement.Source, l.judgement.Reason)
+	}
+	c.happened(Event{Kind: EventJudged, Runtime: rt.name, Text: text})
+}
+
+func (rc *runtimeContent) hasEvery(b *index.Build) bool {
+	for i := range b.EPs {
+		if _, ok := rc.library(b.EPs[i].Name); !ok {
+			return false
+		}
+	}
+	return len(b.EPs) > 0
+}
+
+func madeBy(b *index.Build, libraries map[string]string) bool {
+	for i := range b.EPs {
+		if libraries[b.EPs[i].Name] != b.EPs[i].LibraryDigest.String() {
+			return false
+		}
+	}
+	return true
+}
+
+// againstDefault judges a build for a runtime without its request's own fingerprint: what its options say of the
+// hardware is taken to hold still, as they are the same.
+func (c *Cache) againstDefault(rt *runtime, rc *runtimeContent, facts *RuntimeFacts, b *index.Build) *against {
+	a := &against{runtime: rt.name, rc: rc}
+	for i := range b.EPs {
+		made := &b.EPs[i]
+		lib, _ := rc.library(made.Name)
+		mark := facts.Marks[made.Name]
+		now := index.EPFacts{Name: made.Name, Library: lib.Path, LibraryDigest: rc.digests[made.Name], Version: mark.EPVersion,
+			SDKVersion: mark.SDKVersion, HardwareArchitecture: made.HardwareArchitecture, CompatibilityString: mark.CompatibilityString}
+		now.DriverVersion, _ = c.machine.driver(made.Name, mark)
+		if now.LibraryDigest == made.LibraryDigest {
+			now.SDKVersion, now.CompatibilityString = made.SDKVersion, made.CompatibilityString
+		}
+		a.facts = append(a.facts, now)
+		a.eps = append(a.eps, compilers.EP{Name: made.Name, Library: lib.Path})
+	}
+	return a
+}

@@ -1,0 +1,82 @@
+package cache
+
+import (
+	"context"
+	"sync"
+
+	"github.com/epcached/epcached/index"
+)
+
+// changes are the runtimes that are to be assessed: they are new, or other ones than before.
+type changes struct {
+	mu      sync.Mutex
+	pending []*runtime // guarded by mu
+	wake    chan struct{}
+}
+
+func newChanges() *changes { return &changes{wake: make(chan struct{}, 1)} }
+
+func (cs *changes) add(rt *runtime) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, waiting := range cs.pending {
+		if waiting == rt {
+			return
+		}
+	}
+	cs.pending = append(cs.pending, rt)
+	select {
+	case cs.wake <- struct{}{}:
+	default: // it is woken already
+	}
+}
+
+func (cs *changes) take() *runtime {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if len(cs.pending) == 0 {
+		return nil
+	}
+	rt := cs.pending[0]
+	cs.pending = cs.pending[1:]
+	return rt
+}
+
+// assessChanges runs until the context ends: what is found changed is probed, and what is stored is judged for it.
+func (c *Cache) assessChanges(ctx context.Context) {
+	for {
+		for rt := c.changes.take(); rt != nil && ctx.Err() == nil; rt = c.changes.take() {
+			c.assess(ctx, rt)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.changes.wake:
+		}
+	}
+}
+
+// lookAtMachine reads the drivers' versions anew. When they are other ones, every runtime is looked at again.
+func (c *Cache) lookAtMachine(ctx context.Context) {
+	lines := c.machine.look(ctx)
+	for _, line := range lines {
+		c.log.Info("machine changed", "what", line)
+		c.happened(Event{Kind: EventChanged, Text: line})
+	}
+	if len(lines) == 0 {
+		return
+	}
+	for _, rt := range c.runtimes.all() {
+		if rt.facts.Load() == nil {
+			continue
+		}
+		if _, err := c.content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
+			c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
+		}
+	}
+}
+
+// wantAnew has a build compiled anew in the background, for the runtime.
+func (c *Cache) wantAnew(b *index.Build, runtime, why string) {
+	c.log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
+}

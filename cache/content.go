@@ -1,0 +1,255 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// runtimeContent is what a runtime's files were when they were last looked at. Nothing but its plans ever changes in it.
+type runtimeContent struct {
+	spec    compilers.Runtime
+	machine machine // that it was looked at on
+	files   []stampedFile
+	folders []stampedFolder       // the same files, for looking often
+	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
+	past    atomic.Bool           // other files are in its place: nothing can be run with it any more
+
+	plans  plans  // requests thought through for exactly these contents
+	judged judged // what is known of builds that others made
+}
+
+type stampedFile struct {
+	path   string
+	stamp  cas.Stamp
+	digest cas.Digest // zero for ONNX Runtime's own library, which is no build's identity
+}
+
+// unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are looked up
+// in folders that are kept open; the folders themselves by path, for one may have been put in another's place.
+func (rc *runtimeContent) unchanged() bool {
+	for i := range rc.folders {
+		if !rc.folders[i].unchanged() {
+			return false
+		}
+	}
+	return true
+}
+
+// stampedFolder is a folder with files of a runtime. Its own times count too: a library that is added beside the
+// others may be one that the EP loads. Its descriptor is closed when the runtime's contents are forgotten.
+type stampedFolder struct {
+	path   string
+	open   *os.File
+	own    cas.Stamp
+	names  []string
+	stamps []cas.Stamp
+}
+
+func (f *stampedFolder) unchanged() bool {
+	now, err := stampPath(f.path)
+	if err != nil || now != f.own {
+		return false
+	}
+	dir := int(f.open.Fd())
+	for i := range f.names {
+		if s, err := stampThrough(dir, f.names[i]); err != nil || s != f.stamps[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// byFolder groups the files by the folder they lie in.
+func byFolder(files []stampedFile) ([]stampedFolder, error) {
+	at := make(map[string]int)
+	var out []stampedFolder
+	for _, f := range files {
+		dir, name := filepath.Split(f.path)
+		i, ok := at[dir]
+		if !ok {
+			open, err := os.Open(dir)
+			if err != nil {
+				return nil, err
+			}
+			s, err := cas.StampOf(open)
+			if err != nil {
+				return nil, errors.Join(err, open.Close())
+			}
+			i = len(out)
+			at[dir] = i
+			out = append(out, stampedFolder{path: dir, open: open, own: s})
+		}
+		out[i].names = append(out[i].names, name)
+		out[i].stamps = append(out[i].stamps, f.stamp)
+	}
+	return out, nil
+}
+
+// newest is the last time at which any of the files or their folders changed.
+func (rc *runtimeContent) newest() time.Time {
+	var last int64
+	for _, f := range rc.folders {
+		last = max(last, f.own.Ctime)
+		for _, s := range f.stamps {
+			last = max(last, s.Ctime)
+		}
+	}
+	return time.Unix(0, last)
+}
+
+// same reports whether the libraries are, in content, what they were, on the same machine.
+func (rc *runtimeContent) same(other *runtimeContent) bool {
+	return rc.spec.ORTVersion == other.spec.ORTVersion && maps.Equal(rc.digests, other.digests) && rc.machine == other.machine
+}
+
+func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
+	for _, l := range rc.spec.EPs {
+		if l.EP == ep {
+			return l, true
+		}
+	}
+	return compilers.EPLibrary{}, false
+}
+
+func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, error) {
+	spec, err := rt.find()
+	if err != nil {
+		return nil, err
+	}
+	rc := &runtimeContent{spec: spec, machine: c.machine.now(), digests: make(map[string]cas.Digest)}
+	seen := make(map[string]bool)
+	add := func(path string) error {
+		if seen[path] {
+			return nil
+		}
+		seen[path] = true
+		s, err := stampPath(path)
+		if err != nil {
+			return err
+		}
+		rc.files = append(rc.files, stampedFile{path: path, stamp: s})
+		return nil
+	}
+	if err := add(spec.ORTLibrary); err != nil {
+		return nil, err
+	}
+	for _, l := range spec.EPs {
+		for _, path := range l.Files {
+			if err := add(path); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if rc.folders, err = byFolder(rc.files); err != nil {
+		return nil, err
+	}
+	if again, err := rt.find(); err != nil || !reflect.DeepEqual(spec, again) {
+		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
+	}
+	for _, l := range spec.EPs {
+		d, err := c.libraryDigest(ctx, l, rc.files)
+		if err != nil {
+			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
+		}
+		rc.digests[l.EP] = d
+	}
+	return rc, nil
+}
+
+// libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
+// library's folder and contents, in the order of the names. Each file's own digest is put into known.
+func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary, known []stampedFile) (cas.Digest, error) {
+	var b []byte
+	files := slices.Clone(l.Files)
+	slices.Sort(files)
+	for _, path := range files {
+		d, err := c.fileDigest(ctx, path)
+		if err != nil {
+			return cas.Digest{}, err
+		}
+		if i := slices.IndexFunc(known, func(f stampedFile) bool { return f.path == path }); i >= 0 {
+			known[i].digest = d
+		}
+		name, err := filepath.Rel(filepath.Dir(l.Path), path)
+		if err != nil {
+			name = filepath.Base(path)
+		}
+		b = append(appendInt(b, uint64(len(name))), name...)
+		b = append(b, d[:]...)
+	}
+	return cas.Digest(digestOf(b)), nil
+}
+
+// fileDigest hashes one library file, or remembers it by its stamp.
+func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	defer f.Close()
+	return c.openDigest(ctx, f)
+}
+
+// openDigest is fileDigest for a file that is open.
+func (c *Cache) openDigest(ctx context.Context, f *os.File) (cas.Digest, error) {
+	key, believable := memoKey(0, f)
+	if believable {
+		if raw, ok := c.index.Memo(append([]byte("file:"), key[:]...)); ok && len(raw) == 32 {
+			return cas.Digest(raw), nil
+		}
+	}
+	w := witness{began: c.now()}
+	if err := settle(f); err != nil {
+		return cas.Digest{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
+	}
+	before, err := cas.StampOf(f)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	d, err := cas.Sum(ctx, f, 0, before.Size)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	after, err := cas.StampOf(f)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	w.stamps = []cas.Stamp{after}
+	if believable && before == after && w.old() {
+		// Not saved costs another hashing at the next start, nothing else.
+		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
+	}
+	return d, nil
+}
+
+// epFacts describes the EP libraries of a build.
+func (rc *runtimeContent) epFacts(eps []compilers.EP, marks []compilers.Fingerprint) []index.EPFacts {
+	out := make([]index.EPFacts, len(eps))
+	for i, ep := range eps {
+		lib, _ := rc.library(ep.Name)
+		out[i] = index.EPFacts{
+			Name: ep.Name, Library: lib.Path, LibraryDigest: rc.digests[ep.Name],
+			Version: marks[i].EPVersion, SDKVersion: marks[i].SDKVersion,
+			HardwareArchitecture: marks[i].HardwareArchitecture,
+			CompatibilityString:  marks[i].CompatibilityString,
+			DriverVersion:        marks[i].DriverVersion,
+		}
+		for _, d := range ep.Devices {
+			out[i].Devices = append(out[i].Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+		}
+	}
+	return out
+}

@@ -1,0 +1,232 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+)
+
+// opinion is a compiler whose execution providers have a verdict of their own, and whose load checks end as told.
+type opinion struct {
+	*standin.Compiler
+	verdict compilers.Verdict
+	err     error
+	load    string // outcome of load checks of what others made; "": the stand-in's own
+	checks  atomic.Int64
+}
+
+func (o *opinion) Compatibility(_ context.Context, _ compilers.Runtime, _ compilers.EP, infos []string) ([]compilers.Verdict, error) {
+	o.Verdicts.Add(1)
+	out := make([]compilers.Verdict, len(infos))
+	for i := range out {
+		out[i] = o.verdict
+	}
+	return out, o.err
+}
+
+func (o *opinion) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+	o.checks.Add(1)
+	if o.load == "" || filepath.Base(filepath.Dir(job.Graph)) == "out" { // what was compiled just now
+		return o.Compiler.Check(ctx, job)
+	}
+	return compilers.CheckResult{Outcome: o.load, Code: 10, Text: "incompatible magic"}, nil
+}
+
+func newOpinion(t *testing.T, o *opinion, policy Policy) *bench {
+	b := newBench(t)
+	o.Compiler = b.compiler
+	b.close()
+	b.wrap, b.policies = o, map[string]Policy{"": policy}
+	b.open()
+	return b
+}
+
+func TestVerdicts(t *testing.T) {
+	refused := &compilers.RefusedError{Doing: "compatibility", Code: 1, Text: "only supports OrtHardwareDeviceType_NPU"}
+	cases := map[string]struct {
+		opinion *opinion
+		policy  Policy
+		outcome string
+		verdict compilers.Verdict
+		source  string
+	}{
+		"optimal":                        {&opinion{verdict: compilers.Optimal}, Policy{}, Hit, compilers.Optimal, sourceEP},
+		"prefer":                         {&opinion{verdict: compilers.PreferRecompilation}, Policy{}, Hit, compilers.PreferRecompilation, sourceEP},
+		"prefer, served as it is":        {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyServe}, Hit, compilers.PreferRecompilation, sourceEP},
+		"prefer, refused by policy":      {&opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyRefuse}, Compiled, compilers.Optimal, sourceLibrary},
+		"unsupported":                    {&opinion{verdict: compilers.Unsupported}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
+		"unknown, and loads":             {&opinion{load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
+		"unknown, and does not load":     {&opinion{load: compilers.Failed}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
+		"unknown, and cannot be tried":   {&opinion{load: compilers.NotCheckable}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
+		"unknown, and served as it is":   {&opinion{load: compilers.Failed}, Policy{Unknown: PolicyServe}, Hit, compilers.Unknown, ""},
+		"cannot say, and loads":          {&opinion{err: refused, load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
+		"crashes over it, and loads":     {&opinion{err: errors.New("worker crashed"), load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
+		"says optimal, and nobody tries": {&opinion{verdict: compilers.Optimal, load: compilers.Failed}, Policy{}, Hit, compilers.Optimal, sourceEP},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			o := c.opinion
+			b := newOpinion(t, o, c.policy)
+			first := b.acquire(b.request(b.model(1)))
+			b.library("2.0")
+			second := b.acquire(b.request(b.model(1)))
+			require.Equal(t, c.outcome, second.Outcome)
+			require.Equal(t, c.verdict, second.Compatibility.Verdict)
+			require.Equal(t, c.source, second.Compatibility.Source)
+			require.NotEmpty(t, second.Compatibility.Reason)
+			require.Equal(t, b.runtime, second.Compatibility.Runtime)
+			if c.outcome == Hit {
+				require.Equal(t, first.Build.ID, second.Build.ID)
+			}
+
+			checks, verdicts := o.checks.Load(), o.Verdicts.Load()
+			third := b.acquire(b.request(b.model(1)))
+			require.Equal(t, Hit, third.Outcome)
+			require.Equal(t, second.Build.ID, third.Build.ID)
+			b.reopen()
+			require.Equal(t, second.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
+			require.Equal(t, checks, o.checks.Load(), "what was tried once is known")
+			if o.err == nil {
+				require.Equal(t, verdicts, o.Verdicts.Load(), "a string is judged once")
+			}
+		})
+	}
+}
+
+func TestUnsupportedIsStaleForWhoDoesNotCompile(t *testing.T) {
+	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, Policy{})
+	b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	r := b.request(b.model(1))
+	r.OnMiss = Fail
+	e := b.refused(r)
+	require.Equal(t, Stale, e.Class)
+	require.Contains(t, e.Text, "unsupported")
+	require.Contains(t, e.Text, "2.0, asked about")
+	r.Graph = b.model(2)
+	require.Equal(t, NotFound, b.refused(r).Class, "there is none, not even a stale one")
+}
+
+func TestPolicyToFailWhereUnsupported(t *testing.T) {
+	b := newOpinion(t, &opinion{verdict: compilers.Unsupported}, Policy{Unsupported: PolicyFail})
+	b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	r := b.request(b.model(1))
+	require.Equal(t, Stale, b.refused(r).Class)
+	r.OnMiss = Refresh
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+}
+
+// The best for the caller's runtime is served, not the newest, and not the first that would do.
+func TestBestBuildFirst(t *testing.T) {
+	b := newBench(t)
+	for _, sdk := range []string{"2.0", "1.1", "1.0"} {
+		b.library(sdk)
+		r := b.request(b.model(1))
+		r.OnMiss = Refresh
+		require.Equal(t, sdk, b.acquire(r).Build.EPs[0].SDKVersion)
+	}
+	for _, sdk := range []string{"1.1", "1.0", "2.0"} {
+		b.library(sdk)
+		a := b.acquire(b.request(b.model(1)))
+		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, sdk, a.Build.EPs[0].SDKVersion)
+	}
+	b.library("1.2")
+	a := b.acquire(b.request(b.model(1)))
+	require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
+	require.Equal(t, "1.0", a.Build.EPs[0].SDKVersion, "among equals the newest")
+}
+
+// In the middle of a compile the SDK is another one: what was made belongs to nobody, and the caller gets the new one's.
+func TestChangeDuringACompile(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	b.wrap = &interrupted{Compiler: b.compiler, during: func() { b.library("2.0") }}
+	b.open()
+	a := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
+	require.Len(t, b.list(), 1)
+}
+
+// interrupted does something once in the middle of the first compile.
+type interrupted struct {
+	*standin.Compiler
+	once   atomic.Bool
+	during func()
+}
+
+func (i *interrupted) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+	result, err := i.Compiler.Compile(ctx, job, progress)
+	if i.once.CompareAndSwap(false, true) {
+		i.during()
+	}
+	return result, err
+}
+
+// A driver says nothing in the libraries: its version is read where the configuration says.
+func TestDriverIsAnotherOne(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	file := filepath.Join(t.TempDir(), "version")
+	require.NoError(t, os.WriteFile(file, []byte("31.0.1\nmore\n"), 0o644))
+	b.drivers = []DriverSource{{EP: standin.EP, File: file}}
+	b.open()
+	first := b.acquire(b.request(b.model(1)))
+	require.Equal(t, "31.0.1", first.Build.EPs[0].DriverVersion)
+	prints := b.compiler.Fingerprints.Load()
+
+	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))
+	b.cache.lookAtMachine(context.Background())
+	second := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, second.Outcome, "nothing says that the driver matters here")
+	require.Greater(t, b.compiler.Fingerprints.Load(), prints, "another driver may make another fingerprint")
+	facts, err := b.cache.Probe(context.Background(), Peer{UID: b.cache.uid}, RuntimeRef{}, false)
+	require.NoError(t, err)
+	require.Equal(t, Driver{"32.0.1", "file " + file}, facts[0].Drivers[standin.EP])
+}
+
+func TestWhatChangedIsTold(t *testing.T) {
+	for name, running := range map[string]bool{"running": true, "stopped": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.acquire(b.request(b.model(1)))
+			b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) == 0 && !f.At.IsZero() })
+			if !running {
+				b.close()
+			}
+			b.library("2.0")
+			if !running {
+				b.open()
+			}
+			f := b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
+			require.Contains(t, f.Changes, standin.EP+" SDK: 2.0, was 1.0")
+			require.False(t, f.Previous.IsZero())
+			require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, 10*time.Second, time.Millisecond)
+			require.Equal(t, sourceEP, b.list()[0].Judgement.Source)
+		})
+	}
+}
+
+// assessed waits for the background to have looked at the runtime.
+func (b *bench) assessed(when func(RuntimeFacts) bool) (f RuntimeFacts) {
+	b.Helper()
+	require.Eventually(b, func() bool {
+		facts, err := b.cache.Probe(context.Background(), Peer{UID: b.cache.uid}, RuntimeRef{}, false)
+		require.NoError(b, err)
+		f = facts[0]
+		_, done := b.cache.probes.lastProbe(b.cache.runtimes.all()[0])
+		return done && when(f)
+	}, 10*time.Second, time.Millisecond)
+	return f
+}

@@ -1,0 +1,177 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// machine stands for what a device list and a fingerprint depend on besides the libraries: processor, devices and
+// drivers.
+type machine [32]byte
+
+// machineState is the machine as it was last looked at.
+type machineState struct {
+	sources []DriverSource
+	current atomic.Pointer[machine]
+
+	mu       sync.Mutex
+	versions []string // of the sources' drivers, "" where there is none; guarded by mu
+}
+
+// machineEvery is how often the machine is looked at where nothing tells of a change.
+const machineEvery = time.Minute
+
+func newMachine(sources []DriverSource) *machineState {
+	m := &machineState{sources: sources, versions: make([]string, len(sources))}
+	m.current.Store(new(machine))
+	return m
+}
+
+func (m *machineState) now() machine { return *m.current.Load() }
+
+// look reads the drivers' versions and the machine's stamp, and says what is different from the last time.
+func (m *machineState) look(ctx context.Context) (changes []string) {
+	versions := make([]string, len(m.sources))
+	var errs []string
+	for i, s := range m.sources {
+		v, err := s.read(ctx)
+		if err != nil {
+			errs = append(errs, fmt.Sprintf("driver version of %s: %v", s, err))
+		}
+		versions[i] = v
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := bytes.NewBuffer(nil)
+	stamp := machineStamp()
+	b.Write(stamp[:])
+	for i, v := range versions {
+		if old := m.versions[i]; old != v && *m.current.Load() != (machine{}) {
+			changes = append(changes, fmt.Sprintf("driver version of %s: %q, was %q", m.sources[i], v, old))
+		}
+		fmt.Fprintf(b, "%s\x00%s\x00", m.sources[i], v)
+	}
+	m.versions = versions
+	before, after := *m.current.Load(), machine(digestOf(b.Bytes()))
+	if before != (machine{}) && before != after && len(changes) == 0 {
+		changes = append(changes, "the processor, a device or a kernel module is another")
+	}
+	m.current.Store(&after)
+	if len(changes) > 0 {
+		changes = append(changes, errs...)
+	}
+	return changes
+}
+
+// driver gives the version of an execution provider's driver, and where it is from: the device's own metadata come
+// first.
+func (m *machineState) driver(ep string, mark compilers.Fingerprint) (version, source string) {
+	if mark.DriverVersion != "" {
+		return mark.DriverVersion, "device metadata"
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, s := range m.sources {
+		if (s.EP == "" || s.EP == ep) && m.versions[i] != "" {
+			return m.versions[i], s.String()
+		}
+	}
+	return "", ""
+}
+
+// files are what can be watched for a change of a driver.
+func (m *machineState) files() []string {
+	var out []string
+	for _, s := range m.sources {
+		if p := s.path(); p != "" {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// String says where the version is read.
+func (s DriverSource) String() string {
+	switch {
+	case s.File != "":
+		return "file " + s.File
+	case s.Module != "":
+		return "module " + s.Module
+	}
+	return "command " + strings.Join(s.Command, " ")
+}
+
+func (s DriverSource) path() string {
+	switch {
+	case s.File != "":
+		return s.File
+	case s.Module != "":
+		return filepath.Join("/sys/module", filepath.Base(s.Module), "version")
+	}
+	return ""
+}
+
+// Bounds of what a source may say and take.
+const (
+	driverLine    = 200
+	driverBytes   = 64 << 10
+	driverSeconds = 5
+)
+
+// read gives the first line of what the source holds. A driver that is not there has no version, and that is no error.
+func (s DriverSource) read(ctx context.Context) (string, error) {
+	if path := s.path(); path != "" {
+		f, err := os.Open(path)
+		if errors.Is(err, os.ErrNotExist) {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		text, err := io.ReadAll(io.LimitReader(f, driverBytes))
+		return firstLine(text), err
+	}
+	if len(s.Command) == 0 {
+		return "", errors.New("neither file, module nor command")
+	}
+	ctx, cancel := context.WithTimeout(ctx, driverSeconds*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, s.Command[0], s.Command[1:]...)
+	cmd.WaitDelay = time.Second // what it started may hold its output open
+	out := &bounded{limit: driverBytes}
+	cmd.Stdout = out
+	if err := cmd.Run(); err != nil {
+		return "", err
+	}
+	return firstLine(out.b.Bytes()), nil
+}
+
+func firstLine(text []byte) string {
+	line, _, _ := bytes.Cut(text, []byte("\n"))
+	line = bytes.TrimSpace(line)
+	return strings.ToValidUTF8(string(line[:min(len(line), driverLine)]), "")
+}
+
+// bounded keeps the first bytes that are written, and swallows the rest.
+type bounded struct {
+	b     bytes.Buffer
+	limit int
+}
+
+func (w *bounded) Write(p []byte) (int, error) {
+	w.b.Write(p[:min(len(p), w.limit-w.b.Len())])
+	return len(p), nil
+}
