@@ -9,30 +9,32 @@ import (
 // How deep "same" looks.
 var partNames = map[string]int{"major": 1, "major.minor": 2, "major.minor.patch": 3}
 
-// readConditions reads what a rule asks of one fact: an expression, several, or a table of sets.
+// readConditions reads what a rule asks of one fact: an expression, a table of sets, or several of them.
 func readConditions(when *table, fact string) []condition {
-	var checks []check
-	if _, isTable := when.values[fact].(map[string]any); isTable {
-		checks = readSets(when.table(fact))
-	} else {
-		paths, values := when.list(fact)
-		for i, v := range values {
-			text := when.asText(paths[i], v)
-			if text == "" {
-				continue // told already
-			}
-			c, err := parseExpression(text)
-			if err != nil {
-				when.wrong(paths[i], "%v", err)
-			}
-			checks = append(checks, c)
+	var all []condition
+	paths, values := when.list(fact)
+	for i, v := range values {
+		for _, c := range readChecks(when, paths[i], v) {
+			all = append(all, condition{fact: fact, check: c})
 		}
 	}
-	var all []condition
-	for _, c := range checks {
-		all = append(all, condition{fact: fact, check: c})
-	}
 	return all
+}
+
+func readChecks(when *table, path string, v any) []check {
+	if _, isTable := v.(map[string]any); isTable {
+		return readSets(when.asTable(path, v))
+	}
+	text := when.asText(path, v)
+	if text == "" {
+		return nil // told already
+	}
+	c, err := parseExpression(text)
+	if err != nil {
+		when.wrong(path, "%v", err)
+		return nil
+	}
+	return []check{c}
 }
 
 // parseExpression reads

@@ -16,7 +16,7 @@ import (
 const (
 	maxFile   = 1 << 20
 	maxValues = 20000
-	maxDepth  = 8
+	maxDepth  = 16
 )
 
 // document is a TOML file that has been read, with the place of every key and value: what is wrong with a value is found long after the parser
@@ -85,14 +85,17 @@ func (d *document) header(e *unstable.Node, elements map[string]int, array bool)
 			return "", d.tooDeep(int(key.Node().Raw.Offset))
 		}
 		path = join(path, string(key.Node().Data))
+		if err := d.place(path, int(key.Node().Raw.Offset)); err != nil {
+			return "", err
+		}
 		if array && key.IsLast() {
 			elements[path]++
 		}
 		if n := elements[path]; n > 0 {
 			path = element(path, n-1)
-		}
-		if err := d.place(path, int(key.Node().Raw.Offset)); err != nil {
-			return "", err
+			if err := d.place(path, int(key.Node().Raw.Offset)); err != nil {
+				return "", err
+			}
 		}
 	}
 	return path, nil
@@ -314,11 +317,8 @@ func (t *table) tables(key string) []*table {
 		t.wrong(t.at(key), "%s, where [[%s]] is wanted", kind(v), key)
 	}
 	for i, v := range array {
-		path := element(t.at(key), i)
-		if values, ok := v.(map[string]any); ok {
-			all = append(all, &table{document: t.document, path: path, values: values})
-		} else {
-			t.wrong(path, "%s, where a table is wanted", kind(v))
+		if inner := t.asTable(element(t.at(key), i), v); inner.values != nil {
+			all = append(all, inner)
 		}
 	}
 	return all
@@ -326,13 +326,19 @@ func (t *table) tables(key string) []*table {
 
 // table reads a table; absent, it is empty.
 func (t *table) table(key string) *table {
-	inner := &table{document: t.document, path: t.at(key)}
-	if v, ok := t.get(key); ok {
-		if inner.values, ok = v.(map[string]any); !ok {
-			t.wrong(inner.path, "%s, where a table is wanted", kind(v))
-		}
+	v, ok := t.get(key)
+	if !ok {
+		return t.asTable(t.at(key), map[string]any{})
 	}
-	return inner
+	return t.asTable(t.at(key), v)
+}
+
+func (t *table) asTable(path string, v any) *table {
+	values, ok := v.(map[string]any)
+	if !ok {
+		t.wrong(path, "%s, where a table is wanted", kind(v))
+	}
+	return &table{document: t.document, path: path, values: values}
 }
 
 // keys lists the table's keys, sorted, as asked for.
