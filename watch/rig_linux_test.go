@@ -1,0 +1,240 @@
+package watch
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	quiet   = 50 * time.Millisecond
+	patient = 30 * time.Second // how long a test waits for what must come
+)
+
+// rig is a Watcher over an empty folder, and a notifier that fails on demand.
+type rig struct {
+	t   *testing.T
+	w   *Watcher
+	dir string // without links
+	sys *faulty
+}
+
+// newRig never polls but where watching fails, so that what a test sees was told by the kernel.
+func newRig(t *testing.T, adjust ...func(*Options)) *rig {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	r := &rig{t: t, dir: dir, sys: &faulty{}}
+	o := Options{Quiet: quiet, Poll: 20 * time.Millisecond, Backstop: time.Hour, open: r.sys.open}
+	for _, f := range adjust {
+		f(&o)
+	}
+	r.w = New(o)
+	t.Cleanup(func() { require.NoError(t, r.w.Close()) })
+	return r
+}
+
+func (r *rig) path(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(r.dir, name)
+}
+
+func (r *rig) set(subject string, names ...string) {
+	paths := make([]string, len(names))
+	for i, n := range names {
+		paths[i] = r.path(n)
+	}
+	r.w.Set(subject, paths)
+}
+
+// next is the next event, of whatever subject.
+func (r *rig) next() Event {
+	r.t.Helper()
+	select {
+	case e, ok := <-r.w.Events():
+		require.True(r.t, ok, "the Watcher was closed")
+		return e
+	case <-time.After(patient):
+		require.Fail(r.t, "no event")
+		return Event{}
+	}
+}
+
+func (r *rig) expect(subject string, k Kind) Event {
+	r.t.Helper()
+	e := r.next()
+	require.Equal(r.t, subject+" "+k.String(), e.Subject+" "+e.Kind.String(), "paths %q", e.Paths)
+	return e
+}
+
+// notices expects one Changing and one Settled for what f does.
+func (r *rig) notices(subject string, f func()) Event {
+	r.t.Helper()
+	began := time.Now()
+	f()
+	ended := time.Now()
+	changing := r.expect(subject, Changing)
+	require.False(r.t, changing.Since.Before(began))
+	settled := r.expect(subject, Settled)
+	require.GreaterOrEqual(r.t, time.Since(ended), quiet, "settled before the quiet period was over")
+	require.Equal(r.t, changing.Since, settled.Since)
+	require.LessOrEqual(r.t, len(settled.Paths), maxPaths)
+	return settled
+}
+
+// calm sees that the subjects have nothing to say: whatever the kernel told before the change of another subject is
+// heard before that, and other takes a few quiet periods.
+func (r *rig) calm() {
+	r.t.Helper()
+	r.set("other", "other-of-the-rig")
+	for range 2 {
+		r.notices("other", func() { r.write("other-of-the-rig", "again") })
+	}
+	r.w.Set("other", nil)
+}
+
+func (r *rig) write(name, text string) {
+	require.NoError(r.t, os.MkdirAll(filepath.Dir(r.path(name)), 0o755))
+	f, err := os.OpenFile(r.path(name), os.O_WRONLY|os.O_CREATE, 0o644) // no truncation: in place, byte by byte
+	require.NoError(r.t, err)
+	_, err = f.WriteString(text)
+	require.NoError(r.t, err)
+	require.NoError(r.t, f.Close())
+}
+
+func (r *rig) mkdir(name string) { require.NoError(r.t, os.MkdirAll(r.path(name), 0o755)) }
+
+func (r *rig) link(target, name string) {
+	require.NoError(r.t, os.MkdirAll(filepath.Dir(r.path(name)), 0o755))
+	require.NoError(r.t, os.Symlink(target, r.path(name)))
+}
+
+// relink switches a link as ln -sfn and package managers do.
+func (r *rig) relink(target, name string) {
+	r.link(target, name+".new")
+	r.rename(name+".new", name)
+}
+
+func (r *rig) rename(from, to string) { require.NoError(r.t, os.Rename(r.path(from), r.path(to))) }
+
+func (r *rig) remove(name string) { require.NoError(r.t, os.RemoveAll(r.path(name))) }
+
+// how runs in the loop, so it is after all that was decided before.
+func (r *rig) how(subject string) string { return r.w.How(subject) }
+
+func (r *rig) until(subject, how string) {
+	r.t.Helper()
+	require.Eventually(r.t, func() bool { return strings.Contains(r.how(subject), how) }, patient, 5*time.Millisecond, "%q is not %q", r.how(subject), how)
+}
+
+// faulty is a notifier between the kernel and the Watcher.
+type faulty struct {
+	mu       sync.Mutex
+	openErr  error
+	addErr   func(path string) error
+	deaf     bool // what the kernel tells is lost
+	lost     int
+	opened   int
+	closed   int
+	injected chan error
+
+	gate sync.RWMutex // locked for writing: nothing is read from the kernel
+}
+
+func (f *faulty) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *faulty) open() (*notifier, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.openErr != nil {
+		return nil, f.openErr
+	}
+	real, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	f.opened++
+	events, errs, done := make(chan fsnotify.Event), make(chan error), make(chan struct{})
+	f.injected = errs
+	var wg sync.WaitGroup
+	wg.Go(func() { f.forward(real, events, errs, done) })
+	return &notifier{
+		add: func(path string) error {
+			f.mu.Lock()
+			refuse := f.addErr
+			f.mu.Unlock()
+			if refuse != nil {
+				if err := refuse(path); err != nil {
+					return err
+				}
+			}
+			return real.Add(path)
+		},
+		remove: real.Remove,
+		close: func() error {
+			f.set(func() { f.closed++ })
+			close(done)
+			err := real.Close()
+			wg.Wait()
+			return err
+		},
+		events: events, errors: errs,
+	}, nil
+}
+
+func (f *faulty) forward(real *fsnotify.Watcher, events chan<- fsnotify.Event, errs chan<- error, done <-chan struct{}) {
+	defer close(events)
+	for {
+		f.gate.RLock() // closed: wait here, and let the kernel's queue fill
+		//lint:ignore SA2001 it guards nothing
+		f.gate.RUnlock()
+		select {
+		case ev, ok := <-real.Events:
+			if !ok {
+				return
+			}
+			f.mu.Lock()
+			deaf := f.deaf
+			if deaf {
+				f.lost++
+			}
+			f.mu.Unlock()
+			if deaf {
+				continue
+			}
+			select {
+			case events <- ev:
+			case <-done:
+			}
+		case err, ok := <-real.Errors:
+			if !ok {
+				return
+			}
+			select {
+			case errs <- err:
+			case <-done:
+			}
+		}
+	}
+}
+
+func (f *faulty) inject(err error) {
+	f.mu.Lock()
+	c := f.injected
+	f.mu.Unlock()
+	c <- err
+}

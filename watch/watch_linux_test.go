@@ -1,0 +1,327 @@
+package watch
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestSetReturnsWithTheWatchInPlace(t *testing.T) {
+	r := newRig(t)
+	for i := range 50 {
+		name := fmt.Sprintf("a%d/ep.so", i)
+		r.write(name, "one")
+		r.set("ep", name)
+		r.write(name, "two")
+		r.expect("ep", Changing)
+		r.w.Set("ep", nil)
+	}
+}
+
+func TestWhatConcernsNobodyIsNotHeard(t *testing.T) {
+	r := newRig(t)
+	r.write("usr/lib/ep.so", "one")
+	r.set("ep", "usr/lib/ep.so")
+	for i := range 100 {
+		r.write(fmt.Sprintf("usr/lib/other%d.so", i), "one")
+		r.write("usr/lib/ep.so.new", "one")
+		r.remove(fmt.Sprintf("usr/lib/other%d.so", i))
+		r.mkdir(fmt.Sprintf("usr/local%d/lib", i))
+	}
+	r.calm()
+}
+
+func TestSubjectsOfOneFolderAreApart(t *testing.T) {
+	r := newRig(t)
+	r.write("lib/a.so", "one")
+	r.write("lib/b.so", "one")
+	r.set("a", "lib/a.so")
+	r.set("b", "lib/b.so")
+	r.set("all", "lib")
+	r.write("lib/a.so", "two")
+	r.both("a", "all")
+	r.write("lib/b.so", "two")
+	r.both("b", "all")
+	r.w.Set("all", nil)
+	r.notices("a", func() { r.write("lib/a.so", "three") })
+}
+
+func TestAForgottenSubjectIsSilent(t *testing.T) {
+	r := newRig(t)
+	r.write("ep.so", "one")
+	r.set("ep", "ep.so")
+	r.write("ep.so", "two")
+	r.w.Set("ep", nil)
+	require.Empty(t, r.how("ep"))
+	r.write("ep.so", "three")
+	r.calm()
+}
+
+func TestPathsAreReplaced(t *testing.T) {
+	r := newRig(t)
+	r.write("a.so", "one")
+	r.write("b.so", "one")
+	r.set("ep", "a.so")
+	r.set("ep", "b.so")
+	r.write("a.so", "two")
+	r.calm()
+	r.notices("ep", func() { r.write("b.so", "two") })
+	r.set("ep", "a.so", "b.so") // no change: nothing became of what was known
+	r.calm()
+	r.notices("ep", func() { r.write("a.so", "three") })
+}
+
+// A subject that changes stays so while its list is replaced: nobody takes it for settled.
+func TestPathsAreReplacedInTheMiddleOfAChange(t *testing.T) {
+	r := newRig(t)
+	r.write("a.so", "one")
+	r.set("ep", "a.so")
+	r.write("a.so", "two")
+	r.expect("ep", Changing)
+	r.set("ep", "a.so", "b.so")
+	r.expect("ep", Settled)
+	r.notices("ep", func() { r.write("b.so", "one") })
+}
+
+func TestSettingTheSameListAgainLooksAtNothing(t *testing.T) {
+	r := newRig(t)
+	r.write("a.so", "one")
+	r.set("ep", "a.so", "b.so")
+	before := r.looks("ep")
+	r.set("ep", "b.so", "a.so", "a.so")
+	require.Equal(t, before, r.looks("ep"))
+}
+
+// looks tells when a subject was last looked at.
+func (r *rig) looks(subject string) time.Time {
+	var at time.Time
+	require.True(r.t, r.w.call(func() { at = r.w.subjects[subject].ended }))
+	return at
+}
+
+func TestTenThousandEventsAreAFewValues(t *testing.T) {
+	r := newRig(t)
+	r.mkdir("sdk")
+	r.set("ep", "sdk")
+	settled := r.notices("ep", func() {
+		for i := range 5000 {
+			name := fmt.Sprintf("sdk/lib%d.so", i)
+			require.NoError(t, os.WriteFile(r.path(name), []byte("x"), 0o644))
+		}
+	})
+	require.Len(t, settled.Paths, maxPaths)
+}
+
+// Nobody takes the events for a while: what waits is bounded, and not out of date.
+func TestWhoIsSlowHoldsNothingUp(t *testing.T) {
+	r := newRig(t)
+	r.write("ep.so", "0")
+	r.write("last.so", "0")
+	r.set("ep", "ep.so")
+	r.set("last", "last.so")
+	for i := range 10 {
+		r.write("ep.so", fmt.Sprint(i))
+		require.Eventually(t, func() bool { return !r.changing("ep") }, patient, time.Millisecond)
+	}
+	r.write("ep.so", "last")
+	require.Eventually(t, func() bool { return r.changing("ep") }, patient, time.Millisecond)
+	r.expect("ep", Changing)
+	r.expect("ep", Settled)
+	r.notices("last", func() { r.write("last.so", "1") })
+}
+
+func (r *rig) changing(subject string) (is bool) {
+	require.True(r.t, r.w.call(func() { is = r.w.subjects[subject].changing }))
+	return is
+}
+
+func TestAHundredSubjects(t *testing.T) {
+	r := newRig(t)
+	var names []string
+	for i := range 100 {
+		name := fmt.Sprintf("subject%d", i)
+		names = append(names, name)
+		r.write(fmt.Sprintf("lib%d/%s.so", i%7, name), "one")
+		r.set(name, fmt.Sprintf("lib%d/%s.so", i%7, name), "common.so")
+	}
+	r.write("common.so", "two")
+	r.both(names...)
+	for range 100 {
+		for i := range 100 {
+			r.write(fmt.Sprintf("lib%d/subject%d.so", i%7, i), "again")
+		}
+	}
+	seen := make(map[string]int)
+	for settled := 0; settled < 100; {
+		e := r.next()
+		if seen[e.Subject]++; e.Kind == Settled {
+			settled++
+		}
+	}
+	require.Len(t, seen, 100)
+	for name, n := range seen {
+		require.Less(t, n, 20, "%s was told of again and again", name)
+	}
+}
+
+func TestIdleMeansIdle(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Poll = 7 * time.Second })
+	require.Zero(t, r.nextDue(), "without subjects nothing is ever due")
+	r.write("ep.so", "one")
+	for i := range 10 {
+		r.set(fmt.Sprint(i), "ep.so")
+	}
+	require.Equal(t, r.w.began.Add(time.Hour), r.nextDue(), "only the backstop, once for all")
+	r.set("driver", "/proc/version")
+	require.Zero(t, r.nextDue().Sub(r.w.began)%(7*time.Second), "the polled one's turn")
+
+	for _, name := range []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "driver"} {
+		r.w.Set(name, nil)
+	}
+	require.Zero(t, r.nextDue())
+	require.Eventually(t, func() bool {
+		r.sys.mu.Lock()
+		defer r.sys.mu.Unlock()
+		return r.sys.closed == r.sys.opened
+	}, patient, time.Millisecond, "the notifier stays open for nothing")
+}
+
+func (r *rig) nextDue() time.Time {
+	var next time.Time
+	require.True(r.t, r.w.call(func() { next, _ = r.w.start(time.Now()) }))
+	return next
+}
+
+func TestAClosedWatcher(t *testing.T) {
+	w := New(Options{})
+	w.Set("ep", []string{t.TempDir()})
+	require.NoError(t, w.Close())
+	require.NoError(t, w.Close())
+	w.Set("ep", []string{"x"})
+	require.Empty(t, w.How("ep"))
+	_, open := <-w.Events()
+	require.False(t, open)
+}
+
+func TestClosedInTheMiddleOfAChange(t *testing.T) {
+	for range 20 {
+		w := New(Options{Quiet: 4 * time.Millisecond})
+		dir := t.TempDir()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := range 200 {
+				assert.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i%3)), []byte{byte(i)}, 0o644))
+			}
+		})
+		w.Set("a", []string{dir})
+		w.Set("b", []string{dir, filepath.Join(dir, "1")})
+		require.NoError(t, w.Close())
+		wg.Wait()
+	}
+}
+
+// Whatever was done to the folders and links: when it has settled, everything on the way as it is now is watched.
+func TestAnythingMayHappenToTheTree(t *testing.T) {
+	for range 20 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.set("one", "x/y/ep.so")
+			r.set("two", "y/x/ep.so", "x")
+			chaos(r, rand.New(rand.NewPCG(seed, 0)))
+			r.rest("one", "two")
+			r.sound()
+
+			for _, name := range []string{"x/y/ep.so", "y/x/ep.so"} {
+				r.remove(filepath.Dir(filepath.Dir(name)))
+				r.write(name, "at last")
+				r.rest("one", "two")
+				r.sound()
+				r.write(name, "in place")
+				e := r.next()
+				require.Equal(t, Changing, e.Kind)
+				r.rest("one", "two")
+			}
+		})
+	}
+}
+
+// chaos does things to a few names; much of it fails, which is as good.
+func chaos(r *rig, random *rand.Rand) {
+	names := []string{"x", "y", "z", "x/y", "y/x", "x/x", "y/y", "z/y", "z/x", "x/y/ep.so", "y/x/ep.so", "z/y/ep.so"}
+	name := func() string { return r.path(names[random.IntN(len(names))]) }
+	for range 300 {
+		switch random.IntN(6) {
+		case 0:
+			_ = os.MkdirAll(name(), 0o755)
+		case 1:
+			_ = os.Rename(name(), name())
+		case 2:
+			_ = os.RemoveAll(name())
+		case 3:
+			_ = os.Symlink(name(), name())
+		case 4:
+			_ = os.WriteFile(name(), []byte{byte(random.IntN(256))}, 0o644)
+		case 5:
+			time.Sleep(time.Duration(random.IntN(2000)) * time.Microsecond)
+		}
+	}
+}
+
+// rest takes events until none of the subjects is changing any more.
+func (r *rig) rest(subjects ...string) {
+	r.t.Helper()
+	deadline := time.Now().Add(patient)
+	r.calmly(func() bool {
+		require.True(r.t, time.Now().Before(deadline), "it never comes to rest")
+		still := false
+		require.True(r.t, r.w.call(func() {
+			still = len(r.w.outbox.order) > 0
+			for _, s := range subjects {
+				still = still || r.w.subjects[s].changing
+			}
+		}))
+		return !still
+	})
+}
+
+// calmly drains events until done holds and nothing that was written before is still on its way.
+func (r *rig) calmly(done func() bool) {
+	r.t.Helper()
+	for {
+		r.set("sync", "sync-of-the-rig")
+		r.write("sync-of-the-rig", "x")
+		for {
+			if e := r.next(); e.Subject == "sync" && e.Kind == Settled {
+				break
+			}
+		}
+		r.w.Set("sync", nil)
+		if done() {
+			return
+		}
+	}
+}
+
+// sound checks what is known of the folders against the file system: each is watched, by a path that leads there.
+func (r *rig) sound() {
+	r.t.Helper()
+	f := r.w.folders
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, d := range f.byID {
+		require.NotEmpty(r.t, d.path)
+		require.False(r.t, d.stale, d.path)
+		require.Equal(r.t, id, lstat(d.path).id(d.path), d.path)
+		require.Same(r.t, d, f.byPath[d.path])
+	}
+	require.Len(r.t, f.byPath, len(f.byID))
+}
