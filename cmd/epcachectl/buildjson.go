@@ -30,6 +30,14 @@ type buildResult struct {
 	Reason               string          `json:"reason,omitempty"`
 	LoadCheck            string          `json:"load_check"`
 	Leased               bool            `json:"leased"`
+	Compatibility        string          `json:"compatibility"`        // for the runtime named below; "": not judged
+	CompatibilitySource  string          `json:"compatibility_source"` // who says so
+	CompatibilityReason  string          `json:"compatibility_reason"`
+	CompatibilityRuntime string          `json:"compatibility_runtime"`
+	JudgedMs             int64           `json:"judged_ms"`           // Unix time; 0: never
+	LoadSeconds          float64         `json:"load_seconds"`        // of the compiled form; 0: not measured
+	SourceLoadSeconds    float64         `json:"source_load_seconds"` // of the source model; 0: not measured
+	DriverVersion        string          `json:"driver_version"`
 	Record               json.RawMessage `json:"record,omitempty"` // show only: the request record
 }
 
@@ -41,6 +49,9 @@ func buildOf(b *wire.Build) buildResult {
 		Scope: b.GetScope(), Graph: b.GetGraph(), Files: filesOf(b.GetFiles()), CreatedMs: b.GetCreatedMs(), LastUsedMs: b.GetLastUsedMs(),
 		Hits: b.GetHits(), CompileSeconds: b.GetCompileSeconds(), State: b.GetState(), Reason: b.GetReason(),
 		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0,
+		Compatibility: b.GetCompatibility(), CompatibilitySource: b.GetCompatibilitySource(), CompatibilityReason: b.GetCompatibilityReason(),
+		CompatibilityRuntime: b.GetCompatibilityRuntime(), JudgedMs: b.GetJudgedMs(), LoadSeconds: b.GetLoadSeconds(),
+		SourceLoadSeconds: b.GetSourceLoadSeconds(), DriverVersion: b.GetDriverVersion(),
 	}
 }
 

@@ -218,20 +218,20 @@ func (g *getCall) report(results []got) error {
 			g.app.print.warning(fmt.Sprintf("get %q: %s", r.path, warning))
 		}
 		if !g.app.json && len(g.program) == 0 {
-			g.app.print.line("%s", r.line())
+			g.app.print.line("%s", r.line(g.dryRun))
 		}
 	}
 	if g.app.json {
 		list := make([]any, len(results))
 		for i, r := range results {
-			list[i] = r.json()
+			list[i] = r.json(g.dryRun)
 		}
 		return errors.Join(failed, g.app.print.json(list))
 	}
 	return failed
 }
 
-func (r *got) line() string {
+func (r *got) line(dryRun bool) string {
 	path := printable(r.path)
 	if r.missing {
 		return "would compile " + path
@@ -244,7 +244,11 @@ func (r *got) line() string {
 	for _, f := range a.GetFiles() {
 		size += f.GetSize()
 	}
-	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", a.GetOutcome(), path, printable(a.GetEp()), short(a.GetBuild()), orDash(a.GetCompatibility()), byteSize(size), seconds(r.elapsed.Seconds()))
+	outcome := printable(a.GetOutcome())
+	if dryRun {
+		outcome = "would hit"
+	}
+	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, printable(a.GetEp()), short(a.GetBuild()), orDash(a.GetCompatibility()), byteSize(size), seconds(r.elapsed.Seconds()))
 	if s := a.GetCompileSeconds(); s > 0 {
 		text += fmt.Sprintf(" (compiled in %s)", seconds(s))
 	}

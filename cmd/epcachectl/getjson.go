@@ -27,6 +27,7 @@ type getResult struct {
 	ElapsedSeconds       float64                      `json:"elapsed_seconds"`
 	Why                  string                       `json:"why"`
 	Warnings             []string                     `json:"warnings,omitempty"`
+	DryRun               bool                         `json:"dry_run,omitempty"` // with -n: nothing was done
 }
 
 type fileResult struct {
@@ -42,14 +43,15 @@ type failedResult struct {
 	Error   string            `json:"error,omitempty"`
 	Hint    string            `json:"hint,omitempty"`
 	Facts   map[string]string `json:"facts,omitempty"`
+	DryRun  bool              `json:"dry_run,omitempty"` // with -n: nothing was done
 }
 
-func (r *got) json() any {
+func (r *got) json(dryRun bool) any {
 	if r.missing {
-		return failedResult{Outcome: "missing"}
+		return failedResult{Outcome: "missing", DryRun: dryRun}
 	}
 	if r.err != nil {
-		f := failedResult{Outcome: "failed", Error: r.err.Error()}
+		f := failedResult{Outcome: "failed", DryRun: dryRun, Error: r.err.Error()}
 		var e *unixsock.Error
 		if errors.As(r.err, &e) {
 			f.Class, f.Hint, f.Facts = wire.ErrorClass_name[int32(e.Class)], e.Hint, e.Facts
@@ -61,7 +63,7 @@ func (r *got) json() any {
 		Outcome: a.GetOutcome(), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
 		SDKVersion: a.GetSdkVersion(), HardwareArchitecture: a.GetHardwareArchitecture(), Compatibility: a.GetCompatibility(),
 		View: a.GetView(), Graph: a.GetGraph(), Files: filesOf(a.GetFiles()), CompileSeconds: a.GetCompileSeconds(),
-		ElapsedSeconds: r.elapsed.Seconds(), Why: a.GetWhy(), Warnings: a.GetWarnings(),
+		ElapsedSeconds: r.elapsed.Seconds(), DryRun: dryRun, Why: a.GetWhy(), Warnings: a.GetWarnings(),
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: make(map[string]string),
 	}
 	for ep, options := range a.GetProviderOptions() {

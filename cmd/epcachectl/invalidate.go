@@ -53,6 +53,9 @@ func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeRep
 	if dryRun {
 		done, freed = would, "would be freed"
 	}
+	if len(reply.GetBuilds()) == 0 {
+		a.print.line("%s nothing: there are no such builds", done)
+	}
 	for _, b := range reply.GetBuilds() {
 		a.print.line("%s %s: build %s of %s", done, orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()))
 	}

@@ -16,7 +16,8 @@ func (a *app) listCommand() *cobra.Command {
 		Use:   "list [--model MODEL] [--ep EP]",
 		Short: "list what is kept",
 		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
-the execution provider with its version, size, hits, and state. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+the execution provider with its version and SDK, what it is good for on this machine, size, hits, how many times faster than
+its source it loads, and state. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -42,12 +43,19 @@ func (p *printer) builds(builds []*wire.Build) error {
 	if len(builds) == 0 {
 		return nil
 	}
-	rows := [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SIZE", "HITS", "LAST USED", "STATE"}}
+	rows := [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "STATE"}}
 	for _, b := range builds {
 		rows = append(rows, []string{
-			short(b.GetBuild()), orDash(b.GetModelName()), orDash(b.GetEp()), orDash(b.GetEpVersion()), byteSize(sizeOf(b)),
-			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), orDash(b.GetState()),
+			short(b.GetBuild()), orDash(b.GetModelName()), orDash(b.GetEp()), orDash(b.GetEpVersion()), orDash(b.GetSdkVersion()), fits(b), byteSize(sizeOf(b)),
+			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), orDash(b.GetState()),
 		})
 	}
 	return p.table(rows)
+}
+
+func fits(b *wire.Build) string {
+	if b.GetCompatibility() == "" {
+		return "-"
+	}
+	return verdict(b.GetCompatibility())
 }

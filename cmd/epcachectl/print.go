@@ -66,8 +66,9 @@ func hints(err error) []string {
 	if errors.As(err, &e) && e.Hint != "" {
 		list = append(list, e.Hint)
 	}
-	if errors.Is(err, unixsock.ErrNoDaemon) {
-		list = append(list, "start one with: epcached --runtime DIR, or name its socket with --socket or "+unixsock.SocketVariable)
+	var none *noDaemonError
+	if errors.As(err, &none) {
+		list = append(list, none.hint)
 	}
 	return list
 }

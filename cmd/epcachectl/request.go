@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/compilers"
@@ -55,6 +56,15 @@ func (r *request) addFlags(cmd *cobra.Command) {
 	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
 	f.StringVar(&r.route, "route", "", "how to compile: compile_api or session_options")
 	f.StringVar(&r.store, "store", "", "keep it as `SCOPE`: shared, user or none; can only narrow")
+}
+
+// flagNames are the flags that addFlags adds.
+func (r *request) flagNames() []string {
+	var names []string
+	cmd := &cobra.Command{}
+	(&request{}).addFlags(cmd)
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return names
 }
 
 // setter is a flag whose values are taken one by one, in the order in which they stand.

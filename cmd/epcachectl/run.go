@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/epcached/epcached/unixsock"
 )
@@ -85,10 +86,14 @@ Every verb has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage
 		return nil
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		var wrong *pflag.InvalidValueError
+		if errors.As(err, &wrong) && len(wrong.GetValue()) > 100 { // the value is somebody's whole file
+			err = fmt.Errorf("--%s: %q does not do", wrong.GetFlag().Name, brief(wrong.GetValue()))
+		}
 		return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
 	})
 	root.AddCommand(a.getCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
-		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.eventsCommand(), a.versionCommand())
+		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.whyCommand(), a.eventsCommand(), a.versionCommand())
 	return root
 }
 
@@ -116,16 +121,22 @@ func (a *app) withDaemon(ctx context.Context, do func(context.Context, *unixsock
 	return errors.Join(do(ctx, client), client.Close())
 }
 
-func (a *app) connect(ctx context.Context) (*unixsock.Client, error) {
-	paths := unixsock.DefaultSocket()
+// sockets lists where the daemon is looked for, in order.
+func (a *app) sockets() []string {
 	if a.socket != "" {
-		paths = []string{a.socket}
+		return []string{a.socket}
 	}
+	return unixsock.DefaultSocket()
+}
+
+func (a *app) connect(ctx context.Context) (*unixsock.Client, error) {
+	paths := a.sockets()
 	d := unixsock.Dialer{Name: "epcachectl " + version, HelloTimeout: helloTimeout}
 	if a.waitSet || len(paths) == 1 || anyExists(paths) {
 		d.Wait = a.wait
 	}
-	return d.Dial(ctx, paths...)
+	c, err := d.Dial(ctx, paths...)
+	return c, noDaemon(paths, err)
 }
 
 // again asks once more after the connection broke: a daemon that is restarted in the middle of a call is no failure

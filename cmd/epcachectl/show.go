@@ -21,7 +21,8 @@ func (a *app) showCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show ENTRY|MODEL",
 		Short: "show everything about an entry",
-		Long: `show prints all builds of an entry: what was asked for, what made them, their files, state and history.
+		Long: `show prints all builds of an entry: what was asked for, what made them, what they are good for now and who says so, how
+fast they load, their files, state and history.
 ENTRY is a request key, a build key or a model digest, or the first 8 or more digits of one, or a model's
 name. A file of that name is taken as a model, whose digest is computed here.` + statusHelp(askingCodes...),
 		Example: "  epcachectl show mobilenet.onnx",
@@ -78,13 +79,16 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"ep library", b.GetEpLibraryDigest()},
 		{"sdk version", orDash(b.GetSdkVersion())},
 		{"hardware", orDash(b.GetHardwareArchitecture())},
-		{"compatibility", orDash(b.GetCompatibilityString())},
+		{"compatibility", judgement(b)},
+		{"says of itself", orDash(b.GetCompatibilityString())},
+		{"driver", orDash(b.GetDriverVersion())},
 		{"onnx runtime", orDash(b.GetOrtVersion())},
 		{"scope", orDash(b.GetScope())},
 		{"created", timeOf(b.GetCreatedMs()) + ", compiled in " + seconds(b.GetCompileSeconds())},
 		{"last used", fmt.Sprintf("%s, %d hits", timeOf(b.GetLastUsedMs()), b.GetHits())},
 		{"state", stateOf(b)},
 		{"load check", orDash(b.GetLoadCheck())},
+		{"gain", gain(b)},
 	}
 	for _, f := range b.GetFiles() {
 		rows = append(rows, []string{"file", printable(f.GetName()) + "  " + byteSize(f.GetSize()) + "  " + f.GetDigest()})

@@ -47,14 +47,24 @@ type spaceResult struct {
 }
 
 func (a *app) statusCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "status",
+	var watch bool
+	every := 2 * time.Second
+	cmd := &cobra.Command{
+		Use:   "status [--watch]",
 		Short: "print how the daemon is",
 		Long: `status prints the daemon's health: what it runs with, who the caller is to it, hits and the time they saved,
-and the space that is used.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
-		Example: "  epcachectl status --json",
-		Args:    usageArgs(cobra.NoArgs),
+and the space that is used. --watch prints it again and again until it is interrupted, also over restarts of the daemon; with
+--json an object on each line.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+		Example: `  epcachectl status --json
+  epcachectl status --watch --every 1s`,
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if every < 100*time.Millisecond {
+				return usageError{fmt.Errorf("--every %v: it is 100ms or more", every)}
+			}
+			if watch {
+				return a.watchStatus(cmd.Context(), every)
+			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				s, err := c.Status(ctx)
 				if err != nil {
@@ -70,6 +80,9 @@ and the space that is used.` + statusHelp(exitDone, exitFailed, exitUsage, exitN
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&watch, "watch", false, "print it again and again")
+	cmd.Flags().DurationVar(&every, "every", every, "with --watch, `DURATION` from one to the next")
+	return cmd
 }
 
 func statusOf(s *wire.StatusReply, h *wire.HelloReply) statusResult {

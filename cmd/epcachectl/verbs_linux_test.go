@@ -154,7 +154,7 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 	b := newStandIn(t)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "not yours", Hint: "ask"}
 	b.serve()
-	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}} {
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
 		r := call(t, args...)
 		require.Equal(t, exitNotAllowed, r.code, args)
 		require.Contains(t, r.err, "not yours\nepcachectl: hint: ask\n")
@@ -164,7 +164,7 @@ func TestErrorsOfTheDaemon(t *testing.T) {
 
 func TestNoDaemon(t *testing.T) {
 	t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
-	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}} {
+	for _, args := range [][]string{{"list"}, {"status"}, {"probe"}, {"check"}, {"rm", "x"}, {"invalidate", "x"}, {"show", "x"}, {"events"}, {"why", "x"}} {
 		require.Equal(t, exitNoDaemon, call(t, append(args, "--wait=0")...).code, args)
 	}
 	require.Equal(t, exitDone, call(t, "version").code)

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// tomlString spells a path as people write it, and leaves the odd ones to those who know all rules.
+func tomlString(path string) (string, error) {
+	if printable(path) == path && !strings.ContainsAny(path, `"\`) {
+		return `"` + path + `"`, nil
+	}
+	text, err := toml.Marshal(map[string]string{"directory": path})
+	return strings.TrimSpace(strings.TrimPrefix(string(text), "directory = ")), err
+}
+
+func (a *app) findRuntimes(ctx context.Context, dir string) error {
+	runtimes, err := lookFor(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		out := make([]runtimeResult, len(runtimes))
+		for i, r := range runtimes {
+			out[i] = runtimeResult{Directory: r.Directory, ORTVersion: r.ORTVersion, ORTLibrary: r.ORTLibrary, EPs: make([]epResult, len(r.EPs))}
+			for j, ep := range r.EPs {
+				out[i].EPs[j] = epResult{Name: ep.EP, Library: ep.Path, Devices: []deviceResult{}}
+			}
+		}
+		return a.print.json(out)
+	}
+	if len(runtimes) == 0 {
+		a.print.failure(&hintedError{errors.New("probe: no runtime with a known execution provider found"),
+			"install one: pip install --no-deps --target runtime onnxruntime onnxruntime-ep-openvino, and look again with --runtime runtime"})
+		return exitError(exitNotFound)
+	}
+	for _, r := range runtimes {
+		a.print.line("# ONNX Runtime %s", orDash(r.ORTVersion))
+		for _, ep := range r.EPs {
+			a.print.line("# %s: %s", printable(ep.EP), printable(ep.Path))
+		}
+		text, err := tomlString(r.Directory)
+		if err != nil {
+			return err
+		}
+		a.print.line("[[runtime]]\ndirectory = %s\n", text)
+	}
+	return nil
+}
+
+func lookFor(ctx context.Context, dir string) ([]compilers.Runtime, error) {
+	if dir == "" {
+		return compilers.FindAll(ctx), nil
+	}
+	r, err := compilers.Find(dir)
+	if errors.Is(err, compilers.ErrNotFound) {
+		err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: err.Error()}
+	}
+	return []compilers.Runtime{r}, err
+}
