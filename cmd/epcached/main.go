@@ -71,10 +71,14 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 			if err != nil {
 				return err
 			}
+			set, err := s.LoadRules()
+			if err != nil {
+				return usageError{fmt.Errorf("configuration: %w", err)}
+			}
 			if c.check {
 				return s.Print(stdout)
 			}
-			return serve(cmd.Context(), s, stderr)
+			return serve(cmd.Context(), s, set, stderr)
 		},
 	}
 	c.addFlags(cmd.Flags())

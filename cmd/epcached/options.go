@@ -7,13 +7,14 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/rules"
 )
 
 // optionsOf says in the cache's terms what the configuration says in an administrator's.
-func optionsOf(s *config.Settings, compiler compilers.Compiler, log *slog.Logger) cache.Options {
+func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
-		PathAccess: s.PathAccess, Administrators: s.Administrators, Log: log,
+		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
 		Quiet: inSeconds(s.Quiet), Poll: inSeconds(s.Poll), KeepSource: s.KeepSource,
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  cache.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},

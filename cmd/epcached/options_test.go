@@ -46,11 +46,13 @@ window = "22:00-06:00"
 `), 0o600))
 	s, err := config.Load(file)
 	require.NoError(t, err)
+	set, err := s.LoadRules()
+	require.NoError(t, err)
 	yes, no := true, false
-	o := optionsOf(s, nil, slog.Default())
+	o := optionsOf(s, set, nil, slog.Default())
 	o.Log = nil
 	require.Equal(t, cache.Options{
-		Jobs: 3, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"},
+		Jobs: 3, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
 		Drivers: []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild: cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},

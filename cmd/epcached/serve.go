@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -24,7 +25,7 @@ import (
 const stopGrace = 20 * time.Second
 
 // serve runs the daemon until the context ends.
-func serve(ctx context.Context, s *config.Settings, stderr io.Writer) error {
+func serve(ctx context.Context, s *config.Settings, set *rules.Set, stderr io.Writer) error {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.Level()}))
 	worker, err := findWorker(s.Worker)
 	if err != nil {
@@ -39,7 +40,7 @@ func serve(ctx context.Context, s *config.Settings, stderr io.Writer) error {
 		// ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in each process.
 		Env: []string{"ORT_DISABLE_TELEMETRY=1"},
 	})
-	c, err := cache.Open(s.State, optionsOf(s, compiler, log))
+	c, err := cache.Open(s.State, optionsOf(s, set, compiler, log))
 	if err != nil {
 		return errors.Join(err, compiler.Close())
 	}

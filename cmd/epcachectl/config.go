@@ -1,0 +1,145 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/config"
+)
+
+// configResult is what config check prints with --json.
+type configResult struct {
+	File   string        `json:"file"`
+	Errors []configError `json:"errors"`
+}
+
+type configError struct {
+	Line   int    `json:"line"` // from 1; 0: not of a place in this file
+	Column int    `json:"column"`
+	Field  string `json:"field"`
+	Text   string `json:"text"`
+}
+
+// fieldResult is one element of what config show prints with --json.
+type fieldResult struct {
+	Name   string `json:"name"`
+	Value  any    `json:"value"`
+	Origin string `json:"origin"`
+}
+
+var configCodes = []int{exitDone, exitFailed, exitUsage, exitNotFound, exitNotAllowed}
+
+func (a *app) configCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config check|show [FILE]",
+		Short: "check or show the daemon's configuration",
+		Long: `config reads a configuration file as epcached does, with no daemon. FILE is ` + config.DefaultFile + ` where none is named.
+What flags say to a daemon is not known here: epcached --check-config with the same flags shows that.` + statusHelp(configCodes...),
+		Example: `  epcachectl config check
+  epcachectl config show ./epcached.toml`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(a.configCheckCommand(), a.configShowCommand())
+	return cmd
+}
+
+func (a *app) configCheckCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "print all that is wrong with a configuration file",
+		Long: `check prints every mistake in the file, and in the files of rules that it names, each with file, line and column. It opens
+nothing else that the file names.` + statusHelp(configCodes...),
+		Example: "  epcachectl config check ./epcached.toml",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			file := configFile(args)
+			s, err := config.Load(file)
+			if err == nil {
+				_, err = s.LoadRules()
+			} else if wrong := (config.Errors)(nil); !errors.As(err, &wrong) {
+				return withConfigHint(err)
+			}
+			return a.printConfigErrors(file, err)
+		},
+	}
+}
+
+func (a *app) configShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show [FILE]",
+		Short: "print every value in force, and where it is from",
+		Long: `show prints the configuration that a daemon runs with which reads this file: every value, defaults too, each with where
+it is from. What it prints is a configuration file itself. Without FILE, and with none in its usual place, it prints the defaults.` + statusHelp(configCodes...),
+		Example: "  epcachectl config show",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			s, err := config.Load(configFile(args))
+			if len(args) == 0 && errors.Is(err, fs.ErrNotExist) {
+				s, err = config.Load("")
+			}
+			if err != nil {
+				return withConfigHint(err)
+			}
+			if !a.json {
+				a.print.clear()
+				return s.Print(a.print.out)
+			}
+			fields := s.Fields()
+			out := make([]fieldResult, len(fields))
+			for i, f := range fields {
+				out[i] = fieldResult{f.Name, f.Value, f.Origin}
+			}
+			return a.print.json(out)
+		},
+	}
+}
+
+func configFile(args []string) string {
+	if len(args) > 0 {
+		return args[0]
+	}
+	return config.DefaultFile
+}
+
+func withConfigHint(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return &hintedError{err, "a daemon needs no configuration file; what it has without one: epcachectl config show"}
+	}
+	return err
+}
+
+// printConfigErrors prints mistakes as a result: to find them is what was asked for.
+func (a *app) printConfigErrors(file string, err error) error {
+	result := configResult{File: file, Errors: []configError{}}
+	var wrong config.Errors
+	switch {
+	case errors.As(err, &wrong):
+		for _, e := range wrong {
+			result.Errors = append(result.Errors, configError{e.Line, e.Column, e.Field, e.Text})
+		}
+	case err != nil:
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			result.Errors = append(result.Errors, configError{Field: "rules", Text: line})
+		}
+	}
+	switch {
+	case a.json:
+		if err := a.print.json(result); err != nil {
+			return err
+		}
+	case err == nil:
+		a.print.line("%s: nothing is wrong", printable(file))
+	default:
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			a.print.line("%s", printable(line))
+		}
+	}
+	if err != nil {
+		return exitError(exitFailed)
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestConfigCheck(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "epcached.toml")
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	write("epcached.toml", "jobs = -1\n[policy]\nunknwon = \"serve\"\n")
+	wrong := file + ":1:1: field \"jobs\": -1 is not 0 to 4096\n" + file + ":3:1: unknown field \"policy.unknwon\"; is it \"unknown\"?\n"
+	require.Equal(t, result{exitFailed, wrong, ""}, call(t, "config", "check", file))
+	var out configResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
+	require.Equal(t, configError{1, 1, "jobs", "-1 is not 0 to 4096"}, out.Errors[0])
+
+	write("epcached.toml", "rules = [\"rules.toml\"]\n")
+	write("rules.toml", "what = 1\n")
+	r := call(t, "config", "check", file)
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.out, filepath.Join(dir, "rules.toml")+":1:1: ", "a relative path is meant from the file's folder on")
+
+	write("epcached.toml", "jobs = 1\n")
+	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+	require.Equal(t, exitNotFound, call(t, "config", "check", file+".none").code)
+	require.Equal(t, exitUsage, call(t, "config", "check", file, file).code)
+}
+
+func TestConfigShow(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "epcached.toml")
+	require.NoError(t, os.WriteFile(file, []byte("jobs = 3\n"), 0o600))
+	r := call(t, "config", "show", file)
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Contains(t, r.out, "jobs = 3  # "+file+":1\n")
+	var fields []fieldResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "show", file, "--json").out), &fields))
+	require.Contains(t, fields, fieldResult{"jobs", float64(3), file + ":1"})
+	require.Contains(t, fields, fieldResult{"policy.unknown", "load_check", "default"})
+	require.Equal(t, exitNotFound, call(t, "config", "show", file+".none").code)
+	require.Equal(t, exitDone, call(t, "config").code)
+}
