@@ -33,10 +33,10 @@ func addBuild(tx *bbolt.Tx, b Build) error {
 		space.Entries++
 	}
 	space.Builds++
-	for _, f := range b.Files {
+	for _, f := range b.Blobs() {
 		space.LogicalBytes += f.Size
 	}
-	for d, size := range distinct(b.Files) {
+	for d, size := range distinct(b) {
 		others, err := keysFrom(tx, bucketBlobs, d[:], nil, 1)
 		if err != nil {
 			return err
@@ -69,10 +69,10 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 		return err
 	}
 	space.Builds--
-	for _, f := range b.Files {
+	for _, f := range b.Blobs() {
 		space.LogicalBytes -= f.Size
 	}
-	for d, size := range distinct(b.Files) {
+	for d, size := range distinct(b) {
 		if err := drop(tx, bucketBlobs, blobKey(d, id)); err != nil {
 			return err
 		}
@@ -249,7 +249,7 @@ func (x *Index) Each(ctx context.Context, fn func(Build) error) error {
 	}
 }
 
-// Needs returns the builds that have the blob among their files. None does not
+// Needs returns the builds that refer to the blob. None does not
 // mean that the blob may go unless Complete is true.
 func (x *Index) Needs(d cas.Digest) ([]BuildID, error) {
 	var ids []BuildID

@@ -109,6 +109,7 @@ func marshalBuild(b Build) ([]byte, error) {
 			CompatibilityString: e.CompatibilityString, DriverVersion: e.DriverVersion, Devices: e.Devices,
 		})
 	}
+	m.Source = marshalSource(b.Source)
 	for ep, options := range b.ProviderOptions {
 		if m.ProviderOptions == nil {
 			m.ProviderOptions = make(map[string]*manifestpb.Options)
@@ -157,7 +158,9 @@ func unmarshalBuild(body []byte) (Build, error) {
 		}
 		b.ProviderOptions[ep] = options.GetValues()
 	}
-	if err = firstOf(err, checkBuild(b)); err != nil {
+	var bad error
+	b.Source, bad = unmarshalSource(m.Source)
+	if err = firstOf(err, firstOf(bad, checkBuild(b))); err != nil {
 		return Build{}, err
 	}
 	return b, nil
@@ -173,6 +176,9 @@ func checkBuild(b Build) error {
 		return fmt.Errorf("scope %.80q is neither shared nor a user's", b.Scope)
 	case len(b.Files) == 0 || len(b.Files) > maxFiles:
 		return fmt.Errorf("%d files, not 1 to %d", len(b.Files), maxFiles)
+	}
+	if err := checkSource(b.Source); err != nil {
+		return fmt.Errorf("source: %w", err)
 	}
 	names := make(map[string]bool, len(b.Files))
 	for _, f := range b.Files {
@@ -238,9 +244,9 @@ func fromNanos(n int64) time.Time {
 }
 
 // distinct gives the blobs that a build needs, each once, with its size.
-func distinct(files []File) map[cas.Digest]int64 {
-	blobs := make(map[cas.Digest]int64, len(files))
-	for _, f := range files {
+func distinct(b Build) map[cas.Digest]int64 {
+	blobs := make(map[cas.Digest]int64, len(b.Files))
+	for _, f := range b.Blobs() {
 		blobs[f.Digest] = f.Size
 	}
 	return blobs

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -108,7 +109,29 @@ type Build struct {
 	IRVersion      int64
 	Embed          bool
 	Warnings       []string
+
+	Source Source
 }
+
+// Blobs returns every blob that the build refers to: its files, and those of
+// its kept source, whose names are no names of files.
+func (b *Build) Blobs() []File {
+	return slices.Concat(b.Files, b.Source.Files)
+}
+
+// Source says where a build's source model is, for compiling it again.
+type Source struct {
+	Kind     string            // SourceReference, SourceCopy, or "": it is not kept
+	Path     string            // of a reference: the graph's path, absolute
+	External map[string]string // of a reference: absolute paths, by location
+	Files    []File            // of a copy: the graph, without a name, then external data with its location as name
+}
+
+// How a source model is kept.
+const (
+	SourceReference = "reference" // it stays where it is, and may change there
+	SourceCopy      = "copy"      // its bytes are blobs
+)
 
 // The states of a build.
 const (
@@ -144,7 +167,7 @@ type Event struct {
 
 // Space is what the index knows of the store's size.
 type Space struct {
-	LogicalBytes int64  // every file of every build
+	LogicalBytes int64  // every file of every build, copies of source models included
 	StoredBytes  int64  // every blob once
 	Entries      uint64 // request keys
 	Builds       uint64

@@ -56,6 +56,7 @@ type Manifest struct {
 	IrVersion              int64                  `protobuf:"varint,21,opt,name=ir_version,json=irVersion,proto3" json:"ir_version,omitempty"`
 	Embed                  bool                   `protobuf:"varint,22,opt,name=embed,proto3" json:"embed,omitempty"`
 	Warnings               []string               `protobuf:"bytes,23,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Source                 *Source                `protobuf:"bytes,24,opt,name=source,proto3" json:"source,omitempty"` // none: the model is not kept
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -251,6 +252,135 @@ func (x *Manifest) GetWarnings() []string {
 	return nil
 }
 
+func (x *Manifest) GetSource() *Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+// Source is where the source model is, for compiling it again. A kind that the
+// reader does not know counts as none.
+type Source struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`   // "reference", "copy"
+	Files         []*SourceFile          `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"` // the graph first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Source) Reset() {
+	*x = Source{}
+	mi := &file_manifest_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Source) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Source) ProtoMessage() {}
+
+func (x *Source) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Source.ProtoReflect.Descriptor instead.
+func (*Source) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Source) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Source) GetFiles() []*SourceFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+type SourceFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Location      string                 `protobuf:"bytes,1,opt,name=location,proto3" json:"location,omitempty"` // as the graph names its external data; none for the graph
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`         // of a reference: absolute
+	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`        // of a copy: bytes
+	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`     // of a copy: 32 bytes, BLAKE3 of the file, which is a blob
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SourceFile) Reset() {
+	*x = SourceFile{}
+	mi := &file_manifest_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SourceFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SourceFile) ProtoMessage() {}
+
+func (x *SourceFile) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
+func (*SourceFile) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SourceFile) GetLocation() string {
+	if x != nil {
+		return x.Location
+	}
+	return ""
+}
+
+func (x *SourceFile) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *SourceFile) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SourceFile) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
 type File struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`     // relative, slash-separated, no "." or ".."
@@ -262,7 +392,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +404,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +417,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{1}
+	return file_manifest_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *File) GetName() string {
@@ -328,7 +458,7 @@ type EP struct {
 
 func (x *EP) Reset() {
 	*x = EP{}
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -340,7 +470,7 @@ func (x *EP) String() string {
 func (*EP) ProtoMessage() {}
 
 func (x *EP) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -353,7 +483,7 @@ func (x *EP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EP.ProtoReflect.Descriptor instead.
 func (*EP) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{2}
+	return file_manifest_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EP) GetName() string {
@@ -428,7 +558,7 @@ type Options struct {
 
 func (x *Options) Reset() {
 	*x = Options{}
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +570,7 @@ func (x *Options) String() string {
 func (*Options) ProtoMessage() {}
 
 func (x *Options) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +583,7 @@ func (x *Options) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Options.ProtoReflect.Descriptor instead.
 func (*Options) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{3}
+	return file_manifest_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Options) GetValues() map[string]string {
@@ -477,7 +607,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +619,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +632,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{4}
+	return file_manifest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Record) GetKind() isRecord_Kind {
@@ -560,7 +690,7 @@ type BuildState struct {
 
 func (x *BuildState) Reset() {
 	*x = BuildState{}
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +702,7 @@ func (x *BuildState) String() string {
 func (*BuildState) ProtoMessage() {}
 
 func (x *BuildState) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +715,7 @@ func (x *BuildState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
 func (*BuildState) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{5}
+	return file_manifest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BuildState) GetBuildId() []byte {
@@ -634,7 +764,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +776,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +789,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{6}
+	return file_manifest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Event) GetAt() int64 {
@@ -729,7 +859,7 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\x11epcached.index.v1\"\xe7\a\n" +
+	"\x0emanifest.proto\x12\x11epcached.index.v1\"\x9a\b\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -760,13 +890,23 @@ const file_manifest_proto_rawDesc = "" +
 	"\n" +
 	"ir_version\x18\x15 \x01(\x03R\tirVersion\x12\x14\n" +
 	"\x05embed\x18\x16 \x01(\bR\x05embed\x12\x1a\n" +
-	"\bwarnings\x18\x17 \x03(\tR\bwarnings\x1a^\n" +
+	"\bwarnings\x18\x17 \x03(\tR\bwarnings\x121\n" +
+	"\x06source\x18\x18 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x1a^\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
 	"\x05value\x18\x02 \x01(\v2\x1a.epcached.index.v1.OptionsR\x05value:\x028\x01\x1aA\n" +
 	"\x13SessionOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"F\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Q\n" +
+	"\x06Source\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
+	"\x05files\x18\x02 \x03(\v2\x1d.epcached.index.v1.SourceFileR\x05files\"h\n" +
+	"\n" +
+	"SourceFile\x12\x1a\n" +
+	"\blocation\x18\x01 \x01(\tR\blocation\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\"F\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
@@ -822,33 +962,37 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_manifest_proto_goTypes = []any{
 	(*Manifest)(nil),   // 0: epcached.index.v1.Manifest
-	(*File)(nil),       // 1: epcached.index.v1.File
-	(*EP)(nil),         // 2: epcached.index.v1.EP
-	(*Options)(nil),    // 3: epcached.index.v1.Options
-	(*Record)(nil),     // 4: epcached.index.v1.Record
-	(*BuildState)(nil), // 5: epcached.index.v1.BuildState
-	(*Event)(nil),      // 6: epcached.index.v1.Event
-	nil,                // 7: epcached.index.v1.Manifest.ProviderOptionsEntry
-	nil,                // 8: epcached.index.v1.Manifest.SessionOptionsEntry
-	nil,                // 9: epcached.index.v1.Options.ValuesEntry
+	(*Source)(nil),     // 1: epcached.index.v1.Source
+	(*SourceFile)(nil), // 2: epcached.index.v1.SourceFile
+	(*File)(nil),       // 3: epcached.index.v1.File
+	(*EP)(nil),         // 4: epcached.index.v1.EP
+	(*Options)(nil),    // 5: epcached.index.v1.Options
+	(*Record)(nil),     // 6: epcached.index.v1.Record
+	(*BuildState)(nil), // 7: epcached.index.v1.BuildState
+	(*Event)(nil),      // 8: epcached.index.v1.Event
+	nil,                // 9: epcached.index.v1.Manifest.ProviderOptionsEntry
+	nil,                // 10: epcached.index.v1.Manifest.SessionOptionsEntry
+	nil,                // 11: epcached.index.v1.Options.ValuesEntry
 }
 var file_manifest_proto_depIdxs = []int32{
-	2, // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
-	1, // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
-	7, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
-	8, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
-	9, // 4: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
-	5, // 5: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
-	6, // 6: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
-	3, // 7: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	4,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
+	3,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
+	9,  // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
+	10, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
+	1,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
+	2,  // 5: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
+	11, // 6: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
+	7,  // 7: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
+	8,  // 8: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
+	5,  // 9: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -856,7 +1000,7 @@ func file_manifest_proto_init() {
 	if File_manifest_proto != nil {
 		return
 	}
-	file_manifest_proto_msgTypes[4].OneofWrappers = []any{
+	file_manifest_proto_msgTypes[6].OneofWrappers = []any{
 		(*Record_State)(nil),
 		(*Record_Event)(nil),
 	}
@@ -866,7 +1010,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

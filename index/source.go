@@ -1,0 +1,106 @@
+package index
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/epcached/epcached/index/manifestpb"
+)
+
+func marshalSource(s Source) *manifestpb.Source {
+	m := &manifestpb.Source{Kind: s.Kind}
+	switch s.Kind {
+	case SourceReference:
+		m.Files = append(m.Files, &manifestpb.SourceFile{Path: []byte(s.Path)})
+		for _, location := range slices.Sorted(maps.Keys(s.External)) {
+			m.Files = append(m.Files, &manifestpb.SourceFile{Location: location, Path: []byte(s.External[location])})
+		}
+	case SourceCopy:
+		for _, f := range s.Files {
+			m.Files = append(m.Files, &manifestpb.SourceFile{Location: f.Name, Size: f.Size, Digest: f.Digest[:]})
+		}
+	default:
+		return nil
+	}
+	return m
+}
+
+// unmarshalSource gives none for a kind of a newer epcached: the build is good
+// without it.
+func unmarshalSource(m *manifestpb.Source) (Source, error) {
+	s := Source{Kind: m.GetKind()}
+	switch s.Kind {
+	case SourceReference:
+		for i, f := range m.Files {
+			switch {
+			case i == 0 && f.Location == "":
+				s.Path = string(f.Path)
+				continue
+			case s.External == nil:
+				s.External = make(map[string]string)
+			}
+			s.External[f.Location] = string(f.Path)
+		}
+	case SourceCopy:
+		for _, f := range m.Files {
+			file := File{Name: f.Location, Size: f.Size}
+			if err := fixed("source.files.digest", file.Digest[:], f.Digest); err != nil {
+				return Source{}, err
+			}
+			s.Files = append(s.Files, file)
+		}
+	default:
+		return Source{}, nil
+	}
+	return s, nil
+}
+
+// checkSource refuses what would not be read back as it was written.
+func checkSource(s Source) error {
+	switch s.Kind {
+	case "":
+		return nil
+	case SourceReference:
+		return checkReference(s)
+	case SourceCopy:
+		return checkCopy(s)
+	}
+	return fmt.Errorf("no kind is called %.80q", s.Kind)
+}
+
+func checkReference(s Source) error {
+	if !absolute(s.Path) {
+		return fmt.Errorf("path %.80q is not absolute and clean", s.Path)
+	}
+	if len(s.External) > maxFiles || len(s.Files) > 0 {
+		return fmt.Errorf("%d files of external data, and %d copies", len(s.External), len(s.Files))
+	}
+	for location, path := range s.External {
+		if location == "" || !utf8.ValidString(location) || !absolute(path) {
+			return fmt.Errorf("external data %.80q: path %.80q is not absolute and clean", location, path)
+		}
+	}
+	return nil
+}
+
+func checkCopy(s Source) error {
+	if len(s.Files) == 0 || len(s.Files) > maxFiles || s.Path != "" || len(s.External) > 0 {
+		return fmt.Errorf("%d copies, not 1 to %d", len(s.Files), maxFiles)
+	}
+	seen := make(map[string]bool, len(s.Files))
+	for i, f := range s.Files {
+		if (f.Name == "") != (i == 0) || seen[f.Name] || f.Size < 0 || !utf8.ValidString(f.Name) {
+			return fmt.Errorf("copy %d, of external data %.80q: not the graph first, or not distinct", i, f.Name)
+		}
+		seen[f.Name] = true
+	}
+	return nil
+}
+
+func absolute(path string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path && !strings.ContainsRune(path, 0)
+}
