@@ -20,7 +20,7 @@ type Compiler interface {
 	// after Compile returned.
 	Compile(ctx context.Context, job Job, progress func(phase string)) (Result, error)
 
-	// Check loads a compiled graph in a process of its own. A graph that does not load is a result, not an error.
+	// Check loads a graph, compiled or not, in a process of its own. A graph that does not load is a result, not an error.
 	Check(ctx context.Context, job CheckJob) (CheckResult, error)
 
 	// Compatibility asks the EP for its verdict on each of the compatibility strings, in their order.
@@ -63,6 +63,8 @@ type Job struct {
 	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
 	Embed                      bool   // context binary inside the graph instead of beside it
 	Route                      string // "": RouteCompileAPI
+
+	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
 }
 
 // Result is a finished compile.
@@ -73,8 +75,9 @@ type Result struct {
 	ORTVersion string
 	Route      string // the route that was taken
 	EPs        []EPUsed
-	Log        string // the bounded tail of what ORT and the EP printed
-	MaxRSS     int64  // bytes, of the worker
+	Log        string  // the bounded tail of what ORT and the EP printed
+	MaxRSS     int64   // bytes, of the worker
+	CPUSeconds float64 // of all processors, of the worker; also told beside an error
 }
 
 // EPUsed tells what an EP of a job turned out to be.
@@ -84,16 +87,19 @@ type EPUsed struct {
 	Devices []DeviceFacts
 }
 
-// CheckJob asks whether a compiled graph loads.
+// CheckJob asks whether a graph loads, and how long that takes.
 type CheckJob struct {
 	Runtime Runtime
 	EPs     []EP
-	Graph   string // absolute path; sidecars stand beside it
+	Graph   string // absolute path; sidecars, or external data, stand beside it
+	Source  bool   // the graph is not compiled: it is loaded once, at the level asked for
 
 	SessionOptions             map[string]string
 	FreeDimensions             map[string]int64
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string
+
+	Idle <-chan struct{} // as for a Job
 }
 
 // Outcomes of a load check.
@@ -105,11 +111,12 @@ const (
 
 // CheckResult is what a load check found.
 type CheckResult struct {
-	Outcome                string // Passed, Failed or NotCheckable
-	Code                   int    // ORT's error code when it failed; -1: the process crashed
-	Text                   string // ORT's words, or the end of standard error after a crash
-	GraphOptimizationLevel string // "disable_all" when it loads only so; else as asked
-	Seconds                float64
+	Outcome                string  // Passed, Failed or NotCheckable
+	Code                   int     // ORT's error code when it failed; -1: the process crashed
+	Text                   string  // ORT's words, or the end of standard error after a crash
+	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
+	Seconds                float64 // ORT's part: from session options to session
+	CPUSeconds             float64 // of all processors, of the workers
 }
 
 // Fingerprint is what a one-node model says of itself after a compile with an EP.

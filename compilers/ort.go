@@ -62,7 +62,7 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 	for _, lib := range r.EPs {
 		probe := EPProbe{Name: lib.EP, Library: lib.Path}
 		req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}}
-		done, err := o.scratchJob(ctx, req)
+		done, err := o.scratchJob(ctx, req, nil)
 		var crash *ExitError
 		switch {
 		case err == nil && len(done.EPs) == 1:
@@ -89,9 +89,9 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err != nil {
 		return Result{}, err
 	}
-	done, err := o.work(ctx, req, job.Folder, progress)
+	done, err := o.work(ctx, req, job.Folder, job.Idle, progress)
 	if err != nil {
-		return Result{Log: done.log}, fmt.Errorf("%q: %w", filepath.Base(job.Model), err)
+		return Result{Log: done.log, CPUSeconds: done.cpu}, fmt.Errorf("%q: %w", filepath.Base(job.Model), err)
 	}
 	files, _, err := Collect(ctx, job.Folder, job.Output, before, o.opts.Limits)
 	if err != nil {
@@ -99,12 +99,13 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		if errors.As(err, &none) {
 			none.EPs, none.Log = epNames(job.EPs), done.log
 		}
-		return Result{Log: done.log}, err
+		return Result{Log: done.log, CPUSeconds: done.cpu}, err
 	}
 	if err := o.takeBack(job.Folder, files); err != nil {
-		return Result{}, err
+		return Result{CPUSeconds: done.cpu}, err
 	}
-	result := Result{Graph: job.Output, Files: files, Seconds: done.Seconds, ORTVersion: done.ORTVersion, Route: req.Route, Log: done.log, MaxRSS: done.PeakMemory}
+	result := Result{Graph: job.Output, Files: files, Seconds: done.Seconds, ORTVersion: done.ORTVersion, Route: req.Route, Log: done.log, MaxRSS: done.PeakMemory,
+		CPUSeconds: done.cpu}
 	for _, ep := range done.EPs {
 		result.EPs = append(result.EPs, EPUsed{Name: ep.Name, Version: ep.Version, Devices: ep.Devices})
 	}
@@ -185,7 +186,7 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	if err != nil {
 		return nil, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos})
+	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("compatibility with %s: %w", ep.Name, err)
 	}
@@ -206,16 +207,17 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 type answer struct {
 	dialogue.Result
 	log string
+	cpu float64 // seconds of all processors, also of a worker that failed
 }
 
 // scratchJob runs a request that leaves no files, in a folder that is removed afterwards.
-func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request) (answer, error) {
+func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, idle <-chan struct{}) (answer, error) {
 	folder, err := o.scratch()
 	if err != nil {
 		return answer{}, err
 	}
 	defer o.drop(folder)
-	return o.work(ctx, req, folder, nil)
+	return o.work(ctx, req, folder, idle, nil)
 }
 
 func (o *ORT) scratch() (string, error) {

@@ -38,8 +38,9 @@ type worker struct {
 	readers  sync.WaitGroup
 }
 
-// work runs one request in a worker process, and returns when that and all of its process group have ended.
-func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, progress func(string)) (answer, error) {
+// work runs one request in a worker process, and returns when that and all of its process group have ended. Until idle, which may be nil, is
+// closed the process has the lowest priority.
+func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idle <-chan struct{}, progress func(string)) (answer, error) {
 	end, err := o.launcher.begin()
 	if err != nil {
 		return answer{}, err
@@ -59,13 +60,13 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pro
 		return answer{}, err
 	}
 	defer o.drop(private)
-	w, err := o.start(private)
+	w, err := o.start(private, idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("start worker %q: %w", o.opts.Worker, err)
 	}
 	w.converse(req, progress)
 	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
-	w.wait(ctx)
+	w.wait(ctx, o.raiser(idle))
 	stopWatch()
 	return w.result(ctx, compilerName(req))
 }
@@ -78,8 +79,8 @@ func (o *ORT) makePrivate(folder string) error {
 }
 
 // start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, and the dialogue on 3 and 4.
-func (o *ORT) start(private string) (*worker, error) {
-	preparation, err := json.Marshal(o.preparation())
+func (o *ORT) start(private string, idle <-chan struct{}) (*worker, error) {
+	preparation, err := json.Marshal(o.preparation(waits(idle)))
 	if err != nil {
 		return nil, err
 	}
@@ -115,10 +116,14 @@ func (o *ORT) start(private string) (*worker, error) {
 	return w, nil
 }
 
-func (o *ORT) preparation() dialogue.Preparation {
+func (o *ORT) preparation(idle bool) dialogue.Preparation {
 	l := o.opts.Limits
-	return dialogue.Preparation{Data: uint64(max(l.Memory, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
-		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0)}
+	p := dialogue.Preparation{Data: uint64(max(l.Memory, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
+		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle}
+	if idle {
+		p.Nice = lowest
+	}
+	return p
 }
 
 // environment is the same for every worker, whatever the daemon was started with. GOTRACEBACK: a crash in vendor code never gets to Go's handlers (see
@@ -152,9 +157,14 @@ func (w *worker) converse(req dialogue.Request, progress func(string)) {
 }
 
 // wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It kills the group when ctx ends, and when
-// the worker has said its last word, or talks nonsense, and does not exit.
-func (w *worker) wait(ctx context.Context) {
+// the worker has said its last word, or talks nonsense, and does not exit. Meanwhile raise may give the process another priority.
+func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan struct{})) {
 	pid := w.cmd.Process.Pid
+	raised := make(chan struct{})
+	go func() {
+		defer close(raised)
+		raise(pid, w.exited)
+	}()
 	go func() {
 		defer close(w.exited)
 		for {
@@ -177,6 +187,7 @@ func (w *worker) wait(ctx context.Context) {
 	}
 	killGroup(pid)
 	<-w.exited
+	<-raised // the number is the process's until it is reaped
 	// Another process may hold the pipes, if it left the group; it is not waited for.
 	deadline := time.Now().Add(grace)
 	_ = w.answers.SetReadDeadline(deadline)  // pipes have deadlines
@@ -224,9 +235,9 @@ func groupRuns(group int) bool {
 
 // result turns what happened into an answer or an error.
 func (w *worker) result(ctx context.Context, name string) (answer, error) {
-	a := answer{log: w.stderr.String()}
-	a.EPs = w.eps // until there is a result
 	state := w.cmd.ProcessState
+	a := answer{log: w.stderr.String(), cpu: (state.UserTime() + state.SystemTime()).Seconds()}
+	a.EPs = w.eps // until there is a result
 	status, _ := state.Sys().(syscall.WaitStatus)
 	switch {
 	case w.eventErr == nil && w.event.Result != nil && state.Success():

@@ -9,6 +9,6 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-func (o *ORT) work(context.Context, dialogue.Request, string, func(string)) (answer, error) {
+func (o *ORT) work(context.Context, dialogue.Request, string, <-chan struct{}, func(string)) (answer, error) {
 	return answer{}, errors.ErrUnsupported
 }

@@ -33,6 +33,9 @@ func prepare(limits string) error {
 			return fmt.Errorf("niceness: %w", err)
 		}
 	}
+	if p.Idle {
+		beIdle()
+	}
 	preferToDie()
 	syscall.Umask(0o077)
 	err := syscall.Exec("/proc/self/exe", []string{os.Args[0], "work"}, os.Environ())
@@ -71,6 +74,14 @@ func lower(resource int, value uint64) error {
 	}
 	value = min(value, old.Max, math.MaxInt64)
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: value})
+}
+
+// beIdle takes the last place at the disk and, where the kernel shares the processor between sessions first and counts niceness only within
+// one, as desktops' kernels do, for this session, which is the worker's own. A kernel without either has neither to give.
+func beIdle() {
+	const ownProcess, idleClass = 1, 3 << 13 // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
+	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ownProcess, 0, idleClass)
+	_ = os.WriteFile("/proc/self/autogroup", []byte("19"), 0)
 }
 
 // preferToDie makes this process the first to go when memory runs out: a compile can be made again, and the daemon serves everyone. The

@@ -141,4 +141,5 @@ type Preparation struct {
 	OpenFiles uint64
 	Stack     uint64 // bytes
 	Nice      int
+	Idle      bool // disk and, where sessions share the processor, session: at the lowest priority too
 }

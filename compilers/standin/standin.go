@@ -26,11 +26,17 @@ type Compiler struct {
 	Fault Fault
 	// Delay is how long each compile takes. Cancelling ends it at once.
 	Delay time.Duration
+	// CPUSeconds is what each compile tells of its use of processors.
+	CPUSeconds float64
+	// LoadSeconds and SourceSeconds are what each check tells of how long a compiled graph, and a source graph, take to load. 0: the true time.
+	LoadSeconds, SourceSeconds float64
 	// Limits bound the output, as for the real compiler.
 	Limits compilers.Limits
 
 	// Calls that were made so far, for tests that count.
-	Compiles, Checks, Probes, Fingerprints, Verdicts atomic.Int64
+	Compiles, Checks, SourceChecks, Probes, Fingerprints, Verdicts atomic.Int64
+	// Idle counts compiles that began at the lowest priority.
+	Idle atomic.Int64
 }
 
 var _ compilers.Compiler = (*Compiler)(nil)
@@ -106,6 +112,9 @@ func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep co
 // Compile implements compilers.Compiler.
 func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
 	c.Compiles.Add(1)
+	if waits(job.Idle) {
+		c.Idle.Add(1)
+	}
 	start := time.Now()
 	if len(job.EPs) == 0 {
 		return compilers.Result{}, errors.New("compile: no EP")
@@ -147,7 +156,7 @@ func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func
 		return compilers.Result{}, err
 	}
 	return compilers.Result{Graph: job.Output, Files: files, Seconds: time.Since(start).Seconds(), ORTVersion: job.Runtime.ORTVersion, Route: "compile_api",
-		EPs: []compilers.EPUsed{{Name: EP, Version: sdk.Version, Devices: []compilers.DeviceFacts{device(sdk)}}}}, nil
+		CPUSeconds: c.CPUSeconds, EPs: []compilers.EPUsed{{Name: EP, Version: sdk.Version, Devices: []compilers.DeviceFacts{device(sdk)}}}}, nil
 }
 
 // write makes the artefact: a graph with one EPContext node, and its context binary beside or inside it.
@@ -232,5 +241,15 @@ func sleep(ctx context.Context, d time.Duration) error {
 		return ctx.Err()
 	case <-timer.C:
 		return ctx.Err()
+	}
+}
+
+// waits tells whether idle is there and still open.
+func waits(idle <-chan struct{}) bool {
+	select {
+	case <-idle:
+		return false
+	default:
+		return idle != nil
 	}
 }

@@ -1,0 +1,98 @@
+package compilers_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// What nobody waits for has the last place everywhere: as a process, at the disk, and as a session.
+func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
+	preparation, err := json.Marshal(dialogue.Preparation{Nice: 19, Idle: true})
+	require.NoError(t, err)
+	request, keep, err := os.Pipe() // no request comes: the worker waits for it
+	require.NoError(t, err)
+	defer request.Close()
+	answers, answer, err := os.Pipe()
+	require.NoError(t, err)
+	defer answers.Close()
+	defer answer.Close()
+	cmd := exec.Command(compilertest.Worker(t), "prepare", string(preparation))
+	cmd.ExtraFiles = []*os.File{request, answer}
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	require.NoError(t, cmd.Start())
+	defer func() {
+		require.NoError(t, keep.Close())
+		require.Error(t, cmd.Wait(), "a worker without a request fails")
+	}()
+	pid := cmd.Process.Pid
+	require.Eventually(t, func() bool {
+		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		return err == nil && strings.Contains(string(line), "\x00work")
+	}, 10*time.Second, time.Millisecond)
+	nice, err := unix.Getpriority(unix.PRIO_PROCESS, pid)
+	require.NoError(t, err)
+	require.Equal(t, 19, 20-nice, "the system call gives 20 less the niceness")
+	class, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, 1, uintptr(pid), 0)
+	require.Zero(t, errno)
+	require.EqualValues(t, 3, class>>13, "the idle class")
+	if group, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "autogroup")); err == nil && len(group) > 0 {
+		require.Contains(t, string(group), "nice 19")
+	}
+}
+
+// A worker that is idle, and is wanted after all, rises.
+func TestIdleWorkerRises(t *testing.T) {
+	if _, err := exec.LookPath("ionice"); err != nil {
+		t.Skip("NOT TESTED: there is no ionice")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	started := filepath.Join(t.TempDir(), "started")
+	script := "ionice -c 3 -p $$; touch " + started + "; while ionice -p $$ | grep -q idle; do :; done; " + success
+	job := writeJob(t, fakeRuntime(), compilers.EP{Name: openVINO}, tinymodel.Relu())
+	urgent := make(chan struct{})
+	job.Idle = urgent
+	c := newORT(t, compilers.ORTOptions{Worker: fakeWorker(t, script)})
+	type outcome struct {
+		result compilers.Result
+		err    error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		result, err := c.Compile(ctx, job, nil)
+		done <- outcome{result, err}
+	}()
+	require.Eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, 10*time.Second, time.Millisecond)
+	close(urgent)
+	got := <-done
+	require.ErrorIs(t, got.err, compilers.ErrOutput, "it ended by itself, and left no graph")
+	require.Positive(t, got.result.CPUSeconds, "what it took is told though it failed")
+}
+
+// A source model loads as a compiled one does, and how long that takes is told.
+func TestSourceLoads(t *testing.T) {
+	r := compilertest.Runtime(t, "openvino-1.8.1")
+	c := newORT(t, compilers.ORTOptions{})
+	job := writeJob(t, r, compilers.EP{Name: openVINO}, tinymodel.Dense(1, 64, 1))
+	idle := make(chan struct{})
+	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model, Source: true, GraphOptimizationLevel: "all", Idle: idle})
+	require.NoError(t, err)
+	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
+	require.Positive(t, checked.Seconds)
+	require.Positive(t, checked.CPUSeconds)
+}
