@@ -64,6 +64,7 @@ type Cache struct {
 	uses     uses
 	flights  flights
 	stream   stream
+	rebuilds rebuilds
 	slots    chan struct{} // one token for each compile that may run
 
 	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
@@ -95,6 +96,13 @@ func Open(dir string, o Options) (*Cache, error) {
 	if o.Jobs <= 0 {
 		o.Jobs = goruntime.NumCPU()
 	}
+	if o.KeepSource, err = checkKeepSource(o.KeepSource); err != nil {
+		return nil, err
+	}
+	limits, err := o.Rebuild.check()
+	if err != nil {
+		return nil, err
+	}
 	if err := layDown(dir); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
@@ -104,6 +112,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs)}
+	c.rebuilds.limits = limits
 	if err := c.open(); err != nil {
 		return nil, errors.Join(err, c.closeStores(), lock.Close())
 	}
@@ -143,6 +152,7 @@ func (c *Cache) open() error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
+	c.rebuilds.start(ctx, c) // before there is anybody who wants something
 	c.work.Go(func() { c.background(ctx) })
 	c.work.Go(func() { c.heed(ctx) })
 	c.work.Go(func() { c.assessChanges(ctx) })
@@ -188,6 +198,7 @@ const sweepEvery = 5 * time.Second
 // must have ended before.
 func (c *Cache) Close() error {
 	c.stop()
+	c.rebuilds.close() // it starts flights
 	c.flights.close()
 	err := c.watcher.Close()
 	c.work.Wait()

@@ -33,10 +33,14 @@ type bench struct {
 	policies map[string]Policy
 	drivers  []DriverSource
 	later    atomic.Int64 // nanoseconds, added to the cache's clock
+	change   func(*Options)
 }
 
-func newBench(t testing.TB) *bench {
-	b := &bench{TB: t, compiler: standin.New(), state: filepath.Join(t.TempDir(), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
+// newBench has no background work, for tests that count.
+func newBench(t testing.TB) *bench { return newBenchWith(t, nil) }
+
+func newBenchWith(t testing.TB, change func(*Options)) *bench {
+	b := &bench{change: change, TB: t, compiler: standin.New(), state: filepath.Join(t.TempDir(), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
 	b.library("1.0")
 	b.open()
 	t.Cleanup(func() {
@@ -53,10 +57,18 @@ func (b *bench) library(version string) {
 }
 
 func (b *bench) open() {
-	c, err := Open(b.state, Options{Quiet: 20 * time.Millisecond, Policies: b.policies, Drivers: b.drivers,
+	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
 		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
-		Now: func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
-	})
+		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
+		Rebuild: RebuildOptions{Off: true}, Policies: b.policies,
+	}
+	if b.policies == nil {
+		o.Policies = map[string]Policy{"": {MeasureGain: new(bool)}}
+	}
+	if b.change != nil {
+		b.change(&o)
+	}
+	c, err := Open(b.state, o)
 	require.NoError(b, err)
 	b.cache = c
 }

@@ -70,7 +70,7 @@ func (c *Cache) onlyNeededBy(builds []index.Build, going map[index.BuildID]bool)
 	var sum int64
 	counted := make(map[cas.Digest]bool)
 	for _, b := range builds {
-		for _, f := range b.Files {
+		for _, f := range b.Blobs() {
 			if counted[f.Digest] {
 				continue
 			}
@@ -106,7 +106,7 @@ func (c *Cache) retract(ctx context.Context, b *index.Build, why string, grace t
 	if v != nil {
 		c.dropView(b.ID, v, grace)
 	}
-	for _, f := range b.Files {
+	for _, f := range b.Blobs() {
 		removed, err2 := c.removeUnneeded(f.Digest)
 		if err2 != nil {
 			err = errors.Join(err, err2)

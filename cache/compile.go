@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,7 +31,7 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 	if scope == "" || r.OnMiss == Bypass {
 		scope, key.scope, key.alone = "", "", newID()
 	}
-	result, first, err := c.flights.join(ctx, key, phase, func() (func(context.Context, func(string)) (*compiled, error), error) {
+	result, first, err := c.flights.join(ctx, key, phase, func() (flightRun, error) {
 		j, err := c.newJob(r, p, rc, scope)
 		if err != nil {
 			return nil, err
@@ -76,43 +77,31 @@ type job struct {
 	scope   string // "" to keep nothing
 	folder  string
 	name    string // 16 hex digits of the build key: EPs write file names into what they make
+
+	urgent    <-chan struct{} // closed as soon as a request waits for this job
+	locations []string        // of external data, once the model is copied
+	cpu       atomic.Int64    // nanoseconds that workers took of all processors
+	anew      string          // why the daemon itself compiles this again; "" where a request began it
+	source    index.Source    // then: where it has the model from
 }
 
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
-	own := *r
-	var err error
-	if own.Graph, err = duplicate(r.Graph); err != nil {
+	own, err := r.own()
+	if err != nil {
 		return nil, fail(Internal, err, "model %q", r.Name)
 	}
-	j := &job{c: c, request: &own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}
-	own.External = make(map[string]*os.File, len(r.External))
-	for location, f := range r.External {
-		if own.External[location], err = duplicate(f); err != nil {
-			j.closeFiles()
-			return nil, fail(Internal, err, "model %q", r.Name)
-		}
-	}
-	return j, nil
+	return &job{c: c, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
 }
 
-func (j *job) closeFiles() {
-	for _, f := range j.request.files() {
-		if f != nil {
-			_ = f.Close() // opened for reading only: nothing can be lost
-		}
-	}
-}
-
-func (j *job) run(ctx context.Context, phase func(string)) (*compiled, error) {
-	defer j.closeFiles()
+func (j *job) run(ctx context.Context, phase func(string), urgent <-chan struct{}) (*compiled, error) {
+	defer j.request.close()
 	c := j.c
+	j.urgent = urgent
 	phase("queued")
-	select {
-	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
-	case <-ctx.Done():
-		return nil, fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
+	if err := j.awaitSlot(ctx); err != nil {
+		return nil, err
 	}
+	defer j.leaveSlot()
 	var err error
 	if err = os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
 		return nil, storeError(err, j.request.Name)
@@ -127,6 +116,9 @@ func (j *job) run(ctx context.Context, phase func(string)) (*compiled, error) {
 	}()
 	result, err := j.compile(ctx, phase)
 	if err != nil {
+		if j.anew != "" {
+			return nil, err // whoever wanted it tells
+		}
 		c.index.Count("failures", 1)
 		c.log.Info("compile failed", "model", j.request.Name, "error", err)
 		c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
@@ -134,6 +126,31 @@ func (j *job) run(ctx context.Context, phase func(string)) (*compiled, error) {
 	}
 	c.index.Count("compiles", 1)
 	return result, nil
+}
+
+// awaitSlot waits until the job may run. What the daemon compiles by itself takes no slot, so that a request never
+// waits for it: the queue that it comes from bounds it.
+func (j *job) awaitSlot(ctx context.Context) error {
+	if j.anew != "" {
+		return nil
+	}
+	select {
+	case j.c.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
+	}
+}
+
+func (j *job) leaveSlot() {
+	if j.anew == "" {
+		<-j.c.slots
+	}
+}
+
+// spent counts what a worker took.
+func (j *job) spent(seconds float64) {
+	j.cpu.Add(int64(seconds * float64(time.Second)))
 }
 
 // compile makes the artefact in the staging folder and publishes it.
@@ -153,8 +170,10 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
+		Idle: j.urgent,
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
+	j.spent(result.CPUSeconds)
 	if err != nil {
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
 			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
@@ -182,53 +201,68 @@ func (j *job) copyModel(ctx context.Context) (string, error) {
 	if err := room(j.folder, j.request.files()); err != nil {
 		return "", storeError(err, j.request.Name)
 	}
-	dir := filepath.Join(j.folder, "model")
-	path := filepath.Join(dir, j.name+".onnx")
+	path := filepath.Join(j.modelFolder(), j.name+".onnx")
 	if err := copyPrivate(j.request.Graph, path); err != nil {
 		return "", storeError(err, j.request.Name)
 	}
-	for location, f := range j.request.External {
-		if err := copyPrivate(f, filepath.Join(dir, filepath.FromSlash(location))); err != nil {
-			return "", storeError(err, j.request.Name)
-		}
-	}
-	got, err := digestOfFolder(ctx, dir, j.name+".onnx")
+	got, err := j.copyExternal(ctx, path)
 	if err != nil {
-		return "", modelError(j.request, err)
+		return "", err
 	}
 	if got != j.plan.canonical.Model {
-		return "", fail(BadModel, nil, "model %q changed while being read", j.request.Name).
-			hint("wait until whatever writes it is done, and ask again")
+		return "", j.changed()
 	}
 	return path, nil
 }
 
-// digestOfFolder is the model digest of a model whose external data lies below its folder.
-func digestOfFolder(ctx context.Context, dir, name string) (cas.Digest, error) {
+func (j *job) modelFolder() string { return filepath.Join(j.folder, "model") }
+
+func (j *job) changed() error {
+	return fail(BadModel, nil, "model %q changed while being read", j.request.Name).
+		hint("wait until whatever writes it is done, and ask again")
+}
+
+// copyExternal copies the external data beside the copy of the graph, and gives the digest of both. Only what the
+// graph refers to is copied, for that was checked: what else a client sent may have any name.
+func (j *job) copyExternal(ctx context.Context, path string) (cas.Digest, error) {
 	var open []*os.File
 	defer func() {
 		for _, f := range open {
 			_ = f.Close() // opened for reading only: nothing can be lost
 		}
 	}()
-	source := func(location string) (epmodel.Source, error) {
-		f, err := os.Open(filepath.Join(dir, filepath.FromSlash(location)))
+	source := func(path string) (epmodel.Source, error) {
+		f, err := os.Open(path)
 		if err != nil {
 			return nil, err
 		}
 		open = append(open, f)
 		return epmodel.FileSource(f)
 	}
-	graph, err := source(name)
+	graph, err := source(path)
 	if err != nil {
-		return cas.Digest{}, err
+		return cas.Digest{}, storeError(err, j.request.Name)
 	}
-	m, err := epmodel.Read(ctx, name, graph)
+	m, err := epmodel.Read(ctx, filepath.Base(path), graph)
 	if err != nil {
-		return cas.Digest{}, err
+		return cas.Digest{}, modelError(j.request, err)
 	}
-	d, err := epmodel.Digest(ctx, m, graph, source, sumOf)
-	return cas.Digest(d), err
+	j.locations = m.Locations()
+	beside := func(location string) string { return filepath.Join(j.modelFolder(), filepath.FromSlash(location)) }
+	for _, location := range j.locations {
+		f := j.request.External[location]
+		if f == nil {
+			return cas.Digest{}, j.changed()
+		}
+		if err := copyPrivate(f, beside(location)); err != nil {
+			return cas.Digest{}, storeError(err, j.request.Name)
+		}
+	}
+	d, err := epmodel.Digest(ctx, m, graph, func(location string) (epmodel.Source, error) { return source(beside(location)) }, sumOf)
+	if err != nil {
+		return cas.Digest{}, modelError(j.request, err)
+	}
+	return cas.Digest(d), nil
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
@@ -243,7 +277,9 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
+		Idle:                       j.urgent,
 	})
+	j.spent(checked.CPUSeconds)
 	if err != nil {
 		return nil, workerError(err, "model %q: load check", j.request.Name)
 	}
@@ -303,6 +339,7 @@ func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
 func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled, error) {
 	c := j.c
 	c.publishing.RLock()
+	b.Source = j.keepSource(ctx)
 	err := c.put(ctx, b, out)
 	c.publishing.RUnlock()
 	if err != nil {
@@ -313,7 +350,13 @@ func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled,
 	}
 	c.log.Info("compiled", "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds, "scope", b.Scope)
 	c.seen(j.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
-	c.happened(eventOf(b, EventCompiled, "by %s in %.2f s", makers(b), b.CompileSeconds))
+	if j.anew == "" {
+		c.happened(eventOf(b, EventCompiled, "by %s in %.2f s", makers(b), b.CompileSeconds))
+	} else {
+		c.index.Count("rebuilds", 1)
+		c.happened(eventOf(b, EventRebuilt, "by %s in %.2f s: %s", makers(b), b.CompileSeconds, j.anew))
+	}
+	c.rebuilds.made(b)
 	c.supersede(ctx, b)
 	return &compiled{build: b}, nil
 }

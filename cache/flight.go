@@ -12,6 +12,8 @@ type flights struct {
 	mu   sync.Mutex
 	open map[flightKey]*flight // guarded by mu
 	work sync.WaitGroup
+
+	ended func() // called after each flight; may be nil
 }
 
 type flightKey struct {
@@ -20,10 +22,14 @@ type flightKey struct {
 	alone string // not empty: shared with nobody
 }
 
+// flightRun does a flight's work. urgent is closed as soon as a request waits for it.
+type flightRun func(ctx context.Context, phase func(string), urgent <-chan struct{}) (*compiled, error)
+
 // flight is one compile and those who wait for it.
 type flight struct {
 	done   chan struct{} // closed when result and err are there
 	cancel context.CancelFunc
+	urgent chan struct{} // closed under flights.mu; before that the daemon itself is the only one who waits
 	result *compiled
 	err    error
 
@@ -35,7 +41,16 @@ type flight struct {
 
 // join enters the flight for the key, starting it with run if there is none, and waits for its result. The flight
 // goes on as long as anybody waits; when the last one leaves it is cancelled. first says whether this call began it.
-func (fs *flights) join(ctx context.Context, key flightKey, phase func(string), prepare func() (run func(context.Context, func(string)) (*compiled, error), err error)) (result *compiled, first bool, err error) {
+func (fs *flights) join(ctx context.Context, key flightKey, phase func(string), prepare func() (flightRun, error)) (result *compiled, first bool, err error) {
+	return fs.enter(ctx, key, true, phase, prepare)
+}
+
+// joinIdly is join for work that no request waits for. A request that joins later makes it urgent.
+func (fs *flights) joinIdly(ctx context.Context, key flightKey, prepare func() (flightRun, error)) (result *compiled, first bool, err error) {
+	return fs.enter(ctx, key, false, func(string) {}, prepare)
+}
+
+func (fs *flights) enter(ctx context.Context, key flightKey, urgent bool, phase func(string), prepare func() (flightRun, error)) (result *compiled, first bool, err error) {
 	fs.mu.Lock()
 	f := fs.open[key]
 	if f == nil {
@@ -44,8 +59,11 @@ func (fs *flights) join(ctx context.Context, key flightKey, phase func(string), 
 			fs.mu.Unlock()
 			return nil, true, err
 		}
-		f = fs.start(key, run)
+		f = fs.start(key, run, urgent)
 		first = true
+	}
+	if urgent {
+		f.hurry()
 	}
 	leave := f.enter(phase)
 	fs.mu.Unlock()
@@ -60,9 +78,12 @@ func (fs *flights) join(ctx context.Context, key flightKey, phase func(string), 
 }
 
 // start runs the flight on a goroutine of its own. The caller holds fs.mu.
-func (fs *flights) start(key flightKey, run func(context.Context, func(string)) (*compiled, error)) *flight {
+func (fs *flights) start(key flightKey, run flightRun, urgent bool) *flight {
 	ctx, cancel := context.WithCancel(context.Background())
-	f := &flight{done: make(chan struct{}), cancel: cancel, waiters: make(map[int]func(string))}
+	f := &flight{done: make(chan struct{}), cancel: cancel, urgent: make(chan struct{}), waiters: make(map[int]func(string))}
+	if urgent {
+		f.hurry() // before the work looks
+	}
 	if fs.open == nil {
 		fs.open = make(map[flightKey]*flight)
 	}
@@ -71,7 +92,7 @@ func (fs *flights) start(key flightKey, run func(context.Context, func(string)) 
 	go func() {
 		defer fs.work.Done()
 		defer cancel()
-		result, err := run(ctx, f.tell)
+		result, err := run(ctx, f.tell, f.urgent)
 		fs.mu.Lock()
 		if fs.open[key] == f {
 			delete(fs.open, key)
@@ -79,8 +100,20 @@ func (fs *flights) start(key flightKey, run func(context.Context, func(string)) 
 		fs.mu.Unlock()
 		f.result, f.err = result, err
 		close(f.done)
+		if fs.ended != nil {
+			fs.ended()
+		}
 	}()
 	return f
+}
+
+// hurry is called with flights.mu held.
+func (f *flight) hurry() {
+	select {
+	case <-f.urgent:
+	default:
+		close(f.urgent)
+	}
 }
 
 // enter adds a waiter. What it returns takes the waiter out again; given the flights, the last to leave cancels.
@@ -128,6 +161,20 @@ func (fs *flights) count() int {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	return len(fs.open)
+}
+
+// busy tells whether a request waits for a compile.
+func (fs *flights) busy() bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for _, f := range fs.open {
+		select {
+		case <-f.urgent:
+			return true
+		default:
+		}
+	}
+	return false
 }
 
 // close cancels what is under way and waits for it to end.

@@ -1,0 +1,193 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// compileAnew compiles what the task asks for, unless that is settled already, and publishes it in the build's scope.
+// It says how much processor time the workers took.
+func (c *Cache) compileAnew(ctx context.Context, t *task) (time.Duration, error) {
+	builds, err := c.index.Lookup(t.key.request, t.key.scope)
+	if err != nil {
+		return 0, err
+	}
+	if len(builds) == 0 {
+		return 0, settled("the builds of the request are gone")
+	}
+	// The build that was wished for may have been made anew meanwhile, but its request is that of all of them.
+	b := &builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool { return b.ID == t.build }))]
+	p, rc, err := c.planAnew(ctx, t, b)
+	if err == nil {
+		t.rc = rc
+		err = c.needed(t, builds, p)
+	}
+	var m *kept
+	if err == nil {
+		m, err = c.modelFor(ctx, t, b, builds)
+	}
+	var cpu time.Duration
+	if err == nil {
+		defer m.request.close()
+		cpu, err = c.flyAnew(ctx, t, b, m, p, rc)
+	}
+	c.tellUnmade(ctx, b, err)
+	return cpu, err
+}
+
+// flyAnew runs the compile, or waits for that of a request for the same.
+func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p *plan, rc *runtimeContent) (time.Duration, error) {
+	c.happened(eventOf(b, EventRebuild, "%s", t.why))
+	var own *job
+	key := flightKey{build: p.buildKey, scope: b.Scope}
+	result, _, err := c.flights.joinIdly(ctx, key, func() (flightRun, error) {
+		j, err := c.newJob(m.request, p, rc, b.Scope)
+		if err != nil {
+			return nil, err
+		}
+		own = j
+		j.anew, j.source = t.why, m.source
+		return j.run, nil
+	})
+	var cpu time.Duration
+	if own != nil {
+		cpu = time.Duration(own.cpu.Load())
+	}
+	if err == nil && result.alone != nil {
+		c.doomLater(result.alone)
+		return cpu, settled("compiled, and not kept: %v", result.build.Warnings)
+	}
+	return cpu, err
+}
+
+// planAnew thinks the build's request through for the runtime that it is to be made for.
+func (c *Cache) planAnew(ctx context.Context, t *task, b *index.Build) (*plan, *runtimeContent, error) {
+	r, err := c.requestOf(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	rc, err := c.runtimeAnew(ctx, t, b, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := c.plan(ctx, r, b.ModelDigest, rc, func(string) {})
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.requestKey != b.RequestKey {
+		return nil, nil, fmt.Errorf("request %s means another one now, %s", b.RequestKey, p.requestKey)
+	}
+	return p, rc, nil
+}
+
+func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Request) (*runtimeContent, error) {
+	quiet := func(string) {}
+	if t.runtime != nil {
+		rc, err := c.content(ctx, t.runtime, quiet)
+		if err == nil && !rc.hasAll(r.EPs) {
+			err = fail(Unavailable, nil, "runtime %q has not all of %s any more", t.runtime.name, epNames(r.EPs))
+		}
+		return rc, err
+	}
+	for _, ep := range b.EPs {
+		r.Runtime.EPLibraries = append(r.Runtime.EPLibraries, EPLibraryRef{EP: ep.Name, Path: ep.Library})
+	}
+	if len(r.Runtime.EPLibraries) > 0 {
+		if _, rc, err := c.resolveLibraries(ctx, r, quiet); err == nil {
+			return rc, nil
+		}
+	}
+	_, rc, err := c.resolveDefault(ctx, r, quiet)
+	return rc, err
+}
+
+// needed says that it is settled if there is a build already that is what would be made.
+func (c *Cache) needed(t *task, builds []index.Build, p *plan) error {
+	for i := range builds {
+		have := &builds[i]
+		if have.BuildKey != p.buildKey || c.index.StateOf(have.ID).Name != index.Current {
+			continue
+		}
+		if have.ID != t.build || !t.refresh || c.now().Sub(have.Created) < refreshEvery && !c.tooOld(have) {
+			return settled("build %s is there", have.ID)
+		}
+	}
+	return nil
+}
+
+// refreshEvery is how old a build of the very libraries has to be before it is made anew for their sake: some say of
+// each build of their own that they would rather have another.
+const refreshEvery = 24 * time.Hour
+
+// tooOld tells whether the build is older than the policy for its execution providers likes it.
+func (c *Cache) tooOld(b *index.Build) bool {
+	for _, ep := range b.EPs {
+		if age := c.policy(ep.Name).MaxAge; age > 0 && c.now().Sub(b.Created) > age {
+			return true
+		}
+	}
+	return false
+}
+
+// kept is a request with the model that was kept for it.
+type kept struct {
+	request *Request
+	source  index.Source // where the model is from; zero: from a request
+}
+
+// modelFor opens the model: the files of the request that asked, or else a source that one of the request's builds
+// has, its own first.
+func (c *Cache) modelFor(ctx context.Context, t *task, b *index.Build, builds []index.Build) (*kept, error) {
+	if t.request != nil {
+		if r, err := c.askedWith(ctx, t.request, b); err == nil {
+			return &kept{request: r}, nil
+		} else if ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	r, first := c.sourceRequest(ctx, b)
+	if first == nil {
+		return &kept{r, b.Source}, nil
+	}
+	for i := range builds {
+		if builds[i].ID == b.ID || builds[i].Source.Kind == "" || ctx.Err() != nil {
+			continue
+		}
+		if r, err := c.sourceRequest(ctx, &builds[i]); err == nil {
+			return &kept{r, builds[i].Source}, nil
+		}
+	}
+	return nil, first
+}
+
+// askedWith gives the build's request with the files of another that means the same, if they are what they were then.
+func (c *Cache) askedWith(ctx context.Context, asked *Request, b *index.Build) (*Request, error) {
+	r, err := c.requestOf(b)
+	if err != nil {
+		return nil, err
+	}
+	files, err := asked.own()
+	if err != nil {
+		return nil, err
+	}
+	r.Graph, r.External = files.Graph, files.External
+	return r, c.sameModel(ctx, r, b)
+}
+
+// tellUnmade writes into the history why a build was not made anew, where that is not how things are anyway: a source
+// that was never kept is not worth a line for each of thousands.
+func (c *Cache) tellUnmade(ctx context.Context, b *index.Build, err error) {
+	if err == nil || ctx.Err() != nil || errors.Is(err, errSettled) || errors.Is(err, errNoSource) && b.Source.Kind == "" {
+		return
+	}
+	if !errors.Is(err, errNoSource) {
+		c.index.Count("failures", 1)
+	}
+	c.log.Info("not compiled anew", "model", b.ModelName, "build", b.BuildKey.String(), "why", err)
+	c.happened(eventOf(b, EventNotRebuilt, "%v", err))
+}

@@ -1,0 +1,414 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// wish is a build that is to be made anew, without anybody's waiting for it.
+type wish struct {
+	build *index.Build // whose request is compiled again, into the build's own scope
+	why   string       // for people and for the history: "the SDK is 1.8.1 now"
+
+	// runtime is what it is compiled for. nil: the one whose library made the build, as it is by then, or else the
+	// first that has its execution providers.
+	runtime *runtime
+
+	// refresh compiles also where the build itself is of the very libraries that would make it now, and nothing is
+	// known against it: it is too old, or they do not think it the best any more.
+	refresh bool
+
+	// request, if not nil, is a request that the build answers. Its files are a source where none is kept: they are
+	// duplicated, and stay the caller's to close.
+	request *Request
+}
+
+// rebuilds compile builds anew in the background: one at a time or so, those that are used most first, only while no
+// request waits for a compile, only at some times of day where it is so configured, and not for more than a share of
+// the processor. The work goes through the same flights as that of requests: a request for a build that is being made
+// joins, and makes it urgent; one for another build does not wait.
+//
+// The queue is in memory: after a start, whoever judges builds asks again.
+//
+// A build that has no source, or another one by now, waits for its next request. What failed is tried again a few
+// times, later and later, and then only when the runtime's libraries are others, or a day is over.
+type rebuilds struct {
+	c      *Cache
+	limits rebuildLimits
+	work   sync.WaitGroup
+
+	mu      sync.Mutex // guards the rest
+	tasks   map[taskKey]*task
+	held    int           // tasks that hold a request's files
+	changed chan struct{} // closed, and made anew, when there may be something to do
+}
+
+// taskKey: one build of a request, scope and runtime is made at a time, whichever of the earlier ones asked.
+type taskKey struct {
+	request index.RequestKey
+	scope   string
+	runtime string // its name; "" where the wish left it open
+}
+
+// task is a wish in the queue.
+type task struct {
+	key      taskKey
+	build    index.BuildID
+	model    string
+	why      string
+	runtime  *runtime
+	refresh  bool
+	request  *Request // has descriptors of its own; nil: none
+	heldTill time.Time
+
+	state string
+	text  string // why it is not done yet
+	since time.Time
+	after time.Time // not tried again before
+	tries int
+	rc    *runtimeContent // that the last try was for
+	again *wish           // came while it was being worked on
+}
+
+// The states of a rebuild.
+const (
+	rebuildQueued  = "queued"
+	rebuildRunning = "running"
+	rebuildWaiting = "waiting" // for a request: there is no source
+	rebuildFailed  = "failed"
+)
+
+const (
+	maxTries    = 3
+	giveUpFor   = 24 * time.Hour
+	askAgain    = time.Hour       // before a source that was not there is looked for again without a request
+	holdFor     = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
+	maxHeld     = 16              // requests whose files are held
+	maxTasks    = 1 << 16
+	longestWait = time.Minute // of a timer: clocks are set, and machines sleep
+)
+
+// backoff is how long to wait after so many failures.
+func backoff(tries int) time.Duration {
+	pause := time.Minute
+	for range tries - 1 {
+		pause *= 10
+	}
+	return pause
+}
+
+// want asks for a build to be made anew. It returns at once, and may be called for each hit: what is queued already,
+// or failed lately for the same libraries, is not queued again.
+func (q *rebuilds) want(w wish) {
+	if q.limits.off || q.c == nil {
+		return
+	}
+	now := q.c.now()
+	key := taskKey{request: w.build.RequestKey, scope: w.build.Scope}
+	if w.runtime != nil {
+		key.runtime = w.runtime.name
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.tasks[key]
+	switch {
+	case t == nil && len(q.tasks) >= maxTasks:
+		return // the next judging asks again
+	case t == nil:
+		t = &task{key: key, since: now}
+		q.tasks[key] = t
+	case t.state == rebuildRunning:
+		again := w
+		again.request = nil
+		t.again = &again // the libraries may have changed under it
+		return
+	case t.state == rebuildQueued:
+		t.refresh = t.refresh || w.refresh
+		q.hold(t, w.request, now)
+		return
+	case t.state == rebuildWaiting && w.request == nil && now.Before(t.after):
+		return
+	case t.state == rebuildFailed && now.Before(t.after) && t.sameLibraries():
+		return
+	default:
+		t.tries = 0
+	}
+	t.build, t.model, t.why, t.runtime, t.refresh = w.build.ID, w.build.ModelName, w.why, w.runtime, w.refresh
+	t.state, t.text, t.after = rebuildQueued, "", time.Time{}
+	q.hold(t, w.request, now)
+	q.wakeLocked()
+}
+
+// sameLibraries tells whether the runtime is, as far as is known, what it was at the last try.
+func (t *task) sameLibraries() bool {
+	if t.runtime == nil || t.rc == nil {
+		return true
+	}
+	rc := t.runtime.facts.Load()
+	return rc == nil || rc.same(t.rc)
+}
+
+// hold keeps a request's files for a task that is going to run soon.
+func (q *rebuilds) hold(t *task, r *Request, now time.Time) {
+	if r == nil || t.request != nil || q.held >= maxHeld || q.limits.window.opens(now) > 0 {
+		return
+	}
+	own, err := r.own()
+	if err != nil {
+		q.c.log.Warn("a request's files cannot be held", "model", r.Name, "error", err)
+		return
+	}
+	t.request, t.heldTill = own, now.Add(holdFor)
+	q.held++
+}
+
+// release gives the files of the task's request back.
+func (q *rebuilds) release(t *task) {
+	if t.request == nil {
+		return
+	}
+	t.request.close()
+	t.request = nil
+	q.held--
+}
+
+// made tells the queue of a build that was published: whoever waited for a request has had it.
+func (q *rebuilds) made(b *index.Build) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for key, t := range q.tasks {
+		if key.request == b.RequestKey && key.scope == b.Scope && t.state == rebuildWaiting {
+			delete(q.tasks, key)
+		}
+	}
+}
+
+// Rebuild is a build that is being made anew, or waits for that.
+type Rebuild struct {
+	RequestKey   index.RequestKey
+	Scope        string
+	Build        index.BuildID // the one that asked for it
+	ModelName    string
+	Runtime      string // its name; "" where it is not decided yet
+	Why          string
+	State        string // "queued", "running", "waiting" for a request that brings the model, "failed"
+	Text         string // why it waits, or what went wrong
+	Since, After time.Time
+	Tries        int
+}
+
+// list gives what is queued and what waits, in the order in which it came.
+func (q *rebuilds) list() []Rebuild {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := make([]Rebuild, 0, len(q.tasks))
+	for _, t := range q.tasks {
+		out = append(out, Rebuild{RequestKey: t.key.request, Scope: t.key.scope, Build: t.build, ModelName: t.model, Runtime: t.key.runtime,
+			Why: t.why, State: t.state, Text: t.text, Since: t.since, After: t.after, Tries: t.tries})
+	}
+	slices.SortFunc(out, func(a, b Rebuild) int {
+		return cmp.Or(a.Since.Compare(b.Since), slices.Compare(a.RequestKey[:], b.RequestKey[:]))
+	})
+	return out
+}
+
+// pause says why nothing is begun now, and for how long that will last: 0 until something changes. "" is no pause.
+func (q *rebuilds) pause(now time.Time) (why string, wait time.Duration) {
+	if wait := q.limits.window.opens(now); wait > 0 {
+		return "it is not the time of day", wait
+	}
+	if q.c.flights.busy() {
+		return "requests wait for compiles", 0
+	}
+	return "", 0
+}
+
+// start begins the work. It ends with the context.
+func (q *rebuilds) start(ctx context.Context, c *Cache) {
+	q.c, q.tasks, q.changed = c, make(map[taskKey]*task), make(chan struct{})
+	c.flights.ended = q.wake
+	if q.limits.off {
+		return
+	}
+	for range q.limits.jobs {
+		q.work.Go(func() { q.serve(ctx) })
+	}
+}
+
+func (q *rebuilds) close() {
+	q.work.Wait()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, t := range q.tasks {
+		q.release(t)
+	}
+}
+
+func (q *rebuilds) wake() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.wakeLocked()
+}
+
+func (q *rebuilds) wakeLocked() {
+	close(q.changed)
+	q.changed = make(chan struct{})
+}
+
+// serve works on one task after the other.
+func (q *rebuilds) serve(ctx context.Context) {
+	var rest time.Time // nothing is begun before
+	for ctx.Err() == nil {
+		t, wait, changed := q.next(rest)
+		if t == nil {
+			sleepUntil(ctx, wait, changed)
+			continue
+		}
+		began := q.c.now()
+		cpu := q.work1(ctx, t)
+		rest = began.Add(time.Duration(float64(cpu) / q.limits.share))
+	}
+}
+
+// sleepUntil waits for a change, and not longer than the wait unless that is 0.
+func sleepUntil(ctx context.Context, wait time.Duration, changed <-chan struct{}) {
+	var tick <-chan time.Time
+	if wait > 0 {
+		timer := time.NewTimer(min(wait, longestWait))
+		defer timer.Stop()
+		tick = timer.C
+	}
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-tick:
+	}
+}
+
+// next takes the task that is to be worked on now; without one it says how long there will be none, 0 until changed
+// is closed.
+func (q *rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-chan struct{}) {
+	now := q.c.now()
+	q.mu.Lock()
+	changed = q.changed
+	ready, wait := q.ready(now)
+	q.mu.Unlock()
+	if len(ready) == 0 {
+		return nil, wait, changed
+	}
+	if rest.After(now) {
+		return nil, rest.Sub(now), changed
+	}
+	if why, wait := q.pause(now); why != "" {
+		return nil, wait, changed
+	}
+	q.c.byUse(ready)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, one := range ready {
+		if one.t.state == rebuildQueued { // not another's by now
+			one.t.state = rebuildRunning
+			return one.t, 0, changed
+		}
+	}
+	return nil, time.Millisecond, changed // all went to others meanwhile: look again
+}
+
+// ready lists the tasks that could be worked on. wait is how long until there is another. The caller holds mu.
+func (q *rebuilds) ready(now time.Time) (ready []ranked, wait time.Duration) {
+	later := func(at time.Time) {
+		if d := max(at.Sub(now), time.Millisecond); wait == 0 || d < wait {
+			wait = d
+		}
+	}
+	for _, t := range q.tasks {
+		if t.request != nil && t.state != rebuildRunning {
+			if now.After(t.heldTill) {
+				q.release(t)
+			} else {
+				later(t.heldTill)
+			}
+		}
+		switch {
+		case t.state != rebuildQueued:
+		case t.after.After(now):
+			later(t.after)
+		default:
+			ready = append(ready, ranked{t: t, build: t.build, since: t.since})
+		}
+	}
+	return ready, wait
+}
+
+// ranked is a task with what its place depends on.
+type ranked struct {
+	t     *task
+	build index.BuildID
+	since time.Time
+	hits  uint64
+	last  time.Time
+}
+
+// byUse sorts tasks: most hits first, then the latest used, then the first come.
+func (c *Cache) byUse(list []ranked) {
+	for i := range list {
+		one := &list[i]
+		one.last, one.hits = c.index.LastUse(one.build)
+		c.uses.mu.Lock()
+		if u := c.uses.since[one.build]; u != nil {
+			one.hits, one.last = one.hits+u.hits, u.last
+		}
+		c.uses.mu.Unlock()
+	}
+	slices.SortFunc(list, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(b.hits, a.hits), b.last.Compare(a.last), a.since.Compare(b.since))
+	})
+}
+
+// work1 works on a task that next gave, and says how much processor time that took.
+func (q *rebuilds) work1(ctx context.Context, t *task) time.Duration {
+	cpu, err := q.c.compileAnew(ctx, t)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.c.now()
+	again := t.again
+	t.again = nil
+	switch {
+	case ctx.Err() != nil:
+		t.state = rebuildQueued
+		return cpu
+	case err == nil || errors.Is(err, errSettled):
+		q.release(t)
+		delete(q.tasks, t.key)
+	case errors.Is(err, errNoSource):
+		q.release(t)
+		t.state, t.text, t.after = rebuildWaiting, err.Error(), now.Add(askAgain)
+	case t.tries+1 >= maxTries:
+		q.release(t)
+		t.tries++
+		t.state, t.text, t.after = rebuildFailed, err.Error(), now.Add(giveUpFor)
+	default:
+		t.tries++
+		t.state, t.text, t.after = rebuildQueued, err.Error(), now.Add(backoff(t.tries))
+	}
+	if again != nil {
+		q.mu.Unlock()
+		q.want(*again)
+		q.mu.Lock()
+	}
+	return cpu
+}
+
+// errSettled: there is nothing left to do.
+var errSettled = errors.New("settled")
+
+func settled(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", errSettled, fmt.Sprintf(format, args...))
+}

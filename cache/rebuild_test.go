@@ -1,0 +1,416 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/index"
+)
+
+// soon bounds what a test waits for.
+const soon = 10 * time.Second
+
+// rebuilding is a bench whose cache builds anew in the background, of what it builds nothing at first.
+func rebuilding(t testing.TB, change func(*Options)) *bench {
+	return newBenchWith(t, func(o *Options) {
+		o.Rebuild = RebuildOptions{CPUShare: 1}
+		if change != nil {
+			change(o)
+		}
+	})
+}
+
+// settles waits until nothing is queued or being made.
+func (b *bench) settles() []Rebuild {
+	b.Helper()
+	var left []Rebuild
+	require.Eventually(b, func() bool {
+		left = b.cache.rebuilds.list()
+		return !slices.ContainsFunc(left, func(r Rebuild) bool { return r.State == rebuildQueued || r.State == rebuildRunning })
+	}, soon, time.Millisecond)
+	return left
+}
+
+func (b *bench) want(build *index.Build, why string) {
+	b.cache.rebuilds.want(wish{build: build, why: why})
+}
+
+// kinds are the kinds of events in the history of a request, oldest first.
+func (b *bench) kinds(key index.RequestKey) []string {
+	b.Helper()
+	events, err := b.cache.index.History(key)
+	require.NoError(b, err)
+	var out []string
+	for _, e := range events {
+		out = append(out, e.Kind)
+	}
+	return out
+}
+
+func TestAnotherSDKIsBuiltForInTheBackground(t *testing.T) {
+	b := rebuilding(t, nil)
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	b.want(first.Build, "the SDK is 2.0 now")
+	require.Empty(t, b.settles())
+	again := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, "2.0", again.Build.EPs[0].SDKVersion)
+	require.Equal(t, first.Build.Scope, again.Build.Scope)
+	require.Equal(t, first.Build.UID, again.Build.UID)
+	require.Equal(t, []string{"compiled", "rebuild", "rebuilt"}, b.kinds(first.RequestKey))
+	require.EqualValues(t, 1, b.compiler.Idle.Load(), "at the lowest priority")
+	b.library("1.0")
+	require.Equal(t, first.Graph, b.acquire(b.request(b.model(1))).Graph, "the earlier build stays")
+
+	b.want(first.Build, "the SDK is 1.0 now")
+	require.Empty(t, b.settles())
+	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "what is there is not made again")
+}
+
+func TestADamagedBuildIsMadeAnew(t *testing.T) {
+	b := rebuilding(t, nil)
+	first := b.acquire(b.request(b.model(1)))
+	files := b.read(first)
+	b.cache.withholdBuild(first.Build.ID, index.Damaged, "test")
+	b.want(first.Build, "it is damaged")
+	require.Empty(t, b.settles())
+	again := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, files, b.read(again))
+	require.Len(t, b.list(), 1, "the damaged build is gone")
+}
+
+// gate is a compiler whose compiles wait, and are noted.
+type gate struct {
+	compilers.Compiler
+	mu    sync.Mutex
+	order []string // model digests' models, by file
+	pass  chan struct{}
+	hold  bool
+}
+
+func (g *gate) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+	g.mu.Lock()
+	g.order = append(g.order, job.Output)
+	hold := g.hold
+	g.mu.Unlock()
+	if hold {
+		select {
+		case <-g.pass:
+		case <-ctx.Done():
+			return compilers.Result{}, ctx.Err()
+		}
+	}
+	return g.Compiler.Compile(ctx, job, progress)
+}
+
+func (g *gate) holding(hold bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hold = hold
+}
+
+func (g *gate) begun() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.order)
+}
+
+// gated is a rebuilding bench with a gate.
+func gated(t testing.TB, change func(*Options)) (*bench, *gate) {
+	g := &gate{pass: make(chan struct{})}
+	b := rebuilding(t, func(o *Options) {
+		g.Compiler, o.Compiler = o.Compiler, g
+		if change != nil {
+			change(o)
+		}
+	})
+	return b, g
+}
+
+func TestMostUsedFirst(t *testing.T) {
+	b, g := gated(t, nil)
+	var builds []*index.Build
+	for seed := range uint64(4) {
+		builds = append(builds, b.acquire(b.request(b.model(seed))).Build)
+	}
+	for seed, hits := range []int{1, 3, 0, 2} {
+		for range hits {
+			require.Equal(t, Hit, b.acquire(b.request(b.model(uint64(seed)))).Outcome)
+		}
+	}
+	b.cache.flushUses() // of some of the hits only the index knows
+	b.acquire(b.request(b.model(3)))
+	b.acquire(b.request(b.model(3)))
+	b.library("2.0")
+	g.holding(true)
+	b.want(builds[2], "first come")
+	require.Eventually(t, func() bool { return len(g.begun()) == 5 }, soon, time.Millisecond)
+	for _, i := range []int{0, 1, 3, 0, 1} {
+		b.want(builds[i], "the SDK is 2.0 now")
+	}
+	require.Len(t, b.cache.rebuilds.list(), 4, "none is queued twice")
+	g.holding(false)
+	close(g.pass)
+	require.Empty(t, b.settles())
+	byName := make(map[string]int)
+	for _, l := range b.list() {
+		byName[l.Build.Graph] = slices.IndexFunc(builds, func(one *index.Build) bool { return one.RequestKey == l.Build.RequestKey })
+	}
+	var order []int
+	for _, name := range g.begun()[4:] {
+		order = append(order, byName[name])
+	}
+	require.Equal(t, []int{2, 3, 1, 0}, order)
+}
+
+func TestNothingIsBegunWhileARequestWaits(t *testing.T) {
+	b, g := gated(t, nil)
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	g.holding(true)
+	done := make(chan *Answer, 1)
+	r := b.request(b.model(2))
+	go func() {
+		defer close(done)
+		if a, err := b.cache.Acquire(context.Background(), r, nil); err == nil {
+			done <- a
+		}
+	}()
+	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
+	b.want(first.Build, "the SDK is 2.0 now")
+	task, _, _ := b.cache.rebuilds.next(time.Time{})
+	require.Nil(t, task)
+	why, _ := b.cache.rebuilds.pause(b.cache.now())
+	require.Contains(t, why, "requests wait")
+	require.Len(t, g.begun(), 2)
+	g.pass <- struct{}{}
+	a := <-done
+	require.NotNil(t, a)
+	defer a.View.Close()
+	g.pass <- struct{}{}
+	require.Empty(t, b.settles(), "it goes on by itself when the request has its answer")
+}
+
+func TestARequestJoinsWhatIsBeingMade(t *testing.T) {
+	b, g := gated(t, func(o *Options) { o.Jobs = 1 })
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	g.holding(true)
+	b.want(first.Build, "the SDK is 2.0 now")
+	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
+	require.False(t, b.cache.flights.busy())
+	answers := make(chan *Answer, 2)
+	ask := func(seed uint64) {
+		r := b.request(b.model(seed))
+		go func() {
+			a, err := b.cache.Acquire(context.Background(), r, nil)
+			if err != nil {
+				a = nil
+			}
+			answers <- a
+		}()
+	}
+	ask(7)
+	require.Eventually(t, func() bool { return len(g.begun()) == 3 }, soon, time.Millisecond, "the only slot is for requests")
+	ask(1)
+	require.Eventually(t, func() bool { return b.waiters() == 3 }, soon, time.Millisecond)
+	require.Len(t, g.begun(), 3, "the request for the same model joined")
+	close(g.pass)
+	for range 2 {
+		a := <-answers
+		require.NotNil(t, a)
+		defer a.View.Close()
+	}
+	require.Empty(t, b.settles())
+	require.EqualValues(t, 3, b.compiler.Compiles.Load())
+	require.Zero(t, b.compiler.Idle.Load(), "whoever waits makes it urgent")
+}
+
+func TestWindow(t *testing.T) {
+	at := func(text string) time.Time {
+		when, err := time.ParseInLocation("15:04:05", text, time.UTC)
+		require.NoError(t, err)
+		return when.AddDate(2026, 5, 0)
+	}
+	for _, c := range []struct {
+		window, now string
+		opens       time.Duration
+	}{
+		{"", "12:00:00", 0},
+		{"22:00-06:00", "22:00:00", 0},
+		{"22:00-06:00", "23:59:59", 0},
+		{"22:00-06:00", "05:59:59", 0},
+		{"22:00-06:00", "06:00:00", 16 * time.Hour},
+		{"22:00-06:00", "21:59:30", 30 * time.Second},
+		{"09:15-17:00", "09:14:00", time.Minute},
+		{"09:15-17:00", "16:59:59", 0},
+		{"09:15-17:00", "17:00:00", 16*time.Hour + 15*time.Minute},
+		{"00:00-00:00", "12:00:00", 0},
+	} {
+		w, err := parseWindow(c.window)
+		require.NoError(t, err)
+		require.Equal(t, c.opens, w.opens(at(c.now)), "%s at %s", c.window, c.now)
+	}
+	for _, bad := range []string{"22:00", "22-06", "25:00-06:00", "22:00-06:00-07:00", "-", "22:61-06:00"} {
+		_, err := RebuildOptions{Window: bad}.check()
+		require.ErrorContains(t, err, bad)
+	}
+}
+
+func TestWorkWaitsForTheWindow(t *testing.T) {
+	now := time.Now()
+	b := rebuilding(t, func(o *Options) {
+		o.Rebuild.Window = now.Add(2*time.Hour).Format("15:04") + "-" + now.Add(4*time.Hour).Format("15:04")
+	})
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	b.want(first.Build, "the SDK is 2.0 now")
+	_, wait, _ := b.cache.rebuilds.next(time.Time{})
+	require.Greater(t, wait, time.Hour)
+	require.Equal(t, rebuildQueued, b.cache.rebuilds.list()[0].State)
+	b.later.Store(int64(3 * time.Hour))
+	b.cache.rebuilds.wake()
+	require.Empty(t, b.settles())
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+func TestShareOfTheProcessor(t *testing.T) {
+	b := rebuilding(t, func(o *Options) { o.Rebuild.CPUShare = 0.25 })
+	builds := []*index.Build{b.acquire(b.request(b.model(1))).Build, b.acquire(b.request(b.model(2))).Build}
+	b.compiler.CPUSeconds = 600
+	b.library("2.0")
+	b.want(builds[0], "the SDK is 2.0 now")
+	require.Empty(t, b.settles())
+	b.want(builds[1], "the SDK is 2.0 now")
+	left := func() int { return len(b.cache.rebuilds.list()) }
+	b.later.Store(int64(2390 * time.Second))
+	b.cache.rebuilds.wake()
+	require.Never(t, func() bool { return left() == 0 }, 100*time.Millisecond, 10*time.Millisecond, "600 s of four times as many")
+	b.later.Store(int64(2400 * time.Second))
+	b.cache.rebuilds.wake()
+	require.Empty(t, b.settles())
+	require.EqualValues(t, 4, b.compiler.Compiles.Load())
+}
+
+func TestWhatFailsIsTriedAFewTimes(t *testing.T) {
+	b := rebuilding(t, nil)
+	first := b.acquire(b.request(b.model(1)))
+	rt := b.cache.runtimes.all()[0]
+	b.library("2.0")
+	b.compiler.Fault = standin.Refuse
+	want := func() { b.cache.rebuilds.want(wish{build: first.Build, runtime: rt, why: "the SDK changed"}) }
+	want()
+	tried := func(n int64) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return b.compiler.Compiles.Load() == 1+n && b.cache.rebuilds.list()[0].State != rebuildRunning
+		}, soon, time.Millisecond)
+	}
+	tried(1)
+	for i, pause := range []time.Duration{time.Minute, 10 * time.Minute} {
+		task, wait, _ := b.cache.rebuilds.next(time.Time{})
+		require.Nil(t, task)
+		require.InDelta(t, pause.Seconds(), wait.Seconds(), 30)
+		b.later.Add(int64(pause))
+		b.cache.rebuilds.wake()
+		tried(int64(i) + 2)
+	}
+	left := b.settles()
+	require.Len(t, left, 1)
+	require.Equal(t, rebuildFailed, left[0].State)
+	require.Contains(t, left[0].Text, "told to refuse")
+	b.later.Add(int64(time.Hour))
+	want()
+	b.settles()
+	tried(3)
+	require.Equal(t, rebuildFailed, b.cache.rebuilds.list()[0].State, "not again for the same libraries")
+	b.compiler.Fault = standin.None
+	b.library("3.0")
+	_, err := b.cache.content(context.Background(), rt, func(string) {})
+	require.NoError(t, err)
+	want()
+	require.Empty(t, b.settles())
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+}
+
+func TestARefreshIsNoLoop(t *testing.T) {
+	b := rebuilding(t, nil)
+	a := b.acquire(b.request(b.model(1)))
+	refresh := func() {
+		b.cache.rebuilds.want(wish{build: b.acquire(b.request(b.model(1))).Build, why: "not the best", refresh: true})
+		require.Empty(t, b.settles())
+	}
+	refresh()
+	require.EqualValues(t, 1, b.compiler.Compiles.Load(), "it is of today")
+	b.later.Store(int64(25 * time.Hour))
+	refresh()
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	refresh()
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	require.NotEqual(t, a.Graph, b.acquire(b.request(b.model(1))).Graph)
+}
+
+func TestSourceThatChanged(t *testing.T) {
+	b := rebuilding(t, nil)
+	graph := b.model(1)
+	first := b.acquire(b.request(graph))
+	require.Equal(t, index.Source{Kind: index.SourceReference, Path: graph.Name()}, first.Build.Source)
+	require.NoError(t, os.WriteFile(graph.Name(), tinymodel.Dense(2, 8, 1), 0o644))
+	b.library("2.0")
+	b.want(first.Build, "the SDK is 2.0 now")
+	left := b.settles()
+	require.Len(t, left, 1)
+	require.Equal(t, rebuildWaiting, left[0].State)
+	require.Equal(t, `the source model at "`+graph.Name()+`" has changed`, left[0].Text)
+	require.Equal(t, []string{"compiled", "not rebuilt"}, b.kinds(first.RequestKey))
+	b.want(first.Build, "again")
+	require.Equal(t, rebuildWaiting, b.cache.rebuilds.list()[0].State, "not looked for with each hit")
+
+	asked := b.request(b.model(1))
+	b.cache.rebuilds.want(wish{build: first.Build, why: "asked for", request: asked})
+	require.Empty(t, b.settles(), "a request brings it")
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+func TestWhoWaitsForARequestIsServedByIt(t *testing.T) {
+	b := rebuilding(t, func(o *Options) { o.KeepSource = KeepNone })
+	first := b.acquire(b.request(b.model(1)))
+	require.Zero(t, first.Build.Source)
+	b.library("2.0")
+	b.want(first.Build, "the SDK is 2.0 now")
+	require.Equal(t, rebuildWaiting, b.settles()[0].State)
+	require.Equal(t, []string{"compiled"}, b.kinds(first.RequestKey))
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Empty(t, b.cache.rebuilds.list())
+}
+
+func TestCloseInTheMiddle(t *testing.T) {
+	b, g := gated(t, nil)
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	g.holding(true)
+	b.want(first.Build, "the SDK is 2.0 now")
+	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
+	b.close()
+	g.holding(false)
+	b.open()
+	require.Empty(t, b.cache.rebuilds.list())
+	require.Equal(t, []string{"compiled", "rebuild"}, b.kinds(first.RequestKey))
+	entries, err := os.ReadDir(b.state + "/staging")
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	b.want(first.Build, "the SDK is 2.0 now")
+	require.Empty(t, b.settles())
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+}

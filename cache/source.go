@@ -1,0 +1,247 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/epcached/epcached/index"
+)
+
+// How source models are kept: Options.KeepSource.
+const (
+	KeepReference = "reference" // remember the paths of files of the daemon's own user
+	KeepCopy      = "copy"      // put every file into the store
+	KeepNone      = "none"
+)
+
+func checkKeepSource(how string) (string, error) {
+	switch how {
+	case "":
+		return KeepReference, nil
+	case KeepReference, KeepCopy, KeepNone:
+		return how, nil
+	}
+	return "", fmt.Errorf("source models are kept as %q: it is one of %s, %s, %s", how, KeepReference, KeepCopy, KeepNone)
+}
+
+// keepSource says where the job's model will be found again. That it cannot be kept fails nothing: the build then
+// waits for its next request when it has to be compiled anew.
+// The caller holds publishing.
+func (j *job) keepSource(ctx context.Context) index.Source {
+	how := j.c.options.KeepSource
+	if how != KeepNone && j.source.Kind == index.SourceCopy && j.c.hasAll(j.source.Files) {
+		return j.source // compiled from there just now; a path of it would be one in the store
+	}
+	var s index.Source
+	var err error
+	switch how {
+	case KeepReference:
+		s, err = j.reference()
+	case KeepCopy:
+		s, err = j.copySource(ctx)
+	}
+	if err != nil {
+		j.c.log.Info("source model not kept", "model", j.request.Name, "why", err)
+		return index.Source{}
+	}
+	return s
+}
+
+// reference remembers paths. They come from the descriptors: what a client says of paths is of no use. Only those of
+// a client of the daemon's own user, and of files of that user: the daemon may be able to open others, and the client
+// may not.
+func (j *job) reference() (index.Source, error) {
+	if j.request.Peer.UID != j.c.uid {
+		return index.Source{}, fmt.Errorf("it is user %d's, and the daemon is user %d", j.request.Peer.UID, j.c.uid)
+	}
+	s := index.Source{Kind: index.SourceReference}
+	var err error
+	if s.Path, err = j.c.keptPath(j.request.Graph); err != nil {
+		return index.Source{}, err
+	}
+	for _, location := range j.locations {
+		path, err := j.c.keptPath(j.request.External[location])
+		if err == nil && !utf8.ValidString(location) {
+			err = errors.New("not UTF-8")
+		}
+		if err != nil {
+			return index.Source{}, fmt.Errorf("external data %q: %w", location, err)
+		}
+		if s.External == nil {
+			s.External = make(map[string]string)
+		}
+		s.External[location] = path
+	}
+	return s, nil
+}
+
+// keptPath is the path of a file that could be opened again by it.
+func (c *Cache) keptPath(f *os.File) (string, error) {
+	path, err := pathOf(f)
+	if err != nil {
+		return "", err
+	}
+	again, err := openKept(path, c.uid)
+	if err != nil {
+		return "", err
+	}
+	return path, again.Close()
+}
+
+func (c *Cache) hasAll(files []index.File) bool {
+	return !slices.ContainsFunc(files, func(f index.File) bool { return !c.cas.Has(f.Digest) })
+}
+
+// copySource makes blobs of the private copy that was compiled.
+func (j *job) copySource(ctx context.Context) (index.Source, error) {
+	s := index.Source{Kind: index.SourceCopy}
+	add := func(location, path string) error {
+		f := index.File{Name: location}
+		if !utf8.ValidString(location) {
+			return fmt.Errorf("external data %q: not UTF-8", location)
+		}
+		from, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		f.Digest, f.Size, err = j.c.cas.PutFile(ctx, from)
+		s.Files = append(s.Files, f)
+		return errors.Join(err, from.Close())
+	}
+	if err := add("", filepath.Join(j.modelFolder(), j.name+".onnx")); err != nil {
+		return index.Source{}, err
+	}
+	for _, location := range j.locations {
+		if err := add(location, filepath.Join(j.modelFolder(), filepath.FromSlash(location))); err != nil {
+			return index.Source{}, err
+		}
+	}
+	return s, nil
+}
+
+// errNoSource says that a build cannot be compiled again before somebody asks for it and brings the model.
+var errNoSource = errors.New("the source model is not kept")
+
+// sourceError is errNoSource with what became of the one that was.
+type sourceError struct{ text string }
+
+func (e *sourceError) Error() string        { return e.text }
+func (e *sourceError) Is(target error) bool { return target == errNoSource }
+
+func noSource(format string, args ...any) error { return &sourceError{fmt.Sprintf(format, args...)} }
+
+// sourceRequest gives the request that the build answers, with the model's files open, which the caller closes. The
+// error wraps errNoSource if there is no model, or another one than the build was made from.
+func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, error) {
+	r, err := c.requestOf(b)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.openSource(ctx, b, r); err != nil {
+		r.close()
+		return nil, err
+	}
+	return r, c.sameModel(ctx, r, b)
+}
+
+// sameModel compares the model of the request with what the build was made from, and closes it if it is another.
+func (c *Cache) sameModel(ctx context.Context, r *Request, b *index.Build) error {
+	id, err := c.identify(ctx, r, func(string) {})
+	if err == nil && id.Digest == b.ModelDigest {
+		return nil
+	}
+	where := r.Graph.Name()
+	r.close()
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return noSource("the source model at %q has changed: %v", where, err)
+	}
+	return noSource("the source model at %q has changed", where)
+}
+
+// requestOf reads the request from the build's record, without the model.
+func (c *Cache) requestOf(b *index.Build) (*Request, error) {
+	record, err := decodeRecord(b.Record)
+	if err != nil {
+		return nil, err
+	}
+	r, err := record.again()
+	if err != nil {
+		return nil, noSource("the request cannot be made again: %v", err)
+	}
+	r.Peer, r.Name, r.OnMiss = Peer{UID: b.UID}, b.ModelName, Refresh
+	return r, nil
+}
+
+func (c *Cache) openSource(ctx context.Context, b *index.Build, r *Request) error {
+	r.External = make(map[string]*os.File)
+	switch b.Source.Kind {
+	case index.SourceReference:
+		return c.openReference(b, r)
+	case index.SourceCopy:
+		for i, f := range b.Source.Files {
+			open, err := c.cas.Open(ctx, f.Digest)
+			if err != nil {
+				return noSource("the copy of the source model: %v", err)
+			}
+			if i == 0 {
+				r.Graph = open
+				continue
+			}
+			r.External[f.Name] = open
+		}
+		return nil
+	}
+	return errNoSource
+}
+
+func (c *Cache) openReference(b *index.Build, r *Request) error {
+	if b.UID != c.uid {
+		return noSource("the path of the source model is user %d's, and the daemon is user %d now", b.UID, c.uid)
+	}
+	var err error
+	if r.Graph, err = openKept(b.Source.Path, c.uid); err != nil {
+		return noSource("the source model is gone: %v", err)
+	}
+	for location, path := range b.Source.External {
+		if r.External[location], err = openKept(path, c.uid); err != nil {
+			delete(r.External, location)
+			return noSource("the source model is gone: external data %q: %v", location, err)
+		}
+	}
+	return nil
+}
+
+// close closes the files of a request that is the cache's own.
+func (r *Request) close() {
+	for _, f := range r.files() {
+		if f != nil {
+			_ = f.Close() // opened for reading only: nothing can be lost
+		}
+	}
+}
+
+// own gives a copy of the request with descriptors of its own, for whoever asked may leave.
+func (r *Request) own() (*Request, error) {
+	out := *r
+	var err error
+	if out.Graph, err = duplicate(r.Graph); err != nil {
+		return nil, err
+	}
+	out.External = make(map[string]*os.File, len(r.External))
+	for location, f := range r.External {
+		if out.External[location], err = duplicate(f); err != nil {
+			delete(out.External, location)
+			out.close()
+			return nil, err
+		}
+	}
+	return &out, nil
+}

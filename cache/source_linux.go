@@ -1,0 +1,56 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// pathOf gives the path that leads to an open file, if there is one: a file may be unlinked, renamed meanwhile, or
+// of another mount namespace, where the same spelling means something else here.
+func pathOf(f *os.File) (string, error) {
+	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
+	if err != nil {
+		return "", err
+	}
+	if !filepath.IsAbs(path) {
+		return "", fmt.Errorf("%q is no path", path)
+	}
+	var opened, named unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &opened); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if err := unix.Lstat(path, &named); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if opened.Dev != named.Dev || opened.Ino != named.Ino {
+		return "", fmt.Errorf("%q is another file", path)
+	}
+	return path, nil
+}
+
+// openKept opens a file that a path was remembered of. What stands there now may be anything: a link, which is not
+// followed, or a pipe, which must not be waited for. It has to be this user's or root's.
+func openKept(path string, uid uint32) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = errors.New("not a regular file")
+	case st.Uid != uid && st.Uid != 0:
+		err = fmt.Errorf("it belongs to user %d", st.Uid)
+	default:
+		return os.NewFile(uintptr(fd), path), nil
+	}
+	_ = unix.Close(fd) // opened for reading only: nothing can be lost
+	return nil, &os.PathError{Op: "open", Path: path, Err: err}
+}

@@ -1,0 +1,12 @@
+//go:build !linux
+
+package cache
+
+import (
+	"errors"
+	"os"
+)
+
+func pathOf(*os.File) (string, error) { return "", errors.ErrUnsupported }
+
+func openKept(string, uint32) (*os.File, error) { return nil, errors.ErrUnsupported }
