@@ -305,7 +305,7 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 		a.Outcome, a.Compatibility, a.Why = Hit, j, j.Reason
 		found.answer = a
 		c.uses.note(b, c.now())
-		c.freshen(p, b, j)
+		c.freshen(r, p, b, j)
 		return nil
 	}
 	if ctx.Err() != nil {
@@ -316,13 +316,13 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 }
 
 // freshen wants a build anew that is served and not the best there could be.
-func (c *Cache) freshen(p *plan, b *index.Build, j Judgement) {
+func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
 	policy := c.policyOf(p.eps)
 	switch {
 	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:
-		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason)
+		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, r)
 	case policy.MaxAge > 0 && c.now().Sub(b.Created) > policy.MaxAge:
-		c.wantAnew(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge))
+		c.wantAnew(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), r)
 	}
 }
 

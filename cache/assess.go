@@ -220,7 +220,7 @@ func (c *Cache) rebuildAffected(rt *runtime, lots map[maker]*lot, affected []ind
 			c.happened(eventOf(b, EventJudged, "%s for %s now: %s", j.Verdict, rt.name, orNone(j.Reason)))
 		}
 		if best[b.RequestKey] != compilers.Optimal {
-			c.wantAnew(b, rt.name, fmt.Sprintf("the runtime changed, and this build is %s for it", j.Verdict))
+			c.wantAnew(b, rt.name, fmt.Sprintf("the runtime changed, and this build is %s for it", j.Verdict), nil)
 		}
 	}
 }

@@ -76,7 +76,9 @@ func (c *Cache) lookAtMachine(ctx context.Context) {
 	}
 }
 
-// wantAnew has a build compiled anew in the background, for the runtime.
-func (c *Cache) wantAnew(b *index.Build, runtime, why string) {
+// wantAnew has a build compiled anew in the background, for the runtime of that name. A request that it answers, nil if
+// there is none, may bring the model.
+func (c *Cache) wantAnew(b *index.Build, runtime, why string, r *Request) {
 	c.log.Debug("wanted anew", "build", b.BuildKey.String(), "runtime", runtime, "why", why)
+	c.rebuilds.want(wish{build: b, runtime: c.runtimes.named(runtime, b), why: why, refresh: true, request: r})
 }

@@ -133,7 +133,7 @@ func (q *rebuilds) want(w wish) {
 		t.refresh = t.refresh || w.refresh
 		q.hold(t, w.request, now)
 		return
-	case t.state == rebuildWaiting && w.request == nil && now.Before(t.after):
+	case t.state == rebuildWaiting && !q.hold(t, w.request, now) && now.Before(t.after):
 		return
 	case t.state == rebuildFailed && now.Before(t.after) && t.sameLibraries():
 		return
@@ -155,18 +155,22 @@ func (t *task) sameLibraries() bool {
 	return rc == nil || rc.same(t.rc)
 }
 
-// hold keeps a request's files for a task that is going to run soon.
-func (q *rebuilds) hold(t *task, r *Request, now time.Time) {
-	if r == nil || t.request != nil || q.held >= maxHeld || q.limits.window.opens(now) > 0 {
-		return
+// hold keeps a request's files for a task that is going to run soon, if that can be. The caller holds mu.
+func (q *rebuilds) hold(t *task, r *Request, now time.Time) bool {
+	if t.request != nil {
+		return true
+	}
+	if r == nil || q.held >= maxHeld || q.limits.window.opens(now) > 0 {
+		return false
 	}
 	own, err := r.own()
 	if err != nil {
 		q.c.log.Warn("a request's files cannot be held", "model", r.Name, "error", err)
-		return
+		return false
 	}
 	t.request, t.heldTill = own, now.Add(holdFor)
 	q.held++
+	return true
 }
 
 // release gives the files of the task's request back.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
 )
 
 // runtime is one libonnxruntime with the EP libraries used with it, as it lies on this machine.
@@ -195,6 +196,16 @@ func (rs *runtimes) all() []*runtime {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	return slices.Clone(rs.list)
+}
+
+// named is the runtime of that name that has the build's execution providers, as far as is known; nil if none is.
+func (rs *runtimes) named(name string, b *index.Build) *runtime {
+	for _, rt := range rs.all() {
+		if rc := rt.facts.Load(); rt.name == name && rc != nil && rc.hasEvery(b) {
+			return rt
+		}
+	}
+	return nil
 }
 
 func (rs *runtimes) forget(rt *runtime) {
