@@ -79,6 +79,8 @@ regexp = '^new:(?P<version>\d+)$'
 [[ep.X.extract]]
 regexp = '^old:(?P<version>\d+):(?P<more>.*)$'
 [[ep.X.extract]]
+regexp = '(?P<version>\d)$'
+[[ep.X.extract]]
 json = "outer.inner"
 as = "deep"
 [[ep.X.extract]]
@@ -92,13 +94,14 @@ reason = "{build.version} {runtime.version} {build.deep} {runtime.more}"
 `))
 	require.NoError(t, err)
 	for name, c := range map[string]struct{ build, runtime, reason string }{
-		"two forms":          {"new:3", "old:4:x", "3 4 unknown x"},
-		"out of JSON":        {`{"outer":{"inner":"a;v=3"}}`, "new:4", "3 4 a;v=3 unknown"},
-		"a number in JSON":   {`{"outer":{"inner":7}}`, "new:4", ""},
-		"not JSON":           {`{"outer":`, "new:4", ""},
-		"another shape":      {`{"outer":["inner"]}`, "new:4", ""},
-		"neither form":       {"x", "new:4", ""},
-		"larger than a fact": {"new:3", `old:4:` + string(make([]byte, maxFact)), ""},
+		"two forms":           {"new:3", "old:4:x", "3 4 unknown x"},
+		"the first that fits": {"new:35", "new:47", "35 47 unknown unknown"},
+		"out of JSON":         {`{"outer":{"inner":"a;v=3"}}`, "new:4", "3 4 a;v=3 unknown"},
+		"a number in JSON":    {`{"outer":{"inner":7}}`, "new:4", ""},
+		"not JSON":            {`{"outer":`, "new:4", ""},
+		"another shape":       {`{"outer":["inner"]}`, "new:4", ""},
+		"neither form":        {"x", "new:4", ""},
+		"larger than a fact":  {"new:3", `old:4:` + string(make([]byte, maxFact)), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := set.Judge(Facts{EP: "X", CompatibilityString: c.build}, Facts{EP: "X", CompatibilityString: c.runtime})

@@ -190,6 +190,35 @@ func TestLoadTellsOfEveryFile(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
+func TestLoadOpensOnlyFiles(t *testing.T) {
+	_, err := Load(os.DevNull)
+	require.ErrorContains(t, err, "not a regular file")
+}
+
+func TestLoadJoinsWhatFilesSayOfOneEP(t *testing.T) {
+	dir := folder(t, map[string]string{
+		"a.toml": "[ep.QNNExecutionProvider]\nreplace = true\n",
+		"b.toml": strings.Replace(good, "ep.X", "ep.QNNExecutionProvider", 1),
+	})
+	set, err := Load(dir)
+	require.NoError(t, err)
+	set = set.Over(Shipped())
+	require.Equal(t, "n", set.Judge(qnn270, qnn270).Rule)
+	require.Empty(t, set.Judge(qnn250, qnn270).Rule, "replaced in one file is replaced")
+}
+
+func TestLoadBoundsAllFilesTogether(t *testing.T) {
+	many := func(ep string) string {
+		var text strings.Builder
+		for i := range maxRules/2 + 1 {
+			fmt.Fprintf(&text, "[[ep.%s.report]]\nname = \"%d\"\nclass = \"stale\"\nreason = \"r\"\n", ep, i)
+		}
+		return text.String()
+	}
+	_, err := Load(folder(t, map[string]string{"a.toml": many("A"), "b.toml": many("B")}))
+	require.EqualError(t, err, "rules: more than 1000 rules and reports in 2 files")
+}
+
 func TestOver(t *testing.T) {
 	parse := func(text string) *Set {
 		set, err := Parse("f.toml", []byte(text))
