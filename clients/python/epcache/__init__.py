@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._client import Artefact, Client, File, Progress, default_sockets
+from ._artefact import Artefact, File, Progress
+from ._client import Client, default_sockets
 from ._errors import (
     BadModel,
     BadRequest,
@@ -39,14 +40,18 @@ from ._errors import (
     Unavailable,
     VersionMismatch,
 )
+from ._events import Event, Subscription
+from ._explanation import Candidate, Difference, Explanation, Neighbour
+from ._refusal import Decision
+from ._report import Report
 from ._request import Device, ExecutionProvider, Library, Runtime
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from ._session import InferenceSession, Report
+    from ._session import InferenceSession
     from ._session_options import SessionOptions
 
-_NEEDS_ORT = {"InferenceSession": "_session", "Report": "_session", "SessionOptions": "_session_options"}
+_NEEDS_ORT = {"InferenceSession": "_session", "SessionOptions": "_session_options"}
 
 __all__ = [
     "Artefact",
@@ -54,17 +59,23 @@ __all__ = [
     "BadRequest",
     "Busy",
     "Cancelled",
+    "Candidate",
     "Client",
     "CompileFailed",
     "DeadlineExceeded",
+    "Decision",
     "Device",
+    "Difference",
     "EpcacheWarning",
     "Error",
+    "Event",
     "ExecutionProvider",
+    "Explanation",
     "File",
     "InferenceSession",
     "Internal",
     "Library",
+    "Neighbour",
     "NoDaemon",
     "NoSpace",
     "NotAllowed",
@@ -75,6 +86,7 @@ __all__ = [
     "Runtime",
     "SessionOptions",
     "Stale",
+    "Subscription",
     "Unavailable",
     "VersionMismatch",
     "__version__",

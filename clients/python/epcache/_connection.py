@@ -24,6 +24,7 @@ from . import _errors, _wire
 PROTOCOL_VERSION = 1
 MAX_FRAME = 1 << 20
 MAX_DESCRIPTORS = 64  # a frame
+MAX_POLL = 86_400.0  # seconds; poll() counts milliseconds in 31 bits
 
 
 class Lost(_errors.NoDaemon):
@@ -90,10 +91,11 @@ class Connection:
         self._send(frame, descriptors[excess:], deadline)
 
     def readable(self, limit: float) -> bool:
-        """Waits until something arrives, or the connection ends; False if neither happened before the limit."""
+        """Waits until something arrives, or the connection ends; False if neither happened before the limit, or in a day."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(max(0, math.ceil((limit - time.monotonic()) * 1000))))
+        left = min(limit - time.monotonic(), MAX_POLL)
+        return bool(poll.poll(max(0, math.ceil(left * 1000))))
 
     def answer(self, deadline: float) -> tuple[_wire.Message, list[int]]:
         """Returns the next frame for the request that was started last, and its descriptors, which are the caller's.
@@ -112,6 +114,11 @@ class Connection:
             close_all(descriptors)
             raise
         return envelope, descriptors
+
+    def shut_down(self) -> None:
+        """Ends the connection for whoever waits for it, and keeps the descriptor. Nothing to do if it ended before."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Ends the connection; what is under way for it at the daemon is cancelled. May be called again."""

@@ -104,13 +104,17 @@ class Runtime:
     ort_library: str = ""
     libraries: tuple[Library, ...] = ()
 
-    def message(self, send: Send, stack: contextlib.ExitStack) -> _wire.Message:
-        libraries: list[_wire.Message] = []
-        for library in self.libraries:
-            message: _wire.Message = {"ep": library.ep, "path": library.path}
+    def message(self, send: Send) -> _wire.Message:
+        """Returns the message; the libraries' descriptors are sent with `send`."""
+        message = self.described()
+        for library, described in zip(self.libraries, message["ep_libraries"], strict=True):
             if library.fd is not None:
-                message["fd"] = send(library.fd)
-            libraries.append(message)
+                described["fd"] = send(library.fd)
+        return message
+
+    def described(self) -> _wire.Message:
+        """Returns the message without descriptors."""
+        libraries = [{"ep": library.ep, "path": library.path} for library in self.libraries]
         return {
             "directory": self.directory,
             "ort_version": self.ort_version,

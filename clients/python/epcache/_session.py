@@ -7,15 +7,17 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnxruntime as ort
 
 from . import _errors, _plugins
-from ._client import Artefact, Client, Progress
+from ._artefact import Artefact, Progress
+from ._client import Client
 from ._plugins import Plugin
+from ._refusal import Refusal, refusal_of
+from ._report import Attempts, Report
 from ._request import EPSpec, ExecutionProvider, providers
 from ._session_options import LEVELS_BY_NAME, Record
 
@@ -24,33 +26,6 @@ from ._session_options import LEVELS_BY_NAME, Record
 RESTART_LIMIT = 2.0
 
 _PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers"))
-
-
-@dataclass
-class Report:
-    """Where a session came from.
-
-    `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache; "passthrough" for a model
-    that was compiled already; "bypassed" for one that the cache was not asked for; "no daemon"; or "failed". In the last
-    four cases it is a plain session on the same execution provider. `why` says more, for people.
-    """
-
-    outcome: str
-    why: str = ""
-    compatibility: str = ""
-    request_key: str = ""
-    build: str = ""
-    model_digest: str = ""
-    compile_seconds: float = 0.0  # what the compile took, now or earlier
-    acquire_seconds: float = 0.0  # asking the daemon, compile included
-    load_seconds: float = 0.0  # ONNX Runtime's part
-    path: str = ""  # what ONNX Runtime loaded
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def cached(self) -> bool:
-        """Whether the session was made from the cache."""
-        return self.outcome in ("hit", "compiled", "waited")
 
 
 _default_client: Client | None = None
@@ -140,12 +115,33 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             reasons.append("options are to be read from the model")
         return "; ".join(reasons)
 
-    def _load_cached(self, client: Client, **wishes: Any) -> None:
-        """Loads what the daemon gives; on any failure the source model, on the same execution provider."""
+    def _load_cached(self, client: Client, timeout: float | None, **wishes: Any) -> None:
+        """Loads what the daemon gives, or what it gives instead; else the source model, on the same execution provider."""
+        deadline = time.monotonic() + (client._timeout if timeout is None else timeout)
+        attempts = Attempts()
+        for _ in range(2):
+            artefact = self._acquire(client, deadline, attempts, wishes)
+            if artefact is None:
+                break
+            self._report = attempts.with_(artefact)
+            if artefact.fd is None and not artefact.view:
+                self._load_plain()
+                return
+            refusal = self._load_artefact(artefact)
+            if refusal is None:
+                return
+            if not self._tell(client, artefact, refusal, attempts):
+                break
+        self._report = attempts.without()
+        self._load_plain()
+
+    def _acquire(
+        self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
+    ) -> Artefact | None:
         record, started = self._record, time.perf_counter()
         assert record is not None  # or it would be a bypass
         try:
-            artefact = client.acquire(
+            return client.acquire(
                 self._source,
                 [p.ep for p in self._plugins],
                 session_options=record.compile_entries(),
@@ -153,36 +149,53 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 dims_by_denotation=record.dims_by_denotation,
                 graph_optimization_level=record.compile_level(),
                 runtime=_plugins.runtime(self._plugins),
+                timeout=max(0.0, deadline - time.monotonic()),
                 **wishes,
             )
         except (_errors.Error, OSError) as error:
             if _crashed(error):
                 raise
-            outcome = "no daemon" if isinstance(error, _errors.NoDaemon) else "failed"
-            self._report = Report(outcome, str(error), acquire_seconds=time.perf_counter() - started)
-            self._load_plain()
-            return
-        self._report = _report(artefact, time.perf_counter() - started)
-        if artefact.fd is None and not artefact.view:
-            self._load_plain()
-        else:
-            self._load_artefact(artefact)
+            if isinstance(error, _errors.NoDaemon) and not attempts.said:
+                attempts.outcome = "no daemon"
+            attempts.said.append(str(error))
+            return None
+        finally:
+            attempts.seconds += time.perf_counter() - started
 
-    def _load_artefact(self, artefact: Artefact) -> None:
+    def _load_artefact(self, artefact: Artefact) -> Refusal | None:
+        """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if it is loaded."""
         try:
             self._load_view(artefact)
+            self._check_providers()
         except Exception as error:
-            # Whatever ONNX Runtime, or the execution provider, has against it: the source model is still there.
-            artefact.close()
-            self._report = Report(
-                "failed", f"the compiled model does not load: {error}", warnings=self._report.warnings
-            )
-            self._load_plain()
-            return
+            self._sess = None  # made, perhaps, and not as it should be: it must not outlive the lease
+            # And not the error itself: its traceback holds what was half made.
+            return refusal_of(error)
         # The pybind session, and not this object: an IOBinding keeps that one alive.
         lease = weakref.finalize(self._sess, artefact.close)
         # The end of the process closes the descriptor, and no earlier than the session needs it.
         lease.atexit = False  # type: ignore[misc]
+        return None
+
+    def _tell(self, client: Client, artefact: Artefact, refusal: Refusal, attempts: Attempts) -> bool:
+        """Reports a refusal, in bounded time; returns whether the daemon has something else. The lease ends here."""
+        started = time.perf_counter()
+        attempts.warnings = list(artefact.warnings)
+        attempts.said.append(f"the compiled model does not load: {refusal.text}")
+        try:
+            if refusal.code is None or not artefact.build:
+                return False  # nothing that the daemon could look into
+            decision = client.report(artefact, refusal.code, refusal.text, runtime=_plugins.runtime(self._plugins))
+        except (_errors.Error, OSError) as error:
+            attempts.said.append(f"the daemon has not answered to that: {error}")
+            return False
+        finally:
+            # Only now: what the daemon looks into is what was loaded.
+            artefact.close()
+            attempts.seconds += time.perf_counter() - started
+        attempts.decisions.append(decision)
+        attempts.said.append(f"the daemon says {decision}")
+        return decision.decision == "retry"
 
     def _load_view(self, artefact: Artefact) -> None:
         path = artefact.path if artefact.fd is not None else artefact.view_path
@@ -249,20 +262,6 @@ def _prepare(
         raise ValueError("no execution provider is named; for example ep='OpenVINOExecutionProvider:CPU'")
     recorded: list[tuple[ExecutionProvider, Any]] = record.providers if record is not None else []
     return [_plugins.plugin(one, devices) for one, devices in recorded]
-
-
-def _report(artefact: Artefact, seconds: float) -> Report:
-    return Report(
-        outcome=artefact.outcome,
-        why=artefact.why,
-        compatibility=artefact.compatibility,
-        request_key=artefact.request_key,
-        build=artefact.build,
-        model_digest=artefact.model_digest,
-        compile_seconds=artefact.compile_seconds,
-        acquire_seconds=seconds,
-        warnings=list(artefact.warnings),
-    )
 
 
 def _crashed(error: BaseException) -> bool:

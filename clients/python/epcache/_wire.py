@@ -1,7 +1,4 @@
-"""The messages of unixsock/wire/epcached.proto that a client uses, and their encoding.
-
-The table below is written by hand so that the package needs no protobuf runtime, whose versions conflict between
-applications. A test compares it with the .proto, so the two cannot drift apart.
+"""The encoding of the messages in _messages.py.
 
 A message is a dict from field name to value: fields that are not set are absent when encoding; when decoding,
 repeated and map fields are always there, the others have their default unless they are `optional` or messages.
@@ -11,7 +8,9 @@ Unknown fields are skipped. Bytes that are no such message raise WireError, what
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any
+
+from ._messages import MESSAGES, Field
 
 Message = dict[str, Any]
 
@@ -20,168 +19,11 @@ class WireError(ValueError):
     """Bytes that do not decode as the message they should be."""
 
 
-class Field(NamedTuple):
-    number: int
-    name: str
-    kind: str  # a scalar type of SCALARS, "enum", or the name of a message in MESSAGES
-    label: str = ""  # "", "optional", "repeated", "map" (key string, value of `kind`)
-
-
-ENUMS: dict[str, dict[str, int]] = {
-    "ErrorClass": {
-        "ERROR_CLASS_UNSPECIFIED": 0,
-        "NOT_FOUND": 1,
-        "STALE": 2,
-        "COMPILE_FAILED": 3,
-        "BUSY": 4,
-        "DEADLINE": 5,
-        "BAD_MODEL": 6,
-        "BAD_REQUEST": 7,
-        "NOT_ALLOWED": 8,
-        "NO_SPACE": 9,
-        "VERSION": 10,
-        "UNAVAILABLE": 11,
-        "INTERNAL": 12,
-        "CANCELLED": 13,
-    },
-    "OnMiss": {
-        "WAIT": 0,
-        "FAIL": 1,
-        "REFRESH": 2,
-        "BYPASS": 3,
-        "KEY_ONLY": 4,
-        "BACKGROUND": 5,
-        "CLAIM": 6,
-    },
-}
-
-MESSAGES: dict[str, tuple[Field, ...]] = {
-    "Envelope": (
-        Field(1, "request", "uint64"),
-        Field(2, "descriptors", "uint32"),
-        Field(3, "deadline_ms", "int64"),
-        Field(10, "hello", "Hello"),
-        Field(11, "hello_reply", "HelloReply"),
-        Field(12, "error", "Error"),
-        Field(13, "progress", "Progress"),
-        Field(14, "cancel", "Cancel"),
-        Field(15, "attach", "Attach"),
-        Field(20, "acquire", "Acquire"),
-        Field(21, "acquire_reply", "AcquireReply"),
-        Field(22, "need", "Need"),
-    ),
-    "Hello": (
-        Field(1, "version", "uint32"),
-        Field(2, "features", "string", "repeated"),
-        Field(3, "client", "string"),
-    ),
-    "HelloReply": (
-        Field(1, "version", "uint32"),
-        Field(2, "features", "string", "repeated"),
-        Field(3, "server", "string"),
-        Field(4, "uid", "uint32"),
-        Field(5, "scope", "string"),
-        Field(6, "rights", "string", "repeated"),
-        Field(7, "daemon_uid", "uint32"),
-    ),
-    "Error": (
-        Field(1, "class", "enum"),
-        Field(2, "text", "string"),
-        Field(3, "hint", "string"),
-        Field(4, "facts", "string", "map"),
-    ),
-    "Progress": (
-        Field(1, "phase", "string"),
-        Field(2, "elapsed_ms", "int64"),
-        Field(3, "detail", "string"),
-        Field(4, "done_bytes", "int64"),
-        Field(5, "total_bytes", "int64"),
-    ),
-    "Cancel": (),
-    "Attach": (),
-    "ExternalFile": (
-        Field(1, "location", "string"),
-        Field(2, "fd", "uint32"),
-    ),
-    "Model": (
-        Field(1, "fd", "uint32"),
-        Field(2, "name", "string"),
-        Field(3, "external", "ExternalFile", "repeated"),
-    ),
-    "Device": (
-        Field(1, "type", "string"),
-        Field(2, "vendor_id", "uint32"),
-        Field(3, "device_id", "uint32"),
-        Field(4, "metadata", "string", "map"),
-    ),
-    "ExecutionProvider": (
-        Field(1, "name", "string"),
-        Field(2, "devices", "Device", "repeated"),
-        Field(3, "options", "string", "map"),
-        Field(4, "option_fds", "uint32", "map"),
-    ),
-    "Runtime": (
-        Field(1, "directory", "string"),
-        Field(2, "ort_version", "string"),
-        Field(3, "ort_library", "string"),
-        Field(4, "ep_libraries", "EpLibrary", "repeated"),
-    ),
-    "EpLibrary": (
-        Field(1, "ep", "string"),
-        Field(2, "path", "string"),
-        Field(3, "fd", "uint32", "optional"),
-    ),
-    "Acquire": (
-        Field(1, "model", "Model"),
-        Field(2, "eps", "ExecutionProvider", "repeated"),
-        Field(3, "session_options", "string", "map"),
-        Field(4, "free_dimensions", "int64", "map"),
-        Field(5, "free_dimensions_by_denotation", "int64", "map"),
-        Field(6, "graph_optimization_level", "string"),
-        Field(7, "embed", "bool"),
-        Field(8, "route", "string"),
-        Field(9, "runtime", "Runtime"),
-        Field(10, "on_miss", "enum"),
-        Field(11, "store", "string"),
-        Field(12, "deadline_ms", "int64"),
-        Field(13, "strict_ort", "bool"),
-    ),
-    "File": (
-        Field(1, "name", "string"),
-        Field(2, "size", "int64"),
-        Field(3, "digest", "string"),
-    ),
-    "AcquireReply": (
-        Field(1, "outcome", "string"),
-        Field(2, "request_key", "string"),
-        Field(3, "build", "string"),
-        Field(4, "model_digest", "string"),
-        Field(5, "ep", "string"),
-        Field(6, "sdk_version", "string"),
-        Field(7, "hardware_architecture", "string"),
-        Field(8, "compatibility", "string"),
-        Field(9, "why", "string"),
-        Field(10, "fd", "uint32", "optional"),
-        Field(11, "view", "string"),
-        Field(12, "graph", "string"),
-        Field(13, "files", "File", "repeated"),
-        Field(14, "provider_options", "StringMap", "map"),
-        Field(15, "session_options", "string", "map"),
-        Field(16, "graph_optimization_level", "string"),
-        Field(17, "compile_seconds", "double"),
-        Field(18, "elapsed_seconds", "double"),
-        Field(19, "record", "string"),
-        Field(20, "runtime", "string"),
-        Field(21, "warnings", "string", "repeated"),
-    ),
-    "StringMap": (Field(1, "entries", "string", "map"),),
-    "Need": (Field(1, "locations", "string", "repeated"),),
-}
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DEFAULTS: dict[str, Any] = {
     "uint32": 0,
     "uint64": 0,
+    "int32": 0,
     "int64": 0,
     "enum": 0,
     "bool": False,
@@ -317,6 +159,9 @@ def _scalar(field: Field, raw: int | bytes) -> Any:
         return raw
     if field.kind == "uint32":
         return raw & 0xFFFF_FFFF
+    if field.kind == "int32":
+        raw &= 0xFFFF_FFFF
+        return raw - (1 << 32) if raw >> 31 else raw
     return raw - (1 << 64) if raw >> 63 else raw  # int64 and enum
 
 

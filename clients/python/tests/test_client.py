@@ -11,7 +11,7 @@ from pathlib import Path
 
 import epcache
 import pytest
-from epcache import _client, _wire
+from epcache import _client, _messages, _wire
 from fake_daemon import FakeDaemon, Peer
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -122,7 +122,7 @@ def test_request_says_everything(model: str, view: Path) -> None:
     assert request["free_dimensions_by_denotation"] == {"DATA_BATCH": 2}
     assert (request["graph_optimization_level"], request["route"], request["store"]) == ("basic", "compile_api", "user")
     assert request["embed"] and request["strict_ort"]
-    assert request["on_miss"] == _wire.ENUMS["OnMiss"]["REFRESH"]
+    assert request["on_miss"] == _messages.ENUMS["OnMiss"]["REFRESH"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pathlib import Path
 import epcache
 import pytest
 from descriptors import open_descriptors
-from epcache import _client
+from epcache import _call, _client
 from fake_daemon import HELLO, FakeDaemon, Peer, frame
 from test_client import REPLY, answer, connect, hits
 
@@ -130,7 +130,7 @@ def test_deadline_passes_while_the_daemon_works(model: str) -> None:
 
 
 def test_silence_is_waited_out_while_the_daemon_lives(monkeypatch: pytest.MonkeyPatch, model: str, view: Path) -> None:
-    monkeypatch.setattr(_client, "SILENCE", 0.1)
+    monkeypatch.setattr(_call, "SILENCE", 0.1)
 
     def slow(peer: Peer) -> None:
         peer.hello()
@@ -148,8 +148,8 @@ def test_silence_is_waited_out_while_the_daemon_lives(monkeypatch: pytest.Monkey
 
 
 def test_daemon_that_is_stopped_during_a_request(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    monkeypatch.setattr(_client, "SILENCE", 0.1)
-    monkeypatch.setattr(_client, "SIGN_OF_LIFE", 0.1)
+    monkeypatch.setattr(_call, "SILENCE", 0.1)
+    monkeypatch.setattr(_call, "SIGN_OF_LIFE", 0.1)
 
     def accepts(peer: Peer) -> None:
         peer.hello()

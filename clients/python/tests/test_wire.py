@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from epcache import _wire
+from epcache import _messages, _wire
 
 descriptor_pb2 = pytest.importorskip(
     "google.protobuf.descriptor_pb2", reason="needs protobuf, see testdata/fetch-python"
@@ -20,8 +20,10 @@ PACKAGE = "epcached.v1"
 
 # The bodies of an Envelope for which this client has no use.
 UNUSED_BODIES = {
-    f"{verb}{suffix}" for verb in ("release", "list", "show", "status", "probe", "check") for suffix in ("", "_reply")
-} | {"invalidate", "remove", "change_reply"}
+    f"{verb}{suffix}"
+    for verb in ("release", "list", "show", "status", "probe", "check", "doctor")
+    for suffix in ("", "_reply")
+} | {"invalidate", "remove", "change_reply", "why", "explanation"}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def kind(field: object) -> str:
     return field.Type.Name(field.type).removeprefix("TYPE_").lower()
 
 
-def as_ours(message: object) -> list[_wire.Field]:
+def as_ours(message: object) -> list[_messages.Field]:
     maps = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
     fields = []
     for field in message.field:
@@ -46,24 +48,24 @@ def as_ours(message: object) -> list[_wire.Field]:
         if entry is not None:
             key, value = entry.field
             assert kind(key) == "string", "a map whose key is no text needs a codec that can do that"
-            fields.append(_wire.Field(field.number, field.name, kind(value), "map"))
+            fields.append(_messages.Field(field.number, field.name, kind(value), "map"))
             continue
         label = "repeated" if field.label == field.LABEL_REPEATED else "optional" if field.proto3_optional else ""
-        fields.append(_wire.Field(field.number, field.name, kind(field), label))
+        fields.append(_messages.Field(field.number, field.name, kind(field), label))
     return fields
 
 
-@pytest.mark.parametrize("name", _wire.MESSAGES)
+@pytest.mark.parametrize("name", _messages.MESSAGES)
 def test_message_is_as_in_the_proto(file: object, name: str) -> None:
     (theirs,) = [message for message in file.message_type if message.name == name]
     want = [field for field in as_ours(theirs) if name != "Envelope" or field.name not in UNUSED_BODIES]
-    assert list(_wire.MESSAGES[name]) == want
+    assert list(_messages.MESSAGES[name]) == want
 
 
-@pytest.mark.parametrize("name", _wire.ENUMS)
+@pytest.mark.parametrize("name", _messages.ENUMS)
 def test_enum_is_as_in_the_proto(file: object, name: str) -> None:
     (theirs,) = [enum for enum in file.enum_type if enum.name == name]
-    assert _wire.ENUMS[name] == {value.name: value.number for value in theirs.value}
+    assert _messages.ENUMS[name] == {value.name: value.number for value in theirs.value}
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +74,14 @@ def classes(file: object) -> dict[str, type]:
     pool.Add(file)
     return {
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-        for name in _wire.MESSAGES
+        for name in _messages.MESSAGES
     }
 
 
 EDGES = {
     "uint32": [0, 1, 127, 128, 0xFFFF_FFFF],
     "uint64": [0, 1, 0xFFFF_FFFF_FFFF_FFFF],
+    "int32": [0, 1, -1, -(1 << 31), (1 << 31) - 1],
     "int64": [0, 1, -1, -(1 << 63), (1 << 63) - 1],
     "enum": [0, 3, 13],
     "bool": [False, True],
@@ -89,9 +92,9 @@ EDGES = {
 
 def some_message(random: random.Random, name: str) -> dict[str, object]:
     values: dict[str, object] = {}
-    bodies = [f.name for f in _wire.MESSAGES[name] if name == "Envelope" and f.number >= 10]
+    bodies = [f.name for f in _messages.MESSAGES[name] if name == "Envelope" and f.number >= 10]
     body = random.choice(bodies) if bodies else None
-    for field in _wire.MESSAGES[name]:
+    for field in _messages.MESSAGES[name]:
         if random.random() < 0.3 or (field.name in bodies and field.name != body):
             continue
 
@@ -110,10 +113,10 @@ def some_message(random: random.Random, name: str) -> dict[str, object]:
 def filled(name: str, values: dict[str, object]) -> dict[str, object]:
     """The values as decode() gives them: with the defaults of what was not set."""
     result = _wire._empty(name)
-    for field in _wire.MESSAGES[name]:
+    for field in _messages.MESSAGES[name]:
         if field.name not in values:
             continue
-        value, nested = values[field.name], field.kind in _wire.MESSAGES
+        value, nested = values[field.name], field.kind in _messages.MESSAGES
         if field.label == "map":
             value = {key: filled(field.kind, item) if nested else item for key, item in value.items()}
         elif field.label == "repeated":
@@ -124,7 +127,7 @@ def filled(name: str, values: dict[str, object]) -> dict[str, object]:
     return result
 
 
-@pytest.mark.parametrize("name", _wire.MESSAGES)
+@pytest.mark.parametrize("name", _messages.MESSAGES)
 def test_codec_agrees_with_protobuf(classes: dict[str, type], name: str) -> None:
     numbers = random.Random(name)
     for _ in range(100):

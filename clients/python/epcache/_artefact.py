@@ -1,0 +1,149 @@
+"""What an acquire gives: the artefact, the lease on it, and how far the daemon is meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import _errors, _wire
+from ._explanation import Explanation, explanation
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a request is. `phase` is one of reading, queued, probing, compiling, checking, storing, verifying."""
+
+    phase: str
+    elapsed_seconds: float
+    detail: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of an artefact: name relative to the view, size in bytes, BLAKE3 digest as 64 hex digits."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass
+class Artefact:
+    """A compiled model, and the lease on it.
+
+    As long as it is open, the daemon keeps the files as they are: keep it open as long as a session that was made
+    from it lives. Load `path` (or `view_path`, see there) with exactly these provider and session options.
+    """
+
+    outcome: str  # "hit", "compiled", "waited"; "passthrough", "key", "explanation": without a view
+    request_key: str
+    build: str
+    model_digest: str
+    ep: str
+    sdk_version: str
+    hardware_architecture: str
+    compatibility: str  # "optimal", "prefer_recompilation", "unsupported", "unknown"
+    compatibility_source: str  # who says so: "same library", "execution provider", "fingerprint", ...
+    compatibility_reason: str
+    why: str
+    view: str  # absolute path of the view's folder; "" without one
+    graph: str  # relative to the view
+    files: list[File]
+    provider_options: dict[str, dict[str, str]]  # by execution provider
+    session_options: dict[str, str]  # session config entries
+    graph_optimization_level: str  # "" where it does not matter
+    compile_seconds: float
+    elapsed_seconds: float  # at the daemon
+    record: str  # the request as the daemon understood it, JSON
+    runtime: str
+    warnings: list[str]
+    fd: int | None = None  # descriptor of the view's folder; None without a view, or when closed
+    round_trip_seconds: float = 0.0  # from the first byte of the last request frame to the last of its answer
+    connect_seconds: float = 0.0
+    server: str = ""
+    explanation: Explanation | None = None  # for on_miss="explain"
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def path(self) -> str:
+        """The graph's path through the descriptor: it needs no rights on the daemon's folders.
+
+        It is good for as long as this is open. Ids in it are never used again, so that caches keyed by path, which
+        execution providers have, never mix up two models.
+        """
+        if self.fd is None:
+            raise ValueError("this artefact is closed, or was answered without a view")
+        return f"/proc/self/fd/{self.fd}/{self.graph}"
+
+    @property
+    def view_path(self) -> str:
+        """The graph's path by name, for what cannot be loaded through a descriptor. Not every user can reach it."""
+        return str(Path(self.view) / self.graph) if self.view else ""
+
+    def close(self) -> None:
+        """Gives up the lease. May be called again."""
+        with self._lock:
+            descriptor, self.fd = self.fd, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> Artefact:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be half gone
+            self.close()
+
+
+def progress(message: _wire.Message) -> Progress:
+    return Progress(
+        phase=message["phase"],
+        elapsed_seconds=message["elapsed_ms"] / 1000,
+        detail=message["detail"],
+        done_bytes=message["done_bytes"],
+        total_bytes=message["total_bytes"],
+    )
+
+
+def clean(path: str) -> bool:
+    """Whether a relative path stays below where it starts."""
+    parts = path.split("/")
+    return "\0" not in path and all(part not in ("", ".", "..") for part in parts)
+
+
+def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
+    """Turns a reply into an artefact, which takes its descriptor out of `received`; the others stay there."""
+    if "fd" in reply and reply["fd"] >= len(received):
+        raise _errors.ProtocolError(f"the view is descriptor {reply['fd']} of {len(received)}")
+    if (reply["view"] or "fd" in reply) and not clean(reply["graph"]):
+        raise _errors.ProtocolError(f"the graph {reply['graph']!r} does not lie in the view")
+    fd = None
+    if "fd" in reply:
+        if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):
+            raise _errors.ProtocolError("the descriptor of the view is not one of a folder")
+        fd = received.pop(reply["fd"])
+    plain = {name: reply[name] for name in _PLAIN}
+    return Artefact(
+        **plain,
+        files=[File(**f) for f in reply["files"]],
+        provider_options={ep: options["entries"] for ep, options in reply["provider_options"].items()},
+        explanation=explanation(reply["explanation"]) if "explanation" in reply else None,
+        fd=fd,
+    )
+
+
+# Fields that an Artefact takes from the reply as they are.
+_PLAIN = (
+    "outcome request_key build model_digest ep sdk_version hardware_architecture compatibility compatibility_source "
+    "compatibility_reason why view graph session_options graph_optimization_level compile_seconds elapsed_seconds "
+    "record runtime warnings"
+).split()

@@ -1,0 +1,209 @@
+"""One request to the daemon, over as many connections and rounds as it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from . import _errors, _wire
+from ._artefact import Artefact, Progress, artefact, clean, progress
+from ._connection import Connection, Lost, close_all
+from ._model import Model
+from ._request import ExecutionProvider, Runtime
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from ._client import Client
+
+SILENCE = 5.0  # after that long without a word it is asked on another connection whether it still lives
+SIGN_OF_LIFE = 2.0
+
+T = TypeVar("T")
+
+
+class Call(Generic[T]):
+    """A request that may be sent again when the daemon goes away."""
+
+    def __init__(
+        self, client: Client, deadline: float, progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        self.client = client
+        self.deadline = deadline
+        self.progress = progress
+        self.connect_seconds = 0.0
+
+    def run(self) -> T:
+        connection = self.client._take()
+        if connection is not None:
+            with contextlib.suppress(Lost):
+                return self._with(connection)
+            # An idle connection may have died with an earlier daemon: that says nothing of the one that is there now.
+        connection = self._dial()
+        try:
+            return self._with(connection)
+        except Lost as error:
+            # The daemon was there and went away: it may be restarting. Asking again does no harm, and only once: it
+            # may be this very request that it dies of.
+            return self._with(self._dial_again(error))
+
+    def _dial_again(self, lost: Lost) -> Connection:
+        until = min(self.deadline, time.monotonic() + self.client._restart_limit)
+        pause = 0.01
+        while time.monotonic() < until:
+            with contextlib.suppress(_errors.NoDaemon):
+                return self._dial()
+            time.sleep(min(pause, max(0.0, until - time.monotonic())))
+            pause = min(2 * pause, 0.25)
+        raise _errors.NoDaemon(f"the daemon went away during the request and did not come back: {lost.text}") from lost
+
+    def _dial(self) -> Connection:
+        started = time.monotonic()
+        connection = self.client._connect(self.deadline)
+        self.connect_seconds = time.monotonic() - started
+        return connection
+
+    def _with(self, connection: Connection) -> T:
+        try:
+            result = self._rounds(connection)
+        except (Lost, _errors.ProtocolError, _errors.DeadlineExceeded):
+            connection.close()
+            raise
+        except _errors.Error:
+            # The daemon's own answer: the connection is as good as before.
+            self.client._give_back(connection)
+            raise
+        except BaseException:
+            # Of the caller's making, in the middle of a request: closing is what cancels it.
+            connection.close()
+            raise
+        self.client._give_back(connection)
+        return result
+
+    def _rounds(self, connection: Connection) -> T:
+        raise NotImplementedError
+
+    def _answer(self, connection: Connection) -> tuple[_wire.Message, list[int]]:
+        """Waits for what is not Progress. A daemon that is silent for long is asked whether it still lives."""
+        while True:
+            limit = min(self.deadline, time.monotonic() + SILENCE)
+            if not connection.readable(limit):
+                self._check_alive(connection)
+                continue
+            envelope, descriptors = connection.answer(self.deadline)
+            if "progress" not in envelope:
+                return envelope, descriptors
+            close_all(descriptors)
+            if self.progress is not None:
+                self.progress(progress(envelope["progress"]))
+
+    def _check_alive(self, connection: Connection) -> None:
+        if time.monotonic() >= self.deadline:
+            raise _errors.DeadlineExceeded(f"{connection.path}: no answer in time")
+        limit = min(self.deadline, time.monotonic() + SIGN_OF_LIFE)
+        try:
+            Connection(connection.path, limit, f"python epcache {__version__}").close()
+        except _errors.Error as error:
+            raise Lost(f"{connection.path}: the daemon no longer answers: {error.text}") from error
+
+
+class Question(Call[_wire.Message]):
+    """A request without descriptors, by the names of its body and of its answer's."""
+
+    def __init__(self, client: Client, body: str, message: _wire.Message, reply: str, deadline: float) -> None:
+        super().__init__(client, deadline)
+        self.body = body
+        self.message = message
+        self.reply = reply
+
+    def _rounds(self, connection: Connection) -> _wire.Message:
+        connection.start({self.body: self.message}, (), self.deadline)
+        envelope, received = self._answer(connection)
+        close_all(received)
+        reply: _wire.Message | None = envelope.get(self.reply)
+        if reply is None:
+            raise _errors.ProtocolError(f"the daemon's answer to {self.body} is something else")
+        return reply
+
+
+class Acquire(Call[Artefact]):
+    """One acquire, with the external data that the daemon asks for."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: Model,
+        eps: list[ExecutionProvider],
+        runtime: Runtime | None,
+        request: _wire.Message,
+        deadline: float,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        super().__init__(client, deadline, progress)
+        self.model = model
+        self.eps = eps
+        self.runtime = runtime
+        self.request = request
+
+    def _rounds(self, connection: Connection) -> Artefact:
+        """Asks, and once more with the external data that the daemon said the model refers to."""
+        locations = self.client._known_locations(self.model.stamp)
+        for _ in range(3):
+            answer = self._ask(connection, locations)
+            if isinstance(answer, Artefact):
+                answer.connect_seconds = self.connect_seconds
+                answer.server = connection.server
+                return answer
+            locations = answer
+            self.client._remember(self.model.stamp, locations)
+        raise _errors.ProtocolError("the daemon asks for external data again and again")
+
+    def _ask(self, connection: Connection, locations: list[str]) -> Artefact | list[str]:
+        with self._opened(locations) as (body, descriptors):
+            connection.start({"acquire": body}, descriptors, self.deadline)
+            envelope, received = self._answer(connection)
+        try:
+            if "need" in envelope:
+                return _checked_locations(envelope["need"]["locations"])
+            reply = envelope.get("acquire_reply")
+            if reply is None:
+                raise _errors.ProtocolError("the daemon's answer to an Acquire is something else")
+            result = artefact(reply, received)
+            result.round_trip_seconds = connection.received_at - connection.sent_at
+            return result
+        finally:
+            close_all(received)
+
+    @contextlib.contextmanager
+    def _opened(self, locations: list[str]) -> Iterator[tuple[_wire.Message, list[int]]]:
+        """Yields the Acquire and its descriptors; those that were opened for it are closed afterwards."""
+        with contextlib.ExitStack() as stack:
+            descriptors = [self.model.fd]
+
+            def send(descriptor: int) -> int:
+                descriptors.append(descriptor)
+                return len(descriptors) - 1
+
+            external = []
+            for location in locations:
+                descriptor = self.model.open_external(location)
+                stack.callback(os.close, descriptor)
+                external.append({"location": location, "fd": send(descriptor)})
+            body = dict(self.request)
+            body["model"] = {"fd": 0, "name": self.model.name, "external": external}
+            body["eps"] = [ep.message(send, stack) for ep in self.eps]
+            if self.runtime is not None:
+                body["runtime"] = self.runtime.message(send)
+            yield body, descriptors
+
+
+def _checked_locations(locations: list[str]) -> list[str]:
+    """A client opens only what lies below the model's folder, whatever the daemon, or the model, asks for."""
+    for location in locations:
+        if not clean(location):
+            raise _errors.BadModel(f"external data {location!r} does not lie below the model's folder")
+    if len(locations) > 4096 - 64:
+        raise _errors.BadModel(f"the model refers to {len(locations)} files of external data: too many")
+    return locations

@@ -1,0 +1,100 @@
+"""What happens to the caller's entries and to the machine: as it happens, or afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+from . import _errors, _wire
+from ._connection import Connection, Lost, close_all
+
+# For the rest of an event that has begun to arrive.
+FRAME_LIMIT = 10.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. Texts are empty where they do not apply."""
+
+    at: float  # Unix time, seconds
+    kind: str  # "compiled", "failed", "withheld", "damaged", "judged", "rebuilt", "report", "probed", "changed", ...
+    request_key: str  # "": of the machine, not of an entry
+    build: str
+    model: str  # its name
+    text: str
+    runtime: str
+    sequence: int  # grows; what is missing in between was missed, or is not for this user. 0: before the daemon's start
+
+
+def event(message: _wire.Message) -> Event:
+    fields = dict(message)
+    return Event(at=fields.pop("at_ms") / 1000, **fields)
+
+
+class Subscription:
+    """Events as they happen: iterate over it. Made by Client.subscribe, and has a connection of its own.
+
+    The iteration ends at the timeout, or when close() is called, by any thread; with NoDaemon when the daemon goes
+    away, Busy when it is being stopped. Who takes events too slowly misses the oldest, and sees a gap in `sequence`.
+    """
+
+    def __init__(self, connection: Connection, until: float) -> None:
+        self._connection = connection
+        self._until = until  # of time.monotonic(); may be infinite
+        self._reading = threading.Lock()
+        self._closed = False
+        # The time limit is kept here: it may be none, which the deadline of a request cannot be.
+        connection.start({"subscribe": {}, "deadline_ms": 0}, (), time.monotonic() + FRAME_LIMIT)
+
+    def __iter__(self) -> Subscription:
+        return self
+
+    def __next__(self) -> Event:
+        try:
+            with self._reading:
+                return self._next()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if self._closed:
+                self._connection.close()
+
+    def _next(self) -> Event:
+        while self._closed or not self._connection.readable(self._until):
+            if self._closed or time.monotonic() >= self._until:
+                raise StopIteration
+        try:
+            envelope, descriptors = self._connection.answer(time.monotonic() + FRAME_LIMIT)
+        except Lost:
+            if self._closed:
+                raise StopIteration from None
+            raise
+        close_all(descriptors)
+        message = envelope.get("event")
+        if message is None:
+            raise _errors.ProtocolError("the daemon's answer to a Subscribe is something else")
+        return event(message)
+
+    def close(self) -> None:
+        """Ends the subscription, and an iteration that waits in another thread. May be called again."""
+        self._closed = True
+        if self._connection.pid == os.getpid():  # in a forked child that would end the parent's
+            self._connection.shut_down()
+        # Whoever is reading closes the descriptor: its number must not be another file's meanwhile.
+        if self._reading.acquire(blocking=False):
+            self._connection.close()
+            self._reading.release()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be half gone, or this half made
+            self.close()

@@ -1,0 +1,94 @@
+"""Why the daemon decides as it does: the candidates, what differs, and the history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import _wire
+from ._events import Event, event
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which two requests, or what they were compiled with, differ. An empty value is one that is not there."""
+
+    field: str  # "execution_providers[0].options.precision"
+    asked: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A build of the entry, in the order in which they are considered, and why it is served or not."""
+
+    build: str
+    served: bool
+    reason: str
+    state: str  # "current", "withheld", "damaged"
+    ep_version: str
+    sdk_version: str
+    hardware_architecture: str
+    ort_version: str
+    compatibility: str
+    compatibility_source: str
+    compatibility_reason: str
+    created: float  # Unix time, seconds
+    differences: list[Difference]  # between what would be made now and what made it
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """An entry that is much like the one asked for."""
+
+    request_key: str
+    model_name: str
+    builds: int
+    differences: list[Difference]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A decision with its reasons."""
+
+    decision: str  # "hit", "miss", "stale", "passthrough"
+    reason: str
+    request_key: str
+    record: str  # the request as the daemon understood it, JSON
+    runtime: str  # what the decision is for
+    candidates: list[Candidate]
+    neighbours: list[Neighbour]  # the nearest first
+    history: list[Event]  # of the entry, oldest first
+
+
+def explanation(message: _wire.Message) -> Explanation:
+    return Explanation(
+        **{name: message[name] for name in ("decision", "reason", "request_key", "record", "runtime")},
+        candidates=[_candidate(one) for one in message["candidates"]],
+        neighbours=[
+            Neighbour(one["request_key"], one["model_name"], one["builds"], _differences(one))
+            for one in message["neighbours"]
+        ],
+        history=[event(one) for one in message["history"]],
+    )
+
+
+# Fields that a Candidate takes from its build as they are.
+_OF_BUILD = (
+    "build state ep_version sdk_version hardware_architecture ort_version compatibility compatibility_source "
+    "compatibility_reason"
+).split()
+
+
+def _candidate(message: _wire.Message) -> Candidate:
+    build = message.get("build") or _wire.decode("Build", b"")
+    return Candidate(
+        **{name: build[name] for name in _OF_BUILD},
+        created=build["created_ms"] / 1000,
+        served=message["served"],
+        reason=message["reason"],
+        differences=_differences(message),
+    )
+
+
+def _differences(message: _wire.Message) -> list[Difference]:
+    return [Difference(**one) for one in message["differences"]]
