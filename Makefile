@@ -46,10 +46,12 @@ test-short: build ## run what needs no download
 	$(GO) test -short ./...
 
 .PHONY: check
-check: ## gofmt, vet, staticcheck, tidy, and builds for the other systems
+check: ## gofmt, vet, staticcheck, mypy, tidy, and builds for the other systems
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
+	@testdata/fetch-python $(DEPS)/python
+	cd clients/python && $(VENV) -m mypy
 	$(GO) mod tidy -diff
 	for target in linux/arm64 darwin/arm64 windows/amd64; do \
 	  echo "build $$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./...; done

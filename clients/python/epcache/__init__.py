@@ -9,9 +9,10 @@ compiled; this package asks it, and loads the result with the application's own 
     session.epcache.outcome                                 # "hit", "compiled", ..., "no daemon"
 
 Without a daemon, or when anything goes wrong with it, the session is a plain one on the same execution provider, and
-there is one EpcacheWarning. It never ends up on the CPU execution provider unasked.
+there is one EpcacheWarning. It never ends up on the CPU execution provider unasked. An artefact that ONNX Runtime
+refuses is reported, and the daemon asked once more.
 
-`Client` gives the artefact itself, for those who load it in another way. It needs no ONNX Runtime: the package is
+`Client` gives the artefact itself, for those who load it in another way, reports, explanations and events. It needs no ONNX Runtime: the package is
 imported only when one of the session classes is used.
 """
 

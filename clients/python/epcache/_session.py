@@ -164,12 +164,15 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
 
     def _load_artefact(self, artefact: Artefact) -> Refusal | None:
         """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if it is loaded."""
+        before = vars(self).copy()
         try:
             self._load_view(artefact)
             self._check_providers()
         except Exception as error:
-            self._sess = None  # made, perhaps, and not as it should be: it must not outlive the lease
-            # And not the error itself: its traceback holds what was half made.
+            # What was made, perhaps, and is not as it should be, must not outlive the lease. ONNX Runtime's parts hold it
+            # from many attributes, and the error from its traceback.
+            vars(self).clear()
+            vars(self).update(before)
             return refusal_of(error)
         # The pybind session, and not this object: an IOBinding keeps that one alive.
         lease = weakref.finalize(self._sess, artefact.close)
