@@ -473,6 +473,7 @@ func (c *Cache) withholdBuild(id index.BuildID, state, reason string) {
 		return // retracted meanwhile: it has no history of its own
 	}
 	c.happened(eventOf(&b, state, "%s", reason))
+	c.heal(&b)
 }
 
 // contextError is the error of a caller that went away, or whose time is over.

@@ -134,6 +134,24 @@ func (c *Cache) tooOld(b *index.Build) bool {
 	return false
 }
 
+// healDelay is for whoever met the damage: that request compiles for itself.
+const healDelay = 5 * time.Second
+
+// heal wants a build anew that is damaged.
+func (c *Cache) heal(b *index.Build) {
+	if s := c.index.StateOf(b.ID); s.Name == index.Damaged {
+		c.rebuilds.want(wish{build: b, why: "it was damaged: " + s.Reason, delay: healDelay})
+	}
+}
+
+// healAll wants what an earlier run found damaged.
+func (c *Cache) healAll(ctx context.Context) error {
+	return c.index.Each(ctx, func(b index.Build) error {
+		c.heal(&b)
+		return nil
+	})
+}
+
 // kept is a request with the model that was kept for it.
 type kept struct {
 	request *Request

@@ -175,6 +175,9 @@ func (c *Cache) background(ctx context.Context) {
 	if err := c.removeLeftovers(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("leftovers not removed", "error", err)
 	}
+	if err := c.healAll(ctx); err != nil && ctx.Err() == nil {
+		c.log.Warn("damaged builds not found", "error", err)
+	}
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	machine := time.NewTicker(machineEvery)

@@ -41,7 +41,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool) (CheckResu
 	blobs := make(map[cas.Digest]int64)
 	err = c.index.Each(ctx, func(b index.Build) error {
 		out.Builds++
-		for _, f := range b.Files {
+		for _, f := range b.Blobs() {
 			blobs[f.Digest] = f.Size
 		}
 		return nil
@@ -115,14 +115,20 @@ func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bo
 		return f
 	}
 	for _, id := range ids {
-		if b, err := c.index.Get(id); err == nil {
+		b, err := c.index.Get(id)
+		switch {
+		case err != nil:
+		case b.Serves(d):
 			f.Builds = append(f.Builds, b.BuildKey)
+		default:
+			f.Detail += fmt.Sprintf("; it is of the copy of source model %q", b.ModelName)
 		}
 	}
 	return f
 }
 
-// putAside withholds every build that needs a damaged blob, and moves the blob out of the way.
+// putAside withholds every build that has a damaged blob among its files, and moves the blob out of the way. A build
+// whose source model alone is damaged is as good as before.
 func (c *Cache) putAside(d cas.Digest, why string) {
 	if err := c.cas.Quarantine(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
 		c.log.Error("damaged blob not put aside", "digest", d.String(), "error", err)
@@ -132,6 +138,8 @@ func (c *Cache) putAside(d cas.Digest, why string) {
 		c.log.Error("builds of a damaged blob not found", "digest", d.String(), "error", err)
 	}
 	for _, id := range ids {
-		c.withholdBuild(id, index.Damaged, why)
+		if b, err := c.index.Get(id); err == nil && b.Serves(d) {
+			c.withholdBuild(id, index.Damaged, why)
+		}
 	}
 }

@@ -25,6 +25,9 @@ type wish struct {
 	// known against it: it is too old, or they do not think it the best any more.
 	refresh bool
 
+	// delay is how long to leave it: a request that is about to compile it need not find it begun.
+	delay time.Duration
+
 	// request, if not nil, is a request that the build answers. Its files are a source where none is kept: they are
 	// duplicated, and stay the caller's to close.
 	request *Request
@@ -141,7 +144,7 @@ func (q *rebuilds) want(w wish) {
 		t.tries = 0
 	}
 	t.build, t.model, t.why, t.runtime, t.refresh = w.build.ID, w.build.ModelName, w.why, w.runtime, w.refresh
-	t.state, t.text, t.after = rebuildQueued, "", time.Time{}
+	t.state, t.text, t.after = rebuildQueued, "", now.Add(w.delay)
 	q.hold(t, w.request, now)
 	q.wakeLocked()
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
 
@@ -188,6 +189,10 @@ func (c *Cache) openSource(ctx context.Context, b *index.Build, r *Request) erro
 	case index.SourceCopy:
 		for i, f := range b.Source.Files {
 			open, err := c.cas.Open(ctx, f.Digest)
+			var corrupt *cas.CorruptError
+			if errors.As(err, &corrupt) {
+				c.putAside(f.Digest, err.Error())
+			}
 			if err != nil {
 				return noSource("the copy of the source model: %v", err)
 			}

@@ -119,6 +119,11 @@ func (b *Build) Blobs() []File {
 	return slices.Concat(b.Files, b.Source.Files)
 }
 
+// Serves reports whether the blob is among the build's files.
+func (b *Build) Serves(d cas.Digest) bool {
+	return slices.ContainsFunc(b.Files, func(f File) bool { return f.Digest == d })
+}
+
 // Source says where a build's source model is, for compiling it again.
 type Source struct {
 	Kind     string            // SourceReference, SourceCopy, or "": it is not kept

@@ -1,0 +1,217 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+func TestWhoseModelsAreRemembered(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(b *bench, r *Request)
+		kept   bool
+	}{
+		"the daemon's own user": {func(*bench, *Request) {}, true},
+		"another user":          {func(_ *bench, r *Request) { r.Peer.UID = 4711 }, false},
+		"deleted":               {func(b *bench, r *Request) { require.NoError(b, os.Remove(r.Graph.Name())) }, false},
+		"replaced": {func(b *bench, r *Request) {
+			other := r.Graph.Name() + ".new"
+			require.NoError(b, os.WriteFile(other, []byte("another"), 0o644))
+			require.NoError(b, os.Rename(other, r.Graph.Name()))
+		}, false},
+		"through a link": {func(b *bench, r *Request) {
+			link := filepath.Join(b.TempDir(), "link.onnx")
+			require.NoError(b, os.Symlink(r.Graph.Name(), link))
+			r.Graph = b.openFile(link)
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			graph := b.model(1)
+			path := graph.Name()
+			r := b.request(graph)
+			c.change(b, r)
+			source := b.acquire(r).Build.Source
+			if !c.kept {
+				require.Zero(t, source)
+				return
+			}
+			require.Equal(t, index.Source{Kind: index.SourceReference, Path: path}, source)
+		})
+	}
+}
+
+func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(b *bench, path string)
+		says   string
+	}{
+		"gone": {func(b *bench, path string) { require.NoError(b, os.Remove(path)) }, "no such file"},
+		"a link": {func(b *bench, path string) {
+			require.NoError(b, os.Rename(path, path+".moved"))
+			require.NoError(b, os.Symlink(path+".moved", path))
+		}, "is gone"},
+		"a pipe": {func(b *bench, path string) {
+			require.NoError(b, os.Remove(path))
+			require.NoError(b, unix.Mkfifo(path, 0o600))
+		}, "not a regular file"},
+		"another user's": {func(b *bench, path string) {
+			if os.Getuid() != 0 {
+				b.Skip("only root can give files away")
+			}
+			require.NoError(b, os.Chown(path, 4711, 4711))
+		}, "belongs to user 4711"},
+		"not a model":       {func(b *bench, path string) { require.NoError(b, os.WriteFile(path, []byte("no model"), 0o644)) }, "has changed"},
+		"another model":     {func(b *bench, path string) { copyOver(b, b.model(2).Name(), path) }, "has changed"},
+		"needs other files": {func(b *bench, path string) { copyOver(b, b.external(1, nil).Graph.Name(), path) }, "has changed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			build := b.acquire(b.request(b.model(1))).Build
+			r, err := b.cache.sourceRequest(context.Background(), build)
+			require.NoError(t, err)
+			r.close()
+			c.change(b, build.Source.Path)
+			_, err = b.cache.sourceRequest(context.Background(), build)
+			require.ErrorIs(t, err, errNoSource)
+			require.ErrorContains(t, err, build.Source.Path)
+			require.ErrorContains(t, err, c.says)
+		})
+	}
+}
+
+func copyOver(b *bench, from, to string) {
+	bytes, err := os.ReadFile(from)
+	require.NoError(b, err)
+	require.NoError(b, os.WriteFile(to, bytes, 0o644))
+}
+
+func TestExternalDataIsKeptToo(t *testing.T) {
+	for _, how := range []string{KeepReference, KeepCopy} {
+		t.Run(how, func(t *testing.T) {
+			b := rebuilding(t, func(o *Options) { o.KeepSource = how })
+			r := b.external(1, nil)
+			weights := r.External["weights.bin"].Name()
+			build := b.acquire(r).Build
+			again, err := b.cache.sourceRequest(context.Background(), build)
+			require.NoError(t, err)
+			require.Len(t, again.External, 1)
+			again.close()
+			b.age()
+			b.refresh(build)
+			require.Empty(t, b.settles())
+			require.EqualValues(t, 2, b.compiler.Compiles.Load())
+			require.Equal(t, build.Source, b.list()[0].Build.Source)
+
+			require.NoError(t, os.WriteFile(weights, make([]byte, 8*8*4), 0o644))
+			again, err = b.cache.sourceRequest(context.Background(), build)
+			if how == KeepCopy {
+				require.NoError(t, err, "the copy is what it was")
+				again.close()
+				return
+			}
+			require.ErrorIs(t, err, errNoSource)
+			require.ErrorContains(t, err, "has changed")
+		})
+	}
+}
+
+func TestCopyIsKeptAndFreed(t *testing.T) {
+	b := rebuilding(t, func(o *Options) { o.KeepSource = KeepCopy })
+	graph := b.model(1)
+	build := b.acquire(b.request(graph)).Build
+	require.Equal(t, index.SourceCopy, build.Source.Kind)
+	copied := build.Source.Files[0].Digest
+	require.Equal(t, build.ModelDigest, copied, "the digest of a model of one file is that of the file")
+	require.NoError(t, os.Remove(graph.Name()))
+	b.reopen()
+	require.NoError(t, b.cache.removeLeftovers(context.Background()))
+	require.True(t, b.cache.cas.Has(copied))
+	b.library("2.0")
+	b.want(build, "the SDK is 2.0 now")
+	require.Empty(t, b.settles())
+	builds := b.list()
+	require.Len(t, builds, 2)
+	require.Equal(t, builds[0].Build.Source, builds[1].Build.Source)
+
+	remove := func(id string, freed bool) {
+		t.Helper()
+		_, bytes, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, true)
+		require.NoError(t, err)
+		_, really, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, false)
+		require.NoError(t, err)
+		require.Equal(t, bytes, really, "as told before")
+		require.Equal(t, freed, !b.cache.cas.Has(copied))
+	}
+	remove(builds[0].Build.ID.String(), false)
+	remove(builds[1].Build.ID.String(), true)
+	require.NoError(t, b.cache.cas.Walk(context.Background(), func(d cas.Digest, _ int64) error {
+		t.Errorf("blob %s is left", d)
+		return nil
+	}))
+}
+
+func TestADamagedCopyHarmsNoBuild(t *testing.T) {
+	b := rebuilding(t, func(o *Options) { o.KeepSource = KeepCopy })
+	first := b.acquire(b.request(b.model(1)))
+	copied := first.Build.Source.Files[0].Digest
+	path := b.current(copied)
+	require.NoError(t, os.Chmod(path, 0o644))
+	require.NoError(t, os.WriteFile(path, []byte("something else"), 0o444))
+	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, true, false)
+	require.NoError(t, err)
+	require.Len(t, result.Findings, 1)
+	require.Empty(t, result.Findings[0].Builds)
+	require.Contains(t, result.Findings[0].Detail, "source model")
+	b.age()
+	b.refresh(first.Build)
+	left := b.settles()
+	require.Len(t, left, 1)
+	require.Equal(t, rebuildWaiting, left[0].State)
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.False(t, b.cache.cas.Has(copied), "it is in the quarantine")
+}
+
+func TestUnknownWaysToKeep(t *testing.T) {
+	_, err := Open(t.TempDir(), Options{KeepSource: "carbon copy"})
+	require.ErrorContains(t, err, "carbon copy")
+}
+
+// What else a client sends beside the files that the graph refers to may have any name, and is not written anywhere.
+func TestOnlyWhatTheGraphRefersToIsCopied(t *testing.T) {
+	b := newBench(t)
+	r := b.external(1, nil)
+	name := "epcached-" + filepath.Base(filepath.Dir(r.Graph.Name())) + ".bin"
+	r.External["../../../"+name] = b.model(3)
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.NoError(t, filepath.WalkDir(filepath.Dir(b.state), func(p string, d os.DirEntry, err error) error {
+		require.NotEqual(t, name, d.Name())
+		return err
+	}))
+}
+
+func TestFoundDamageHeals(t *testing.T) {
+	b := rebuilding(t, nil)
+	first := b.acquire(b.request(b.model(1)))
+	files := b.read(first)
+	require.NoError(t, os.Remove(b.current(first.Build.Files[0].Digest)))
+	_, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, true, true)
+	require.NoError(t, err)
+	require.Equal(t, index.Damaged, b.list()[0].State.Name)
+	b.reopen() // the queue is forgotten, the damage is not
+	require.Eventually(t, func() bool { return len(b.cache.rebuilds.list()) == 1 }, soon, time.Millisecond)
+	b.later.Add(int64(healDelay))
+	b.cache.rebuilds.wake()
+	require.Empty(t, b.settles())
+	again := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, files, b.read(again))
+}
