@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/watch"
 )
 
 // Options say how a cache is kept. The zero value of each field is a sensible default.
@@ -58,7 +59,7 @@ type Cache struct {
 	compiler compilers.Compiler
 	runtimes runtimes
 	machine  *machineState
-	watcher  *watching
+	watcher  *watch.Watcher
 	changes  *changes
 	views    views
 	uses     uses
@@ -138,7 +139,7 @@ func (c *Cache) open() error {
 	c.changes = newChanges()
 	c.machine = newMachine(c.options.Drivers)
 	c.machine.look(context.Background())
-	c.watcher = newWatching()
+	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.uses.since = make(map[index.BuildID]*use)
 	for _, spec := range c.options.Runtimes {
 		rt := explicitRuntime(spec, true)

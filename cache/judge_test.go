@@ -230,3 +230,13 @@ func (b *bench) assessed(when func(RuntimeFacts) bool) (f RuntimeFacts) {
 	}, 10*time.Second, time.Millisecond)
 	return f
 }
+
+// Nobody asks: the change is noticed all the same.
+func TestChangesAreNoticedWithoutARequest(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(1)))
+	b.assessed(func(RuntimeFacts) bool { return true })
+	b.library("2.0")
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, 10*time.Second, time.Millisecond)
+	require.Contains(t, kinds(b.events(b.self())), EventChanged)
+}

@@ -1,31 +1,16 @@
 package cache
 
-import "context"
+import (
+	"context"
 
-// watching has files watched. What it tells is only the fast path: every answer compares the files anyway.
-type watching struct{ done chan struct{} }
+	"github.com/epcached/epcached/watch"
+)
 
-func newWatching() *watching { return &watching{done: make(chan struct{})} }
-
-// watchedDrivers is the subject of the drivers' files.
+// The subjects that are watched besides runtimes.
 const watchedDrivers = "drivers"
 
-// Set says which paths make up a subject.
-func (w *watching) Set(string, []string) {}
-
-// How says how a subject is watched.
-func (w *watching) How(string) string { return "at each request" }
-
-// Close ends heed.
-func (w *watching) Close() error {
-	close(w.done)
-	return nil
-}
-
-// heed runs until the watching is closed.
-func (c *Cache) heed(context.Context) { <-c.watcher.done }
-
-// watchRuntime has the runtime's files watched.
+// watchRuntime has the runtime's files watched, those in other places than its folder as well. What a watcher tells is
+// only the fast path: every answer compares the files anyway.
 func (c *Cache) watchRuntime(rt *runtime, rc *runtimeContent) {
 	var paths []string
 	if rc == nil {
@@ -39,4 +24,37 @@ func (c *Cache) watchRuntime(rt *runtime, rc *runtimeContent) {
 		}
 	}
 	c.watcher.Set(rt.name, paths)
+}
+
+// heed runs until the watcher is closed: what changes is looked at without anybody asking.
+func (c *Cache) heed(ctx context.Context) {
+	for e := range c.watcher.Events() {
+		if e.Subject == watchedDrivers {
+			c.work.Go(func() { c.lookAtMachine(ctx) }) // it may wait for runtimes, and others change too
+			continue
+		}
+		for _, rt := range c.runtimes.all() {
+			if rt.name == e.Subject {
+				c.heedRuntime(ctx, rt, e.Kind)
+			}
+		}
+	}
+}
+
+func (c *Cache) heedRuntime(ctx context.Context, rt *runtime, kind watch.Kind) {
+	rc := rt.facts.Load()
+	if rc != nil && c.holds(rc) {
+		rt.state.CompareAndSwap(&stateChanging, &stateReady) // it was touched, and is as it was
+		return
+	}
+	if kind == watch.Changing {
+		if rc != nil {
+			c.changing(rt)
+		}
+		return
+	}
+	c.work.Go(func() {
+		// An error has been told and logged by whoever found it.
+		_, _ = c.content(ctx, rt, func(string) {})
+	})
 }

@@ -134,6 +134,7 @@ type Fingerprint struct {
 // Facts is what a probe found.
 type Facts struct {
 	ORTVersion string
+	ORTBuild   string    // ONNX Runtime's own build information
 	EPs        []EPProbe // in the order of Runtime.EPs
 }
 

@@ -66,7 +66,8 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 		var crash *ExitError
 		switch {
 		case err == nil && len(done.EPs) == 1:
-			facts.ORTVersion, probe.Devices, probe.Error = done.ORTVersion, done.EPs[0].Devices, done.EPs[0].Error
+			facts.ORTVersion, facts.ORTBuild = done.ORTVersion, done.ORTBuild
+			probe.Devices, probe.Error = done.EPs[0].Devices, done.EPs[0].Error
 		case errors.As(err, &crash), errors.Is(err, ErrTimeout):
 			probe.Error = err.Error()
 		case err != nil:

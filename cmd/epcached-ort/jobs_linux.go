@@ -53,7 +53,7 @@ func (j *job) open() error {
 	if err != nil {
 		return err
 	}
-	j.result.ORTVersion = api.Version
+	j.result.ORTVersion, j.result.ORTBuild = api.Version, api.Build
 	j.env, err = api.NewEnv(os.Stderr)
 	return step(err, "start ONNX Runtime %s", api.Version)
 }

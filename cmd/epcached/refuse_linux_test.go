@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -30,7 +31,17 @@ func newRefusals(t *testing.T, s *site) *refusals {
 	r.client = r.dial()
 	r.good = writeModel(t, r.dir, 1)
 	get(t, r.client, r.good)
+	r.idle()
 	return r
+}
+
+// idle waits until what the daemon does by itself, after its start, is done.
+func (d *epcached) idle() {
+	d.Helper()
+	require.Eventually(d, func() bool {
+		facts, err := d.dial().Probe(limited(d.TB), &wire.Probe{})
+		return err == nil && len(facts.Runtimes) > 0 && len(workersOf(d.pid())) == 0 && len(entriesOf(d, d.state, "staging")) == 0
+	}, patience, 5*time.Millisecond)
 }
 
 // refused runs one request, and requires an error of that class that says all of the words, a daemon that goes on,

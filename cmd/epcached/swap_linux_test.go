@@ -143,8 +143,8 @@ func TestRuntimeIsReplaced(t *testing.T) {
 	}
 }
 
-// An application that has loaded an SDK goes on with it when another comes into its place: what is compiled for the
-// new one is not for it, however much the path is the same.
+// An application that has loaded an SDK goes on with it when another comes into its place: what was compiled for the
+// earlier one is still right for it, and what is compiled for the new one is not, however much the path is the same.
 func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 	real := [2]string{runtimeFolder(t, qnn), runtimeFolder(t, olderQNN)}
 	s := &swap{T: t, place: filepath.Join(shortFolder(t), "runtime")}
@@ -155,7 +155,7 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 	library, err := found.Library("QNNExecutionProvider")
 	require.NoError(t, err)
 	loaded := openFile(t, library.Path)
-	model := openFile(t, writeModel(t, t.TempDir(), 1))
+	model, other := openFile(t, writeModel(t, t.TempDir(), 1)), openFile(t, writeModel(t, t.TempDir(), 2))
 	request := forModel(model.Name(), qnnProvider())
 	fd := uint32(1)
 	request.Runtime = &wire.Runtime{OrtVersion: found.ORTVersion, OrtLibrary: found.ORTLibrary,
@@ -164,25 +164,38 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 	for name, registered := range map[string][]string{"registered": {s.place}, "named by the application": nil} {
 		t.Run(name, func(t *testing.T) {
 			c := newSite(t, registered...).start(t).dial()
-			ask := func() (lease, error) {
+			ask := func(model *os.File) (lease, error) {
 				reply, view, err := c.Acquire(limited(t), request, []*os.File{model, loaded}, nil, nil)
 				if view != nil {
 					t.Cleanup(func() { view.Close() })
 				}
 				return lease{reply, view}, err
 			}
-			first, err := ask()
+			first, err := ask(model)
 			require.NoError(t, err)
 			way.change(s, 0, 1)
-			_, err = ask()
-			require.ErrorIs(t, err, unixsock.ErrUnavailable)
+			defer likeBefore(s, way.change)
+			_, err = ask(other)
+			require.ErrorIs(t, err, unixsock.ErrUnavailable, "nothing can be compiled with what is not there")
 			require.ErrorContains(t, err, library.Path)
-			way.change(s, 1, 0)
-			back, err := ask()
+			again, err := ask(model)
+			require.NoError(t, err)
+			require.Equal(t, "hit", again.Outcome)
+			require.Equal(t, first.Build, again.Build)
+			require.NoError(t, again.wrong())
+			likeBefore(s, way.change)
+			back, err := ask(model)
 			require.NoError(t, err)
 			require.Equal(t, "hit", back.Outcome)
 			require.Equal(t, first.Build, back.Build)
 		})
+	}
+}
+
+// likeBefore puts the first SDK back, if it is not there.
+func likeBefore(s *swap, change func(s *swap, from, to int)) {
+	if at, err := filepath.EvalSymlinks(s.place); err == nil && at != s.trees[0] {
+		change(s, 1, 0)
 	}
 }
 

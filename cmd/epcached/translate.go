@@ -128,7 +128,11 @@ func buildReply(l *cache.Listing) *wire.Build {
 func runtimeReply(f *cache.RuntimeFacts) *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
 		Directory: f.Name, OrtVersion: f.Spec.ORTVersion, OrtLibrary: f.Spec.ORTLibrary, Error: f.Error,
-		ProbedMs: f.At.UnixMilli(), Registered: f.Registered,
+		ProbedMs: f.At.UnixMilli(), Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
+		OrtBuild: f.Facts.ORTBuild,
+	}
+	if !f.Previous.IsZero() {
+		out.PreviousMs = f.Previous.UnixMilli()
 	}
 	if f.Facts.ORTVersion != "" {
 		out.OrtVersion = f.Facts.ORTVersion
@@ -136,6 +140,7 @@ func runtimeReply(f *cache.RuntimeFacts) *wire.RuntimeFacts {
 	for _, ep := range f.Facts.EPs {
 		mark, marked := f.Marks[ep.Name]
 		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name], Version: mark.EPVersion, Error: ep.Error}
+		one.DriverVersion, one.DriverSource = f.Drivers[ep.Name].Version, f.Drivers[ep.Name].Source
 		for i, d := range ep.Devices {
 			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor, DeviceId: d.DeviceID,
 				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}

@@ -90,6 +90,7 @@ type Event struct {
 // Result ends a request that was done.
 type Result struct {
 	ORTVersion string
+	ORTBuild   string // ONNX Runtime's own build information
 	EPs        []EPResult
 	Seconds    float64   // of the part that the request is about: compile, load
 	Verdicts   []int     // Compatibility: one per string

@@ -18,6 +18,9 @@ type API struct {
 	// Version is what the library says of itself, e.g. "1.31.1".
 	Version string
 
+	// Build is what the library says of how it was built, e.g. "ORT Build Info: git-branch=..., build type=Release, cmake cxx flags: ...".
+	Build string
+
 	minor   int
 	tables  map[table]handle
 	library string
@@ -54,6 +57,7 @@ func Open(path string) (*API, error) {
 		return nil, fmt.Errorf("load %q: version %s has no API %d: ONNX Runtime 1.%d is the oldest that is supported", path, a.Version, OldestMinor, OldestMinor)
 	}
 	a.tables[apiTable] = api
+	a.Build = text(handle(call(at(api, fnGetBuildInfoString.slot))))
 	if a.tables[compileAPI], err = a.pointerFrom(fnGetCompileApi); err != nil {
 		return nil, err
 	}

@@ -66,6 +66,7 @@ var (
 	fnReleaseSessionOptions           = declare(apiTable, 100, "ReleaseSessionOptions", 0)
 	fnAddFreeDimensionOverrideByName  = declare(apiTable, 124, "AddFreeDimensionOverrideByName", 0)
 	fnAddSessionConfigEntry           = declare(apiTable, 130, "AddSessionConfigEntry", 0)
+	fnGetBuildInfoString              = declare(apiTable, 254, "GetBuildInfoString", 15)
 	fnGetCompileApi                   = declare(apiTable, 294, "GetCompileApi", 22)
 	fnGetKeyValuePairs                = declare(apiTable, 298, "GetKeyValuePairs", 22)
 	fnRegisterExecutionProviderLib    = declare(apiTable, 301, "RegisterExecutionProviderLibrary", 22)
