@@ -164,15 +164,15 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
 
     def _load_artefact(self, artefact: Artefact) -> Refusal | None:
         """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if it is loaded."""
-        before = vars(self).copy()
+        before = self.__dict__.copy()
         try:
             self._load_view(artefact)
             self._check_providers()
         except Exception as error:
             # What was made, perhaps, and is not as it should be, must not outlive the lease. ONNX Runtime's parts hold it
             # from many attributes, and the error from its traceback.
-            vars(self).clear()
-            vars(self).update(before)
+            self.__dict__.clear()
+            self.__dict__.update(before)
             return refusal_of(error)
         # The pybind session, and not this object: an IOBinding keeps that one alive.
         lease = weakref.finalize(self._sess, artefact.close)
