@@ -95,7 +95,8 @@ func TestResolveFillsInTheBackend(t *testing.T) {
 }
 
 func TestHardwareInTheCompatibilityString(t *testing.T) {
-	require.Equal(t, "6/60/0", epInfo(t, "QNNExecutionProvider").HardwareOf("v2:6:2.51.0:5.51.0:0:60:0:0"))
+	require.Equal(t, "6/0/60", epInfo(t, "QNNExecutionProvider").HardwareOf("v2:6:2.51.0:5.51.0:0:60:0:0"))
+	require.Equal(t, "6/73,75/57,60", epInfo(t, "QNNExecutionProvider").HardwareOf("v2:6:2.51.0:5.51.0:73,75:57,60:8,8:0"))
 	require.Equal(t, "Intel AVX10.1 and Intel AMX",
 		epInfo(t, "OpenVINOExecutionProvider").HardwareOf(`{"ovep_ver":"1.8.1","ov_compat_string":"meta=1.0;ov=2026.4.1;isa=Intel AVX10.1 and Intel AMX"}`))
 	require.Empty(t, epInfo(t, "QNNExecutionProvider").HardwareOf("else"))

@@ -11,7 +11,7 @@ import (
 
 // qnnFacts is what a fingerprint of onnxruntime-qnn says on Linux x86-64, for soc_model 60. The EP's own version is 0.1.0 in every release.
 func qnnFacts(sdk, api, build string) Facts {
-	return Facts{EP: "QNNExecutionProvider", EPVersion: "0.1.0", SDKVersion: "v" + sdk + "." + build, HardwareArchitecture: "6/60/0",
+	return Facts{EP: "QNNExecutionProvider", EPVersion: "0.1.0", SDKVersion: "v" + sdk + "." + build, HardwareArchitecture: "6/0/60",
 		CompatibilityString: fmt.Sprintf("v2:6:%s:%s:0:60:0:0", sdk, api)}
 }
 
