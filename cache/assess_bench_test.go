@@ -1,0 +1,37 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// BenchmarkJudgeAll judges 10,000 stored builds after the SDK changed, when all say the same of themselves: what a
+// change of an SDK costs besides the probe. Reported per build as well.
+func BenchmarkJudgeAll(b *testing.B) {
+	const builds = 10_000
+	c := newBench(b)
+	a := c.acquire(c.request(c.model(1)))
+	for i := range builds - 1 {
+		one := *a.Build
+		one.ID[0], one.ID[1], one.ID[2] = byte(i), byte(i>>8), 0xee
+		one.RequestKey[0], one.RequestKey[1] = byte(i), byte(i>>8)
+		one.BuildKey[0], one.BuildKey[1] = byte(i), byte(i>>8)
+		one.ModelName = fmt.Sprintf("model-%d.onnx", i)
+		require.NoError(b, c.cache.index.Publish(context.Background(), one))
+	}
+	c.library("2.0")
+	rt := c.cache.runtimes.all()[0]
+	facts := c.cache.probeRuntime(context.Background(), rt, false)
+	rc := rt.facts.Load()
+	former := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
+	for b.Loop() {
+		c.cache.judgeAll(context.Background(), rt, rc, &facts, former, true)
+	}
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
+	j, ok := rc.judged.glanceAt(a.Build)
+	require.True(b, ok)
+	require.Equal(b, "unsupported", j.Verdict.String())
+}
