@@ -39,7 +39,7 @@ var allowed = map[string][]string{
 	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index", "rules", "watch"},
 	"config":                 {"compilers", "rules", "unixsock"}, // the names of execution providers, and where the socket is by default
 	"cmd/epcached":           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire"},
-	"cmd/epcachectl":         {"cas", "compilers", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
+	"cmd/epcachectl":         {"cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
 	"cmd/epcached-ort":       {"compilers/dialogue", "compilers/ort"},
 }
 

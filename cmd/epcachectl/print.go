@@ -146,6 +146,24 @@ func brief(text string) string {
 	return fmt.Sprintf("%s... (%d bytes)", string(runes[:most]), len(text))
 }
 
+// ending keeps the end of a long message: ONNX Runtime begins with where in its source it was, and the cause comes last.
+func ending(text string) string {
+	const most = 200
+	runes := []rune(text)
+	if len(runes) <= most {
+		return text
+	}
+	return "..." + string(runes[len(runes)-most:])
+}
+
+// counted spells a number of things.
+func counted(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 func short(key string) string {
 	if len(key) > 12 {
 		return key[:12]

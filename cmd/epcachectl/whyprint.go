@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -89,14 +88,7 @@ func madeBy(b *wire.Build) string {
 }
 
 func (p *printer) neighbour(n *wire.Neighbour) error {
-	builds := "1 build"
-	if n.GetBuilds() != 1 {
-		builds = strconv.Itoa(int(n.GetBuilds())) + " builds"
-	}
-	fields := "1 field"
-	if len(n.GetDifferences()) != 1 {
-		fields = strconv.Itoa(len(n.GetDifferences())) + " fields"
-	}
+	builds, fields := counted(int(n.GetBuilds()), "build"), counted(len(n.GetDifferences()), "field")
 	p.line("  %s, request key %s, %s, differs in %s", orDash(n.GetModelName()), printable(short(n.GetRequestKey())), builds, fields)
 	return p.differences("    ", "asked for", "there", n.GetDifferences())
 }

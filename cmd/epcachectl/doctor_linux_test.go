@@ -1,0 +1,256 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// doctored calls doctor, and gives what it found by subject and text.
+func doctored(t *testing.T, args ...string) (doctorResult, int) {
+	t.Helper()
+	r := call(t, append([]string{"doctor", "--json"}, args...)...)
+	var out doctorResult
+	require.NoError(t, json.Unmarshal([]byte(r.out), &out), r.err)
+	require.Empty(t, r.err, "what is found is the result")
+	return out, r.code
+}
+
+// find gives the one finding of a severity whose text has these words.
+func find(t *testing.T, r doctorResult, severity, words string) finding {
+	t.Helper()
+	for _, f := range r.Findings {
+		if f.Severity == severity && strings.Contains(f.Text, words) {
+			return f
+		}
+	}
+	require.Fail(t, "not found", "%s %q in %+v", severity, words, r.Findings)
+	return finding{}
+}
+
+func TestDoctorAsksTheDaemon(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	version = "9" // the stand-in's
+	t.Cleanup(func() { version = "0.1.0-dev" })
+	b.advice = []*wire.Advice{{Severity: "ok", Subject: "disk", Text: "12 GiB free"}}
+	r := call(t, "doctor")
+	require.Equal(t, exitDone, r.code, r.out)
+	require.Contains(t, r.out, "ok       disk: 12 GiB free\n")
+	require.True(t, strings.HasSuffix(r.out, "\nall is well\n"), r.out)
+
+	b.set(func() {
+		b.advice = append(b.advice, &wire.Advice{Severity: "warning", Subject: "clock", Text: "it went back", Hint: "set it"},
+			&wire.Advice{Severity: "problem", Subject: "rights", Text: "the library is not readable", Hint: "make it so"})
+	})
+	r = call(t, "doctor")
+	require.Equal(t, exitFailed, r.code)
+	require.True(t, strings.HasPrefix(r.out, "problem  rights: the library is not readable\n         -> make it so\nwarning  clock: it went back\n         -> set it\nok "), r.out)
+	require.True(t, strings.HasSuffix(r.out, "\n1 problem, 1 warning\n"), r.out)
+
+	out, _ := doctored(t)
+	require.Equal(t, finding{"problem", "rights", "the library is not readable", "make it so", "daemon"}, find(t, out, "problem", "readable"))
+	b.set(func() { b.advice = b.advice[:2] })
+	_, code := doctored(t)
+	require.Equal(t, exitDone, code, "warnings are no failure")
+}
+
+func TestDoctorFindsAnOldDaemon(t *testing.T) {
+	newStandIn(t).serve()
+	out, code := doctored(t)
+	require.Equal(t, exitDone, code)
+	require.Equal(t, "client", find(t, out, "warning", "it is epcached 9, and this is epcachectl "+version).Side)
+}
+
+func TestDoctorOfADaemonThatGivesNone(t *testing.T) {
+	b := newStandIn(t)
+	b.err = &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "no such request"}
+	b.serve()
+	out, _ := doctored(t)
+	find(t, out, "warning", "it gives no advice: no such request")
+}
+
+// Without a daemon it says what can be seen.
+func TestDoctorWithoutADaemon(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "none")
+	t.Setenv(unixsock.SocketVariable, path)
+	out, code := doctored(t, "--wait=0", "--runtime", dir)
+	require.Equal(t, exitNoDaemon, code)
+	require.False(t, out.Daemon)
+	require.Equal(t, "client", find(t, out, "problem", "no daemon answers at "+path+": there is no such socket; EPCACHE_SOCKET names it").Side)
+	require.Equal(t, "application", find(t, out, "problem", "libonnxruntime.so").Side)
+
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	out, _ = doctored(t, "--wait=0")
+	find(t, out, "problem", path+" is no socket but a file")
+}
+
+// fakeRuntime is a folder as pip leaves it; nothing of it can be loaded.
+func fakeRuntime(t *testing.T, ort, openvino string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, file := range []string{"onnxruntime/capi/libonnxruntime.so." + ort, "onnxruntime_ep_openvino/libonnxruntime_providers_openvino_plugin.so",
+		"onnxruntime_ep_openvino-" + openvino + ".dist-info/METADATA"} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, file)), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
+	}
+	return dir
+}
+
+func TestMisfits(t *testing.T) {
+	cases := map[string]struct {
+		ep, version, ort string
+		bad              bool
+	}{
+		"OpenVINO 1.8.0 on 1.31.1": {"OpenVINOExecutionProvider", "1.8.0", "1.31.1", true},
+		"OpenVINO 1.7.0 on 1.31.1": {"OpenVINOExecutionProvider", "1.7.0", "1.31.1", true},
+		"OpenVINO 1.8.0 on 2.0":    {"OpenVINOExecutionProvider", "1.8.0", "2.0.0", true},
+		"OpenVINO 1.8.0 on 1.28.0": {"OpenVINOExecutionProvider", "1.8.0", "1.28.0", false},
+		"OpenVINO 1.8.1 on 1.31.1": {"OpenVINOExecutionProvider", "1.8.1", "1.31.1", false},
+		"OpenVINO 1.4.0 on 1.31.1": {"OpenVINOExecutionProvider", "1.4.0", "1.31.1", false},
+		"QNN 2.3.0 on 1.31.1":      {"QNNExecutionProvider", "2.3.0", "1.31.1", true},
+		"QNN 2.3.0 on 1.24.4":      {"QNNExecutionProvider", "2.3.0", "1.24.4", false},
+		"nothing known of ORT":     {"OpenVINOExecutionProvider", "1.8.0", "", false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			text, hint := misfit(c.ep, c.version, c.ort)
+			require.Equal(t, c.bad, text != "", text)
+			require.Equal(t, c.bad, hint != "")
+		})
+	}
+}
+
+func TestDoctorOfARuntime(t *testing.T) {
+	b := newStandIn(t)
+	path := b.serve()
+	out, code := doctored(t, "--runtime", fakeRuntime(t, "1.31.1", "1.8.0"))
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, find(t, out, "problem", "OpenVINOExecutionProvider 1.8.0 does not start with ONNX Runtime 1.31.1").Hint, "1.8.1")
+
+	dir := fakeRuntime(t, "1.31.1", "1.8.1")
+	out, code = doctored(t, "--runtime", dir)
+	require.Equal(t, exitDone, code)
+	find(t, out, "ok", "OpenVINOExecutionProvider 1.8.1 with ONNX Runtime 1.31.1")
+	find(t, out, "ok", "takes it when a request names it")
+
+	client, err := unixsock.Dial(t.Context(), path)
+	require.NoError(t, err)
+	defer client.Close()
+	r, err := compilers.Find(dir)
+	require.NoError(t, err)
+	others := &examination{client: client} // a daemon that runs as another user
+	others.known(t.Context(), "runtime", r)
+	require.Contains(t, find(t, doctorResult{Findings: others.list}, "problem", "takes none from other users").Hint, fmt.Sprintf("directory = %q", dir))
+
+	library := filepath.Join(dir, "onnxruntime_ep_openvino", "libonnxruntime_providers_openvino_plugin.so")
+	has := func(failure string) {
+		b.set(func() {
+			b.runtimes = []*wire.RuntimeFacts{{Directory: dir, Error: failure, Eps: []*wire.EpFacts{{Name: "OpenVINOExecutionProvider", Library: library}}}}
+		})
+	}
+	has("")
+	out, code = doctored(t, "--runtime", dir)
+	require.Equal(t, exitDone, code)
+	find(t, out, "ok", "the daemon has its OpenVINOExecutionProvider")
+	has("it crashed")
+	out, _ = doctored(t, "--runtime", dir)
+	find(t, out, "problem", "the daemon has OpenVINOExecutionProvider of it, and cannot use it: it crashed")
+}
+
+// fakePython answers as doctor.py would: look for a Python, start for each execution provider.
+func fakePython(t *testing.T, look pythonFacts, start string) string {
+	t.Helper()
+	text, err := json.Marshal(look)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "python")
+	script := "#!/bin/sh\necho vendors print, too\nif [ $# = 2 ]; then\ncat <<'END'\n" + pythonMark + string(text) + "\nEND\nelse\n" + start + "\nfi\n"
+	require.NoError(t, os.WriteFile(path, []byte(script), 0o700))
+	return path
+}
+
+func TestDoctorOfAPython(t *testing.T) {
+	newStandIn(t).serve()
+	const started = `echo '` + pythonMark + `{"devices":["CPU"]}'`
+	good := pythonFacts{ORTVersion: "1.31.1", Site: fakeRuntime(t, "1.31.1", "1.8.1"), Providers: []string{"CPUExecutionProvider"}, Plugins: true, Cores: []string{"onnxruntime 1.31.1"}}
+	with := func(change func(*pythonFacts)) pythonFacts {
+		facts := good
+		change(&facts)
+		return facts
+	}
+	cases := map[string]struct {
+		look                  pythonFacts
+		start, severity, says string
+	}{
+		"all is well":          {good, started, "ok", "OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU"},
+		"a plain session":      {good, started, "warning", `providers=["OpenVINOExecutionProvider"] runs on the CPU and does not say so`},
+		"does not start":       {good, "echo '" + pythonMark + `{"error":"RuntimeError: no such function"}'`, "problem", "1.8.1 does not start with ONNX Runtime 1.31.1: RuntimeError: no such function"},
+		"crashes":              {good, "echo last words >&2; kill -SEGV $$", "problem", "segmentation fault"},
+		"last words":           {good, "echo last words >&2; kill -SEGV $$", "problem", "last words"},
+		"no device":            {good, "echo '" + pythonMark + `{"devices":[]}'`, "problem", "lists no device"},
+		"says nothing":         {good, "true", "problem", "it printed no answer"},
+		"a pair known as bad":  {with(func(f *pythonFacts) { f.Site = fakeRuntime(t, "1.31.1", "1.7.0") }), "exit 1", "problem", "it needs a function that only earlier"},
+		"no ONNX Runtime":      {pythonFacts{Error: "ModuleNotFoundError: No module named 'onnxruntime'"}, started, "problem", "cannot be imported: ModuleNotFoundError"},
+		"two ONNX Runtimes":    {with(func(f *pythonFacts) { f.Cores = []string{"onnxruntime 1.31.1", "onnxruntime-gpu 1.28.0"} }), started, "problem", "overwrite each other"},
+		"an old ONNX Runtime":  {with(func(f *pythonFacts) { f.Plugins, f.ORTVersion = false, "1.20.0" }), started, "problem", "knows no plugin execution providers"},
+		"no plugin":            {with(func(f *pythonFacts) { f.Site = t.TempDir() }), started, "warning", "sessions run on CPUExecutionProvider"},
+		"epcache is installed": {with(func(f *pythonFacts) { f.Epcache = true }), started, "warning", "runs on the CPU"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			out, code := doctored(t, "--python", fakePython(t, c.look, c.start))
+			require.Equal(t, "application", find(t, out, c.severity, c.says).Side)
+			require.Equal(t, map[bool]int{true: exitFailed, false: exitDone}[c.severity == "problem"], code)
+		})
+	}
+	t.Run("built in is no plugin", func(t *testing.T) {
+		facts := with(func(f *pythonFacts) { f.Providers = []string{"OpenVINOExecutionProvider"} })
+		out, _ := doctored(t, "--python", fakePython(t, facts, started))
+		for _, f := range out.Findings {
+			require.NotContains(t, f.Text, "runs on the CPU")
+		}
+	})
+	t.Run("no such program", func(t *testing.T) {
+		out, code := doctored(t, "--python", filepath.Join(t.TempDir(), "none"))
+		require.Equal(t, exitFailed, code)
+		find(t, out, "problem", "it cannot be asked: ")
+	})
+}
+
+// The real thing: a plugin that registers, and fails only when a session is made, with which Python by itself goes on on the CPU.
+func TestDoctorOfARealPython(t *testing.T) {
+	python, runtimes := os.Getenv("EPCACHED_PYTHON"), os.Getenv("EPCACHED_RUNTIMES")
+	if python == "" || runtimes == "" {
+		t.Skip("SKIPPED: EPCACHED_PYTHON and EPCACHED_RUNTIMES are not set; make test sets them")
+	}
+	newStandIn(t).serve()
+	const versions = "OpenVINOExecutionProvider 1.8.0 does not start with ONNX Runtime 1.31.1"
+	t.Run("fits", func(t *testing.T) {
+		t.Setenv("PYTHONPATH", filepath.Join(runtimes, "openvino-1.8.1"))
+		out, code := doctored(t, "--python", python)
+		require.Equal(t, exitDone, code, out)
+		find(t, out, "ok", "OpenVINOExecutionProvider 1.8.1 starts with ONNX Runtime 1.31.1: CPU")
+		find(t, out, "warning", `providers=["OpenVINOExecutionProvider"] runs on the CPU`)
+	})
+	t.Run("does not fit", func(t *testing.T) {
+		dir := t.TempDir()
+		for name, from := range map[string]string{"onnxruntime": "openvino-1.8.1", "onnxruntime_ep_openvino": "openvino-1.8.0-ort-1.28.0",
+			"onnxruntime_ep_openvino-1.8.0.dist-info": "openvino-1.8.0-ort-1.28.0"} {
+			require.NoError(t, os.Symlink(filepath.Join(runtimes, from, name), filepath.Join(dir, name)))
+		}
+		t.Setenv("PYTHONPATH", dir)
+		out, code := doctored(t, "--python", python)
+		require.Equal(t, exitFailed, code)
+		require.Contains(t, find(t, out, "problem", versions).Text, "is not available in this build")
+	})
+}

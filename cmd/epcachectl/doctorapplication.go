@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// examination looks at what an application loads.
+type examination struct {
+	client *unixsock.Client // nil: no daemon
+	own    bool             // the daemon runs as this user
+	findings
+}
+
+// runtime looks at a folder without loading anything of it.
+func (x *examination) runtime(ctx context.Context, dir string) {
+	subject := "runtime " + dir
+	r, err := compilers.Find(dir)
+	if err != nil {
+		x.problem(subject, err.Error()+"; an application finds no execution provider there either",
+			"install one: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+		return
+	}
+	for _, ep := range r.EPs {
+		v := packageVersion(ep)
+		if text, hint := misfit(ep.EP, v, r.ORTVersion); text != "" {
+			x.problem(subject, text, hint)
+			continue
+		}
+		x.ok(subject, "%s %s with ONNX Runtime %s", ep.EP, orDash(v), orDash(r.ORTVersion))
+	}
+	x.known(ctx, subject, r)
+}
+
+// known tells whether the daemon has what the application loads: it serves builds only for runtimes that it can judge.
+func (x *examination) known(ctx context.Context, subject string, r compilers.Runtime) {
+	if x.client == nil {
+		return
+	}
+	reply, err := x.client.Probe(ctx, &wire.Probe{})
+	if err != nil {
+		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see the daemon's log: journalctl -u epcached")
+		return
+	}
+	for _, ep := range r.EPs {
+		at := daemonsRuntime(reply.GetRuntimes(), ep)
+		switch {
+		case at != nil && at.GetError() != "":
+			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, ending(at.GetError())), "see epcachectl probe")
+		case at != nil:
+			x.ok(subject, "the daemon has its %s", ep.EP)
+		case x.own:
+			x.ok(subject, "the daemon does not have its %s yet; it runs as this user, and takes it when a request names it", ep.EP)
+		default:
+			x.problem(subject, fmt.Sprintf("the daemon has no runtime with this very library of %s, and takes none from other users: requests that name it are answered "+
+				"\"unavailable\", and the application compiles for itself", ep.EP),
+				fmt.Sprintf("add it to the daemon's configuration ([[runtime]] with directory = %q), or have the application use one of: %s", r.Directory, strings.Join(directories(reply.GetRuntimes()), ", ")))
+		}
+	}
+}
+
+// daemonsRuntime finds the runtime that has the very same file: equal bytes in another place have other libraries beside them.
+func daemonsRuntime(runtimes []*wire.RuntimeFacts, ep compilers.EPLibrary) *wire.RuntimeFacts {
+	for _, r := range runtimes {
+		for _, has := range r.GetEps() {
+			if has.GetName() == ep.EP && sameFile(has.GetLibrary(), ep.Path) {
+				return r
+			}
+		}
+	}
+	return nil
+}
+
+func sameFile(a, b string) bool {
+	if a == b {
+		return true
+	}
+	one, errA := os.Stat(a)
+	two, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(one, two)
+}
+
+func directories(runtimes []*wire.RuntimeFacts) []string {
+	out := []string{}
+	for _, r := range runtimes {
+		if r.GetRegistered() {
+			out = append(out, printable(r.GetDirectory()))
+		}
+	}
+	if len(out) == 0 {
+		return []string{"(it has none)"}
+	}
+	return out
+}
+
+// packageVersion reads the version of the Python package that an execution provider's library stands in from the name of the folder that pip leaves
+// beside it; "" where pip did not install it.
+func packageVersion(ep compilers.EPLibrary) string {
+	info, _ := compilers.EPByName(ep.EP)
+	folder := filepath.Dir(ep.Path)
+	for ; filepath.Dir(folder) != folder; folder = filepath.Dir(folder) {
+		if !slices.Contains(info.Packages, filepath.Base(folder)) {
+			continue
+		}
+		entries, err := os.ReadDir(filepath.Dir(folder))
+		if err != nil {
+			return ""
+		}
+		for _, e := range entries {
+			if v, ok := strings.CutPrefix(e.Name(), filepath.Base(folder)+"-"); ok && strings.HasSuffix(v, ".dist-info") {
+				return strings.TrimSuffix(v, ".dist-info")
+			}
+		}
+		return ""
+	}
+	return ""
+}
+
+// python looks at a Python as an application sees it.
+func (x *examination) python(ctx context.Context, path string) {
+	subject := "python " + path
+	facts, err := lookAtPython(ctx, path)
+	if err != nil {
+		x.problem(subject, fmt.Sprintf("it cannot be asked: %v", err), "name the program that the application is started with")
+		return
+	}
+	if len(facts.Cores) > 1 {
+		x.problem(subject, "several packages bring ONNX Runtime itself, and overwrite each other: "+strings.Join(facts.Cores, ", "), "uninstall all of them, and install one again")
+	}
+	if facts.Error != "" {
+		x.problem(subject, "ONNX Runtime cannot be imported: "+ending(facts.Error), "install it there: "+path+" -m pip install onnxruntime")
+		return
+	}
+	if !facts.Plugins {
+		x.problem(subject, fmt.Sprintf("ONNX Runtime %s knows no plugin execution providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
+		return
+	}
+	r, err := compilers.Find(facts.Site)
+	if errors.Is(err, compilers.ErrNotFound) {
+		x.warning(subject, fmt.Sprintf("ONNX Runtime %s, and no plugin execution provider beside it; sessions run on %s", facts.ORTVersion, strings.Join(facts.Providers, ", ")),
+			"install one: "+path+" -m pip install onnxruntime-ep-openvino")
+		return
+	}
+	if err != nil {
+		x.problem(subject, err.Error(), "its folder must be readable")
+		return
+	}
+	for _, ep := range r.EPs {
+		if x.starts(ctx, subject, path, facts, ep) {
+			x.plainSessions(subject, facts, ep)
+		}
+	}
+	x.known(ctx, subject, r)
+}
+
+// starts has the execution provider started as the application would.
+func (x *examination) starts(ctx context.Context, subject, python string, facts *pythonFacts, ep compilers.EPLibrary) bool {
+	version := packageVersion(ep)
+	started, err := startPlugin(ctx, python, ep)
+	switch {
+	case err != nil:
+		text, hint := misfit(ep.EP, version, facts.ORTVersion)
+		if text == "" {
+			text = fmt.Sprintf("%s %s does not start with ONNX Runtime %s", ep.EP, orDash(version), facts.ORTVersion)
+			hint = "its library and ONNX Runtime may not fit together, or a library that it needs is missing: install a pair of one release"
+		}
+		x.problem(subject, text+": "+ending(err.Error()), hint)
+		return false
+	case len(started.Devices) == 0:
+		x.problem(subject, fmt.Sprintf("%s %s starts with ONNX Runtime %s and lists no device: sessions cannot use it", ep.EP, orDash(version), facts.ORTVersion),
+			"see that the device's driver is installed, and that this user may open it")
+		return false
+	}
+	x.ok(subject, "%s %s starts with ONNX Runtime %s: %s", ep.EP, orDash(version), facts.ORTVersion, strings.Join(started.Devices, ", "))
+	return true
+}
+
+// plainSessions warns of what happens without a word: ONNX Runtime takes the name of a plugin for one that is not there, and runs on the CPU.
+func (x *examination) plainSessions(subject string, facts *pythonFacts, ep compilers.EPLibrary) {
+	if slices.Contains(facts.Providers, ep.EP) {
+		return
+	}
+	text := fmt.Sprintf("a session made with providers=[%q] runs on the CPU and does not say so: %s is a plugin, which has to be registered and whose devices have to be added", ep.EP, ep.EP)
+	if facts.Epcache {
+		x.warning(subject, text, fmt.Sprintf("make it with epcache.InferenceSession(model, ep=%q), which does that", ep.EP))
+		return
+	}
+	x.warning(subject, text, fmt.Sprintf("install epcache and make it with epcache.InferenceSession(model, ep=%q); or call onnxruntime.register_execution_provider_library and "+
+		"SessionOptions.add_provider_for_devices", ep.EP))
+}

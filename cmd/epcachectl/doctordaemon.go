@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/unixsock"
+)
+
+const (
+	subjectSocket   = "socket"
+	subjectProtocol = "protocol"
+	subjectRights   = "rights"
+	subjectDaemon   = "daemon"
+)
+
+// slow is how long an answer that takes no work may take before it is remarked on. Clients of Python give up after 50 ms.
+const slow = 50 * time.Millisecond
+
+// lookForDaemon finds the socket and connects. The client is nil where nobody answers, or not us.
+func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
+	f := &findings{side: "client"}
+	paths := a.sockets()
+	var there []string
+	for _, path := range paths {
+		switch info, err := os.Stat(path); {
+		case err == nil && info.Mode()&fs.ModeSocket == 0:
+			f.problem(subjectSocket, fmt.Sprintf("%s is no socket but %s, so that no daemon can be reached there", path, fileKind(info.Mode())),
+				"another program put it there: remove it, and start epcached again")
+		case err == nil:
+			there = append(there, path)
+		}
+	}
+	if len(there) > 1 {
+		f.warning(subjectSocket, fmt.Sprintf("there are two: %s is asked, and %s is not; what one daemon keeps the other compiles again", there[0], strings.Join(there[1:], ", ")),
+			"name one for all programs: "+unixsock.SocketVariable+"="+there[len(there)-1])
+	}
+	start := time.Now()
+	client, err := a.connect(ctx)
+	if err != nil {
+		a.notConnected(f, there, err)
+		return nil, f.list
+	}
+	took := time.Since(start)
+	f.ok(subjectSocket, "%s answers", orDash(strings.Join(there, ", ")))
+	if took > slow {
+		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", seconds(took.Seconds())),
+			"see what the machine is busy with; of a daemon that is started by its socket the first answer is slow")
+	}
+	a.versions(ctx, f, client)
+	return client, f.list
+}
+
+func (a *app) notConnected(f *findings, there []string, err error) {
+	var none *noDaemonError
+	named := ""
+	if a.socket == "" && os.Getenv(unixsock.SocketVariable) != "" {
+		named = "; " + unixsock.SocketVariable + " names it"
+	}
+	switch {
+	case errors.As(err, &none):
+		f.problem(subjectSocket, none.text+named+"; applications compile for themselves, each time", none.hint)
+	case errors.Is(err, fs.ErrPermission):
+		f.problem(subjectRights, fmt.Sprintf("this user may not connect to %s: %v%s", orDash(strings.Join(there, ", ")), whoMay(there), named),
+			"the socket of a system's daemon is for everybody: SocketMode=0666 in epcached.socket, and folders above it that all may pass (0755)")
+	case errors.Is(err, unixsock.ErrVersion):
+		f.problem(subjectProtocol, err.Error()+"; nothing can be asked of it", "install epcached and epcachectl of one release, and start the daemon again")
+	default:
+		f.problem(subjectSocket, err.Error()+named, "see the daemon's log: journalctl -u epcached")
+	}
+}
+
+func whoMay(paths []string) string {
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil {
+			return "its mode is " + info.Mode().Perm().String()
+		}
+	}
+	return "a folder above it may not be passed"
+}
+
+func fileKind(mode fs.FileMode) string {
+	if mode.IsRegular() {
+		return "a file"
+	}
+	return kindName(mode)
+}
+
+// versions compares this program with the daemon, and the daemon with the program that it was started from.
+func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
+	hello := c.Hello()
+	start := time.Now()
+	status, err := c.Status(ctx)
+	took := time.Since(start)
+	if err != nil {
+		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see the daemon's log: journalctl -u epcached")
+		return
+	}
+	if took > slow {
+		f.warning(subjectDaemon, "its status took "+seconds(took.Seconds())+": it is overloaded, or its disk is", "see what it is busy with: epcachectl status --watch")
+	}
+	if status.GetVersion() != version {
+		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), version),
+			"start the daemon again after an upgrade: systemctl restart epcached")
+	} else {
+		f.ok(subjectDaemon, "epcached %s, pid %d, uid %d; you are uid %d, scope %s", status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(), hello.GetScope())
+	}
+	// Readable only of one's own processes, or by root: else it is not known.
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil && strings.HasSuffix(exe, " (deleted)") {
+		f.warning(subjectDaemon, "its program was replaced since it was started, and it still runs the earlier one", "start it again: systemctl restart epcached")
+	}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+//go:embed doctor.py
+var doctorScript string
+
+const (
+	pythonMark    = "epcachectl-doctor:" // before the one line that counts: vendors' libraries print, too
+	pythonTimeout = 60 * time.Second
+	pythonOutput  = 1 << 20 // bytes that are kept of what it prints
+)
+
+// pythonFacts is what doctor.py says of a Python.
+type pythonFacts struct {
+	Executable string            `json:"executable"`
+	Version    string            `json:"version"`
+	Cores      []string          `json:"cores"`    // packages that bring onnxruntime itself
+	Packages   map[string]string `json:"packages"` // of the family, with versions
+	Epcache    bool              `json:"epcache"`
+	ORTVersion string            `json:"ort_version"`
+	Site       string            `json:"site"` // the folder that onnxruntime stands in
+	Providers  []string          `json:"providers"`
+	Plugins    bool              `json:"plugins"` // it can register plugins
+	Error      string            `json:"error"`
+}
+
+// pluginFacts is what doctor.py says of an execution provider that it started.
+type pluginFacts struct {
+	Devices []string `json:"devices"`
+	Error   string   `json:"error"`
+}
+
+func lookAtPython(ctx context.Context, python string) (*pythonFacts, error) {
+	var facts pythonFacts
+	return &facts, runPython(ctx, &facts, python)
+}
+
+// startPlugin starts an execution provider in a process of its own, for it may crash.
+func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*pluginFacts, error) {
+	info, _ := compilers.EPByName(ep.EP)
+	options, err := json.Marshal(info.Resolve(ep.Path, nil))
+	if err != nil {
+		return nil, err
+	}
+	var facts pluginFacts
+	err = runPython(ctx, &facts, python, ep.EP, ep.Path, hex.EncodeToString(tinymodel.Relu()), string(options))
+	if err == nil && facts.Error != "" {
+		err = errors.New(facts.Error)
+	}
+	return &facts, err
+}
+
+func runPython(ctx context.Context, to any, python string, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, pythonTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, append([]string{"-c", doctorScript}, args...)...)
+	cmd.WaitDelay = time.Second // what it started may hold its output open
+	var out, errs tail
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return fmt.Errorf("it did not end in %v", pythonTimeout)
+	}
+	for line := range strings.Lines(out.String()) {
+		if text, ok := strings.CutPrefix(line, pythonMark); ok {
+			return json.Unmarshal([]byte(text), to)
+		}
+	}
+	if err == nil {
+		err = errors.New("it printed no answer")
+	}
+	if said := lastLine(errs.String()); said != "" {
+		err = fmt.Errorf("%w: %s", err, said)
+	}
+	return err
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
+}
+
+// tail keeps the end of what a program prints.
+type tail struct{ kept bytes.Buffer }
+
+func (t *tail) Write(p []byte) (int, error) {
+	n := len(p)
+	if n > pythonOutput {
+		p = p[n-pythonOutput:]
+	}
+	if over := t.kept.Len() + len(p) - pythonOutput; over > 0 {
+		t.kept.Next(over)
+	}
+	t.kept.Write(p) // memory only, which cannot fail
+	return n, nil
+}
+
+func (t *tail) String() string { return t.kept.String() }
