@@ -174,19 +174,21 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
 	j.spent(result.CPUSeconds)
+	if ctx.Err() == nil && !j.rc.unchanged() {
+		return nil, j.moved()
+	}
 	if err != nil {
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
 			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
 		}
 		return nil, workerError(err, "model %q does not compile", j.request.Name)
 	}
-	if !j.rc.unchanged() {
-		// What was compiled may be of neither version, and belongs to no build key.
-		return nil, fail(Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).hint("ask again")
-	}
 	phase("checking")
 	b, err := j.check(ctx, out, result)
 	if err != nil {
+		if ctx.Err() == nil && !j.rc.unchanged() {
+			return nil, j.moved()
+		}
 		return nil, err
 	}
 	phase("storing")
@@ -194,6 +196,12 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		return j.c.keepAlone(b, out)
 	}
 	return j.store(ctx, b, out)
+}
+
+// moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
+// be of neither version, and belongs to no build key.
+func (j *job) moved() error {
+	return fail(Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).hint("ask again")
 }
 
 // copyModel makes the private copy that is compiled, and proves that it has the bytes that the key is made of.
