@@ -99,7 +99,7 @@ func adviseUnusable(subject, cause string) Advice {
 	case strings.Contains(cause, "no such file") || strings.Contains(cause, compilers.ErrNotFound.Error()):
 		return a.hint("the folder was moved or removed, or holds no ONNX Runtime with an execution provider: install it there again, or register another")
 	}
-	return a.hint("epcachectl probe --fresh tries again and shows all of it")
+	return a.hint("epcachectl probe --refresh tries again and shows all of it")
 }
 
 // adviseEP says what an execution provider does here.
@@ -129,7 +129,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark 
 	if known := knownCause(cause); known != nil {
 		return a.hint("%s", known.hint)
 	}
-	return a.hint("its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --fresh tries again")
+	return a.hint("its library and ONNX Runtime may not fit together, or a library that it needs is missing; epcachectl probe --refresh tries again")
 }
 
 // end gives the end of a long message: ONNX Runtime begins with where in its source it was, and the cause comes last.

@@ -39,10 +39,10 @@ func find(t *testing.T, r doctorResult, severity, words string) finding {
 
 func TestDoctorAsksTheDaemon(t *testing.T) {
 	b := newStandIn(t)
-	b.serve()
-	version = "9" // the stand-in's
-	t.Cleanup(func() { version = "0.1.0-dev" })
 	b.advice = []*wire.Advice{{Severity: "ok", Subject: "disk", Text: "12 GiB free"}}
+	b.serve()
+	defer func(was string) { version = was }(version)
+	version = "9" // the stand-in's
 	r := call(t, "doctor")
 	require.Equal(t, exitDone, r.code, r.out)
 	require.Contains(t, r.out, "ok       disk: 12 GiB free\n")

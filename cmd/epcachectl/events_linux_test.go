@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -152,8 +153,9 @@ func TestFollowOverARestart(t *testing.T) {
 	kill()
 	errs.waitFor(t, "the daemon went away; waiting for it\n")
 	b.set(func() {
-		b.past[0].Sequence = 0
-		b.past = append(b.past, event(0, time.Now(), "in between"))
+		before := proto.CloneOf(b.past[0])
+		before.Sequence = 0
+		b.past = []*wire.Event{before, event(0, time.Now(), "in between")}
 	})
 	l, err = unixsock.Listen(path, 0o600)
 	require.NoError(t, err)
