@@ -44,9 +44,10 @@ type Backend interface {
 	Events(context.Context, Peer, *wire.Events) (*wire.EventsReply, error)
 	Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply, error)
 
-	// Subscribe calls send with each event that the peer may see, until the context ends. Send never blocks, keeps
-	// nothing of the event, and does nothing after Subscribe returned: a subscriber that does not read misses events.
-	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe, send func(*wire.Event)) error
+	// Subscribe calls send with each event that the peer may see, until the context ends or send fails. Send waits
+	// for a subscriber that does not read, and keeps nothing of the event: what a backend keeps for it meanwhile it
+	// has to bound, and tells with an event of the kind EventMissed what it dropped.
+	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe, send func(*wire.Event) error) error
 }
 
 // Answer is what Backend.Acquire found.

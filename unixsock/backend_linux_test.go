@@ -20,7 +20,7 @@ type standIn struct {
 	status  func(ctx context.Context) (*wire.StatusReply, error)
 	report  func(ctx context.Context, r *wire.Report) (*wire.ReportReply, error)
 
-	subscribe  func(ctx context.Context, send func(*wire.Event)) error
+	subscribe  func(ctx context.Context, send func(*wire.Event) error) error
 	folder     string // of the view
 	calls      atomic.Int64
 	subscribed atomic.Int64
@@ -98,7 +98,7 @@ func (b *standIn) Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply
 	return &wire.DoctorReply{Advice: []*wire.Advice{{Severity: "ok"}}}, nil
 }
 
-func (b *standIn) Subscribe(ctx context.Context, _ Peer, _ *wire.Subscribe, send func(*wire.Event)) error {
+func (b *standIn) Subscribe(ctx context.Context, _ Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {
 	b.subscribed.Add(1)
 	if b.subscribe != nil {
 		return b.subscribe(ctx, send)

@@ -40,6 +40,7 @@ type call struct {
 	answer   chan reply // room for one
 	progress chan *wire.Progress
 	events   chan *wire.Event // of a subscription
+	missed   atomic.Bool      // an event made room for a later one
 }
 
 type reply struct {

@@ -2,14 +2,21 @@ package unixsock
 
 import (
 	"context"
+	"time"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
+// EventMissed is the kind of event that tells a subscriber that it was too slow, and did not get the events before.
+const EventMissed = "missed"
+
+// maxPendingEvents bounds what waits in a client for its subscriber; the oldest then make room.
+const maxPendingEvents = 128
+
 // Subscribe calls fn with events as they happen, one at a time, on this goroutine. It ends without an error when the
 // context does, with fn's error when it has one, and with the daemon's or the connection's otherwise: ErrBusy when the
-// daemon stops. Who falls behind misses events, the oldest first; what is missing shows in their sequence, and Events
-// has it. Other calls on this connection go on meanwhile.
+// daemon stops. Who falls far behind misses events, the oldest first, and is told by one of the kind EventMissed; Events
+// has them. Other calls on this connection go on meanwhile.
 func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) error {
 	waiting := newCall(false)
 	waiting.events = make(chan *wire.Event, maxPendingEvents)
@@ -30,7 +37,7 @@ func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event)
 	for ctx.Err() == nil {
 		select {
 		case e := <-waiting.events:
-			if err := fn(e); err != nil {
+			if err := waiting.give(e, fn); err != nil {
 				return err
 			}
 		case r := <-waiting.answer:
@@ -41,7 +48,7 @@ func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event)
 				return endOf(ctx, waiting, fn, r)
 			default:
 			}
-			if err := rest(ctx, waiting, fn); err != nil {
+			if err := rest(ctx, waiting, fn); err != nil || ctx.Err() != nil {
 				return err
 			}
 			return c.reason
@@ -49,6 +56,16 @@ func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event)
 		}
 	}
 	return nil
+}
+
+func (waiting *call) give(e *wire.Event, fn func(*wire.Event) error) error {
+	if waiting.missed.Swap(false) {
+		missed := &wire.Event{AtMs: time.Now().UnixMilli(), Kind: EventMissed, Text: "this subscriber was too slow"}
+		if err := fn(missed); err != nil {
+			return err
+		}
+	}
+	return fn(e)
 }
 
 func endOf(ctx context.Context, waiting *call, fn func(*wire.Event) error, r reply) error {
@@ -66,7 +83,7 @@ func rest(ctx context.Context, waiting *call, fn func(*wire.Event) error) error 
 	for ctx.Err() == nil {
 		select {
 		case e := <-waiting.events:
-			if err := fn(e); err != nil {
+			if err := waiting.give(e, fn); err != nil {
 				return err
 			}
 		default:
@@ -108,6 +125,7 @@ func (c *Client) deliverEvent(number uint64, event *wire.Event) {
 		}
 		select {
 		case <-waiting.events: // the oldest makes room
+			waiting.missed.Store(true)
 		default:
 		}
 	}

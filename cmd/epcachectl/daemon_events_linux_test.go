@@ -48,7 +48,7 @@ func (b *standIn) Doctor(context.Context, unixsock.Peer, *wire.Doctor) (*wire.Do
 	return &wire.DoctorReply{Advice: b.advice}, b.err
 }
 
-func (b *standIn) Subscribe(ctx context.Context, _ unixsock.Peer, _ *wire.Subscribe, send func(*wire.Event)) error {
+func (b *standIn) Subscribe(ctx context.Context, _ unixsock.Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {
 	tell := make(chan *wire.Event, 64)
 	b.set(func() {
 		if b.tell == nil {

@@ -35,11 +35,8 @@ func (b *backend) Events(ctx context.Context, p unixsock.Peer, w *wire.Events) (
 }
 
 // Subscribe gives events as they happen.
-func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe, send func(*wire.Event)) error {
-	err := b.cache.Subscribe(ctx, peer(p), func(e cache.Event) error {
-		send(eventReply(&e))
-		return nil
-	})
+func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {
+	err := b.cache.Subscribe(ctx, peer(p), func(e cache.Event) error { return send(eventReply(&e)) })
 	if err != nil {
 		return wireError(err)
 	}

@@ -4265,7 +4265,7 @@ func (x *EventsReply) GetEvents() []*Event {
 
 // Subscribe asks for events as they happen: those of the caller's own entries, of shared ones that it has used, and of the machine.
 // It ends with Error: CANCELLED, DEADLINE, or BUSY when the daemon stops. Who reads slowly misses events, the oldest
-// first, and sees a gap in their sequence.
+// first, and gets one of the kind "missed" in their place.
 type Subscribe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields

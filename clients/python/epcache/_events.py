@@ -26,7 +26,7 @@ class Event:
     model: str  # its name
     text: str
     runtime: str
-    sequence: int  # grows; what is missing in between was missed, or is not for this user. 0: before the daemon's start
+    sequence: int  # grows, with gaps where something is not for this user; 0: from before the daemon's start
 
 
 def event(message: _wire.Message) -> Event:
@@ -38,7 +38,8 @@ class Subscription:
     """Events as they happen: iterate over it. Made by Client.subscribe, and has a connection of its own.
 
     The iteration ends at the timeout, or when close() is called, by any thread; with NoDaemon when the daemon goes
-    away, Busy when it is being stopped. Who takes events too slowly misses the oldest, and sees a gap in `sequence`.
+    away, Busy when it is being stopped. Who takes events too slowly misses the oldest, and gets one of the kind "missed" in
+    their place; who takes none for long while many happen is disconnected.
     """
 
     def __init__(self, connection: Connection, until: float) -> None:
