@@ -112,6 +112,9 @@ func (c *Cache) acquire(ctx context.Context, r *Request, phase func(string)) (*A
 	if err := c.mayCompile(r, p, rc, &found); err != nil {
 		return nil, err
 	}
+	if found.doubted > 0 {
+		r = r.apart()
+	}
 	if err := c.mayReplace(r, id, p); err != nil {
 		return nil, err
 	}
@@ -125,6 +128,8 @@ func (c *Cache) acquire(ctx context.Context, r *Request, phase func(string)) (*A
 // mayCompile says why a miss is not made good by compiling, if it is not.
 func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *search) error {
 	switch {
+	case found.doubted >= maxRounds:
+		return errDoubted(r, p)
 	case found.stale && (r.OnMiss == Fail || c.policyOf(p.eps).Unsupported == PolicyFail && r.OnMiss != Refresh):
 		return fail(Stale, nil, "model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
 			hint("compile it for what is here now: ask with on_miss refresh")
@@ -135,6 +140,16 @@ func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *searc
 		return replaced(r.Runtime.EPLibraries[0].Path)
 	}
 	return nil
+}
+
+// apart is the request of a user who says that the build which all share does not load: what is compiled now is that
+// user's own, and the others keep theirs.
+func (r *Request) apart() *Request {
+	own := *r
+	if own.Store != "none" {
+		own.Store = "user"
+	}
+	return &own
 }
 
 // mayReplace: a refresh takes the place of the build that there is, and a shared one is not every user's to replace.
@@ -248,6 +263,8 @@ type search struct {
 	answer *Answer // nil: nothing to serve
 	why    string  // there is none
 	stale  bool    // there are builds, and they must not be loaded with this runtime
+
+	doubted int // builds that would be served if the caller had not reported them
 }
 
 // lookUp finds the best build for the caller's runtime, and makes its view ready. Without one it says why not.
@@ -264,6 +281,9 @@ func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc
 			b := &builds[i]
 			if reason := c.barred(r, rc, b); reason != "" {
 				found.why = reason
+				if p.exactly(b) && c.reports.doubts.holds(b.ID, r.Peer.UID) != "" {
+					found.doubted++
+				}
 				continue
 			}
 			if !p.exactly(b) {
@@ -368,10 +388,12 @@ func (c *Cache) refused(eps []compilers.EP, j Judgement) string {
 
 // barred says why a build is for nobody, or not for this caller, whatever its runtime; "" if it may be.
 func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
-	state := c.index.StateOf(b.ID)
+	state, doubt := c.index.StateOf(b.ID), c.reports.doubts.holds(b.ID, r.Peer.UID)
 	switch {
 	case state.Name == index.Withheld || state.Name == index.Damaged:
 		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
+	case doubt != "":
+		return fmt.Sprintf("the build of %s is withheld from you: %s", b.Created.Format(time.RFC3339), doubt)
 	case r.StrictORT && b.ORTVersion != rc.spec.ORTVersion:
 		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, rc.spec.ORTVersion)
 	}

@@ -66,6 +66,7 @@ type Cache struct {
 	flights  flights
 	stream   stream
 	rebuilds rebuilds
+	reports  *reports
 	slots    chan struct{} // one token for each compile that may run
 
 	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
@@ -140,6 +141,7 @@ func (c *Cache) open() error {
 	c.machine = newMachine(c.options.Drivers)
 	c.machine.look(context.Background())
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
+	c.reports = newReports(c.now)
 	c.uses.since = make(map[index.BuildID]*use)
 	for _, spec := range c.options.Runtimes {
 		rt := explicitRuntime(spec, true)

@@ -136,7 +136,7 @@ func (c *Cache) find(ctx context.Context, p Peer, names []string) ([]index.Build
 		return nil
 	})
 	if err != nil {
-		return nil, fail(Internal, err, "search")
+		return nil, searchError(ctx, err)
 	}
 	for i, name := range names {
 		if !used[i] {

@@ -129,6 +129,10 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 	if j, ok := a.rc.judged.load(b.ID); ok {
 		return j, nil
 	}
+	if j, ok := c.disproved(a, b); ok {
+		a.rc.judged.save(b.ID, j)
+		return j, nil
+	}
 	j, err := c.glance(ctx, a, b)
 	if err != nil {
 		return j, err

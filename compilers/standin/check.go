@@ -34,6 +34,11 @@ func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers
 	if err != nil {
 		return compilers.CheckResult{}, err
 	}
+	if c.CheckFault != nil {
+		if result := c.CheckFault(job); result != nil {
+			return *result, nil
+		}
+	}
 	result := compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
 	told := c.LoadSeconds
 	if job.Source {

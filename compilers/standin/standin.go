@@ -30,6 +30,8 @@ type Compiler struct {
 	CPUSeconds float64
 	// LoadSeconds and SourceSeconds are what each check tells of how long a compiled graph, and a source graph, take to load. 0: the true time.
 	LoadSeconds, SourceSeconds float64
+	// CheckFault, where it gives a result, is the result of a Check: a machine on which nothing loads, or a device that is not there.
+	CheckFault func(compilers.CheckJob) *compilers.CheckResult
 	// Limits bound the output, as for the real compiler.
 	Limits compilers.Limits
 

@@ -1,0 +1,201 @@
+package cache
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// doubts are the builds that are withheld from single users, who reported that they do not load. They are kept in
+// memory only: after a restart such a build is served, and reported, once more.
+type doubts struct {
+	now   func() time.Time
+	any   atomic.Int64 // how many there are: a hit looks no further when there are none
+	mu    sync.Mutex
+	about map[index.BuildID]map[uint32]doubt // by uid; guarded by mu
+	of    map[uint32]int                     // by owner, how many; guarded by mu
+}
+
+type doubt struct {
+	owner   uint32
+	request index.RequestKey
+	why     string
+	counts  bool // towards the quorum
+	until   time.Time
+}
+
+const (
+	doubtHolds    = 24 * time.Hour
+	doubtsPerUser = 256
+	maxDoubts     = 1 << 14
+)
+
+func newDoubts(now func() time.Time) *doubts {
+	return &doubts{now: now, about: make(map[index.BuildID]map[uint32]doubt), of: make(map[uint32]int)}
+}
+
+// add withholds a build from a user; false says that there are too many doubts already.
+func (ds *doubts) add(b *index.Build, uid, owner uint32, why string, counts bool) bool {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	if _, again := ds.about[b.ID][uid]; !again && (ds.of[owner] >= doubtsPerUser || ds.any.Load() >= maxDoubts) {
+		ds.expire()
+		if ds.of[owner] >= doubtsPerUser || ds.any.Load() >= maxDoubts {
+			return false
+		}
+	}
+	ds.remove(b.ID, uid)
+	if ds.about[b.ID] == nil {
+		ds.about[b.ID] = make(map[uint32]doubt)
+	}
+	ds.about[b.ID][uid] = doubt{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(doubtHolds)}
+	ds.of[owner]++
+	ds.any.Add(1)
+	return true
+}
+
+// holds says why the build is withheld from the user, "" if it is not.
+func (ds *doubts) holds(id index.BuildID, uid uint32) string {
+	if ds.any.Load() == 0 {
+		return ""
+	}
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	d, ok := ds.about[id][uid]
+	if !ok || ds.now().After(d.until) {
+		return ""
+	}
+	return d.why
+}
+
+// drop ends a user's doubt.
+func (ds *doubts) drop(id index.BuildID, uid uint32) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	ds.remove(id, uid)
+}
+
+// settle ends all doubts about a build: it was found out how it is.
+func (ds *doubts) settle(id index.BuildID) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	for uid := range ds.about[id] {
+		ds.remove(id, uid)
+	}
+}
+
+// owners counts the distinct owners whose doubts about the build count.
+func (ds *doubts) owners(id index.BuildID) int {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	distinct := make(map[uint32]bool)
+	for _, d := range ds.about[id] {
+		if d.counts && !ds.now().After(d.until) {
+			distinct[d.owner] = true
+		}
+	}
+	return len(distinct)
+}
+
+// rounds counts the builds of the request that are withheld from the user.
+func (ds *doubts) rounds(request index.RequestKey, uid uint32) int {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	n := 0
+	for _, by := range ds.about {
+		if d, ok := by[uid]; ok && d.request == request && !ds.now().After(d.until) {
+			n++
+		}
+	}
+	return n
+}
+
+// remove takes one out. The caller holds mu.
+func (ds *doubts) remove(id index.BuildID, uid uint32) {
+	d, ok := ds.about[id][uid]
+	if !ok {
+		return
+	}
+	delete(ds.about[id], uid)
+	if len(ds.about[id]) == 0 {
+		delete(ds.about, id)
+	}
+	if ds.of[d.owner]--; ds.of[d.owner] == 0 {
+		delete(ds.of, d.owner)
+	}
+	ds.any.Add(-1)
+}
+
+// expire takes out what is over. The caller holds mu.
+func (ds *doubts) expire() {
+	for id, by := range ds.about {
+		for uid, d := range by {
+			if ds.now().After(d.until) {
+				ds.remove(id, uid)
+			}
+		}
+	}
+}
+
+// limiter bounds how often each user may ask for something: a burst, and then one in each interval.
+type limiter struct {
+	burst    float64
+	interval time.Duration
+	now      func() time.Time
+
+	mu   sync.Mutex
+	left map[uint32]allowance // guarded by mu; who is not in it has all
+}
+
+type allowance struct {
+	tokens float64
+	at     time.Time
+}
+
+// maxLimited bounds the users that are remembered at one time.
+const maxLimited = 1 << 12
+
+// take uses up one; where there is none, it says in how long there will be.
+func (l *limiter) take(user uint32) (wait time.Duration, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	a, known := l.left[user]
+	if !known {
+		if len(l.left) >= maxLimited {
+			l.forget(now)
+		}
+		if len(l.left) >= maxLimited {
+			return l.interval, false
+		}
+		a = allowance{tokens: l.burst, at: now}
+	}
+	a.tokens = l.refilled(a, now)
+	a.at = now
+	if a.tokens < 1 {
+		l.left[user] = a
+		return time.Duration((1 - a.tokens) * float64(l.interval)), false
+	}
+	a.tokens--
+	if l.left == nil {
+		l.left = make(map[uint32]allowance)
+	}
+	l.left[user] = a
+	return 0, true
+}
+
+func (l *limiter) refilled(a allowance, now time.Time) float64 {
+	gained := max(0, now.Sub(a.at).Seconds()) / l.interval.Seconds()
+	return min(l.burst, a.tokens+gained)
+}
+
+// forget drops who has all again.
+func (l *limiter) forget(now time.Time) {
+	for user, a := range l.left {
+		if l.refilled(a, now) >= l.burst {
+			delete(l.left, user)
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// examinations remembers for a while what was found out because of reports, so that a thousand of them start no more
+// workers than one.
+type examinations struct {
+	now     func() time.Time
+	running chan struct{} // one token for each that may be under way
+
+	flight singleflight.Group
+	mu     sync.Mutex
+	known  map[string]found // guarded by mu
+}
+
+const (
+	examinationHolds = 10 * time.Minute
+	maxExaminations  = 1 << 12
+)
+
+func newExaminations(now func() time.Time) *examinations {
+	return &examinations{now: now, running: make(chan struct{}, 2), known: make(map[string]found)}
+}
+
+// examineOnce runs find for the key unless it did lately, once however many ask. What fails is not remembered.
+func examineOnce[T any](ctx context.Context, x *examinations, key string, find func(context.Context) (T, error)) (T, error) {
+	var none T
+	x.mu.Lock()
+	f, ok := x.known[key]
+	x.mu.Unlock()
+	if v, is := f.value.(T); ok && is && x.now().Before(f.until) {
+		return v, nil
+	}
+	// As with probes, the first asker's going away must not fail the others; a worker has its own time limit.
+	ch := x.flight.DoChan(key, func() (any, error) {
+		x.running <- struct{}{}
+		defer func() { <-x.running }()
+		v, err := find(context.WithoutCancel(ctx))
+		if err != nil {
+			return nil, err
+		}
+		x.keep(key, v)
+		return v, nil
+	})
+	select {
+	case <-ctx.Done():
+		return none, ctx.Err()
+	case r := <-ch:
+		if r.Err != nil {
+			return none, r.Err
+		}
+		return r.Val.(T), nil
+	}
+}
+
+func (x *examinations) keep(key string, v any) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.known) >= maxExaminations {
+		clear(x.known)
+	}
+	x.known[key] = found{value: v, until: x.now().Add(examinationHolds)}
+}
+
+// verdictOf is what an examination makes of a build.
+type verdictOf int
+
+const (
+	unverified verdictOf = iota // nothing could be found out
+	loads
+	refuted    // it does not load, and others do
+	elsewhere  // the device that it is for is not in this machine
+	unprovable // it does not load here, which proves nothing of other devices
+	damagedNow // its bytes are not what they were
+)
+
+// examined is what was found out about a reported build.
+type examined struct {
+	verdict verdictOf
+	text    string
+	level   string   // the only optimisation level at which it loads
+	against *against // nil: it was not loaded
+	exactly bool     // what would be made now is this very build
+}
+
+// examine finds out whether the build is sound: by its bytes, then by loading it with the runtime that the reporter used
+// where that may be loaded here.
+func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) (examined, error) {
+	err := c.sameBytesAsEver(ctx, b)
+	if ctx.Err() != nil {
+		return examined{}, ctx.Err()
+	}
+	if err != nil {
+		return examined{verdict: damagedNow, text: c.withhold(b, err)}, nil
+	}
+	pl, rt, rc, err := c.planReported(ctx, p, r, b)
+	if ctx.Err() != nil {
+		return examined{}, ctx.Err()
+	}
+	if errors.Is(err, errElsewhere) {
+		return examined{verdict: elsewhere, text: err.Error()}, nil
+	}
+	if err != nil {
+		return examined{text: "it could not be tried with your runtime: " + err.Error()}, nil
+	}
+	out := examined{against: pl.against(rt.name, rc), exactly: pl.exactly(b)}
+	t, err := c.tryReported(ctx, out.against, b)
+	switch {
+	case ctx.Err() != nil:
+		return examined{}, ctx.Err()
+	case err != nil:
+		out.text = "it could not be tried here: " + err.Error()
+	case t.result.Outcome == compilers.Passed:
+		out.verdict, out.text, out.level = loads, "it loads here, in a process of its own, with "+rt.name, t.result.GraphOptimizationLevel
+	case t.result.Outcome == compilers.NotCheckable:
+		out.verdict, out.text = unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
+	case t.control != "":
+		out.text = "it does not load here, but neither does what is known to be sound: " + t.control
+	default:
+		out.verdict, out.text = refuted, fmt.Sprintf("it does not load here either: %s", shortened(t.result.Text))
+	}
+	return out, nil
+}
+
+// sameBytesAsEver hashes the build's files, whatever their stamps say.
+func (c *Cache) sameBytesAsEver(ctx context.Context, b *index.Build) error {
+	_, err := examineOnce(ctx, c.reports.examinations, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
+		for _, f := range b.Files {
+			if err := c.cas.Check(ctx, f.Digest); err != nil {
+				return false, fmt.Errorf("%s: %w", f.Name, err)
+			}
+		}
+		return true, nil
+	})
+	return err
+}
+
+var errElsewhere = errors.New("the device that it is for is not in this machine")
+
+// planReported thinks the build's request through for the runtime that the reporter used.
+func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Build) (*plan, *runtime, *runtimeContent, error) {
+	canon, err := readRecord(b.RecordJSON)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	pl := &plan{canonical: canon, record: b.Record, recordJSON: b.RecordJSON, requestKey: b.RequestKey}
+	eps := canon.request()
+	rt, rc, err := c.runtimeReported(ctx, p, r, b, eps)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	facts, err := c.probes.facts(ctx, rc, false)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	for _, probe := range facts.EPs {
+		for _, ep := range eps {
+			if probe.Name != ep.Name || probe.Error != "" {
+				continue
+			}
+			if _, err := resolveDevices(facts, ep); err != nil {
+				return nil, nil, nil, fmt.Errorf("%w: %w", errElsewhere, err)
+			}
+		}
+	}
+	return pl, rt, rc, c.planFor(ctx, pl, eps, rc)
+}
+
+// runtimeReported is the one that the reporter named, else one whose libraries made the build, else the default one.
+func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []EP) (*runtime, *runtimeContent, error) {
+	req := &Request{Peer: p, EPs: eps, Runtime: r.Runtime}
+	if req.Runtime.ORTVersion == "" {
+		req.Runtime.ORTVersion = r.ORTVersion
+	}
+	if r.Runtime.Directory == "" && len(r.Runtime.EPLibraries) == 0 {
+		for _, rt := range c.runtimes.all() {
+			if rc, err := c.content(ctx, rt, func(string) {}); err == nil && rc.hasEvery(b) && rc.made(b) {
+				return rt, rc, nil
+			}
+		}
+	}
+	return c.resolve(ctx, req, func(string) {})
+}
+
+// trial is the result of loading a build, and of the control where it failed.
+type trial struct {
+	result  compilers.CheckResult
+	control string // why a failure is not to be believed; "" if it is
+}
+
+// tryReported loads the build in a process of its own, twice if it fails: a worker may lack memory for a moment. A
+// failure is believed only where the smallest artefact that these libraries make loads.
+func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (trial, error) {
+	key := c.probes.key("report", a.rc, b.ID[:])
+	return examineOnce(ctx, c.reports.examinations, key, func(ctx context.Context) (trial, error) {
+		answer, err := c.serve(ctx, b, func(string) {})
+		if err != nil {
+			return trial{}, err
+		}
+		defer answer.View.Close()
+		job := a.checkJob(filepath.Join(answer.Path, filepath.FromSlash(answer.Graph)),
+			cmp.Or(b.GraphOptimizationLevel, loadLevel(a.request.GraphOptimizationLevel)))
+		var t trial
+		for range 2 {
+			if t.result, err = still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) }); err != nil || t.result.Outcome != compilers.Failed {
+				return t, err
+			}
+		}
+		t.control, err = c.control(ctx, a)
+		return t, err
+	})
+}
+
+// control says why what these libraries make does not load here, "" if it does.
+func (c *Cache) control(ctx context.Context, a *against) (string, error) {
+	folder, err := os.MkdirTemp(c.path("staging"), "control-")
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if err := os.RemoveAll(folder); err != nil {
+			c.log.Warn("staging folder not removed", "path", folder, "error", err)
+		}
+	}()
+	result, err := still(a.rc, func() (compilers.CheckResult, error) {
+		return compilers.Control(ctx, c.compiler, a.rc.spec, a.eps, folder)
+	})
+	switch {
+	case errors.Is(err, errMoving) || errors.Is(err, errReplaced):
+		return "", err
+	case err != nil:
+		return err.Error(), nil
+	case result.Outcome != compilers.Passed:
+		return cmp.Or(shortened(result.Text), result.Outcome), nil
+	}
+	return "", nil
+}

@@ -1,0 +1,413 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+const (
+	alice = 2001
+	bob   = 2002
+	carol = 2003
+)
+
+// reporting is a bench whose load checks can be made to fail.
+type reporting struct {
+	*bench
+	refused  atomic.Bool // builds do not load
+	sandbox  atomic.Bool // nothing loads
+	elswhere atomic.Bool // failures prove nothing
+	checks   atomic.Int64
+}
+
+func newReporting(t testing.TB) *reporting {
+	b := &reporting{bench: newBench(t)}
+	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
+		control := strings.Contains(job.Graph, "control")
+		if !control {
+			b.checks.Add(1)
+		}
+		switch {
+		case b.elswhere.Load():
+			return &compilers.CheckResult{Outcome: compilers.NotCheckable, Code: 10, Text: "no NPU"}
+		case b.sandbox.Load() || b.refused.Load() && !control:
+			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10, Text: "blob not found"}
+		}
+		return nil
+	}
+	b.cache.reports.owners.path = filepath.Join(t.TempDir(), "subuid")
+	return b
+}
+
+// served has users given the build of one model.
+func (b *reporting) served(seed uint64, uids ...uint32) *Answer {
+	var a *Answer
+	for _, uid := range uids {
+		a = b.acquire(b.others(uid, seed))
+	}
+	b.checks.Store(0)
+	return a
+}
+
+func stale(a *Answer) Report {
+	return Report{Build: a.Build.BuildKey.String(), Code: 10, Text: "INVALID_GRAPH: Blob not found in /home/alice/x", Graph: a.Graph, ORTVersion: "1.31.1"}
+}
+
+func (b *reporting) report(uid uint32, r Report) *Decision {
+	b.Helper()
+	d, err := b.cache.Report(context.Background(), Peer{UID: uid}, r)
+	require.NoError(b, err)
+	require.NotEmpty(b, d.Text)
+	require.NotEmpty(b, d.Hint)
+	require.NotEmpty(b, d.Class)
+	require.NotEmpty(b, d.State)
+	return d
+}
+
+func (b *reporting) counter(name string) uint64 {
+	s, err := b.cache.Status(context.Background())
+	require.NoError(b, err)
+	return s.Counters[name]
+}
+
+func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, bob, alice)
+	busy := 0
+	for range 1000 {
+		d, err := b.cache.Report(context.Background(), Peer{UID: alice}, stale(a))
+		if err != nil {
+			require.Equal(t, Busy, ClassOf(err))
+			busy++
+			continue
+		}
+		require.Equal(t, DecidedSound, d.Decision, d.Text)
+		require.Equal(t, index.Current, d.State)
+		require.Contains(t, d.Hint, "session's options")
+	}
+	require.Greater(t, busy, 900)
+	require.EqualValues(t, 1, b.checks.Load(), "no worker for each report")
+	for _, uid := range []uint32{alice, bob} {
+		again := b.acquire(b.others(uid, 1))
+		require.Equal(t, Hit, again.Outcome)
+		require.Equal(t, a.Graph, again.Graph)
+	}
+	var told []Event
+	for _, e := range b.events(b.self()) {
+		if e.Kind == EventReport {
+			told = append(told, e)
+			require.NotContains(t, e.Text, "/home", "a client's words are for the log")
+		}
+	}
+	require.Len(t, told, 1)
+	require.Zero(t, b.counter("reports_confirmed"))
+	require.EqualValues(t, 1000-busy, b.counter("reports"))
+
+	require.NotNil(t, b.report(bob, stale(a)), "what one user has used up is not the others'")
+	b.later.Add(int64(time.Hour))
+	require.Equal(t, DecidedSound, b.report(alice, stale(a)).Decision)
+	require.EqualValues(t, 2, b.checks.Load(), "what was found out does not hold for ever")
+}
+
+func TestReportsOfWhatOneWasNotGiven(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, bob)
+	private := b.others(bob, 2)
+	private.Store = "user"
+	own := b.acquire(private)
+	b.checks.Store(0)
+	for name, r := range map[string]Report{
+		"another's shared build": stale(a), "another's own build": stale(own),
+		"a key of nothing": {Build: strings.Repeat("ab", 32), Code: 10}, "no key": {Build: "model.onnx", Code: 10},
+	} {
+		_, err := b.cache.Report(context.Background(), Peer{UID: alice}, r)
+		require.Equal(t, NotFound, ClassOf(err), name)
+	}
+	require.Zero(t, b.checks.Load())
+	require.Zero(t, b.counter("reports"))
+}
+
+func TestReportsThatAreNotOfTheBuild(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, alice)
+	b.refused.Store(true)
+	for _, c := range []struct {
+		name string
+		code int32
+		text string
+		hint string
+	}{
+		{"EP not in the session", 9, "Could not find an implementation for EPContext(1)", "to the session"},
+		{"path checks", 1, "weakly canonical path: Permission denied", "bytes"},
+		{"own options", 2, "unknown option", "options of the answer"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := stale(a)
+			r.Code, r.Text = c.code, c.text
+			d := b.report(alice, r)
+			require.Equal(t, DecidedSound, d.Decision)
+			require.Equal(t, "not stale", d.Class)
+			require.Contains(t, d.Hint, c.hint)
+		})
+	}
+	require.Zero(t, b.checks.Load(), "nothing is to be found out")
+	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
+}
+
+func TestAReportThatIsConfirmed(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, bob, alice)
+	b.refused.Store(true)
+	d := b.report(alice, stale(a))
+	require.Equal(t, DecidedRetry, d.Decision, d.Text)
+	require.Equal(t, index.Withheld, d.State)
+	require.Contains(t, d.Text, "blob not found")
+	require.EqualValues(t, 2, b.checks.Load(), "tried twice")
+	require.EqualValues(t, 1, b.counter("reports_confirmed"))
+	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name)
+
+	again := b.report(bob, stale(a))
+	require.Equal(t, DecidedRetry, again.Decision)
+	require.Contains(t, again.Text, "already")
+	b.refused.Store(false)
+	for _, uid := range []uint32{bob, alice} {
+		next := b.acquire(b.others(uid, 1))
+		require.NotEqual(t, a.Build.ID, next.Build.ID)
+		require.Equal(t, "shared", next.Build.Scope)
+	}
+	require.Subset(t, entryKinds(b.events(Peer{UID: bob})), []string{EventWithheld, EventReport})
+}
+
+// The control tells a sandbox in which nothing loads from a build that does not.
+func TestAFailureIsNotBelievedWhereNothingLoads(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, bob, alice)
+	b.sandbox.Store(true)
+	d := b.report(alice, stale(a))
+	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, withheldFromYou, d.State)
+	require.Contains(t, d.Text, "neither does")
+	b.sandbox.Store(false)
+
+	require.Equal(t, a.Build.ID, b.acquire(b.others(bob, 1)).Build.ID, "others keep it")
+	e := b.explain(b.others(alice, 1))
+	require.Contains(t, e.Reason, "withheld from you")
+	own := b.acquire(b.others(alice, 1))
+	require.Equal(t, Compiled, own.Outcome)
+	require.Equal(t, OwnScope(Peer{UID: alice}), own.Build.Scope)
+	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
+	require.Equal(t, a.Build.ID, b.acquire(b.others(bob, 1)).Build.ID, "and it was not replaced")
+
+	b.sandbox.Store(true)
+	d = b.report(alice, stale(own))
+	require.Equal(t, DecidedCompileYourself, d.Decision)
+	b.sandbox.Store(false)
+	compiles := b.compiler.Compiles.Load()
+	refusal := b.refusedRequest(b.others(alice, 1))
+	require.Equal(t, Stale, refusal.Class)
+	require.Equal(t, compiles, b.compiler.Compiles.Load(), "not a third time")
+
+	b.later.Add(int64(doubtHolds + time.Hour))
+	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome, "doubts end")
+	require.Zero(t, b.counter("reports_confirmed"))
+}
+
+func (b *reporting) refusedRequest(r *Request) *Error { return b.bench.refused(r) }
+
+func TestEnoughUsersAreBelieved(t *testing.T) {
+	b := newReporting(t)
+	subuids := []uint32{100_001, 100_002, 165_535}
+	require.NoError(t, os.WriteFile(b.cache.reports.owners.path, []byte("# comment\n2001:100000:65536\nnobody-knows:1:2\n"), 0o644))
+	a := b.served(1, append([]uint32{alice, bob, carol}, subuids...)...)
+	b.sandbox.Store(true)
+	for _, uid := range append(subuids, alice, bob) {
+		require.Equal(t, withheldFromYou, b.report(uid, stale(a)).State, "uid %d", uid)
+	}
+	require.Equal(t, index.Current, b.cache.index.StateOf(a.Build.ID).Name, "one person with many uids, and one more")
+	d := b.report(carol, stale(a))
+	require.Equal(t, index.Withheld, d.State)
+	require.Equal(t, DecidedRetry, d.Decision)
+	require.Contains(t, d.Text, "3 users")
+	require.Zero(t, b.cache.reports.doubts.any.Load(), "the state says it all")
+}
+
+func TestATrustedUserIsBelieved(t *testing.T) {
+	b := newReporting(t)
+	b.cache.options.TrustedReporters = []uint32{alice}
+	a := b.served(1, alice)
+	require.Equal(t, DecidedSound, b.report(alice, stale(a)).Decision, "not against what is found out")
+	b.later.Add(int64(time.Hour))
+	b.sandbox.Store(true)
+	require.Equal(t, index.Withheld, b.report(alice, stale(a)).State)
+}
+
+func TestReportsWithoutTheDevice(t *testing.T) {
+	b := newReporting(t)
+	users := []uint32{alice, bob, carol, 2004, 2005}
+	a := b.served(1, users...)
+	b.elswhere.Store(true)
+	for _, uid := range users {
+		require.Equal(t, withheldFromYou, b.report(uid, stale(a)).State)
+	}
+	require.Equal(t, index.Current, b.cache.index.StateOf(a.Build.ID).Name, "nobody here can tell")
+}
+
+// deviceless is a machine that lost its device.
+type deviceless struct{ compilers.Compiler }
+
+func (d deviceless) Probe(ctx context.Context, r compilers.Runtime) (compilers.Facts, error) {
+	f, err := d.Compiler.Probe(ctx, r)
+	for i := range f.EPs {
+		f.EPs[i].Devices = nil
+	}
+	return f, err
+}
+
+func TestReportsOfADeviceThatIsGone(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, alice)
+	b.wrap = deviceless{b.compiler}
+	rc := b.cache.runtimes.all()[0].facts.Load()
+	b.cache.index.DropMemo([]byte("probe:" + b.cache.probes.key("devices", rc, []byte(rc.spec.ORTLibrary))))
+	b.reopen()
+	r := stale(a)
+	r.Graph = ""
+	d := b.report(alice, r)
+	require.Equal(t, DecidedCompileYourself, d.Decision)
+	require.Contains(t, d.Text, "not in this machine")
+	require.Equal(t, index.Current, d.State)
+	require.Zero(t, b.checks.Load())
+	require.Zero(t, b.cache.reports.doubts.any.Load())
+}
+
+func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, alice)
+	b.library("1.1")
+	served := b.acquire(b.others(alice, 1))
+	require.Equal(t, a.Build.ID, served.Build.ID)
+	require.Equal(t, compilers.PreferRecompilation, served.Compatibility.Verdict)
+	b.refused.Store(true)
+	d := b.report(alice, stale(served))
+	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, index.Current, d.State, "it is still good for the library that made it")
+	b.refused.Store(false)
+
+	next := b.acquire(b.others(alice, 1))
+	require.Equal(t, Compiled, next.Outcome)
+	_, _, err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()}, false, false)
+	require.NoError(t, err)
+	b.reopen()
+	again := b.others(alice, 1)
+	again.OnMiss = Fail
+	require.Contains(t, b.refusedRequest(again).Text, "blob not found", "also after a restart")
+	b.library("1.0")
+	require.Equal(t, a.Build.ID, b.acquire(b.others(alice, 1)).Build.ID)
+}
+
+func TestAReportOfACopyThatWasReplaced(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, alice)
+	r := stale(a)
+	r.Graph = "0123456789abcdef01234567/x_ctx.onnx"
+	d := b.report(alice, r)
+	require.Equal(t, DecidedRetry, d.Decision)
+	require.Contains(t, d.Text, "replaced")
+	require.Equal(t, index.Current, d.State)
+	require.Zero(t, b.checks.Load())
+
+	require.NoError(t, os.Chmod(filepath.Join(a.Path, filepath.Dir(a.Graph)), 0o755))
+	require.NoError(t, os.Remove(filepath.Join(a.Path, a.Graph)))
+	d = b.report(alice, stale(a))
+	require.Equal(t, DecidedRetry, d.Decision)
+	require.Contains(t, d.Text, "changed or missing")
+	require.Equal(t, Hit, b.acquire(b.others(alice, 1)).Outcome)
+}
+
+// What the disk changes without a trace, only a report brings to light.
+func TestAReportOfADamageWithoutATrace(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, bob, alice)
+	blob := b.blob(a)
+	text, err := os.ReadFile(blob)
+	require.NoError(t, err)
+	text[len(text)/2] ^= 1
+	require.NoError(t, os.Chmod(blob, 0o644))
+	require.NoError(t, os.WriteFile(blob, text, 0o644))
+	f := b.openFile(blob)
+	require.NoError(t, f.Sync())
+	stamp, err := cas.StampOf(f)
+	require.NoError(t, err)
+	require.NoError(t, b.cache.index.SaveStamp(a.Build.Files[len(a.Build.Files)-1].Digest, stamp))
+	b.reopen()
+	require.Equal(t, Hit, b.acquire(b.others(bob, 1)).Outcome, "the test is of nothing if this is noticed")
+
+	r := stale(a)
+	r.Graph = ""
+	d := b.report(alice, r)
+	require.Equal(t, DecidedRetry, d.Decision)
+	require.Equal(t, index.Damaged, d.State)
+	require.EqualValues(t, 1, b.counter("reports_confirmed"))
+	require.Equal(t, Compiled, b.acquire(b.others(bob, 1)).Outcome)
+}
+
+func TestManyReportAtOnce(t *testing.T) {
+	b := newReporting(t)
+	var users []uint32
+	for i := range 8 {
+		users = append(users, 2001+uint32(i))
+	}
+	a := b.served(1, users...)
+	var wg sync.WaitGroup
+	errs := make(chan error, len(users))
+	for _, uid := range users {
+		wg.Go(func() {
+			d, err := b.cache.Report(context.Background(), Peer{UID: uid}, stale(a))
+			if err == nil && d.Decision != DecidedSound {
+				err = fmt.Errorf("%+v", d)
+			}
+			errs <- err
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 1, b.checks.Load())
+	require.Zero(t, b.cache.reports.doubts.any.Load())
+}
+
+func TestAReportThatIsCancelled(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, alice)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := b.cache.Report(ctx, Peer{UID: alice}, stale(a))
+	require.Equal(t, Cancelled, ClassOf(err))
+
+	ctx, cancel = context.WithCancel(context.Background())
+	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
+		if b.cache.reports.doubts.holds(a.Build.ID, alice) == "" {
+			return &compilers.CheckResult{Outcome: compilers.Failed, Text: "not withheld meanwhile"}
+		}
+		cancel()
+		return nil
+	}
+	_, err = b.cache.Report(ctx, Peer{UID: alice}, stale(a))
+	require.Equal(t, Cancelled, ClassOf(err))
+	require.Zero(t, b.cache.reports.doubts.any.Load())
+}
