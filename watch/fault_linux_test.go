@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -74,6 +75,17 @@ func (r *rig) calmlyDeaf() {
 		defer r.sys.mu.Unlock()
 		return r.sys.lost > 0
 	}, patient, time.Millisecond)
+}
+
+// What was not told may have been the end of a watch.
+func TestAfterAnOverflowAllIsWatchedAnew(t *testing.T) {
+	r := newRig(t)
+	r.write("lib/ep.so", "one")
+	r.set("ep", "lib/ep.so")
+	require.NoError(t, r.sys.real.Remove(r.path("lib")))
+	r.notices("ep", func() { r.sys.inject(fsnotify.ErrEventOverflow) })
+	r.notices("ep", func() { r.write("lib/ep.so", "two") })
+	r.sound()
 }
 
 // both expects one Changing and one Settled of each subject, in any order between them.
@@ -224,8 +236,8 @@ func TestAWatchThatEndedUnheardIsRenewed(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Backstop = 20 * time.Millisecond })
 	r.write("lib/ep.so", "one")
 	r.set("ep", "lib/ep.so")
-	require.NoError(t, r.w.folders.system.remove(r.path("lib")))
+	require.NoError(t, r.sys.real.Remove(r.path("lib")))
 	require.Eventually(t, func() bool {
-		return errors.Is(r.w.folders.system.remove(r.path("lib")), nil)
+		return slices.Contains(r.sys.real.WatchList(), r.path("lib"))
 	}, patient, 5*time.Millisecond, "nobody asked for the watch again")
 }

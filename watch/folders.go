@@ -88,18 +88,6 @@ func (t *folders) doubt() {
 	}
 }
 
-// lose says that a notifier has failed. The next look closes it and, after a
-// pause, opens another. It reports false when that was known.
-func (t *folders) lose(n *notifier, err error) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.broken == n {
-		return false
-	}
-	t.broken, t.reason = n, err
-	return true
-}
-
 // hold adds to what the subject hears, and has it watched. again tells that
 // something came under watch just now: what was seen before may be out of date.
 // why is the reason if part of it is not watched.
@@ -155,44 +143,6 @@ func (n *need) and(other *need) *need {
 		}
 	}
 	return sum
-}
-
-// ensure sees to it that there is a notifier that works. arm is held.
-func (t *folders) ensure() error {
-	t.mu.Lock()
-	broken, reason := t.broken, t.reason
-	t.mu.Unlock()
-	if t.system != nil && t.system == broken {
-		// It is of no use any more, and its descriptor goes with the process at the latest.
-		_ = t.drop()
-		t.failed, t.retry = fmt.Errorf("watching was interrupted: %w", reason), time.Now().Add(t.pause)
-	}
-	if t.system != nil {
-		return nil
-	}
-	if time.Now().Before(t.retry) {
-		return t.failed
-	}
-	n, err := t.open()
-	if err != nil {
-		return explain(err)
-	}
-	t.system = n
-	t.start(n)
-	return nil
-}
-
-// drop closes the notifier, and with it all watches. arm is held.
-func (t *folders) drop() error {
-	n := t.system
-	t.system = nil
-	t.mu.Lock()
-	for _, f := range t.byPath {
-		f.path, f.stale = "", false
-	}
-	clear(t.byPath)
-	t.mu.Unlock()
-	return n.close()
 }
 
 // watch asks the system to tell of the folder that lies at path, unless it
@@ -312,15 +262,4 @@ func (t *folders) keep(s *subject, needs map[folderID]*need) {
 		// Nothing is watched by it; another is opened when there is something to watch.
 		_ = t.drop()
 	}
-}
-
-// close ends all watches. No reader is started afterwards.
-func (t *folders) close() error {
-	t.arm.Lock()
-	defer t.arm.Unlock()
-	t.closed = true
-	if t.system == nil {
-		return nil
-	}
-	return t.drop()
 }

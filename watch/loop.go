@@ -5,42 +5,6 @@ import (
 	"time"
 )
 
-// subject is the state of one. It belongs to the loop; others use it as a name only.
-//
-// A subject is at rest until a sign: an event of the system's, or a look that
-// differs from the one before. Then it is changing. While signs come it is
-// looked at now and then, so that folders which appear are watched at once, and
-// once after the last. A quiet period after the last sign it is looked at again.
-// If that look is equal to the one before, nothing happened that no event told,
-// and the subject has settled; if not, that is another sign.
-type subject struct {
-	name    string
-	paths   []string
-	placed  []chan struct{} // closed when paths are watched
-	renewed bool            // paths are not those that were last looked at
-
-	looking bool // a look is under way
-	gone    bool // forgotten while a look was under way
-	last    *look
-	ended   time.Time // when the last look did
-	took    time.Duration
-	covered uint64 // signs when the last look began
-	polled  string // why it is polled; "" if it is not
-
-	signs    uint64
-	changing bool
-	since    time.Time // the first sign
-	sign     time.Time // the last sign
-	changed  []string  // at most maxPaths
-}
-
-func (s *subject) how() string {
-	if s.polled != "" {
-		return "polled: " + s.polled
-	}
-	return notified
-}
-
 // result is a look that has ended.
 type result struct {
 	subject *subject
@@ -244,7 +208,7 @@ func (w *Watcher) end(r result) {
 		if r.look.grew {
 			s.sign = now // what came under watch just now was perhaps written just before
 		}
-	case s.changing && !told && !r.began.Before(s.sign.Add(w.quiet)):
+	case s.changing && !r.began.Before(s.sign.Add(w.quiet)):
 		w.settle(s)
 	}
 }
@@ -296,20 +260,8 @@ func (w *Watcher) noticed(s *subject, now time.Time, paths ...string) {
 	}
 }
 
-func (s *subject) remember(paths []string) {
-	for _, p := range paths {
-		if len(s.changed) < maxPaths && !slices.Contains(s.changed, p) {
-			s.changed = append(s.changed, p)
-		}
-	}
-}
-
 func (w *Watcher) settle(s *subject) {
 	s.changing = false
 	w.outbox.put(s.event(Settled))
 	s.changed = nil
-}
-
-func (s *subject) event(k Kind) Event {
-	return Event{Subject: s.name, Kind: k, Paths: slices.Clone(s.changed), Since: s.since, LastWrite: s.sign}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 )
@@ -84,4 +85,65 @@ func (w *Watcher) tell(told news) {
 	case w.news <- told:
 	case <-w.done:
 	}
+}
+
+// ensure sees to it that there is a notifier that works. arm is held.
+func (t *folders) ensure() error {
+	t.mu.Lock()
+	broken, reason := t.broken, t.reason
+	t.mu.Unlock()
+	if t.system != nil && t.system == broken {
+		// It is of no use any more, and its descriptor goes with the process at the latest.
+		_ = t.drop()
+		t.failed, t.retry = fmt.Errorf("watching was interrupted: %w", reason), time.Now().Add(t.pause)
+	}
+	if t.system != nil {
+		return nil
+	}
+	if time.Now().Before(t.retry) {
+		return t.failed
+	}
+	n, err := t.open()
+	if err != nil {
+		return explain(err)
+	}
+	t.system = n
+	t.start(n)
+	return nil
+}
+
+// drop closes the notifier, and with it all watches. arm is held.
+func (t *folders) drop() error {
+	n := t.system
+	t.system = nil
+	t.mu.Lock()
+	for _, f := range t.byPath {
+		f.path, f.stale = "", false
+	}
+	clear(t.byPath)
+	t.mu.Unlock()
+	return n.close()
+}
+
+// lose says that a notifier has failed. The next look closes it and, after a
+// pause, opens another. It reports false when that was known.
+func (t *folders) lose(n *notifier, err error) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.broken == n {
+		return false
+	}
+	t.broken, t.reason = n, err
+	return true
+}
+
+// close ends all watches. No reader is started afterwards.
+func (t *folders) close() error {
+	t.arm.Lock()
+	defer t.arm.Unlock()
+	t.closed = true
+	if t.system == nil {
+		return nil
+	}
+	return t.drop()
 }

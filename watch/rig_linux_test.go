@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	quiet   = 50 * time.Millisecond
-	patient = 30 * time.Second // how long a test waits for what must come
+	patient = 8 * time.Second // how long a test waits for what must come
 )
 
 // rig is a Watcher over an empty folder, and a notifier that fails on demand.
@@ -77,19 +78,29 @@ func (r *rig) expect(subject string, k Kind) Event {
 	return e
 }
 
-// notices expects one Changing and one Settled for what f does.
+// notices expects one Changing and one Settled for what f does, the latter when all has been quiet since.
 func (r *rig) notices(subject string, f func()) Event {
 	r.t.Helper()
 	began := time.Now()
 	f()
-	ended := time.Now()
+	written := r.lastWrite()
 	changing := r.expect(subject, Changing)
 	require.False(r.t, changing.Since.Before(began))
 	settled := r.expect(subject, Settled)
-	require.GreaterOrEqual(r.t, time.Since(ended), quiet, "settled before the quiet period was over")
+	require.GreaterOrEqual(r.t, time.Since(settled.LastWrite), quiet, "settled before the quiet period was over")
+	require.LessOrEqual(r.t, written, settled.LastWrite.UnixNano(), "quiet is not counted from the last write")
 	require.Equal(r.t, changing.Since, settled.Since)
 	require.LessOrEqual(r.t, len(settled.Paths), maxPaths)
 	return settled
+}
+
+// lastWrite is the newest time of anything in the folder, in nanoseconds since 1970.
+func (r *rig) lastWrite() (newest int64) {
+	require.NoError(r.t, filepath.WalkDir(r.dir, func(path string, _ fs.DirEntry, err error) error {
+		newest = max(newest, lstat(path).ctime)
+		return err
+	}))
+	return newest
 }
 
 // calm sees that the subjects have nothing to say: whatever the kernel told before the change of another subject is
@@ -147,6 +158,7 @@ type faulty struct {
 	opened   int
 	closed   int
 	injected chan error
+	real     *fsnotify.Watcher
 
 	gate sync.RWMutex // locked for writing: nothing is read from the kernel
 }
@@ -168,6 +180,7 @@ func (f *faulty) open() (*notifier, error) {
 		return nil, err
 	}
 	f.opened++
+	f.real = real
 	events, errs, done := make(chan fsnotify.Event), make(chan error), make(chan struct{})
 	f.injected = errs
 	var wg sync.WaitGroup

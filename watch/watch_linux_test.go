@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -58,6 +59,7 @@ func TestAForgottenSubjectIsSilent(t *testing.T) {
 	r.write("ep.so", "one")
 	r.set("ep", "ep.so")
 	r.write("ep.so", "two")
+	require.Eventually(t, func() bool { return r.changing("ep") }, patient, time.Millisecond)
 	r.w.Set("ep", nil)
 	require.Empty(t, r.how("ep"))
 	r.write("ep.so", "three")
@@ -76,6 +78,41 @@ func TestPathsAreReplaced(t *testing.T) {
 	r.set("ep", "a.so", "b.so") // no change: nothing became of what was known
 	r.calm()
 	r.notices("ep", func() { r.write("a.so", "three") })
+}
+
+// The first list is still being looked at when another is set.
+func TestPathsAreReplacedBeforeTheyAreWatched(t *testing.T) {
+	r := newRig(t)
+	r.mkdir("a")
+	r.mkdir("b")
+	reached, proceed := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	var watched atomic.Bool
+	r.sys.addErr = func(path string) error {
+		switch path {
+		case r.path("a"):
+			once.Do(func() { close(reached) })
+			<-proceed
+		case r.path("b"):
+			time.Sleep(20 * time.Millisecond) // who does not wait is gone by then
+			watched.Store(true)
+		}
+		return nil
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { r.set("ep", "a/ep.so") })
+	<-reached
+	wg.Go(func() {
+		r.set("ep", "b/ep.so")
+		assert.True(t, watched.Load(), "Set returned before the watch was in place")
+	})
+	require.Eventually(t, func() (renewed bool) {
+		require.True(t, r.w.call(func() { renewed = r.w.subjects["ep"].renewed }))
+		return renewed
+	}, patient, time.Millisecond)
+	close(proceed)
+	wg.Wait()
+	r.notices("ep", func() { r.write("b/ep.so", "one") })
 }
 
 // A subject that changes stays so while its list is replaced: nobody takes it for settled.
@@ -130,10 +167,14 @@ func TestWhoIsSlowHoldsNothingUp(t *testing.T) {
 		r.write("ep.so", fmt.Sprint(i))
 		require.Eventually(t, func() bool { return !r.changing("ep") }, patient, time.Millisecond)
 	}
+	began := time.Now()
 	r.write("ep.so", "last")
 	require.Eventually(t, func() bool { return r.changing("ep") }, patient, time.Millisecond)
-	r.expect("ep", Changing)
-	r.expect("ep", Settled)
+	changing := r.expect("ep", Changing)
+	settled := r.expect("ep", Settled)
+	require.True(t, changing.Since.Before(began), "what was not heard of is one change")
+	require.Equal(t, changing.Since, settled.Since)
+	require.False(t, settled.LastWrite.Before(began), "out of date")
 	r.notices("last", func() { r.write("last.so", "1") })
 }
 
@@ -324,4 +365,5 @@ func (r *rig) sound() {
 		require.Same(r.t, d, f.byPath[d.path])
 	}
 	require.Len(r.t, f.byPath, len(f.byID))
+	require.Len(r.t, r.sys.real.WatchList(), len(f.byPath), "watches are left over, or were lost")
 }
