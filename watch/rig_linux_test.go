@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	quiet   = 50 * time.Millisecond
-	patient = 8 * time.Second // how long a test waits for what must come
+	patient = 30 * time.Second // how long a test waits for what must come
 )
 
 // rig is a Watcher over an empty folder, and a notifier that fails on demand.
