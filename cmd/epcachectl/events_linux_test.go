@@ -178,3 +178,13 @@ func TestFollowRefused(t *testing.T) {
 	require.Equal(t, "epcachectl: not yours\n", r.err)
 	require.Equal(t, exitNoDaemon, call(t, "--socket", fmt.Sprintf("%s/none", t.TempDir()), "events", "-f", "--wait=0").code)
 }
+
+// A daemon that is killed breaks the connection; one that stops says that it is busy; neither is a refusal.
+func TestInterrupted(t *testing.T) {
+	for _, err := range []error{unixsock.ErrConnectionLost, unixsock.ErrBusy, unixsock.ErrNoDaemon, fmt.Errorf("x: %w", unixsock.ErrConnectionLost)} {
+		require.True(t, interrupted(err), err)
+	}
+	for _, err := range []error{nil, unixsock.ErrNotAllowed, unixsock.ErrVersion, context.Canceled} {
+		require.False(t, interrupted(err), err)
+	}
+}
