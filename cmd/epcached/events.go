@@ -22,6 +22,11 @@ func (b *backend) Events(ctx context.Context, p unixsock.Peer, w *wire.Events) (
 	if err != nil {
 		return nil, wireError(err)
 	}
+	return eventsReply(events), nil
+}
+
+// eventsReply keeps the newest that fit.
+func eventsReply(events []cache.Event) *wire.EventsReply {
 	reply, size := &wire.EventsReply{}, 0
 	for i := range slices.Backward(events) {
 		e := eventReply(&events[i])
@@ -31,7 +36,7 @@ func (b *backend) Events(ctx context.Context, p unixsock.Peer, w *wire.Events) (
 		reply.Events = append(reply.Events, e)
 	}
 	slices.Reverse(reply.Events)
-	return reply, nil
+	return reply
 }
 
 // Subscribe gives events as they happen.

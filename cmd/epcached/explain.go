@@ -21,10 +21,11 @@ func (b *backend) Why(ctx context.Context, p unixsock.Peer, w *wire.Why) (*wire.
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return explanationReply(e), nil
+	return explanationReply(e, maxReply), nil
 }
 
-func explanationReply(e *cache.Explanation) *wire.Explanation {
+// explanationReply takes at most so many bytes, if its reason and what is first of everything do.
+func explanationReply(e *cache.Explanation, limit int) *wire.Explanation {
 	out := &wire.Explanation{Decision: e.Decision, Reason: valid(e.Reason), RequestKey: keyText(e.RequestKey), Record: e.Record, Runtime: e.Runtime}
 	for i := range e.Candidates {
 		c := &e.Candidates[i]
@@ -38,7 +39,7 @@ func explanationReply(e *cache.Explanation) *wire.Explanation {
 	for i := range e.History {
 		out.History = append(out.History, eventReply(&e.History[i]))
 	}
-	shorten(out)
+	shorten(out, limit)
 	return out
 }
 
@@ -51,8 +52,8 @@ func differencesReply(list []cache.Difference) []*wire.Difference {
 }
 
 // shorten drops first what is farthest from the decision: the oldest history, then the least like neighbours.
-func shorten(e *wire.Explanation) {
-	for proto.Size(e) > maxReply {
+func shorten(e *wire.Explanation, limit int) {
+	for proto.Size(e) > limit {
 		switch {
 		case len(e.History) > 0:
 			e.History = e.History[(len(e.History)+1)/2:]
@@ -60,6 +61,8 @@ func shorten(e *wire.Explanation) {
 			e.Neighbours = e.Neighbours[:len(e.Neighbours)/2]
 		case len(e.Candidates) > 0:
 			e.Candidates = e.Candidates[:len(e.Candidates)/2]
+		case e.Record != "":
+			e.Record = ""
 		default:
 			return
 		}

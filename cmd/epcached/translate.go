@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
@@ -69,7 +71,7 @@ func acquireReply(a *cache.Answer) *wire.AcquireReply {
 	}
 	reply.RequestKey = keyText(a.RequestKey)
 	if a.Explanation != nil {
-		reply.Explanation = explanationReply(a.Explanation)
+		reply.Explanation = explanationReply(a.Explanation, maxReply-proto.Size(reply))
 	}
 	if a.ProviderOptions != nil {
 		reply.ProviderOptions = make(map[string]*wire.StringMap, len(a.ProviderOptions))
@@ -105,7 +107,7 @@ func buildReply(l *cache.Listing) *wire.Build {
 		CompileSeconds: b.CompileSeconds, State: l.State.Name, Reason: l.State.Reason, LoadCheck: b.LoadCheck,
 		LoadSeconds: l.Gain.Load, SourceLoadSeconds: l.Gain.SourceLoad,
 	}
-	if j := l.Judgement; j.Source != "" { // else nobody judged it
+	if j := l.Judgement; j.Source != "" || j.Reason != "" { // else nobody judged it
 		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)
 		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, milliseconds(j.At)
 	}
