@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func explain(r *wire.Acquire) { r.OnMiss = wire.OnMiss_EXPLAIN }
+
+// follow subscribes. Nothing tells when the daemon has begun with that, but events.
+func (d *epcached) follow(t *testing.T) (events <-chan *wire.Event, ended <-chan error) {
+	c := d.dial()
+	ctx, cancel := context.WithCancel(limited(t))
+	heard, end := make(chan *wire.Event, 1000), make(chan error, 1)
+	go func() {
+		end <- c.Subscribe(ctx, func(e *wire.Event) error { heard <- e; return nil })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, c.Close())
+	})
+	return heard, end
+}
+
+// hear waits a while for an event of a model.
+func hear(events <-chan *wire.Event, kind, model string) *wire.Event {
+	late := time.After(5 * time.Second)
+	for {
+		select {
+		case e := <-events:
+			if e.GetKind() == kind && e.GetModel() == model {
+				return e
+			}
+		case <-late:
+			return nil
+		}
+	}
+}
+
+// compileAndHear compiles models until a subscriber hears of one.
+func (d *epcached) compileAndHear(t *testing.T, c *unixsock.Client, events <-chan *wire.Event) (string, lease, *wire.Event) {
+	dir := t.TempDir()
+	for seed := range uint64(3) {
+		model := writeModel(t, dir, seed)
+		made := get(t, c, model)
+		require.Equal(t, "compiled", made.GetOutcome())
+		if e := hear(events, "compiled", filepath.Base(model)); e != nil {
+			return model, made, e
+		}
+	}
+	t.Fatal("the subscriber hears nothing")
+	return "", lease{}, nil
+}
+
+func TestStoryOfAModel(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	c := d.dial()
+	defer c.Close()
+	events, _ := d.follow(t)
+
+	before := get(t, c, writeModel(t, t.TempDir(), 0), explain)
+	require.Equal(t, "miss", before.GetExplanation().GetDecision())
+	require.Nil(t, before.view)
+	require.Empty(t, d.list(), "an explanation compiles nothing")
+
+	model, made, heard := d.compileAndHear(t, c, events)
+	require.Equal(t, "same library", made.GetCompatibilitySource())
+	require.Equal(t, made.GetRequestKey(), heard.GetRequestKey())
+	require.Equal(t, made.GetBuild(), heard.GetBuild())
+	require.NotZero(t, heard.GetSequence())
+
+	past, err := c.Events(limited(t), &wire.Events{})
+	require.NoError(t, err)
+	var kept *wire.Event
+	for _, e := range past.GetEvents() {
+		if e.GetSequence() == heard.GetSequence() {
+			kept = e
+		}
+	}
+	require.Equal(t, "compiled", kept.GetKind(), "what was heard is kept")
+
+	after := get(t, c, model, explain).GetExplanation()
+	require.Equal(t, "hit", after.GetDecision())
+	require.True(t, after.GetCandidates()[0].GetServed())
+	require.Equal(t, made.GetBuild(), after.GetCandidates()[0].GetBuild().GetBuild())
+
+	why, err := c.Why(limited(t), &wire.Why{Entry: filepath.Base(model)})
+	require.NoError(t, err)
+	require.Equal(t, "current", why.GetDecision())
+	require.NotEmpty(t, why.GetHistory())
+	advice, err := c.Doctor(limited(t))
+	require.NoError(t, err)
+	require.NotEmpty(t, advice.GetAdvice())
+	_, err = c.Why(limited(t), &wire.Why{Entry: "no such model"})
+	require.ErrorIs(t, err, unixsock.ErrNotFound)
+}
+
+func TestStopEndsSubscriptions(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	c := d.dial()
+	defer c.Close()
+	events, ended := d.follow(t)
+	d.compileAndHear(t, c, events)
+	d.stop() // and requires that it ends well
+	require.ErrorIs(t, <-ended, unixsock.ErrBusy)
+}
