@@ -136,8 +136,6 @@ func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *searc
 	case r.OnMiss == Fail:
 		return fail(NotFound, nil, "no build for model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
 			hint("compile it: ask again with on_miss wait")
-	case rc.past.Load() || rc.replacedUnder(r):
-		return replaced(r.Runtime.EPLibraries[0].Path)
 	}
 	return nil
 }

@@ -174,7 +174,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
 	j.spent(result.CPUSeconds)
-	if ctx.Err() == nil && !j.rc.unchanged() {
+	if ctx.Err() == nil && !j.rc.intact() {
 		return nil, j.moved()
 	}
 	if err != nil {
@@ -185,10 +185,10 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	phase("checking")
 	b, err := j.check(ctx, out, result)
+	if ctx.Err() == nil && !j.rc.intact() {
+		return nil, j.moved()
+	}
 	if err != nil {
-		if ctx.Err() == nil && !j.rc.unchanged() {
-			return nil, j.moved()
-		}
 		return nil, err
 	}
 	phase("storing")

@@ -21,6 +21,7 @@ import (
 // runtimeContent is what a runtime's files were when they were last looked at. Nothing but its plans ever changes in it.
 type runtimeContent struct {
 	spec    compilers.Runtime
+	find    func() (compilers.Runtime, error)
 	machine machine // that it was looked at on
 	files   []stampedFile
 	folders []stampedFolder       // the same files, for looking often
@@ -32,9 +33,8 @@ type runtimeContent struct {
 }
 
 type stampedFile struct {
-	path   string
-	stamp  cas.Stamp
-	digest cas.Digest // zero for ONNX Runtime's own library, which is no build's identity
+	path  string
+	stamp cas.Stamp
 }
 
 // unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are looked up
@@ -98,6 +98,21 @@ func byFolder(files []stampedFile) ([]stampedFolder, error) {
 	return out, nil
 }
 
+// intact is unchanged for who has worked with the libraries: that a folder's times moved is nothing as long as every
+// library is there as it was, and no other. Python writes its own files beside them when it first imports a package.
+func (rc *runtimeContent) intact() bool {
+	if rc.unchanged() {
+		return true
+	}
+	for _, f := range rc.files {
+		if s, err := stampPath(f.path); err != nil || s != f.stamp {
+			return false
+		}
+	}
+	spec, err := rc.find()
+	return err == nil && reflect.DeepEqual(spec, rc.spec)
+}
+
 // newest is the last time at which any of the files or their folders changed.
 func (rc *runtimeContent) newest() time.Time {
 	var last int64
@@ -129,7 +144,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	if err != nil {
 		return nil, err
 	}
-	rc := &runtimeContent{spec: spec, machine: c.machine.now(), digests: make(map[string]cas.Digest)}
+	rc := &runtimeContent{spec: spec, find: rt.find, machine: c.machine.now(), digests: make(map[string]cas.Digest)}
 	seen := make(map[string]bool)
 	add := func(path string) error {
 		if seen[path] {
@@ -160,7 +175,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
 	}
 	for _, l := range spec.EPs {
-		d, err := c.libraryDigest(ctx, l, rc.files)
+		d, err := c.libraryDigest(ctx, l)
 		if err != nil {
 			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
 		}
@@ -170,8 +185,8 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 }
 
 // libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
-// library's folder and contents, in the order of the names. Each file's own digest is put into known.
-func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary, known []stampedFile) (cas.Digest, error) {
+// library's folder and contents, in the order of the names.
+func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
 	var b []byte
 	files := slices.Clone(l.Files)
 	slices.Sort(files)
@@ -179,9 +194,6 @@ func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary, known 
 		d, err := c.fileDigest(ctx, path)
 		if err != nil {
 			return cas.Digest{}, err
-		}
-		if i := slices.IndexFunc(known, func(f stampedFile) bool { return f.path == path }); i >= 0 {
-			known[i].digest = d
 		}
 		name, err := filepath.Rel(filepath.Dir(l.Path), path)
 		if err != nil {
@@ -200,11 +212,6 @@ func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error)
 		return cas.Digest{}, err
 	}
 	defer f.Close()
-	return c.openDigest(ctx, f)
-}
-
-// openDigest is fileDigest for a file that is open.
-func (c *Cache) openDigest(ctx context.Context, f *os.File) (cas.Digest, error) {
 	key, believable := memoKey(0, f)
 	if believable {
 		if raw, ok := c.index.Memo(append([]byte("file:"), key[:]...)); ok && len(raw) == 32 {

@@ -119,6 +119,10 @@ func fillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 	out := info.Resolve(lib.Path, baseNames(info, options))
 	for name, value := range out {
 		if info.Options[name].Policy == compilers.LibraryName && !slices.Contains(lib.Files, value) {
+			if _, asked := options[name]; !asked {
+				return nil, fail(Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
+					hint("install it again")
+			}
 			return nil, fail(BadRequest, nil, "option %q of %s: there is no library %q beside %q",
 				name, ep, filepath.Base(value), lib.Path)
 		}

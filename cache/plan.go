@@ -118,6 +118,11 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 			return nil, fail(Unavailable, nil, "%s takes not even a model of one node with these devices and options", strings.Join(none.EPs, ", ")).
 				hint("an option may not suit this execution provider: %v", p.canonical.options())
 		}
+		var crash *compilers.ExitError
+		if errors.As(err, &crash) || errors.Is(err, compilers.ErrTimeout) {
+			return nil, fail(Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", epNames(r.EPs)).
+				hint("its files may be damaged, or being replaced")
+		}
 		return nil, workerError(err, "execution provider %s cannot compile here", epNames(r.EPs))
 	}
 	c.name(p, rc)

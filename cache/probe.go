@@ -136,7 +136,7 @@ func still[T any](rc *runtimeContent, run func() (T, error)) (T, error) {
 		return none, errReplaced
 	}
 	v, err := run()
-	if !rc.unchanged() {
+	if !rc.intact() {
 		return none, errMoving
 	}
 	return v, err

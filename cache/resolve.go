@@ -126,7 +126,7 @@ func (c *Cache) notMine(what string) error {
 func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
 	for _, rt := range c.candidates(r) {
 		if rc := rt.facts.Load(); rc != nil && rc.replacedUnder(r) {
-			continue // no waiting for the new libraries: the caller has the ones from before
+			continue // no waiting for the new libraries: the caller has one from before
 		}
 		rc, err := c.content(ctx, rt, progress)
 		if err != nil {
@@ -136,8 +136,8 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 			return rt, rc, nil
 		}
 	}
-	if rt, rc := c.earlierContent(ctx, r); rc != nil {
-		return rt, rc, nil
+	if path := c.replacedPath(r); path != "" {
+		return nil, nil, replaced(path)
 	}
 	if !c.mayName(r.Peer) || r.Runtime.ORTLibrary == "" {
 		return nil, nil, c.notMine(r.Runtime.EPLibraries[0].Path)
@@ -146,7 +146,7 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 }
 
 // candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the caller's
-// own ONNX Runtime first, and the ones that nobody has looked at yet.
+// own ONNX Runtime first, and the ones that nobody has looked at yet, or since they changed.
 func (c *Cache) candidates(r *Request) []*runtime {
 	var own, other, unknown []*runtime
 	for _, rt := range c.runtimes.all() {
@@ -155,6 +155,9 @@ func (c *Cache) candidates(r *Request) []*runtime {
 		case rc == nil:
 			unknown = append(unknown, rt)
 		case !rc.carries(r, c.mayName(r.Peer)):
+			if !c.holds(rc) {
+				unknown = append(unknown, rt) // it may have the caller's by now
+			}
 		case rc.spec.ORTVersion == r.Runtime.ORTVersion:
 			own = append(own, rt)
 		default:
@@ -209,6 +212,36 @@ func (ref EPLibraryRef) stillAt(path string) bool {
 	}
 	now, err := stampPath(path)
 	return err == nil && now.Dev == theirs.Dev && now.Ino == theirs.Ino
+}
+
+// replacedUnder tells whether one of the caller's open libraries is no longer what its path leads to.
+func (rc *runtimeContent) replacedUnder(r *Request) bool {
+	return slices.ContainsFunc(r.Runtime.EPLibraries, func(ref EPLibraryRef) bool {
+		lib, ok := rc.library(ref.EP)
+		return ok && needs(r.EPs, ref.EP) && !ref.stillAt(lib.Path)
+	})
+}
+
+// replacedPath finds a library of a known runtime that the caller has open as it was before it was replaced. What was
+// compiled for it then is not served either: execution providers open most of their SDK only when a session is made,
+// and by path, so the caller would load the new one's (seen with QNN and OpenVINO: the load is refused). Who has the
+// earlier libraries in another place names that place.
+func (c *Cache) replacedPath(r *Request) string {
+	for _, ref := range r.Runtime.EPLibraries {
+		if !needs(r.EPs, ref.EP) || ref.File == nil {
+			continue
+		}
+		for _, rt := range c.runtimes.all() {
+			rc := rt.facts.Load()
+			if rc == nil {
+				continue
+			}
+			if lib, ok := rc.library(ref.EP); ok && lib.Path == ref.Path && !ref.stillAt(lib.Path) {
+				return lib.Path
+			}
+		}
+	}
+	return ""
 }
 
 func replaced(path string) error {

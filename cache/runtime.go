@@ -22,9 +22,6 @@ type runtime struct {
 	looking chan struct{}                  // holds one token while the files are looked at anew
 	facts   atomic.Pointer[runtimeContent] // nil until looked at
 	state   atomic.Pointer[string]
-
-	mu      sync.Mutex
-	earlier []*runtimeContent // newest first, for applications that have loaded what is gone; guarded by mu
 }
 
 // The states of a runtime, as Probe gives them.
@@ -34,23 +31,10 @@ var (
 	stateUnusable = "unusable"
 )
 
-// maxEarlier bounds what is remembered of a runtime's past. An application that has loaded something older than that
-// gets no answer for it.
-const maxEarlier = 4
-
 func newRuntime(name string, registered bool, find func() (compilers.Runtime, error)) *runtime {
 	rt := &runtime{name: name, registered: registered, find: find, looking: make(chan struct{}, 1)}
 	rt.state.Store(&stateReady)
 	return rt
-}
-
-func (rt *runtime) remember(rc *runtimeContent) {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	rt.earlier = append([]*runtimeContent{rc}, rt.earlier...)
-	if len(rt.earlier) > maxEarlier {
-		rt.earlier = rt.earlier[:maxEarlier]
-	}
 }
 
 // content gives the runtime as it is now, looking again if any of its files changed since.
@@ -69,7 +53,7 @@ func (c *Cache) content(ctx context.Context, rt *runtime, progress func(string))
 	if before != nil && c.holds(before) {
 		return before, nil
 	}
-	if before != nil {
+	if before != nil && !before.intact() {
 		c.changing(rt)
 	}
 	rc, err := c.look(ctx, rt, before)
@@ -107,8 +91,7 @@ func (c *Cache) lost(ctx context.Context, rt *runtime, before *runtimeContent, e
 	return fail(Unavailable, err, "runtime %q cannot be used", rt.name)
 }
 
-// found puts what was found into the place of what was before, which is remembered for applications that have it
-// loaded.
+// found puts what was found into the place of what was before.
 func (c *Cache) found(rt *runtime, before, rc *runtimeContent) {
 	rt.facts.Store(rc)
 	rt.state.Store(&stateReady)
@@ -117,7 +100,6 @@ func (c *Cache) found(rt *runtime, before, rc *runtimeContent) {
 		if before != nil {
 			c.log.Info("runtime changed", "runtime", rt.name)
 			before.past.Store(true)
-			rt.remember(before)
 		}
 		c.changes.add(rt)
 	}

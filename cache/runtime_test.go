@@ -7,51 +7,46 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/compilers/standin"
 )
 
-// A caller that has loaded a library gets what was made for it, even when another one is at its path by now, and
-// nothing that was made by the other.
+// A caller that has loaded a library gets nothing when another is at its path by now: not what that one made, and not
+// what its own made either, for it would load the rest of the SDK from the new one's folder.
 func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 	b := newBench(t)
 	refs := b.libraries(nil)
 	loaded := b.openFile(refs[0].Path)
 	r := b.request(b.model(1))
 	r.Runtime = RuntimeRef{ORTVersion: "1.31.1", ORTLibrary: filepath.Join(b.runtime, "libonnxruntime.so.1.31.1"), EPLibraries: b.libraries(loaded)}
-	first := b.acquire(r)
-	require.Equal(t, "1.0", first.Build.EPs[0].SDKVersion)
+	require.Equal(t, "1.0", b.acquire(r).Build.EPs[0].SDKVersion)
 
 	b.library("2.0")
-	again := b.acquire(r)
-	require.Equal(t, Hit, again.Outcome)
-	require.Equal(t, first.Build.BuildKey, again.Build.BuildKey)
-	compiles := b.compiler.Compiles.Load()
-	other := b.request(b.model(2))
-	other.Runtime = r.Runtime
-	e := b.refused(other)
-	require.Equal(t, Unavailable, e.Class, "nothing can be compiled with it any more")
-	require.Contains(t, e.Text, refs[0].Path)
-	require.Contains(t, e.Hint, "restart")
-	require.Equal(t, compiles, b.compiler.Compiles.Load())
-
+	for _, uid := range []uint32{b.cache.uid, 4711} {
+		r.Peer.UID = uid
+		e := b.refused(r)
+		require.Equal(t, Unavailable, e.Class)
+		require.Contains(t, e.Text, refs[0].Path)
+		require.Contains(t, e.Hint, "restart")
+	}
 	r.Runtime.EPLibraries = b.libraries(b.openFile(refs[0].Path))
 	require.Equal(t, "2.0", b.acquire(r).Build.EPs[0].SDKVersion)
-	require.Equal(t, first.Build.BuildKey, func() index.BuildKey { r.Runtime.EPLibraries = b.libraries(loaded); return b.acquire(r).Build.BuildKey }())
 }
 
-// An inode number is used again when its file is gone: another library with the number of an earlier one is not it.
-func TestEarlierLibraryIsKnownByItsBytes(t *testing.T) {
+// The earlier SDK lies in an application's own folder: what was compiled with it is right for that application.
+func TestTheEarlierSDKInAnotherPlace(t *testing.T) {
 	b := newBench(t)
-	path := b.libraries(nil)[0].Path
-	r := b.request(b.model(1))
-	r.Runtime = RuntimeRef{ORTVersion: "1.31.1", ORTLibrary: filepath.Join(b.runtime, "libonnxruntime.so.1.31.1"), EPLibraries: b.libraries(b.openFile(path))}
-	b.acquire(r)
-	aside := filepath.Join(t.TempDir(), "aside")
-	require.NoError(t, os.Rename(path, aside))
+	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
-	require.Equal(t, Hit, b.acquire(r).Outcome)
-	require.NoError(t, os.WriteFile(aside, []byte("stand-in\n3.0\nsim-1\n"), 0o644)) // the same inode
-	require.Equal(t, Unavailable, b.refused(r).Class)
+	own := filepath.Join(t.TempDir(), "venv")
+	_, err := standin.Library(own, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	r := b.request(b.model(1))
+	r.Runtime.Directory = own
+	a := b.acquire(r)
+	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, first.Build.ID, a.Build.ID)
+	require.Equal(t, sourceLibrary, a.Compatibility.Source)
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
 
 // What lies beside an EP library may be what it loads: one that is added makes another library of it, by its folder's
@@ -71,4 +66,14 @@ func TestLibraryThatIsAddedBesideAnother(t *testing.T) {
 
 	require.NoError(t, os.Remove(beside))
 	require.Equal(t, sourceLibrary, b.acquire(r).Compatibility.Source)
+}
+
+// Python writes beside the libraries when it first imports their package: that discards no compile.
+func TestFilesBesideTheLibrariesDuringACompile(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	b.wrap = &interrupted{Compiler: b.compiler, during: func() { require.NoError(t, os.Mkdir(filepath.Join(b.runtime, "__pycache__"), 0o755)) }}
+	b.open()
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }

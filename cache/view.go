@@ -277,11 +277,22 @@ func (v *view) lease(now time.Time) (*os.File, error) {
 	if err := shareLock(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if v.gone.Load() {
+	if v.gone.Load() || !v.leadsTo(f) {
 		return nil, errors.Join(fs.ErrNotExist, f.Close())
 	}
 	v.served.Store(now.UnixNano())
 	return f, nil
+}
+
+// leadsTo tells whether the folder of the files is still in the view, under its name: it was looked through its own
+// descriptor so far.
+func (v *view) leadsTo(f *os.File) bool {
+	there, err := cas.StampAt(int(f.Fd()), v.id)
+	if err != nil {
+		return false
+	}
+	inner, err := cas.StampOf(v.inner)
+	return err == nil && there.Dev == inner.Dev && there.Ino == inner.Ino
 }
 
 // dropView takes a view out of use. It goes when nobody holds it, and not before the grace is over.

@@ -153,7 +153,7 @@ def test_every_option_is_part_of_the_key(client: epcache.Client, model: Path, wh
 
 
 def test_one_build_for_several_onnx_runtimes(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any) -> None:
-    """With one library of the provider ONNX Runtime's version does not matter; with another library it is another build."""
+    """With one library of the provider ONNX Runtime's version does not matter; and 1.8.0 reads what 1.8.1 made, and says so itself."""
     newer, older, other = (runtime(f"openvino-{name}") for name in ("1.8.1", "1.8.1-ort-1.28.0", "1.8.0-ort-1.28.0"))
     daemon = start(newer, older, other)
 
@@ -170,9 +170,8 @@ def test_one_build_for_several_onnx_runtimes(start: Callable[..., Daemon], runti
     assert (version, foreign["outcome"], foreign["build"]) == ("1.28.0", "hit", made["build"])
     assert daemon.compiles() == 1
     version, (changed,) = application(other, 1)
-    assert (version, changed["outcome"]) == ("1.28.0", "compiled")
-    assert changed["request_key"] == made["request_key"] and changed["build"] != made["build"]
-    assert daemon.compiles() == 2
+    assert (version, changed["outcome"], changed["build"]) == ("1.28.0", "hit", made["build"])
+    assert daemon.compiles() == 1
     _, (back,) = application(older, 1)
     assert (back["outcome"], back["build"]) == ("hit", made["build"])
     for session in (again, foreign, changed, back):
