@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -110,4 +111,35 @@ func TestStopEndsSubscriptions(t *testing.T) {
 	d.compileAndHear(t, c, events)
 	d.stop() // and requires that it ends well
 	require.ErrorIs(t, <-ended, unixsock.ErrBusy)
+}
+
+func TestLoadThatIsRefused(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	c := d.dial()
+	defer c.Close()
+	model := writeModel(t, t.TempDir(), 1)
+	refusal := &unixsock.Refusal{Code: 10, Text: "[ONNXRuntimeError] : 10 : INVALID_GRAPH : not here"}
+	loads := 0
+	lease, err := c.Load(limited(t), forModel(model), []*os.File{openFile(t, model)}, nil, nil, func(l *unixsock.Lease) error {
+		_, err := os.Stat(l.Path())
+		require.NoError(t, err)
+		if loads++; loads == 1 {
+			// As if a disk had lost it: the daemon finds that, and gives another one.
+			blob := filepath.Join(l.Reply.GetView(), l.Reply.GetGraph())
+			require.NoError(t, os.Chmod(blob, 0o644))
+			require.NoError(t, os.Truncate(blob, 10))
+			return refusal
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	defer lease.Close()
+	require.Equal(t, 2, loads)
+	require.Equal(t, "compiled", lease.Reply.GetOutcome())
+
+	_, err = c.Load(limited(t), forModel(model), []*os.File{openFile(t, model)}, nil, nil, func(*unixsock.Lease) error { return refusal })
+	var refused *unixsock.RefusedError
+	require.ErrorAs(t, err, &refused, "a sound build is not given up for a word")
+	require.Equal(t, "sound", refused.Decision[0].GetDecision())
+	require.Equal(t, "hit", get(t, c, model).GetOutcome())
 }
