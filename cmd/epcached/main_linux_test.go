@@ -53,6 +53,8 @@ const (
 	openVINO = "openvino-1.8.1"
 	qnn      = "qnn-2.7.0"
 	olderQNN = "qnn-2.5.0"
+
+	olderOpenVINO = "openvino-1.4.0" // writes no compatibility string, and reads nobody else's builds
 )
 
 // runtimeFolder gives a real runtime, and skips the test loudly where it is not there.
