@@ -132,6 +132,8 @@ func FuzzConnection(f *testing.F) {
 	f.Add([]byte{}, 0, false)
 	f.Add(acquireFrame(1, 1), 3, true)
 	f.Add(append(statusFrame(1), acquireFrame(2, 0)...), 9, false)
+	f.Add(append(subscribeFrame(1), cancelFrame(1)...), 12, false)
+	f.Add(append(subscribeFrame(1), statusFrame(1)...), 0, false)
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, 1, true)
 	f.Fuzz(func(t *testing.T, data []byte, split int, descriptor bool) {
 		s := serve(t, &standIn{}, Limits{FrameTimeout: time.Second, WriteTimeout: time.Second})
