@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +50,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	out := c.adviseRuntimes(ctx)
 	out = append(out, c.adviseState()...)
 	out = append(out, c.adviseClock())
-	out = append(out, adviseWatching()...)
+	out = append(out, c.adviseWatching()...)
 	out = append(out, c.adviseIndex()...)
 	out = append(out, c.adviseBuilds(ctx)...)
 	out = append(out, c.adviseLately(p)...)
@@ -182,6 +183,26 @@ func knownCause(text string) *cause {
 		}
 	}
 	return nil
+}
+
+// adviseWatching tells which runtimes' files are looked at only now and then.
+func (c *Cache) adviseWatching() []Advice {
+	var out []Advice
+	for _, rt := range c.runtimes.all() {
+		if how := c.watcher.How(rt.name); how != "" {
+			out = append(out, adviseHow(rt.name, how))
+		}
+	}
+	return slices.Compact(out) // what is well is said once
+}
+
+func adviseHow(runtime, how string) Advice {
+	why, polled := strings.CutPrefix(how, "polled: ")
+	if !polled {
+		return fine("watching", "changes of libraries are noticed at once")
+	}
+	return warning("watching", "the files of %s are looked at only now and then: %s; no answer is for an earlier library for that, but recompiling begins later", runtime, why).
+		hint("on a network file system that is all there is; else raise %s", watchLimits())
 }
 
 // adviseIndex tells what was wrong with the records.

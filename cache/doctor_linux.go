@@ -60,16 +60,10 @@ func processorVendor() string {
 	return ""
 }
 
-// adviseWatching tries what watching files needs.
-func adviseWatching() []Advice {
-	const subject = "watching"
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-	if err != nil {
-		return []Advice{warning(subject, "no further inotify instance is to be had: %v; libraries may be polled instead", err).
-			hint("raise fs.inotify.max_user_instances, which is %s", sysctl("fs/inotify/max_user_instances"))}
-	}
-	_ = unix.Close(fd) // nothing was written
-	return []Advice{fine(subject, "inotify works; fs.inotify.max_user_watches is %s", sysctl("fs/inotify/max_user_watches"))}
+// watchLimits says what the kernel lets one user watch.
+func watchLimits() string {
+	return "fs.inotify.max_user_watches, which is " + sysctl("fs/inotify/max_user_watches") +
+		", or max_user_instances, which is " + sysctl("fs/inotify/max_user_instances")
 }
 
 func sysctl(name string) string {

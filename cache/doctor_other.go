@@ -10,4 +10,4 @@ func ownerOf(string) (owner, error) { return owner{}, errors.ErrUnsupported }
 
 func processorVendor() string { return "" }
 
-func adviseWatching() []Advice { return nil }
+func watchLimits() string { return "the system's limits" }

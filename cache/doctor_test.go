@@ -210,6 +210,16 @@ func TestDoctorTellsWhatWentWrong(t *testing.T) {
 	b.acquire(b.request(b.model(1))) // or it would be found as damaged and served when the test ends
 }
 
+func TestDoctorOnWatching(t *testing.T) {
+	b := newBench(t)
+	require.Equal(t, SeverityOK, about(t, b.doctor(b.self()), "watching").Severity)
+	a := adviseHow("/mnt/ort", "polled: the file system is NFS")
+	require.Equal(t, SeverityWarning, a.Severity)
+	require.Contains(t, a.Text, "/mnt/ort")
+	require.Contains(t, a.Text, "NFS")
+	require.Contains(t, a.Hint, "fs.inotify.max_user_watches")
+}
+
 func TestDoctorIsCancelled(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithCancel(context.Background())

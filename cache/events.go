@@ -34,7 +34,6 @@ const (
 	EventDamaged    = "damaged"     // bytes of a build are not what they were
 	EventHealed     = "healed"      // a build took the place of one that was damaged
 	EventJudged     = "judged"      // how a build suits a runtime, where that changed
-	EventRestored   = "restored"    // a build that was withheld may be served again
 	EventRebuild    = "rebuild"     // a build is wanted anew, and queued
 	EventRebuilt    = "rebuilt"     // and was made
 	EventNotRebuilt = "not rebuilt" // and was not: no source at hand, or the compile failed

@@ -153,13 +153,11 @@ var errElsewhere = errors.New("the device that it is for is not in this machine"
 
 // planReported thinks the build's request through for the runtime that the reporter used.
 func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Build) (*plan, *runtime, *runtimeContent, error) {
-	canon, err := readRecord(b.RecordJSON)
+	again, err := c.requestOf(b)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	pl := &plan{canonical: canon, record: b.Record, recordJSON: b.RecordJSON, requestKey: b.RequestKey}
-	eps := canon.request()
-	rt, rc, err := c.runtimeReported(ctx, p, r, b, eps)
+	rt, rc, err := c.runtimeReported(ctx, p, r, b, again.EPs)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -168,7 +166,7 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 		return nil, nil, nil, err
 	}
 	for _, probe := range facts.EPs {
-		for _, ep := range eps {
+		for _, ep := range again.EPs {
 			if probe.Name != ep.Name || probe.Error != "" {
 				continue
 			}
@@ -177,7 +175,8 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 			}
 		}
 	}
-	return pl, rt, rc, c.planFor(ctx, pl, eps, rc)
+	pl, err := c.plan(ctx, again, b.ModelDigest, rc, func(string) {})
+	return pl, rt, rc, err
 }
 
 // runtimeReported is the one that the reporter named, else one whose libraries made the build, else the default one.

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers/standin"
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
 )
 
@@ -295,24 +294,6 @@ func TestWhyANameMeansSeveral(t *testing.T) {
 	require.Equal(t, BadRequest, e.Class)
 	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
 	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
-}
-
-func TestReadRecord(t *testing.T) {
-	b := newBench(t)
-	r := b.request(b.openFile(b.write("model.onnx", tinymodel.Dense(1, 8, "batch"))))
-	r.EPs[0].Options = map[string]string{"level": "2"}
-	r.SessionOptions = map[string]string{"session.intra_op.allow_spinning": "0"}
-	r.FreeDimensions = map[string]int64{"batch": 2}
-	a := b.acquire(r)
-	c, err := readRecord(a.Record)
-	require.NoError(t, err)
-	key, record := c.key()
-	require.Equal(t, a.RequestKey, key)
-	require.Equal(t, a.Build.Record, record)
-	for _, bad := range []string{"", "{", "[]", `{"version":2,"model":""}`, `{"version":1,"model":"zz"}`} {
-		_, err := readRecord(bad)
-		require.Error(t, err, bad)
-	}
 }
 
 func (b *bench) write(name string, content []byte) string {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/epcached/epcached/compilers"
 )
 
 // decodeRecord reads what encode wrote, and nothing else: what it gives encodes to the same bytes. A record of a
@@ -166,4 +168,16 @@ func (c *canonical) again() (*Request, error) {
 	return &Request{EPs: c.request(), SessionOptions: c.SessionOptions, FreeDimensions: c.FreeDimensions,
 		FreeDimensionsByDenotation: c.FreeDimensionsByDenotation, GraphOptimizationLevel: c.GraphOptimizationLevel,
 		Embed: c.Embed, Route: c.Route}, nil
+}
+
+// request gives the execution providers as a request would name them.
+func (c *canonical) request() []EP {
+	out := make([]EP, len(c.EPs))
+	for i, ep := range c.EPs {
+		out[i] = EP{Name: ep.Name, Options: ep.Options}
+		for _, d := range ep.Devices {
+			out[i].Devices = append(out[i].Devices, compilers.Device(d))
+		}
+	}
+	return out
 }

@@ -2,7 +2,6 @@ package cache
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"sort"
 
@@ -165,25 +164,6 @@ func (c *canonical) json() string {
 		return "{}" // cannot happen: strings, numbers and maps of them only
 	}
 	return string(b)
-}
-
-// readRecord reads what json wrote.
-func readRecord(record string) (canonical, error) {
-	type plain canonical // without json
-	var c canonical
-	v := struct {
-		*plain
-		Model string `json:"model"` // hides the digest's bytes
-	}{plain: (*plain)(&c)}
-	if err := json.Unmarshal([]byte(record), &v); err != nil {
-		return c, fmt.Errorf("request record: %w", err)
-	}
-	if c.Version != recordVersion {
-		return c, fmt.Errorf("request record of version %d, not %d", c.Version, recordVersion)
-	}
-	var err error
-	c.Model, err = cas.ParseDigest(v.Model)
-	return c, err
 }
 
 func appendBytes(b []byte, field protowire.Number, v []byte) []byte {

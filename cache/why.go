@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
 
@@ -139,54 +138,20 @@ func meansEvent(name string, e *Event) bool {
 
 // planAgain thinks a build's request through again, for the first runtime that has its execution providers.
 func (c *Cache) planAgain(ctx context.Context, b *index.Build) (*plan, *runtime, *runtimeContent, error) {
-	canon, err := readRecord(b.RecordJSON)
+	r, err := c.requestOf(b)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	p := &plan{canonical: canon, record: b.Record, recordJSON: b.RecordJSON, requestKey: b.RequestKey}
-	eps := canon.request()
-	var last error = noRuntime(&Request{EPs: eps}, nil)
+	last := noRuntime(r, nil)
 	for _, rt := range c.runtimes.all() {
 		rc, err := c.content(ctx, rt, func(string) {})
-		if err != nil || !rc.hasAll(eps) {
+		if err != nil || !rc.hasAll(r.EPs) {
 			continue // another one may do
 		}
-		if last = c.planFor(ctx, p, eps, rc); last == nil {
+		var p *plan
+		if p, last = c.plan(ctx, r, b.ModelDigest, rc, func(string) {}); last == nil {
 			return p, rt, rc, nil
 		}
 	}
 	return nil, nil, nil, last
-}
-
-// request gives the execution providers as a request would name them.
-func (c *canonical) request() []EP {
-	out := make([]EP, len(c.EPs))
-	for i, ep := range c.EPs {
-		out[i] = EP{Name: ep.Name, Options: ep.Options}
-		for _, d := range ep.Devices {
-			out[i].Devices = append(out[i].Devices, compilers.Device(d))
-		}
-	}
-	return out
-}
-
-// planFor fills in what follows from a runtime.
-func (c *Cache) planFor(ctx context.Context, p *plan, eps []EP, rc *runtimeContent) error {
-	facts, err := c.probes.facts(ctx, rc, false)
-	if err != nil {
-		return err
-	}
-	for _, ep := range eps {
-		if _, err := resolveDevices(facts, ep); err != nil {
-			return err
-		}
-	}
-	if p.eps, err = resolveEPs(eps, p.canonical.EPs, rc); err != nil {
-		return err
-	}
-	if p.marks, err = c.probes.fingerprints(ctx, rc, p.eps, false); err != nil {
-		return err
-	}
-	c.name(p, rc)
-	return nil
 }
