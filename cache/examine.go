@@ -179,18 +179,26 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 	return pl, rt, rc, err
 }
 
-// runtimeReported is the one that the reporter named, else one whose libraries made the build, else the default one.
+// runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and
+// a path of another user's is not looked up; so where it tells nothing, it is one whose libraries made the build.
 func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []EP) (*runtime, *runtimeContent, error) {
 	req := &Request{Peer: p, EPs: eps, Runtime: r.Runtime}
 	if req.Runtime.ORTVersion == "" {
 		req.Runtime.ORTVersion = r.ORTVersion
 	}
-	if r.Runtime.Directory == "" && len(r.Runtime.EPLibraries) == 0 {
-		for _, rt := range c.runtimes.all() {
-			if rc, err := c.content(ctx, rt, func(string) {}); err == nil && rc.hasEvery(b) && rc.made(b) {
-				return rt, rc, nil
-			}
+	named := r.Runtime.Directory != "" || len(r.Runtime.EPLibraries) > 0
+	if named {
+		if rt, rc, err := c.resolve(ctx, req, func(string) {}); err == nil || ctx.Err() != nil {
+			return rt, rc, err
 		}
+	}
+	for _, rt := range c.runtimes.all() {
+		if rc, err := c.content(ctx, rt, func(string) {}); err == nil && rc.hasEvery(b) && rc.made(b) {
+			return rt, rc, nil
+		}
+	}
+	if named {
+		return nil, nil, errors.New("it is not known here, and no other one made the build")
 	}
 	return c.resolve(ctx, req, func(string) {})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 )
 
@@ -316,6 +317,21 @@ func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
 	require.Contains(t, b.refusedRequest(again).Text, "blob not found", "also after a restart")
 	b.library("1.0")
 	require.Equal(t, a.Build.ID, b.acquire(b.others(alice, 1)).Build.ID)
+}
+
+func TestReportsFromARuntimeThatIsNotKnown(t *testing.T) {
+	b := newReporting(t)
+	a := b.served(1, alice)
+	r := stale(a)
+	r.Runtime.EPLibraries = []EPLibraryRef{{EP: standin.EP, Path: "/home/alice/venv/libonnxruntime_providers_standin.so"}}
+	d := b.report(alice, r)
+	require.Equal(t, DecidedSound, d.Decision, "the library that made it is here")
+	require.Contains(t, d.Text, b.runtime)
+
+	b.library("2.0")
+	d = b.report(alice, r)
+	require.Equal(t, withheldFromYou, d.State)
+	require.Contains(t, d.Text, "not known here")
 }
 
 func TestAReportOfACopyThatWasReplaced(t *testing.T) {

@@ -34,6 +34,7 @@ func Suite(t *testing.T, s Subject) {
 	t.Run("own compatibility string is judged", s.testCompatibility)
 	t.Run("compile with a sidecar", s.testSidecar)
 	t.Run("compile embedded", s.testEmbedded)
+	t.Run("control loads", s.testControl)
 	t.Run("several at once", s.testConcurrent)
 	t.Run("build without its binary does not load", s.testMissingBinary)
 	t.Run("what is not onnx is refused", s.testNotONNX)
@@ -137,6 +138,15 @@ func (s Subject) requireLoads(t *testing.T, job compilers.Job, result compilers.
 	check, err := s.Compiler.Check(t.Context(), compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
+}
+
+func (s Subject) testControl(t *testing.T) {
+	if !s.Loads {
+		return // what a control says on such a machine is not promised
+	}
+	result, err := compilers.Control(t.Context(), s.Compiler, s.Runtime, []compilers.EP{s.EP}, t.TempDir())
+	require.NoError(t, err)
+	require.Equal(t, compilers.Passed, result.Outcome, result.Text)
 }
 
 func (s Subject) testConcurrent(t *testing.T) {
