@@ -81,13 +81,47 @@ func (c *Cache) adviseRuntime(ctx context.Context, rt *runtime) []Advice {
 	}
 	var out []Advice
 	for _, ep := range facts.Facts.EPs {
-		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, facts.MarkErrors[ep.Name], facts.Marks[ep.Name]))
+		wrong := facts.MarkErrors[ep.Name]
+		if wrong == "" && len(ep.Devices) > 0 {
+			wrong = c.tryEP(ctx, rt, &facts, ep.Name) // what was found out long ago may not hold in this process
+		}
+		out = append(out, adviseEP(subject, facts.Facts.ORTVersion, ep, wrong, facts.Marks[ep.Name]))
 	}
 	if s, err := fileSystemOf(facts.Spec.ORTLibrary); err == nil && !s.timesHold {
 		out = append(out, warning(subject, "it lies on %s, whose file times do not tell of every change: its libraries are hashed at each start", s.kind).
 			hint("a folder on ext4, XFS, btrfs or f2fs starts faster"))
 	}
 	return out
+}
+
+// tryEP compiles one node, and loads it, unless that was tried lately. It says what is wrong.
+func (c *Cache) tryEP(ctx context.Context, rt *runtime, facts *RuntimeFacts, name string) string {
+	rc, err := c.content(ctx, rt, func(string) {})
+	if err != nil {
+		return err.Error()
+	}
+	a, err := againstEP(rc, facts.Facts, name)
+	if err != nil {
+		return err.Error()
+	}
+	wrong, err := examineOnce(ctx, c.reports.examinations, c.probes.key("doctor", rc, []byte(name)), func(ctx context.Context) (string, error) {
+		return c.control(ctx, a)
+	})
+	if err != nil {
+		return err.Error()
+	}
+	return wrong
+}
+
+// againstEP is one execution provider alone, with its first device and default options.
+func againstEP(rc *runtimeContent, facts compilers.Facts, name string) (*against, error) {
+	ep := EP{Name: name}
+	devices, err := resolveDevices(facts, ep)
+	if err != nil {
+		return nil, err
+	}
+	eps, err := resolveEPs([]EP{ep}, []canonicalEP{{Name: name, Devices: canonicalDevices(devices)}}, rc)
+	return &against{rc: rc, eps: eps}, err
 }
 
 // adviseUnusable is for a runtime that cannot even be asked.
@@ -124,7 +158,7 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError string, mark 
 	}
 	what := "it does not load"
 	if ep.Error == "" {
-		what = "it loads, and compiles not even a model of one node"
+		what = "it loads, but not even a model of one node compiles and loads"
 	}
 	a := problem(subject, "%s with ONNX Runtime %s: %s", what, ort, end(cause))
 	if known := knownCause(cause); known != nil {
@@ -171,6 +205,7 @@ var causes = []cause{
 	{"cannot allocate memory in static TLS", "too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's environment"},
 	{fs.ErrPermission.Error(), "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers"},
 	{"Permission denied", "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers"},
+	{"can't protect", "the worker may not make memory executable, and OpenVINO generates code: take MemoryDenyWriteExecute out of the unit, or whatever else forbids it"},
 	{"crashed:", "its own code crashed, in a process of its own: another version of it may do better; the kernel's log may say more"},
 	{compilers.ErrTimeout.Error(), "it did not answer in time: a driver may hang"},
 	{"epcached-ort", "the worker program does not start: it has to stand beside epcached, of the same version"},
@@ -247,13 +282,13 @@ func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
 	}
 	var out []Advice
 	if n := states[index.Damaged]; n > 0 {
-		out = append(out, warning("builds", "%d builds were damaged and are not served", n).
+		out = append(out, warning("builds", "%d were damaged and are not served", n).
 			hint("each is compiled anew when it is asked for; if more come, see to the disk and to who may write below %s", c.dir))
 	}
 	if n := states[index.Withheld]; n > 0 {
-		out = append(out, warning("builds", "%d builds are withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
+		out = append(out, warning("builds", "%d are withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
 	}
-	return append(out, fine("builds", "%d builds may be served", states[index.Current]))
+	return append(out, fine("builds", "%d may be served", states[index.Current]))
 }
 
 // lately is how far back the doctor looks.
@@ -281,7 +316,7 @@ func (c *Cache) adviseLately(p Peer) []Advice {
 		out = append(out, fine("compiles", "%d succeeded in the last day, and %d failed", good, n))
 	}
 	if n := counts[EventDamaged]; n > 0 {
-		out = append(out, warning("damage", "%d builds were found damaged in the last day", n).
+		out = append(out, warning("damage", "builds found damaged in the last day: %d", n).
 			hint("somebody writes below %s, or the disk fails: see the kernel's log, and epcachectl check --deep", c.dir))
 	}
 	return out

@@ -49,7 +49,21 @@ func TestDoctorFindsNothingWhereAllIsWell(t *testing.T) {
 	for _, subject := range []string{"runtime " + b.runtime + " " + standin.EP, "clock", "index", "builds", "compiles"} {
 		require.Equal(t, SeverityOK, about(t, list, subject).Severity, "%v", about(t, list, subject))
 	}
-	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+	compiles := b.compiler.Compiles.Load()
+	b.doctor(b.self())
+	require.Equal(t, compiles, b.compiler.Compiles.Load(), "what was tried a moment ago is not tried again")
+}
+
+// What was found out when it was fingerprinted need not hold in this process.
+func TestDoctorTriesToLoad(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(1)))
+	b.compiler.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
+		return &compilers.CheckResult{Outcome: compilers.Failed, Code: 11, Text: "plugin.cpp:54: can't protect"}
+	}
+	a := about(t, b.doctor(b.self()), "runtime "+b.runtime+" "+standin.EP)
+	require.Equal(t, SeverityProblem, a.Severity)
+	require.Contains(t, a.Hint, "MemoryDenyWriteExecute")
 }
 
 func TestDoctorOnRuntimes(t *testing.T) {
@@ -85,7 +99,9 @@ func (b *bench) epLibrary() string {
 
 func TestDoctorWithoutRuntimes(t *testing.T) {
 	b := newBench(t)
+	b.cache.runtimes.mu.Lock()
 	b.cache.runtimes.list = nil
+	b.cache.runtimes.mu.Unlock()
 	a := about(t, b.doctor(b.self()), "runtimes")
 	require.Equal(t, SeverityProblem, a.Severity)
 	require.Contains(t, a.Hint, "--runtime")
@@ -199,7 +215,7 @@ func TestDoctorTellsWhatWentWrong(t *testing.T) {
 		b.refused(r)
 	}
 	list := b.doctor(b.self())
-	require.Contains(t, about(t, list, "damage").Text, "1 builds were found damaged")
+	require.Contains(t, about(t, list, "damage").Text, "in the last day: 1")
 	require.Contains(t, about(t, list, "compiles").Text, "told to refuse")
 	require.NotContains(t, about(t, b.doctor(Peer{UID: 2001}), "compiles").Text, "refuse", "whose models fail is nobody's business")
 

@@ -129,7 +129,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 	case t.result.Outcome == compilers.NotCheckable:
 		out.verdict, out.text = unprovable, "whether it loads cannot be told on this machine, which lacks the device that it is for"
 	case t.control != "":
-		out.text = "it does not load here, but neither does what is known to be sound: " + t.control
+		out.text = "it does not load here, but neither does what is known to be sound: " + end(t.control)
 	default:
 		out.verdict, out.text = refuted, fmt.Sprintf("it does not load here either: %s", shortened(t.result.Text))
 	}
@@ -251,8 +251,8 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		return "", err
 	case err != nil:
 		return err.Error(), nil
-	case result.Outcome != compilers.Passed:
-		return cmp.Or(shortened(result.Text), result.Outcome), nil
+	case result.Outcome == compilers.Failed:
+		return cmp.Or(result.Text, result.Outcome), nil
 	}
-	return "", nil
+	return "", nil // where the device is elsewhere, a failure proves nothing
 }

@@ -329,16 +329,11 @@ func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) Runti
 
 // defaultFingerprint is what a build made with the EP's first device and default options would say of itself.
 func (c *Cache) defaultFingerprint(ctx context.Context, rc *runtimeContent, facts compilers.Facts, name string, fresh bool) (compilers.Fingerprint, error) {
-	ep := EP{Name: name}
-	devices, err := resolveDevices(facts, ep)
+	a, err := againstEP(rc, facts, name)
 	if err != nil {
 		return compilers.Fingerprint{}, err
 	}
-	eps, err := resolveEPs([]EP{ep}, []canonicalEP{{Name: name, Devices: canonicalDevices(devices)}}, rc)
-	if err != nil {
-		return compilers.Fingerprint{}, err
-	}
-	marks, err := c.probes.fingerprints(ctx, rc, eps, fresh)
+	marks, err := c.probes.fingerprints(ctx, rc, a.eps, fresh)
 	if err != nil {
 		return compilers.Fingerprint{}, err
 	}

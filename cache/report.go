@@ -202,7 +202,7 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 		return retry("%s", x.text)
 	case loads:
 		ds.settle(b.ID)
-		d := sound(x.text+". "+class.Reason, "")
+		d := sound("its bytes are what was compiled, and "+x.text, "")
 		if class.Hint != "" && !strings.HasPrefix(class.Hint, "ask again") {
 			d.Hint += "; " + class.Hint
 		}
