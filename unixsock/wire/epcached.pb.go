@@ -4009,7 +4009,7 @@ func (x *Neighbour) GetBuilds() uint32 {
 // Difference is one field in which two records differ.
 type Difference struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Field         string                 `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"` // "execution_providers[0].options.precision"
+	Field         string                 `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"` // "eps[0].options.precision", as in the record
 	Asked         string                 `protobuf:"bytes,2,opt,name=asked,proto3" json:"asked,omitempty"` // empty: not there
 	Found         string                 `protobuf:"bytes,3,opt,name=found,proto3" json:"found,omitempty"` // empty: not there
 	unknownFields protoimpl.UnknownFields
