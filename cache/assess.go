@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -57,7 +58,7 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 		_ = c.probes.book.SaveMemo([]byte("probed:"+rt.name), raw)
 	}
 	if rc := rt.facts.Load(); rc != nil {
-		c.judgeAll(ctx, rt, rc, &facts, before.libraries(), !known || !now.Previous.Equal(before.Previous))
+		c.judgeAll(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous))
 	}
 }
 
@@ -167,7 +168,7 @@ type lot struct {
 // judgeAll judges everything stored that a runtime could load, once for each distinct maker, without running anything
 // but the execution providers' own verdicts. What was made by the runtime's former libraries and is not the best any
 // more is wanted anew.
-func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, facts *RuntimeFacts, former map[string]string, tell bool) {
+func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, former map[string]string, tell bool) {
 	lots := make(map[maker]*lot)
 	var affected []index.Build
 	best := make(map[index.RequestKey]compilers.Verdict)
@@ -178,7 +179,7 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 		m := makerOf(&b)
 		l := lots[m]
 		if l == nil {
-			j, err := c.glance(ctx, c.againstDefault(rt, rc, facts, &b), &b)
+			j, err := c.judgeLot(ctx, rt, rc, &b)
 			if err != nil {
 				return err
 			}
@@ -261,22 +262,18 @@ func madeBy(b *index.Build, libraries map[string]string) bool {
 	return true
 }
 
-// againstDefault judges a build for a runtime without its request's own fingerprint: what its options say of the
-// hardware is taken to hold still, as they are the same.
-func (c *Cache) againstDefault(rt *runtime, rc *runtimeContent, facts *RuntimeFacts, b *index.Build) *against {
-	a := &against{runtime: rt.name, rc: rc}
-	for i := range b.EPs {
-		made := &b.EPs[i]
-		lib, _ := rc.library(made.Name)
-		mark := facts.Marks[made.Name]
-		now := index.EPFacts{Name: made.Name, Library: lib.Path, LibraryDigest: rc.digests[made.Name], Version: mark.EPVersion,
-			SDKVersion: mark.SDKVersion, HardwareArchitecture: made.HardwareArchitecture, CompatibilityString: mark.CompatibilityString}
-		now.DriverVersion, _ = c.machine.driver(made.Name, mark)
-		if now.LibraryDigest == made.LibraryDigest {
-			now.SDKVersion, now.CompatibilityString = made.SDKVersion, made.CompatibilityString
+// judgeLot judges one build for all of its maker, with the fingerprint that its own request would give now. Where nothing
+// can be compiled nothing can be loaded either, and so nothing is said.
+func (c *Cache) judgeLot(ctx context.Context, rt *runtime, rc *runtimeContent, b *index.Build) (Judgement, error) {
+	r, err := c.requestOf(b)
+	if err == nil {
+		var p *plan
+		if p, err = c.plan(ctx, r, b.ModelDigest, rc, func(string) {}); err == nil {
+			return c.glance(ctx, p.against(rt.name, rc), b)
 		}
-		a.facts = append(a.facts, now)
-		a.eps = append(a.eps, compilers.EP{Name: made.Name, Library: lib.Path})
 	}
-	return a
+	if ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
+		return Judgement{}, err
+	}
+	return Judgement{At: c.now(), Runtime: rt.name, Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil
 }

@@ -24,11 +24,12 @@ func BenchmarkJudgeAll(b *testing.B) {
 	}
 	c.library("2.0")
 	rt := c.cache.runtimes.all()[0]
-	facts := c.cache.probeRuntime(context.Background(), rt, false)
+	_, err := c.cache.content(context.Background(), rt, func(string) {})
+	require.NoError(b, err)
 	rc := rt.facts.Load()
 	former := map[string]string{a.Build.EPs[0].Name: a.Build.EPs[0].LibraryDigest.String()}
 	for b.Loop() {
-		c.cache.judgeAll(context.Background(), rt, rc, &facts, former, true)
+		c.cache.judgeAll(context.Background(), rt, rc, former, true)
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
 	j, ok := rc.judged.glanceAt(a.Build)

@@ -240,3 +240,43 @@ func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, 10*time.Second, time.Millisecond)
 	require.Contains(t, kinds(b.events(b.self())), EventChanged)
 }
+
+// A build is judged for its own options, not for the defaults: they decide what the hardware is.
+func TestJudgedWithItsOwnOptions(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.EPs[0].Options = map[string]string{"hardware": "sim-2"}
+	a := b.acquire(r)
+	b.library("1.1")
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceEP }, 10*time.Second, time.Millisecond)
+	require.Equal(t, compilers.PreferRecompilation, b.list()[0].Judgement.Verdict)
+	require.Equal(t, a.Build.ID, b.list()[0].Build.ID)
+}
+
+// failing is a compiler that cannot compile with some libraries.
+type failing struct {
+	*standin.Compiler
+	ill atomic.Bool
+}
+
+func (f *failing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP) ([]compilers.Fingerprint, error) {
+	if f.ill.Load() {
+		return nil, errors.New("experimental function missing")
+	}
+	return f.Compiler.Fingerprint(ctx, r, eps)
+}
+
+func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	f := &failing{Compiler: b.compiler}
+	b.wrap = f
+	b.open()
+	b.acquire(b.request(b.model(1)))
+	f.ill.Store(true)
+	b.library("1.1")
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Reason != "made by equal libraries" && !b.list()[0].Judgement.At.IsZero() }, 10*time.Second, time.Millisecond)
+	require.Equal(t, compilers.Unknown, b.list()[0].Judgement.Verdict)
+	require.Contains(t, b.list()[0].Judgement.Reason, "experimental function missing")
+	b.refused(b.request(b.model(1)))
+}
