@@ -275,7 +275,9 @@ func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	f.ill.Store(true)
 	b.library("1.1")
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Reason != "made by equal libraries" && !b.list()[0].Judgement.At.IsZero() }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return b.list()[0].Judgement.Reason != "made by equal libraries" && !b.list()[0].Judgement.At.IsZero()
+	}, 10*time.Second, time.Millisecond)
 	require.Equal(t, compilers.Unknown, b.list()[0].Judgement.Verdict)
 	require.Contains(t, b.list()[0].Judgement.Reason, "experimental function missing")
 	b.refused(b.request(b.model(1)))

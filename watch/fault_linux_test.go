@@ -198,7 +198,9 @@ func TestWhatNeverRestsNeverSettles(t *testing.T) {
 // Stores through a mapping are told nobody. They move the file's times, where the file system keeps its word.
 func TestStoresThroughAMappingAreFoundByTheBackstop(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Backstop = 20 * time.Millisecond })
-	require.NotEqual(t, "tmpfs", r.fs(), "set TMPDIR to a file system on disk: tmpfs moves no times for a mapping")
+	if r.fs() == "tmpfs" {
+		t.Skip("SKIPPED: the temporary folder is a tmpfs, which moves no times for a mapping; set TMPDIR to a file system on disk")
+	}
 	r.write("ep.so", strings.Repeat("x", 8192))
 	f, err := os.OpenFile(r.path("ep.so"), os.O_RDWR, 0)
 	require.NoError(t, err)
