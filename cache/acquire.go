@@ -329,7 +329,7 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 	if ctx.Err() != nil {
 		return contextError(ctx, r)
 	}
-	found.why = c.withhold(b, err)
+	found.why = c.withhold(ctx, b, err)
 	return nil
 }
 
@@ -461,20 +461,34 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 }
 
 // withhold takes a build that failed its check out of service, and says why.
-func (c *Cache) withhold(b *index.Build, cause error) string {
-	var corrupt *cas.CorruptError
-	if !errors.As(cause, &corrupt) && !errors.Is(cause, cas.ErrNotFound) {
+func (c *Cache) withhold(ctx context.Context, b *index.Build, cause error) string {
+	var damaged []cas.Digest
+	if cas.Unsound(cause) { // of a blob, or of the view's folders, which say nothing of the build
+		damaged = c.damagedBlobs(ctx, b)
+	}
+	if len(damaged) == 0 && !errors.Is(cause, cas.ErrNotFound) {
 		c.log.Error("build cannot be served", "build", b.BuildKey.String(), "error", cause)
 		return "the build cannot be served: " + cause.Error()
 	}
 	reason := cause.Error()
 	c.log.Warn("build withheld", "build", b.BuildKey.String(), "why", reason)
-	if corrupt != nil {
-		c.putAside(corrupt.Digest, reason)
-	} else {
+	for _, d := range damaged {
+		c.putAside(d, reason)
+	}
+	if len(damaged) == 0 {
 		c.withholdBuild(b.ID, index.Damaged, reason)
 	}
 	return "the stored build was damaged: " + reason
+}
+
+// damagedBlobs lists those of the build's blobs that are no good. What was verified a moment ago is not hashed again.
+func (c *Cache) damagedBlobs(ctx context.Context, b *index.Build) (out []cas.Digest) {
+	for _, f := range b.Files {
+		if err := c.cas.Verify(ctx, f.Digest, nil); cas.Unsound(err) && !slices.Contains(out, f.Digest) {
+			out = append(out, f.Digest)
+		}
+	}
+	return out
 }
 
 // withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id.

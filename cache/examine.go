@@ -105,7 +105,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 		return examined{}, ctx.Err()
 	}
 	if err != nil {
-		return examined{verdict: damagedNow, text: c.withhold(b, err)}, nil
+		return examined{verdict: damagedNow, text: c.withhold(ctx, b, err)}, nil
 	}
 	pl, rt, rc, err := c.planReported(ctx, p, r, b)
 	if ctx.Err() != nil {

@@ -189,8 +189,7 @@ func (c *Cache) openSource(ctx context.Context, b *index.Build, r *Request) erro
 	case index.SourceCopy:
 		for i, f := range b.Source.Files {
 			open, err := c.cas.Open(ctx, f.Digest)
-			var corrupt *cas.CorruptError
-			if errors.As(err, &corrupt) {
+			if cas.Unsound(err) {
 				c.putAside(f.Digest, err.Error())
 			}
 			if err != nil {

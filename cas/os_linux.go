@@ -138,5 +138,7 @@ func tooManyLinks(err error) bool { return errors.Is(err, unix.EMLINK) }
 func otherDevice(err error) bool { return errors.Is(err, unix.EXDEV) }
 
 // unreadable reports whether the disk cannot give the bytes any more, or a
-// symbolic link stands in for them.
-func unreadable(err error) bool { return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) }
+// symbolic link (ELOOP) or a socket (ENXIO) stands in for them.
+func unreadable(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
+}

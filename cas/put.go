@@ -233,7 +233,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 		if err == nil {
 			return false, there.Close()
 		}
-		if !unsound(err) {
+		if !Unsound(err) {
 			return false, err
 		}
 		if err := s.quarantine(d, err.Error()); err != nil {
@@ -243,11 +243,12 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 	return false, err
 }
 
-// unsound reports whether err, of opening a blob, says that what has its name
-// is no good; all other errors say nothing about it.
-func unsound(err error) bool {
+// Unsound reports whether err, of opening or verifying a blob, says that what
+// has its name is no good: other bytes, no regular file, or one that cannot be
+// read. All other errors say nothing about it, nor does ErrNotFound.
+func Unsound(err error) bool {
 	var corrupt *CorruptError
-	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) || unreadable(err)
+	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) || errors.Is(err, fs.ErrPermission) || unreadable(err)
 }
 
 // sameFile makes sure that what was linked by its path is the file that was

@@ -1,0 +1,69 @@
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+// What stands in the place of a blob and is none is damage: it is noted, put aside, and made good.
+func TestWhatIsNoBlobIsDamage(t *testing.T) {
+	cases := map[string]func(t *testing.T, path string){
+		"symbolic link to the same bytes": func(t *testing.T, path string) {
+			aside := filepath.Join(t.TempDir(), "aside")
+			require.NoError(t, os.Rename(path, aside))
+			require.NoError(t, os.Symlink(aside, path))
+		},
+		"folder": func(t *testing.T, path string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Mkdir(path, 0o755))
+		},
+		"pipe": func(t *testing.T, path string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, syscall.Mkfifo(path, 0o644))
+		},
+		"unreadable": func(t *testing.T, path string) {
+			if os.Geteuid() == 0 {
+				t.Skip("SKIPPED: root reads what nobody may read")
+			}
+			require.NoError(t, os.Chmod(path, 0))
+		},
+	}
+	for name, replace := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			first := b.acquire(b.request(b.model(1)))
+			files := b.read(first)
+			replace(t, b.blob(first))
+			b.views()
+			again := b.acquire(b.request(b.model(1)))
+			require.Equal(t, Compiled, again.Outcome, again.Why)
+			require.Equal(t, files, b.read(again))
+			require.Contains(t, again.Why, "damaged")
+			require.Contains(t, kinds(b.events(b.self())), EventDamaged)
+			require.Contains(t, kinds(b.events(b.self())), EventHealed)
+			require.Equal(t, index.Current, b.list()[0].State.Name)
+		})
+	}
+}
+
+// views takes every view away behind the cache's back, so that they are made again from the blobs.
+func (b *bench) views() {
+	b.Helper()
+	found, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*"))
+	require.NoError(b, err)
+	for _, dir := range found {
+		require.NoError(b, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				return os.Chmod(path, 0o700)
+			}
+			return err
+		}))
+		require.NoError(b, os.RemoveAll(dir))
+	}
+}
