@@ -56,6 +56,10 @@ check: ## gofmt, vet, staticcheck, mypy, tidy, and builds for the other systems
 	for target in linux/arm64 darwin/arm64 windows/amd64; do \
 	  echo "build $$target"; CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null ./...; done
 
+.PHONY: testep
+testep: ## build the plugin execution provider of the tests, testdata/ep/testep, into bin/testep/ (the tests build their own)
+	testdata/ep/testep/build $(BIN)/testep
+
 .PHONY: bench
 bench: build deps ## measure hits, digests and first inference next to their peers; report/bench.txt
 	@mkdir -p report

@@ -10,5 +10,6 @@ import (
 func TestMain(m *testing.M) {
 	status := m.Run()
 	compilertest.RemoveWorker()
+	compilertest.RemoveTestEP()
 	os.Exit(status)
 }

@@ -1,0 +1,85 @@
+#include "options.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "fault.h"
+
+// PROVIDER_PREFIX is what ONNX Runtime puts in front of provider options when it adds them to the session's: "ep." and the EP's name in lower case.
+#define PROVIDER_PREFIX "ep.epcachedtestexecutionprovider."
+
+static bool is_on(const char *value) { return value && strcmp(value, "1") == 0; }
+
+static char *take(const OrtKeyValuePairs *pairs, const char *key) {
+  const char *value = ort->GetKeyValue(pairs, key);
+  return value && *value ? copy_text(value) : NULL;
+}
+
+static void read_session(const OrtKeyValuePairs *pairs, struct options *o) {
+  o->context_enable = is_on(ort->GetKeyValue(pairs, "ep.context_enable"));
+  o->context_path = take(pairs, "ep.context_file_path");
+  o->embed = is_on(ort->GetKeyValue(pairs, "ep.context_embed_mode"));
+  o->name_prefix = take(pairs, "ep.context_node_name_prefix");
+  if (!o->name_prefix) o->name_prefix = copy_text("");
+  o->share = is_on(ort->GetKeyValue(pairs, "ep.share_ep_contexts"));
+  o->stop_share = is_on(ort->GetKeyValue(pairs, "ep.stop_share_ep_contexts"));
+  o->weightless = is_on(ort->GetKeyValue(pairs, "ep.enable_weightless_ep_context_nodes"));
+}
+
+// choose sets a field to whether the value is the second of two words.
+static OrtStatus *choose(const char *name, const char *value, const char *no, const char *yes, bool *field) {
+  if (strcmp(value, no) != 0 && strcmp(value, yes) != 0) return fail(ORT_INVALID_ARGUMENT, "option %s=%s: %s or %s", name, value, no, yes);
+  *field = strcmp(value, yes) == 0;
+  return NULL;
+}
+
+static OrtStatus *read_provider(const char *name, const char *value, struct options *o) {
+  if (strcmp(name, "partition") == 0) return choose(name, value, "group", "node", &o->split);
+  if (strcmp(name, "primaries") == 0) return choose(name, value, "one", "each", &o->each_main);
+  if (strcmp(name, "check") == 0) return choose(name, value, "0", "1", &o->check);
+  if (strcmp(name, "ops") == 0) {
+    free(o->ops);
+    o->ops = copy_text(value);
+    return NULL;
+  }
+  if (strcmp(name, "notes") == 0) {
+    o->notes = *value ? copy_text(value) : NULL;
+    return NULL;
+  }
+  if (strcmp(name, "delay") == 0) {
+    char *end = NULL;
+    o->delay = strtol(value, &end, 10);
+    return *value && !*end && o->delay >= 0 && o->delay <= 3600000 ? NULL : fail(ORT_INVALID_ARGUMENT, "option delay=%s: milliseconds, up to an hour", value);
+  }
+  if (strcmp(name, "fault") == 0) {
+    o->faults = *value ? copy_text(value) : NULL;
+    return check_faults(o->faults);
+  }
+  return fail(ORT_INVALID_ARGUMENT, "option %s: there are check, delay, fault, notes, ops, partition, primaries", name);
+}
+
+OrtStatus *read_options(const OrtSessionOptions *session, struct options *out) {
+  *out = (struct options){.ops = copy_text("Add,MatMul,Mul,Relu"), .check = true};
+  OrtKeyValuePairs *pairs = NULL;
+  TRY(ort->GetSessionOptionsConfigEntries(session, &pairs));
+  read_session(pairs, out);
+  const char *const *keys = NULL, *const *values = NULL;
+  size_t count = 0;
+  ort->GetKeyValuePairs(pairs, &keys, &values, &count);
+  OrtStatus *failed = NULL;
+  for (size_t i = 0; i < count && !failed; i++) {
+    if (strncasecmp(keys[i], PROVIDER_PREFIX, strlen(PROVIDER_PREFIX)) == 0) failed = read_provider(keys[i] + strlen(PROVIDER_PREFIX), values[i], out);
+  }
+  ort->ReleaseKeyValuePairs(pairs);
+  return failed;
+}
+
+void free_options(struct options *o) {
+  free(o->context_path);
+  free(o->name_prefix);
+  free(o->ops);
+  free(o->notes);
+  free(o->faults);
+  *o = (struct options){0};
+}
