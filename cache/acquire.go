@@ -447,6 +447,7 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 	a.Runtime = rt.name
 	a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
 	a.Warnings = append(a.Warnings, a.Build.Warnings...)
+	a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
 	for _, name := range sortedKeys(r.FreeDimensions) {
 		if !slices.Contains(id.FreeDims, name) {
 			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; it has %q", name, id.FreeDims))

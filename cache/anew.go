@@ -60,7 +60,7 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p
 	}
 	if err == nil && result.alone != nil {
 		c.doomLater(result.alone)
-		return cpu, settled("compiled, and not kept: %v", result.build.Warnings)
+		return cpu, settled("not kept: %s %v", result.why, result.build.Warnings)
 	}
 	return cpu, err
 }

@@ -67,6 +67,7 @@ type Cache struct {
 	stream   stream
 	rebuilds rebuilds
 	reports  *reports
+	gains    gains
 	slots    chan struct{} // one token for each compile that may run
 
 	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
@@ -155,6 +156,8 @@ func (c *Cache) open() error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
+	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
+	c.gains.start(ctx, c)
 	c.rebuilds.start(ctx, c) // before there is anybody who wants something
 	c.work.Go(func() { c.background(ctx) })
 	c.work.Go(func() { c.heed(ctx) })
@@ -206,6 +209,7 @@ func (c *Cache) Close() error {
 	c.stop()
 	c.rebuilds.close() // it starts flights
 	c.flights.close()
+	c.gains.close()
 	err := c.watcher.Close()
 	c.work.Wait()
 	c.flushUses()

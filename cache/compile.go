@@ -21,7 +21,8 @@ import (
 // compiled is what a flight brings: a build in the store, or, where nothing is to be kept, a view of its own.
 type compiled struct {
 	build *index.Build
-	alone *view // nil when the build is in the store
+	alone *view  // nil when the build is in the store
+	why   string // it is not, where that is not what was asked for
 }
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
@@ -51,6 +52,9 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
 	if first {
 		a.Outcome, a.Why = Compiled, why
+	}
+	if result.why != "" {
+		a.Why = result.why
 	}
 	return a, nil
 }
@@ -83,6 +87,7 @@ type job struct {
 	cpu       atomic.Int64    // nanoseconds that workers took of all processors
 	anew      string          // why the daemon itself compiles this again; "" where a request began it
 	source    index.Source    // then: where it has the model from
+	load      float64         // seconds that the compiled model took to load; 0: it was not loaded
 }
 
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
@@ -195,6 +200,13 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	if j.scope == "" {
 		return j.c.keepAlone(b, out)
 	}
+	if least := j.c.policyOf(j.plan.eps).MinCompileSeconds; b.CompileSeconds < least {
+		result, err := j.c.keepAlone(b, out)
+		if err == nil {
+			result.why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, %g s: not kept", b.CompileSeconds, least)
+		}
+		return result, err
+	}
 	return j.store(ctx, b, out)
 }
 
@@ -206,7 +218,7 @@ func (j *job) moved() error {
 
 // copyModel makes the private copy that is compiled, and proves that it has the bytes that the key is made of.
 func (j *job) copyModel(ctx context.Context) (string, error) {
-	if err := room(j.folder, j.request.files()); err != nil {
+	if err := j.makeRoom(); err != nil {
 		return "", storeError(err, j.request.Name)
 	}
 	path := filepath.Join(j.modelFolder(), j.name+".onnx")
@@ -221,6 +233,15 @@ func (j *job) copyModel(ctx context.Context) (string, error) {
 		return "", j.changed()
 	}
 	return path, nil
+}
+
+func (j *job) makeRoom() error {
+	err := room(j.folder, j.request.files())
+	if err != nil {
+		j.c.gains.giveUp()
+		err = room(j.folder, j.request.files())
+	}
+	return err
 }
 
 func (j *job) modelFolder() string { return filepath.Join(j.folder, "model") }
@@ -299,6 +320,9 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}
+	if checked.Outcome == compilers.Passed {
+		j.load = checked.Seconds
+	}
 	return b, nil
 }
 
@@ -366,6 +390,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled,
 	}
 	c.rebuilds.made(b)
 	c.supersede(ctx, b)
+	c.gains.after(j, b)
 	return &compiled{build: b}, nil
 }
 

@@ -13,7 +13,7 @@ type flights struct {
 	open map[flightKey]*flight // guarded by mu
 	work sync.WaitGroup
 
-	ended func() // called after each flight; may be nil
+	began, ended func() // called as each flight begins, with mu held, and after it; may be nil
 }
 
 type flightKey struct {
@@ -88,6 +88,9 @@ func (fs *flights) start(key flightKey, run flightRun, urgent bool) *flight {
 		fs.open = make(map[flightKey]*flight)
 	}
 	fs.open[key] = f
+	if fs.began != nil {
+		fs.began()
+	}
 	fs.work.Add(1)
 	go func() {
 		defer fs.work.Done()

@@ -77,6 +77,8 @@ func (c *Cache) listing(b index.Build) Listing {
 		l.LastUsed = u.last
 	}
 	c.uses.mu.Unlock()
+	l.Gain = c.gains.of(b.ID)
+	l.Build.Warnings = slices.Concat(b.Warnings, c.gains.warnings(b.ID))
 	c.views.mu.Lock()
 	v := c.views.live[b.ID]
 	c.views.mu.Unlock()

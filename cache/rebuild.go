@@ -234,13 +234,15 @@ func (q *rebuilds) pause(now time.Time) (why string, wait time.Duration) {
 	if q.c.flights.busy() {
 		return "requests wait for compiles", 0
 	}
+	if q.c.gains.busy() {
+		return "the load of a model is being measured", 0
+	}
 	return "", 0
 }
 
 // start begins the work. It ends with the context.
 func (q *rebuilds) start(ctx context.Context, c *Cache) {
 	q.c, q.tasks, q.changed = c, make(map[taskKey]*task), make(chan struct{})
-	c.flights.ended = q.wake
 	if q.limits.off {
 		return
 	}

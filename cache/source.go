@@ -110,7 +110,9 @@ func (j *job) copySource(ctx context.Context) (index.Source, error) {
 		if err != nil {
 			return err
 		}
-		f.Digest, f.Size, err = j.c.cas.PutFile(ctx, from)
+		if err = room(j.folder, []*os.File{from}); err == nil {
+			f.Digest, f.Size, err = j.c.cas.PutFile(ctx, from)
+		}
 		s.Files = append(s.Files, f)
 		return errors.Join(err, from.Close())
 	}

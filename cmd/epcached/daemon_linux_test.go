@@ -35,8 +35,11 @@ type site struct {
 
 func newSite(t testing.TB, runtimes ...string) *site {
 	dir := shortFolder(t)
-	return &site{state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"), runtimes: runtimes}
+	return &site{state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"), runtimes: runtimes, config: unmeasured}
 }
+
+// unmeasured keeps the daemon from loading source models after its answers: most tests look at its files and processes.
+const unmeasured = "[policy]\nmeasure_gain = false\n"
 
 // epcached is a running daemon.
 type epcached struct {

@@ -69,7 +69,7 @@ func faultyRuntime(t *testing.T, of string, make func(path string)) string {
 func TestLibrariesThatDoNotWork(t *testing.T) {
 	real := runtimeFolder(t, openVINO)
 	s := newSite(t, real)
-	s.config = "[limits]\nwall_seconds = 4\n"
+	s.config = unmeasured + "[limits]\nwall_seconds = 4\n"
 	r := newRefusals(t, s)
 	fromC := func(source string) func(*testing.T) string {
 		return func(t *testing.T) string {

@@ -33,10 +33,13 @@ class Daemon:
         self._log = open(self._folder / "log", "w+")
         (self._folder / "epcached.toml").write_text(configuration)
         named = [argument for runtime in runtimes for argument in ("--runtime", str(runtime))]
-        self._process = subprocess.Popen(
-            [programs / "epcached", "--state", self.state, "--socket", self.socket, "--config", self._folder / "epcached.toml", *named],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-        )  # fmt: skip
+        configuration_file = self._folder / "epcached.toml"
+        self._command = [programs / "epcached", "--state", self.state, "--socket", self.socket, "--config", configuration_file, *named]
+        self.start()
+
+    def start(self) -> None:
+        """Starts the daemon, the first time or on the store of the last time."""
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         self._wait_until_it_answers()
 
     def _wait_until_it_answers(self) -> None:
@@ -55,10 +58,18 @@ class Daemon:
 
     def control(self, *arguments: str) -> Any:
         """Returns what `epcachectl ARGUMENTS --json` prints. A status other than 0 is an error."""
+        said = self._control(*arguments)
+        return json.loads(said) if said.strip() else None
+
+    def events(self) -> list[dict[str, Any]]:
+        """Returns what happened since the store was made, oldest first."""
+        return [json.loads(line) for line in self._control("events").splitlines()]
+
+    def _control(self, *arguments: str) -> str:
         command: list[str | Path] = [self._programs / "epcachectl", *arguments, "--json", "--socket", self.socket]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"epcachectl {arguments} ended with {done.returncode}:\n{done.stderr}{done.stdout}"
-        return json.loads(done.stdout) if done.stdout.strip() else None
+        return done.stdout
 
     def compiles(self) -> int:
         """Returns how many compiles succeeded since the store was made."""

@@ -1,0 +1,342 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// gains find out what compiling brought: how long the source model takes to load, with the same execution providers and
+// options and in a process of its own, as the compiled form did when it was checked. It is done after the answer, at the
+// lowest priority, one at a time, and only while nothing is compiled; a compile that begins ends it, and it is begun
+// again later. What is found is remembered beside the index, and may be lost.
+type gains struct {
+	c    *Cache
+	work sync.WaitGroup
+
+	mu      sync.Mutex             // flights.mu may be held when it is taken, and is never taken with it
+	known   map[index.BuildID]Gain // zero: nothing is remembered either; guarded by mu
+	todo    []*measurement         // guarded by mu
+	stop    context.CancelFunc     // ends the measurement under way; nil: there is none; guarded by mu
+	changed chan struct{}          // closed, and made anew, when there may be something to do; guarded by mu
+}
+
+// measurement is a build whose source model is to be loaded.
+type measurement struct {
+	job   *job // its request's files are closed
+	build index.Build
+	copy  string // folder with the private copy that was compiled; "" where it was given up
+	tries int
+}
+
+const (
+	maxCopies       = 4 // that wait to be measured
+	maxMeasurements = 64
+	maxDisturbed    = 5
+	gainEntries     = 1 << 16
+)
+
+// Loses tells whether the compiled form takes longer to load than the source model, by more than chance would have it.
+func (g Gain) Loses() bool { return g.SourceLoad > 0 && g.Load > 1.05*g.SourceLoad }
+
+// warning says so.
+func (g Gain) warning() string {
+	return fmt.Sprintf("compiling gained nothing: the compiled model loads in %.3f s, the source model in %.3f s", g.Load, g.SourceLoad)
+}
+
+func gainKey(id index.BuildID) []byte { return append([]byte("gain:"), id[:]...) }
+
+// of gives what is known of the build. It is on the path of each hit.
+func (gs *gains) of(id index.BuildID) Gain {
+	gs.mu.Lock()
+	g, ok := gs.known[id]
+	gs.mu.Unlock()
+	if ok {
+		return g
+	}
+	if raw, ok := gs.c.index.Memo(gainKey(id)); !ok || json.Unmarshal(raw, &g) != nil {
+		g = Gain{}
+	}
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if newer, ok := gs.known[id]; ok {
+		return newer
+	}
+	gs.hold(id, g)
+	return g
+}
+
+// hold is called with mu held.
+func (gs *gains) hold(id index.BuildID, g Gain) {
+	if len(gs.known) >= gainEntries {
+		clear(gs.known)
+	}
+	gs.known[id] = g
+}
+
+func (gs *gains) save(id index.BuildID, g Gain) {
+	gs.mu.Lock()
+	gs.hold(id, g)
+	gs.mu.Unlock()
+	raw, err := json.Marshal(g)
+	if err == nil {
+		err = gs.c.index.SaveMemo(gainKey(id), raw)
+	}
+	if err != nil {
+		gs.c.log.Warn("measured gain not kept", "build", id.String(), "error", err)
+	}
+}
+
+// warnings are for whoever is given the build.
+func (gs *gains) warnings(id index.BuildID) []string {
+	if g := gs.of(id); g.Loses() {
+		return []string{g.warning()}
+	}
+	return nil
+}
+
+// after has the source of a build measured that the job just stored. It takes the model's private copy from the job.
+func (gs *gains) after(j *job, b *index.Build) {
+	if j.load == 0 {
+		return // it was not loaded here
+	}
+	gs.save(b.ID, Gain{Load: j.load})
+	if measure := gs.c.policyOf(j.plan.eps).MeasureGain; measure != nil && !*measure {
+		return
+	}
+	m := &measurement{job: j, build: *b}
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if len(gs.todo) >= maxMeasurements {
+		return
+	}
+	if gs.copies() < maxCopies && gs.c.roomy(j.modelFolder()) {
+		folder := gs.c.path("staging", "gain-"+newID())
+		if err := os.Rename(j.modelFolder(), folder); err == nil {
+			m.copy = folder
+		}
+	}
+	if m.copy == "" && b.Source.Kind == "" {
+		return // there is nothing to load
+	}
+	gs.todo = append(gs.todo, m)
+	gs.wakeLocked()
+}
+
+// copies counts those that are kept. The caller holds mu.
+func (gs *gains) copies() int {
+	n := 0
+	for _, m := range gs.todo {
+		if m.copy != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// roomy tells whether a folder may stay a while: as much again, and more, is free.
+func (c *Cache) roomy(folder string) bool {
+	var size int64
+	err := filepath.WalkDir(folder, func(_ string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	free, err2 := freeBytes(c.dir)
+	return err == nil && err2 == nil && free > 2*size+spare
+}
+
+// giveUp frees the copies that wait: somebody needs the space.
+func (gs *gains) giveUp() {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	left := gs.todo[:0]
+	for _, m := range gs.todo {
+		gs.c.removeStaged(m.copy)
+		if m.copy = ""; m.build.Source.Kind != "" {
+			left = append(left, m)
+		}
+	}
+	gs.todo = left
+}
+
+func (c *Cache) removeStaged(folder string) {
+	if folder == "" {
+		return
+	}
+	if err := os.RemoveAll(folder); err != nil {
+		c.log.Warn("staging folder not removed", "path", folder, "error", err)
+	}
+}
+
+func (gs *gains) start(ctx context.Context, c *Cache) {
+	gs.c, gs.known, gs.changed = c, make(map[index.BuildID]Gain), make(chan struct{})
+	gs.work.Go(func() { gs.serve(ctx) })
+}
+
+// close waits for the measurement under way, which has ended with its context, and removes what waits.
+func (gs *gains) close() {
+	gs.work.Wait()
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	for _, m := range gs.todo {
+		gs.c.removeStaged(m.copy)
+	}
+	gs.todo = nil
+}
+
+func (gs *gains) wake() {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	gs.wakeLocked()
+}
+
+func (gs *gains) wakeLocked() {
+	close(gs.changed)
+	gs.changed = make(chan struct{})
+}
+
+// disturb ends the measurement under way, if there is one. It does not wait.
+func (gs *gains) disturb() {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if gs.stop != nil {
+		gs.stop()
+	}
+}
+
+// busy tells whether something is being measured.
+func (gs *gains) busy() bool {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	return gs.stop != nil
+}
+
+func (gs *gains) serve(ctx context.Context) {
+	for ctx.Err() == nil {
+		m, mctx, changed := gs.next(ctx)
+		if m == nil {
+			sleepUntil(ctx, 0, changed)
+			continue
+		}
+		done := gs.measure(mctx, m)
+		gs.mu.Lock()
+		gs.stop()
+		gs.stop = nil
+		if done || m.tries >= maxDisturbed || ctx.Err() != nil {
+			gs.c.removeStaged(m.copy)
+		} else {
+			gs.todo = append(gs.todo, m)
+		}
+		gs.mu.Unlock()
+		gs.c.rebuilds.wake()
+	}
+}
+
+// next takes the first that waits, if nothing is compiled now. It is measured under a context that a compile ends.
+func (gs *gains) next(ctx context.Context) (*measurement, context.Context, <-chan struct{}) {
+	gs.mu.Lock()
+	changed := gs.changed
+	gs.mu.Unlock()
+	if gs.c.flights.count() > 0 {
+		return nil, nil, changed
+	}
+	mctx, stop := context.WithCancel(ctx)
+	m := gs.take(stop)
+	if m == nil {
+		stop()
+		return nil, nil, changed
+	}
+	if gs.c.flights.count() > 0 {
+		stop() // a compile began before there was a stop for it to call
+	}
+	return m, mctx, changed
+}
+
+func (gs *gains) take(stop context.CancelFunc) *measurement {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if len(gs.todo) == 0 {
+		return nil
+	}
+	m := gs.todo[0]
+	gs.todo = gs.todo[1:]
+	m.tries++
+	gs.stop = stop
+	return m
+}
+
+// measure loads the source model. It says whether the measurement is done with, well or not.
+func (gs *gains) measure(ctx context.Context, m *measurement) bool {
+	c, j := gs.c, m.job
+	if _, err := c.index.Get(m.build.ID); err != nil || !j.rc.unchanged() {
+		return true // the build is gone, or there are other libraries now
+	}
+	graph, err := gs.model(ctx, m)
+	if err == nil {
+		var checked compilers.CheckResult
+		checked, err = c.compiler.Check(ctx, compilers.CheckJob{
+			Runtime: j.rc.spec, EPs: j.plan.eps, Graph: graph, Source: true,
+			SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
+			FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
+			GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
+			Idle:                       make(chan struct{}),
+		})
+		if err == nil && checked.Outcome == compilers.Passed && ctx.Err() == nil && j.rc.unchanged() {
+			gs.found(&m.build, Gain{Load: j.load, SourceLoad: checked.Seconds})
+			return true
+		}
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	c.log.Info("gain not measured", "model", m.build.ModelName, "build", m.build.BuildKey.String(), "error", err)
+	return true
+}
+
+func (gs *gains) found(b *index.Build, g Gain) {
+	gs.save(b.ID, g)
+	if g.Loses() {
+		gs.c.log.Info("compiling gained nothing", "model", b.ModelName, "build", b.BuildKey.String(), "load", g.Load, "source", g.SourceLoad)
+	}
+}
+
+// model gives the graph of the private copy, or of another one of the source that is kept.
+func (gs *gains) model(ctx context.Context, m *measurement) (string, error) {
+	if m.copy != "" {
+		return filepath.Join(m.copy, m.job.name+".onnx"), nil
+	}
+	r, err := gs.c.sourceRequest(ctx, &m.build)
+	if err != nil {
+		return "", err
+	}
+	defer r.close()
+	folder, err := os.MkdirTemp(gs.c.path("staging"), "gain-")
+	if err != nil {
+		return "", err
+	}
+	again := &job{c: gs.c, request: r, plan: m.job.plan, folder: folder, name: m.job.name}
+	graph, err := again.copyModel(ctx)
+	if err == nil {
+		m.copy = folder + "-model"
+		err = os.Rename(again.modelFolder(), m.copy)
+	}
+	gs.c.removeStaged(folder)
+	if err != nil {
+		gs.c.removeStaged(m.copy)
+		m.copy = ""
+		return "", err
+	}
+	return filepath.Join(m.copy, filepath.Base(graph)), nil
+}
