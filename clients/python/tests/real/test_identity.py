@@ -182,7 +182,8 @@ def test_one_build_for_several_onnx_runtimes(start: Callable[..., Daemon], runti
 def test_library_replaced_and_put_back_under_a_running_daemon(
     start: Callable[..., Daemon], where: Path, models: Any, tmp_path: Path
 ) -> None:
-    """One more byte at its end changes nothing that the library says of itself: only its bytes tell."""
+    """One more byte at its end changes nothing that the library says of itself: only its bytes tell. What there is
+    is then judged for it, and is not taken for its own."""
     folder = tmp_path / "runtime"
     shutil.copytree(where, folder, symlinks=True, copy_function=link_or_copy)
     library = folder / "onnxruntime_ep_openvino" / "libonnxruntime_providers_openvino_plugin.so"
@@ -193,17 +194,22 @@ def test_library_replaced_and_put_back_under_a_running_daemon(
     daemon = start(folder)
     with epcache.Client(daemon.socket, hello_limit=10) as client:
 
-        def acquire() -> tuple[str, str]:
-            with client.acquire(models.path("tiny-mlp"), f"{OPENVINO}:CPU", runtime=str(folder)) as artefact:
-                return artefact.outcome, artefact.build
+        def acquire(on_miss: str = "wait") -> tuple[str, str, str]:
+            asked = {"runtime": str(folder), "on_miss": on_miss}
+            with client.acquire(models.path("tiny-mlp"), f"{OPENVINO}:CPU", **asked) as artefact:
+                assert artefact.compatibility == "optimal", artefact
+                return artefact.outcome, artefact.build, artefact.compatibility_source
 
-        outcome, first = acquire()
-        assert (outcome, acquire()) == ("compiled", ("hit", first))
+        outcome, first, source = acquire()
+        assert (outcome, source) == ("compiled", "same library")
+        assert acquire() == ("hit", first, "same library")
         changed.replace(library)
-        outcome, second = acquire()
-        assert outcome == "compiled" and second != first
+        assert acquire() == ("hit", first, "execution provider")
+        outcome, second, source = acquire("refresh")
+        assert (outcome, source) == ("compiled", "same library") and second != first
+        assert acquire() == ("hit", second, "same library"), "its own comes first"
         original.replace(library)
-        assert acquire() == ("hit", first)
+        assert acquire() == ("hit", first, "same library")
 
 
 def link_or_copy(source: Any, target: Any) -> None:
