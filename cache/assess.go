@@ -230,9 +230,6 @@ func (c *Cache) rebuildAffected(rt *runtime, lots map[maker]*lot, affected []ind
 const maxTold = 200
 
 func (c *Cache) tellLot(rt *runtime, l *lot) {
-	if l.judgement.Source == sourceLibrary {
-		return
-	}
 	what := "1 build"
 	if l.builds > 1 {
 		what = fmt.Sprintf("%d builds", l.builds)
