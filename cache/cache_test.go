@@ -60,10 +60,11 @@ func (b *bench) open() {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
 		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
 		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
-		Rebuild: RebuildOptions{Off: true}, Policies: b.policies,
+		Rebuild: RebuildOptions{Off: true}, Policies: map[string]Policy{"": {MeasureGain: new(bool)}},
 	}
-	if b.policies == nil {
-		o.Policies = map[string]Policy{"": {MeasureGain: new(bool)}}
+	for ep, p := range b.policies {
+		p.MeasureGain = new(bool)
+		o.Policies[ep] = p
 	}
 	if b.change != nil {
 		b.change(&o)
