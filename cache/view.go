@@ -35,6 +35,7 @@ type view struct {
 	graph string // the graph's name below <id>
 	path  string // absolute, of <view>
 	inner *os.File
+	at    cas.Stamp // of inner, for its device and inode
 	files []viewFile
 
 	gone   atomic.Bool  // set before the view may be taken away
@@ -188,8 +189,7 @@ func (c *Cache) earlierView(b *index.Build) *view {
 		return nil
 	}
 	v := &view{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph, path: c.path("views", parts[0], parts[1])}
-	var err error
-	if v.inner, err = os.Open(filepath.Join(v.path, v.id)); err != nil {
+	if err := v.open(); err != nil {
 		return nil
 	}
 	for _, f := range b.Files {
@@ -229,9 +229,7 @@ func (c *Cache) newView(scope, graph string) (*view, error) {
 	if err := os.MkdirAll(filepath.Join(v.path, v.id), 0o700); err != nil {
 		return nil, err
 	}
-	var err error
-	v.inner, err = os.Open(filepath.Join(v.path, v.id))
-	return v, err
+	return v, v.open()
 }
 
 func (c *Cache) linkFile(ctx context.Context, v *view, f index.File) (viewFile, error) {
@@ -284,6 +282,15 @@ func (v *view) lease(now time.Time) (*os.File, error) {
 	return f, nil
 }
 
+// open opens the folder of the files, which is looked through from then on.
+func (v *view) open() (err error) {
+	if v.inner, err = os.Open(filepath.Join(v.path, v.id)); err != nil {
+		return err
+	}
+	v.at, err = cas.StampOf(v.inner)
+	return err
+}
+
 // leadsTo tells whether the folder of the files is still in the view, under its name: it was looked through its own
 // descriptor so far.
 func (v *view) leadsTo(f *os.File) bool {
@@ -291,8 +298,7 @@ func (v *view) leadsTo(f *os.File) bool {
 	if err != nil {
 		return false
 	}
-	inner, err := cas.StampOf(v.inner)
-	return err == nil && there.Dev == inner.Dev && there.Ino == inner.Ino
+	return there.Dev == v.at.Dev && there.Ino == v.at.Ino
 }
 
 // dropView takes a view out of use. It goes when nobody holds it, and not before the grace is over.
