@@ -1,0 +1,191 @@
+"""Real upgrades: the vendors' packages come into each other's place under the running daemon, with applications at work.
+
+Each application is a process that has loaded one version's libraries. It asks for a model again and again and loads what
+it is served with plain ONNX Runtime, then it ends, and the next one is started with the libraries that are there then. So
+at every moment of a change somebody asks, and every answer is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import child
+import epcache
+import pytest
+from daemon import Daemon
+from upgrade import WAYS, Applications, Broken, Place
+
+OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
+OPTIONS: dict[str, dict[str, str]] = {OPENVINO: {}, QNN: {"soc_model": "60", "enable_htp_fp16_precision": "1"}}
+
+# Runtimes that follow each other. Those that are named again are gone back to.
+CHAINS = {
+    "OpenVINO": (OPENVINO, ["openvino-1.4.0", "openvino-1.8.1", "openvino-1.4.0", "openvino-1.8.0-ort-1.28.0", "openvino-1.8.1"]),
+    "QNN": (QNN, ["qnn-2.5.0", "qnn-2.7.0", "qnn-2.5.0"]),
+    "ONNX Runtime": (OPENVINO, ["openvino-1.8.1-ort-1.28.0", "openvino-1.8.1", "openvino-1.8.1-ort-1.28.0"]),
+}
+SDKS = {"openvino-1.4": "2026.1", "openvino-1.8": "2026.4", "qnn-2.5": "v2.49", "qnn-2.7": "v2.51"}
+
+# What the event of a change says of the runtime that came, by chain.
+CAME = {
+    "OpenVINO": ["version: 1.8.1", "version: 1.4.0", "version: 1.8.0", "version: 1.8.1"],
+    "QNN": ["SDK: v2.51", "SDK: v2.49"],
+    "ONNX Runtime": ["ONNX Runtime: 1.31.1", "ONNX Runtime: 1.28.0"],
+}
+
+# The daemon of a test, with a runtime in a place.
+Begin = Callable[[Path], Daemon]
+
+
+def sdk_of(runtime: Path) -> str:
+    return next(sdk for name, sdk in SDKS.items() if runtime.name.startswith(name))
+
+
+def steady(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the last few records if they are loads of one optimal build."""
+    last = [record for record in records if "build" in record][-4:]
+    settled = len(last) == 4 and len({record["build"] for record in last}) == 1 and all(r["compatibility"] == "optimal" for r in last)
+    return last if settled else []
+
+@pytest.fixture
+def begin(programs: Path) -> Iterator[Begin]:
+    daemons: list[Daemon] = []
+
+    def start(runtime: Path) -> Daemon:
+        # Shorter than a package manager needs, and longer than the pauses between the files of these tests.
+        daemons.append(Daemon(programs, [runtime], "quiet_seconds = 0.2\n"))
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_upgrade_and_back(
+    chain: str, way: str, begin: Begin, runtime: Callable[[str], Path], models: Any, tmp_path: Path
+) -> None:
+    ep, names = CHAINS[chain]
+    runtimes = [runtime(name).resolve() for name in names]
+    place = WAYS[way](tmp_path, runtimes[0])
+    daemon = begin(place.path)
+    builds: dict[str, str] = {}  # by the runtime's name, the one that its applications are served in the end
+    with Applications(daemon, place, ep, OPTIONS[ep], models.path("tiny-mlp")) as applications:
+        until = 0.0
+        for number, now in enumerate(runtimes):
+            compiles = daemon.compiles()
+            if number > 0:
+                until = place.become(now)
+            if now.name in builds:
+                for load in applications.loads_after(until):
+                    assert (load["outcome"], load["build"]) == ("hit", builds[now.name])
+                assert daemon.compiles() == compiles
+            else:
+                last = applications.settle(until)
+                builds[now.name] = last["build"]
+                assert last["sdk_version"].startswith(sdk_of(now))
+        applications.stop()
+        require_right(applications, place, runtimes)
+    events = daemon.events()
+    changes = (e["text"] for e in events if e["kind"] == "changed" and e["runtime"] == str(place.path))
+    for came in CAME[chain]:
+        assert any(came in text for text in changes), (came, events)  # in this order
+    assert set(builds.values()) <= {e["build"] for e in events if e["kind"] in ("compiled", "rebuilt")}
+    if len(set(builds.values())) > 1:
+        assert set(builds.values()) & {e["build"] for e in events if e["kind"] == "judged"}
+
+
+PAIRS = {OPENVINO: ("openvino-1.8.1", "openvino-1.4.0"), QNN: ("qnn-2.7.0", "qnn-2.5.0")}
+
+
+@pytest.mark.parametrize("ep", PAIRS)
+def test_upgrade_while_the_daemon_is_stopped(
+    ep: str, begin: Begin, runtime: Callable[[str], Path], models: Any, tmp_path: Path
+) -> None:
+    first, second = (runtime(name).resolve() for name in PAIRS[ep])
+    place = WAYS["file by file"](tmp_path, first)
+    daemon = begin(place.path)
+    with Applications(daemon, place, ep, OPTIONS[ep], models.path("tiny-mlp")) as applications:
+        before = applications.settle(0)
+        until = place.become(second, between=(daemon.stop, daemon.start))
+        between = applications.settle(until)
+        assert between["sdk_version"].startswith(sdk_of(second)) and between["build"] != before["build"]
+        until = place.become(first, between=(daemon.stop, daemon.start))
+        compiles = daemon.compiles()
+        for load in applications.loads_after(until):
+            assert (load["outcome"], load["build"]) == ("hit", before["build"])
+        assert daemon.compiles() == compiles
+        applications.stop()
+        require_right(applications, place, [first, second], ("NoDaemon",))
+
+
+# What the answer says of a runtime in which a library is missing, crashes as soon as it is used, or is there in part.
+TROUBLES = {"missing": "EP library: not found", "crashing": "segmentation fault", "partly copied": "bus error"}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("ep", PAIRS)
+def test_upgrade_with_trouble_between(
+    ep: str, trouble: str, begin: Begin, runtime: Callable[[str], Path], models: Any, tmp_path: Path
+) -> None:
+    first, second = (runtime(name).resolve() for name in PAIRS[ep])
+    place = Broken(tmp_path, first)
+    daemon = begin(place.path)
+    model = models.path("tiny-mlp")
+    with Applications(daemon, place, ep, OPTIONS[ep], model) as applications, epcache.Client(daemon.socket, hello_limit=10) as client:
+        before = applications.settle(0)
+        place.spoil(trouble, ep)
+        with pytest.raises((epcache.Unavailable, epcache.CompileFailed), match=TROUBLES[trouble]):
+            client.acquire(model, (f"{ep}:CPU", OPTIONS[ep]), runtime=str(place.path)).close()
+        until = place.become(second)
+        assert applications.settle(until)["sdk_version"].startswith(sdk_of(second))
+        compiles = daemon.compiles()
+        until = place.become(first)
+        for load in applications.loads_after(until):
+            assert (load["outcome"], load["build"]) == ("hit", before["build"])
+        assert daemon.compiles() == compiles
+        applications.stop()
+        require_right(applications, place, [first, second])
+
+
+def test_versions_that_read_each_others_builds(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path) -> None:
+    """OpenVINO 1.8.0 and 1.8.1 say the same SDK version and read each other's builds, 1.4.0 and they do not."""
+    old, older, newer = (runtime(f"openvino-{name}") for name in ("1.4.0", "1.8.0-ort-1.28.0", "1.8.1"))
+    daemon = start(old, older, newer)
+
+    def ask(where: Path, model: str) -> dict[str, Any]:
+        said = tmp_path / f"said {where.name} {model}"
+        arguments = {"socket": daemon.socket, "ep": OPENVINO, "options": {}, "model": str(models.path(model)), "said": str(said)}
+        child.run("loading", where, **arguments, stop=str(tmp_path / "stop"), started=0.0, pause=0.0, requests=1)
+        record: dict[str, Any] = json.loads(said.read_text())
+        assert "loaded" in record, record
+        return record
+
+    for model, first, second in (("tiny-mlp", newer, older), ("tiny-convolution", older, newer)):
+        made, other = ask(first, model), ask(second, model)
+        assert (made["outcome"], made["compatibility_source"]) == ("compiled", "same library")
+        assert (other["outcome"], other["build"]) == ("hit", made["build"])
+        assert (other["compatibility"], other["compatibility_source"]) == ("optimal", "execution provider")
+        assert sdk_of(older) == sdk_of(newer) == other["sdk_version"]
+        for version in ("1.8.0", "1.8.1"):  # who made it, and who was asked
+            assert version in other["compatibility_reason"]
+        apart = ask(old, model)
+        assert (apart["outcome"], apart["compatibility"]) == ("compiled", "optimal")
+        assert apart["request_key"] == made["request_key"] and apart["build"] != made["build"]
+    assert daemon.compiles() == 4
+
+
+def require_right(applications: Applications, place: Place, runtimes: list[Path], more: tuple[str, ...] = ()) -> None:
+    """Looks over everything that was asked: what was refused, and what an error was given for."""
+    records = applications.records()
+    applications.require_no_refusal(runtimes)
+    for record in records:
+        if "error" in record:
+            assert record["class"] in ("Unavailable", "Busy", "CompileFailed", *more), record
+            assert place.changing(record["started"], record["answered"]), record
+    for ended, how in applications.crashes:
+        assert any(began < ended for began, _ in place.changes), how

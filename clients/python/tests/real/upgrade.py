@@ -1,0 +1,279 @@
+"""A runtime that is replaced by another under the daemon and under applications at work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import child
+from daemon import Daemon
+
+PATIENCE = 60.0
+
+
+def likeness(place: Path, real: Path, pause: float = 0) -> None:
+    """Makes `place` a folder of links to the files of `real`, each put there by one rename, and removes what else is there.
+
+    So nothing of some hundred megabytes is copied. `pause` comes after each library.
+    """
+    wanted = {path.relative_to(real) for path in real.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts}
+    for name in sorted(wanted):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        link(place / name, real / name)
+        if pause and ".so" in name.name:
+            time.sleep(pause)
+    for path in place.rglob("*"):
+        if not path.is_dir() and path.relative_to(place) not in wanted:
+            path.unlink()
+
+
+def link(path: Path, target: Path) -> None:
+    new = path.with_name(path.name + ".new")
+    new.symlink_to(target)
+    new.replace(path)
+
+
+class Place:
+    """A folder in which now one and now another runtime is."""
+
+    def __init__(self, folder: Path, first: Path) -> None:
+        self.folder = folder
+        self.path = folder / "runtime"
+        self.now = first
+        self.changes: list[tuple[float, float]] = []  # when each began and ended
+        self.begin(first)
+
+    def begin(self, first: Path) -> None:
+        raise NotImplementedError
+
+    def prepare(self, to: Path) -> None:
+        """Does what nobody sees yet."""
+
+    def change(self, to: Path) -> None:
+        raise NotImplementedError
+
+    def become(self, to: Path, between: tuple[Callable[[], Any], ...] = ()) -> float:
+        """Replaces the runtime, and returns when that was done. With `between` it does so after the one and before the other."""
+        self.prepare(to)
+        began = time.monotonic()
+        for before in between[:1]:
+            before()
+        self.change(to)
+        for after in between[1:]:
+            after()
+        self.now = to
+        self.changes.append((began, time.monotonic()))
+        return self.changes[-1][1]
+
+    def changing(self, since: float, until: float) -> bool:
+        """Tells whether a change was under way at any time between two moments."""
+        return any(began < until and since < ended for began, ended in self.changes)
+
+    def mixed(self, record: dict[str, Any]) -> bool:
+        """Tells whether the record's process may have loaded libraries of two versions."""
+        return self.changing(record["started"], record["ready"])
+
+
+class Link(Place):
+    """The folder is a symbolic link, which is switched."""
+
+    def begin(self, first: Path) -> None:
+        self.path.symlink_to(first)
+
+    def change(self, to: Path) -> None:
+        link(self.path, to)
+
+
+class Folder(Place):
+    """The folder is renamed away, and another one into its place."""
+
+    def begin(self, first: Path) -> None:
+        likeness(self.path, first)
+
+    def prepare(self, to: Path) -> None:
+        if not (self.folder / to.name).exists():
+            likeness(self.folder / to.name, to)
+
+    def change(self, to: Path) -> None:
+        self.path.rename(self.folder / self.now.name)
+        time.sleep(0.05)  # a moment without any
+        (self.folder / to.name).rename(self.path)
+
+
+class Files(Place):
+    """Each file is replaced by a rename, one after the other, and at last the ones of the old version are removed."""
+
+    def begin(self, first: Path) -> None:
+        likeness(self.path, first)
+
+    def change(self, to: Path) -> None:
+        likeness(self.path, to, pause=0.01)
+
+
+class Written(Place):
+    """The libraries are written over in place: their files stay, with other bytes."""
+
+    def begin(self, first: Path) -> None:
+        likeness(self.path, first)
+        self._write(first)
+
+    def change(self, to: Path) -> None:
+        self._write(to)
+
+    def _write(self, real: Path) -> None:
+        libraries = [path.relative_to(real) for path in real.rglob("*.so*")]
+        for name in libraries:
+            path = self.path / name
+            if path.is_symlink():
+                path.unlink()
+            shutil.copyfile(real / name, path)
+        for path in self.path.rglob("*.so*"):
+            if path.relative_to(self.path) not in libraries:
+                path.unlink()
+
+
+WAYS: dict[str, type[Place]] = {"link switched": Link, "folder renamed": Folder, "file by file": Files, "written over": Written}
+
+
+SPOILED = {"OpenVINOExecutionProvider": "libopenvino_intel_cpu_plugin.so", "QNNExecutionProvider": "libQnnHtp.so"}
+PLUGIN = {"OpenVINOExecutionProvider": "libonnxruntime_providers_openvino_plugin.so", "QNNExecutionProvider": "libonnxruntime_providers_qnn.so"}
+
+CRASHES = """
+#include <signal.h>
+void *CreateEpFactories(void) { raise(SIGSEGV); return 0; }
+void *ReleaseEpFactory(void) { return 0; }
+"""
+
+
+class Broken(Files):
+    """Files that stop half way in a state that works for nobody, until the runtime becomes another."""
+
+    def _library(self, name: str) -> Path:
+        (path,) = self.path.rglob(name)
+        return path
+
+    def spoil(self, how: str, ep: str) -> None:
+        began = time.monotonic()
+        if how == "missing":
+            self._library(PLUGIN[ep]).unlink()
+        elif how == "partly copied":
+            path = self._library(SPOILED[ep])
+            whole = path.read_bytes()
+            part = path.with_name(path.name + ".part")
+            part.write_bytes(whole[: len(whole) // 3])
+            part.replace(path)
+        else:
+            source = self.folder / "crashes.c"
+            source.write_text(CRASHES)
+            path = self._library(PLUGIN[ep])
+            made = self.folder / path.name
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
+            made.replace(path)
+        self.changes.append((began, float("inf")))  # until it becomes another
+
+    def become(self, to: Path, between: tuple[Callable[[], Any], ...] = ()) -> float:
+        ended = super().become(to, between)
+        self.changes = [(began, min(end, ended)) for began, end in self.changes]
+        return ended
+
+
+class Applications:
+    """Processes that ask and load all the time, each followed by a new one.
+
+    Some ask at once and live long, some are started, register the provider's library, and ask later and not often.
+    """
+
+    KINDS = ({"pause": 0.0, "requests": 100}, {"pause": 0.4, "requests": 3})
+
+    def __init__(self, daemon: Daemon, place: Place, ep: str, options: dict[str, str], model: Path) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="epcached-upgrade-")
+        self._stop = Path(self._folder.name) / "stop"
+        self._said = [Path(self._folder.name) / f"said{number}" for number in range(len(self.KINDS))]
+        self.crashes: list[tuple[float, str]] = []  # when and how processes ended that did not end by themselves
+        self._arguments = {"socket": daemon.socket, "ep": ep, "options": options, "model": str(model), "stop": str(self._stop)}
+        self._place = place
+        self._ep = ep
+        self._threads = [threading.Thread(target=self._follow, args=pair) for pair in zip(self._said, self.KINDS, strict=True)]
+
+    def __enter__(self) -> Applications:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._folder.cleanup()
+
+    def stop(self) -> None:
+        self._stop.touch()
+        for thread in self._threads:
+            thread.join()
+
+    def _follow(self, said: Path, kind: dict[str, Any]) -> None:
+        # Their byte code stays in memory: it would be written between the libraries.
+        environment = {"PYTHONDONTWRITEBYTECODE": "1"}
+        while not self._stop.exists():
+            try:
+                arguments = {"said": str(said), "started": time.monotonic(), **kind, **self._arguments}
+                child.Child("loading", self._place.path, environment=environment, **arguments).result()
+            except Exception as error:  # it was started, or was at work, while its libraries were replaced
+                self.crashes.append((time.monotonic(), str(error)))
+                time.sleep(0.05)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns what became of each request so far, in the order of the answers."""
+        lines = [line for said in self._said if said.exists() for line in said.read_text().splitlines(keepends=True)]
+        return sorted((json.loads(line) for line in lines if line.endswith("\n")), key=lambda record: record["answered"])
+
+    def wait(self, what: str, met: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+        """Returns the records as soon as they meet a condition."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            records = self.records()
+            if met(records):
+                return records
+            time.sleep(0.02)
+        raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; the last of {len(records)} records: {records[-3:]}; crashes: {self.crashes[-3:]}")
+
+    def loads_after(self, moment: float, count: int = 4) -> list[dict[str, Any]]:
+        """Waits for `count` loads by processes that were started after a moment, and returns them."""
+
+        def after(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [r for r in records if r["started"] > moment and "loaded" in r]
+
+        return after(self.wait(f"{count} loads", lambda records: len(after(records)) >= count))
+
+    def settle(self, moment: float, count: int = 4) -> dict[str, Any]:
+        """Waits until `count` loads in a row, by processes that were started after a moment, are of one optimal build. Returns the last."""
+
+        def one_build(records: list[dict[str, Any]]) -> bool:
+            last = [r for r in records if r["started"] > moment and "loaded" in r][-count:]
+            return len(last) == count and len({r["build"] for r in last}) == 1 and {r["compatibility"] for r in last} == {"optimal"}
+
+        self.wait("one optimal build", one_build)
+        return self.loads_after(moment, count)[-1]
+
+    def require_no_refusal(self, runtimes: list[Path]) -> None:
+        """Requires that no artefact was served that the libraries of the process which asked do not load.
+
+        Nobody can help a process that was started in the middle of a change and has libraries of both versions, or one whose
+        libraries are taken away between question and load. What it was served is loaded once more, with the runtime that it
+        had begun with.
+        """
+        for record in self.records():
+            if "refused" not in record:
+                continue
+            taken_away = any(record["asked"] < began < record["refused_at"] for began, _ in self._place.changes)
+            assert self._place.mixed(record) or taken_away, record
+            own = [runtime for runtime in runtimes if Path(record["library"]).is_relative_to(runtime)]
+            for runtime in own[:1]:  # none where the library itself was written over
+                options, session_options = record["provider_options"][self._ep], record["session_options"]
+                opinion = child.run("opinion", runtime, path=record["kept"], ep=self._ep, options=options, session_options=session_options)
+                assert opinion == "", (runtime.name, opinion, record)
