@@ -10,11 +10,12 @@
 //
 //   - All methods may be called from several goroutines at once. Each call ends when its context ends, and by then the worker and every process
 //     of its group are gone.
-//   - A crash, a hang or a flood of the vendor's code is an error value: [ExitError], [ErrTimeout], [ErrOutput]. What ORT refuses is a
+//   - A crash, a hang or a flood of the vendor's code is an error value: [ExitError], [ErrTimeout], [ErrCPU], [ErrMemory], [ErrOutput]. What ORT refuses is a
 //     [RefusedError] with ORT's own code and text.
-//   - Compile reports only files that are complete: regular files in the job's folder, at least one EPContext node in the graph. Workers have
-//     their working directory, home and temporary files in that folder; nothing but file permissions (see ORTOptions.User) keeps vendor code from
-//     writing elsewhere. A graph that holds no EPContext node is a [NoNodesError].
+//   - Compile reports only files that are complete: regular files in the job's folder, at least one EPContext node in the graph. A graph that
+//     holds no EPContext node is a [NoNodesError].
+//   - Workers have their working directory, home and temporary files in the job's folder, write nowhere else, read only what they need, have no
+//     network, and leave no process behind: as far as the kernel can keep them so, which [ORT.Sandbox] tells ([SandboxOptions] says more).
 //
 // [Find] reads a folder as pip, a virtual environment or an administrator leaves it, and gives the [Runtime] that every call needs; [EPByName] gives
 // what is known in advance about an EP (its options, its library's name). Start reading at [ORT.Compile].

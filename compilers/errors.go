@@ -10,6 +10,10 @@ import (
 var (
 	// ErrTimeout is returned when a worker was killed because it reached Limits.Wall.
 	ErrTimeout = errors.New("time limit reached")
+	// ErrMemory is returned when the kernel killed a worker that reached Limits.Memory.
+	ErrMemory = errors.New("memory limit reached")
+	// ErrCPU is returned when a worker reached Limits.CPU.
+	ErrCPU = errors.New("processor time limit reached")
 	// ErrOutput is returned when a worker left output that is not an artefact: too large, too many files, a link or a device among them.
 	ErrOutput = errors.New("output is not an artefact")
 	// ErrNotFound is returned when a folder holds no runtime, or a runtime holds no library for an EP.

@@ -15,6 +15,7 @@ import (
 // Credential is the user that workers run as. Only a daemon that runs as root can give one.
 type Credential struct {
 	UID, GID uint32
+	Groups   []uint32 // others that it is in: devices may belong to one
 }
 
 // ORTOptions configure the ORT compiler.
@@ -25,15 +26,21 @@ type ORTOptions struct {
 	User    *Credential  // nil: workers run as the caller. Else models and graphs must be readable, and all folders above a job's passable, for them
 	Scratch string       // where jobs without a folder of their own get one; empty: the system's temporary folder
 	Env     []string     // "NAME=value" added to the workers' environment, which is otherwise fixed
+	Sandbox SandboxOptions
 }
 
 // ORT compiles with ONNX Runtime, in worker processes.
 type ORT struct {
 	opts     ORTOptions
 	launcher *launcher
+	host     *host // what of the system's means workers get
+	tried    tried
 }
 
-var _ Compiler = (*ORT)(nil)
+var (
+	_ Compiler  = (*ORT)(nil)
+	_ Sandboxed = (*ORT)(nil)
+)
 
 // NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends. Workers die with that thread, and so
 // with the calling process.
@@ -47,7 +54,7 @@ func NewORT(o ORTOptions) *ORT {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Limits = o.Limits.orDefault()
-	return &ORT{opts: o, launcher: newLauncher()}
+	return &ORT{opts: o, launcher: newLauncher(), host: newHost(o)}
 }
 
 // Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
@@ -61,7 +68,7 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 	facts := Facts{ORTVersion: r.ORTVersion}
 	for _, lib := range r.EPs {
 		probe := EPProbe{Name: lib.EP, Library: lib.Path}
-		req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}}
+		req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
 		done, err := o.scratchJob(ctx, req, nil)
 		var crash *ExitError
 		switch {
@@ -134,6 +141,7 @@ func compileRequest(job Job) (dialogue.Request, error) {
 	return dialogue.Request{
 		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, Output: filepath.Join(job.Folder, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
+		Readable: readable(job.Runtime, eps),
 	}, nil
 }
 
@@ -187,7 +195,7 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	if err != nil {
 		return nil, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos}, nil)
+	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("compatibility with %s: %w", ep.Name, err)
 	}

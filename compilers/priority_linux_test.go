@@ -3,6 +3,7 @@ package compilers_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,8 +40,13 @@ func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 		require.NoError(t, keep.Close())
 		require.Error(t, cmd.Wait(), "a worker without a request fails")
 	}()
-	pid := cmd.Process.Pid
+	var pid int
 	require.Eventually(t, func() bool {
+		found := childrenOf(cmd.Process.Pid)
+		if len(found) != 1 {
+			return false
+		}
+		pid = found[0]
 		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		return err == nil && strings.Contains(string(line), "\x00work")
 	}, 10*time.Second, time.Millisecond)
@@ -53,6 +59,24 @@ func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 	if group, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "autogroup")); err == nil && len(group) > 0 {
 		require.Contains(t, string(group), "nice 19")
 	}
+}
+
+// childrenOf lists the processes that a process started.
+func childrenOf(pid int) []int {
+	var found []int
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // only a malformed pattern fails
+	for _, path := range tasks {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for _, word := range strings.Fields(string(text)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				found = append(found, child)
+			}
+		}
+	}
+	return found
 }
 
 // A worker that is idle, and is wanted after all, rises.

@@ -23,6 +23,8 @@ var f32 = map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"
 func newORT(t *testing.T, o compilers.ORTOptions) *compilers.ORT {
 	if o.Worker == "" {
 		o.Worker = compilertest.Worker(t)
+	} else {
+		o.Sandbox.NoNamespaces = true // no script is fit to be the first process of one
 	}
 	c := compilers.NewORT(o)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })

@@ -3,7 +3,6 @@ package compilers
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,6 +26,7 @@ const grace = 2 * time.Second
 // worker is one running worker process.
 type worker struct {
 	cmd      *exec.Cmd
+	group    *cgroup  // nil: none
 	request  *os.File // our ends of the dialogue
 	answers  *os.File
 	stderr   *tail
@@ -60,7 +60,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 		return answer{}, err
 	}
 	defer o.drop(private)
-	w, err := o.start(private, idle)
+	w, err := o.start(req, folder, idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("start worker %q: %w", o.opts.Worker, err)
 	}
@@ -68,7 +68,8 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
 	w.wait(ctx, o.raiser(idle))
 	stopWatch()
-	return w.result(ctx, compilerName(req))
+	ended := w.group.end()
+	return w.result(ctx, compilerName(req), o.opts.Limits, ended)
 }
 
 func (o *ORT) makePrivate(folder string) error {
@@ -76,54 +77,6 @@ func (o *ORT) makePrivate(folder string) error {
 		return fmt.Errorf("worker's folder: %w", err)
 	}
 	return o.chown(folder, nil)
-}
-
-// start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, and the dialogue on 3 and 4.
-func (o *ORT) start(private string, idle <-chan struct{}) (*worker, error) {
-	preparation, err := json.Marshal(o.preparation(waits(idle)))
-	if err != nil {
-		return nil, err
-	}
-	requestRead, requestWrite, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	answerRead, answerWrite, err := os.Pipe()
-	if err != nil {
-		requestRead.Close() // nothing was written
-		requestWrite.Close()
-		return nil, err
-	}
-	w := &worker{request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
-	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
-	w.cmd.Dir = private
-	w.cmd.Env = append(environment(private), o.opts.Env...)
-	w.cmd.Stderr = w.stderr
-	w.cmd.ExtraFiles = []*os.File{requestRead, answerWrite}
-	w.cmd.WaitDelay = grace
-	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	if u := o.opts.User; u != nil {
-		w.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID}
-	}
-	err = o.launcher.on(w.cmd.Start)
-	requestRead.Close() // the worker has its own
-	answerWrite.Close()
-	if err != nil {
-		requestWrite.Close() // nothing was written
-		answerRead.Close()
-		return nil, err
-	}
-	return w, nil
-}
-
-func (o *ORT) preparation(idle bool) dialogue.Preparation {
-	l := o.opts.Limits
-	p := dialogue.Preparation{Data: uint64(max(l.Memory, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
-		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle}
-	if idle {
-		p.Nice = lowest
-	}
-	return p
 }
 
 // environment is the same for every worker, whatever the daemon was started with. GOTRACEBACK: a crash in vendor code never gets to Go's handlers (see
@@ -156,7 +109,7 @@ func (w *worker) converse(req dialogue.Request, progress func(string)) {
 	}()
 }
 
-// wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It kills the group when ctx ends, and when
+// wait returns when the process has ended and is reaped, its group is killed, and the dialogue is read. It ends the process when ctx ends, and when
 // the worker has said its last word, or talks nonsense, and does not exit. Meanwhile raise may give the process another priority.
 func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan struct{})) {
 	pid := w.cmd.Process.Pid
@@ -185,6 +138,7 @@ func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan stru
 		case <-time.After(grace):
 		}
 	}
+	w.terminate(pid)
 	killGroup(pid)
 	<-w.exited
 	<-raised // the number is the process's until it is reaped
@@ -196,6 +150,15 @@ func (w *worker) wait(ctx context.Context, raise func(pid int, ended <-chan stru
 	w.readers.Wait()
 	_ = w.answers.Close() // read to its end
 	awaitGroup(pid)
+}
+
+// terminate lets the process, which looks after the worker, end that and all that it started: it knows also those that left the group.
+func (w *worker) terminate(pid int) {
+	_ = syscall.Kill(pid, syscall.SIGTERM) // it has not been reaped: it is this process, or a zombie
+	select {
+	case <-w.exited:
+	case <-time.After(grace):
+	}
 }
 
 func killGroup(pid int) {
@@ -234,29 +197,47 @@ func groupRuns(group int) bool {
 }
 
 // result turns what happened into an answer or an error.
-func (w *worker) result(ctx context.Context, name string) (answer, error) {
+func (w *worker) result(ctx context.Context, name string, limits Limits, group usage) (answer, error) {
 	state := w.cmd.ProcessState
-	a := answer{log: w.stderr.String(), cpu: (state.UserTime() + state.SystemTime()).Seconds()}
+	cpu := state.UserTime() + state.SystemTime()
+	a := answer{log: w.stderr.String(), cpu: max(cpu, group.cpu).Seconds()}
 	a.EPs = w.eps // until there is a result
-	status, _ := state.Sys().(syscall.WaitStatus)
+	code, signal := exitOf(state)
 	switch {
 	case w.eventErr == nil && w.event.Result != nil && state.Success():
 		a.Result = *w.event.Result
 		return a, nil
-	case w.eventErr == nil && w.event.Refusal != nil && state.ExitCode() == dialogue.ExitRefused:
+	case w.eventErr == nil && w.event.Refusal != nil && code == dialogue.ExitRefused:
 		return a, &RefusedError{Doing: w.event.Refusal.Doing, Code: w.event.Refusal.Code, Text: w.event.Refusal.Text}
 	case ctx.Err() != nil:
 		return a, context.Cause(ctx)
 	case errors.Is(w.eventErr, dialogue.ErrMalformed):
 		return a, fmt.Errorf("%s: %w", name, w.eventErr)
-	case status.Signaled() && status.Signal() == syscall.SIGXFSZ:
+	case group.outOfMemory:
+		return a, fmt.Errorf("%s: %w: %d bytes", name, ErrMemory, limits.Memory)
+	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 && cpu >= limits.CPU:
+		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
+	case signal == syscall.SIGXFSZ:
 		return a, fmt.Errorf("%s: %w: a file grew beyond the limit", name, ErrOutput)
 	}
-	e := &ExitError{Compiler: name, Code: state.ExitCode(), Stderr: a.log}
-	if status.Signaled() {
-		e.Signal = status.Signal().String()
+	e := &ExitError{Compiler: name, Code: code, Stderr: a.log}
+	if signal != 0 {
+		e.Signal = signal.String()
 	}
 	return a, e
+}
+
+// exitOf tells how the worker ended: -1 with a signal, or its exit status. The process that looks after it passes on what it saw.
+func exitOf(state *os.ProcessState) (code int, signal syscall.Signal) {
+	status, _ := state.Sys().(syscall.WaitStatus)
+	switch code := state.ExitCode(); {
+	case status.Signaled():
+		return -1, status.Signal()
+	case code > dialogue.ExitSignal:
+		return -1, syscall.Signal(code - dialogue.ExitSignal)
+	default:
+		return code, 0
+	}
 }
 
 // watchOutput cancels the job when its folder grows beyond the limit. It looks now and then: what a worker writes between two looks is bounded by the

@@ -22,6 +22,9 @@ type job struct {
 }
 
 func do(req dialogue.Request, tell func(dialogue.Event) error) (dialogue.Result, error) {
+	if req.Do == dialogue.Try {
+		return try(req), nil
+	}
 	j := &job{req: req, tell: tell}
 	if err := j.open(); err != nil {
 		return dialogue.Result{}, err

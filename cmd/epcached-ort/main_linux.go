@@ -5,19 +5,25 @@ package main
 import (
 	"fmt"
 	"os"
+	"runtime"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
+
+// The main goroutine stays on the main thread: see prepare.
+func init() { runtime.LockOSThread() }
 
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
 	switch {
 	case len(args) == 2 && args[0] == "prepare":
-		if err := prepare(args[1]); err != nil {
+		status, err := prepare(args[1])
+		if err != nil {
 			fmt.Fprintln(os.Stderr, "epcached-ort: prepare:", err)
+			return dialogue.ExitSetup
 		}
-		return dialogue.ExitSetup // prepare replaces the program, so it comes back only when it failed
+		return status
 	case len(args) == 1 && args[0] == "work":
 		return work()
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -14,14 +15,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prepare limits this process and starts the worker in it. It returns only on failure.
-func prepare(limits string) error {
+// prepare limits this process, starts the worker from it, and waits until that has ended, with all that it started. It gives the exit status.
+func prepare(preparation string) (status int, err error) {
 	var p dialogue.Preparation
-	if err := json.Unmarshal([]byte(limits), &p); err != nil {
-		return fmt.Errorf("limits: %w", err)
+	if err := json.Unmarshal([]byte(preparation), &p); err != nil {
+		return 0, fmt.Errorf("limits: %w", err)
 	}
-	// Niceness and no_new_privs belong to the thread; the thread that calls exec is the one that goes on.
-	runtime.LockOSThread()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		status, err = prepareThread(p)
+	}()
+	<-done
+	return status, err
+}
+
+// prepareThread prepares the thread that it is called on. Niceness and what a thread is kept from belong to the thread; what it starts inherits
+// them. It must not be the main thread, for that stands for the process: in the same Landlock domain as the worker it could be killed by it.
+func prepareThread(p dialogue.Preparation) (int, error) {
+	runtime.LockOSThread() // never unlocked: the worker lives only as long as the thread
+	if err := limit(p); err != nil {
+		return 0, err
+	}
+	if p.Confine != nil {
+		if err := confine(p.Confine); err != nil {
+			return 0, err
+		}
+	}
+	return supervise(p.First)
+}
+
+// limit sets limits and priority.
+func limit(p dialogue.Preparation) error {
 	if err := setLimits(p); err != nil {
 		return err
 	}
@@ -38,9 +63,45 @@ func prepare(limits string) error {
 	}
 	preferToDie()
 	syscall.Umask(0o077)
-	err := syscall.Exec("/proc/self/exe", []string{os.Args[0], "work"}, os.Environ())
-	return fmt.Errorf("start again: %w", err)
+	return nil
 }
+
+// confine keeps this thread, and all that it starts, from what a worker has no use for.
+func confine(c *dialogue.Confinement) error {
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	if err := landlock(c); err != nil {
+		return err
+	}
+	return filterCalls(c.Network)
+}
+
+// keptCapabilities let root's worker use files of other users, as far as Landlock lets it.
+const keptCapabilities = 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
+
+// dropCapabilities takes the others from the programs that root's thread starts. Another user's have none.
+func dropCapabilities() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	for c := uintptr(0); c < 64; c++ {
+		if keptCapabilities&(1<<c) != 0 {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
+			return nil // there are no more
+		}
+		if err != nil && !errors.Is(err, unix.EPERM) { // a root without privileges, as in some containers, has none to drop
+			return fmt.Errorf("capability %d: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// noDump is too small for a dump, which would hold the user's model. It is not 0, with which the kernel still starts programs that take dumps.
+const noDump = 1
 
 func setLimits(p dialogue.Preparation) error {
 	for _, l := range []struct {
@@ -49,11 +110,13 @@ func setLimits(p dialogue.Preparation) error {
 		value    uint64
 		set      bool
 	}{
-		{"core dump", unix.RLIMIT_CORE, 0, true}, // a dump would hold the user's model
+		{"core dump", unix.RLIMIT_CORE, noDump, true},
 		{"memory", unix.RLIMIT_DATA, p.Data, p.Data > 0},
 		{"file size", unix.RLIMIT_FSIZE, p.FileSize, p.FileSize > 0},
 		{"open files", unix.RLIMIT_NOFILE, p.OpenFiles, p.OpenFiles > 0},
 		{"stack", unix.RLIMIT_STACK, p.Stack, p.Stack > 0},
+		{"processor time", unix.RLIMIT_CPU, p.CPU, p.CPU > 0},
+		{"processes", unix.RLIMIT_NPROC, p.Processes, p.Processes > 0},
 	} {
 		if !l.set {
 			continue
@@ -73,7 +136,11 @@ func lower(resource int, value uint64) error {
 		return err
 	}
 	value = min(value, old.Max, math.MaxInt64)
-	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: value})
+	hard := value
+	if resource == unix.RLIMIT_CPU {
+		hard = min(value+1, old.Max) // SIGXCPU at the soft limit tells what happened, which SIGKILL at the hard one does not
+	}
+	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: hard})
 }
 
 // beIdle takes the last place at the disk and, where the kernel shares the processor between sessions first and counts niceness only within

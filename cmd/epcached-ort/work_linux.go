@@ -64,7 +64,7 @@ func takeOver() error {
 // signal, or with status 2, which says less. Go code that dereferences nil dies the same way, which is what a worker should do.
 func defaultSignals() error {
 	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
-	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGPIPE} {
+	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGXCPU, unix.SIGPIPE} {
 		const sizeOfSigset = 8
 		_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, sizeOfSigset, 0, 0)
 		if errno != 0 {

@@ -241,8 +241,20 @@ func (d *epcached) worker() int {
 	return found
 }
 
-// workersOf lists the workers that are children of the process.
-func workersOf(parent int) []int {
+// workersOf lists the workers that work for the process.
+func workersOf(daemon int) []int {
+	var found []int
+	for _, keeper := range keepersOf(daemon) {
+		found = append(found, childrenOf(keeper)...)
+	}
+	return found
+}
+
+// keepersOf lists the processes that look after a worker each. One is there before its worker, and after it.
+func keepersOf(daemon int) []int { return childrenOf(daemon) }
+
+// childrenOf lists the children of a process that run the worker program.
+func childrenOf(parent int) []int {
 	var found []int
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent)) // only a malformed pattern fails
 	for _, path := range tasks {

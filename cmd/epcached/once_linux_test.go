@@ -80,7 +80,7 @@ func TestAllAskersKilled(t *testing.T) {
 	a.until("phase compiling")
 	d.freeze()
 	require.NoError(t, a.cmd.Process.Kill())
-	require.Eventually(t, func() bool { return len(workersOf(d.pid())) == 0 }, patience, pollEvery)
+	require.Eventually(t, func() bool { return len(keepersOf(d.pid())) == 0 }, patience, pollEvery)
 	require.Eventually(t, func() bool { return d.status().Jobs == 0 }, patience, pollEvery)
 	require.Eventually(t, func() bool { return len(entriesOf(t, d.state, "staging")) == 0 }, patience, pollEvery)
 	require.Len(t, d.list(), 1)

@@ -40,7 +40,7 @@ func (d *epcached) idle() {
 	d.Helper()
 	require.Eventually(d, func() bool {
 		facts, err := d.dial().Probe(limited(d.TB), &wire.Probe{})
-		return err == nil && len(facts.Runtimes) > 0 && len(workersOf(d.pid())) == 0 && len(entriesOf(d, d.state, "staging")) == 0
+		return err == nil && len(facts.Runtimes) > 0 && len(keepersOf(d.pid())) == 0 && len(entriesOf(d, d.state, "staging")) == 0
 	}, patience, 5*time.Millisecond)
 }
 

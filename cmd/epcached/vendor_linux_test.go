@@ -107,7 +107,7 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 			request := forModel(r.good, qnnProvider())
 			request.Runtime = &wire.Runtime{Directory: c.runtime(t)}
 			r.refused(t, request, []*os.File{openFile(t, r.good)}, nil, unixsock.ErrUnavailable, c.says...)
-			require.Empty(t, workersOf(r.pid()), "no process stays behind")
+			require.Empty(t, keepersOf(r.pid()), "no process stays behind")
 		})
 	}
 }

@@ -10,6 +10,9 @@ const (
 	ExitRefused  = 60 // a Refusal was written
 	ExitDialogue = 61 // the request could not be read, or the answer not be written
 	ExitSetup    = 62 // the worker's own process could not be prepared
+
+	// ExitSignal and above: a signal ended the worker, and its number is added. The process that looks after a worker cannot end as the worker did.
+	ExitSignal = 128
 )
 
 // Limits of the dialogue, in bytes and records.
@@ -26,6 +29,7 @@ const (
 	Load          = "load"
 	Compatibility = "compatibility"
 	Run           = "run"
+	Try           = "try" // try what the worker is kept from; loads no library
 )
 
 // Phases that a worker reports.
@@ -40,7 +44,7 @@ const (
 // Request is what one worker process is to do. All paths are absolute.
 type Request struct {
 	Version    int
-	Do         string // Probe, Compile, Load, Compatibility or Run
+	Do         string // Probe, Compile, Load, Compatibility, Run or Try
 	ORTLibrary string
 	EPs        []EP
 
@@ -52,6 +56,8 @@ type Request struct {
 	Infos   []string // Compatibility: the strings to judge
 	Seed    uint64   // Run: fills the inputs
 	Times   int      // Run: how often; 0 is once
+
+	Readable []string `json:"-"` // not sent: files whose folders the worker may read, besides those of the libraries and the model
 }
 
 // EP is an EP of a request.
@@ -97,6 +103,7 @@ type Result struct {
 	Outputs    []Tensor  // Run
 	RunSeconds []float64 // Run: one per round
 	PeakMemory int64     // bytes, resident, of the worker so far
+	Confined   *Confined `json:",omitempty"` // Try
 }
 
 // EPResult is what became of one EP of the request.
@@ -141,6 +148,31 @@ type Preparation struct {
 	FileSize  uint64 // bytes of each file
 	OpenFiles uint64
 	Stack     uint64 // bytes
+	CPU       uint64 // seconds of processor time of each process
+	Processes uint64 // processes and threads of the user: only for a user that has no others
 	Nice      int
 	Idle      bool // disk and, where sessions share the processor, session: at the lowest priority too
+
+	First   bool         // it is the first process of a pid namespace, and what it leaves ends with it
+	Confine *Confinement // nil: it may do what its user may
+}
+
+// Confinement is what a worker may reach, as far as the kernel can keep it to that.
+type Confinement struct {
+	Read    []string // absolute paths of folders and files, read and executed; one that is not there is left out
+	Write   []string // folders, which must be there
+	Devices []string // device files, and folders of them
+	Network bool     // it may use the network
+}
+
+// Confined is what a worker found out about its own confinement, by trying.
+type Confined struct {
+	Reads      bool // it read the file at Request.Model, which is outside
+	Writes     bool // it made the file at Request.Output, which is outside
+	Connects   bool // it made a socket
+	Landlock   int  // ABI that the kernel offers; 0: none
+	Seccomp    bool // a filter is in force
+	Namespace  bool // it has a pid namespace of its own
+	Privileged bool // it has a capability beyond reading and writing files
+	UID        uint32
 }

@@ -1,0 +1,120 @@
+//go:build linux && (amd64 || arm64)
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+// What Landlock calls rights on files.
+const (
+	fileRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	readRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
+	deviceRights = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	// Not devices, sockets and FIFOs: an artefact has none.
+	writeRights = readRights | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REFER |
+		unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_SYM |
+		unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR
+)
+
+// landlockABI gives the version of Landlock that the kernel offers; 0: none.
+func landlockABI() int {
+	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 {
+		return 0
+	}
+	return int(abi)
+}
+
+// handled is everything that a version can forbid.
+func handled(abi int, network bool) unix.LandlockRulesetAttr {
+	fs := uint64(unix.LANDLOCK_ACCESS_FS_MAKE_SYM)<<1 - 1 // all rights of the first version
+	for since, right := range map[int]uint64{2: unix.LANDLOCK_ACCESS_FS_REFER, 3: unix.LANDLOCK_ACCESS_FS_TRUNCATE, 5: unix.LANDLOCK_ACCESS_FS_IOCTL_DEV} {
+		if abi >= since {
+			fs |= right
+		}
+	}
+	a := unix.LandlockRulesetAttr{Handled_access_fs: fs}
+	if abi >= 4 && !network {
+		a.Handled_access_net = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
+	}
+	if abi >= 6 {
+		a.Scoped = unix.LANDLOCK_SCOPE_SIGNAL
+		if !network {
+			a.Scoped |= unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
+		}
+	}
+	return a
+}
+
+// landlock keeps this thread, and every program that it starts, to the given files. A kernel without Landlock keeps it to nothing, which is not
+// an error.
+func landlock(c *dialogue.Confinement) error {
+	abi := landlockABI()
+	if abi == 0 {
+		return nil
+	}
+	attr := handled(abi, c.Network)
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)
+	if errno != 0 {
+		return fmt.Errorf("landlock: %w", errno)
+	}
+	rules := ruleset{fd: int(fd), handled: attr.Handled_access_fs}
+	defer unix.Close(rules.fd) // it is in force or not by then
+	for _, path := range append(c.Read, "/proc/self/exe") {
+		if err := rules.allow(path, readRights); err != nil && !absent(err) {
+			return err
+		}
+	}
+	for _, path := range c.Devices {
+		if err := rules.allow(path, deviceRights); err != nil && !absent(err) {
+			return err
+		}
+	}
+	for _, path := range c.Write {
+		if err := rules.allow(path, writeRights); err != nil {
+			return err
+		}
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
+		return fmt.Errorf("landlock: %w", errno)
+	}
+	return nil
+}
+
+// absent tells whether a path is not there for this user: then there is nothing to allow.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ELOOP)
+}
+
+type ruleset struct {
+	fd      int
+	handled uint64
+}
+
+// allow permits what of the rights can be forbidden for a file, or for all that is below a folder.
+func (r ruleset) allow(path string, rights uint64) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("landlock %q: %w", path, err)
+	}
+	defer unix.Close(fd) // a descriptor that only names the file
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("landlock %q: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		rights &= fileRights
+	}
+	attr := unix.LandlockPathBeneathAttr{Allowed_access: rights & r.handled, Parent_fd: int32(fd)}
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(r.fd), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); errno != 0 {
+		return fmt.Errorf("landlock %q: %w", path, errno)
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package compilers
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+// host is what of this system's means a compiler's workers get. It is found out by trying: containers and security modules forbid more than the
+// kernel tells.
+type host struct {
+	mu   sync.Mutex // guards ways and groups
+	ways []isolation
+	all  []isolation // that ways began with
+
+	groups *cgroups // nil: none
+}
+
+// isolation is a way to have processes that cannot stay behind.
+type isolation struct {
+	namespace bool // a pid namespace, whose first process takes all others along when it ends
+	user      bool // within a user namespace, in which an ordinary user may make it
+}
+
+// newHost lists the ways from the best on; those that turn out to be forbidden are dropped.
+func newHost(o ORTOptions) *host {
+	h := &host{all: []isolation{{}}, groups: findCgroups(o.Log)}
+	if !o.Sandbox.NoNamespaces {
+		h.all = []isolation{{namespace: true}, {namespace: true, user: true}, {}}
+	}
+	if o.User != nil { // in a user namespace there is only one user
+		h.all = slices.DeleteFunc(h.all, func(i isolation) bool { return i.user })
+	}
+	h.ways = h.all
+	return h
+}
+
+// current gives the best way that was not refused yet, and where cgroups are made.
+func (h *host) current() (isolation, *cgroups) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ways[0], h.groups
+}
+
+// refuse drops a way that failed; where none is left, all are tried again without cgroups, for those may have been to blame. It tells whether
+// there is something to try.
+func (h *host) refuse(way isolation, groups *cgroups) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.ways[0] != way || h.groups != groups: // another job was told the same before
+	case len(h.ways) > 1:
+		h.ways = h.ways[1:]
+	case h.groups != nil:
+		h.ways, h.groups = h.all, nil
+	default:
+		return false
+	}
+	return true
+}
+
+// forbidden tells whether an error may be about namespaces: none are left, or nobody may make them.
+func forbidden(err error) bool {
+	for _, e := range []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES, unix.EBUSY, unix.EOPNOTSUPP} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, and the dialogue on 3 and 4.
+func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
+	for {
+		way, groups := o.host.current()
+		w, err := o.startIn(way, groups, req, folder, idle)
+		if err == nil || !forbidden(err) || !o.host.refuse(way, groups) {
+			return w, err
+		}
+		o.opts.Log.Debug("workers get less isolation", "wanted", way, "error", err)
+	}
+}
+
+func (o *ORT) startIn(way isolation, groups *cgroups, req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
+	p := o.preparation(way, waits(idle))
+	p.Confine = o.confinement(req, folder)
+	preparation, err := json.Marshal(p)
+	if err != nil {
+		return nil, err
+	}
+	requestRead, requestWrite, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	answerRead, answerWrite, err := os.Pipe()
+	if err != nil {
+		requestRead.Close() // nothing was written
+		requestWrite.Close()
+		return nil, err
+	}
+	private := filepath.Join(folder, privateFolder)
+	w := &worker{request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
+	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
+	w.cmd.Dir = private
+	w.cmd.Env = append(environment(private), o.opts.Env...)
+	w.cmd.Stderr = w.stderr
+	w.cmd.ExtraFiles = []*os.File{requestRead, answerWrite}
+	w.cmd.WaitDelay = grace
+	w.cmd.SysProcAttr = o.attributes(way)
+	if w.group = o.group(way, groups); w.group != nil {
+		w.cmd.SysProcAttr.UseCgroupFD, w.cmd.SysProcAttr.CgroupFD = true, int(w.group.folder.Fd())
+	}
+	err = o.launcher.on(w.cmd.Start)
+	requestRead.Close() // the worker has its own
+	answerWrite.Close()
+	if err != nil {
+		requestWrite.Close() // nothing was written
+		answerRead.Close()
+		w.group.end()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (o *ORT) attributes(way isolation) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	if way.namespace {
+		a.Cloneflags |= unix.CLONE_NEWPID
+	} else {
+		a.Pdeathsig = syscall.SIGTERM // what it looks after does not end with it
+	}
+	if way.user {
+		uid, gid := os.Geteuid(), os.Getegid()
+		a.Cloneflags |= unix.CLONE_NEWUSER
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
+	}
+	if u := o.opts.User; u != nil {
+		a.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
+	}
+	return a
+}
+
+func (o *ORT) preparation(way isolation, idle bool) dialogue.Preparation {
+	l := o.opts.Limits
+	p := dialogue.Preparation{Data: uint64(max(l.Memory, 0)), FileSize: uint64(max(l.Output, 0)), OpenFiles: uint64(max(l.OpenFiles, 0)),
+		Stack: uint64(max(l.Stack, 0)), Nice: max(l.Nice, 0), Idle: idle, First: way.namespace}
+	if l.CPU > 0 {
+		p.CPU = uint64(math.Ceil(l.CPU.Seconds()))
+	}
+	if o.countsProcesses(way) {
+		p.Processes = uint64(max(l.Processes, 0))
+	}
+	if idle {
+		p.Nice = lowest
+	}
+	return p
+}
+
+// countsProcesses tells whether the kernel's count of a user's processes is one of workers alone. Since Linux 5.14 each user namespace counts for
+// itself. Root's are never limited.
+func (o *ORT) countsProcesses(way isolation) bool {
+	if u := o.opts.User; u != nil {
+		return u.UID != 0 && int(u.UID) != os.Geteuid()
+	}
+	return way.user && os.Geteuid() != 0 && kernelSince(5, 14)
+}
+
+// group makes a cgroup for one worker, where there are any to be had and they are of use: for limits, or to find all of its processes.
+func (o *ORT) group(way isolation, c *cgroups) *cgroup {
+	if c == nil || way.namespace && !c.memory && !c.pids {
+		return nil
+	}
+	g, err := c.make(o.opts.Limits)
+	if err != nil {
+		o.opts.Log.Debug("worker gets no cgroup", "error", err)
+		return nil
+	}
+	return g
+}
+
+// usage is what a cgroup's processes had.
+type usage struct {
+	cpu         time.Duration
+	outOfMemory bool // one was killed for the memory limit
+}
