@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +26,7 @@ func Parse(name string, text []byte) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	set := &Set{eps: map[string]provider{}}
+	set := &Set{eps: map[string]provider{}, sum: sha256.Sum256(append([]byte(name+"\x00"), text...))}
 	eps := root.table("ep")
 	root.done()
 	for _, ep := range eps.keys() {
@@ -113,6 +114,7 @@ func readFile(path string) (*Set, error) {
 
 // append puts another file's sections behind those that are there. The set is not yet anybody's.
 func (s *Set) append(next *Set) {
+	s.sum = joined(s.sum, next.sum, "append")
 	for ep, p := range next.eps {
 		above := s.eps[ep]
 		s.eps[ep] = provider{replace: above.replace || p.replace, parts: slices.Concat(above.parts, p.parts)}

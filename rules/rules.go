@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,6 +16,20 @@ const every = "*"
 // Set is a collection of rules for EPs.
 type Set struct {
 	eps map[string]provider
+	sum [sha256.Size]byte // of the files that it is from, in order
+}
+
+// Equal tells whether the sets are from files of the same names and texts, put together in the same way.
+func (s *Set) Equal(o *Set) bool {
+	if s == nil || o == nil {
+		return s == o
+	}
+	return s.sum == o.sum
+}
+
+// joined is the sum of two sets that are put together.
+func joined(a, b [sha256.Size]byte, how string) [sha256.Size]byte {
+	return sha256.Sum256(slices.Concat([]byte(how), a[:], b[:]))
 }
 
 // provider is all that is said of one EP.
@@ -48,11 +63,13 @@ type Judgement struct {
 
 // Over gives a set in which s counts before base: its rules come first, and where it says replace for an EP, base's rules for that EP are left out.
 func (s *Set) Over(base *Set) *Set {
-	merged := map[string]provider{}
+	merged, sum := map[string]provider{}, [sha256.Size]byte{}
 	if base != nil {
 		maps.Copy(merged, base.eps)
+		sum = base.sum
 	}
 	if s != nil {
+		sum = joined(s.sum, sum, "over")
 		for ep, p := range s.eps {
 			if !p.replace {
 				below := merged[ep]
@@ -61,7 +78,7 @@ func (s *Set) Over(base *Set) *Set {
 			merged[ep] = p
 		}
 	}
-	return &Set{eps: merged}
+	return &Set{eps: merged, sum: sum}
 }
 
 // EPs lists the EPs that the set says something of, sorted; "*" stands for all.
