@@ -354,7 +354,7 @@ type suited struct {
 func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, phase func(string)) ([]suited, error) {
 	var out []suited
 	for _, b := range builds {
-		if _, known := a.rc.judged.load(b.ID); !known {
+		if _, known := a.rc.judged.load(b.ID, c.settings.Load().judging); !known {
 			phase("judging")
 		}
 		j, err := c.judge(ctx, a, b)

@@ -87,6 +87,9 @@ func (c *Cache) planAnew(ctx context.Context, t *task, b *index.Build) (*plan, *
 
 func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Request) (*runtimeContent, error) {
 	quiet := func(string) {}
+	if t.runtime != nil && !c.runtimes.has(t.runtime) {
+		return nil, settled("runtime %q is not registered any more", t.runtime.name)
+	}
 	if t.runtime != nil {
 		rc, err := c.content(ctx, t.runtime, quiet)
 		if err == nil && !rc.hasAll(r.EPs) {
@@ -127,7 +130,7 @@ const refreshEvery = 24 * time.Hour
 // tooOld tells whether the build is older than the policy for its execution providers likes it.
 func (c *Cache) tooOld(b *index.Build) bool {
 	for _, ep := range b.EPs {
-		if age := c.policy(ep.Name).MaxAge; age > 0 && c.now().Sub(b.Created) > age {
+		if age := c.settings.Load().policy(ep.Name).MaxAge; age > 0 && c.now().Sub(b.Created) > age {
 			return true
 		}
 	}

@@ -161,14 +161,33 @@ func makerOf(b *index.Build) maker {
 // lot is the builds of one maker.
 type lot struct {
 	judgement Judgement
+	before    *lot // as it was judged before, nil if it was not
 	example   index.Build
 	builds    int
 }
 
+// alone is the lot without what was before it, so that histories do not grow.
+func (l *lot) alone() *lot {
+	if l == nil {
+		return nil
+	}
+	return &lot{judgement: l.judgement}
+}
+
+// changed tells whether it was judged otherwise before, and worse whether it was judged better.
+func (l *lot) changed() bool {
+	return l.before != nil && (l.before.judgement.Verdict != l.judgement.Verdict || l.before.judgement.Source != l.judgement.Source)
+}
+
+func (l *lot) worse() bool {
+	return l.before != nil && badness(l.judgement.Verdict) > badness(l.before.judgement.Verdict)
+}
+
 // judgeAll judges everything stored that a runtime could load, once for each distinct maker, without running anything
 // but the execution providers' own verdicts. What was made by the runtime's former libraries and is not the best any
-// more is wanted anew.
+// more is wanted anew, and so is what is judged worse than before by other rules.
 func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, former map[string]string, tell bool) {
+	under, before := c.settings.Load().judging, rc.judged.lastLots()
 	lots := make(map[maker]*lot)
 	var affected []index.Build
 	best := make(map[index.RequestKey]compilers.Verdict)
@@ -183,7 +202,7 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 			if err != nil {
 				return err
 			}
-			l = &lot{judgement: j, example: b}
+			l = &lot{judgement: j, before: before[m].alone(), example: b}
 			lots[m] = l
 		}
 		l.builds++
@@ -191,7 +210,7 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 		if was, ok := best[b.RequestKey]; !ok || badness(verdict) < badness(was) {
 			best[b.RequestKey] = verdict
 		}
-		if verdict != compilers.Optimal && madeBy(&b, former) {
+		if verdict != compilers.Optimal && (tell && madeBy(&b, former) || l.worse()) {
 			affected = append(affected, b)
 		}
 		return nil
@@ -202,18 +221,21 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 		}
 		return
 	}
-	rc.judged.setLots(lots)
-	if !tell {
-		return
-	}
+	rc.judged.setLots(lots, under)
 	for _, m := range slices.Sorted(maps.Keys(lots)) {
-		c.tellLot(rt, lots[m])
+		if tell || lots[m].changed() {
+			c.tellLot(rt, lots[m])
+		}
 	}
-	c.rebuildAffected(rt, lots, affected, best)
+	what := "rules or policies"
+	if tell {
+		what = "the runtime"
+	}
+	c.rebuildAffected(rt, what+" changed", lots, affected, best)
 }
 
-// rebuildAffected tells of builds that the runtime's change made worse, and wants them anew where nothing better is there.
-func (c *Cache) rebuildAffected(rt *runtime, lots map[maker]*lot, affected []index.Build, best map[index.RequestKey]compilers.Verdict) {
+// rebuildAffected tells of builds that a change made worse, and wants them anew where nothing better is there.
+func (c *Cache) rebuildAffected(rt *runtime, why string, lots map[maker]*lot, affected []index.Build, best map[index.RequestKey]compilers.Verdict) {
 	for i := range affected {
 		b := &affected[i]
 		j := lots[makerOf(b)].judgement
@@ -221,7 +243,7 @@ func (c *Cache) rebuildAffected(rt *runtime, lots map[maker]*lot, affected []ind
 			c.happened(eventOf(b, EventJudged, "%s for %s now: %s", j.Verdict, rt.name, orNone(j.Reason)))
 		}
 		if best[b.RequestKey] != compilers.Optimal {
-			c.wantAnew(b, rt.name, fmt.Sprintf("the runtime changed, and this build is %s for it", j.Verdict), nil)
+			c.wantAnew(b, rt.name, fmt.Sprintf("%s, and this build is %s for %s", why, j.Verdict, rt.name), nil)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func BenchmarkJudgeAll(b *testing.B) {
 		c.cache.judgeAll(context.Background(), rt, rc, former, true)
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/builds, "us/build")
-	j, ok := rc.judged.glanceAt(a.Build)
+	j, ok := rc.judged.glanceAt(a.Build, 0)
 	require.True(b, ok)
 	require.Equal(b, "unsupported", j.Verdict.String())
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -52,6 +53,10 @@ type Cache struct {
 	started time.Time
 	now     func() time.Time
 
+	settings   atomic.Pointer[settings] // what may change; options has what they were at the start
+	reloading  sync.Mutex               // held while settings are replaced
+	configured atomic.Pointer[Configured]
+
 	cas      *cas.Store
 	index    *index.Index
 	memo     *memo
@@ -74,7 +79,8 @@ type Cache struct {
 	// blobs that nothing refers to are removed.
 	publishing sync.RWMutex
 
-	stop context.CancelFunc // ends the background work
+	ctx  context.Context    // of the background work
+	stop context.CancelFunc // ends it
 	work sync.WaitGroup     // which Close waits for
 }
 
@@ -99,10 +105,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	if o.Jobs <= 0 {
 		o.Jobs = goruntime.NumCPU()
 	}
-	if o.KeepSource, err = checkKeepSource(o.KeepSource); err != nil {
-		return nil, err
-	}
-	limits, err := o.Rebuild.check()
+	first, err := newSettings(&o)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +118,8 @@ func Open(dir string, o Options) (*Cache, error) {
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
 		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs)}
-	c.rebuilds.limits = limits
+	c.settings.Store(first)
+	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {
 		return nil, errors.Join(err, c.closeStores(), lock.Close())
 	}
@@ -144,18 +148,12 @@ func (c *Cache) open() error {
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.reports = newReports(c.now)
 	c.uses.since = make(map[index.BuildID]*use)
-	for _, spec := range c.options.Runtimes {
-		rt := explicitRuntime(spec, true)
-		if spec.ORTLibrary == "" {
-			rt = directoryRuntime(filepath.Clean(spec.Directory), true)
-		}
-		c.runtimes.list = append(c.runtimes.list, rt)
-	}
+	c.runtimes.register(c.options.Runtimes)
 	if err := c.openViews(); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c.stop = cancel
+	c.ctx, c.stop = ctx, cancel
 	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
 	c.gains.start(ctx, c)
 	c.rebuilds.start(ctx, c) // before there is anybody who wants something

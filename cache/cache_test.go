@@ -57,6 +57,12 @@ func (b *bench) library(version string) {
 }
 
 func (b *bench) open() {
+	c, err := Open(b.state, b.options())
+	require.NoError(b, err)
+	b.cache = c
+}
+
+func (b *bench) options() Options {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
 		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
 		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
@@ -69,9 +75,7 @@ func (b *bench) open() {
 	if b.change != nil {
 		b.change(&o)
 	}
-	c, err := Open(b.state, o)
-	require.NoError(b, err)
-	b.cache = c
+	return o
 }
 
 func (b *bench) close() {

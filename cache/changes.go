@@ -46,7 +46,9 @@ func (cs *changes) take() *runtime {
 func (c *Cache) assessChanges(ctx context.Context) {
 	for {
 		for rt := c.changes.take(); rt != nil && ctx.Err() == nil; rt = c.changes.take() {
-			c.assess(ctx, rt)
+			if c.runtimes.has(rt) {
+				c.assess(ctx, rt)
+			}
 		}
 		select {
 		case <-ctx.Done():

@@ -47,7 +47,7 @@ func (a Advice) hint(format string, args ...any) Advice {
 // Doctor looks for what is wrong on this machine: runtimes, disk, clock, rights, watching, the index, and what went
 // wrong lately. It starts workers where a runtime was not probed yet, and changes nothing.
 func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
-	out := c.adviseRuntimes(ctx)
+	out := append(c.adviseConfiguration(), c.adviseRuntimes(ctx)...)
 	out = append(out, c.adviseState()...)
 	out = append(out, c.adviseClock())
 	out = append(out, c.adviseWatching()...)

@@ -27,22 +27,23 @@ type Event struct {
 
 // The kinds of events. A hit is none: hits are counted.
 const (
-	EventCompiled   = "compiled"    // a build was made and stored
-	EventFailed     = "failed"      // a compile brought nothing
-	EventRetracted  = "retracted"   // a build is gone: removed, collected, or superseded; the index itself tells of it
-	EventWithheld   = "withheld"    // a build is not served any more, until it is judged otherwise
-	EventDamaged    = "damaged"     // bytes of a build are not what they were
-	EventHealed     = "healed"      // a build took the place of one that was damaged
-	EventJudged     = "judged"      // how a build suits a runtime, where that changed
-	EventRebuild    = "rebuild"     // a build is wanted anew, and queued
-	EventRebuilt    = "rebuilt"     // and was made
-	EventNotRebuilt = "not rebuilt" // and was not: no source at hand, or the compile failed
-	EventReport     = "report"      // a client said that a build does not load, and what became of that
-	EventProbed     = "probed"      // a runtime was looked at and can be used
-	EventUnusable   = "unusable"    // a runtime cannot be used
-	EventChanging   = "changing"    // a runtime's files are being written
-	EventChanged    = "changed"     // a runtime's libraries, or a driver, are other ones than before
-	EventMissed     = "missed"      // a subscriber fell behind; told to that subscriber alone
+	EventCompiled      = "compiled"      // a build was made and stored
+	EventFailed        = "failed"        // a compile brought nothing
+	EventRetracted     = "retracted"     // a build is gone: removed, collected, or superseded; the index itself tells of it
+	EventWithheld      = "withheld"      // a build is not served any more, until it is judged otherwise
+	EventDamaged       = "damaged"       // bytes of a build are not what they were
+	EventHealed        = "healed"        // a build took the place of one that was damaged
+	EventJudged        = "judged"        // how a build suits a runtime, where that changed
+	EventRebuild       = "rebuild"       // a build is wanted anew, and queued
+	EventRebuilt       = "rebuilt"       // and was made
+	EventNotRebuilt    = "not rebuilt"   // and was not: no source at hand, or the compile failed
+	EventReport        = "report"        // a client said that a build does not load, and what became of that
+	EventProbed        = "probed"        // a runtime was looked at and can be used
+	EventUnusable      = "unusable"      // a runtime cannot be used
+	EventChanging      = "changing"      // a runtime's files are being written
+	EventChanged       = "changed"       // a runtime's libraries, or a driver, are other ones than before
+	EventConfiguration = "configuration" // the configuration or the rules were changed, or refused
+	EventMissed        = "missed"        // a subscriber fell behind; told to that subscriber alone
 )
 
 // happened is the one place through which everything goes that happens: into the journal, and to the subscribers. The

@@ -165,7 +165,7 @@ func means(name string, b *index.Build) bool {
 
 // Administrator tells whether the peer may see and change everything.
 func (c *Cache) Administrator(p Peer) bool {
-	return p.UID == 0 || p.UID == c.uid || slices.Contains(c.options.Administrators, p.UID)
+	return p.UID == 0 || p.UID == c.uid || slices.Contains(c.settings.Load().administrators, p.UID)
 }
 
 // maySee: one's own builds, and the shared ones that one had oneself, for whoever had it has the model.
@@ -221,6 +221,7 @@ func (c *Cache) Status(ctx context.Context) (Status, error) {
 	}
 	s := Status{Started: c.started, Counters: c.index.Counters(), Space: space, Jobs: c.flights.count()}
 	s.SavedSeconds = float64(s.Counters["saved_milliseconds"]) / 1000
+	s.Warnings = c.configured.Load().warnings()
 	if why := c.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
 	}

@@ -49,46 +49,67 @@ func (p *plan) against(rt string, rc *runtimeContent) *against {
 	return &against{runtime: rt, rc: rc, eps: p.eps, facts: p.facts, request: p.canonical}
 }
 
-// judged remembers how other libraries' builds suit a runtime with certain contents.
+// judged remembers how other libraries' builds suit a runtime with certain contents. What was judged by other rules or
+// policies than those in force is forgotten when it is asked for: each call names the generation that the caller works
+// with, settings.judging.
 type judged struct {
-	mu    sync.Mutex
-	known map[index.BuildID]Judgement // guarded by mu
-	lots  map[maker]*lot              // by who made them, at a glance; replaced as a whole; guarded by mu
+	mu        sync.Mutex
+	under     uint64 // the generation of known; guarded by mu, as all of it
+	known     map[index.BuildID]Judgement
+	lots      map[maker]*lot // by who made them, at a glance; replaced as a whole
+	lotsUnder uint64         // the generation of lots
 }
 
 // maxJudged bounds the memory that judgements take; past it all are forgotten, and made again as they are needed.
 const maxJudged = 1 << 16
 
-func (js *judged) load(id index.BuildID) (Judgement, bool) {
+func (js *judged) load(id index.BuildID, under uint64) (Judgement, bool) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
+	if under > js.under {
+		js.known, js.under = nil, under
+	}
+	if under < js.under {
+		return Judgement{}, false
+	}
 	j, ok := js.known[id]
 	return j, ok
 }
 
-func (js *judged) save(id index.BuildID, j Judgement) {
+// save keeps a judgement, unless others are in force by now.
+func (js *judged) save(id index.BuildID, j Judgement, under uint64) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	if js.known == nil || len(js.known) >= maxJudged {
-		js.known = make(map[index.BuildID]Judgement)
+	if under < js.under {
+		return
+	}
+	if js.known == nil || len(js.known) >= maxJudged || under > js.under {
+		js.known, js.under = make(map[index.BuildID]Judgement), under
 	}
 	js.known[id] = j
 }
 
-func (js *judged) setLots(lots map[maker]*lot) {
+func (js *judged) setLots(lots map[maker]*lot, under uint64) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	js.lots = lots
+	js.lots, js.lotsUnder = lots, under
+}
+
+// lastLots are those that were set last, whatever they were judged by.
+func (js *judged) lastLots() map[maker]*lot {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	return js.lots
 }
 
 // glanceAt gives what is known of the build, at a glance at least.
-func (js *judged) glanceAt(b *index.Build) (Judgement, bool) {
-	if j, ok := js.load(b.ID); ok {
+func (js *judged) glanceAt(b *index.Build, under uint64) (Judgement, bool) {
+	if j, ok := js.load(b.ID, under); ok {
 		return j, true
 	}
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	if l := js.lots[makerOf(b)]; l != nil {
+	if l := js.lots[makerOf(b)]; l != nil && js.lotsUnder == under {
 		return l.judgement, true
 	}
 	return Judgement{}, false
@@ -102,7 +123,7 @@ func (c *Cache) standing(b *index.Build) Judgement {
 		if rc == nil || !rc.hasEvery(b) {
 			continue
 		}
-		j, ok := rc.judged.glanceAt(b)
+		j, ok := rc.judged.glanceAt(b, c.settings.Load().judging)
 		if !ok && rc.made(b) {
 			j, ok = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by equal libraries", At: b.Created, Runtime: rt.name}, true
 		}
@@ -126,11 +147,12 @@ func (rc *runtimeContent) made(b *index.Build) bool {
 // judge says how the build suits, from the best source that can tell: its execution provider's own library, the
 // provider's verdict, the fingerprint, a load check, the rules. It is worked out once for each build and runtime.
 func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgement, error) {
-	if j, ok := a.rc.judged.load(b.ID); ok {
+	under := c.settings.Load().judging // before anything that depends on it is read
+	if j, ok := a.rc.judged.load(b.ID, under); ok {
 		return j, nil
 	}
 	if j, ok := c.disproved(a, b); ok {
-		a.rc.judged.save(b.ID, j)
+		a.rc.judged.save(b.ID, j, under)
 		return j, nil
 	}
 	j, err := c.glance(ctx, a, b)
@@ -142,7 +164,7 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 			return j, err
 		}
 	}
-	a.rc.judged.save(b.ID, j)
+	a.rc.judged.save(b.ID, j, under)
 	return j, nil
 }
 
@@ -328,13 +350,8 @@ func badness(v compilers.Verdict) int {
 	return 2
 }
 
-// rules are the administrator's, or the shipped ones.
-func (c *Cache) rules() *rules.Set {
-	if c.options.Rules != nil {
-		return c.options.Rules
-	}
-	return rules.Shipped()
-}
+// rules are the administrator's over the shipped ones.
+func (c *Cache) rules() *rules.Set { return c.settings.Load().rules }
 
 func ruleFacts(f *index.EPFacts, ort string) rules.Facts {
 	return rules.Facts{EP: f.Name, EPVersion: f.Version, LibraryDigest: f.LibraryDigest.String(), SDKVersion: f.SDKVersion,

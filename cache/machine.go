@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,11 +24,11 @@ type machine [32]byte
 
 // machineState is the machine as it was last looked at.
 type machineState struct {
-	sources []DriverSource
 	current atomic.Pointer[machine]
 
 	mu       sync.Mutex
-	versions []string // of the sources' drivers, "" where there is none; guarded by mu
+	sources  []DriverSource // replaced as a whole; guarded by mu
+	versions []string       // of the sources' drivers, "" where there is none; guarded by mu
 }
 
 // machineEvery is how often the machine is looked at where nothing tells of a change.
@@ -41,11 +42,39 @@ func newMachine(sources []DriverSource) *machineState {
 
 func (m *machineState) now() machine { return *m.current.Load() }
 
+// setSources has drivers' versions read elsewhere from the next look on, and tells whether that is anything new.
+func (m *machineState) setSources(sources []DriverSource) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if slices.EqualFunc(m.sources, sources, DriverSource.equal) {
+		return false
+	}
+	versions := make([]string, len(sources))
+	for i, s := range sources {
+		if old := slices.IndexFunc(m.sources, s.equal); old >= 0 {
+			versions[i] = m.versions[old]
+		}
+	}
+	m.sources, m.versions = sources, versions
+	return true
+}
+
+func (s DriverSource) equal(o DriverSource) bool {
+	return s.EP == o.EP && s.File == o.File && s.Module == o.Module && slices.Equal(s.Command, o.Command)
+}
+
+func (m *machineState) where() []DriverSource {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sources
+}
+
 // look reads the drivers' versions and the machine's stamp, and says what is different from the last time.
 func (m *machineState) look(ctx context.Context) (changes []string) {
-	versions := make([]string, len(m.sources))
+	sources := m.where()
+	versions := make([]string, len(sources))
 	var errs []string
-	for i, s := range m.sources {
+	for i, s := range sources {
 		v, err := s.read(ctx)
 		if err != nil {
 			errs = append(errs, fmt.Sprintf("driver version of %s: %v", s, err))
@@ -54,6 +83,9 @@ func (m *machineState) look(ctx context.Context) (changes []string) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !slices.EqualFunc(sources, m.sources, DriverSource.equal) {
+		return nil // others were set meanwhile, and whoever did looks by itself
+	}
 	b := bytes.NewBuffer(nil)
 	stamp := machineStamp()
 	b.Write(stamp[:])
@@ -94,7 +126,7 @@ func (m *machineState) driver(ep string, mark compilers.Fingerprint) (version, s
 // files are what can be watched for a change of a driver.
 func (m *machineState) files() []string {
 	var out []string
-	for _, s := range m.sources {
+	for _, s := range m.where() {
 		if p := s.path(); p != "" {
 			out = append(out, p)
 		}

@@ -23,7 +23,7 @@ func (c *Cache) canonicalOptions(ep EP) (map[string]string, error) {
 		return nil, fail(BadRequest, err, "execution provider %s", ep.Name)
 	}
 	for _, name := range unknown {
-		if !slices.Contains(c.options.AllowOptions, ep.Name+"/"+name) {
+		if !slices.Contains(c.settings.Load().allowOptions, ep.Name+"/"+name) {
 			return nil, unknownOption(ep.Name, name, info)
 		}
 	}
@@ -197,7 +197,7 @@ func (c *Cache) canonicalSession(entries map[string]string) (map[string]string, 
 		value := entries[key]
 		rule, ok := sessionOptions[key]
 		switch {
-		case !ok && slices.Contains(c.options.AllowOptions, "session/"+key):
+		case !ok && slices.Contains(c.settings.Load().allowOptions, "session/"+key):
 			out[key] = value
 			continue
 		case !ok:

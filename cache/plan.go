@@ -27,23 +27,30 @@ type plan struct {
 // nor asks what devices there are.
 type plans struct {
 	mu    sync.RWMutex
+	under uint64             // settings.planning that known was made with; guarded by mu
 	known map[[32]byte]*plan // guarded by mu
 }
 
 // maxPlans bounds the memory that remembered plans take; past it all are forgotten.
 const maxPlans = 1 << 12
 
-func (ps *plans) load(key [32]byte) *plan {
+func (ps *plans) load(key [32]byte, under uint64) *plan {
 	ps.mu.RLock()
 	defer ps.mu.RUnlock()
+	if ps.under != under {
+		return nil
+	}
 	return ps.known[key]
 }
 
-func (ps *plans) save(key [32]byte, p *plan) {
+func (ps *plans) save(key [32]byte, p *plan, under uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if ps.known == nil || len(ps.known) >= maxPlans {
-		ps.known = make(map[[32]byte]*plan)
+	if under < ps.under {
+		return // made with what is not in force any more
+	}
+	if ps.known == nil || len(ps.known) >= maxPlans || under > ps.under {
+		ps.known, ps.under = make(map[[32]byte]*plan), under
 	}
 	ps.known[key] = p
 }
@@ -51,9 +58,10 @@ func (ps *plans) save(key [32]byte, p *plan) {
 // plan gives the request's plan for the runtime with these contents.
 func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
 	spelled, keep := r.spelling(model)
+	under := c.settings.Load().planning
 	if keep {
 		// A plan that was only made for its key lacks the rest, and is not kept.
-		if p := rc.plans.load(spelled); p != nil {
+		if p := rc.plans.load(spelled, under); p != nil {
 			return p, nil
 		}
 	}
@@ -62,7 +70,7 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 		return nil, err
 	}
 	if keep && r.OnMiss != KeyOnly {
-		rc.plans.save(spelled, p)
+		rc.plans.save(spelled, p, under)
 	}
 	return p, nil
 }

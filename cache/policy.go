@@ -44,10 +44,10 @@ type RebuildOptions struct {
 }
 
 // policy is the one for an execution provider.
-func (c *Cache) policy(ep string) Policy {
-	p, ok := c.options.Policies[ep]
+func (s *settings) policy(ep string) Policy {
+	p, ok := s.policies[ep]
 	if !ok {
-		p = c.options.Policies[""]
+		p = s.policies[""]
 	}
 	return p
 }
@@ -55,8 +55,9 @@ func (c *Cache) policy(ep string) Policy {
 // policyOf is the strictest of the policies for the execution providers of a request.
 func (c *Cache) policyOf(eps []compilers.EP) Policy {
 	var out Policy
+	now := c.settings.Load()
 	for i, ep := range eps {
-		p := c.policy(ep.Name)
+		p := now.policy(ep.Name)
 		if i == 0 {
 			out = p
 			continue

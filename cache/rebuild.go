@@ -43,11 +43,13 @@ type wish struct {
 // A build that has no source, or another one by now, waits for its next request. What failed is tried again a few
 // times, later and later, and then only when the runtime's libraries are others, or a day is over.
 type rebuilds struct {
-	c      *Cache
-	limits rebuildLimits
-	work   sync.WaitGroup
+	c    *Cache
+	ctx  context.Context // of the work
+	work sync.WaitGroup
 
 	mu      sync.Mutex // guards the rest
+	serving int        // goroutines that work on tasks, or would if there were as many jobs
+	closed  bool
 	tasks   map[taskKey]*task
 	held    int           // tasks that hold a request's files
 	changed chan struct{} // closed, and made anew, when there may be something to do
@@ -110,7 +112,7 @@ func backoff(tries int) time.Duration {
 // want asks for a build to be made anew. It returns at once, and may be called for each hit: what is queued already,
 // or failed lately for the same libraries, is not queued again.
 func (q *rebuilds) want(w wish) {
-	if q.limits.off || q.c == nil {
+	if q.c == nil || q.limits().off {
 		return
 	}
 	now := q.c.now()
@@ -163,7 +165,7 @@ func (q *rebuilds) hold(t *task, r *Request, now time.Time) bool {
 	if t.request != nil {
 		return true
 	}
-	if r == nil || q.held >= maxHeld || q.limits.window.opens(now) > 0 {
+	if r == nil || q.held >= maxHeld || q.limits().window.opens(now) > 0 {
 		return false
 	}
 	own, err := r.own()
@@ -228,7 +230,7 @@ func (q *rebuilds) list() []Rebuild {
 
 // pause says why nothing is begun now, and for how long that will last: 0 until something changes. "" is no pause.
 func (q *rebuilds) pause(now time.Time) (why string, wait time.Duration) {
-	if wait := q.limits.window.opens(now); wait > 0 {
+	if wait := q.limits().window.opens(now); wait > 0 {
 		return "it is not the time of day", wait
 	}
 	if q.c.flights.busy() {
@@ -242,22 +244,52 @@ func (q *rebuilds) pause(now time.Time) (why string, wait time.Duration) {
 
 // start begins the work. It ends with the context.
 func (q *rebuilds) start(ctx context.Context, c *Cache) {
-	q.c, q.tasks, q.changed = c, make(map[taskKey]*task), make(chan struct{})
-	if q.limits.off {
+	q.c, q.ctx, q.tasks, q.changed = c, ctx, make(map[taskKey]*task), make(chan struct{})
+	q.adjust()
+}
+
+func (q *rebuilds) limits() rebuildLimits { return q.c.settings.Load().rebuild }
+
+// adjust follows the limits that are in force now. What is being worked on goes on; without rebuilds nothing is queued.
+func (q *rebuilds) adjust() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
 		return
 	}
-	for range q.limits.jobs {
-		q.work.Go(func() { q.serve(ctx) })
+	limits := q.limits()
+	if limits.off {
+		for key, t := range q.tasks {
+			if t.state != rebuildRunning {
+				q.release(t)
+				delete(q.tasks, key)
+			}
+		}
 	}
+	for ; !limits.off && q.serving < limits.jobs; q.serving++ {
+		number := q.serving
+		q.work.Go(func() { q.serve(number) })
+	}
+	q.wakeLocked()
 }
 
 func (q *rebuilds) close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
 	q.work.Wait()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, t := range q.tasks {
 		q.release(t)
 	}
+}
+
+// changes gives what is closed when there may be something to do.
+func (q *rebuilds) changes() <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.changed
 }
 
 func (q *rebuilds) wake() {
@@ -271,10 +303,16 @@ func (q *rebuilds) wakeLocked() {
 	q.changed = make(chan struct{})
 }
 
-// serve works on one task after the other.
-func (q *rebuilds) serve(ctx context.Context) {
+// serve works on one task after the other, as long as there are more jobs than its number.
+func (q *rebuilds) serve(number int) {
+	ctx := q.ctx
 	var rest time.Time // nothing is begun before
 	for ctx.Err() == nil {
+		changed := q.changes()
+		if limits := q.limits(); limits.off || number >= limits.jobs {
+			sleepUntil(ctx, 0, changed)
+			continue
+		}
 		t, wait, changed := q.next(rest)
 		if t == nil {
 			sleepUntil(ctx, wait, changed)
@@ -282,7 +320,7 @@ func (q *rebuilds) serve(ctx context.Context) {
 		}
 		began := q.c.now()
 		cpu := q.work1(ctx, t)
-		rest = began.Add(time.Duration(float64(cpu) / q.limits.share))
+		rest = began.Add(time.Duration(float64(cpu) / q.limits().share))
 	}
 }
 

@@ -240,8 +240,8 @@ func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *
 	counts := x.verdict == unverified && b.Scope == "shared" // without the device at hand, nobody here can tell
 	why := "you reported that it does not load; " + x.text
 	ds.add(b, p.UID, owner, why, counts) // it is there already, so there is room
-	trusted := counts && slices.Contains(c.options.TrustedReporters, p.UID)
-	if n := ds.owners(b.ID); counts && (trusted || n >= cmp.Or(c.options.ReportQuorum, 3)) {
+	trusted := counts && slices.Contains(c.settings.Load().trustedReporters, p.UID)
+	if n := ds.owners(b.ID); counts && (trusted || n >= c.settings.Load().reportQuorum) {
 		reason := fmt.Sprintf("%d users reported that it does not load; %s", n, x.text)
 		if trusted {
 			reason = "a trusted user reported that it does not load; " + x.text
@@ -274,7 +274,7 @@ func sound(text, hint string) *Decision {
 // disprove remembers that a build of another library does not load with the runtime, whatever judgements said.
 func (c *Cache) disprove(a *against, b *index.Build, text string) {
 	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
-	a.rc.judged.save(b.ID, j)
+	a.rc.judged.save(b.ID, j, c.settings.Load().judging)
 	c.happened(eventOf(b, EventJudged, "%s for %s: %s", j.Verdict, a.runtime, text))
 	raw, err := json.Marshal(j)
 	if err == nil {

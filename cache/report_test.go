@@ -247,7 +247,7 @@ func TestEnoughUsersAreBelieved(t *testing.T) {
 
 func TestATrustedUserIsBelieved(t *testing.T) {
 	b := newReporting(t)
-	b.cache.options.TrustedReporters = []uint32{alice}
+	b.reload(func(o *Options) { o.TrustedReporters = []uint32{alice} })
 	a := b.served(1, alice)
 	require.Equal(t, DecidedSound, b.report(alice, stale(a)).Decision, "not against what is found out")
 	b.later.Add(int64(time.Hour))

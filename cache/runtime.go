@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,8 +17,9 @@ import (
 
 // runtime is one libonnxruntime with the EP libraries used with it, as it lies on this machine.
 type runtime struct {
-	name       string // the directory, or the path of libonnxruntime where it was named one by one
-	registered bool   // by the administrator; others were named by a client of the daemon's own user
+	name       string            // the directory, or the path of libonnxruntime where it was named one by one
+	registered bool              // by the administrator; others were named by a client of the daemon's own user
+	spec       compilers.Runtime // as it was registered
 	find       func() (compilers.Runtime, error)
 
 	looking chan struct{}                  // holds one token while the files are looked at anew
@@ -173,6 +176,52 @@ func directoryRuntime(dir string, registered bool) *runtime {
 func explicitRuntime(spec compilers.Runtime, registered bool) *runtime {
 	return newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) { return compilers.Complete(spec) })
 }
+
+func registeredRuntime(spec compilers.Runtime) *runtime {
+	rt := explicitRuntime(spec, true)
+	if spec.ORTLibrary == "" {
+		rt = directoryRuntime(filepath.Clean(spec.Directory), true)
+	}
+	rt.spec = spec
+	return rt
+}
+
+// register makes these the registered runtimes, in this order. Those that are registered already stay what they are. It
+// gives the new ones, and the names that mean none any more.
+func (rs *runtimes) register(specs []compilers.Runtime) (added []*runtime, gone []string) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	before := rs.list
+	rs.list = nil
+	for _, spec := range specs {
+		same := func(rt *runtime) bool { return rt.registered && reflect.DeepEqual(rt.spec, spec) }
+		if slices.ContainsFunc(rs.list, same) {
+			continue
+		}
+		i := slices.IndexFunc(before, same)
+		if i >= 0 {
+			rs.list = append(rs.list, before[i])
+			continue
+		}
+		rt := registeredRuntime(spec)
+		added = append(added, rt)
+		rs.list = append(rs.list, rt)
+	}
+	for _, rt := range before {
+		named := slices.ContainsFunc(rs.list, func(now *runtime) bool { return now.name == rt.name })
+		switch {
+		case named: // it stays, or is another of the same name
+		case rt.registered:
+			gone = append(gone, rt.name)
+		default:
+			rs.list = append(rs.list, rt)
+		}
+	}
+	return added, gone
+}
+
+// has tells whether the runtime may still be used: it was not taken out of the register.
+func (rs *runtimes) has(rt *runtime) bool { return slices.Contains(rs.all(), rt) }
 
 func (rs *runtimes) all() []*runtime {
 	rs.mu.Lock()

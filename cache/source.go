@@ -34,7 +34,7 @@ func checkKeepSource(how string) (string, error) {
 // waits for its next request when it has to be compiled anew.
 // The caller holds publishing.
 func (j *job) keepSource(ctx context.Context) index.Source {
-	how := j.c.options.KeepSource
+	how := j.c.settings.Load().keepSource
 	if how != KeepNone && j.source.Kind == index.SourceCopy && j.c.hasAll(j.source.Files) {
 		return j.source // compiled from there just now; a path of it would be one in the store
 	}

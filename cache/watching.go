@@ -12,6 +12,9 @@ const watchedDrivers = "drivers"
 // watchRuntime has the runtime's files watched, those in other places than its folder as well. What a watcher tells is
 // only the fast path: every answer compares the files anyway.
 func (c *Cache) watchRuntime(rt *runtime, rc *runtimeContent) {
+	if !c.runtimes.has(rt) {
+		return // taken out while it was looked at
+	}
 	var paths []string
 	if rc == nil {
 		paths = append(paths, rt.name)

@@ -1,0 +1,146 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/rules"
+)
+
+// settings are the options that may change while the cache is open. They are replaced as a whole, and never changed:
+// who needs several of them that belong together loads them once.
+type settings struct {
+	rules            *rules.Set
+	policies         map[string]Policy
+	rebuild          rebuildLimits
+	allowOptions     []string
+	administrators   []uint32
+	trustedReporters []uint32
+	reportQuorum     int
+	keepSource       string
+
+	// What is remembered is remembered with the generation that it was found out under, and does not count for a later one.
+	judging  uint64 // counts changes of what builds are judged by
+	planning uint64 // counts changes of what plans depend on
+}
+
+// newSettings checks the options. The generations are the caller's to fill in.
+func newSettings(o *Options) (*settings, error) {
+	s := &settings{rules: o.Rules, policies: o.Policies, allowOptions: o.AllowOptions, administrators: o.Administrators,
+		trustedReporters: o.TrustedReporters, reportQuorum: o.ReportQuorum}
+	if s.rules == nil {
+		s.rules = rules.Shipped()
+	}
+	if s.reportQuorum == 0 {
+		s.reportQuorum = 3
+	}
+	var err error
+	if s.keepSource, err = checkKeepSource(o.KeepSource); err != nil {
+		return nil, err
+	}
+	s.rebuild, err = o.Rebuild.check()
+	return s, err
+}
+
+// Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators, TrustedReporters,
+// ReportQuorum, KeepSource, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
+// builds are judged otherwise by now, they are judged anew: at once when they are asked for, and all of them in the
+// background. An error leaves everything as it was.
+func (c *Cache) Reload(o Options) error {
+	next, err := newSettings(&o)
+	if err != nil {
+		return fmt.Errorf("reload: %w", err)
+	}
+	c.reloading.Lock()
+	defer c.reloading.Unlock()
+	before := c.settings.Load()
+	next.judging, next.planning = before.judging, before.planning
+	judging := !next.rules.Equal(before.rules) || !reflect.DeepEqual(next.policies, before.policies)
+	if judging {
+		next.judging++
+	}
+	if !slices.Equal(next.allowOptions, before.allowOptions) {
+		next.planning++
+	}
+	c.settings.Store(next)
+	c.rebuilds.adjust()
+	c.setRuntimes(o.Runtimes)
+	if c.machine.setSources(o.Drivers) {
+		c.watcher.Set(watchedDrivers, c.machine.files())
+		c.later(c.lookAtMachine) // a driver's version may come from a command
+	}
+	if judging {
+		for _, rt := range c.runtimes.all() {
+			c.changes.add(rt)
+		}
+	}
+	return nil
+}
+
+// later does something that Close waits for.
+func (c *Cache) later(do func(context.Context)) {
+	c.work.Go(func() { do(c.ctx) })
+}
+
+// setRuntimes registers these runtimes, in this order, and no others. What clients brought stays, behind them.
+func (c *Cache) setRuntimes(specs []compilers.Runtime) {
+	added, gone := c.runtimes.register(specs)
+	for _, name := range gone {
+		c.watcher.Set(name, nil)
+	}
+	for _, rt := range added {
+		c.watchRuntime(rt, nil)
+		c.later(func(ctx context.Context) { _, _ = c.content(ctx, rt, func(string) {}) }) // told and logged by whoever finds out
+	}
+}
+
+// Configured tells what is not in force of the configuration that the options are from.
+type Configured struct {
+	Refused []string // what is wrong with it: then nothing of it is in force, and what was in force before still is
+	Waiting []string // names of fields that take effect at the next start
+}
+
+// SetConfigured has status and the doctor tell what is not in force, until it is called again.
+func (c *Cache) SetConfigured(now Configured) { c.configured.Store(&now) }
+
+// TellConfiguration has the history and the subscribers know that the configuration was changed, or was refused.
+func (c *Cache) TellConfiguration(text string) {
+	c.happened(Event{Kind: EventConfiguration, Text: strings.ToValidUTF8(text[:min(len(text), maxConfigurationText)], "")})
+}
+
+// maxConfigurationText bounds what a file with many mistakes says in one event.
+const maxConfigurationText = 2000
+
+// warnings says what SetConfigured told, a line for each thing.
+func (s *Configured) warnings() (lines []string) {
+	for _, one := range s.Refused {
+		lines = append(lines, "the configuration was refused, and the earlier one stays in force: "+one)
+	}
+	if len(s.Waiting) > 0 {
+		lines = append(lines, "takes effect at the next start: "+strings.Join(s.Waiting, ", "))
+	}
+	return lines
+}
+
+// adviseConfiguration tells what of the configuration is not in force.
+func (c *Cache) adviseConfiguration() []Advice {
+	const subject = "configuration"
+	now := c.configured.Load()
+	var out []Advice
+	for _, one := range now.Refused {
+		out = append(out, warning(subject, "refused, and the earlier one stays in force: %s", one).
+			hint("mend the file; it is read again when it changes, and upon SIGHUP"))
+	}
+	if len(now.Waiting) > 0 {
+		out = append(out, warning(subject, "changed since the start, and takes effect at the next one: %s", strings.Join(now.Waiting, ", ")).
+			hint("restart the daemon when it suits"))
+	}
+	if len(out) == 0 {
+		out = append(out, fine(subject, "all of it is in force"))
+	}
+	return out
+}

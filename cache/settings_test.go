@@ -1,0 +1,229 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/rules"
+)
+
+// reload puts the bench's options into force, but for what is changed.
+func (b *bench) reload(change func(*Options)) {
+	b.Helper()
+	o := b.options()
+	change(&o)
+	require.NoError(b, b.cache.Reload(o))
+}
+
+// ruling is a set with one rule for the stand-in, over the shipped ones.
+func ruling(t testing.TB, verdict string) *rules.Set {
+	t.Helper()
+	set, err := rules.Parse("own.toml", []byte("[[ep."+standin.EP+".rule]]\nname = \"own\"\nverdict = \""+verdict+"\"\nreason = \"we say so\"\n"))
+	require.NoError(t, err)
+	return set.Over(rules.Shipped())
+}
+
+func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
+	b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	require.Equal(t, sourceLoadCheck, b.acquire(b.request(b.model(1))).Compatibility.Source)
+
+	b.reload(func(o *Options) { o.Rules = ruling(t, "optimal") })
+	loaded := b.acquire(b.request(b.model(1)))
+	require.Equal(t, first.Build.ID, loaded.Build.ID)
+	require.Equal(t, compilers.Optimal, loaded.Compatibility.Verdict)
+	require.Contains(t, loaded.Compatibility.Reason, "we say so")
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Optimal }, 10*time.Second, time.Millisecond)
+
+	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
+	r := b.request(b.model(1))
+	r.OnMiss = Fail
+	e := b.refused(r)
+	require.Equal(t, Stale, e.Class)
+	require.Contains(t, e.Text, "we say so")
+}
+
+// What nobody asks for is judged anew as well, and it is told.
+func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
+	b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
+	b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
+	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceRule+"own" }, 10*time.Second, time.Millisecond)
+	require.Equal(t, compilers.Unsupported, b.list()[0].Judgement.Verdict)
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(b.events(b.self()), func(e Event) bool {
+			return e.Kind == EventJudged && strings.Contains(e.Text, "we say so")
+		})
+	}, 10*time.Second, time.Millisecond)
+}
+
+// A judgement that was begun under earlier rules does not count under those in force.
+func TestJudgementsOfEarlierRulesAreForgotten(t *testing.T) {
+	js, optimal := &judged{}, Judgement{Verdict: compilers.Optimal}
+	b := newBench(t)
+	id := b.acquire(b.request(b.model(1))).Build.ID
+	js.save(id, optimal, 1)
+	_, known := js.load(id, 1)
+	require.True(t, known)
+	_, known = js.load(id, 2)
+	require.False(t, known)
+	js.save(id, optimal, 1) // late
+	_, known = js.load(id, 2)
+	require.False(t, known)
+	_, known = js.load(id, 1)
+	require.False(t, known)
+}
+
+func TestOtherPoliciesChangeTheNextAnswer(t *testing.T) {
+	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation}, Policy{})
+	b.acquire(b.request(b.model(1)))
+	b.library("1.1")
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+	b.reload(func(o *Options) { o.Policies = map[string]Policy{"": {PreferRecompilation: PolicyRefuse}} })
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+}
+
+func TestAllowedOptionsFollow(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.SessionOptions = map[string]string{"session.unheard_of": "1"}
+	before := b.refused(r)
+	b.reload(func(o *Options) { o.AllowOptions = []string{"session/session.unheard_of"} })
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Equal(t, Hit, b.acquire(r).Outcome)
+	b.reload(func(*Options) {})
+	require.Equal(t, before.Text, b.refused(r).Text, "also where the request was thought through before")
+}
+
+func TestAdministratorsFollow(t *testing.T) {
+	b := newBench(t)
+	other := Peer{UID: 2001}
+	require.False(t, b.cache.Administrator(other))
+	b.reload(func(o *Options) { o.Administrators = []uint32{2001} })
+	require.True(t, b.cache.Administrator(other))
+	b.reload(func(*Options) {})
+	require.False(t, b.cache.Administrator(other))
+}
+
+func TestRebuildsFollow(t *testing.T) {
+	b := newBench(t) // without rebuilds
+	build := b.acquire(b.request(b.model(1))).Build
+	b.want(build, "first")
+	require.Empty(t, b.cache.rebuilds.list())
+	b.reload(func(o *Options) { o.Rebuild = RebuildOptions{Jobs: 2, CPUShare: 1} })
+	b.want(build, "second")
+	b.settles()
+	b.reload(func(o *Options) { o.Rebuild = RebuildOptions{Off: true} })
+	require.Empty(t, b.cache.rebuilds.list())
+	b.want(build, "third")
+	require.Empty(t, b.cache.rebuilds.list())
+}
+
+func TestRuntimesFollow(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(1)))
+	other := filepath.Join(t.TempDir(), "other")
+	_, err := standin.Library(other, "1.31.1", standin.SDK{Version: "7.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	ours := compilers.Runtime{Directory: b.runtime}
+
+	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{{Directory: other}, ours} })
+	require.Equal(t, other, b.acquire(b.request(b.model(1))).Runtime, "the preferred one comes first")
+	require.Eventually(t, func() bool { return b.cache.watcher.How(other) != "" }, 10*time.Second, time.Millisecond)
+	same := b.cache.runtimes.all()[1]
+
+	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{ours} })
+	require.Equal(t, b.runtime, b.acquire(b.request(b.model(1))).Runtime)
+	require.Same(t, same, b.cache.runtimes.all()[0], "what stays is not looked at again")
+	require.Empty(t, b.cache.watcher.How(other))
+
+	b.reload(func(o *Options) { o.Runtimes = nil })
+	require.Equal(t, Unavailable, b.refused(b.request(b.model(1))).Class)
+}
+
+// What a client brought becomes the administrator's, and is not there twice.
+func TestRuntimeOfAClientIsRegistered(t *testing.T) {
+	b := newBench(t)
+	other := filepath.Join(t.TempDir(), "other")
+	_, err := standin.Library(other, "1.31.1", standin.SDK{Version: "7.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	r := b.request(b.model(1))
+	r.Runtime.Directory = other
+	b.acquire(r)
+	b.reload(func(o *Options) { o.Runtimes = append(o.Runtimes, compilers.Runtime{Directory: other}) })
+	all := b.cache.runtimes.all()
+	require.Len(t, all, 2)
+	require.True(t, all[1].registered)
+	require.Equal(t, Hit, b.acquire(r).Outcome)
+}
+
+func TestDriversFollow(t *testing.T) {
+	b := newBench(t)
+	file := filepath.Join(t.TempDir(), "version")
+	require.NoError(t, os.WriteFile(file, []byte("31.0.1\n"), 0o644))
+	require.Empty(t, b.acquire(b.request(b.model(1))).Build.EPs[0].DriverVersion)
+	b.reload(func(o *Options) { o.Drivers = []DriverSource{{EP: standin.EP, File: file}} })
+	version := func() string {
+		facts, err := b.cache.Probe(context.Background(), b.self(), RuntimeRef{}, false)
+		require.NoError(t, err)
+		return facts[0].Drivers[standin.EP].Version
+	}
+	require.Eventually(t, func() bool { return version() == "31.0.1" }, 10*time.Second, time.Millisecond)
+	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))
+	require.Eventually(t, func() bool { return version() == "32.0.1" }, 10*time.Second, time.Millisecond, "the file is watched")
+	b.reload(func(*Options) {})
+	require.Eventually(t, func() bool { return version() == "" }, 10*time.Second, time.Millisecond)
+}
+
+func TestWrongOptionsChangeNothing(t *testing.T) {
+	b := newBench(t)
+	before := b.cache.settings.Load()
+	o := b.options()
+	o.Administrators, o.Rebuild.Window = []uint32{2001}, "late"
+	require.ErrorContains(t, b.cache.Reload(o), "late")
+	require.Same(t, before, b.cache.settings.Load())
+	o.Rebuild.Window, o.KeepSource = "", "some"
+	require.ErrorContains(t, b.cache.Reload(o), "some")
+	require.Same(t, before, b.cache.settings.Load())
+}
+
+// The same rules once more are no reason to judge anything again.
+func TestSameRulesKeepJudgements(t *testing.T) {
+	b := newBench(t)
+	b.reload(func(o *Options) { o.Rules = ruling(t, "optimal") })
+	before := b.cache.settings.Load().judging
+	b.reload(func(o *Options) { o.Rules = ruling(t, "optimal") })
+	require.Equal(t, before, b.cache.settings.Load().judging)
+	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
+	require.Greater(t, b.cache.settings.Load().judging, before)
+}
+
+func TestWhatIsNotInForceIsTold(t *testing.T) {
+	b := newBench(t)
+	require.Equal(t, SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
+	b.cache.SetConfigured(Configured{Refused: []string{"rules.toml:3:1: no such verdict"}, Waiting: []string{"jobs"}})
+	status, err := b.cache.Status(context.Background())
+	require.NoError(t, err)
+	require.Contains(t, status.Warnings[0], "rules.toml:3:1: no such verdict")
+	require.Contains(t, status.Warnings[1], "jobs")
+	b.cache.SetConfigured(Configured{Refused: []string{"rules.toml:3:1: no such verdict"}})
+	a := about(t, b.doctor(b.self()), "configuration")
+	require.Equal(t, SeverityWarning, a.Severity)
+	require.Contains(t, a.Text, "rules.toml:3:1")
+	b.cache.SetConfigured(Configured{Waiting: []string{"jobs"}})
+	require.Contains(t, about(t, b.doctor(b.self()), "configuration").Text, "jobs")
+	b.cache.SetConfigured(Configured{})
+	require.Equal(t, SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
+}
