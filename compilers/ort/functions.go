@@ -35,6 +35,7 @@ var (
 	fnCreateEnvWithCustomLogger       = declare(apiTable, 4, "CreateEnvWithCustomLogger", 0)
 	fnDisableTelemetryEvents          = declare(apiTable, 6, "DisableTelemetryEvents", 0)
 	fnCreateSession                   = declare(apiTable, 7, "CreateSession", 0)
+	fnCreateSessionFromArray          = declare(apiTable, 8, "CreateSessionFromArray", 0)
 	fnRun                             = declare(apiTable, 9, "Run", 0)
 	fnCreateSessionOptions            = declare(apiTable, 10, "CreateSessionOptions", 0)
 	fnSetSessionGraphOptLevel         = declare(apiTable, 23, "SetSessionGraphOptimizationLevel", 0)

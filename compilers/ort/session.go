@@ -120,5 +120,15 @@ func (o *SessionOptions) Open(path string) (*Session, error) {
 	return s, nil
 }
 
+// OpenBytes creates a session from a model in memory, which ORT copies. What stands beside a model file is not found from there: the session options
+// session.model_external_initializers_file_folder_path and ep.context_file_path say where it is.
+func (o *SessionOptions) OpenBytes(model []byte) (*Session, error) {
+	s := &Session{env: o.env}
+	if err := o.env.api.do(fnCreateSessionFromArray, o.env.ptr, model, len(model), o.ptr, &s.ptr); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
 // Release ends the session.
 func (s *Session) Release() { s.env.api.raw(fnReleaseSession, s.ptr) }

@@ -27,6 +27,7 @@ type Model struct {
 	Nodes        []Node
 	Inputs       []Value
 	Outputs      []Value
+	Values       []Value // between nodes: for operators whose outputs' types cannot be inferred
 	Initializers []Tensor
 	Metadata     map[string]string
 }
@@ -88,6 +89,9 @@ func (m Model) graph() []byte {
 	}
 	for _, v := range m.Outputs {
 		b = appendBytes(b, 12, v.encode())
+	}
+	for _, v := range m.Values {
+		b = appendBytes(b, 13, v.encode())
 	}
 	return b
 }

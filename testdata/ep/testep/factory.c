@@ -112,11 +112,11 @@ static void ORT_API_CALL release_ep(OrtEpFactory *base, OrtEp *ep) NO_EXCEPTION 
 static OrtStatus *ORT_API_CALL validate(OrtEpFactory *base, const OrtHardwareDevice *const *devices, size_t count, const char *string,
                                         OrtCompiledModelCompatibility *verdict) NO_EXCEPTION {
   const struct release *r = &((struct factory *)base)->release;
-  (void)devices; // the simulated accelerators are all on one hardware device, so it does not tell which of them is meant
-  (void)count;
+  // The simulated accelerators are all on one hardware device, so it does not tell which of them is meant; the virtual device is one of its own.
+  bool virtual = count > 0 && ort->HardwareDevice_Type(devices[0]) != OrtHardwareDeviceType_CPU;
   TRY(fault_at(r->faults, "judge"));
   if (r->verdict) return verdict_named(r->verdict, verdict);
-  *verdict = judge_string(r, NULL, string);
+  *verdict = judge_string(r, virtual ? VIRTUAL_HARDWARE : NULL, string);
   return NULL;
 }
 

@@ -54,20 +54,34 @@ static OrtStatus *shape_of(const OrtValueInfo *value, struct shape *shape, bool 
   return NULL;
 }
 
-// operands reads what a node computes; op is OP_NONE where this EP cannot.
+// operands is what a node computes; op is OP_NONE where this EP cannot. A Gemm is a MatMul and, with c, an Add.
 struct operands {
   enum op op;
-  const OrtValueInfo *a, *b, *out; // b is NULL for Relu
-  struct shape shape_a, shape_b, shape_out;
+  const OrtValueInfo *a, *b, *c, *out; // b is NULL for Relu, c for all but Gemm
+  struct shape shape_a, shape_b, shape_c, shape_out;
 };
 
 static OrtStatus *read_shapes(struct operands *o) {
-  bool a = false, b = true, out = false;
+  bool a = false, b = true, c = true, out = false;
   TRY(shape_of(o->a, &o->shape_a, &a));
-  if (o->op != OP_RELU) TRY(shape_of(o->b, &o->shape_b, &b));
+  if (o->b) TRY(shape_of(o->b, &o->shape_b, &b));
+  if (o->c) TRY(shape_of(o->c, &o->shape_c, &c));
   TRY(shape_of(o->out, &o->shape_out, &out));
   // Shapes come from inference; an operator is only taken where they say what it makes.
-  if (!a || !b || !out || !check_shapes(o->op, &o->shape_a, &o->shape_b, &o->shape_out)) o->op = OP_NONE;
+  bool sound = a && b && c && out && check_shapes(o->op, &o->shape_a, &o->shape_b, &o->shape_out);
+  if (!sound || (o->c && !check_shapes(OP_ADD, &o->shape_out, &o->shape_c, &o->shape_out))) o->op = OP_NONE;
+  return NULL;
+}
+
+// is_plain_gemm tells whether a Gemm is a MatMul and an Add: ONNX Runtime makes such nodes of these two before it asks EPs.
+static OrtStatus *is_plain_gemm(const OrtNode *node, bool *yes) {
+  int64_t trans_a = 0, trans_b = 0;
+  float alpha = 1, beta = 1;
+  TRY(read_int(node, "transA", &trans_a));
+  TRY(read_int(node, "transB", &trans_b));
+  TRY(read_float(node, "alpha", &alpha));
+  TRY(read_float(node, "beta", &beta));
+  *yes = !trans_a && !trans_b && alpha == 1 && beta == 1;
   return NULL;
 }
 
@@ -76,13 +90,18 @@ static OrtStatus *read_operands(const OrtNode *node, struct operands *o) {
   const char *type = NULL, *domain = NULL;
   TRY(ort->Node_GetOperatorType(node, &type));
   TRY(ort->Node_GetDomain(node, &domain));
-  enum op op = domain && *domain && strcmp(domain, "ai.onnx") != 0 ? OP_NONE : op_of(type);
+  if (domain && *domain && strcmp(domain, "ai.onnx") != 0) return NULL;
+  enum op op = op_of(type);
+  bool gemm = strcmp(type, "Gemm") == 0, plain = false;
+  if (gemm) TRY(is_plain_gemm(node, &plain));
+  if (plain) op = OP_MATMUL;
   if (op == OP_NONE) return NULL;
   struct values in = {0}, out = {0};
   OrtStatus *failed = node_inputs(node, &in);
   if (!failed) failed = node_outputs(node, &out);
-  if (!failed && in.count == (op == OP_RELU ? 1 : 2) && out.count == 1) {
-    *o = (struct operands){.op = op, .a = in.value[0], .b = op == OP_RELU ? NULL : in.value[1], .out = out.value[0]};
+  size_t least = op == OP_RELU ? 1 : 2, most = gemm ? 3 : least;
+  if (!failed && in.count >= least && in.count <= most && out.count == 1) {
+    *o = (struct operands){.op = op, .a = in.value[0], .b = op == OP_RELU ? NULL : in.value[1], .c = in.count == 3 ? in.value[2] : NULL, .out = out.value[0]};
     failed = read_shapes(o);
   }
   free(in.value);
@@ -281,19 +300,26 @@ static OrtStatus *operand(struct builder *b, const OrtValueInfo *info, const str
   return find_value(b, name, value) ? NULL : new_weight(b, name, info, shape, value);
 }
 
-static OrtStatus *add_step(struct builder *b, const OrtNode *node) {
+static uint32_t add_step(struct builder *b, struct step s, const char *name, const struct shape *shape) {
+  s.out = new_value(b, name, FROM_STEP, 0, shape);
+  b->program->step = grow(b->program->step, b->program->steps, sizeof s);
+  b->program->step[b->program->steps++] = s;
+  return s.out;
+}
+
+static OrtStatus *add_node(struct builder *b, const OrtNode *node) {
   struct operands o;
-  struct step s = {0};
+  struct step s = {0}, sum = {.op = OP_ADD};
+  const char *name = "";
   TRY(read_operands(node, &o));
   if (o.op == OP_NONE) return fail(ORT_EP_FAIL, "a node was given that this EP did not choose");
   s.op = o.op;
+  TRY(value_name(o.out, &name));
   TRY(operand(b, o.a, &o.shape_a, &s.a));
   if (o.b) TRY(operand(b, o.b, &o.shape_b, &s.b));
-  const char *name = "";
-  TRY(value_name(o.out, &name));
-  s.out = new_value(b, name, FROM_STEP, 0, &o.shape_out);
-  b->program->step = grow(b->program->step, b->program->steps, sizeof s);
-  b->program->step[b->program->steps++] = s;
+  if (o.c) TRY(operand(b, o.c, &o.shape_c, &sum.b));
+  sum.a = add_step(b, s, o.c ? "" : name, &o.shape_out); // a product that is only summed has no name
+  if (o.c) add_step(b, sum, name, &o.shape_out);
   return NULL;
 }
 
@@ -324,7 +350,7 @@ static OrtStatus *add_outputs(struct builder *b, const struct values *out) {
 
 static OrtStatus *build(struct builder *b, const OrtNode *const *nodes, size_t count, const struct values *in, const struct values *out) {
   TRY(add_inputs(b, in));
-  for (size_t i = 0; i < count; i++) TRY(add_step(b, nodes[i])); // in topological order
+  for (size_t i = 0; i < count; i++) TRY(add_node(b, nodes[i])); // in topological order
   TRY(add_outputs(b, out));
   const char *wrong = check_program(b->program);
   return wrong ? fail(ORT_EP_FAIL, "partition \"%s\": bad %s", b->program->name, wrong) : NULL;

@@ -18,11 +18,18 @@ static OrtStatus *attribute(const OrtNode *node, const char *name, const OrtOpAt
   return failed;
 }
 
-static OrtStatus *read_int(const OrtNode *node, const char *name, int64_t *value) {
+OrtStatus *read_int(const OrtNode *node, const char *name, int64_t *value) {
   const OrtOpAttr *a = NULL;
   size_t size = 0;
   TRY(attribute(node, name, &a));
   return a ? ort->ReadOpAttr(a, ORT_OP_ATTR_INT, value, sizeof *value, &size) : NULL;
+}
+
+OrtStatus *read_float(const OrtNode *node, const char *name, float *value) {
+  const OrtOpAttr *a = NULL;
+  size_t size = 0;
+  TRY(attribute(node, name, &a));
+  return a ? ort->ReadOpAttr(a, ORT_OP_ATTR_FLOAT, value, sizeof *value, &size) : NULL;
 }
 
 static OrtStatus *read_text(const OrtNode *node, const char *name, struct bytes *out) {
@@ -131,8 +138,10 @@ OrtStatus *make_context_node(const OrtNode *fused, const struct context_node *n,
   if (!failed) failed = names_of(&inputs, &input);
   if (!failed) failed = names_of(&outputs, &output);
   if (!failed) failed = add_all(&list, n, facts);
+  const char *name = NULL; // ONNX Runtime finds by the equal name what to put in the fused node's place, so it gets no prefix
+  if (!failed) failed = ort->Node_GetName(fused, &name);
   if (!failed) {
-    failed = ort_editor->CreateNode("EPContext", "com.microsoft", n->partition, input, inputs.count, output, outputs.count, list.attribute, list.count, out);
+    failed = ort_editor->CreateNode("EPContext", "com.microsoft", name, input, inputs.count, output, outputs.count, list.attribute, list.count, out);
   }
   for (size_t i = 0; i < list.count; i++) ort->ReleaseOpAttr(list.attribute[i]);
   free(input);

@@ -18,6 +18,10 @@ OrtStatus *is_context_node(const OrtNode *node, bool *context, bool *ours);
 OrtStatus *read_context_node(const OrtNode *node, struct context_node *out);
 void free_context_node(struct context_node *n);
 
+// read_int and read_float leave the value as it is where the node does not have the attribute.
+OrtStatus *read_int(const OrtNode *node, const char *name, int64_t *value);
+OrtStatus *read_float(const OrtNode *node, const char *name, float *value);
+
 // node_facts is what a new EPContext node tells besides.
 struct node_facts {
   const char *sdk, *hardware;

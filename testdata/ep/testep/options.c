@@ -60,7 +60,7 @@ static OrtStatus *read_provider(const char *name, const char *value, struct opti
 }
 
 OrtStatus *read_options(const OrtSessionOptions *session, struct options *out) {
-  *out = (struct options){.ops = copy_text("Add,MatMul,Mul,Relu"), .check = true};
+  *out = (struct options){.ops = copy_text("Add,Gemm,MatMul,Mul,Relu"), .check = true};
   OrtKeyValuePairs *pairs = NULL;
   TRY(ort->GetSessionOptionsConfigEntries(session, &pairs));
   read_session(pairs, out);

@@ -9,7 +9,7 @@ struct options {
   bool context_enable;  // ep.context_enable
   char *context_path;   // ep.context_file_path; NULL: not set
   bool embed;           // ep.context_embed_mode
-  char *name_prefix;    // ep.context_node_name_prefix; "" when not set
+  char *name_prefix;    // ep.context_node_name_prefix, for partition names; "" when not set
   bool share;           // ep.share_ep_contexts
   bool stop_share;      // ep.stop_share_ep_contexts
   bool weightless;      // ep.enable_weightless_ep_context_nodes: weights stay in the model, and are inputs of the EPContext nodes

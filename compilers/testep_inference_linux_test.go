@@ -1,0 +1,139 @@
+//go:build linux && (amd64 || arm64)
+
+package compilers_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/stretchr/testify/require"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// noFallback makes a session fail when a node is left to the CPU.
+var noFallback = set{"session.disable_cpu_ep_fallback": "1"}
+
+// inference has the guidelines for loading an EPContext model.
+var inference = []guideline{
+	{"no EPContext nodes: the normal inference workflow", func(t *testing.T, h host) {
+		h.requireLoads(t, write(t, t.TempDir(), "m.onnx", layers(1, 2, false)), layers(1, 2, false), noFallback, nil)
+	}},
+	{"the EP inspects source, and takes only its own nodes", func(t *testing.T, h host) {
+		folder, c := compiledAlone(t, h, nil)
+		own := write(t, folder, "own.onnx", contextModel(nodeOf(c, "x", "y", nil)))
+		h.requireLoads(t, own, layers(1, 2, false), noFallback, nil)
+		for _, source := range []string{"OpenVINOExecutionProvider", "epcachedtestexecutionprovider", "", "-"} {
+			other := write(t, folder, "other.onnx", contextModel(nodeOf(c, "x", "y", set{"source": source})))
+			_, err := h.options(t, nil, nil).Open(other)
+			require.Error(t, err, "source %q", source)
+			require.NotContains(t, err.Error(), "context binary", "the EP did not even look at it")
+		}
+	}},
+	{"the EP partitions nothing but EPContext nodes where there are some", func(t *testing.T, h host) {
+		folder, c := compiledAlone(t, h, nil)
+		model := contextModel(nodeOf(c, "x", "h", nil), tinymodel.Node{Op: "Relu", Inputs: []string{"h"}, Outputs: []string{"y"}})
+		path := write(t, folder, "both.onnx", model)
+		h.requireLoads(t, path, layers(1, 2, false), nil, nil) // whose last step multiplies by a positive number, so that Relu changes nothing
+		h.refuses(t, plainFail, path, noFallback, nil)
+	}},
+	{"the EP loads the cached context: nothing is compiled again", func(t *testing.T, h host) {
+		folder, _ := compiledAlone(t, h, nil)
+		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), layers(1, 2, false), noFallback, set{"fault": "fail@compile"})
+	}},
+	{"attributes that are left out have the schema's defaults", func(t *testing.T, h host) {
+		folder, c := compiledAlone(t, h, nil)
+		path := write(t, folder, "short.onnx", contextModel(nodeOf(c, "x", "y", set{"main_context": "-"})))
+		h.requireLoads(t, path, layers(1, 2, false), nil, nil)
+		path = write(t, folder, "embedded.onnx", contextModel(nodeOf(c, "x", "y", set{"embed_mode": "-"})))
+		require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "in the model", "the name is read as the content, for embed_mode is 1")
+	}},
+	{"loaded from a path: the binary is found in the model's folder", func(t *testing.T, h host) {
+		folder, _ := compiledAlone(t, h, nil)
+		t.Chdir("/") // not in the working directory
+		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), layers(1, 2, false), nil, nil)
+		moved := filepath.Join(t.TempDir(), "moved")
+		require.NoError(t, os.Rename(folder, moved))
+		t.Chdir(moved)
+		h.requireLoads(t, "m_ctx.onnx", layers(1, 2, false), nil, nil)
+	}},
+	{"loaded from memory: ep.context_file_path tells the folder, and is required", func(t *testing.T, h host) {
+		folder, _ := compiledAlone(t, h, nil)
+		model, err := os.ReadFile(filepath.Join(folder, "m_ctx.onnx"))
+		require.NoError(t, err)
+		require.NoError(t, os.Remove(filepath.Join(folder, "m_ctx.onnx"))) // only its path counts
+		_, err = h.options(t, nil, nil).OpenBytes(model)
+		require.ErrorContains(t, err, "ep.context_file_path")
+		s, err := h.options(t, set{"ep.context_file_path": filepath.Join(folder, "m_ctx.onnx")}, nil).OpenBytes(model)
+		require.NoError(t, err)
+		defer s.Release()
+		requireComputes(t, s, layers(1, 2, false))
+	}},
+	{"loaded from memory: what is embedded needs no path", func(t *testing.T, h host) {
+		folder, _ := compiledAlone(t, h, set{"ep.context_embed_mode": "1"})
+		model, err := os.ReadFile(filepath.Join(folder, "m_ctx.onnx"))
+		require.NoError(t, err)
+		s, err := h.options(t, nil, nil).OpenBytes(model)
+		require.NoError(t, err)
+		defer s.Release()
+		requireComputes(t, s, layers(1, 2, false))
+	}},
+	{"several primary nodes, from files or from within the model", func(t *testing.T, h host) {
+		for _, embed := range []string{"0", "1"} {
+			folder := t.TempDir()
+			h.compile(t, write(t, folder, "m.onnx", layers(1, 3, true)), set{"ep.context_embed_mode": embed}, set{"primaries": "each"})
+			h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), layers(1, 3, true), nil, nil)
+		}
+	}},
+	{"main_context=0: the graph comes from another node's context, wherever that node stands", func(t *testing.T, h host) {
+		folder := t.TempDir()
+		h.compile(t, write(t, folder, "m.onnx", layers(1, 2, true)), nil, nil)
+		nodes := readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts
+		require.Len(t, nodes, 2)
+		first, second := nodes[0], nodes[1]
+		if first.MainContext == 0 {
+			first, second = second, first
+		}
+		negation := tinymodel.Node{Op: "Neg", Inputs: []string{"h"}, Outputs: []string{"n"}}
+		swapped := contextModel(nodeOf(first, "x", "h", set{"main_context": "0", "ep_cache_context": "-"}), negation,
+			nodeOf(second, "n", "y", set{"main_context": "1", "ep_cache_context": first.CacheContext}))
+		h.requireLoads(t, write(t, folder, "swapped.onnx", swapped), layers(1, 2, true), nil, nil)
+		orphan := contextModel(nodeOf(second, "x", "y", nil))
+		require.Contains(t, h.refuses(t, invalidGraph, write(t, folder, "orphan.onnx", orphan), nil, nil), "no primary context")
+	}},
+	{"a binary that is missing, or lacks the graph, is an error that says so", func(t *testing.T, h host) {
+		folder, c := compiledAlone(t, h, nil)
+		path := write(t, folder, "renamed.onnx", contextModel(nodeOf(c, "x", "y", set{"partition_name": "nobody"})))
+		require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), `"nobody"`)
+		require.NoError(t, os.Remove(filepath.Join(folder, c.CacheContext)))
+		require.Contains(t, h.refuses(t, noSuchFile, filepath.Join(folder, "m_ctx.onnx"), nil, nil), c.CacheContext)
+	}},
+	{"a compiled model is not compiled again", func(t *testing.T, h host) {
+		folder, _ := compiledAlone(t, h, nil)
+		_, err := h.options(t, set{"ep.context_enable": "1", "ep.context_file_path": filepath.Join(folder, "twice.onnx")}, nil).Open(filepath.Join(folder, "m_ctx.onnx"))
+		require.Error(t, err)
+	}},
+	{"ep.enable_weightless_ep_context_nodes: weights stay in the model, and are the nodes' inputs", func(t *testing.T, h host) {
+		folder := t.TempDir()
+		source := layers(1, 2, false)
+		h.compile(t, write(t, folder, "m.onnx", source), set{"ep.enable_weightless_ep_context_nodes": "1"}, nil)
+		m := readModel(t, filepath.Join(folder, "m_ctx.onnx"))
+		require.Equal(t, 1+len(source.Initializers), m.Contexts[0].Inputs)
+		binary, err := os.ReadFile(filepath.Join(folder, "m_epcachedtest.bin"))
+		require.NoError(t, err)
+		require.NotContains(t, string(binary), string(source.Initializers[0].Raw[:64]))
+		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), source, nil, nil)
+	}},
+	{"a virtual device compiles, and does not load", func(t *testing.T, h host) {
+		folder := t.TempDir()
+		virtual := host{env: h.env, devices: h.devices[2:]}
+		require.Equal(t, "NPU", virtual.devices[0].Type)
+		virtual.compile(t, write(t, folder, "m.onnx", layers(1, 2, false)), nil, nil)
+		require.Equal(t, "sim-virtual", readModel(t, filepath.Join(folder, "m_ctx.onnx")).Contexts[0].HardwareArchitecture)
+		virtual.refuses(t, epFail, filepath.Join(folder, "m_ctx.onnx"), nil, nil)
+		require.Contains(t, h.refuses(t, plainFail, filepath.Join(folder, "m_ctx.onnx"), nil, nil), "not supported", "so ONNX Runtime was told by the EP")
+	}},
+}
