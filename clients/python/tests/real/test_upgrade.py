@@ -139,7 +139,7 @@ def test_upgrade_with_trouble_between(
     with Applications(daemon, place, ep, OPTIONS[ep], model) as applications, epcache.Client(daemon.socket, hello_limit=10) as client:
         before = applications.settle(0)
         place.spoil(trouble, ep)
-        with pytest.raises((epcache.Unavailable, epcache.CompileFailed), match=TROUBLES[trouble]):
+        with pytest.raises(epcache.Unavailable, match=TROUBLES[trouble]):
             client.acquire(model, (f"{ep}:CPU", OPTIONS[ep]), runtime=str(place.path)).close()
         until = place.become(second)
         assert applications.settle(until)["sdk_version"].startswith(sdk_of(second))
@@ -185,7 +185,7 @@ def require_right(applications: Applications, place: Place, runtimes: list[Path]
     applications.require_no_refusal(runtimes)
     for record in records:
         if "error" in record:
-            assert record["class"] in ("Unavailable", "Busy", "CompileFailed", *more), record
+            assert record["class"] in ("Unavailable", "Busy", *more), record
             assert place.changing(record["started"], record["answered"]), record
     for ended, how in applications.crashes:
         assert any(began < ended for began, _ in place.changes), how
