@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -66,7 +67,8 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	}
 	for attempt := 1; ; attempt++ {
 		a, err := c.acquire(ctx, r, phase)
-		if !errors.Is(err, errMoving) || attempt == acquireAttempts || ctx.Err() != nil {
+		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)
+		if !moved || attempt == acquireAttempts || ctx.Err() != nil {
 			return a, err
 		}
 		phase("probing") // the runtime changed under the work: begin again, with what is there now
@@ -85,6 +87,31 @@ func (c *Cache) acquire(ctx context.Context, r *Request, phase func(string)) (*A
 	if err != nil {
 		return nil, err
 	}
+	var slow atomic.Bool
+	a, err := c.answer(ctx, r, id, rt, rc, func(name string) {
+		slow.Store(true)
+		phase(name)
+	})
+	if err == nil && slow.Load() {
+		err = c.unmoved(a, r, rc)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// unmoved refuses an answer that took its time, to verify, to load or to compile something, and is for libraries that
+// were replaced meanwhile. One that took none was compared with the files just before.
+func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
+	if a.View == nil || rc.machine == c.machine.now() && rc.intact() {
+		return nil
+	}
+	return errors.Join(fail(Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).hint("ask again when the update is done"), a.View.Close())
+}
+
+// answer is for a runtime with certain contents.
+func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
 	if id.Compiled {
 		a, err := c.passThrough(ctx, r, id, rt, rc, phase)
 		if err == nil && r.OnMiss == Explain {
@@ -304,6 +331,10 @@ func (c *Cache) lookFurther(ctx context.Context, r *Request, p *plan, rt *runtim
 		return workerError(err, "model %q", r.Name)
 	}
 	for _, s := range suited {
+		if cas.Unsound(s.untried) || errors.Is(s.untried, cas.ErrNotFound) {
+			found.why = c.withhold(ctx, s.build, s.untried)
+			continue
+		}
 		if reason := c.refused(p.eps, s.judgement); reason != "" {
 			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", s.build.Created.Format(time.RFC3339), makerNames(s.build), s.judgement.Verdict, reason)
 			found.stale = true
@@ -348,9 +379,11 @@ func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
 type suited struct {
 	build     *index.Build
 	judgement Judgement
+	untried   error // why it could not be judged; nil: it was
 }
 
-// rank judges builds, and puts the best first; among equals the newest.
+// rank judges builds, and puts the best first; among equals the newest. One that cannot be judged, because its files
+// are damaged or its load check does not end, is unknown, and keeps nobody from the others.
 func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, phase func(string)) ([]suited, error) {
 	var out []suited
 	for _, b := range builds {
@@ -359,9 +392,12 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 		}
 		j, err := c.judge(ctx, a, b)
 		if err != nil {
-			return nil, err
+			if ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
+				return nil, err
+			}
+			j = Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}
 		}
-		out = append(out, suited{b, j})
+		out = append(out, suited{b, j, err})
 	}
 	slices.SortStableFunc(out, func(a, b suited) int {
 		return cmp.Or(badness(a.judgement.Verdict)-badness(b.judgement.Verdict), b.build.Created.Compare(a.build.Created))
@@ -379,7 +415,7 @@ func (c *Cache) refused(eps []compilers.EP, j Judgement) string {
 	case j.Verdict == compilers.PreferRecompilation:
 		return "refused by policy: " + j.Reason
 	default:
-		return j.Reason
+		return cmp.Or(j.Reason, j.Verdict.String())
 	}
 	return ""
 }

@@ -103,9 +103,9 @@ func (c *Cache) arrange(ctx context.Context, r *Request, p *plan, rt *runtime, r
 	for i := range builds {
 		b := &builds[i]
 		if reason := c.barred(r, rc, b); reason != "" {
-			out = append(out, considered{suited{b, Judgement{}}, reason})
+			out = append(out, considered{suited{build: b}, reason})
 		} else if p.exactly(b) {
-			out = append(out, considered{suited{b, p.own(b, rt)}, ""})
+			out = append(out, considered{suited{build: b, judgement: p.own(b, rt)}, ""})
 		} else {
 			others = append(others, b)
 		}

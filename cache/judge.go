@@ -159,13 +159,23 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 	if err != nil {
 		return j, err
 	}
-	if !j.firm && j.Verdict != compilers.Unsupported && c.policyOf(a.eps).Unknown != PolicyServe {
+	if c.worthTrying(a.eps, j) {
 		if j, err = c.tryLoading(ctx, a, b, j); err != nil {
 			return j, err
 		}
 	}
 	a.rc.judged.save(b.ID, j, under)
 	return j, nil
+}
+
+// worthTrying tells whether a load check could change what becomes of the build. Who refuses what is unknown does so
+// whatever loads.
+func (c *Cache) worthTrying(eps []compilers.EP, j Judgement) bool {
+	if j.firm || j.Verdict == compilers.Unsupported {
+		return false
+	}
+	policy := c.policyOf(eps).Unknown
+	return policy != PolicyServe && (policy != PolicyRefuse || j.Verdict != compilers.Unknown)
 }
 
 // glance judges without loading the build. With several execution providers the worst counts.

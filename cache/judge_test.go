@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/index"
 )
 
 // opinion is a compiler whose execution providers have a verdict of their own, and whose load checks end as told.
@@ -20,7 +21,7 @@ type opinion struct {
 	*standin.Compiler
 	verdict compilers.Verdict
 	err     error
-	load    string // outcome of load checks of what others made; "": the stand-in's own
+	load    string // outcome of load checks of what others made; "": the stand-in's own; "none": they do not end
 	checks  atomic.Int64
 }
 
@@ -37,6 +38,9 @@ func (o *opinion) Check(ctx context.Context, job compilers.CheckJob) (compilers.
 	o.checks.Add(1)
 	if o.load == "" || filepath.Base(filepath.Dir(job.Graph)) == "out" { // what was compiled just now
 		return o.Compiler.Check(ctx, job)
+	}
+	if o.load == "none" {
+		return compilers.CheckResult{}, compilers.ErrTimeout
 	}
 	return compilers.CheckResult{Outcome: o.load, Code: 10, Text: "incompatible magic"}, nil
 }
@@ -67,6 +71,7 @@ func TestVerdicts(t *testing.T) {
 		"unknown, and loads":             {&opinion{load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
 		"unknown, and does not load":     {&opinion{load: compilers.Failed}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
 		"unknown, and cannot be tried":   {&opinion{load: compilers.NotCheckable}, Policy{}, Compiled, compilers.Optimal, sourceLibrary},
+		"unknown, and refused by policy": {&opinion{load: compilers.Passed}, Policy{Unknown: PolicyRefuse}, Compiled, compilers.Optimal, sourceLibrary},
 		"unknown, and served as it is":   {&opinion{load: compilers.Failed}, Policy{Unknown: PolicyServe}, Hit, compilers.Unknown, ""},
 		"cannot say, and loads":          {&opinion{err: refused, load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
 		"crashes over it, and loads":     {&opinion{err: errors.New("worker crashed"), load: compilers.Passed}, Policy{}, Hit, compilers.PreferRecompilation, sourceLoadCheck},
@@ -100,6 +105,29 @@ func TestVerdicts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What cannot be tried is no reason to answer nobody.
+func TestEarlierBuildThatCannotBeTried(t *testing.T) {
+	t.Run("its load check does not end", func(t *testing.T) {
+		b := newOpinion(t, &opinion{load: "none"}, Policy{})
+		b.acquire(b.request(b.model(1)))
+		b.library("2.0")
+		a := b.acquire(b.request(b.model(1)))
+		require.Equal(t, Compiled, a.Outcome)
+		require.Contains(t, a.Why, compilers.ErrTimeout.Error())
+	})
+	t.Run("it is damaged", func(t *testing.T) {
+		b := newOpinion(t, &opinion{load: compilers.Passed}, Policy{})
+		first := b.acquire(b.request(b.model(1)))
+		b.library("2.0")
+		require.NoError(t, os.Remove(b.blob(first)))
+		b.views()
+		a := b.acquire(b.request(b.model(1)))
+		require.Equal(t, Compiled, a.Outcome)
+		require.Contains(t, a.Why, "damaged")
+		require.Equal(t, index.Damaged, b.cache.index.StateOf(first.Build.ID).Name)
+	})
 }
 
 func TestUnsupportedIsStaleForWhoDoesNotCompile(t *testing.T) {
