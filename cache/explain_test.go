@@ -295,9 +295,3 @@ func TestWhyANameMeansSeveral(t *testing.T) {
 	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
 	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
 }
-
-func (b *bench) write(name string, content []byte) string {
-	path := filepath.Join(b.TempDir(), name)
-	require.NoError(b, os.WriteFile(path, content, 0o644))
-	return path
-}

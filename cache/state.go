@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // stateReadme stands in every state directory, for whoever finds it and wonders.
@@ -70,6 +71,13 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("state directory %q is in use by %s", e.Directory, who)
 }
 
+// How long to wait for a process that is just ending, or that was killed and has children that have not begun yet:
+// they hold its lock until they do.
+const (
+	lockPatience = 2 * time.Second
+	lockPause    = 20 * time.Millisecond
+)
+
 // lockState takes the state directory for this process; the lock goes with the process.
 func lockState(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
@@ -77,6 +85,9 @@ func lockState(dir string) (*os.File, error) {
 		return nil, err
 	}
 	ok, err := tryLock(f)
+	for began := time.Now(); err == nil && !ok && time.Since(began) < lockPatience; ok, err = tryLock(f) {
+		time.Sleep(lockPause)
+	}
 	if err == nil && !ok {
 		holder := make([]byte, 128)
 		n, _ := f.ReadAt(holder, 0) // the text is a courtesy
