@@ -49,6 +49,7 @@ func (a Advice) hint(format string, args ...any) Advice {
 func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	out := append(c.adviseConfiguration(), c.adviseRuntimes(ctx)...)
 	out = append(out, c.adviseState()...)
+	out = append(out, c.adviseSandbox(ctx)...)
 	out = append(out, c.adviseClock())
 	out = append(out, c.adviseWatching()...)
 	out = append(out, c.adviseIndex()...)

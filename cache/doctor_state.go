@@ -107,7 +107,7 @@ func adviseRights(dir string, o owner, uid uint32) []Advice {
 			hint("chmod go-w %s", dir))
 	}
 	if uid == 0 {
-		out = append(out, warning(subject, "the daemon runs as root, and so does the execution providers' code in its workers").
+		out = append(out, warning(subject, "the daemon runs as root").
 			hint("let it run as a user of its own, as systemd/epcached.service does"))
 	}
 	if len(out) == 0 {

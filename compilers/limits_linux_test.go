@@ -1,6 +1,7 @@
 package compilers_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -30,10 +31,10 @@ func TestLimitsStopARealCompile(t *testing.T) {
 	}
 }
 
-// A daemon that runs as root starts workers as somebody else, who sees the job's folder and nothing of the daemon's.
+// A daemon that runs as root starts workers as somebody else, who sees what the job is about and nothing else of the daemon's.
 func TestWorkerOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root can start processes of another user")
+		t.Skip("NOT TESTED: only root can start processes of another user")
 	}
 	const nobody = 65534
 	r := compilertest.Runtime(t, "openvino-1.8.1")
@@ -45,38 +46,77 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	program, err := os.ReadFile(compilertest.Worker(t))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(worker, program, 0o755))
-	folder := filepath.Join(base, "job")
-	require.NoError(t, os.Mkdir(folder, 0o700))
-	model := filepath.Join(folder, "m.onnx")
+	folder := filepath.Join(base, "staging", "job", "out")
+	require.NoError(t, os.MkdirAll(folder, 0o700))
+	model := filepath.Join(base, "staging", "job", "m.onnx")
 	require.NoError(t, os.WriteFile(model, tinymodel.Dense(1, 32, 1), 0o600))
 
-	c := newORT(t, compilers.ORTOptions{Worker: worker, User: &compilers.Credential{UID: nobody, GID: nobody}, Scratch: base})
+	user := &compilers.Credential{UID: nobody, GID: nobody}
+	if err := user.CanPass(r.ORTLibrary); err != nil {
+		t.Skipf("NOT TESTED: the runtime is where other users do not come: %v", err)
+	}
+	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, User: user, Scratch: filepath.Join(base, "staging")})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}}, Model: model, Folder: folder, Output: "m_ctx.onnx"}
 	result, err := c.Compile(t.Context(), job, nil)
-	if err != nil && !passable(r.ORTLibrary) {
-		t.Skipf("the runtime is in a folder that other users cannot pass: %v", err)
-	}
 	require.NoError(t, err)
-	for _, name := range append(result.Files, ".") {
+	for _, name := range append(result.Files, ".", "../m.onnx") {
 		info, err := os.Stat(filepath.Join(folder, name))
 		require.NoError(t, err)
 		require.Zero(t, info.Sys().(*syscall.Stat_t).Uid, "%s still belongs to the worker", name)
 	}
+	info, err := os.Stat(model)
+	require.NoError(t, err)
+	require.EqualValues(t, 0o600, info.Mode().Perm(), "the model is the daemon's alone again")
 	prints, err := c.Fingerprint(t.Context(), r, job.EPs)
 	require.NoError(t, err)
 	require.NotEmpty(t, prints[0].SDKVersion)
+	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph)})
+	require.NoError(t, err)
+	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 
-	require.NoError(t, os.Chmod(base, 0o700))
-	_, err = c.Compile(t.Context(), job, nil)
-	require.Error(t, err, "the worker passed a folder that only root may pass: it was not another user")
+	// A build in the store, where that user does not come.
+	store := filepath.Join(base, "store")
+	require.NoError(t, os.Rename(folder, store))
+	require.NoError(t, os.Chown(store, 0, 0))
+	require.NoError(t, os.Chmod(store, 0o700))
+	for _, name := range result.Files {
+		require.NoError(t, os.Chmod(filepath.Join(store, name), 0o444))
+	}
+	graph := filepath.Join(store, result.Graph)
+	require.Error(t, user.CanPass(graph))
+	check, err = c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: graph})
+	require.NoError(t, err)
+	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
+
+	measures, err := c.Sandbox(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, fmt.Sprint(measures), "workers run as uid 65534")
+	require.Contains(t, fmt.Sprint(measures), "(of the workers' user)", "the kernel counts the processes of a user of their own")
 }
 
-// passable tells whether every folder above a file may be passed by anyone.
-func passable(path string) bool {
-	for dir := filepath.Dir(path); dir != "/"; dir = filepath.Dir(dir) {
-		if info, err := os.Stat(dir); err != nil || info.Mode()&1 == 0 {
-			return false
-		}
+// A user of the workers' own has no more processes than the limit.
+func TestProcessesAreLimited(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("NOT TESTED: only root can start processes of another user")
 	}
-	return true
+	base, err := os.MkdirTemp("/var/tmp", "epcached-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
+	require.NoError(t, os.Chmod(base, 0o711))
+	worker := filepath.Join(base, "epcached-ort")
+	program, err := os.ReadFile(compilertest.Worker(t))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(worker, program, 0o755))
+	r := hostileRuntime(t, `for (int i = 0; i < 500; i++) { int pid = fork(); if (pid < 0) { fprintf(stderr, "at %d: %s\n", i, strerror(errno)); abort(); } if (!pid) pause(); }`)
+	library := filepath.Join(base, "libonnxruntime_providers_qnn.so")
+	require.NoError(t, os.Rename(r.EPs[0].Path, library))
+	require.NoError(t, os.Chmod(library, 0o755))
+	r.EPs[0].Path = library
+	const uid = 65533 // of nobody else
+	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, User: &compilers.Credential{UID: uid, GID: uid}, Scratch: base, Limits: compilers.Limits{Processes: 60}})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	facts, err := c.Probe(t.Context(), r)
+	require.NoError(t, err)
+	require.Contains(t, facts.EPs[0].Error, "Resource temporarily unavailable")
 }

@@ -60,6 +60,11 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 		return answer{}, err
 	}
 	defer o.drop(private)
+	req, closeWay, err := o.letPass(req, folder)
+	if err != nil {
+		return answer{}, err
+	}
+	defer closeWay()
 	w, err := o.start(req, folder, idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("start worker %q: %w", o.opts.Worker, err)

@@ -37,6 +37,11 @@ func TestWrongValues(t *testing.T) {
 		"log level":                   {"log_level = \"loud\"\n", `:1:1: field "log_level": "loud": it is one of debug, info, warn, error`},
 		"negative time":               {"[limits]\nwall_seconds = -5\n", `:2:1: field "limits.wall_seconds": -5 is not 0 to 31536000`},
 		"no number":                   {"[limits]\nwall_seconds = nan\n", `:2:1: field "limits.wall_seconds": NaN is not`},
+		"less than nice":              {"[limits]\nnice = 20\n", `:2:1: field "limits.nice": 20 is not 0 to 19`},
+		"user of the worker":          {"worker_user = \"a b\"\n", `:1:1: field "worker_user": "a b" is no user`},
+		"user of the worker by uid":   {"worker_user = 990\n", `:1:1: field "worker_user": it is a whole number, not a text`},
+		"what may be read":            {"[sandbox]\nread = \"/x\"\n", `:2:1: field "sandbox.read": it is a text, not an array`},
+		"what may be written":         {"[sandbox]\nwrite = [\"\"]\n", `:2:10: field "sandbox.write[1]": it is empty`},
 		"part of a job":               {"jobs = 1.5\n", `:1:1: field "jobs": it is a number, not a whole number`},
 		"user by name":                {"administrators = [0,\n  \"root\"]\n", `:2:3: field "administrators[2]": it is a text, not a whole number`},
 		"nobody's user id":            {"trusted_reporters = [4294967295]\n", `:1:22: field "trusted_reporters[1]": 4294967295 is not 0 to 4294967294`},
@@ -160,6 +165,7 @@ state = "/s"
 socket = "/k"
 log_level = "warn"
 worker = "/w"
+worker_user = "epcached-worker:990"
 jobs = 3
 path_access = true
 administrators = [1, 2]
@@ -172,8 +178,19 @@ trusted_reporters = [4]
 report_quorum = 5
 [limits]
 wall_seconds = 1.5
+cpu_seconds = 2.5
 memory_bytes = 9223372036854775807
 output_bytes = 6
+output_files = 7
+open_files = 8
+processes = 9
+stack_bytes = 10
+nice = 11
+[sandbox]
+network = true
+read = ["/l", "/licence"]
+write = ["/dev/x"]
+namespaces = false
 [[runtime]]
 directory = "/o \"dd\" \u0001"
 [[runtime]]
@@ -303,6 +320,7 @@ func TestSampleFile(t *testing.T) {
 	s.File, s.fields, d.fields = "", nil, nil
 	for _, lists := range []*Settings{s, d} {
 		lists.AllowOptions, lists.TrustedReporters = nil, nil // empty, and not there at all
+		lists.Sandbox.Read, lists.Sandbox.Write = nil, nil
 	}
 	require.Equal(t, d, s)
 }

@@ -19,12 +19,14 @@ type Settings struct {
 	Socket         string   // path of the Unix socket
 	LogLevel       string   // "debug", "info", "warn", "error"
 	Worker         string   // path of epcached-ort; "": beside epcached
+	WorkerUser     string   // "name", "uid", either with ":group"; "": the daemon's own
 	Jobs           uint64   // compiles at the same time; 0: one per processor
 	PathAccess     bool     // shared models may be opened by path by every local user
 	Administrators []uint32 // user ids
 	AllowOptions   []string // "EP/option", "session/key"
 	Runtimes       []Runtime
 	Limits         Limits
+	Sandbox        Sandbox
 
 	Rules            []string // files or folders of rules, over the shipped ones
 	Quiet, Poll      float64  // seconds
@@ -48,8 +50,22 @@ type Runtime struct {
 // Limits bound one compile.
 type Limits struct {
 	WallSeconds float64
+	CPUSeconds  float64
 	MemoryBytes uint64
 	OutputBytes uint64
+	OutputFiles uint64
+	OpenFiles   uint64
+	Processes   uint64
+	StackBytes  uint64
+	Nice        uint64
+}
+
+// Sandbox says what workers may do besides what they must.
+type Sandbox struct {
+	Network    bool
+	Read       []string // folders and files
+	Write      []string // folders and device files
+	Namespaces bool     // workers get a pid namespace of their own
 }
 
 // Driver says where the version of a driver is read that an execution provider does not tell: one of File, Module and Command.
@@ -93,9 +109,14 @@ func Defaults() *Settings {
 		State: defaultState(), Socket: defaultSocket(), LogLevel: "info",
 		Limits: Limits{
 			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
+			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
 			MemoryBytes: uint64(compilers.DefaultLimits.Memory), OutputBytes: uint64(compilers.DefaultLimits.Output),
+			OutputFiles: uint64(compilers.DefaultLimits.Files), OpenFiles: uint64(compilers.DefaultLimits.OpenFiles),
+			Processes: uint64(compilers.DefaultLimits.Processes), StackBytes: uint64(compilers.DefaultLimits.Stack),
+			Nice: uint64(compilers.DefaultLimits.Nice),
 		},
-		Quiet: 1, Poll: 2, KeepSource: "reference", ReportQuorum: 3,
+		Sandbox: Sandbox{Namespaces: true},
+		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3,
 		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 	}
@@ -122,6 +143,7 @@ func (s *Settings) read(t *table) {
 	t.file("socket", &s.Socket)
 	t.choice("log_level", &s.LogLevel, "debug", "info", "warn", "error")
 	t.file("worker", &s.Worker)
+	t.text("worker_user", &s.WorkerUser, checkUser)
 	t.count("jobs", &s.Jobs, 0, 4096)
 	t.truth("path_access", &s.PathAccess)
 	t.users("administrators", &s.Administrators)
@@ -138,6 +160,7 @@ func (s *Settings) read(t *table) {
 		s.Runtimes[i].read(runtimes[i])
 	}
 	s.Limits.read(t.table("limits"))
+	s.Sandbox.read(t.table("sandbox"))
 	drivers := t.tables("driver")
 	s.Drivers = make([]Driver, len(drivers))
 	for i := range drivers {
@@ -150,8 +173,22 @@ func (s *Settings) read(t *table) {
 
 func (l *Limits) read(t *table) {
 	t.number("wall_seconds", &l.WallSeconds, 0, 365*86400)
+	t.number("cpu_seconds", &l.CPUSeconds, 0, 365*86400)
 	t.count("memory_bytes", &l.MemoryBytes, 0, math.MaxInt64)
 	t.count("output_bytes", &l.OutputBytes, 0, math.MaxInt64)
+	t.count("output_files", &l.OutputFiles, 0, 1<<20)
+	t.count("open_files", &l.OpenFiles, 0, 1<<30)
+	t.count("processes", &l.Processes, 0, 1<<22)
+	t.count("stack_bytes", &l.StackBytes, 0, 1<<40)
+	t.count("nice", &l.Nice, 0, 19)
+	t.done()
+}
+
+func (x *Sandbox) read(t *table) {
+	t.truth("network", &x.Network)
+	t.files("read", &x.Read)
+	t.files("write", &x.Write)
+	t.truth("namespaces", &x.Namespaces)
 	t.done()
 }
 

@@ -84,6 +84,16 @@ func checkOption(text string) error {
 	return nil
 }
 
+var userName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?$`)
+
+// checkUser finds what is wrong with a user: "name" or "uid", with ":group" or without. Whether there is such a user is seen when the daemon starts.
+func checkUser(text string) error {
+	if text != "" && !userName.MatchString(text) {
+		return fmt.Errorf("%q is no user, such as epcached-worker, 990 or 990:990", text)
+	}
+	return nil
+}
+
 // checkModule takes the name of a kernel module, which becomes part of a path.
 func checkModule(text string) error {
 	if text == "" || strings.ContainsAny(text, "/\x00") || strings.HasPrefix(text, ".") {

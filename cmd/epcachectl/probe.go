@@ -17,7 +17,8 @@ func (a *app) probeCommand() *cobra.Command {
 		Use:   "probe [--find] [--runtime DIR]",
 		Short: "print runtimes, execution providers and devices",
 		Long: `probe prints which runtimes the daemon has, with their execution providers, the devices that these can compile for, and
-their drivers; what is different from the probe before; and how changes are noticed. --refresh looks again even if nothing
+their drivers; what is different from the probe before; how changes are noticed; and what keeps the providers' code from doing
+harm on this machine. --refresh looks again even if nothing
 seems to have changed.
 
 --find needs no daemon: it looks for runtimes in well-known places and in Python environments, loads nothing of
@@ -54,6 +55,9 @@ func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runt
 	}
 	if a.json {
 		return a.print.json(runtimesOf(reply.GetRuntimes()))
+	}
+	if runtime == "" {
+		a.print.sandbox(reply.GetSandbox())
 	}
 	for _, r := range reply.GetRuntimes() {
 		a.print.runtime(r)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -29,6 +30,36 @@ func (p *printer) runtime(r *wire.RuntimeFacts) {
 			p.line("    %s %s (vendor %04x, device %04x)%s", orDash(d.GetType()), orDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))
 		}
 	}
+}
+
+// sandbox lists what keeps the workers from doing harm.
+func (p *printer) sandbox(lines []string) {
+	for i, line := range lines {
+		if i == 0 {
+			p.line("workers:")
+		}
+		p.line("  %s", printable(line))
+	}
+}
+
+// notInForce is in the line of a measure that this system has no means for.
+const notInForce = ": NOT IN FORCE: "
+
+// sandboxSummary names what is not in force.
+func sandboxSummary(lines []string) string {
+	var missing []string
+	for _, line := range lines {
+		if name, _, is := strings.Cut(line, notInForce); is {
+			missing = append(missing, name)
+		}
+	}
+	switch {
+	case len(lines) == 0:
+		return "-"
+	case len(missing) == 0:
+		return "all in force"
+	}
+	return printable("not in force: " + strings.Join(missing, ", ") + " (epcachectl probe says more)")
 }
 
 func fingerprint(d *wire.DeviceFacts) string {

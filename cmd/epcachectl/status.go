@@ -32,6 +32,7 @@ type statusResult struct {
 	Space               spaceResult     `json:"space"`
 	Runtimes            []runtimeResult `json:"runtimes"`
 	Warnings            []string        `json:"warnings"`
+	Sandbox             []string        `json:"sandbox"`
 }
 
 // spaceResult has a number for each name, also where it is 0: scripts do sums with them.
@@ -96,7 +97,7 @@ func statusOf(s *wire.StatusReply, h *wire.HelloReply) statusResult {
 			space.GetLogicalBytes(), space.GetStoredBytes(), space.GetUnpackedBytes(), space.GetSavedBySharingBytes(),
 			space.GetDeadBytes(), space.GetBudgetBytes(), space.GetEntries(), space.GetBuilds(),
 		},
-		Runtimes: runtimesOf(s.GetRuntimes()), Warnings: append([]string{}, s.GetWarnings()...),
+		Runtimes: runtimesOf(s.GetRuntimes()), Warnings: append([]string{}, s.GetWarnings()...), Sandbox: append([]string{}, s.GetSandbox()...),
 	}
 }
 
@@ -116,5 +117,6 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 		{"saved", seconds(s.GetCompileSecondsSaved()) + " of compiling"},
 		{"now", fmt.Sprintf("%d connections, %d jobs", s.GetConnections(), s.GetJobs())},
 		{"space", fmt.Sprintf("%s stored, %s served, %d entries, %d builds", byteSize(space.GetStoredBytes()), byteSize(space.GetLogicalBytes()), space.GetEntries(), space.GetBuilds())},
+		{"sandbox", sandboxSummary(s.GetSandbox())},
 	})
 }

@@ -141,7 +141,21 @@ func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (
 	for i := range s.Runtimes {
 		reply.Runtimes = append(reply.Runtimes, runtimeReply(&s.Runtimes[i]))
 	}
+	reply.Sandbox = b.sandbox(ctx)
 	return reply, nil
+}
+
+// sandbox tells what keeps workers from doing harm, in lines.
+func (b *backend) sandbox(ctx context.Context) []string {
+	measures, err := b.cache.Sandbox(ctx)
+	if err != nil {
+		return []string{valid("NOT KNOWN: " + err.Error())}
+	}
+	var lines []string
+	for _, m := range measures {
+		lines = append(lines, valid(m.String()))
+	}
+	return lines
 }
 
 // Probe tells what this machine has.
@@ -150,7 +164,7 @@ func (b *backend) Probe(ctx context.Context, p unixsock.Peer, w *wire.Probe) (*w
 	if err != nil {
 		return nil, wireError(err)
 	}
-	reply := &wire.ProbeReply{}
+	reply := &wire.ProbeReply{Sandbox: b.sandbox(ctx)}
 	for i := range facts {
 		reply.Runtimes = append(reply.Runtimes, runtimeReply(&facts[i]))
 	}

@@ -46,9 +46,14 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 
 func limitsOf(l config.Limits) compilers.Limits {
 	return compilers.Limits{
-		Wall:   inSeconds(l.WallSeconds),
-		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes),
+		Wall: inSeconds(l.WallSeconds), CPU: inSeconds(l.CPUSeconds),
+		Memory: int64(l.MemoryBytes), Output: int64(l.OutputBytes), Files: int(l.OutputFiles), OpenFiles: int64(l.OpenFiles),
+		Processes: int64(l.Processes), Stack: int64(l.StackBytes), Nice: int(l.Nice),
 	}
+}
+
+func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
+	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write, NoNamespaces: !s.Namespaces}
 }
 
 func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

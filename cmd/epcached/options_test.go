@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/config"
 )
 
@@ -28,6 +29,19 @@ trusted_reporters = [8]
 report_quorum = 5
 [limits]
 wall_seconds = 1.5
+cpu_seconds = 2
+memory_bytes = 3
+output_bytes = 4
+output_files = 5
+open_files = 6
+processes = 7
+stack_bytes = 8
+nice = 9
+[sandbox]
+network = true
+read = ["/licence"]
+write = ["/dev/x"]
+namespaces = false
 [[driver]]
 ep = "QNNExecutionProvider"
 module = "qcom"
@@ -62,5 +76,7 @@ window = "22:00-06:00"
 				MinCompileSeconds: 0.5, MeasureGain: &no},
 		},
 	}, o)
-	require.Equal(t, 1500*time.Millisecond, limitsOf(s.Limits).Wall)
+	require.Equal(t, compilers.Limits{Wall: 1500 * time.Millisecond, CPU: 2 * time.Second, Memory: 3, Output: 4, Files: 5, OpenFiles: 6,
+		Processes: 7, Stack: 8, Nice: 9}, limitsOf(s.Limits))
+	require.Equal(t, compilers.SandboxOptions{Network: true, Read: []string{"/licence"}, Write: []string{"/dev/x"}, NoNamespaces: true}, sandboxOf(s.Sandbox))
 }

@@ -34,8 +34,12 @@ func serve(ctx context.Context, s *config.Settings, set *rules.Set, stderr io.Wr
 	if err := os.MkdirAll(s.State, 0o711); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
+	user, err := workerUser(s, worker)
+	if err != nil {
+		return err
+	}
 	compiler := compilers.NewORT(compilers.ORTOptions{
-		Worker: worker, Limits: limitsOf(s.Limits), Log: log,
+		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Log: log,
 		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
 		// ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in each process.
 		Env: []string{"ORT_DISABLE_TELEMETRY=1"},

@@ -2878,6 +2878,7 @@ type StatusReply struct {
 	Connections         uint32                 `protobuf:"varint,13,opt,name=connections,proto3" json:"connections,omitempty"`
 	Jobs                uint32                 `protobuf:"varint,14,opt,name=jobs,proto3" json:"jobs,omitempty"`
 	Runtimes            []*RuntimeFacts        `protobuf:"bytes,15,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
+	Sandbox             []string               `protobuf:"bytes,16,rep,name=sandbox,proto3" json:"sandbox,omitempty"` // as in ProbeReply
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -3013,6 +3014,13 @@ func (x *StatusReply) GetJobs() uint32 {
 func (x *StatusReply) GetRuntimes() []*RuntimeFacts {
 	if x != nil {
 		return x.Runtimes
+	}
+	return nil
+}
+
+func (x *StatusReply) GetSandbox() []string {
+	if x != nil {
+		return x.Sandbox
 	}
 	return nil
 }
@@ -3170,8 +3178,11 @@ func (x *Probe) GetRuntime() *Runtime {
 }
 
 type ProbeReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Runtimes      []*RuntimeFacts        `protobuf:"bytes,1,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Runtimes []*RuntimeFacts        `protobuf:"bytes,1,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
+	// What keeps the execution providers' code from doing harm, one line each, "NAME: TEXT". The text begins with "NOT IN FORCE: " where this
+	// system lacks the means.
+	Sandbox       []string `protobuf:"bytes,2,rep,name=sandbox,proto3" json:"sandbox,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3209,6 +3220,13 @@ func (*ProbeReply) Descriptor() ([]byte, []int) {
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
 	if x != nil {
 		return x.Runtimes
+	}
+	return nil
+}
+
+func (x *ProbeReply) GetSandbox() []string {
+	if x != nil {
+		return x.Sandbox
 	}
 	return nil
 }
@@ -4907,7 +4925,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x1f\n" +
 	"\vfreed_bytes\x18\x02 \x01(\x03R\n" +
 	"freedBytes\"\b\n" +
-	"\x06Status\"\xec\x03\n" +
+	"\x06Status\"\x86\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12%\n" +
@@ -4924,7 +4942,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\bwarnings\x18\f \x03(\tR\bwarnings\x12 \n" +
 	"\vconnections\x18\r \x01(\rR\vconnections\x12\x12\n" +
 	"\x04jobs\x18\x0e \x01(\rR\x04jobs\x125\n" +
-	"\bruntimes\x18\x0f \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\"\x9f\x02\n" +
+	"\bruntimes\x18\x0f \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\x12\x18\n" +
+	"\asandbox\x18\x10 \x03(\tR\asandbox\"\x9f\x02\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x03R\vstoredBytes\x12%\n" +
@@ -4937,10 +4956,11 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06builds\x18\b \x01(\x04R\x06builds\"Q\n" +
 	"\x05Probe\x12\x18\n" +
 	"\arefresh\x18\x01 \x01(\bR\arefresh\x12.\n" +
-	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"C\n" +
+	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"]\n" +
 	"\n" +
 	"ProbeReply\x125\n" +
-	"\bruntimes\x18\x01 \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\"\xf1\x02\n" +
+	"\bruntimes\x18\x01 \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\x12\x18\n" +
+	"\asandbox\x18\x02 \x03(\tR\asandbox\"\xf1\x02\n" +
 	"\fRuntimeFacts\x12\x1c\n" +
 	"\tdirectory\x18\x01 \x01(\tR\tdirectory\x12\x1f\n" +
 	"\vort_version\x18\x02 \x01(\tR\n" +

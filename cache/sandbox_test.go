@@ -1,0 +1,31 @@
+package cache
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// confined is a compiler that tells of its sandbox.
+type confined struct {
+	compilers.Compiler
+	measures []compilers.Measure
+}
+
+func (c *confined) Sandbox(context.Context) ([]compilers.Measure, error) { return c.measures, nil }
+
+func TestDoctorTellsOfTheSandbox(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) {
+		o.Compiler = &confined{o.Compiler, []compilers.Measure{
+			{Name: "files", InForce: true, Text: "they keep to their folder"},
+			{Name: "memory", Text: "there is no cgroup", Hint: "give it one"},
+		}}
+	})
+	list := b.doctor(b.self())
+	require.Equal(t, SeverityOK, about(t, list, "sandbox files").Severity)
+	missing := about(t, list, "sandbox memory")
+	require.Equal(t, Advice{Severity: SeverityWarning, Subject: "sandbox memory", Text: "there is no cgroup", Hint: "give it one"}, missing)
+}

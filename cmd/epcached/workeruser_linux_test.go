@@ -1,0 +1,98 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/config"
+)
+
+func TestLookUpUser(t *testing.T) {
+	root, err := lookUpUser("root")
+	require.NoError(t, err)
+	require.EqualValues(t, 0, root.UID)
+	both, err := lookUpUser("65534:65533")
+	require.NoError(t, err)
+	require.Equal(t, []uint32{65534, 65533}, []uint32{both.UID, both.GID})
+	for text, says := range map[string]string{"no-such-user": "unknown user", "4000000001": "give a group as well", "root:no-such-group": "unknown group"} {
+		_, err := lookUpUser(text)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+// What would fail each compile later is told at the start, with the folder that is in the way.
+func TestWorkerUserThatCannotWork(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root can start processes of another user")
+	}
+	open, err := os.MkdirTemp("/var/tmp", "epcached-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { removeAll(t, open) })
+	require.NoError(t, os.Chmod(open, 0o711))
+	closed := filepath.Join(open, "closed")
+	require.NoError(t, os.Mkdir(closed, 0o700))
+	worker := filepath.Join(open, "epcached-ort")
+	require.NoError(t, os.WriteFile(worker, nil, 0o755))
+	private := filepath.Join(open, "private-ort")
+	require.NoError(t, os.WriteFile(private, nil, 0o700))
+	for name, c := range map[string]struct {
+		s      config.Settings
+		worker string
+		says   string
+	}{
+		"state":      {config.Settings{State: filepath.Join(closed, "state")}, worker, `cannot pass "` + closed + `"`},
+		"runtime":    {config.Settings{State: open, Runtimes: []config.Runtime{{ORTLibrary: filepath.Join(closed, "lib.so")}}}, worker, `cannot pass "` + closed + `"`},
+		"program":    {config.Settings{State: open}, private, "cannot run"},
+		"root group": {config.Settings{State: open, WorkerUser: "65534:0"}, worker, "root's group"},
+		"nobody":     {config.Settings{State: open, WorkerUser: "no-such-user"}, worker, "unknown user"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.s.WorkerUser == "" {
+				c.s.WorkerUser = "65534:65534"
+			}
+			_, err := workerUser(&c.s, c.worker)
+			require.ErrorContains(t, err, c.says)
+			require.ErrorContains(t, err, "worker_user")
+		})
+	}
+	user, err := workerUser(&config.Settings{State: open, WorkerUser: "65534:65534"}, worker)
+	require.NoError(t, err)
+	require.EqualValues(t, 65534, user.UID)
+}
+
+// A daemon of root compiles as another user, serves what came of it, and tells what keeps that user from doing harm.
+func TestDaemonWithWorkersOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root can start processes of another user")
+	}
+	runtime := runtimeFolder(t, openVINO)
+	user := &compilers.Credential{UID: 65534, GID: 65534}
+	if err := user.CanPass(filepath.Join(runtime, "x")); err != nil {
+		t.Skipf("SKIPPED: the runtime is where other users do not come: %v", err)
+	}
+	open, err := os.MkdirTemp("/var/tmp", "epcached-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { removeAll(t, open) })
+	require.NoError(t, os.Chmod(open, 0o711))
+	worker := filepath.Join(open, "epcached-ort")
+	program, err := os.ReadFile(filepath.Join(programs, "epcached-ort"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(worker, program, 0o755))
+	s := newSite(t, runtime)
+	s.state = filepath.Join(open, "state")
+	s.config = "worker = \"" + worker + "\"\nworker_user = \"65534:65534\"\n"
+	d := s.start(t)
+	c := d.dial()
+	path := filepath.Join(shortFolder(t), "m.onnx")
+	require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 64, 1), 0o600))
+	require.Equal(t, "compiled", get(t, c, path).Outcome)
+	require.Equal(t, "hit", get(t, c, path).Outcome)
+	reply, err := c.Status(limited(t))
+	require.NoError(t, err)
+	require.Contains(t, reply.Sandbox, "user: workers run as uid 65534")
+}

@@ -1,0 +1,156 @@
+package compilers
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+// givenFolder is where a job's folder has the model, if that is where the workers' user does not come.
+const givenFolder = "given"
+
+// letPass lets the workers' user reach what a request is about: folders below Scratch are opened to its group, and so are the files beside a model
+// there; a model elsewhere, as in the store, is given its place in the job's folder. It returns the request as the worker is to get it, and what
+// closes the way again.
+func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, func(), error) {
+	if o.opts.User == nil {
+		return req, func() {}, nil
+	}
+	if err := o.openFolders(folder); err != nil {
+		return req, nil, err
+	}
+	model := filepath.Dir(req.Model)
+	switch {
+	case req.Model == "" || model == folder:
+		return req, func() {}, nil // the folder and what is in it are the user's already
+	case o.inScratch(model):
+		if err := o.openFolders(model); err != nil {
+			return req, nil, err
+		}
+		undo, err := o.openFiles(model)
+		return req, undo, err
+	}
+	given := filepath.Join(folder, givenFolder)
+	if err := giveTree(model, given); err != nil {
+		return req, nil, fmt.Errorf("model for the worker: %w", err)
+	}
+	req.Model = filepath.Join(given, filepath.Base(req.Model))
+	return req, func() {}, nil
+}
+
+func (o *ORT) inScratch(path string) bool {
+	return o.opts.Scratch != "" && strings.HasPrefix(path+"/", o.opts.Scratch+"/")
+}
+
+// openFolders lets the group pass, and not list, the folders from Scratch on down to one.
+func (o *ORT) openFolders(folder string) error {
+	if !o.inScratch(folder) {
+		return nil // the caller's own: it sees to that
+	}
+	for ; o.inScratch(folder); folder = filepath.Dir(folder) {
+		if err := o.share(folder, 0o010); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// share gives a file to the workers' group, with rights for it.
+func (o *ORT) share(path string, rights fs.FileMode) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return fmt.Errorf("workers' way: %w", err)
+	}
+	uid, gid, _ := ownerOf(info)
+	if uid == o.opts.User.UID || gid == o.opts.User.GID && info.Mode()&rights == rights {
+		return nil
+	}
+	if err := os.Lchown(path, -1, int(o.opts.User.GID)); err != nil {
+		return fmt.Errorf("workers' way: %w", err)
+	}
+	if err := os.Chmod(path, info.Mode().Perm()|rights); err != nil {
+		return fmt.Errorf("workers' way: %w", err)
+	}
+	return nil
+}
+
+// openFiles lets the group read the files of a folder until undo is called.
+func (o *ORT) openFiles(folder string) (undo func(), err error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, fmt.Errorf("workers' way: %w", err)
+	}
+	var shared []string
+	undo = func() {
+		for _, path := range shared {
+			if info, err := os.Lstat(path); err == nil { // else it was removed meanwhile
+				_ = os.Lchown(path, -1, os.Getegid()) // only the daemon's folder lets anybody reach it
+				_ = os.Chmod(path, info.Mode().Perm()&^0o040)
+			}
+		}
+	}
+	for _, e := range entries {
+		path := filepath.Join(folder, e.Name())
+		if info, err := e.Info(); err != nil || !info.Mode().IsRegular() || info.Mode()&0o004 != 0 {
+			continue
+		}
+		if err := o.share(path, 0o040); err != nil {
+			undo()
+			return nil, err
+		}
+		shared = append(shared, path)
+	}
+	return undo, nil
+}
+
+// giveTree makes a folder with the regular files of another: second names of them where that can be and all may read them, else copies.
+func giveTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, relative)
+		if entry.IsDir() {
+			if err := os.Mkdir(target, 0o755); err != nil {
+				return err
+			}
+			return os.Chmod(target, 0o755) // whatever the umask
+		}
+		info, err := entry.Info()
+		if err != nil || !info.Mode().IsRegular() {
+			return err
+		}
+		if info.Mode()&0o004 != 0 && info.Mode()&0o022 == 0 && os.Link(path, target) == nil {
+			return nil
+		}
+		return copyForAll(path, target)
+	})
+}
+
+func copyForAll(from, to string) error {
+	in, err := openPlain(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close() // read only: nothing can be lost
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err = io.Copy(out, in); err == nil {
+		err = out.Chmod(0o444)
+	}
+	if err2 := out.Close(); err == nil {
+		err = err2
+	}
+	return err
+}
