@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/rules"
 )
 
 // call is what the command line says.
@@ -46,6 +47,19 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.config, "config", "", "configuration `FILE` (TOML)")
 	f.BoolVar(&c.check, "check-config", false, "print the configuration in force, and where each value is from, and do nothing else")
 	f.Var(&c.logLevel, "log-level", "least `LEVEL` that is logged: debug, info, warn or error")
+}
+
+// read reads the configuration and the rules that it names. Where only the rules are wrong the settings come with the error.
+func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) {
+	s, err := c.settings(given)
+	if err != nil {
+		return nil, nil, err
+	}
+	set, err := s.LoadRules()
+	if err != nil {
+		return s, nil, usageError{fmt.Errorf("configuration: %w", err)}
+	}
+	return s, set, nil
 }
 
 // settings reads the configuration file, and puts the flags that were given over it.

@@ -1,7 +1,7 @@
 // Command epcached is the daemon that keeps compiled ONNX Runtime models.
 //
 // It only wires: flags and configuration (config.go, options.go), the cache behind the socket (backend.go), signals and systemd
-// (serve.go). The logic is in package cache.
+// (serve.go), and a configuration that changes (reload.go). The logic is in package cache.
 package main
 
 import (
@@ -14,6 +14,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/rules"
 )
 
 // version is set by the linker for releases.
@@ -58,7 +61,8 @@ It needs a runtime, a folder with ONNX Runtime and a plugin execution provider, 
 Flags go before the configuration file, which goes before the defaults. The defaults are, for root,
 /var/lib/epcached and /run/epcached/epcached.sock, and for a user $XDG_STATE_HOME/epcached (or
 ~/.local/state/epcached) and the socket in $XDG_RUNTIME_DIR/epcached. doc/configuration.md describes the
-file; --check-config prints what would be in force, or all that is wrong with it.
+file; --check-config prints what would be in force, or all that is wrong with it. While the daemon runs, a changed
+file, and changed rules, are put into force as soon as they are at rest, and upon SIGHUP.
 
 Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
@@ -67,18 +71,15 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := c.settings(cmd.Flags())
+			read := func() (*config.Settings, *rules.Set, error) { return c.read(cmd.Flags()) }
+			s, set, err := read()
 			if err != nil {
 				return err
-			}
-			set, err := s.LoadRules()
-			if err != nil {
-				return usageError{fmt.Errorf("configuration: %w", err)}
 			}
 			if c.check {
 				return s.Print(stdout)
 			}
-			return serve(cmd.Context(), s, set, stderr)
+			return serve(cmd.Context(), s, set, read, stderr)
 		},
 	}
 	c.addFlags(cmd.Flags())

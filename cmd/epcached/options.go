@@ -2,6 +2,8 @@ package main
 
 import (
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/cache"
@@ -36,8 +38,8 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 	var out []compilers.Runtime
 	for _, rt := range s.Runtimes {
 		spec := compilers.Runtime{Directory: rt.Directory, ORTLibrary: rt.ORTLibrary}
-		for ep, path := range rt.EPLibraries {
-			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: path})
+		for _, ep := range slices.Sorted(maps.Keys(rt.EPLibraries)) { // the same each time: it tells whether a runtime is another
+			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: rt.EPLibraries[ep]})
 		}
 		out = append(out, spec)
 	}

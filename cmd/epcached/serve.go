@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
@@ -25,8 +27,13 @@ import (
 const stopGrace = 20 * time.Second
 
 // serve runs the daemon until the context ends.
-func serve(ctx context.Context, s *config.Settings, set *rules.Set, stderr io.Writer) error {
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: s.Level()}))
+func serve(ctx context.Context, s *config.Settings, set *rules.Set, read reader, stderr io.Writer) error {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP) // from here on it ends nobody
+	defer signal.Stop(hangup)
+	level := &slog.LevelVar{}
+	level.Set(s.Level())
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
 	worker, err := findWorker(s.Worker)
 	if err != nil {
 		return err
@@ -48,12 +55,15 @@ func serve(ctx context.Context, s *config.Settings, set *rules.Set, stderr io.Wr
 	if err != nil {
 		return errors.Join(err, compiler.Close())
 	}
-	err = answer(ctx, s, c, log)
+	r := &reloader{read: read, cache: c, level: level, log: log, started: s, inForce: s, rules: set,
+		options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
+	err = answer(ctx, s, c, log, func() func() { return r.follow(ctx, hangup) })
 	return errors.Join(err, c.Close(), compiler.Close())
 }
 
-// answer serves the socket until the context ends, and then lets requests under way finish.
-func answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger) error {
+// answer serves the socket until the context ends, and then lets requests under way finish. begin is called when it is
+// ready, and gives what ends what it began.
+func answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger, begin func() func()) error {
 	l, err := listen(s.Socket)
 	if err != nil {
 		return err
@@ -66,11 +76,14 @@ func answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.L
 	log.Info("ready", "version", version, "socket", s.Socket, "state", c.Directory(), "runtimes", len(s.Runtimes))
 	notify(log, daemon.SdNotifyReady)
 	defer watchdog(ctx, log)()
+	end := begin()
+	defer end()
 	select {
 	case err := <-failed:
 		return err
 	case <-ctx.Done():
 	}
+	end() // who stops is not ready again
 	log.Info("stopping")
 	notify(log, daemon.SdNotifyStopping)
 	grace, cancel := context.WithTimeout(context.Background(), stopGrace)

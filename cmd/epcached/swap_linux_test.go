@@ -198,8 +198,8 @@ func likeBefore(s *swap, change func(s *swap, from, to int)) {
 	}
 }
 
-// watch is an application that asks for a model all the time.
-type watch struct {
+// onlooker is an application that asks for a model all the time.
+type onlooker struct {
 	stop context.CancelFunc
 	done sync.WaitGroup
 	mu   sync.Mutex
@@ -212,9 +212,9 @@ type sight struct {
 	err             error
 }
 
-func (d *epcached) watch(t *testing.T, model string) *watch {
+func (d *epcached) watch(t *testing.T, model string) *onlooker {
 	ctx, stop := context.WithCancel(t.Context())
-	w := &watch{stop: stop}
+	w := &onlooker{stop: stop}
 	c := d.dial()
 	f := openFile(t, model)
 	w.done.Go(func() {
@@ -242,7 +242,7 @@ func (d *epcached) watch(t *testing.T, model string) *watch {
 
 // requireOnly ends the watching, and requires the old SDK before the change, the new one after it, and one of both
 // or a clear error between.
-func (w *watch) requireOnly(t *testing.T, from, until time.Time, before, after string) {
+func (w *onlooker) requireOnly(t *testing.T, from, until time.Time, before, after string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		w.mu.Lock()

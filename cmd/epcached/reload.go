@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/watch"
+)
+
+// reader reads the configuration and the rules that it names, as at the start. Settings without rules say that the rules
+// are what is wrong.
+type reader func() (*config.Settings, *rules.Set, error)
+
+// reloader puts a changed configuration into force while the daemon runs. What is wrong with one file keeps all of it
+// out of force: nobody should have to find out which half of a change counts.
+type reloader struct {
+	read    reader
+	options func(*config.Settings, *rules.Set) cache.Options
+	cache   *cache.Cache
+	level   *slog.LevelVar
+	log     *slog.Logger
+	watcher *watch.Watcher
+	watched []string
+
+	started *config.Settings // what the daemon was started with: some fields are for the start alone
+	inForce *config.Settings
+	rules   *rules.Set
+	waiting []string // fields that take effect at the next start
+	refused string   // what was last told to be wrong; "": nothing is
+}
+
+// configuration is the subject that is watched.
+const configuration = "configuration"
+
+// follow begins to watch, and works until stop is called, which waits for its end.
+func (r *reloader) follow(ctx context.Context, hangup <-chan os.Signal) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	r.watcher = watch.New(watch.Options{Quiet: inSeconds(r.started.Quiet), Poll: inSeconds(r.started.Poll), Log: r.log})
+	var work sync.WaitGroup
+	work.Go(func() {
+		if r.watchFiles(nil) {
+			r.reload(false) // it may have changed since it was read
+		}
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hangup:
+				r.log.Info("reading the configuration again", "why", "SIGHUP")
+				r.reload(true)
+			case e := <-r.watcher.Events():
+				if e.Kind == watch.Settled {
+					r.reload(true)
+				}
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		cancel()
+		work.Wait()
+		_ = r.watcher.Close() // nothing is lost with it
+	})
+}
+
+// watchFiles has the files watched that the settings in force are from, and those of others, which may have to be mended.
+// It tells whether these are other files than before.
+func (r *reloader) watchFiles(others *config.Settings) bool {
+	var paths []string
+	for _, s := range []*config.Settings{r.inForce, others} {
+		if s != nil && s.File != "" {
+			paths = append(paths, s.File)
+		}
+		if s != nil {
+			paths = append(paths, s.Rules...)
+		}
+	}
+	slices.Sort(paths)
+	paths = slices.Compact(paths)
+	if slices.Equal(paths, r.watched) {
+		return false
+	}
+	r.watcher.Set(configuration, paths)
+	r.watched = paths
+	return true
+}
+
+// reload reads everything, and puts it into force or says why not. systemd is told if it is to wait for that.
+func (r *reloader) reload(tell bool) {
+	if tell {
+		notify(r.log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
+	}
+	s, set, err := r.read()
+	for range maxRounds {
+		if !r.watchFiles(s) {
+			break
+		}
+		s, set, err = r.read() // what changed before it was watched was noticed by nobody
+	}
+	if err == nil {
+		err = r.cache.Reload(r.options(s, set))
+	}
+	status := "STATUS="
+	if err != nil {
+		r.refuse(err)
+		status += "the configuration is wrong, and the earlier one stays in force"
+	} else {
+		r.accept(s, set)
+	}
+	if tell {
+		notify(r.log, daemon.SdNotifyReady+"\n"+status)
+	}
+}
+
+// maxRounds bounds how often a configuration that names other files each time is read.
+const maxRounds = 3
+
+// accept notes what is in force now.
+func (r *reloader) accept(s *config.Settings, set *rules.Set) {
+	changed, _ := differences(r.inForce, s)
+	if !set.Equal(r.rules) && !slices.Contains(changed, "rules") {
+		changed = append(changed, "rules")
+	}
+	_, waiting := differences(r.started, s)
+	news := len(changed) > 0 || r.refused != "" || !slices.Equal(waiting, r.waiting)
+	r.inForce, r.rules, r.refused, r.waiting = s, set, "", waiting
+	r.watchFiles(nil)
+	r.level.Set(s.Level())
+	r.cache.SetConfigured(cache.Configured{Waiting: r.waiting})
+	if !news {
+		return
+	}
+	r.log.Info("configuration read again", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
+	r.cache.TellConfiguration(accepted(changed, r.waiting))
+}
+
+// accepted says what has become of a change.
+func accepted(changed, waiting []string) string {
+	text := "read again; nothing of what is in force is different"
+	if len(changed) > 0 {
+		text = "changed, and in force now: " + strings.Join(changed, ", ")
+	}
+	if len(waiting) > 0 {
+		text += "; takes effect at the next start: " + strings.Join(waiting, ", ")
+	}
+	return text
+}
+
+// maxRefused bounds the mistakes that are told one by one.
+const maxRefused = 20
+
+// refuse tells what is wrong. What was in force stays in force.
+func (r *reloader) refuse(err error) {
+	text := err.Error()
+	lines := strings.Split(text, "\n")
+	if len(lines) > maxRefused {
+		lines = append(lines[:maxRefused], "and more")
+	}
+	for _, line := range lines {
+		r.log.Error("configuration refused, the earlier one stays in force", "error", line)
+	}
+	r.cache.SetConfigured(cache.Configured{Refused: lines, Waiting: r.waiting})
+	if text != r.refused {
+		r.cache.TellConfiguration("refused, and the earlier one stays in force: " + strings.Join(lines, "; "))
+	}
+	r.refused = text
+}
+
+// atStart are the fields that take effect at the start alone.
+var atStart = []string{"state", "socket", "worker", "jobs", "path_access", "quiet_seconds", "poll_seconds", "limits"}
+
+// differences names the fields that have other values: those that may change at run time, and those that may not. What
+// belongs to an array of tables goes by the array's name.
+func differences(before, now *config.Settings) (changed, waiting []string) {
+	old := values(before)
+	fresh := values(now)
+	var names []string
+	for _, s := range []*config.Settings{before, now} {
+		for _, f := range s.Fields() {
+			was, had := old[f.Name]
+			is, has := fresh[f.Name]
+			name, _, _ := strings.Cut(f.Name, "[")
+			if (had != has || !reflect.DeepEqual(was, is)) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	for _, name := range names {
+		if top, _, _ := strings.Cut(name, "."); slices.Contains(atStart, top) {
+			waiting = append(waiting, name)
+		} else {
+			changed = append(changed, name)
+		}
+	}
+	return changed, waiting
+}
+
+func values(s *config.Settings) map[string]any {
+	out := make(map[string]any)
+	for _, f := range s.Fields() {
+		out[f.Name] = f.Value
+	}
+	return out
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// noticing is a configuration whose changes are at rest soon.
+const noticing = "quiet_seconds = 0.02\npoll_seconds = 0.1\n"
+
+// ruleFile has one rule that gives this verdict.
+func ruleFile(verdict string) string {
+	return "[[ep.QNNExecutionProvider.rule]]\nname = \"own\"\nverdict = \"" + verdict + "\"\nreason = \"we say so\"\n"
+}
+
+// configuredWith starts a daemon with rules of its own, and gives the paths of both files.
+func configuredWith(t *testing.T, more string) (d *epcached, configuration, rules string) {
+	s := newSite(t)
+	dir := filepath.Dir(s.socket)
+	rules = filepath.Join(dir, "rules.toml")
+	require.NoError(t, os.WriteFile(rules, []byte(ruleFile("optimal")), 0o644))
+	s.config = noticing + "rules = [\"rules.toml\"]\n" + more
+	return s.start(t), filepath.Join(dir, "epcached.toml"), rules
+}
+
+// replace puts a file in another's place, as editors and package managers do.
+func replace(t *testing.T, path, text string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path+".new", []byte(text), 0o644))
+	require.NoError(t, os.Rename(path+".new", path))
+}
+
+// told waits for an event about the configuration that says all of this.
+func (d *epcached) told(words ...string) {
+	d.Helper()
+	client := d.dial()
+	defer client.Close()
+	require.Eventually(d, func() bool {
+		reply, err := client.Events(limited(d), &wire.Events{})
+		require.NoError(d, err)
+	events:
+		for _, e := range reply.Events {
+			for _, word := range words {
+				if e.Kind != cache.EventConfiguration || !strings.Contains(e.Text, word) {
+					continue events
+				}
+			}
+			return true
+		}
+		return false
+	}, patience, pollEvery, "%v", words)
+}
+
+func TestWrongRulesLeaveTheEarlierOnesInForce(t *testing.T) {
+	d, _, rules := configuredWith(t, "")
+	replace(t, rules, ruleFile("good"))
+	d.told("refused", rules+":3:", `"good"`)
+	require.Contains(t, strings.Join(d.status().Warnings, "\n"), rules+":3:")
+	client := d.dial()
+	reply, err := client.Doctor(limited(t))
+	require.NoError(t, err)
+	doctor := fmt.Sprint(reply)
+	require.Contains(t, doctor, rules+":3:")
+	require.Contains(t, d.log.String(), rules+":3:")
+
+	replace(t, rules, ruleFile("unsupported"))
+	d.told("in force now: rules")
+	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), rules)
+}
+
+func TestWrongConfigurationLeavesTheEarlierOneInForce(t *testing.T) {
+	d, path, _ := configuredWith(t, "")
+	earlier, err := os.ReadFile(path)
+	require.NoError(t, err)
+	replace(t, path, string(earlier)+"administrators = [2001]\njob = 3\n")
+	d.told("refused", path+":5:1:", `"job"`)
+	require.Contains(t, strings.Join(d.status().Warnings, "\n"), path+":5:1:")
+
+	require.NoError(t, os.Remove(path))
+	d.told("refused", "no such file")
+	require.NoError(t, os.WriteFile(path, earlier, 0o644))
+	d.told("nothing of what is in force is different")
+	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), path)
+}
+
+// A file that is written in place or replaced, a folder of rules that gets another, or a signal: each is noticed.
+func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
+	d, path, _ := configuredWith(t, "")
+	dir := filepath.Dir(path)
+	const rules = "rules = [\"rules.toml\"]\n"
+	require.NoError(t, os.WriteFile(path, []byte(noticing+rules+"administrators = [2001]\n"), 0o644))
+	d.told("in force now: administrators")
+
+	folder := filepath.Join(dir, "rules.d")
+	require.NoError(t, os.Mkdir(folder, 0o755))
+	replace(t, path, noticing+"rules = [\"rules.d\"]\nlog_level = \"debug\"\n[policy]\nunknown = \"refuse\"\n")
+	d.told("log_level", "administrators", "rules", "policy.unknown")
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "10.toml"), []byte(ruleFile("optimal")), 0o644))
+	d.told("changed, and in force now: rules")
+
+	replace(t, path, noticing+"jobs = 3\nreport_quorum = 5\n[limits]\nwall_seconds = 7.0\n[[runtime]]\ndirectory = \"rt\"\n")
+	d.told("report_quorum", "runtime", "at the next start: jobs, limits.wall_seconds")
+	require.Contains(t, strings.Join(d.status().Warnings, "\n"), "at the next start: jobs, limits.wall_seconds")
+	require.Len(t, d.status().Runtimes, 1)
+	require.Equal(t, filepath.Join(dir, "rt"), d.status().Runtimes[0].Directory)
+}
+
+// Where nothing tells of a change there is SIGHUP; systemd is told when it is done.
+func TestHangup(t *testing.T) {
+	s := newSite(t)
+	dir := filepath.Dir(s.socket)
+	told, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	require.NoError(t, err)
+	defer told.Close()
+	says := func() string {
+		buffer := make([]byte, 4096)
+		require.NoError(t, told.SetReadDeadline(time.Now().Add(patience)))
+		n, err := told.Read(buffer)
+		require.NoError(t, err)
+		return string(buffer[:n])
+	}
+	s.environment = []string{"NOTIFY_SOCKET=" + filepath.Join(dir, "notify")}
+	s.config = "quiet_seconds = 3600.0\n" // nothing is at rest before this test is over
+	d := s.start(t)
+	require.Equal(t, "READY=1", says())
+	path := filepath.Join(dir, "epcached.toml")
+	require.NoError(t, os.WriteFile(path, []byte(s.config+"administrators = [2001]\n"), 0o644))
+	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
+	require.Regexp(t, `^RELOADING=1\nMONOTONIC_USEC=[0-9]+$`, says())
+	require.Equal(t, "READY=1\nSTATUS=", says())
+	d.told("in force now: administrators")
+
+	require.NoError(t, os.WriteFile(path, []byte("administrators = 5\n"), 0o644))
+	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
+	require.Contains(t, says(), "RELOADING=1")
+	require.Contains(t, says(), "READY=1\nSTATUS=the configuration is wrong")
+	d.told("refused", path+":1:")
+	require.True(t, d.running())
+}
