@@ -37,8 +37,8 @@ var allowed = map[string][]string{
 	"rules":                  {"compilers"}, // for its verdicts
 	"watch":                  {},
 	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index", "rules", "watch"},
-	"config":                 {"compilers", "rules", "unixsock"}, // the names of execution providers, and where the socket is by default
-	"cmd/epcached":           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire", "watch"}, // watch: the configuration, while the daemon runs
+	"config":                 {"compilers", "rules", "unixsock"},                                                            // the names of execution providers, and where the socket is by default
+	"cmd/epcached":           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire", "watch"},               // watch: the configuration, while the daemon runs
 	"cmd/epcachectl":         {"cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
 	"cmd/epcached-ort":       {"compilers/dialogue", "compilers/ort"},
 }

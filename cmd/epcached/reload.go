@@ -175,8 +175,9 @@ func (r *reloader) refuse(err error) {
 	r.refused = text
 }
 
-// atStart are the fields that take effect at the start alone.
-var atStart = []string{"state", "socket", "worker", "jobs", "path_access", "quiet_seconds", "poll_seconds", "limits"}
+// atOnce are the fields and tables that take effect while the daemon runs. All others wait for the next start.
+var atOnce = []string{"log_level", "administrators", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
+	"runtime", "driver", "policy", "rebuild"}
 
 // differences names the fields that have other values: those that may change at run time, and those that may not. What
 // belongs to an array of tables goes by the array's name.
@@ -195,10 +196,10 @@ func differences(before, now *config.Settings) (changed, waiting []string) {
 		}
 	}
 	for _, name := range names {
-		if top, _, _ := strings.Cut(name, "."); slices.Contains(atStart, top) {
-			waiting = append(waiting, name)
-		} else {
+		if top, _, _ := strings.Cut(name, "."); slices.Contains(atOnce, top) {
 			changed = append(changed, name)
+		} else {
+			waiting = append(waiting, name)
 		}
 	}
 	return changed, waiting
