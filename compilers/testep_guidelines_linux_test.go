@@ -24,7 +24,7 @@ type guideline struct {
 func TestGuidelines(t *testing.T) {
 	for _, version := range []string{"1.24.4", "1.31.1"} {
 		t.Run(version, func(t *testing.T) {
-			h := newHost(t, version)
+			h := hostOf(t, version)
 			for _, part := range []struct {
 				name string
 				rows []guideline

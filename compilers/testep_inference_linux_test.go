@@ -104,6 +104,27 @@ var inference = []guideline{
 		orphan := contextModel(nodeOf(second, "x", "y", nil))
 		require.Contains(t, h.refuses(t, invalidGraph, write(t, folder, "orphan.onnx", orphan), nil, nil), "no primary context")
 	}},
+	{"main_context=0: a graph that two primary contexts hold is refused, not guessed", func(t *testing.T, h host) {
+		folder := t.TempDir()
+		path := filepath.Join(folder, "m.onnx")
+		var nodes []tinymodel.Node
+		for i, at := range [][2]string{{"x", "h"}, {"h", "g"}} {
+			write(t, folder, "m.onnx", layers(uint64(1+10*i), 1, false))
+			h.compile(t, path, set{"ep.context_embed_mode": "1", "ep.context_file_path": filepath.Join(folder, itoa(i)+".onnx")}, nil)
+			c := readModel(t, filepath.Join(folder, itoa(i)+".onnx")).Contexts[0]
+			content, err := os.ReadFile(filepath.Join(folder, itoa(i)+".onnx"))
+			require.NoError(t, err)
+			node := nodeOf(c, at[0], at[1], set{"ep_cache_context": string(content[c.Inline.Offset : c.Inline.Offset+c.Inline.Length])})
+			node.Name = "primary" + itoa(i) // ONNX Runtime wants nodes' names to differ, which partitions' need not
+			nodes = append(nodes, node)
+		}
+		second := nodes[1]
+		second.Name = "secondary"
+		second.Inputs, second.Outputs = []string{"g"}, []string{"y"}
+		second.Attributes = map[string]any{"source": second.Attributes["source"], "partition_name": second.Attributes["partition_name"], "main_context": int64(0)}
+		text := h.refuses(t, invalidGraph, write(t, folder, "three.onnx", contextModel(append(nodes, second)...)), nil, nil)
+		require.Contains(t, text, "two primary contexts")
+	}},
 	{"a binary that is missing, or lacks the graph, is an error that says so", func(t *testing.T, h host) {
 		folder, c := compiledAlone(t, h, nil)
 		path := write(t, folder, "renamed.onnx", contextModel(nodeOf(c, "x", "y", set{"partition_name": "nobody"})))

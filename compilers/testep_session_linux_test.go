@@ -26,14 +26,23 @@ type host struct {
 // set is a set of options, ONNX Runtime's or the EP's.
 type set map[string]string
 
+// hosts holds the one host of each version of ONNX Runtime: in a process that has one environment, in which a library is registered once.
+var hosts = map[string]host{}
+
+func hostOf(t *testing.T, version string) host {
+	if _, ok := hosts[version]; !ok {
+		hosts[version] = newHost(t, version)
+	}
+	return hosts[version]
+}
+
 func newHost(t *testing.T, version string) host {
 	r := compilertest.TestEPRuntime(t, version, compilertest.Release{})
 	api, err := ort.Open(r.ORTLibrary)
 	require.NoError(t, err)
 	env, err := api.NewEnv(io.Discard)
 	require.NoError(t, err)
-	// The name has an ending of its own for each version: another of them may be registered in this process.
-	require.NoError(t, env.Register(compilertest.TestEP+version+".virtual", r.EPs[0].Path))
+	require.NoError(t, env.Register(compilertest.TestEP+".virtual", r.EPs[0].Path))
 	return host{env: env, devices: devicesOf(t, env)}
 }
 
@@ -95,16 +104,10 @@ func (h host) compiling(t *testing.T, model string, session, provider set) *ort.
 
 // requireComputes runs a session, and compares what it gives with what the source model means.
 func requireComputes(t *testing.T, s *ort.Session, source tinymodel.Model) {
-	inputs, err := s.Inputs()
-	require.NoError(t, err)
+	inputs := someInputs(t, s)
 	values := map[string][]float32{}
-	for i := range inputs {
-		count := 1
-		for _, dim := range inputs[i].Shape {
-			count *= int(dim)
-		}
-		inputs[i].Data = tinymodel.Floats(uint64(100+i), count)
-		values[inputs[i].Name] = floats(inputs[i].Data)
+	for _, in := range inputs {
+		values[in.Name] = floats(in.Data)
 	}
 	outputs, err := s.Run(inputs)
 	require.NoError(t, err)
@@ -114,6 +117,20 @@ func requireComputes(t *testing.T, s *ort.Session, source tinymodel.Model) {
 		require.InDeltaSlice(t, values[out.Name], floats(out.Data), 1e-4, out.Name)
 		require.NotZero(t, norm(values[out.Name]), "an output of zeros would prove nothing")
 	}
+}
+
+// someInputs gives numbers for all inputs of a session.
+func someInputs(t *testing.T, s *ort.Session) []ort.Tensor {
+	inputs, err := s.Inputs()
+	require.NoError(t, err)
+	for i := range inputs {
+		count := 1
+		for _, dim := range inputs[i].Shape {
+			count *= int(dim)
+		}
+		inputs[i].Data = tinymodel.Floats(uint64(100+i), count)
+	}
+	return inputs
 }
 
 func norm(values []float32) (sum float32) {

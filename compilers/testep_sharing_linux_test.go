@@ -124,21 +124,28 @@ var weightSharing = []guideline{
 	}},
 	{"two groups of equal names and shapes keep apart, also at one path after the other", func(t *testing.T, h host) {
 		parent := t.TempDir()
+		at := filepath.Join(parent, "at") // both are compiled here, so that their graphs have equal names
 		for i, name := range []string{"a", "b"} {
-			h := h
-			compileGroup(t, h, filepath.Join(parent, name), uint64(1+10*i), 2)
-		}
-		at := filepath.Join(parent, "at")
-		var sessions []*ort.Session
-		for _, name := range []string{"a", "b"} {
-			require.NoError(t, os.Rename(filepath.Join(parent, name), at))
-			for i := range 2 {
-				sessions = append(sessions, h.open(t, filepath.Join(at, "model"+itoa(i+1)+"_ctx.onnx"), share, nil))
-			}
+			compileGroup(t, h, at, uint64(1+10*i), 2)
 			require.NoError(t, os.Rename(at, filepath.Join(parent, name)))
 		}
+		names := func(group string) string {
+			return readModel(t, filepath.Join(parent, group, "model2_ctx.onnx")).Contexts[0].PartitionName
+		}
+		require.Equal(t, names("a"), names("b"), "else this would prove nothing")
+		var sessions []*ort.Session
+		var sources []tinymodel.Model
+		for _, turn := range []struct {
+			group, i int
+		}{{0, 0}, {1, 1}, {1, 0}, {0, 1}} { // each leaves a graph behind that is called like the one that comes next
+			folder := filepath.Join(parent, []string{"a", "b"}[turn.group])
+			require.NoError(t, os.Rename(folder, at))
+			sessions = append(sessions, h.open(t, filepath.Join(at, "model"+itoa(turn.i+1)+"_ctx.onnx"), share, nil))
+			sources = append(sources, member(uint64(1+10*turn.group), turn.i))
+			require.NoError(t, os.Rename(at, folder))
+		}
 		for i, s := range sessions {
-			requireComputes(t, s, member(uint64(1+i/2*10), i%2))
+			requireComputes(t, s, sources[i])
 		}
 		for i := len(sessions) - 1; i >= 0; i-- {
 			sessions[i].Release()
