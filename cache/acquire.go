@@ -392,7 +392,7 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 		}
 		j, err := c.judge(ctx, a, b)
 		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
+			if unsettled(ctx, err) {
 				return nil, err
 			}
 			j = Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}

@@ -3,7 +3,6 @@ package cache
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -291,7 +290,7 @@ func (c *Cache) judgeLot(ctx context.Context, rt *runtime, rc *runtimeContent, b
 			return c.glance(ctx, p.against(rt.name, rc), b)
 		}
 	}
-	if ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
+	if unsettled(ctx, err) {
 		return Judgement{}, err
 	}
 	return Judgement{At: c.now(), Runtime: rt.name, Reason: "nothing can be compiled with these execution providers here: " + err.Error()}, nil

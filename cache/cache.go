@@ -74,6 +74,7 @@ type Cache struct {
 	reports  *reports
 	gains    gains
 	slots    chan struct{} // one token for each compile that may run
+	checks   chan struct{} // one token for each load check that requests wait for
 
 	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
 	// blobs that nothing refers to are removed.
@@ -117,7 +118,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs)}
+		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs), checks: make(chan struct{}, o.Jobs)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {

@@ -214,7 +214,7 @@ func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b *index.Build)
 	}
 	verdict, err := c.verdict(ctx, a.rc, a.eps[i], made.CompatibilityString)
 	if err != nil {
-		if ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
+		if unsettled(ctx, err) {
 			return Judgement{}, err
 		}
 		verdict = compilers.Unknown // an execution provider that cannot say is no reason to give up
@@ -294,7 +294,9 @@ func makerNames(b *index.Build) string {
 // loadCheck loads the build's graph with the libraries that it is judged for, once for each pair.
 func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (compilers.CheckResult, error) {
 	key := c.probes.key("load", a.rc, b.ID[:])
-	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.CheckResult, error) {
+	return remember(ctx, c.probes, key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
+		c.checks <- struct{}{} // after an update many may be asked for at a time
+		defer func() { <-c.checks }()
 		answer, err := c.serve(ctx, b, func(string) {})
 		if err != nil {
 			return compilers.CheckResult{}, err

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
@@ -105,6 +107,55 @@ func TestVerdicts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// After an update an application may ask for all its models at once: no more of them are loaded than compiles would run.
+func TestLoadChecksAreBounded(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	c := &counting{Compiler: b.compiler}
+	b.wrap, b.change = c, func(o *Options) { o.Jobs = 1 }
+	b.open()
+	var files []*os.File
+	for seed := range uint64(6) {
+		files = append(files, b.model(seed))
+		b.acquire(b.request(files[seed]))
+	}
+	b.library("1.0.1")
+	c.most.Store(0)
+	var all sync.WaitGroup
+	for _, f := range files {
+		all.Go(func() {
+			a, err := b.cache.Acquire(context.Background(), b.request(f), nil)
+			if err == nil {
+				err = a.View.Close()
+			}
+			assert.NoError(t, err)
+		})
+	}
+	all.Wait()
+	require.EqualValues(t, 1, c.most.Load())
+}
+
+// counting is a compiler that counts the checks of stored builds that run at the same time.
+type counting struct {
+	*standin.Compiler
+	now, most atomic.Int64
+}
+
+func (c *counting) Compatibility(context.Context, compilers.Runtime, compilers.EP, []string) ([]compilers.Verdict, error) {
+	return []compilers.Verdict{compilers.Unknown}, nil
+}
+
+func (c *counting) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+	if filepath.Base(filepath.Dir(job.Graph)) != "out" {
+		n := c.now.Add(1)
+		defer c.now.Add(-1)
+		for most := c.most.Load(); n > most && !c.most.CompareAndSwap(most, n); most = c.most.Load() {
+		}
+		time.Sleep(10 * time.Millisecond) // so that others would run meanwhile
+	}
+	return c.Compiler.Check(ctx, job)
 }
 
 // What cannot be tried is no reason to answer nobody.

@@ -58,8 +58,11 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 		}
 		made = true
 		verdict, err := c.verdict(ctx, a.rc, a.eps[i], infos[ep.Name])
-		if err != nil {
+		if unsettled(ctx, err) {
 			return said, err
+		}
+		if err != nil {
+			verdict = compilers.Unknown // it has no word for this
 		}
 		said.Verdict = worse(said.Verdict, verdict)
 	}
@@ -72,11 +75,13 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 		return said, nil
 	}
 	checked, err := c.checkOwn(ctx, r, a)
-	if err != nil {
+	if unsettled(ctx, err) {
 		return said, err
 	}
 	said.Source = sourceLoadCheck
 	switch {
+	case err != nil:
+		said.Source, said.Verdict, said.Reason = "", compilers.Unknown, "whether it loads could not be tried: "+err.Error()
 	case checked.Outcome == compilers.Failed:
 		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
 	case checked.Outcome != compilers.Passed:
@@ -97,27 +102,39 @@ func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers
 	if known, ok := c.probes.load(key).(compilers.CheckResult); ok {
 		return known, nil
 	}
-	folder, err := os.MkdirTemp(c.path("staging"), "own-")
-	if err != nil {
-		return compilers.CheckResult{}, storeError(err, r.Name)
+	select {
+	case c.checks <- struct{}{}: // a copy of each model and a process, so not for as many as anybody may ask
+	case <-ctx.Done():
+		return compilers.CheckResult{}, ctx.Err()
+	}
+	folder := ""
+	remove := func() {
+		_ = os.RemoveAll(folder) // what stays is removed at the next start
+		<-c.checks
 	}
 	var taken atomic.Bool // by whoever removes the folder: the check goes on when its first asker leaves
-	drop := func() {
+	defer func() {
 		if taken.CompareAndSwap(false, true) {
-			_ = os.RemoveAll(folder) // what stays is removed at the next start
+			remove()
 		}
+	}()
+	if known, ok := c.probes.load(key).(compilers.CheckResult); ok {
+		return known, nil // by another request, meanwhile
 	}
-	defer drop()
+	var err error
+	if folder, err = os.MkdirTemp(c.path("staging"), "own-"); err != nil {
+		return compilers.CheckResult{}, storeError(err, r.Name)
+	}
 	j := &job{c: c, request: r, plan: &plan{canonical: a.request}, name: newID()[:16], folder: folder}
 	graph, err := j.copyModel(ctx)
 	if err != nil {
 		return compilers.CheckResult{}, err
 	}
-	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.CheckResult, error) {
+	return remember(ctx, c.probes, key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
 		if !taken.CompareAndSwap(false, true) {
 			return compilers.CheckResult{}, context.Canceled
 		}
-		defer os.RemoveAll(folder)
+		defer remove()
 		return still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, a.checkJob(graph, loadLevel(""))) })
 	})
 }

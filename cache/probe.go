@@ -40,6 +40,9 @@ type found struct {
 // we look at need tell of it.
 const failureHolds = 30 * time.Second
 
+// maxProbes bounds what is held in memory.
+const maxProbes = 1 << 14
+
 func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time) *probes {
 	return &probes{compiler: compiler, book: book, now: now, known: make(map[string]found)}
 }
@@ -104,6 +107,9 @@ func (p *probes) hold(key string, v any, lasts bool) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if len(p.known) >= maxProbes {
+		clear(p.known) // clients choose options, and bring models: what is for good is in the book as well
+	}
 	p.known[key] = f
 }
 
@@ -145,6 +151,11 @@ func still[T any](rc *runtimeContent, run func() (T, error)) (T, error) {
 // errReplaced says that nothing can be run with the libraries that the caller has open: others are in their place.
 var errReplaced = errors.New("the libraries were replaced, perhaps by an update")
 
+// unsettled tells whether an error says nothing of what was asked about: the caller left, or the libraries changed.
+func unsettled(ctx context.Context, err error) bool {
+	return err != nil && (ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced))
+}
+
 // allWork tells whether every EP loads and lists a device.
 func allWork(f compilers.Facts) bool {
 	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
@@ -152,6 +163,12 @@ func allWork(f compilers.Facts) bool {
 
 // always: an EP that compiles one node is known for good.
 func always[T any](T) bool { return true }
+
+// proven tells whether a load check's result is for good. A worker that crashed may have lacked memory for a moment.
+func proven(r compilers.CheckResult) bool { return r.Outcome != compilers.Failed || r.Code != crashed }
+
+// crashed is the code of a check whose process crashed.
+const crashed = -1
 
 // fingerprints compiles one node with each EP, as the request would have it.
 func (p *probes) fingerprints(ctx context.Context, rc *runtimeContent, eps []compilers.EP, fresh bool) ([]compilers.Fingerprint, error) {
