@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"reflect"
@@ -31,7 +32,7 @@ type reloader struct {
 	log     *slog.Logger
 	watcher *watch.Watcher
 	watched []string
-
+	once    bool             // the file is a pipe or the like, which can be read once
 	started *config.Settings // what the daemon was started with: some fields are for the start alone
 	inForce *config.Settings
 	rules   *rules.Set
@@ -46,6 +47,10 @@ const configuration = "configuration"
 func (r *reloader) follow(ctx context.Context, hangup <-chan os.Signal) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	r.watcher = watch.New(watch.Options{Quiet: inSeconds(r.started.Quiet), Poll: inSeconds(r.started.Poll), Log: r.log})
+	if info, err := os.Stat(r.started.File); err == nil && !info.Mode().IsRegular() {
+		r.log.Info("the configuration is no regular file, so it is not read again", "file", r.started.File)
+		r.once = true
+	}
 	var work sync.WaitGroup
 	work.Go(func() {
 		if r.watchFiles(nil) {
@@ -72,12 +77,25 @@ func (r *reloader) follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 	})
 }
 
+// readAgain reads as at the start, but for what would wait for somebody to write.
+func (r *reloader) readAgain() (*config.Settings, *rules.Set, error) {
+	file := r.started.File
+	if info, err := os.Stat(file); !r.once && err == nil && !info.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("configuration %s: not a regular file", file)
+	}
+	if !r.once {
+		return r.read()
+	}
+	set, err := r.started.LoadRules()
+	return r.started, set, err
+}
+
 // watchFiles has the files watched that the settings in force are from, and those of others, which may have to be mended.
 // It tells whether these are other files than before.
 func (r *reloader) watchFiles(others *config.Settings) bool {
 	var paths []string
 	for _, s := range []*config.Settings{r.inForce, others} {
-		if s != nil && s.File != "" {
+		if s != nil && s.File != "" && !r.once {
 			paths = append(paths, s.File)
 		}
 		if s != nil {
@@ -99,12 +117,12 @@ func (r *reloader) reload(tell bool) {
 	if tell {
 		notify(r.log, strings.TrimSpace(daemon.SdNotifyReloading+"\n"+daemon.SdNotifyMonotonicUsec()))
 	}
-	s, set, err := r.read()
+	s, set, err := r.readAgain()
 	for range maxRounds {
 		if !r.watchFiles(s) {
 			break
 		}
-		s, set, err = r.read() // what changed before it was watched was noticed by nobody
+		s, set, err = r.readAgain() // what changed before it was watched was noticed by nobody
 	}
 	if err == nil {
 		err = r.cache.Reload(r.options(s, set))

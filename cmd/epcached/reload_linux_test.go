@@ -89,6 +89,9 @@ func TestWrongConfigurationLeavesTheEarlierOneInForce(t *testing.T) {
 
 	require.NoError(t, os.Remove(path))
 	d.told("refused", "no such file")
+	require.NoError(t, syscall.Mkfifo(path, 0o600))
+	d.told("refused", "not a regular file")
+	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, earlier, 0o644))
 	d.told("nothing of what is in force is different")
 	require.NotContains(t, strings.Join(d.status().Warnings, "\n"), path)
@@ -147,4 +150,35 @@ func TestHangup(t *testing.T) {
 	require.Contains(t, says(), "READY=1\nSTATUS=the configuration is wrong")
 	d.told("refused", path+":1:")
 	require.True(t, d.running())
+}
+
+// A runtime that is configured while the daemon runs is asked for, and rules decide what of the one before it may load.
+func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
+	older, newer := runtimeFolder(t, olderQNN), runtimeFolder(t, qnn)
+	runtime := func(dir string) string { return "[[runtime]]\ndirectory = \"" + dir + "\"\n" }
+	d, path, rules := configuredWith(t, runtime(older))
+	model, c := writeModel(t, t.TempDir(), 1), d.dial()
+	first := get(t, c, model, with(qnnProvider()))
+	require.Equal(t, "compiled", first.Outcome)
+
+	replace(t, path, noticing+"rules = [\"rules.toml\"]\n"+runtime(newer))
+	d.told("in force now: runtime")
+	again := get(t, c, model, with(qnnProvider()), onMissFail)
+	require.Equal(t, first.Build, again.Build)
+	require.Equal(t, newer, again.Runtime)
+	require.Equal(t, "optimal", again.Compatibility)
+	require.Contains(t, again.CompatibilityReason, "we say so")
+
+	replace(t, rules, ruleFile("unsupported"))
+	d.told("in force now: rules")
+	w := forModel(model, qnnProvider())
+	onMissFail(w)
+	_, _, err := c.Acquire(limited(t), w, []*os.File{openFile(t, model)}, nil, nil)
+	require.ErrorContains(t, err, "we say so")
+
+	replace(t, rules, ruleFile("good"))
+	d.told("refused", rules+":3:")
+	_, _, err = c.Acquire(limited(t), w, []*os.File{openFile(t, model)}, nil, nil)
+	require.ErrorContains(t, err, "we say so", "the earlier rules stay in force")
+	require.EqualValues(t, 1, d.status().Compiles)
 }
