@@ -111,22 +111,30 @@ func (gs *gains) after(j *job, b *index.Build) {
 		return
 	}
 	m := &measurement{job: j, build: *b}
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	if len(gs.todo) >= maxMeasurements {
-		return
-	}
-	if gs.copies() < maxCopies && gs.c.roomy(j.modelFolder()) {
+	if gs.c.roomy(j.modelFolder()) {
 		folder := gs.c.path("staging", "gain-"+newID())
 		if err := os.Rename(j.modelFolder(), folder); err == nil {
 			m.copy = folder
 		}
 	}
-	if m.copy == "" && b.Source.Kind == "" {
-		return // there is nothing to load
+	gs.c.removeStaged(gs.add(m))
+}
+
+// add queues a measurement. It gives the folder that is not wanted: what is removed takes time, and answers need mu.
+func (gs *gains) add(m *measurement) (spare string) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if len(gs.todo) >= maxMeasurements {
+		return m.copy
 	}
-	gs.todo = append(gs.todo, m)
-	gs.wakeLocked()
+	if gs.copies() >= maxCopies {
+		spare, m.copy = m.copy, ""
+	}
+	if m.copy != "" || m.build.Source.Kind != "" { // else there is nothing to load
+		gs.todo = append(gs.todo, m)
+		gs.wakeLocked()
+	}
+	return spare
 }
 
 // copies counts those that are kept. The caller holds mu.
@@ -160,15 +168,19 @@ func (c *Cache) roomy(folder string) bool {
 // giveUp frees the copies that wait: somebody needs the space.
 func (gs *gains) giveUp() {
 	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	left := gs.todo[:0]
+	var folders []string
+	var left []*measurement
 	for _, m := range gs.todo {
-		gs.c.removeStaged(m.copy)
+		folders = append(folders, m.copy)
 		if m.copy = ""; m.build.Source.Kind != "" {
 			left = append(left, m)
 		}
 	}
 	gs.todo = left
+	gs.mu.Unlock()
+	for _, folder := range folders {
+		gs.c.removeStaged(folder)
+	}
 }
 
 func (c *Cache) removeStaged(folder string) {
@@ -234,12 +246,14 @@ func (gs *gains) serve(ctx context.Context) {
 		gs.mu.Lock()
 		gs.stop()
 		gs.stop = nil
-		if done || m.tries >= maxDisturbed || ctx.Err() != nil {
-			gs.c.removeStaged(m.copy)
-		} else {
+		over := done || m.tries >= maxDisturbed || ctx.Err() != nil
+		if !over {
 			gs.todo = append(gs.todo, m)
 		}
 		gs.mu.Unlock()
+		if over {
+			gs.c.removeStaged(m.copy)
+		}
 		gs.c.rebuilds.wake()
 	}
 }
