@@ -29,7 +29,7 @@ type probedEP struct {
 }
 
 func (p *probes) lastProbe(rt *runtime) (last probed, ok bool) {
-	raw, ok := p.book.Memo([]byte("probed:" + rt.name))
+	raw, ok := p.book.Memo([]byte("probed:" + rt.subject))
 	return last, ok && json.Unmarshal(raw, &last) == nil
 }
 
@@ -54,7 +54,7 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 	}
 	if raw, err := json.Marshal(now); err == nil {
 		// Not saved costs the comparison at the next start, nothing else.
-		_ = c.probes.book.SaveMemo([]byte("probed:"+rt.name), raw)
+		_ = c.probes.book.SaveMemo([]byte("probed:"+rt.subject), raw)
 	}
 	if rc := rt.facts.Load(); rc != nil {
 		c.judgeAll(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous))

@@ -225,7 +225,7 @@ func knownCause(text string) *cause {
 func (c *Cache) adviseWatching() []Advice {
 	var out []Advice
 	for _, rt := range c.runtimes.all() {
-		if how := c.watcher.How(rt.name); how != "" {
+		if how := c.watcher.How(rt.subject); how != "" {
 			out = append(out, adviseHow(rt.name, how))
 		}
 	}

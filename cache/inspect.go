@@ -229,7 +229,7 @@ func (c *Cache) Status(ctx context.Context) (Status, error) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
 	for _, rt := range c.runtimes.all() {
-		facts := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(), State: *rt.state.Load(), Watched: c.watcher.How(rt.name)}
+		facts := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(), State: *rt.state.Load(), Watched: c.watcher.How(rt.subject)}
 		if rc := rt.facts.Load(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
 		} else {
@@ -297,7 +297,7 @@ func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) Runti
 	out := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(), Drivers: make(map[string]Driver),
 		Digests: make(map[string]string), Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]string)}
 	rc, err := c.content(ctx, rt, func(string) {})
-	out.State, out.Watched = *rt.state.Load(), c.watcher.How(rt.name)
+	out.State, out.Watched = *rt.state.Load(), c.watcher.How(rt.subject)
 	if last, ok := c.probes.lastProbe(rt); ok {
 		out.Changes, out.Previous = last.Changes, last.Previous
 	}

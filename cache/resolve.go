@@ -97,7 +97,7 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 		if _, err := compilers.Find(dir); err != nil {
 			return nil, nil, fail(Unavailable, err, "runtime %q", dir)
 		}
-		found = c.runtimes.add(directoryRuntime(dir, false), same)
+		found = c.addNamed(directoryRuntime(dir, false), same)
 	}
 	rc, err := c.content(ctx, found, progress)
 	if err != nil {
@@ -264,7 +264,8 @@ func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(str
 	if err != nil {
 		return nil, nil, fail(Unavailable, err, "runtime %q", spec.ORTLibrary)
 	}
-	rt := c.runtimes.add(explicitRuntime(full, false), func(*runtime) bool { return false })
+	rt := explicitRuntime(full, false)
+	rt = c.addNamed(rt, func(old *runtime) bool { return !old.registered && old.subject == rt.subject })
 	rc, err := c.content(ctx, rt, progress)
 	if err != nil {
 		return nil, nil, err

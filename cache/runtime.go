@@ -18,6 +18,7 @@ import (
 // runtime is one libonnxruntime with the EP libraries used with it, as it lies on this machine.
 type runtime struct {
 	name       string            // the directory, or the path of libonnxruntime where it was named one by one
+	subject    string            // tells it from others of its name, which have other execution providers
 	registered bool              // by the administrator; others were named by a client of the daemon's own user
 	spec       compilers.Runtime // as it was registered
 	find       func() (compilers.Runtime, error)
@@ -35,7 +36,7 @@ var (
 )
 
 func newRuntime(name string, registered bool, find func() (compilers.Runtime, error)) *runtime {
-	rt := &runtime{name: name, registered: registered, find: find, looking: make(chan struct{}, 1)}
+	rt := &runtime{name: name, subject: name, registered: registered, find: find, looking: make(chan struct{}, 1)}
 	rt.state.Store(&stateReady)
 	return rt
 }
@@ -174,7 +175,14 @@ func directoryRuntime(dir string, registered bool) *runtime {
 
 // explicitRuntime is a runtime that was given library by library.
 func explicitRuntime(spec compilers.Runtime, registered bool) *runtime {
-	return newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) { return compilers.Complete(spec) })
+	rt := newRuntime(spec.ORTLibrary, registered, func() (compilers.Runtime, error) { return compilers.Complete(spec) })
+	for _, l := range spec.EPs {
+		rt.subject += " " + l.EP + "=" + l.Path
+	}
+	if spec.ORTVersion != "" {
+		rt.subject += " " + spec.ORTVersion // as a client says; the file may be another by now
+	}
+	return rt
 }
 
 func registeredRuntime(spec compilers.Runtime) *runtime {
@@ -187,7 +195,7 @@ func registeredRuntime(spec compilers.Runtime) *runtime {
 }
 
 // register makes these the registered runtimes, in this order. Those that are registered already stay what they are. It
-// gives the new ones, and the names that mean none any more.
+// gives the new ones, and the subjects that are none any more.
 func (rs *runtimes) register(specs []compilers.Runtime) (added []*runtime, gone []string) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -208,11 +216,11 @@ func (rs *runtimes) register(specs []compilers.Runtime) (added []*runtime, gone 
 		rs.list = append(rs.list, rt)
 	}
 	for _, rt := range before {
-		named := slices.ContainsFunc(rs.list, func(now *runtime) bool { return now.name == rt.name })
+		stays := slices.ContainsFunc(rs.list, func(now *runtime) bool { return now.subject == rt.subject })
 		switch {
-		case named: // it stays, or is another of the same name
+		case stays: // or another of the same libraries does
 		case rt.registered:
-			gone = append(gone, rt.name)
+			gone = append(gone, rt.subject)
 		default:
 			rs.list = append(rs.list, rt)
 		}
@@ -245,12 +253,13 @@ func (rs *runtimes) forget(rt *runtime) {
 	rs.list = slices.DeleteFunc(rs.list, func(old *runtime) bool { return old == rt })
 }
 
-func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) *runtime {
+// add gives the runtime that is the same, or else registers this one; evicted is one that went for it.
+func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) (added, evicted *runtime) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	for _, old := range rs.list {
 		if same(old) {
-			return old
+			return old, nil
 		}
 	}
 	named := 0
@@ -261,8 +270,18 @@ func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) *runtime {
 	}
 	if named >= maxNamedRuntimes {
 		i := slices.IndexFunc(rs.list, func(old *runtime) bool { return !old.registered })
+		evicted = rs.list[i]
 		rs.list = slices.Delete(rs.list, i, i+1)
 	}
 	rs.list = append(rs.list, rt)
-	return rt
+	return rt, evicted
+}
+
+// addNamed is add for what a client names. What goes for it is not watched any longer.
+func (c *Cache) addNamed(rt *runtime, same func(*runtime) bool) *runtime {
+	added, evicted := c.runtimes.add(rt, same)
+	if evicted != nil && !slices.ContainsFunc(c.runtimes.all(), func(other *runtime) bool { return other.subject == evicted.subject }) {
+		c.watcher.Set(evicted.subject, nil)
+	}
+	return added
 }

@@ -4,9 +4,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 )
 
@@ -76,4 +78,48 @@ func TestFilesBesideTheLibrariesDuringACompile(t *testing.T) {
 	b.open()
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
+
+// Applications of one ONNX Runtime bring different execution providers: what was found out about one runtime is not held
+// against the other.
+func TestRuntimesOfOneONNXRuntime(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	other := filepath.Join(t.TempDir(), "venv")
+	later, err := standin.Library(other, "1.31.1", standin.SDK{Version: "2.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	ort := filepath.Join(b.runtime, "libonnxruntime.so.1.31.1")
+	b.change = func(o *Options) {
+		o.Runtimes = []compilers.Runtime{
+			{ORTLibrary: ort, EPs: []compilers.EPLibrary{{EP: standin.EP, Path: b.libraries(nil)[0].Path}}},
+			{ORTLibrary: ort, EPs: []compilers.EPLibrary{{EP: standin.EP, Path: later.EPs[0].Path}}},
+		}
+	}
+	b.open()
+	all := b.cache.runtimes.all()
+	require.Eventually(t, func() bool {
+		first, ok := b.cache.probes.lastProbe(all[0])
+		second, ok2 := b.cache.probes.lastProbe(all[1])
+		return ok && ok2 && first.EPs[standin.EP].SDKVersion == "1.0" && second.EPs[standin.EP].SDKVersion == "2.0"
+	}, 10*time.Second, time.Millisecond)
+	require.NotContains(t, kinds(b.events(b.self())), EventChanged)
+	require.NotEmpty(t, b.cache.watcher.How(all[0].subject))
+	require.NotEmpty(t, b.cache.watcher.How(all[1].subject))
+}
+
+func TestWhatClientsNamedLastStays(t *testing.T) {
+	b := newBench(t)
+	named := make([]*runtime, maxNamedRuntimes+1)
+	for i := range named {
+		dir := filepath.Join(t.TempDir(), "venv")
+		_, err := standin.Library(dir, "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
+		require.NoError(t, err)
+		r := b.request(b.model(1))
+		r.Runtime.Directory, r.OnMiss = dir, KeyOnly
+		b.acquire(r)
+		named[i] = b.cache.runtimes.all()[min(i+1, maxNamedRuntimes)]
+		require.Equal(t, dir, named[i].name)
+	}
+	require.Empty(t, b.cache.watcher.How(named[0].subject), "nobody asks for it any more")
+	require.NotEmpty(t, b.cache.watcher.How(named[1].subject))
 }

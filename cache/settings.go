@@ -89,8 +89,8 @@ func (c *Cache) later(do func(context.Context)) {
 // setRuntimes registers these runtimes, in this order, and no others. What clients brought stays, behind them.
 func (c *Cache) setRuntimes(specs []compilers.Runtime) {
 	added, gone := c.runtimes.register(specs)
-	for _, name := range gone {
-		c.watcher.Set(name, nil)
+	for _, subject := range gone {
+		c.watcher.Set(subject, nil)
 	}
 	for _, rt := range added {
 		c.watchRuntime(rt, nil)

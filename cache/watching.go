@@ -26,7 +26,7 @@ func (c *Cache) watchRuntime(rt *runtime, rc *runtimeContent) {
 			paths = append(paths, f.path) // a library that is added counts
 		}
 	}
-	c.watcher.Set(rt.name, paths)
+	c.watcher.Set(rt.subject, paths)
 }
 
 // heed runs until the watcher is closed: what changes is looked at without anybody asking.
@@ -37,7 +37,7 @@ func (c *Cache) heed(ctx context.Context) {
 			continue
 		}
 		for _, rt := range c.runtimes.all() {
-			if rt.name == e.Subject {
+			if rt.subject == e.Subject {
 				c.heedRuntime(ctx, rt, e.Kind)
 			}
 		}
