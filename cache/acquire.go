@@ -437,15 +437,11 @@ func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
 // exactly tells whether the build is what the plan would make. The driver is no part of the key, so a build of the very
 // same key may have been made with another one, and is judged.
 func (p *plan) exactly(b *index.Build) bool {
-	if b.BuildKey != p.buildKey {
-		return false
-	}
-	for i := range p.facts {
-		if i < len(b.EPs) && b.EPs[i].DriverVersion != p.facts[i].DriverVersion {
-			return false
-		}
-	}
-	return true
+	return b.BuildKey == p.buildKey && sameDrivers(b.EPs, p.facts)
+}
+
+func sameDrivers(a, b []index.EPFacts) bool {
+	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool { return a.DriverVersion == b.DriverVersion })
 }
 
 // own is the judgement of what the plan would make.

@@ -113,7 +113,7 @@ func (c *Cache) runtimeAnew(ctx context.Context, t *task, b *index.Build, r *Req
 func (c *Cache) needed(t *task, builds []index.Build, p *plan) error {
 	for i := range builds {
 		have := &builds[i]
-		if have.BuildKey != p.buildKey || c.index.StateOf(have.ID).Name != index.Current {
+		if !p.exactly(have) || c.index.StateOf(have.ID).Name != index.Current {
 			continue
 		}
 		if have.ID != t.build || !t.refresh || c.now().Sub(have.Created) < refreshEvery && !c.tooOld(have) {

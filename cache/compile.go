@@ -411,7 +411,8 @@ func (c *Cache) put(ctx context.Context, b *index.Build, out string) error {
 	return c.index.Publish(ctx, *b)
 }
 
-// supersede retracts the earlier builds of the same key: a newer one answers in their place.
+// supersede retracts the earlier builds of the same key: a newer one answers in their place. One that was made with
+// another driver stays, for when that comes back, unless it is not served anyway.
 func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 	builds, err := c.index.Lookup(b.RequestKey, b.Scope)
 	if err != nil {
@@ -419,7 +420,8 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 		return
 	}
 	for i := range builds {
-		if old := &builds[i]; old.BuildKey == b.BuildKey && old.ID != b.ID {
+		old := &builds[i]
+		if served := c.index.StateOf(old.ID).Name == index.Current; old.BuildKey == b.BuildKey && old.ID != b.ID && (!served || sameDrivers(old.EPs, b.EPs)) {
 			if c.index.StateOf(old.ID).Name == index.Damaged {
 				c.happened(eventOf(b, EventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
 			}

@@ -207,7 +207,7 @@ func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b *index.Build)
 		byRule.Source = ""
 	}
 	if sameMaker(made, now) {
-		if made.DriverVersion != now.DriverVersion && rule.Verdict == compilers.Unsupported {
+		if made.DriverVersion != now.DriverVersion && rule.Rule != "" && rule.Verdict != compilers.Optimal {
 			return byRule, nil
 		}
 		return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by an equal library of " + made.Name, firm: true}, nil

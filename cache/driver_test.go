@@ -1,0 +1,67 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/rules"
+)
+
+// driven is a cache whose rules have a verdict on builds of a later driver, and what sets the driver's version.
+func driven(t *testing.T, verdict string) (*bench, func(version string)) {
+	set, err := rules.Parse("own.toml", []byte("[[ep."+standin.EP+".rule]]\nname = \"older driver\"\nwhen.driver_version = \"build > runtime\"\nverdict = \""+
+		verdict+"\"\nreason = \"{build.driver_version} is later\"\n"))
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "version")
+	b := newBench(t)
+	b.close()
+	b.change = func(o *Options) { o.Rules = set.Over(rules.Shipped()) }
+	b.drivers = []DriverSource{{EP: standin.EP, File: file}}
+	driver := func(version string) {
+		require.NoError(t, os.WriteFile(file, []byte(version+"\n"), 0o644))
+		if b.cache != nil {
+			b.cache.lookAtMachine(context.Background())
+		}
+	}
+	driver("32.0.1")
+	b.open()
+	return b, driver
+}
+
+// A driver is no part of the key. What was made with one is kept all the same when another one's is made.
+func TestBuildsOfTwoDriversSideBySide(t *testing.T) {
+	b, driver := driven(t, "unsupported")
+	later := b.acquire(b.request(b.model(1)))
+	driver("31.0.1")
+	earlier := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Compiled, earlier.Outcome)
+	require.Contains(t, earlier.Why, "32.0.1 is later")
+	require.Equal(t, later.Build.BuildKey, earlier.Build.BuildKey)
+	driver("32.0.1")
+	back := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, back.Outcome)
+	require.Equal(t, later.Build.ID, back.Build.ID)
+
+	r := b.request(b.model(1))
+	r.OnMiss = Refresh
+	b.acquire(r)
+	require.Len(t, b.list(), 2, "of each driver one is enough")
+}
+
+// Where a rule does not know whether the driver will do, the build is tried, though the very library made it.
+func TestADriverThatMayNotDoIsTried(t *testing.T) {
+	b, driver := driven(t, "unknown")
+	first := b.acquire(b.request(b.model(1)))
+	driver("31.0.1")
+	a := b.acquire(b.request(b.model(1)))
+	require.Equal(t, first.Build.ID, a.Build.ID)
+	require.Equal(t, sourceLoadCheck, a.Compatibility.Source)
+	require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
+	require.Contains(t, a.Compatibility.Reason, "32.0.1 is later")
+}
