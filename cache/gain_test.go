@@ -128,7 +128,10 @@ func TestCloseEndsAMeasurement(t *testing.T) {
 	<-s.begun
 	b.close()
 	require.Empty(t, b.staged())
+	left := filepath.Join(b.state, "staging", "gain-of-a-crash")
+	require.NoError(t, os.Mkdir(left, 0o700))
 	b.open()
+	require.NoDirExists(t, left)
 	require.Equal(t, Gain{Load: 1}, b.list()[0].Gain)
 }
 

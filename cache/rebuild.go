@@ -446,6 +446,9 @@ func (q *rebuilds) work1(ctx context.Context, t *task) time.Duration {
 		t.state, t.text, t.after = rebuildQueued, err.Error(), now.Add(backoff(t.tries))
 	}
 	if again != nil {
+		if t.state == rebuildQueued && !t.sameLibraries() {
+			t.after, t.tries = time.Time{}, 0 // it failed of the very change that it is wanted for again
+		}
 		q.mu.Unlock()
 		q.want(*again)
 		q.mu.Lock()

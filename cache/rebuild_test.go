@@ -243,6 +243,25 @@ func TestARequestJoinsWhatIsBeingMade(t *testing.T) {
 	require.Zero(t, b.compiler.Idle.Load(), "whoever waits makes it urgent")
 }
 
+// What is wanted while it is being made, for the libraries changed in between, need not wait as what failed does.
+func TestWantedAgainWhileBeingMade(t *testing.T) {
+	b, g := gated(t, nil)
+	first := b.acquire(b.request(b.model(1)))
+	b.age()
+	g.holding(true)
+	b.refresh(first.Build)
+	require.Eventually(t, func() bool { return len(g.begun()) == 2 }, soon, time.Millisecond)
+	b.library("2.0")
+	_, err := b.cache.content(context.Background(), b.cache.runtimes.all()[0], func(string) {})
+	require.NoError(t, err)
+	b.want(first.Build, "the SDK is 2.0 now")
+	g.holding(false)
+	close(g.pass)
+	require.Empty(t, b.settles())
+	require.Len(t, g.begun(), 3)
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+}
+
 func TestWindow(t *testing.T) {
 	at := func(text string) time.Time {
 		when, err := time.ParseInLocation("15:04:05", text, time.UTC)

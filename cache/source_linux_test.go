@@ -27,6 +27,10 @@ func TestWhoseModelsAreRemembered(t *testing.T) {
 			require.NoError(b, os.WriteFile(other, []byte("another"), 0o644))
 			require.NoError(b, os.Rename(other, r.Graph.Name()))
 		}, false},
+		"deleted, and another has the name that the kernel gives it": {func(b *bench, r *Request) {
+			require.NoError(b, os.Remove(r.Graph.Name()))
+			require.NoError(b, os.WriteFile(r.Graph.Name()+" (deleted)", []byte("another"), 0o644))
+		}, false},
 		"through a link": {func(b *bench, r *Request) {
 			link := filepath.Join(b.TempDir(), "link.onnx")
 			require.NoError(b, os.Symlink(r.Graph.Name(), link))
@@ -62,7 +66,7 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 		"a pipe": {func(b *bench, path string) {
 			require.NoError(b, os.Remove(path))
 			require.NoError(b, unix.Mkfifo(path, 0o600))
-		}, "not a regular file"},
+		}, "is gone: open"},
 		"another user's": {func(b *bench, path string) {
 			if os.Getuid() != 0 {
 				b.Skip("only root can give files away")
@@ -142,21 +146,42 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	require.Len(t, builds, 2)
 	require.Equal(t, builds[0].Build.Source, builds[1].Build.Source)
 
+	stored := func() (sum int64) {
+		require.NoError(t, b.cache.cas.Walk(context.Background(), func(_ cas.Digest, size int64) error {
+			sum += size
+			return nil
+		}))
+		return sum
+	}
 	remove := func(id string, freed bool) {
 		t.Helper()
+		before := stored()
 		_, bytes, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, true)
 		require.NoError(t, err)
 		_, really, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, false)
 		require.NoError(t, err)
 		require.Equal(t, bytes, really, "as told before")
+		require.Equal(t, before-stored(), really)
 		require.Equal(t, freed, !b.cache.cas.Has(copied))
 	}
 	remove(builds[0].Build.ID.String(), false)
 	remove(builds[1].Build.ID.String(), true)
-	require.NoError(t, b.cache.cas.Walk(context.Background(), func(d cas.Digest, _ int64) error {
-		t.Errorf("blob %s is left", d)
-		return nil
-	}))
+	require.Zero(t, stored(), "nothing is left")
+}
+
+// A copy stays one when sources are kept otherwise by then: its path would be one in the store.
+func TestACopyStaysOne(t *testing.T) {
+	how := KeepCopy
+	b := rebuilding(t, func(o *Options) { o.KeepSource = how })
+	build := b.acquire(b.request(b.model(1))).Build
+	how = KeepReference
+	b.reopen()
+	b.age()
+	b.refresh(build)
+	require.Empty(t, b.settles())
+	again := b.list()[0].Build
+	require.NotEqual(t, build.ID, again.ID)
+	require.Equal(t, build.Source, again.Source)
 }
 
 func TestADamagedCopyHarmsNoBuild(t *testing.T) {
