@@ -511,6 +511,9 @@ func workerError(err error, format string, args ...any) error {
 	case errors.As(err, &exit):
 		return fail(CompileFailed, err, format, args...).fact("exit", fmt.Sprint(exit.Code)).fact("signal", exit.Signal).
 			fact("stderr", exit.Stderr)
+	case errors.Is(err, compilers.ErrTimeout), errors.Is(err, compilers.ErrCPU), errors.Is(err, compilers.ErrMemory), errors.Is(err, compilers.ErrOutput):
+		return fail(CompileFailed, err, format, args...).fact("reason", limitName(err)).
+			hint("[limits] in the daemon's configuration sets the bounds of a compile")
 	case errors.Is(err, context.Canceled):
 		return fail(Cancelled, err, format, args...)
 	case errors.Is(err, context.DeadlineExceeded):
@@ -521,6 +524,16 @@ func workerError(err error, format string, args ...any) error {
 		return fail(Unavailable, err, format, args...)
 	}
 	return fail(CompileFailed, err, format, args...)
+}
+
+// limitName names the limit that a worker reached.
+func limitName(err error) string {
+	for _, limit := range []error{compilers.ErrTimeout, compilers.ErrCPU, compilers.ErrMemory, compilers.ErrOutput} {
+		if errors.Is(err, limit) {
+			return limit.Error()
+		}
+	}
+	return ""
 }
 
 // storeError is for what goes wrong with the daemon's own files.

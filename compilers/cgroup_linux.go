@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers/dialogue"
 )
 
 // cgroups is the folder of version 2 in which workers get a cgroup each.
@@ -25,12 +27,12 @@ type cgroups struct {
 
 // cgroup is that of one worker. A nil one is none, and everything about it is nothing.
 type cgroup struct {
-	path   string
-	folder *os.File
+	path  string
+	procs *os.File // cgroup.procs: a process that writes 0 goes there, by the right of who opened it
 }
 
 // ownName begins the names of cgroups that a daemon makes: then its process id, and a number.
-const ownName = "epcached-"
+const ownName = dialogue.CgroupName
 
 // findCgroups finds a place for workers' cgroups that is this process's to use; nil: there is none.
 func findCgroups(log *slog.Logger) *cgroups {
@@ -155,8 +157,20 @@ func removeOld(folder string) {
 	}
 }
 
-// make makes a cgroup with the limits that can be had.
+// make makes a cgroup with the limits that can be had, for a process to go to.
 func (c *cgroups) make(l Limits) (*cgroup, error) {
+	g, err := c.limited(l)
+	if err != nil {
+		return nil, err
+	}
+	if g.procs, err = os.OpenFile(filepath.Join(g.path, "cgroup.procs"), os.O_WRONLY, 0); err != nil {
+		g.end()
+		return nil, err
+	}
+	return g, nil
+}
+
+func (c *cgroups) limited(l Limits) (*cgroup, error) {
 	path := filepath.Join(c.folder, fmt.Sprintf("%s%d-%d", ownName, os.Getpid(), c.made.Add(1)))
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return nil, err
@@ -179,11 +193,6 @@ func (c *cgroups) make(l Limits) (*cgroup, error) {
 	if c.memory && l.Memory > 0 {
 		_ = os.WriteFile(filepath.Join(path, "memory.swap.max"), []byte("0"), 0) // not there where there is no swap
 	}
-	var err error
-	if g.folder, err = os.Open(path); err != nil {
-		g.end()
-		return nil, err
-	}
 	return g, nil
 }
 
@@ -192,10 +201,14 @@ func (g *cgroup) end() usage {
 	if g == nil {
 		return usage{}
 	}
-	if g.folder != nil {
-		_ = g.folder.Close() // a folder: nothing was written
+	if g.procs != nil {
+		_ = g.procs.Close() // nothing was written by this process
 	}
-	_ = os.WriteFile(filepath.Join(g.path, "cgroup.kill"), []byte("1"), 0) // before Linux 5.14 it is not there; then cgroups are not used
+	// Before Linux 5.14 it is not there; then cgroups are not used.
+	if f, err := os.OpenFile(filepath.Join(g.path, "cgroup.kill"), os.O_WRONLY, 0); err == nil {
+		_, _ = f.WriteString("1") // what is not killed keeps the cgroup from being removed, which the next start does
+		_ = f.Close()             // likewise
+	}
 	for deadline := time.Now().Add(grace); time.Now().Before(deadline) && g.value("cgroup.events", "populated") != 0; {
 		time.Sleep(time.Millisecond)
 	}

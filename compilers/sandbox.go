@@ -21,7 +21,7 @@ type SandboxOptions struct {
 
 // Measure is one thing that keeps workers from doing harm.
 type Measure struct {
-	Name    string // "files", "network", "processes", "memory", "privileges", "user"
+	Name    string // "files", "network", "processes", "memory", "process limit", "privileges", "user"
 	InForce bool
 	Text    string // how it is done, or what is missing
 	Hint    string // what to do about it; empty when in force

@@ -20,9 +20,8 @@ import (
 // host is what of this system's means a compiler's workers get. It is found out by trying: containers and security modules forbid more than the
 // kernel tells.
 type host struct {
-	mu   sync.Mutex // guards ways and groups
-	ways []isolation
-	all  []isolation // that ways began with
+	mu   sync.Mutex  // guards ways
+	ways []isolation // that were not refused, the best first
 
 	groups *cgroups // nil: none
 }
@@ -35,44 +34,40 @@ type isolation struct {
 
 // newHost lists the ways from the best on; those that turn out to be forbidden are dropped.
 func newHost(o ORTOptions) *host {
-	h := &host{all: []isolation{{}}, groups: findCgroups(o.Log)}
+	h := &host{ways: []isolation{{}}, groups: findCgroups(o.Log)}
 	if !o.Sandbox.NoNamespaces {
-		h.all = []isolation{{namespace: true}, {namespace: true, user: true}, {}}
+		h.ways = []isolation{{namespace: true}, {namespace: true, user: true}, {}}
 	}
 	if o.User != nil { // in a user namespace there is only one user
-		h.all = slices.DeleteFunc(h.all, func(i isolation) bool { return i.user })
+		h.ways = slices.DeleteFunc(h.ways, func(i isolation) bool { return i.user })
 	}
-	h.ways = h.all
 	return h
 }
 
-// current gives the best way that was not refused yet, and where cgroups are made.
-func (h *host) current() (isolation, *cgroups) {
+// current gives the best way that was not refused yet.
+func (h *host) current() isolation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.ways[0], h.groups
+	return h.ways[0]
 }
 
-// refuse drops a way that failed; where none is left, all are tried again without cgroups, for those may have been to blame. It tells whether
-// there is something to try.
-func (h *host) refuse(way isolation, groups *cgroups) bool {
+// refuse drops a way that failed, and tells whether there is another.
+func (h *host) refuse(way isolation) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case h.ways[0] != way || h.groups != groups: // another job was told the same before
-	case len(h.ways) > 1:
-		h.ways = h.ways[1:]
-	case h.groups != nil:
-		h.ways, h.groups = h.all, nil
-	default:
+	if h.ways[0] != way {
+		return true // another job was told the same before
+	}
+	if len(h.ways) == 1 {
 		return false
 	}
+	h.ways = h.ways[1:]
 	return true
 }
 
 // forbidden tells whether an error may be about namespaces: none are left, or nobody may make them.
 func forbidden(err error) bool {
-	for _, e := range []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES, unix.EBUSY, unix.EOPNOTSUPP} {
+	for _, e := range []error{unix.EPERM, unix.EINVAL, unix.ENOSPC, unix.ENOSYS, unix.EUSERS, unix.EACCES} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -83,18 +78,27 @@ func forbidden(err error) bool {
 // start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, and the dialogue on 3 and 4.
 func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
 	for {
-		way, groups := o.host.current()
-		w, err := o.startIn(way, groups, req, folder, idle)
-		if err == nil || !forbidden(err) || !o.host.refuse(way, groups) {
+		way := o.host.current()
+		w, err := o.startIn(way, req, folder, idle)
+		if err == nil || !forbidden(err) || !o.host.refuse(way) {
 			return w, err
 		}
 		o.opts.Log.Debug("workers get less isolation", "wanted", way, "error", err)
 	}
 }
 
-func (o *ORT) startIn(way isolation, groups *cgroups, req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
+func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
+	group := o.group(way)
 	p := o.preparation(way, waits(idle))
-	p.Confine = o.confinement(req, folder)
+	p.Confine, p.Cgroup = o.confinement(req, folder), group != nil
+	w, err := o.startPrepared(way, p, group, folder)
+	if err != nil {
+		group.end()
+	}
+	return w, err
+}
+
+func (o *ORT) startPrepared(way isolation, p dialogue.Preparation, group *cgroup, folder string) (*worker, error) {
 	preparation, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
@@ -110,24 +114,23 @@ func (o *ORT) startIn(way isolation, groups *cgroups, req dialogue.Request, fold
 		return nil, err
 	}
 	private := filepath.Join(folder, privateFolder)
-	w := &worker{request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
+	w := &worker{group: group, request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
 	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
 	w.cmd.Dir = private
 	w.cmd.Env = append(environment(private), o.opts.Env...)
 	w.cmd.Stderr = w.stderr
 	w.cmd.ExtraFiles = []*os.File{requestRead, answerWrite}
+	if group != nil {
+		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, group.procs)
+	}
 	w.cmd.WaitDelay = grace
 	w.cmd.SysProcAttr = o.attributes(way)
-	if w.group = o.group(way, groups); w.group != nil {
-		w.cmd.SysProcAttr.UseCgroupFD, w.cmd.SysProcAttr.CgroupFD = true, int(w.group.folder.Fd())
-	}
 	err = o.launcher.on(w.cmd.Start)
 	requestRead.Close() // the worker has its own
 	answerWrite.Close()
 	if err != nil {
 		requestWrite.Close() // nothing was written
 		answerRead.Close()
-		w.group.end()
 		return nil, err
 	}
 	return w, nil
@@ -178,7 +181,8 @@ func (o *ORT) countsProcesses(way isolation) bool {
 }
 
 // group makes a cgroup for one worker, where there are any to be had and they are of use: for limits, or to find all of its processes.
-func (o *ORT) group(way isolation, c *cgroups) *cgroup {
+func (o *ORT) group(way isolation) *cgroup {
+	c := o.host.groups
 	if c == nil || way.namespace && !c.memory && !c.pids {
 		return nil
 	}

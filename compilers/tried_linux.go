@@ -57,7 +57,10 @@ func (o *ORT) try(ctx context.Context) (dialogue.Confined, error) {
 
 // measures puts it in words.
 func (o *ORT) measures(found dialogue.Confined) []Measure {
-	way, groups := o.host.current()
+	way, groups := o.host.current(), o.host.groups
+	if !found.Cgroup {
+		groups = nil // there are none, or the namespace needs none
+	}
 	return []Measure{
 		files(found), o.network(found), processes(way, groups), o.memory(groups), o.count(way, groups), privileges(found), o.user(found),
 	}
@@ -117,7 +120,7 @@ func (o *ORT) memory(groups *cgroups) Measure {
 }
 
 func (o *ORT) count(way isolation, groups *cgroups) Measure {
-	m := Measure{Name: "number of processes", InForce: true}
+	m := Measure{Name: "process limit", InForce: true}
 	switch {
 	case groups != nil && groups.pids:
 		m.Text = fmt.Sprintf("%d for each worker (cgroup)", o.opts.Limits.Processes)

@@ -60,16 +60,16 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 		return answer{}, err
 	}
 	defer o.drop(private)
-	req, closeWay, err := o.letPass(req, folder)
+	given, closeWay, err := o.letPass(req, folder)
 	if err != nil {
 		return answer{}, err
 	}
 	defer closeWay()
-	w, err := o.start(req, folder, idle)
+	w, err := o.start(given, folder, idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("start worker %q: %w", o.opts.Worker, err)
 	}
-	w.converse(req, progress)
+	w.converse(given, progress)
 	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
 	w.wait(ctx, o.raiser(idle))
 	stopWatch()

@@ -33,6 +33,11 @@ func prepare(preparation string) (status int, err error) {
 // prepareThread prepares the thread that it is called on. Niceness and what a thread is kept from belong to the thread; what it starts inherits
 // them. It must not be the main thread, for that stands for the process: in the same Landlock domain as the worker it could be killed by it.
 func prepareThread(p dialogue.Preparation) (int, error) {
+	if p.Cgroup {
+		// Refused, the worker has fewer limits, which is what it says when it is asked to try.
+		_, _ = unix.Write(cgroupFD, []byte("0"))
+		_ = unix.Close(cgroupFD) // it was only for that
+	}
 	runtime.LockOSThread() // never unlocked: the worker lives only as long as the thread
 	if err := limit(p); err != nil {
 		return 0, err

@@ -27,6 +27,9 @@ func try(req dialogue.Request) dialogue.Result {
 		c.Connects = true
 		_ = unix.Close(fd) // it was not used
 	}
+	if group, err := os.ReadFile("/proc/self/cgroup"); err == nil {
+		c.Cgroup = bytes.Contains(group, []byte("/"+dialogue.CgroupName)) && !bytes.Contains(group, []byte("/"+dialogue.CgroupName+"daemon"))
+	}
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return dialogue.Result{Confined: &c} // what it would tell is taken for missing

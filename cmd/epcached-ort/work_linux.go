@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const requestFD, answerFD = 3, 4
+const requestFD, answerFD, cgroupFD = 3, 4, 5
 
 // work does one request.
 func work() int {

@@ -22,6 +22,9 @@ const (
 	MaxEvents  = 4096
 )
 
+// CgroupName begins the names of cgroups that are made for workers.
+const CgroupName = "epcached-"
+
 // What a request asks for.
 const (
 	Probe         = "probe"
@@ -153,6 +156,7 @@ type Preparation struct {
 	Nice      int
 	Idle      bool // disk and, where sessions share the processor, session: at the lowest priority too
 
+	Cgroup  bool         // descriptor 5 is cgroup.procs of the cgroup that it goes to
 	First   bool         // it is the first process of a pid namespace, and what it leaves ends with it
 	Confine *Confinement // nil: it may do what its user may
 }
@@ -173,6 +177,7 @@ type Confined struct {
 	Landlock   int  // ABI that the kernel offers; 0: none
 	Seccomp    bool // a filter is in force
 	Namespace  bool // it has a pid namespace of its own
+	Cgroup     bool // it is in a cgroup that was made for it
 	Privileged bool // it has a capability beyond reading and writing files
 	UID        uint32
 }
