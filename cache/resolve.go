@@ -124,15 +124,17 @@ func (c *Cache) notMine(what string) error {
 // resolveLibraries finds a runtime that has the very files that the caller will load as EP libraries. Equal bytes
 // in another place are another runtime: what stands beside a library counts too, and only its own folder tells.
 func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
-	for _, rt := range c.candidates(r) {
-		if rc := rt.facts.Load(); rc != nil && rc.replacedUnder(r) {
-			continue // no waiting for the new libraries: the caller has one from before
+	likely, unknown := c.candidates(r)
+	for _, rt := range likely {
+		if rc := c.carrying(ctx, rt, r, progress); rc != nil {
+			return rt, rc, nil
 		}
-		rc, err := c.content(ctx, rt, progress)
-		if err != nil {
-			continue // a runtime that is gone or broken: probe shows its error, and another one may do
+	}
+	for _, rt := range unknown {
+		if rc := rt.facts.Load(); rc != nil && c.holds(rc) {
+			continue // it is as it was, and it was not the caller's
 		}
-		if rc.hasAll(r.EPs) && rc.carries(r, c.mayName(r.Peer)) {
+		if rc := c.carrying(ctx, rt, r, progress); rc != nil {
 			return rt, rc, nil
 		}
 	}
@@ -145,26 +147,41 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 	return c.nameLibraries(ctx, r, progress)
 }
 
+// carrying gives the runtime's contents if they have all that the request needs, and the caller's very libraries.
+func (c *Cache) carrying(ctx context.Context, rt *runtime, r *Request, progress func(string)) *runtimeContent {
+	rc := rt.facts.Load()
+	if rc == nil || !c.holds(rc) {
+		if rc != nil && rc.replacedUnder(r) {
+			return nil // no waiting for the new libraries: the caller has one from before
+		}
+		var err error
+		if rc, err = c.content(ctx, rt, progress); err != nil {
+			return nil // a runtime that is gone or broken: probe shows its error, and another one may do
+		}
+	}
+	if !rc.hasAll(r.EPs) || !rc.carries(r, c.mayName(r.Peer)) {
+		return nil
+	}
+	return rc
+}
+
 // candidates lists the runtimes whose EP libraries were the caller's when last looked at, those with the caller's
-// own ONNX Runtime first, and the ones that nobody has looked at yet, or since they changed.
-func (c *Cache) candidates(r *Request) []*runtime {
-	var own, other, unknown []*runtime
+// own ONNX Runtime first, and the others: nobody has looked at them yet, or they may be the caller's by now. No file of
+// theirs is looked at, for a hit needs only the first.
+func (c *Cache) candidates(r *Request) (likely, unknown []*runtime) {
+	var own, other []*runtime
 	for _, rt := range c.runtimes.all() {
 		rc := rt.facts.Load()
 		switch {
-		case rc == nil:
+		case rc == nil || !rc.carries(r, c.mayName(r.Peer)):
 			unknown = append(unknown, rt)
-		case !rc.carries(r, c.mayName(r.Peer)):
-			if !c.holds(rc) {
-				unknown = append(unknown, rt) // it may have the caller's by now
-			}
 		case rc.spec.ORTVersion == r.Runtime.ORTVersion:
 			own = append(own, rt)
 		default:
 			other = append(other, rt)
 		}
 	}
-	return append(append(own, other...), unknown...)
+	return append(own, other...), unknown
 }
 
 // carries tells whether every EP library that the request needs and names is this runtime's own file.
