@@ -104,7 +104,7 @@ func (c *Cache) acquire(ctx context.Context, r *Request, phase func(string)) (*A
 // unmoved refuses an answer that took its time, to verify, to load or to compile something, and is for libraries that
 // were replaced meanwhile. One that took none was compared with the files just before.
 func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
-	if a.View == nil || rc.machine == c.machine.now() && rc.intact() {
+	if a.View == nil || rc.stands() {
 		return nil
 	}
 	return errors.Join(fail(Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).hint("ask again when the update is done"), a.View.Close())

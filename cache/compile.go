@@ -179,7 +179,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
 	j.spent(result.CPUSeconds)
-	if ctx.Err() == nil && !j.rc.intact() {
+	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
 	}
 	if err != nil {
@@ -190,7 +190,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	phase("checking")
 	b, err := j.check(ctx, out, result)
-	if ctx.Err() == nil && !j.rc.intact() {
+	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
 	}
 	if err != nil {

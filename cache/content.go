@@ -23,6 +23,7 @@ type runtimeContent struct {
 	spec    compilers.Runtime
 	find    func() (compilers.Runtime, error)
 	machine machine // that it was looked at on
+	now     func() machine
 	files   []stampedFile
 	folders []stampedFolder       // the same files, for looking often
 	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
@@ -113,6 +114,10 @@ func (rc *runtimeContent) intact() bool {
 	return err == nil && reflect.DeepEqual(spec, rc.spec)
 }
 
+// stands tells who has worked with the libraries whether it was with these alone, and on this machine: a driver that
+// is another by now may have been another before.
+func (rc *runtimeContent) stands() bool { return rc.now() == rc.machine && rc.intact() }
+
 // newest is the last time at which any of the files or their folders changed.
 func (rc *runtimeContent) newest() time.Time {
 	var last int64
@@ -144,7 +149,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	if err != nil {
 		return nil, err
 	}
-	rc := &runtimeContent{spec: spec, find: rt.find, machine: c.machine.now(), digests: make(map[string]cas.Digest)}
+	rc := &runtimeContent{spec: spec, find: rt.find, machine: c.machine.now(), now: c.machine.now, digests: make(map[string]cas.Digest)}
 	seen := make(map[string]bool)
 	add := func(path string) error {
 		if seen[path] {

@@ -65,3 +65,14 @@ func TestADriverThatMayNotDoIsTried(t *testing.T) {
 	require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
 	require.Contains(t, a.Compatibility.Reason, "32.0.1 is later")
 }
+
+// In the middle of a compile the driver is another one: what was made is said of neither.
+func TestAnotherDriverDuringACompile(t *testing.T) {
+	b, driver := driven(t, "unsupported")
+	b.close()
+	b.wrap = &interrupted{Compiler: b.compiler, during: func() { driver("31.0.1") }}
+	b.open()
+	a := b.acquire(b.request(b.model(1)))
+	require.Equal(t, "31.0.1", a.Build.EPs[0].DriverVersion)
+	require.Len(t, b.list(), 1)
+}

@@ -142,7 +142,7 @@ func still[T any](rc *runtimeContent, run func() (T, error)) (T, error) {
 		return none, errReplaced
 	}
 	v, err := run()
-	if !rc.intact() {
+	if !rc.stands() {
 		return none, errMoving
 	}
 	return v, err
