@@ -39,16 +39,16 @@ func newExaminations(now func() time.Time) *examinations {
 // examineOnce runs find for the key unless it did lately, once however many ask. What fails is not remembered.
 func examineOnce[T any](ctx context.Context, x *examinations, key string, find func(context.Context) (T, error)) (T, error) {
 	var none T
-	x.mu.Lock()
-	f, ok := x.known[key]
-	x.mu.Unlock()
-	if v, is := f.value.(T); ok && is && x.now().Before(f.until) {
+	if v, ok := x.load(key).(T); ok {
 		return v, nil
 	}
 	// As with probes, the first asker's going away must not fail the others; a worker has its own time limit.
 	ch := x.flight.DoChan(key, func() (any, error) {
 		x.running <- struct{}{}
 		defer func() { <-x.running }()
+		if v, ok := x.load(key).(T); ok {
+			return v, nil // found between the look above and here
+		}
 		v, err := find(context.WithoutCancel(ctx))
 		if err != nil {
 			return nil, err
@@ -65,6 +65,15 @@ func examineOnce[T any](ctx context.Context, x *examinations, key string, find f
 		}
 		return r.Val.(T), nil
 	}
+}
+
+func (x *examinations) load(key string) any {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if f, ok := x.known[key]; ok && x.now().Before(f.until) {
+		return f.value
+	}
+	return nil
 }
 
 func (x *examinations) keep(key string, v any) {

@@ -63,6 +63,9 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, las
 	// The first asker's going away must not fail the others, so the work has a context of its own, and a worker
 	// has its own time limit.
 	ch := p.flight.DoChan(key, func() (any, error) {
+		if v, ok := p.load(key).(T); ok && !fresh {
+			return v, nil // found between the look above and here
+		}
 		v, err := find(context.WithoutCancel(ctx))
 		if err != nil {
 			return nil, err
