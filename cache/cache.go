@@ -142,19 +142,19 @@ func (c *Cache) open() error {
 		return fmt.Errorf("staging: %w", err)
 	}
 	c.memo = newMemo(c.index)
-	c.probes = newProbes(c.compiler, c.index, c.now)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.ctx, c.stop = ctx, cancel
+	c.probes = newProbes(c.compiler, c.index, c.now, running{ctx, &c.work})
 	c.changes = newChanges()
 	c.machine = newMachine(c.options.Drivers)
 	c.machine.look(context.Background())
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
-	c.reports = newReports(c.now)
+	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	if err := c.openViews(); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	c.ctx, c.stop = ctx, cancel
 	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
 	c.gains.start(ctx, c)
 	c.rebuilds.start(ctx, c) // before there is anybody who wants something

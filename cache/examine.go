@@ -19,8 +19,9 @@ import (
 // examinations remembers for a while what was found out because of reports, so that a thousand of them start no more
 // workers than one.
 type examinations struct {
-	now     func() time.Time
-	running chan struct{} // one token for each that may be under way
+	now   func() time.Time
+	slots chan struct{} // one token for each that may be under way
+	running
 
 	flight singleflight.Group
 	mu     sync.Mutex
@@ -32,8 +33,8 @@ const (
 	maxExaminations  = 1 << 12
 )
 
-func newExaminations(now func() time.Time) *examinations {
-	return &examinations{now: now, running: make(chan struct{}, 2), known: make(map[string]found)}
+func newExaminations(now func() time.Time, running running) *examinations {
+	return &examinations{now: now, running: running, slots: make(chan struct{}, 2), known: make(map[string]found)}
 }
 
 // examineOnce runs find for the key unless it did lately, once however many ask. What fails is not remembered.
@@ -42,14 +43,15 @@ func examineOnce[T any](ctx context.Context, x *examinations, key string, find f
 	if v, ok := x.load(key).(T); ok {
 		return v, nil
 	}
-	// As with probes, the first asker's going away must not fail the others; a worker has its own time limit.
 	ch := x.flight.DoChan(key, func() (any, error) {
-		x.running <- struct{}{}
-		defer func() { <-x.running }()
+		ctx, end := x.begin(ctx)
+		defer end()
+		x.slots <- struct{}{}
+		defer func() { <-x.slots }()
 		if v, ok := x.load(key).(T); ok {
 			return v, nil // found between the look above and here
 		}
-		v, err := find(context.WithoutCancel(ctx))
+		v, err := find(ctx)
 		if err != nil {
 			return nil, err
 		}

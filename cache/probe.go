@@ -23,10 +23,29 @@ type probes struct {
 	compiler compilers.Compiler
 	book     memoBook
 	now      func() time.Time
+	running  running
 
 	flight singleflight.Group
 	mu     sync.Mutex
 	known  map[string]found // guarded by mu; by key
+}
+
+// running is work that goes on when its first asker leaves, for that must not fail the others: a worker has its own time
+// limit, and the cache's end is the end of all. Other askers have left by then.
+type running struct {
+	until context.Context
+	work  *sync.WaitGroup
+}
+
+func (r running) begin(asker context.Context) (ctx context.Context, end func()) {
+	r.work.Add(1)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(asker))
+	stop := context.AfterFunc(r.until, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+		r.work.Done()
+	}
 }
 
 // found is what a probe gave.
@@ -43,8 +62,8 @@ const failureHolds = 30 * time.Second
 // maxProbes bounds what is held in memory.
 const maxProbes = 1 << 14
 
-func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time) *probes {
-	return &probes{compiler: compiler, book: book, now: now, known: make(map[string]found)}
+func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time, running running) *probes {
+	return &probes{compiler: compiler, book: book, now: now, running: running, known: make(map[string]found)}
 }
 
 // remember runs find once for the key, however many ask, and keeps what it found: for good, or for a while only if
@@ -60,13 +79,13 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, las
 			return out, nil
 		}
 	}
-	// The first asker's going away must not fail the others, so the work has a context of its own, and a worker
-	// has its own time limit.
 	ch := p.flight.DoChan(key, func() (any, error) {
 		if v, ok := p.load(key).(T); ok && !fresh {
 			return v, nil // found between the look above and here
 		}
-		v, err := find(context.WithoutCancel(ctx))
+		ctx, end := p.running.begin(ctx)
+		defer end()
+		v, err := find(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -70,9 +70,9 @@ const (
 	maxReported    = 1 << 12 // entries of each map
 )
 
-func newReports(now func() time.Time) *reports {
+func newReports(now func() time.Time, running running) *reports {
 	return &reports{doubts: newDoubts(now), limiter: limiter{burst: reportBurst, interval: reportInterval, now: now},
-		examinations: newExaminations(now), owners: owners{path: "/etc/subuid"},
+		examinations: newExaminations(now, running), owners: owners{path: "/etc/subuid"},
 		keys: make(map[index.BuildKey]index.BuildID), told: make(map[toldKey]string)}
 }
 
