@@ -197,6 +197,7 @@ func (c *Cache) askedWith(ctx context.Context, asked *Request, b *index.Build) (
 		return nil, err
 	}
 	r.Graph, r.External = files.Graph, files.External
+	r.foreign = asked.Peer.UID != r.Peer.UID
 	return r, c.sameModel(ctx, r, b)
 }
 

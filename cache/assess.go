@@ -40,7 +40,11 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 		return
 	}
 	if facts.Error != "" {
-		return // told by whoever found that it cannot be used
+		if rt.state.Load() == &stateReady { // else told by whoever found that it cannot be used
+			c.log.Warn("runtime cannot be probed", "runtime", rt.name, "error", facts.Error)
+			c.happened(Event{Kind: EventUnusable, Runtime: rt.name, Text: facts.Error})
+		}
+		return
 	}
 	now := c.summary(&facts)
 	before, known := c.probes.lastProbe(rt)
@@ -52,12 +56,13 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 	} else {
 		c.tellProbed(rt, &now, known)
 	}
+	rc := rt.facts.Load()
+	if rc == nil || !c.judgeAll(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous)) {
+		return // the next assessment compares with the same one as this
+	}
 	if raw, err := json.Marshal(now); err == nil {
 		// Not saved costs the comparison at the next start, nothing else.
 		_ = c.probes.book.SaveMemo([]byte("probed:"+rt.subject), raw)
-	}
-	if rc := rt.facts.Load(); rc != nil {
-		c.judgeAll(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous))
 	}
 }
 
@@ -185,11 +190,11 @@ func (l *lot) worse() bool {
 // judgeAll judges everything stored that a runtime could load, once for each distinct maker, without running anything
 // but the execution providers' own verdicts. What was made by the runtime's former libraries and is not the best any
 // more is wanted anew, and so is what is judged worse than before by other rules.
-func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, former map[string]string, tell bool) {
+func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, former map[string]string, tell bool) (done bool) {
 	under, before := c.settings.Load().judging, rc.judged.lastLots()
 	lots := make(map[maker]*lot)
 	var affected []index.Build
-	best := make(map[index.RequestKey]compilers.Verdict)
+	best := make(map[standingKey]compilers.Verdict)
 	err := c.index.Each(ctx, func(b index.Build) error {
 		if !rc.hasEvery(&b) {
 			return nil
@@ -206,8 +211,9 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 		}
 		l.builds++
 		verdict := l.judgement.Verdict
-		if was, ok := best[b.RequestKey]; !ok || badness(verdict) < badness(was) {
-			best[b.RequestKey] = verdict
+		key := standingKey{b.RequestKey, b.Scope}
+		if was, ok := best[key]; (!ok || badness(verdict) < badness(was)) && c.index.StateOf(b.ID).Name == index.Current {
+			best[key] = verdict
 		}
 		if verdict != compilers.Optimal && (tell && madeBy(&b, former) || l.worse()) {
 			affected = append(affected, b)
@@ -218,7 +224,7 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 		if ctx.Err() == nil {
 			c.log.Warn("builds not judged", "runtime", rt.name, "error", err)
 		}
-		return
+		return false
 	}
 	rc.judged.setLots(lots, under)
 	for _, m := range slices.Sorted(maps.Keys(lots)) {
@@ -231,17 +237,24 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 		what = "the runtime"
 	}
 	c.rebuildAffected(rt, what+" changed", lots, affected, best)
+	return true
+}
+
+// standingKey names what is served in one another's place.
+type standingKey struct {
+	request index.RequestKey
+	scope   string
 }
 
 // rebuildAffected tells of builds that a change made worse, and wants them anew where nothing better is there.
-func (c *Cache) rebuildAffected(rt *runtime, why string, lots map[maker]*lot, affected []index.Build, best map[index.RequestKey]compilers.Verdict) {
+func (c *Cache) rebuildAffected(rt *runtime, why string, lots map[maker]*lot, affected []index.Build, best map[standingKey]compilers.Verdict) {
 	for i := range affected {
 		b := &affected[i]
 		j := lots[makerOf(b)].judgement
 		if i < maxTold {
 			c.happened(eventOf(b, EventJudged, "%s for %s now: %s", j.Verdict, rt.name, orNone(j.Reason)))
 		}
-		if best[b.RequestKey] != compilers.Optimal {
+		if best[standingKey{b.RequestKey, b.Scope}] != compilers.Optimal {
 			c.wantAnew(b, rt.name, fmt.Sprintf("%s, and this build is %s for %s", why, j.Verdict, rt.name), nil)
 		}
 	}

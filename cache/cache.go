@@ -141,6 +141,10 @@ func (c *Cache) open() error {
 	if err := c.emptyStaging(); err != nil {
 		return fmt.Errorf("staging: %w", err)
 	}
+	if err := c.openViews(); err != nil {
+		return fmt.Errorf("views: %w", err)
+	}
+	// Nothing fails from here on: what is begun is ended by Close.
 	c.memo = newMemo(c.index)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
@@ -152,9 +156,6 @@ func (c *Cache) open() error {
 	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
-	if err := c.openViews(); err != nil {
-		return fmt.Errorf("views: %w", err)
-	}
 	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
 	c.gains.start(ctx, c)
 	c.rebuilds.start(ctx, c) // before there is anybody who wants something

@@ -26,6 +26,7 @@ type runtimeContent struct {
 	now     func() machine
 	files   []stampedFile
 	folders []stampedFolder       // the same files, for looking often
+	ort     cas.Digest            // of libonnxruntime; in no build key, for builds do not depend on it
 	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
 	past    atomic.Bool           // other files are in its place: nothing can be run with it any more
 
@@ -132,7 +133,7 @@ func (rc *runtimeContent) newest() time.Time {
 
 // same reports whether the libraries are, in content, what they were, on the same machine.
 func (rc *runtimeContent) same(other *runtimeContent) bool {
-	return rc.spec.ORTVersion == other.spec.ORTVersion && maps.Equal(rc.digests, other.digests) && rc.machine == other.machine
+	return rc.spec.ORTVersion == other.spec.ORTVersion && rc.ort == other.ort && maps.Equal(rc.digests, other.digests) && rc.machine == other.machine
 }
 
 func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
@@ -178,6 +179,9 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	}
 	if again, err := rt.find(); err != nil || !reflect.DeepEqual(spec, again) {
 		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
+	}
+	if rc.ort, err = c.fileDigest(ctx, spec.ORTLibrary); err != nil {
+		return nil, err
 	}
 	for _, l := range spec.EPs {
 		d, err := c.libraryDigest(ctx, l)

@@ -26,6 +26,8 @@ type machine [32]byte
 type machineState struct {
 	current atomic.Pointer[machine]
 
+	looking sync.Mutex // held for a whole look; taken before mu
+
 	mu       sync.Mutex
 	sources  []DriverSource // replaced as a whole; guarded by mu
 	versions []string       // of the sources' drivers, "" where there is none; guarded by mu
@@ -71,6 +73,8 @@ func (m *machineState) where() []DriverSource {
 
 // look reads the drivers' versions and the machine's stamp, and says what is different from the last time.
 func (m *machineState) look(ctx context.Context) (changes []string) {
+	m.looking.Lock() // so that the later reading is kept
+	defer m.looking.Unlock()
 	sources := m.where()
 	versions := make([]string, len(sources))
 	var errs []string

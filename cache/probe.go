@@ -135,10 +135,10 @@ func (p *probes) hold(key string, v any, lasts bool) {
 	p.known[key] = f
 }
 
-// key covers what a probe's result depends on: the machine, ONNX Runtime's version, and every EP's bytes.
+// key covers what a probe's result depends on: the machine, ONNX Runtime's version and bytes, and every EP's bytes.
 func (p *probes) key(kind string, rc *runtimeContent, more []byte) string {
 	b := append([]byte(kind), rc.machine[:]...)
-	b = append(b, rc.spec.ORTVersion...)
+	b = append(append(b, rc.spec.ORTVersion...), rc.ort[:]...)
 	for _, ep := range sortedKeys(rc.digests) {
 		d := rc.digests[ep]
 		b = append(append(append(b, 0), ep...), d[:]...)

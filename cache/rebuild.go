@@ -91,13 +91,14 @@ const (
 )
 
 const (
-	maxTries    = 3
-	giveUpFor   = 24 * time.Hour
-	askAgain    = time.Hour       // before a source that was not there is looked for again without a request
-	holdFor     = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
-	maxHeld     = 16              // requests whose files are held
-	maxTasks    = 1 << 16
-	longestWait = time.Minute // of a timer: clocks are set, and machines sleep
+	maxTries     = 3
+	giveUpFor    = 24 * time.Hour
+	askAgain     = time.Hour       // before a source that was not there is looked for again without a request
+	holdFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
+	maxHeld      = 16              // requests whose files are held
+	maxHeldFiles = 64              // external files of one of them
+	maxTasks     = 1 << 16
+	longestWait  = time.Minute // of a timer: clocks are set, and machines sleep
 )
 
 // backoff is how long to wait after so many failures.
@@ -165,7 +166,7 @@ func (q *rebuilds) hold(t *task, r *Request, now time.Time) bool {
 	if t.request != nil {
 		return true
 	}
-	if r == nil || q.held >= maxHeld || q.limits().window.opens(now) > 0 {
+	if r == nil || q.held >= maxHeld || len(r.External) > maxHeldFiles || q.limits().window.opens(now) > 0 {
 		return false
 	}
 	own, err := r.own()

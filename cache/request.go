@@ -50,6 +50,8 @@ type Request struct {
 	StrictORT bool
 	OnMiss    OnMiss
 	Store     string // "", "shared", "user", "none"
+
+	foreign bool // the files came from another user than Peer
 }
 
 // EP is one execution provider of a request, with its devices and options.

@@ -57,6 +57,9 @@ func (j *job) keepSource(ctx context.Context) index.Source {
 // a client of the daemon's own user, and of files of that user: the daemon may be able to open others, and the client
 // may not.
 func (j *job) reference() (index.Source, error) {
+	if j.request.foreign {
+		return index.Source{}, errors.New("it is another user's than the build")
+	}
 	if j.request.Peer.UID != j.c.uid {
 		return index.Source{}, fmt.Errorf("it is user %d's, and the daemon is user %d", j.request.Peer.UID, j.c.uid)
 	}

@@ -1,0 +1,202 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// search is what a look-up found.
+type search struct {
+	answer *Answer // nil: nothing to serve
+	why    string  // there is none
+	stale  bool    // there are builds, and they must not be loaded with this runtime
+
+	doubted int // builds that would be served if the caller had not reported them
+}
+
+// lookUp finds the best build for the caller's runtime, and makes its view ready. Without one it says why not.
+func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (search, error) {
+	found := search{why: "never compiled for this request"}
+	var others []*index.Build
+	_, look := c.scopes(r, identity{})
+	for _, scope := range look {
+		builds, err := c.index.Lookup(p.requestKey, scope)
+		if err != nil {
+			return found, fail(Internal, err, "look-up of %s", p.requestKey)
+		}
+		for i := range builds {
+			b := &builds[i]
+			if reason := c.barred(r, rc, b); reason != "" {
+				found.why = reason
+				if p.exactly(b) && c.reports.doubts.holds(b.ID, r.Peer.UID) != "" {
+					found.doubted++
+				}
+				continue
+			}
+			if !p.exactly(b) {
+				others = append(others, b)
+				continue
+			}
+			if err := c.try(ctx, r, p, b, p.own(b, rt), phase, &found); found.answer != nil || err != nil {
+				return found, err
+			}
+		}
+	}
+	err := c.lookFurther(ctx, r, p, rt, rc, others, phase, &found)
+	return found, err
+}
+
+// lookFurther goes through the builds of the entry that other libraries made, the best for this runtime first.
+func (c *Cache) lookFurther(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, others []*index.Build, phase func(string), found *search) error {
+	suited, err := c.rank(ctx, p.against(rt.name, rc), others, phase)
+	if err != nil {
+		return workerError(err, "model %q", r.Name)
+	}
+	for _, s := range suited {
+		if cas.Unsound(s.untried) || errors.Is(s.untried, cas.ErrNotFound) {
+			found.why = c.withhold(ctx, s.build, s.untried)
+			continue
+		}
+		if reason := c.refused(p.eps, s.judgement); reason != "" {
+			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", s.build.Created.Format(time.RFC3339), makerNames(s.build), s.judgement.Verdict, reason)
+			found.stale = true
+			continue
+		}
+		if err := c.try(ctx, r, p, s.build, s.judgement, phase, found); found.answer != nil || err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// try serves the build, or notes in found why it cannot be.
+func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j Judgement, phase func(string), found *search) error {
+	a, err := c.serve(ctx, b, phase)
+	if err == nil {
+		a.Outcome, a.Compatibility, a.Why = Hit, j, j.Reason
+		found.answer = a
+		c.uses.note(b, c.now())
+		c.freshen(r, p, b, j)
+		return nil
+	}
+	if ctx.Err() != nil {
+		return contextError(ctx, r)
+	}
+	found.why = c.withhold(ctx, b, err)
+	return nil
+}
+
+// freshen wants a build anew that is served and not the best there could be.
+func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
+	policy := c.policyOf(p.eps)
+	switch {
+	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:
+		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, r)
+	case policy.MaxAge > 0 && c.now().Sub(b.Created) > policy.MaxAge:
+		c.wantAnew(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), r)
+	}
+}
+
+// suited is a build with its judgement for a runtime.
+type suited struct {
+	build     *index.Build
+	judgement Judgement
+	untried   error // why it could not be judged; nil: it was
+}
+
+// rank judges builds, and puts the best first; among equals the newest. One that cannot be judged, because its files
+// are damaged or its load check does not end, is unknown, and keeps nobody from the others.
+func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, phase func(string)) ([]suited, error) {
+	var out []suited
+	for _, b := range builds {
+		if _, known := a.rc.judged.load(b.ID, c.settings.Load().judging); !known {
+			phase("judging")
+		}
+		j, err := c.judge(ctx, a, b)
+		if err != nil {
+			if unsettled(ctx, err) {
+				return nil, err
+			}
+			j = Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}
+		}
+		out = append(out, suited{b, j, err})
+	}
+	slices.SortStableFunc(out, func(a, b suited) int {
+		return cmp.Or(badness(a.judgement.Verdict)-badness(b.judgement.Verdict), b.build.Created.Compare(a.build.Created))
+	})
+	return out, nil
+}
+
+// refused says why a build with this judgement is not served, "" if it is.
+func (c *Cache) refused(eps []compilers.EP, j Judgement) string {
+	policy := c.policyOf(eps)
+	switch {
+	case j.Verdict == compilers.Optimal:
+	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != PolicyRefuse:
+	case j.Verdict == compilers.Unknown && policy.Unknown == PolicyServe:
+	case j.Verdict == compilers.PreferRecompilation:
+		return "refused by policy: " + j.Reason
+	default:
+		return cmp.Or(j.Reason, j.Verdict.String())
+	}
+	return ""
+}
+
+// barred says why a build is for nobody, or not for this caller, whatever its runtime; "" if it may be.
+func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
+	state, doubt := c.index.StateOf(b.ID), c.reports.doubts.holds(b.ID, r.Peer.UID)
+	switch {
+	case state.Name == index.Withheld || state.Name == index.Damaged:
+		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
+	case doubt != "":
+		return fmt.Sprintf("the build of %s is withheld from you: %s", b.Created.Format(time.RFC3339), doubt)
+	case r.StrictORT && b.ORTVersion != rc.spec.ORTVersion:
+		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, rc.spec.ORTVersion)
+	}
+	return ""
+}
+
+// exactly tells whether the build is what the plan would make. The driver is no part of the key, so a build of the very
+// same key may have been made with another one, and is judged.
+func (p *plan) exactly(b *index.Build) bool {
+	return b.BuildKey == p.buildKey && sameDrivers(b.EPs, p.facts)
+}
+
+func sameDrivers(a, b []index.EPFacts) bool {
+	return slices.EqualFunc(a, b, func(a, b index.EPFacts) bool { return a.DriverVersion == b.DriverVersion })
+}
+
+// own is the judgement of what the plan would make.
+func (p *plan) own(b *index.Build, rt *runtime) Judgement {
+	return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by these libraries, or equal ones, for this hardware",
+		At: b.Created, Runtime: rt.name}
+}
+
+// serve gives a lease on the build's view, after every file of it was compared with what was verified.
+func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (*Answer, error) {
+	for attempt := 0; ; attempt++ {
+		v, err := c.viewOf(ctx, b, phase)
+		if err != nil {
+			return nil, err
+		}
+		f, err := v.lease(c.now())
+		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {
+			// Taken away, or being taken away, between the check and the lease.
+			c.dropView(b.ID, v, 0)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return &Answer{Build: b, View: f, Path: v.path, Graph: v.id + "/" + v.graph}, nil
+	}
+}
