@@ -58,7 +58,7 @@ var deviceFiles = []string{
 // confinement is what the worker of a request may reach. folder is the job's.
 func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confinement {
 	s := o.opts.Sandbox
-	c := &dialogue.Confinement{Network: s.Network, Write: []string{folder}, Devices: append(devices(), s.Write...)}
+	c := &dialogue.Confinement{Network: s.Network, Write: append([]string{folder}, s.Write...), Devices: devices()}
 	for _, path := range systemFiles {
 		if !o.holdsStore(path) {
 			c.Read = append(c.Read, path)

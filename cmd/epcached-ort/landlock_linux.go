@@ -17,8 +17,8 @@ const (
 	fileRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 	readRights   = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	deviceRights = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	// Not devices, sockets and FIFOs: an artefact has none.
-	writeRights = readRights | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REFER |
+	// Devices, sockets and FIFOs cannot be made: an artefact has none.
+	writeRights = readRights | deviceRights | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REFER |
 		unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_SYM |
 		unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR
 )
@@ -67,19 +67,14 @@ func landlock(c *dialogue.Confinement) error {
 	}
 	rules := ruleset{fd: int(fd), handled: attr.Handled_access_fs}
 	defer unix.Close(rules.fd) // it is in force or not by then
-	for _, path := range append(c.Read, "/proc/self/exe") {
-		if err := rules.allow(path, readRights); err != nil && !absent(err) {
-			return err
-		}
-	}
-	for _, path := range c.Devices {
-		if err := rules.allow(path, deviceRights); err != nil && !absent(err) {
-			return err
-		}
-	}
-	for _, path := range c.Write {
-		if err := rules.allow(path, writeRights); err != nil {
-			return err
+	for _, list := range []struct {
+		paths  []string
+		rights uint64
+	}{{append(c.Read, "/proc/self/exe"), readRights}, {c.Devices, deviceRights}, {c.Write, writeRights}} {
+		for _, path := range list.paths {
+			if err := rules.allow(path, list.rights); err != nil && !absent(err) {
+				return err
+			}
 		}
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {

@@ -163,9 +163,10 @@ type Preparation struct {
 
 // Confinement is what a worker may reach, as far as the kernel can keep it to that.
 type Confinement struct {
-	Read    []string // absolute paths of folders and files, read and executed; one that is not there is left out
-	Write   []string // folders, which must be there
-	Devices []string // device files, and folders of them
+	// Absolute paths of folders and files. What is not there is left out.
+	Read    []string // read and executed
+	Write   []string // written as well
+	Devices []string // device files, and folders of them in which nothing is made
 	Network bool     // it may use the network
 }
 
