@@ -6,9 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
+
+// patience is how long a worker may take that loads nothing. Others who ask wait as long.
+const patience = 10 * time.Second
 
 // tried is what the sandbox turned out to be.
 type tried struct {
@@ -23,6 +27,8 @@ func (o *ORT) Sandbox(ctx context.Context) ([]Measure, error) {
 	if o.tried.measures != nil {
 		return o.tried.measures, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	found, err := o.try(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
