@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,24 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
     return start(runtime("openvino-1.8.1"), runtime("qnn-2.7.0"))
 
 
+@pytest.fixture(scope="module")
+def reachable(runtime: Callable[[str], Path]) -> Iterator[Callable[[str], Path]]:
+    """Copies runtimes to where every user may go: OpenVINO looks into its own folder at each load, and the project's may be closed."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+
+        def copied(name: str) -> Path:
+            there = Path(folder) / name
+            if not there.exists():
+                shutil.copytree(runtime(name), there, symlinks=True)
+            return there
+
+        yield copied
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_loads_by_descriptor_and_reaches_nothing_else(
-    case: str, daemon: Daemon, runtime: Callable[[str], Path], models: Any
+    case: str, daemon: Daemon, runtime: Callable[[str], Path], reachable: Callable[[str], Path], models: Any
 ) -> None:
     """The daemon's folders are closed to others, which is the default."""
     name, ep, options = CASES[case]
@@ -42,7 +59,7 @@ def test_loads_by_descriptor_and_reaches_nothing_else(
             scope = os.path.dirname(other.view)
             assert os.path.dirname(held.view) == scope, "or they are no siblings"
             result = child.run(
-                "other_user", where, descriptors=[held.fd],
+                "other_user", reachable(name), descriptors=[held.fd],
                 model=models.entry("tiny-mlp"), ep=ep, options=options, fd=held.fd, graph=held.graph,
                 provider_options=held.provider_options[ep], sibling={"scope": scope, "view": other.view, "graph": other.graph},
             )  # fmt: skip
@@ -57,7 +74,7 @@ def test_loads_by_descriptor_and_reaches_nothing_else(
 
 
 def test_path_access_opens_the_shared_scope_and_no_more(
-    start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any, tmp_path: Path
+    start: Callable[..., Daemon], runtime: Callable[[str], Path], reachable: Callable[[str], Path], models: Any, tmp_path: Path
 ) -> None:
     """Whoever is told a shared view's name may load by path; names cannot be listed, and private views stay closed."""
     where = runtime("openvino-1.8.1")
@@ -70,7 +87,7 @@ def test_path_access_opens_the_shared_scope_and_no_more(
         with client.acquire(models.path("tiny-mlp"), **wishes) as shared, client.acquire(private, **wishes) as own:
             results = [
                 child.run(
-                    "other_user", where, descriptors=[shared.fd],
+                    "other_user", reachable("openvino-1.8.1"), descriptors=[shared.fd],
                     model=models.entry("tiny-mlp"), ep=OPENVINO, options={}, fd=shared.fd, graph=shared.graph,
                     provider_options=shared.provider_options[OPENVINO],
                     sibling={"scope": os.path.dirname(view.view), "view": view.view, "graph": view.graph},
