@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -355,9 +356,8 @@ func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
 	f.ill.Store(true)
 	b.library("1.1")
 	require.Eventually(t, func() bool {
-		return b.list()[0].Judgement.Reason != "made by equal libraries" && !b.list()[0].Judgement.At.IsZero()
+		return strings.Contains(b.list()[0].Judgement.Reason, "experimental function missing")
 	}, 10*time.Second, time.Millisecond)
 	require.Equal(t, compilers.Unknown, b.list()[0].Judgement.Verdict)
-	require.Contains(t, b.list()[0].Judgement.Reason, "experimental function missing")
 	b.refused(b.request(b.model(1)))
 }

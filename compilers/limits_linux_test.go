@@ -113,6 +113,11 @@ func TestProcessesAreLimited(t *testing.T) {
 	require.NoError(t, os.Rename(r.EPs[0].Path, library))
 	require.NoError(t, os.Chmod(library, 0o755))
 	r.EPs[0].Path = library
+	ort := filepath.Join(base, filepath.Base(r.ORTLibrary)) // the other user may not be able to reach the project's folder
+	bytes, err := os.ReadFile(r.ORTLibrary)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(ort, bytes, 0o755))
+	r.ORTLibrary = ort
 	const uid = 65533 // of nobody else
 	c := compilers.NewORT(compilers.ORTOptions{Worker: worker, User: &compilers.Credential{UID: uid, GID: uid}, Scratch: base, Limits: compilers.Limits{Processes: 60}})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })

@@ -189,9 +189,11 @@ func TestAHundredSubjects(t *testing.T) {
 	r := newRig(t)
 	var names []string
 	for i := range 100 {
+		r.write(fmt.Sprintf("lib%d/subject%d.so", i%7, i), "one")
+	}
+	for i := range 100 { // only when all is there: a folder that is made is a sign for who is watched already
 		name := fmt.Sprintf("subject%d", i)
 		names = append(names, name)
-		r.write(fmt.Sprintf("lib%d/%s.so", i%7, name), "one")
 		r.set(name, fmt.Sprintf("lib%d/%s.so", i%7, name), "common.so")
 	}
 	r.write("common.so", "two")
