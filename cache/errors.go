@@ -1,8 +1,12 @@
 package cache
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"syscall"
+
+	"github.com/epcached/epcached/compilers"
 )
 
 // Class says what a caller can do about an error. The classes are those of the protocol.
@@ -75,4 +79,58 @@ type NeedFilesError struct {
 
 func (e *NeedFilesError) Error() string {
 	return fmt.Sprintf("the model refers to %d files of external data that were not presented", len(e.Locations))
+}
+
+// workerError gives a worker's failure its class, with the compiler's own last words in the text.
+func workerError(err error, format string, args ...any) error {
+	var known *Error
+	var refused *compilers.RefusedError
+	var exit *compilers.ExitError
+	var none *compilers.NoNodesError
+	switch {
+	case errors.As(err, &known):
+		return err
+	case errors.Is(err, errMoving):
+		return fail(Busy, err, format, args...).hint("ask again when the update is done")
+	case errors.Is(err, errReplaced):
+		return fail(Unavailable, err, format, args...).hint("restart the application")
+	case errors.As(err, &none):
+		return fail(CompileFailed, err, format, args...).fact("reason", "no node taken").
+			hint("load the model without epcached, or choose another execution provider")
+	case errors.As(err, &refused):
+		return fail(CompileFailed, err, format, args...).fact("code", fmt.Sprint(refused.Code))
+	case errors.As(err, &exit):
+		return fail(CompileFailed, err, format, args...).fact("exit", fmt.Sprint(exit.Code)).fact("signal", exit.Signal).
+			fact("stderr", exit.Stderr)
+	case errors.Is(err, compilers.ErrTimeout), errors.Is(err, compilers.ErrCPU), errors.Is(err, compilers.ErrMemory), errors.Is(err, compilers.ErrOutput):
+		return fail(CompileFailed, err, format, args...).fact("reason", limitName(err)).
+			hint("[limits] in the daemon's configuration sets the bounds of a compile")
+	case errors.Is(err, context.Canceled):
+		return fail(Cancelled, err, format, args...)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fail(Deadline, err, format, args...)
+	case errors.Is(err, compilers.ErrOption):
+		return fail(BadRequest, err, format, args...)
+	case errors.Is(err, compilers.ErrNotFound):
+		return fail(Unavailable, err, format, args...)
+	}
+	return fail(CompileFailed, err, format, args...)
+}
+
+// limitName names the limit that a worker reached.
+func limitName(err error) string {
+	for _, limit := range []error{compilers.ErrTimeout, compilers.ErrCPU, compilers.ErrMemory, compilers.ErrOutput} {
+		if errors.Is(err, limit) {
+			return limit.Error()
+		}
+	}
+	return ""
+}
+
+// storeError is for what goes wrong with the daemon's own files.
+func storeError(err error, model string) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fail(NoSpace, err, "model %q", model)
+	}
+	return fail(Internal, err, "model %q", model)
 }

@@ -1,0 +1,232 @@
+package cache
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+)
+
+// job is one compile. It has descriptors of its own, for the caller who asked first may leave.
+type job struct {
+	c       *Cache
+	request *Request
+	plan    *plan
+	rc      *runtimeContent
+	scope   string // "" to keep nothing
+	folder  string
+	name    string // 16 hex digits of the build key: EPs write file names into what they make
+
+	urgent    <-chan struct{} // closed as soon as a request waits for this job
+	locations []string        // of external data, once the model is copied
+	cpu       atomic.Int64    // nanoseconds that workers took of all processors
+	anew      string          // why the daemon itself compiles this again; "" where a request began it
+	source    index.Source    // then: where it has the model from
+	load      float64         // seconds that the compiled model took to load; 0: it was not loaded
+}
+
+func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
+	own, err := r.own()
+	if err != nil {
+		return nil, fail(Internal, err, "model %q", r.Name)
+	}
+	return &job{c: c, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
+}
+
+func (j *job) run(ctx context.Context, phase func(string), urgent <-chan struct{}) (*compiled, error) {
+	defer j.request.close()
+	c := j.c
+	j.urgent = urgent
+	phase("queued")
+	if err := j.awaitSlot(ctx); err != nil {
+		return nil, err
+	}
+	defer j.leaveSlot()
+	var err error
+	if err = os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
+		return nil, storeError(err, j.request.Name)
+	}
+	if j.folder, err = os.MkdirTemp(c.path("staging"), "job-"); err != nil {
+		return nil, storeError(err, j.request.Name)
+	}
+	defer func() {
+		if err := os.RemoveAll(j.folder); err != nil {
+			c.log.Warn("staging folder not removed", "path", j.folder, "error", err)
+		}
+	}()
+	result, err := j.compile(ctx, phase)
+	if err != nil {
+		if j.anew != "" {
+			return nil, err // whoever wanted it tells
+		}
+		c.index.Count("failures", 1)
+		c.log.Info("compile failed", "model", j.request.Name, "error", err)
+		c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
+		return nil, err
+	}
+	c.index.Count("compiles", 1)
+	return result, nil
+}
+
+// awaitSlot waits until the job may run. What the daemon compiles by itself takes no slot, so that a request never
+// waits for it: the queue that it comes from bounds it.
+func (j *job) awaitSlot(ctx context.Context) error {
+	if j.anew != "" {
+		return nil
+	}
+	select {
+	case j.c.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
+	}
+}
+
+func (j *job) leaveSlot() {
+	if j.anew == "" {
+		<-j.c.slots
+	}
+}
+
+// spent counts what a worker took.
+func (j *job) spent(seconds float64) {
+	j.cpu.Add(int64(seconds * float64(time.Second)))
+}
+
+// compile makes the artefact in the staging folder and publishes it.
+func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error) {
+	phase("reading")
+	model, err := j.copyModel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := filepath.Join(j.folder, "out")
+	if err := os.Mkdir(out, 0o700); err != nil {
+		return nil, storeError(err, j.request.Name)
+	}
+	phase("compiling")
+	spec := compilers.Job{
+		Runtime: j.rc.spec, EPs: j.plan.eps, Model: model, Folder: out, Output: j.name + "_ctx.onnx",
+		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
+		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
+		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
+		Idle: j.urgent,
+	}
+	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
+	j.spent(result.CPUSeconds)
+	if ctx.Err() == nil && !j.rc.stands() {
+		return nil, j.moved()
+	}
+	if err != nil {
+		if free, err2 := freeBytes(out); err2 == nil && free < spare {
+			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
+		}
+		return nil, workerError(err, "model %q does not compile", j.request.Name)
+	}
+	phase("checking")
+	b, err := j.check(ctx, out, result)
+	if ctx.Err() == nil && !j.rc.stands() {
+		return nil, j.moved()
+	}
+	if err != nil {
+		return nil, err
+	}
+	phase("storing")
+	if j.scope == "" {
+		return j.c.keepAlone(b, out)
+	}
+	if least := j.c.policyOf(j.plan.eps).MinCompileSeconds; b.CompileSeconds < least {
+		result, err := j.c.keepAlone(b, out)
+		if err == nil {
+			result.why = fmt.Sprintf("compiled in %.3f s, which is less than min_compile_seconds, %g s: not kept", b.CompileSeconds, least)
+		}
+		return result, err
+	}
+	return j.store(ctx, b, out)
+}
+
+// moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
+// be of neither version, and belongs to no build key.
+func (j *job) moved() error {
+	return fail(Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).hint("ask again")
+}
+
+// check validates the output and loads it in a process of its own, and writes the build's record.
+func (j *job) check(ctx context.Context, out string, result compilers.Result) (*index.Build, error) {
+	m, err := readArtefact(ctx, out, result)
+	if err != nil {
+		return nil, fail(CompileFailed, err, "model %q: the execution provider's output is not an artefact", j.request.Name)
+	}
+	b := j.record(m, result)
+	checked, err := j.c.compiler.Check(ctx, compilers.CheckJob{
+		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
+		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
+		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
+		GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
+		Idle:                       j.urgent,
+	})
+	j.spent(checked.CPUSeconds)
+	if err != nil {
+		return nil, workerError(err, "model %q: load check", j.request.Name)
+	}
+	b.LoadCheck = checked.Outcome
+	switch {
+	case checked.Outcome == compilers.Failed:
+		return nil, fail(CompileFailed, nil, "model %q compiles, but what comes out does not load: %s", j.request.Name, checked.Text).
+			fact("code", fmt.Sprint(checked.Code))
+	case checked.GraphOptimizationLevel == "disable_all":
+		b.GraphOptimizationLevel = "disable_all"
+	}
+	if checked.Outcome == compilers.Passed {
+		j.load = checked.Seconds
+	}
+	return b, nil
+}
+
+// loadLevel is the level at which applications load the graph unless they are told another: a session's default,
+// except for those that asked to have nothing optimised.
+func loadLevel(compiledAt string) string {
+	if compiledAt == "disable_all" {
+		return compiledAt
+	}
+	return "all"
+}
+
+// record is the build's record but for its files' digests.
+func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
+	r := j.request
+	b := &index.Build{
+		RequestKey: j.plan.requestKey, BuildKey: j.plan.buildKey, Scope: j.scope, UID: r.Peer.UID,
+		ModelDigest: j.plan.canonical.Model, ModelName: r.Name, Record: j.plan.record, RecordJSON: j.plan.recordJSON,
+		EPs: j.plan.facts, ORTVersion: result.ORTVersion, Route: j.plan.canonical.Route, Graph: result.Graph,
+		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
+		CompileSeconds: result.Seconds, Created: j.c.now(), IRVersion: m.IRVersion, Embed: r.Embed,
+	}
+	for _, name := range result.Files {
+		b.Files = append(b.Files, index.File{Name: name})
+	}
+	for _, ep := range j.plan.eps {
+		info, _ := compilers.EPByName(ep.Name)
+		b.ProviderOptions[ep.Name] = baseNames(info, ep.Options)
+	}
+	made := make(map[string]bool)
+	for _, n := range m.Contexts {
+		made[n.Source] = true
+	}
+	for _, ep := range j.plan.eps {
+		if !made[ep.Name] {
+			b.Warnings = append(b.Warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
+		}
+	}
+	if rest := m.Nodes - len(m.Contexts); rest > 0 {
+		b.Warnings = append(b.Warnings, fmt.Sprintf("%d nodes stay outside the compiled parts and run on another execution provider: %s", rest, m.NodeSummary(8)))
+	}
+	return b
+}

@@ -1,0 +1,97 @@
+package cache
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// store puts the files and then the manifest: from there on the build is acknowledged.
+func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled, error) {
+	c := j.c
+	c.publishing.RLock()
+	b.Source = j.keepSource(ctx)
+	err := c.put(ctx, b, out)
+	c.publishing.RUnlock()
+	if err != nil {
+		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
+		c.log.Error("build not stored", "model", b.ModelName, "error", err)
+		b.Warnings = append(b.Warnings, "not kept: "+err.Error())
+		return c.keepAlone(b, out)
+	}
+	c.log.Info("compiled", "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds, "scope", b.Scope)
+	c.seen(j.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
+	if j.anew == "" {
+		c.happened(eventOf(b, EventCompiled, "by %s in %.2f s", makers(b), b.CompileSeconds))
+	} else {
+		c.index.Count("rebuilds", 1)
+		c.happened(eventOf(b, EventRebuilt, "by %s in %.2f s: %s", makers(b), b.CompileSeconds, j.anew))
+	}
+	c.rebuilds.made(b)
+	c.supersede(ctx, b)
+	c.gains.after(j, b)
+	return &compiled{build: b}, nil
+}
+
+func (c *Cache) put(ctx context.Context, b *index.Build, out string) error {
+	for i := range b.Files {
+		f := &b.Files[i]
+		path := filepath.Join(out, filepath.FromSlash(f.Name))
+		var err error
+		if f.Digest, f.Size, err = c.cas.Adopt(ctx, path); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	id, err := hex.DecodeString(newID() + newID())
+	if err != nil {
+		return err
+	}
+	copy(b.ID[:], id)
+	return c.index.Publish(ctx, *b)
+}
+
+// supersede retracts the earlier builds of the same key: a newer one answers in their place. One that was made with
+// another driver stays, for when that comes back, unless it is not served anyway.
+func (c *Cache) supersede(ctx context.Context, b *index.Build) {
+	builds, err := c.index.Lookup(b.RequestKey, b.Scope)
+	if err != nil {
+		c.log.Warn("superseded builds not found", "error", err)
+		return
+	}
+	for i := range builds {
+		old := &builds[i]
+		if served := c.index.StateOf(old.ID).Name == index.Current; old.BuildKey == b.BuildKey && old.ID != b.ID && (!served || sameDrivers(old.EPs, b.EPs)) {
+			if c.index.StateOf(old.ID).Name == index.Damaged {
+				c.happened(eventOf(b, EventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
+			}
+			if _, err := c.retract(ctx, old, "compiled anew", pathGrace); err != nil {
+				c.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
+			}
+		}
+	}
+}
+
+// makers names what made a build.
+func makers(b *index.Build) string {
+	names := make([]string, len(b.EPs))
+	for i, ep := range b.EPs {
+		names[i] = strings.TrimSpace(ep.Name + " " + ep.Version)
+		if ep.SDKVersion != "" {
+			names[i] += " (SDK " + ep.SDKVersion + ")"
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func epNames(eps []EP) string {
+	names := make([]string, len(eps))
+	for i, ep := range eps {
+		names[i] = ep.Name
+	}
+	return strings.Join(names, ", ")
+}
