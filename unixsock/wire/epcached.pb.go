@@ -127,8 +127,8 @@ const (
 	OnMiss_REFRESH    OnMiss = 2 // compile anew even if there is a build
 	OnMiss_BYPASS     OnMiss = 3 // neither look up nor keep: compile for this caller only
 	OnMiss_KEY_ONLY   OnMiss = 4 // answer with the request key and record, look up nothing
-	OnMiss_BACKGROUND OnMiss = 5
-	OnMiss_CLAIM      OnMiss = 6
+	OnMiss_BACKGROUND OnMiss = 5 // start the compile if nobody does, and answer at once with its job
+	OnMiss_CLAIM      OnMiss = 6 // let this caller compile it and Put the result; wait if somebody does already
 	OnMiss_EXPLAIN    OnMiss = 7 // decide, compile nothing, and answer with the decision and its reasons
 )
 
@@ -224,6 +224,14 @@ type Envelope struct {
 	//	*Envelope_Event
 	//	*Envelope_Doctor
 	//	*Envelope_DoctorReply
+	//	*Envelope_Jobs
+	//	*Envelope_JobsReply
+	//	*Envelope_Follow
+	//	*Envelope_CancelJobs
+	//	*Envelope_RetryJobs
+	//	*Envelope_Put
+	//	*Envelope_GiveUp
+	//	*Envelope_GiveUpReply
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -593,6 +601,78 @@ func (x *Envelope) GetDoctorReply() *DoctorReply {
 	return nil
 }
 
+func (x *Envelope) GetJobs() *Jobs {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Jobs); ok {
+			return x.Jobs
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetJobsReply() *JobsReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_JobsReply); ok {
+			return x.JobsReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetFollow() *Follow {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Follow); ok {
+			return x.Follow
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetCancelJobs() *CancelJobs {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_CancelJobs); ok {
+			return x.CancelJobs
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetRetryJobs() *RetryJobs {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_RetryJobs); ok {
+			return x.RetryJobs
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetPut() *Put {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Put); ok {
+			return x.Put
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetGiveUp() *GiveUp {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_GiveUp); ok {
+			return x.GiveUp
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetGiveUpReply() *GiveUpReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_GiveUpReply); ok {
+			return x.GiveUpReply
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -733,6 +813,38 @@ type Envelope_DoctorReply struct {
 	DoctorReply *DoctorReply `protobuf:"bytes,52,opt,name=doctor_reply,json=doctorReply,proto3,oneof"`
 }
 
+type Envelope_Jobs struct {
+	Jobs *Jobs `protobuf:"bytes,53,opt,name=jobs,proto3,oneof"`
+}
+
+type Envelope_JobsReply struct {
+	JobsReply *JobsReply `protobuf:"bytes,54,opt,name=jobs_reply,json=jobsReply,proto3,oneof"` // answers Jobs, Follow, CancelJobs and RetryJobs
+}
+
+type Envelope_Follow struct {
+	Follow *Follow `protobuf:"bytes,55,opt,name=follow,proto3,oneof"`
+}
+
+type Envelope_CancelJobs struct {
+	CancelJobs *CancelJobs `protobuf:"bytes,56,opt,name=cancel_jobs,json=cancelJobs,proto3,oneof"`
+}
+
+type Envelope_RetryJobs struct {
+	RetryJobs *RetryJobs `protobuf:"bytes,57,opt,name=retry_jobs,json=retryJobs,proto3,oneof"`
+}
+
+type Envelope_Put struct {
+	Put *Put `protobuf:"bytes,58,opt,name=put,proto3,oneof"` // answered with AcquireReply, outcome "put"; may be preceded by Attach, like Acquire
+}
+
+type Envelope_GiveUp struct {
+	GiveUp *GiveUp `protobuf:"bytes,59,opt,name=give_up,json=giveUp,proto3,oneof"`
+}
+
+type Envelope_GiveUpReply struct {
+	GiveUpReply *GiveUpReply `protobuf:"bytes,60,opt,name=give_up_reply,json=giveUpReply,proto3,oneof"`
+}
+
 func (*Envelope_Hello) isEnvelope_Body() {}
 
 func (*Envelope_HelloReply) isEnvelope_Body() {}
@@ -800,6 +912,22 @@ func (*Envelope_Event) isEnvelope_Body() {}
 func (*Envelope_Doctor) isEnvelope_Body() {}
 
 func (*Envelope_DoctorReply) isEnvelope_Body() {}
+
+func (*Envelope_Jobs) isEnvelope_Body() {}
+
+func (*Envelope_JobsReply) isEnvelope_Body() {}
+
+func (*Envelope_Follow) isEnvelope_Body() {}
+
+func (*Envelope_CancelJobs) isEnvelope_Body() {}
+
+func (*Envelope_RetryJobs) isEnvelope_Body() {}
+
+func (*Envelope_Put) isEnvelope_Body() {}
+
+func (*Envelope_GiveUp) isEnvelope_Body() {}
+
+func (*Envelope_GiveUpReply) isEnvelope_Body() {}
 
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1029,6 +1157,9 @@ type Progress struct {
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`                         // for people
 	DoneBytes     int64                  `protobuf:"varint,4,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // for reading, storing and verifying
 	TotalBytes    int64                  `protobuf:"varint,5,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	EstimateMs    int64                  `protobuf:"varint,6,opt,name=estimate_ms,json=estimateMs,proto3" json:"estimate_ms,omitempty"` // of the whole request, from earlier compiles of like size; 0: not known
+	Job           string                 `protobuf:"bytes,7,opt,name=job,proto3" json:"job,omitempty"`                                  // of the compile that the request waits for; empty: of none
+	Waiting       uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`                         // requests that wait for this job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1098,6 +1229,27 @@ func (x *Progress) GetTotalBytes() int64 {
 	return 0
 }
 
+func (x *Progress) GetEstimateMs() int64 {
+	if x != nil {
+		return x.EstimateMs
+	}
+	return 0
+}
+
+func (x *Progress) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *Progress) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
 // Cancel gives up the request with the envelope's number. It has no answer of its own: the request is answered
 // with Error, class CANCELLED, or with its result if that was under way.
 type Cancel struct {
@@ -1136,7 +1288,7 @@ func (*Cancel) Descriptor() ([]byte, []int) {
 	return file_epcached_proto_rawDescGZIP(), []int{5}
 }
 
-// Attach brings descriptors for the Acquire that follows under the same request number, when it needs more than
+// Attach brings descriptors for the Acquire or Put that follows under the same request number, when it needs more than
 // fit into one frame. It has no answer. At most 4096 descriptors may be attached to one request.
 type Attach struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1564,9 +1716,13 @@ type Acquire struct {
 	Route                      string                 `protobuf:"bytes,8,opt,name=route,proto3" json:"route,omitempty"`                                                                   // "", "compile_api", "session_options"
 	Runtime                    *Runtime               `protobuf:"bytes,9,opt,name=runtime,proto3" json:"runtime,omitempty"`
 	OnMiss                     OnMiss                 `protobuf:"varint,10,opt,name=on_miss,json=onMiss,proto3,enum=epcached.v1.OnMiss" json:"on_miss,omitempty"`
-	Store                      string                 `protobuf:"bytes,11,opt,name=store,proto3" json:"store,omitempty"`                              // "", "shared", "user", "none"; can only narrow
-	DeadlineMs                 int64                  `protobuf:"varint,12,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"` // 0: none
-	StrictOrt                  bool                   `protobuf:"varint,13,opt,name=strict_ort,json=strictOrt,proto3" json:"strict_ort,omitempty"`    // only builds made under exactly runtime.ort_version
+	Store                      string                 `protobuf:"bytes,11,opt,name=store,proto3" json:"store,omitempty"`                                     // "", "shared", "user", "none"; can only narrow
+	DeadlineMs                 int64                  `protobuf:"varint,12,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"`        // 0: none
+	StrictOrt                  bool                   `protobuf:"varint,13,opt,name=strict_ort,json=strictOrt,proto3" json:"strict_ort,omitempty"`           // only builds made under exactly runtime.ort_version
+	Group                      []*Model               `protobuf:"bytes,14,rep,name=group,proto3" json:"group,omitempty"`                                     // compiled together with model, after it and in this order, to share one binary
+	Output                     *Output                `protobuf:"bytes,15,opt,name=output,proto3" json:"output,omitempty"`                                   // how the compiled model is to be written
+	KeepGoing                  bool                   `protobuf:"varint,16,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`           // finish the compile though nobody waits for it any more
+	VerifyOutput               float64                `protobuf:"fixed64,17,opt,name=verify_output,json=verifyOutput,proto3" json:"verify_output,omitempty"` // not 0: run the compiled and the source model once, and refuse a difference above this (absolute and relative)
 	unknownFields              protoimpl.UnknownFields
 	sizeCache                  protoimpl.SizeCache
 }
@@ -1692,6 +1848,111 @@ func (x *Acquire) GetStrictOrt() bool {
 	return false
 }
 
+func (x *Acquire) GetGroup() []*Model {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+func (x *Acquire) GetOutput() *Output {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+func (x *Acquire) GetKeepGoing() bool {
+	if x != nil {
+		return x.KeepGoing
+	}
+	return false
+}
+
+func (x *Acquire) GetVerifyOutput() float64 {
+	if x != nil {
+		return x.VerifyOutput
+	}
+	return 0
+}
+
+// Output is how ONNX Runtime is to write the compiled model, beyond Acquire.embed. Every field is part of the request's identity.
+type Output struct {
+	state                         protoimpl.MessageState `protogen:"open.v1"`
+	ExternalInitializersFile      string                 `protobuf:"bytes,1,opt,name=external_initializers_file,json=externalInitializersFile,proto3" json:"external_initializers_file,omitempty"`                 // base name of a file for the initializers that stay outside the context; empty: inside the graph
+	ExternalInitializersThreshold int64                  `protobuf:"varint,2,opt,name=external_initializers_threshold,json=externalInitializersThreshold,proto3" json:"external_initializers_threshold,omitempty"` // bytes; smaller ones stay in the graph
+	KeepInitializersInSource      bool                   `protobuf:"varint,3,opt,name=keep_initializers_in_source,json=keepInitializersInSource,proto3" json:"keep_initializers_in_source,omitempty"`              // the compiled graph refers to the source model's own external data, which becomes part of the build
+	NodeNamePrefix                string                 `protobuf:"bytes,4,opt,name=node_name_prefix,json=nodeNamePrefix,proto3" json:"node_name_prefix,omitempty"`                                               // "ep.context_node_name_prefix"
+	Complete                      bool                   `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`                                                                                  // no node may stay on the CPU: "session.disable_cpu_ep_fallback"
+	unknownFields                 protoimpl.UnknownFields
+	sizeCache                     protoimpl.SizeCache
+}
+
+func (x *Output) Reset() {
+	*x = Output{}
+	mi := &file_epcached_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Output) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Output) ProtoMessage() {}
+
+func (x *Output) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Output.ProtoReflect.Descriptor instead.
+func (*Output) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Output) GetExternalInitializersFile() string {
+	if x != nil {
+		return x.ExternalInitializersFile
+	}
+	return ""
+}
+
+func (x *Output) GetExternalInitializersThreshold() int64 {
+	if x != nil {
+		return x.ExternalInitializersThreshold
+	}
+	return 0
+}
+
+func (x *Output) GetKeepInitializersInSource() bool {
+	if x != nil {
+		return x.KeepInitializersInSource
+	}
+	return false
+}
+
+func (x *Output) GetNodeNamePrefix() string {
+	if x != nil {
+		return x.NodeNamePrefix
+	}
+	return ""
+}
+
+func (x *Output) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
 type File struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // relative to the view
@@ -1703,7 +1964,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_epcached_proto_msgTypes[14]
+	mi := &file_epcached_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1976,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[14]
+	mi := &file_epcached_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1989,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{14}
+	return file_epcached_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *File) GetName() string {
@@ -1754,7 +2015,7 @@ func (x *File) GetDigest() string {
 
 type AcquireReply struct {
 	state                  protoimpl.MessageState `protogen:"open.v1"`
-	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key", "explanation"
+	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key", "explanation", "background", "claim", "put"
 	RequestKey             string                 `protobuf:"bytes,2,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
 	Build                  string                 `protobuf:"bytes,3,opt,name=build,proto3" json:"build,omitempty"` // build key
 	ModelDigest            string                 `protobuf:"bytes,4,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
@@ -1778,13 +2039,17 @@ type AcquireReply struct {
 	Explanation            *Explanation           `protobuf:"bytes,22,opt,name=explanation,proto3" json:"explanation,omitempty"`                                            // for EXPLAIN
 	CompatibilitySource    string                 `protobuf:"bytes,23,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // who says so: "same library", "execution provider", "fingerprint", "load check", "rule NAME"
 	CompatibilityReason    string                 `protobuf:"bytes,24,opt,name=compatibility_reason,json=compatibilityReason,proto3" json:"compatibility_reason,omitempty"`
+	Job                    string                 `protobuf:"bytes,25,opt,name=job,proto3" json:"job,omitempty"`         // of "background": what Follow and CancelJobs name
+	Claim                  *Claim                 `protobuf:"bytes,26,opt,name=claim,proto3" json:"claim,omitempty"`     // of "claim": the caller is to compile
+	Members                []*Member              `protobuf:"bytes,27,rep,name=members,proto3" json:"members,omitempty"` // of a group: all its members in order, the first is graph. To load several of them in one process, do it in this order
+	Member                 uint32                 `protobuf:"varint,28,opt,name=member,proto3" json:"member,omitempty"`  // which of the members the request was for, when it named one model; 0: the first
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
 
 func (x *AcquireReply) Reset() {
 	*x = AcquireReply{}
-	mi := &file_epcached_proto_msgTypes[15]
+	mi := &file_epcached_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +2061,7 @@ func (x *AcquireReply) String() string {
 func (*AcquireReply) ProtoMessage() {}
 
 func (x *AcquireReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[15]
+	mi := &file_epcached_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +2074,7 @@ func (x *AcquireReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireReply.ProtoReflect.Descriptor instead.
 func (*AcquireReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{15}
+	return file_epcached_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AcquireReply) GetOutcome() string {
@@ -1980,6 +2245,180 @@ func (x *AcquireReply) GetCompatibilityReason() string {
 	return ""
 }
 
+func (x *AcquireReply) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *AcquireReply) GetClaim() *Claim {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
+}
+
+func (x *AcquireReply) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *AcquireReply) GetMember() uint32 {
+	if x != nil {
+		return x.Member
+	}
+	return 0
+}
+
+// Member is one model of a group.
+type Member struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the model, for people
+	ModelDigest    string                 `protobuf:"bytes,2,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	Graph          string                 `protobuf:"bytes,3,opt,name=graph,proto3" json:"graph,omitempty"`                                                                                                                   // relative to the view, as AcquireReply.graph
+	SessionOptions map[string]string      `protobuf:"bytes,4,rep,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // besides AcquireReply.session_options, when several members are loaded in one process
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_epcached_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Member) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Member) GetModelDigest() string {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return ""
+}
+
+func (x *Member) GetGraph() string {
+	if x != nil {
+		return x.Graph
+	}
+	return ""
+}
+
+func (x *Member) GetSessionOptions() map[string]string {
+	if x != nil {
+		return x.SessionOptions
+	}
+	return nil
+}
+
+// Claim is the right to compile for everybody who waits. It ends with the connection, with Put or GiveUp, and at its deadline.
+type Claim struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Output        string                 `protobuf:"bytes,2,opt,name=output,proto3" json:"output,omitempty"`                            // the name under which the graph is to be written: names are part of what is compiled
+	DeadlineMs    int64                  `protobuf:"varint,3,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"` // from now
+	Route         string                 `protobuf:"bytes,4,opt,name=route,proto3" json:"route,omitempty"`                              // "compile_api" or "session_options"
+	Outputs       []string               `protobuf:"bytes,5,rep,name=outputs,proto3" json:"outputs,omitempty"`                          // of a group: the names of all its graphs, the first is output
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Claim) Reset() {
+	*x = Claim{}
+	mi := &file_epcached_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Claim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Claim) ProtoMessage() {}
+
+func (x *Claim) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Claim.ProtoReflect.Descriptor instead.
+func (*Claim) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Claim) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Claim) GetOutput() string {
+	if x != nil {
+		return x.Output
+	}
+	return ""
+}
+
+func (x *Claim) GetDeadlineMs() int64 {
+	if x != nil {
+		return x.DeadlineMs
+	}
+	return 0
+}
+
+func (x *Claim) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+func (x *Claim) GetOutputs() []string {
+	if x != nil {
+		return x.Outputs
+	}
+	return nil
+}
+
 type StringMap struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entries       map[string]string      `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -1989,7 +2428,7 @@ type StringMap struct {
 
 func (x *StringMap) Reset() {
 	*x = StringMap{}
-	mi := &file_epcached_proto_msgTypes[16]
+	mi := &file_epcached_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2440,7 @@ func (x *StringMap) String() string {
 func (*StringMap) ProtoMessage() {}
 
 func (x *StringMap) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[16]
+	mi := &file_epcached_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2453,7 @@ func (x *StringMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StringMap.ProtoReflect.Descriptor instead.
 func (*StringMap) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{16}
+	return file_epcached_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StringMap) GetEntries() map[string]string {
@@ -2035,7 +2474,7 @@ type Need struct {
 
 func (x *Need) Reset() {
 	*x = Need{}
-	mi := &file_epcached_proto_msgTypes[17]
+	mi := &file_epcached_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2486,7 @@ func (x *Need) String() string {
 func (*Need) ProtoMessage() {}
 
 func (x *Need) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[17]
+	mi := &file_epcached_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2499,7 @@ func (x *Need) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Need.ProtoReflect.Descriptor instead.
 func (*Need) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{17}
+	return file_epcached_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Need) GetLocations() []string {
@@ -2080,7 +2519,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_epcached_proto_msgTypes[18]
+	mi := &file_epcached_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2531,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[18]
+	mi := &file_epcached_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2544,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{18}
+	return file_epcached_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Release) GetBuild() string {
@@ -2123,7 +2562,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_epcached_proto_msgTypes[19]
+	mi := &file_epcached_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2574,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[19]
+	mi := &file_epcached_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2587,854 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{19}
+	return file_epcached_proto_rawDescGZIP(), []int{22}
+}
+
+// Put brings what the holder of a claim compiled. The daemon copies and checks it before it answers.
+type Put struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Claim          string                 `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
+	Files          []*PutFile             `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"`    // the graph, or a group's graphs in order, first
+	Graphs         uint32                 `protobuf:"varint,3,opt,name=graphs,proto3" json:"graphs,omitempty"` // how many of the files are graphs; 0: one
+	CompileSeconds float64                `protobuf:"fixed64,4,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
+	OrtVersion     string                 `protobuf:"bytes,5,opt,name=ort_version,json=ortVersion,proto3" json:"ort_version,omitempty"`
+	MadeBy         []*MadeBy              `protobuf:"bytes,6,rep,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // in the order of the request's execution providers
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Put) Reset() {
+	*x = Put{}
+	mi := &file_epcached_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Put) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Put) ProtoMessage() {}
+
+func (x *Put) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Put.ProtoReflect.Descriptor instead.
+func (*Put) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Put) GetClaim() string {
+	if x != nil {
+		return x.Claim
+	}
+	return ""
+}
+
+func (x *Put) GetFiles() []*PutFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *Put) GetGraphs() uint32 {
+	if x != nil {
+		return x.Graphs
+	}
+	return 0
+}
+
+func (x *Put) GetCompileSeconds() float64 {
+	if x != nil {
+		return x.CompileSeconds
+	}
+	return 0
+}
+
+func (x *Put) GetOrtVersion() string {
+	if x != nil {
+		return x.OrtVersion
+	}
+	return ""
+}
+
+func (x *Put) GetMadeBy() []*MadeBy {
+	if x != nil {
+		return x.MadeBy
+	}
+	return nil
+}
+
+type PutFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // as it stands in the graph: relative, below the folder that it was compiled in
+	Fd            uint32                 `protobuf:"varint,2,opt,name=fd,proto3" json:"fd,omitempty"`    // opened for reading only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutFile) Reset() {
+	*x = PutFile{}
+	mi := &file_epcached_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutFile) ProtoMessage() {}
+
+func (x *PutFile) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutFile.ProtoReflect.Descriptor instead.
+func (*PutFile) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PutFile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutFile) GetFd() uint32 {
+	if x != nil {
+		return x.Fd
+	}
+	return 0
+}
+
+type MadeBy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ep            string                 `protobuf:"bytes,1,opt,name=ep,proto3" json:"ep,omitempty"`
+	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MadeBy) Reset() {
+	*x = MadeBy{}
+	mi := &file_epcached_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MadeBy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MadeBy) ProtoMessage() {}
+
+func (x *MadeBy) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MadeBy.ProtoReflect.Descriptor instead.
+func (*MadeBy) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *MadeBy) GetEp() string {
+	if x != nil {
+		return x.Ep
+	}
+	return ""
+}
+
+func (x *MadeBy) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+// GiveUp ends a claim without a result: the next who waits may try.
+type GiveUp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Claim         string                 `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`  // what the compiler said, at most 4096 bytes
+	Code          int32                  `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"` // ONNX Runtime's error code; 0: it said none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveUp) Reset() {
+	*x = GiveUp{}
+	mi := &file_epcached_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveUp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveUp) ProtoMessage() {}
+
+func (x *GiveUp) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveUp.ProtoReflect.Descriptor instead.
+func (*GiveUp) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *GiveUp) GetClaim() string {
+	if x != nil {
+		return x.Claim
+	}
+	return ""
+}
+
+func (x *GiveUp) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *GiveUp) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+type GiveUpReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveUpReply) Reset() {
+	*x = GiveUpReply{}
+	mi := &file_epcached_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveUpReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveUpReply) ProtoMessage() {}
+
+func (x *GiveUpReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveUpReply.ProtoReflect.Descriptor instead.
+func (*GiveUpReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{27}
+}
+
+// Jobs asks for the compiles that wait or run, and for the failures that are remembered.
+type Jobs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Jobs) Reset() {
+	*x = Jobs{}
+	mi := &file_epcached_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Jobs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Jobs) ProtoMessage() {}
+
+func (x *Jobs) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
+func (*Jobs) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{28}
+}
+
+type Job struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // "queued", "running", "claimed"; "done", "failed" and "cancelled" only in the reply to Follow and CancelJobs
+	Phase         string                 `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"` // as in Progress
+	ModelName     string                 `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	ModelDigest   string                 `protobuf:"bytes,5,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	RequestKey    string                 `protobuf:"bytes,6,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
+	Build         string                 `protobuf:"bytes,7,opt,name=build,proto3" json:"build,omitempty"` // build key
+	Ep            string                 `protobuf:"bytes,8,opt,name=ep,proto3" json:"ep,omitempty"`
+	Uid           uint32                 `protobuf:"varint,9,opt,name=uid,proto3" json:"uid,omitempty"`                                  // who asked first
+	Background    bool                   `protobuf:"varint,10,opt,name=background,proto3" json:"background,omitempty"`                   // nobody waits for it
+	Waiting       uint32                 `protobuf:"varint,11,opt,name=waiting,proto3" json:"waiting,omitempty"`                         // requests that wait for it
+	QueuedMs      int64                  `protobuf:"varint,12,opt,name=queued_ms,json=queuedMs,proto3" json:"queued_ms,omitempty"`       // Unix time, milliseconds
+	StartedMs     int64                  `protobuf:"varint,13,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"`    // 0: not yet
+	ElapsedMs     int64                  `protobuf:"varint,14,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"`    // since it was queued
+	EstimateMs    int64                  `protobuf:"varint,15,opt,name=estimate_ms,json=estimateMs,proto3" json:"estimate_ms,omitempty"` // from queued to done; 0: not known
+	Why           string                 `protobuf:"bytes,16,opt,name=why,proto3" json:"why,omitempty"`                                  // "asked for", "libraries changed", ...
+	Error         *Error                 `protobuf:"bytes,17,opt,name=error,proto3" json:"error,omitempty"`                              // of "failed"
+	Models        uint32                 `protobuf:"varint,18,opt,name=models,proto3" json:"models,omitempty"`                           // of a group: how many; else 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Job) Reset() {
+	*x = Job{}
+	mi := &file_epcached_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Job) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Job) ProtoMessage() {}
+
+func (x *Job) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Job.ProtoReflect.Descriptor instead.
+func (*Job) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Job) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Job) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Job) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Job) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Job) GetModelDigest() string {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return ""
+}
+
+func (x *Job) GetRequestKey() string {
+	if x != nil {
+		return x.RequestKey
+	}
+	return ""
+}
+
+func (x *Job) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *Job) GetEp() string {
+	if x != nil {
+		return x.Ep
+	}
+	return ""
+}
+
+func (x *Job) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Job) GetBackground() bool {
+	if x != nil {
+		return x.Background
+	}
+	return false
+}
+
+func (x *Job) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Job) GetQueuedMs() int64 {
+	if x != nil {
+		return x.QueuedMs
+	}
+	return 0
+}
+
+func (x *Job) GetStartedMs() int64 {
+	if x != nil {
+		return x.StartedMs
+	}
+	return 0
+}
+
+func (x *Job) GetElapsedMs() int64 {
+	if x != nil {
+		return x.ElapsedMs
+	}
+	return 0
+}
+
+func (x *Job) GetEstimateMs() int64 {
+	if x != nil {
+		return x.EstimateMs
+	}
+	return 0
+}
+
+func (x *Job) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Job) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *Job) GetModels() uint32 {
+	if x != nil {
+		return x.Models
+	}
+	return 0
+}
+
+// Failure is a compile that failed, and is answered from memory until it may be tried again.
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestKey    string                 `protobuf:"bytes,1,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
+	Build         string                 `protobuf:"bytes,2,opt,name=build,proto3" json:"build,omitempty"` // build key
+	ModelName     string                 `protobuf:"bytes,3,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	ModelDigest   string                 `protobuf:"bytes,4,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	Ep            string                 `protobuf:"bytes,5,opt,name=ep,proto3" json:"ep,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`                                                                         // "crash", "timeout", "memory", "refused", "no node taken", "invalid output", "load check failed", "cancelled", ...
+	Text          string                 `protobuf:"bytes,7,opt,name=text,proto3" json:"text,omitempty"`                                                                             // with the compiler's own last words
+	Facts         map[string]string      `protobuf:"bytes,8,rep,name=facts,proto3" json:"facts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // "signal", "code", "exit", ...
+	Count         uint32                 `protobuf:"varint,9,opt,name=count,proto3" json:"count,omitempty"`                                                                          // how often in a row
+	FirstMs       int64                  `protobuf:"varint,10,opt,name=first_ms,json=firstMs,proto3" json:"first_ms,omitempty"`                                                      // Unix time, milliseconds
+	LastMs        int64                  `protobuf:"varint,11,opt,name=last_ms,json=lastMs,proto3" json:"last_ms,omitempty"`
+	RetryMs       int64                  `protobuf:"varint,12,opt,name=retry_ms,json=retryMs,proto3" json:"retry_ms,omitempty"` // when a request may try again
+	Scope         string                 `protobuf:"bytes,13,opt,name=scope,proto3" json:"scope,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_epcached_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Failure) GetRequestKey() string {
+	if x != nil {
+		return x.RequestKey
+	}
+	return ""
+}
+
+func (x *Failure) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *Failure) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Failure) GetModelDigest() string {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return ""
+}
+
+func (x *Failure) GetEp() string {
+	if x != nil {
+		return x.Ep
+	}
+	return ""
+}
+
+func (x *Failure) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Failure) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Failure) GetFacts() map[string]string {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+func (x *Failure) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Failure) GetFirstMs() int64 {
+	if x != nil {
+		return x.FirstMs
+	}
+	return 0
+}
+
+func (x *Failure) GetLastMs() int64 {
+	if x != nil {
+		return x.LastMs
+	}
+	return 0
+}
+
+func (x *Failure) GetRetryMs() int64 {
+	if x != nil {
+		return x.RetryMs
+	}
+	return 0
+}
+
+func (x *Failure) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+type JobsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Jobs          []*Job                 `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`         // those that wait or run, in the order in which they will; or those that were asked for
+	Failures      []*Failure             `protobuf:"bytes,2,rep,name=failures,proto3" json:"failures,omitempty"` // newest first; for RetryJobs: those that were forgotten
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobsReply) Reset() {
+	*x = JobsReply{}
+	mi := &file_epcached_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobsReply) ProtoMessage() {}
+
+func (x *JobsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobsReply.ProtoReflect.Descriptor instead.
+func (*JobsReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *JobsReply) GetJobs() []*Job {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+func (x *JobsReply) GetFailures() []*Failure {
+	if x != nil {
+		return x.Failures
+	}
+	return nil
+}
+
+// Follow waits for a job, with Progress frames, and answers with its end.
+type Follow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Follow) Reset() {
+	*x = Follow{}
+	mi := &file_epcached_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Follow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Follow) ProtoMessage() {}
+
+func (x *Follow) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Follow.ProtoReflect.Descriptor instead.
+func (*Follow) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Follow) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+// CancelJobs ends compiles: own ones, for administrators any.
+type CancelJobs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Jobs          []string               `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	All           bool                   `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelJobs) Reset() {
+	*x = CancelJobs{}
+	mi := &file_epcached_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelJobs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelJobs) ProtoMessage() {}
+
+func (x *CancelJobs) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelJobs.ProtoReflect.Descriptor instead.
+func (*CancelJobs) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *CancelJobs) GetJobs() []string {
+	if x != nil {
+		return x.Jobs
+	}
+	return nil
+}
+
+func (x *CancelJobs) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+// RetryJobs forgets failures, so that the next request compiles again.
+type RetryJobs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"` // as in Show, or a model's name
+	All           bool                   `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryJobs) Reset() {
+	*x = RetryJobs{}
+	mi := &file_epcached_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryJobs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryJobs) ProtoMessage() {}
+
+func (x *RetryJobs) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryJobs.ProtoReflect.Descriptor instead.
+func (*RetryJobs) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *RetryJobs) GetEntries() []string {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *RetryJobs) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
 }
 
 type List struct {
@@ -2163,7 +3449,7 @@ type List struct {
 
 func (x *List) Reset() {
 	*x = List{}
-	mi := &file_epcached_proto_msgTypes[20]
+	mi := &file_epcached_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2175,7 +3461,7 @@ func (x *List) String() string {
 func (*List) ProtoMessage() {}
 
 func (x *List) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[20]
+	mi := &file_epcached_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2188,7 +3474,7 @@ func (x *List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use List.ProtoReflect.Descriptor instead.
 func (*List) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{20}
+	return file_epcached_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *List) GetModel() string {
@@ -2257,7 +3543,7 @@ type Build struct {
 
 func (x *Build) Reset() {
 	*x = Build{}
-	mi := &file_epcached_proto_msgTypes[21]
+	mi := &file_epcached_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +3555,7 @@ func (x *Build) String() string {
 func (*Build) ProtoMessage() {}
 
 func (x *Build) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[21]
+	mi := &file_epcached_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +3568,7 @@ func (x *Build) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Build.ProtoReflect.Descriptor instead.
 func (*Build) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{21}
+	return file_epcached_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Build) GetBuild() string {
@@ -2505,7 +3791,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_epcached_proto_msgTypes[22]
+	mi := &file_epcached_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2517,7 +3803,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[22]
+	mi := &file_epcached_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2530,7 +3816,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{22}
+	return file_epcached_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListReply) GetBuilds() []*Build {
@@ -2557,7 +3843,7 @@ type Show struct {
 
 func (x *Show) Reset() {
 	*x = Show{}
-	mi := &file_epcached_proto_msgTypes[23]
+	mi := &file_epcached_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +3855,7 @@ func (x *Show) String() string {
 func (*Show) ProtoMessage() {}
 
 func (x *Show) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[23]
+	mi := &file_epcached_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +3868,7 @@ func (x *Show) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Show.ProtoReflect.Descriptor instead.
 func (*Show) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{23}
+	return file_epcached_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Show) GetEntry() string {
@@ -2603,7 +3889,7 @@ type ShowReply struct {
 
 func (x *ShowReply) Reset() {
 	*x = ShowReply{}
-	mi := &file_epcached_proto_msgTypes[24]
+	mi := &file_epcached_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +3901,7 @@ func (x *ShowReply) String() string {
 func (*ShowReply) ProtoMessage() {}
 
 func (x *ShowReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[24]
+	mi := &file_epcached_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +3914,7 @@ func (x *ShowReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowReply.ProtoReflect.Descriptor instead.
 func (*ShowReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{24}
+	return file_epcached_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ShowReply) GetBuilds() []*Build {
@@ -2664,7 +3950,7 @@ type Invalidate struct {
 
 func (x *Invalidate) Reset() {
 	*x = Invalidate{}
-	mi := &file_epcached_proto_msgTypes[25]
+	mi := &file_epcached_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +3962,7 @@ func (x *Invalidate) String() string {
 func (*Invalidate) ProtoMessage() {}
 
 func (x *Invalidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[25]
+	mi := &file_epcached_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +3975,7 @@ func (x *Invalidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invalidate.ProtoReflect.Descriptor instead.
 func (*Invalidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{25}
+	return file_epcached_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Invalidate) GetEntries() []string {
@@ -2724,7 +4010,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_epcached_proto_msgTypes[26]
+	mi := &file_epcached_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +4022,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[26]
+	mi := &file_epcached_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +4035,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{26}
+	return file_epcached_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Remove) GetEntries() []string {
@@ -2783,7 +4069,7 @@ type ChangeReply struct {
 
 func (x *ChangeReply) Reset() {
 	*x = ChangeReply{}
-	mi := &file_epcached_proto_msgTypes[27]
+	mi := &file_epcached_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +4081,7 @@ func (x *ChangeReply) String() string {
 func (*ChangeReply) ProtoMessage() {}
 
 func (x *ChangeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[27]
+	mi := &file_epcached_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +4094,7 @@ func (x *ChangeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeReply.ProtoReflect.Descriptor instead.
 func (*ChangeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{27}
+	return file_epcached_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ChangeReply) GetBuilds() []*Build {
@@ -2833,7 +4119,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[28]
+	mi := &file_epcached_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +4131,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[28]
+	mi := &file_epcached_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +4144,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{28}
+	return file_epcached_proto_rawDescGZIP(), []int{43}
 }
 
 type StatusReply struct {
@@ -2885,7 +4171,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[29]
+	mi := &file_epcached_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +4183,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[29]
+	mi := &file_epcached_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +4196,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{29}
+	return file_epcached_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -3041,7 +4327,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[30]
+	mi := &file_epcached_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +4339,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[30]
+	mi := &file_epcached_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +4352,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{30}
+	return file_epcached_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -3135,7 +4421,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[31]
+	mi := &file_epcached_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3147,7 +4433,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[31]
+	mi := &file_epcached_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3160,7 +4446,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{31}
+	return file_epcached_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -3189,7 +4475,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[32]
+	mi := &file_epcached_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +4487,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[32]
+	mi := &file_epcached_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +4500,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{32}
+	return file_epcached_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -3251,7 +4537,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[33]
+	mi := &file_epcached_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +4549,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[33]
+	mi := &file_epcached_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +4562,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{33}
+	return file_epcached_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -3379,7 +4665,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[34]
+	mi := &file_epcached_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +4677,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[34]
+	mi := &file_epcached_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +4690,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{34}
+	return file_epcached_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *EpFacts) GetName() string {
@@ -3481,7 +4767,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[35]
+	mi := &file_epcached_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +4779,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[35]
+	mi := &file_epcached_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +4792,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{35}
+	return file_epcached_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -3595,7 +4881,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[36]
+	mi := &file_epcached_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +4893,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[36]
+	mi := &file_epcached_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +4906,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{36}
+	return file_epcached_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Report) GetBuild() string {
@@ -3679,7 +4965,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[37]
+	mi := &file_epcached_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +4977,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[37]
+	mi := &file_epcached_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +4990,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{37}
+	return file_epcached_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -3752,7 +5038,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[38]
+	mi := &file_epcached_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +5050,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[38]
+	mi := &file_epcached_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +5063,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{38}
+	return file_epcached_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Why) GetEntry() string {
@@ -3804,7 +5090,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[39]
+	mi := &file_epcached_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3816,7 +5102,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[39]
+	mi := &file_epcached_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3829,7 +5115,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{39}
+	return file_epcached_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -3900,7 +5186,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[40]
+	mi := &file_epcached_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3912,7 +5198,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[40]
+	mi := &file_epcached_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3925,7 +5211,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{40}
+	return file_epcached_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -3968,7 +5254,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[41]
+	mi := &file_epcached_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3980,7 +5266,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[41]
+	mi := &file_epcached_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3993,7 +5279,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{41}
+	return file_epcached_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -4036,7 +5322,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[42]
+	mi := &file_epcached_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +5334,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[42]
+	mi := &file_epcached_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +5347,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{42}
+	return file_epcached_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Difference) GetField() string {
@@ -4101,7 +5387,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[43]
+	mi := &file_epcached_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4113,7 +5399,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[43]
+	mi := &file_epcached_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4126,7 +5412,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{43}
+	return file_epcached_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -4195,7 +5481,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[44]
+	mi := &file_epcached_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4207,7 +5493,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[44]
+	mi := &file_epcached_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4220,7 +5506,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{44}
+	return file_epcached_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -4246,7 +5532,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[45]
+	mi := &file_epcached_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4258,7 +5544,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[45]
+	mi := &file_epcached_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4271,7 +5557,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{45}
+	return file_epcached_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -4292,7 +5578,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[46]
+	mi := &file_epcached_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4304,7 +5590,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[46]
+	mi := &file_epcached_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +5603,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{46}
+	return file_epcached_proto_rawDescGZIP(), []int{61}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -4329,7 +5615,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4341,7 +5627,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4354,7 +5640,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{47}
+	return file_epcached_proto_rawDescGZIP(), []int{62}
 }
 
 type DoctorReply struct {
@@ -4366,7 +5652,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4378,7 +5664,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4391,7 +5677,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{48}
+	return file_epcached_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -4413,7 +5699,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4425,7 +5711,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4438,7 +5724,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{49}
+	return file_epcached_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -4479,7 +5765,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +5777,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +5790,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{50}
+	return file_epcached_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Check) GetDeep() bool {
@@ -4533,7 +5819,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4545,7 +5831,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4558,7 +5844,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{51}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -4601,7 +5887,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4613,7 +5899,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4626,7 +5912,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{52}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Finding) GetKind() string {
@@ -4661,7 +5947,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xe4\x0e\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\x80\x12\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -4708,7 +5994,18 @@ const file_epcached_proto_rawDesc = "" +
 	"\tsubscribe\x181 \x01(\v2\x16.epcached.v1.SubscribeH\x00R\tsubscribe\x12*\n" +
 	"\x05event\x182 \x01(\v2\x12.epcached.v1.EventH\x00R\x05event\x12-\n" +
 	"\x06doctor\x183 \x01(\v2\x13.epcached.v1.DoctorH\x00R\x06doctor\x12=\n" +
-	"\fdoctor_reply\x184 \x01(\v2\x18.epcached.v1.DoctorReplyH\x00R\vdoctorReplyB\x06\n" +
+	"\fdoctor_reply\x184 \x01(\v2\x18.epcached.v1.DoctorReplyH\x00R\vdoctorReply\x12'\n" +
+	"\x04jobs\x185 \x01(\v2\x11.epcached.v1.JobsH\x00R\x04jobs\x127\n" +
+	"\n" +
+	"jobs_reply\x186 \x01(\v2\x16.epcached.v1.JobsReplyH\x00R\tjobsReply\x12-\n" +
+	"\x06follow\x187 \x01(\v2\x13.epcached.v1.FollowH\x00R\x06follow\x12:\n" +
+	"\vcancel_jobs\x188 \x01(\v2\x17.epcached.v1.CancelJobsH\x00R\n" +
+	"cancelJobs\x127\n" +
+	"\n" +
+	"retry_jobs\x189 \x01(\v2\x16.epcached.v1.RetryJobsH\x00R\tretryJobs\x12$\n" +
+	"\x03put\x18: \x01(\v2\x10.epcached.v1.PutH\x00R\x03put\x12.\n" +
+	"\agive_up\x18; \x01(\v2\x13.epcached.v1.GiveUpH\x00R\x06giveUp\x12>\n" +
+	"\rgive_up_reply\x18< \x01(\v2\x18.epcached.v1.GiveUpReplyH\x00R\vgiveUpReplyB\x06\n" +
 	"\x04body\"U\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1a\n" +
@@ -4732,7 +6029,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"FactsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe4\x01\n" +
 	"\bProgress\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x1d\n" +
 	"\n" +
@@ -4741,7 +6038,11 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"done_bytes\x18\x04 \x01(\x03R\tdoneBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\x05 \x01(\x03R\n" +
-	"totalBytes\"\b\n" +
+	"totalBytes\x12\x1f\n" +
+	"\vestimate_ms\x18\x06 \x01(\x03R\n" +
+	"estimateMs\x12\x10\n" +
+	"\x03job\x18\a \x01(\tR\x03job\x12\x18\n" +
+	"\awaiting\x18\b \x01(\rR\awaiting\"\b\n" +
 	"\x06Cancel\"\b\n" +
 	"\x06Attach\":\n" +
 	"\fExternalFile\x12\x1a\n" +
@@ -4782,7 +6083,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x02ep\x18\x01 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x13\n" +
 	"\x02fd\x18\x03 \x01(\rH\x00R\x02fd\x88\x01\x01B\x05\n" +
-	"\x03_fd\"\xf3\x06\n" +
+	"\x03_fd\"\x8e\b\n" +
 	"\aAcquire\x12(\n" +
 	"\x05model\x18\x01 \x01(\v2\x12.epcached.v1.ModelR\x05model\x120\n" +
 	"\x03eps\x18\x02 \x03(\v2\x1e.epcached.v1.ExecutionProviderR\x03eps\x12Q\n" +
@@ -4799,7 +6100,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\vdeadline_ms\x18\f \x01(\x03R\n" +
 	"deadlineMs\x12\x1d\n" +
 	"\n" +
-	"strict_ort\x18\r \x01(\bR\tstrictOrt\x1aA\n" +
+	"strict_ort\x18\r \x01(\bR\tstrictOrt\x12(\n" +
+	"\x05group\x18\x0e \x03(\v2\x12.epcached.v1.ModelR\x05group\x12+\n" +
+	"\x06output\x18\x0f \x01(\v2\x13.epcached.v1.OutputR\x06output\x12\x1d\n" +
+	"\n" +
+	"keep_going\x18\x10 \x01(\bR\tkeepGoing\x12#\n" +
+	"\rverify_output\x18\x11 \x01(\x01R\fverifyOutput\x1aA\n" +
 	"\x13SessionOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
@@ -4808,11 +6114,17 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1aM\n" +
 	"\x1fFreeDimensionsByDenotationEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"F\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x93\x02\n" +
+	"\x06Output\x12<\n" +
+	"\x1aexternal_initializers_file\x18\x01 \x01(\tR\x18externalInitializersFile\x12F\n" +
+	"\x1fexternal_initializers_threshold\x18\x02 \x01(\x03R\x1dexternalInitializersThreshold\x12=\n" +
+	"\x1bkeep_initializers_in_source\x18\x03 \x01(\bR\x18keepInitializersInSource\x12(\n" +
+	"\x10node_name_prefix\x18\x04 \x01(\tR\x0enodeNamePrefix\x12\x1a\n" +
+	"\bcomplete\x18\x05 \x01(\bR\bcomplete\"F\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xdd\b\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xe0\t\n" +
 	"\fAcquireReply\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -4840,14 +6152,33 @@ const file_epcached_proto_rawDesc = "" +
 	"\bwarnings\x18\x15 \x03(\tR\bwarnings\x12:\n" +
 	"\vexplanation\x18\x16 \x01(\v2\x18.epcached.v1.ExplanationR\vexplanation\x121\n" +
 	"\x14compatibility_source\x18\x17 \x01(\tR\x13compatibilitySource\x121\n" +
-	"\x14compatibility_reason\x18\x18 \x01(\tR\x13compatibilityReason\x1aZ\n" +
+	"\x14compatibility_reason\x18\x18 \x01(\tR\x13compatibilityReason\x12\x10\n" +
+	"\x03job\x18\x19 \x01(\tR\x03job\x12(\n" +
+	"\x05claim\x18\x1a \x01(\v2\x12.epcached.v1.ClaimR\x05claim\x12-\n" +
+	"\amembers\x18\x1b \x03(\v2\x13.epcached.v1.MemberR\amembers\x12\x16\n" +
+	"\x06member\x18\x1c \x01(\rR\x06member\x1aZ\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12,\n" +
 	"\x05value\x18\x02 \x01(\v2\x16.epcached.v1.StringMapR\x05value:\x028\x01\x1aA\n" +
 	"\x13SessionOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x05\n" +
-	"\x03_fd\"\x86\x01\n" +
+	"\x03_fd\"\xea\x01\n" +
+	"\x06Member\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
+	"\fmodel_digest\x18\x02 \x01(\tR\vmodelDigest\x12\x14\n" +
+	"\x05graph\x18\x03 \x01(\tR\x05graph\x12P\n" +
+	"\x0fsession_options\x18\x04 \x03(\v2'.epcached.v1.Member.SessionOptionsEntryR\x0esessionOptions\x1aA\n" +
+	"\x13SessionOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x01\n" +
+	"\x05Claim\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06output\x18\x02 \x01(\tR\x06output\x12\x1f\n" +
+	"\vdeadline_ms\x18\x03 \x01(\x03R\n" +
+	"deadlineMs\x12\x14\n" +
+	"\x05route\x18\x04 \x01(\tR\x05route\x12\x18\n" +
+	"\aoutputs\x18\x05 \x03(\tR\aoutputs\"\x86\x01\n" +
 	"\tStringMap\x12=\n" +
 	"\aentries\x18\x01 \x03(\v2#.epcached.v1.StringMap.EntriesEntryR\aentries\x1a:\n" +
 	"\fEntriesEntry\x12\x10\n" +
@@ -4857,7 +6188,87 @@ const file_epcached_proto_rawDesc = "" +
 	"\tlocations\x18\x01 \x03(\tR\tlocations\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\"\x0e\n" +
-	"\fReleaseReply\"X\n" +
+	"\fReleaseReply\"\xd7\x01\n" +
+	"\x03Put\x12\x14\n" +
+	"\x05claim\x18\x01 \x01(\tR\x05claim\x12*\n" +
+	"\x05files\x18\x02 \x03(\v2\x14.epcached.v1.PutFileR\x05files\x12\x16\n" +
+	"\x06graphs\x18\x03 \x01(\rR\x06graphs\x12'\n" +
+	"\x0fcompile_seconds\x18\x04 \x01(\x01R\x0ecompileSeconds\x12\x1f\n" +
+	"\vort_version\x18\x05 \x01(\tR\n" +
+	"ortVersion\x12,\n" +
+	"\amade_by\x18\x06 \x03(\v2\x13.epcached.v1.MadeByR\x06madeBy\"-\n" +
+	"\aPutFile\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02fd\x18\x02 \x01(\rR\x02fd\"2\n" +
+	"\x06MadeBy\x12\x0e\n" +
+	"\x02ep\x18\x01 \x01(\tR\x02ep\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\"F\n" +
+	"\x06GiveUp\x12\x14\n" +
+	"\x05claim\x18\x01 \x01(\tR\x05claim\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\x05R\x04code\"\r\n" +
+	"\vGiveUpReply\"\x06\n" +
+	"\x04Jobs\"\xe6\x03\n" +
+	"\x03Job\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
+	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x04 \x01(\tR\tmodelName\x12!\n" +
+	"\fmodel_digest\x18\x05 \x01(\tR\vmodelDigest\x12\x1f\n" +
+	"\vrequest_key\x18\x06 \x01(\tR\n" +
+	"requestKey\x12\x14\n" +
+	"\x05build\x18\a \x01(\tR\x05build\x12\x0e\n" +
+	"\x02ep\x18\b \x01(\tR\x02ep\x12\x10\n" +
+	"\x03uid\x18\t \x01(\rR\x03uid\x12\x1e\n" +
+	"\n" +
+	"background\x18\n" +
+	" \x01(\bR\n" +
+	"background\x12\x18\n" +
+	"\awaiting\x18\v \x01(\rR\awaiting\x12\x1b\n" +
+	"\tqueued_ms\x18\f \x01(\x03R\bqueuedMs\x12\x1d\n" +
+	"\n" +
+	"started_ms\x18\r \x01(\x03R\tstartedMs\x12\x1d\n" +
+	"\n" +
+	"elapsed_ms\x18\x0e \x01(\x03R\telapsedMs\x12\x1f\n" +
+	"\vestimate_ms\x18\x0f \x01(\x03R\n" +
+	"estimateMs\x12\x10\n" +
+	"\x03why\x18\x10 \x01(\tR\x03why\x12(\n" +
+	"\x05error\x18\x11 \x01(\v2\x12.epcached.v1.ErrorR\x05error\x12\x16\n" +
+	"\x06models\x18\x12 \x01(\rR\x06models\"\xaa\x03\n" +
+	"\aFailure\x12\x1f\n" +
+	"\vrequest_key\x18\x01 \x01(\tR\n" +
+	"requestKey\x12\x14\n" +
+	"\x05build\x18\x02 \x01(\tR\x05build\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x03 \x01(\tR\tmodelName\x12!\n" +
+	"\fmodel_digest\x18\x04 \x01(\tR\vmodelDigest\x12\x0e\n" +
+	"\x02ep\x18\x05 \x01(\tR\x02ep\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04text\x18\a \x01(\tR\x04text\x125\n" +
+	"\x05facts\x18\b \x03(\v2\x1f.epcached.v1.Failure.FactsEntryR\x05facts\x12\x14\n" +
+	"\x05count\x18\t \x01(\rR\x05count\x12\x19\n" +
+	"\bfirst_ms\x18\n" +
+	" \x01(\x03R\afirstMs\x12\x17\n" +
+	"\alast_ms\x18\v \x01(\x03R\x06lastMs\x12\x19\n" +
+	"\bretry_ms\x18\f \x01(\x03R\aretryMs\x12\x14\n" +
+	"\x05scope\x18\r \x01(\tR\x05scope\x1a8\n" +
+	"\n" +
+	"FactsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"c\n" +
+	"\tJobsReply\x12$\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x10.epcached.v1.JobR\x04jobs\x120\n" +
+	"\bfailures\x18\x02 \x03(\v2\x14.epcached.v1.FailureR\bfailures\"\x1a\n" +
+	"\x06Follow\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\"2\n" +
+	"\n" +
+	"CancelJobs\x12\x12\n" +
+	"\x04jobs\x18\x01 \x03(\tR\x04jobs\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"7\n" +
+	"\tRetryJobs\x12\x18\n" +
+	"\aentries\x18\x01 \x03(\tR\aentries\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"X\n" +
 	"\x04List\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
@@ -5136,7 +6547,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -5154,57 +6565,74 @@ var file_epcached_proto_goTypes = []any{
 	(*Runtime)(nil),           // 13: epcached.v1.Runtime
 	(*EpLibrary)(nil),         // 14: epcached.v1.EpLibrary
 	(*Acquire)(nil),           // 15: epcached.v1.Acquire
-	(*File)(nil),              // 16: epcached.v1.File
-	(*AcquireReply)(nil),      // 17: epcached.v1.AcquireReply
-	(*StringMap)(nil),         // 18: epcached.v1.StringMap
-	(*Need)(nil),              // 19: epcached.v1.Need
-	(*Release)(nil),           // 20: epcached.v1.Release
-	(*ReleaseReply)(nil),      // 21: epcached.v1.ReleaseReply
-	(*List)(nil),              // 22: epcached.v1.List
-	(*Build)(nil),             // 23: epcached.v1.Build
-	(*ListReply)(nil),         // 24: epcached.v1.ListReply
-	(*Show)(nil),              // 25: epcached.v1.Show
-	(*ShowReply)(nil),         // 26: epcached.v1.ShowReply
-	(*Invalidate)(nil),        // 27: epcached.v1.Invalidate
-	(*Remove)(nil),            // 28: epcached.v1.Remove
-	(*ChangeReply)(nil),       // 29: epcached.v1.ChangeReply
-	(*Status)(nil),            // 30: epcached.v1.Status
-	(*StatusReply)(nil),       // 31: epcached.v1.StatusReply
-	(*Space)(nil),             // 32: epcached.v1.Space
-	(*Probe)(nil),             // 33: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 34: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 35: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 36: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 37: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 38: epcached.v1.Report
-	(*ReportReply)(nil),       // 39: epcached.v1.ReportReply
-	(*Why)(nil),               // 40: epcached.v1.Why
-	(*Explanation)(nil),       // 41: epcached.v1.Explanation
-	(*Candidate)(nil),         // 42: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 43: epcached.v1.Neighbour
-	(*Difference)(nil),        // 44: epcached.v1.Difference
-	(*Event)(nil),             // 45: epcached.v1.Event
-	(*Events)(nil),            // 46: epcached.v1.Events
-	(*EventsReply)(nil),       // 47: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 48: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 49: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 50: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 51: epcached.v1.Advice
-	(*Check)(nil),             // 52: epcached.v1.Check
-	(*CheckReply)(nil),        // 53: epcached.v1.CheckReply
-	(*Finding)(nil),           // 54: epcached.v1.Finding
-	nil,                       // 55: epcached.v1.Error.FactsEntry
-	nil,                       // 56: epcached.v1.Device.MetadataEntry
-	nil,                       // 57: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 58: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 59: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 60: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 61: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 62: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 63: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 64: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 65: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 66: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Output)(nil),            // 16: epcached.v1.Output
+	(*File)(nil),              // 17: epcached.v1.File
+	(*AcquireReply)(nil),      // 18: epcached.v1.AcquireReply
+	(*Member)(nil),            // 19: epcached.v1.Member
+	(*Claim)(nil),             // 20: epcached.v1.Claim
+	(*StringMap)(nil),         // 21: epcached.v1.StringMap
+	(*Need)(nil),              // 22: epcached.v1.Need
+	(*Release)(nil),           // 23: epcached.v1.Release
+	(*ReleaseReply)(nil),      // 24: epcached.v1.ReleaseReply
+	(*Put)(nil),               // 25: epcached.v1.Put
+	(*PutFile)(nil),           // 26: epcached.v1.PutFile
+	(*MadeBy)(nil),            // 27: epcached.v1.MadeBy
+	(*GiveUp)(nil),            // 28: epcached.v1.GiveUp
+	(*GiveUpReply)(nil),       // 29: epcached.v1.GiveUpReply
+	(*Jobs)(nil),              // 30: epcached.v1.Jobs
+	(*Job)(nil),               // 31: epcached.v1.Job
+	(*Failure)(nil),           // 32: epcached.v1.Failure
+	(*JobsReply)(nil),         // 33: epcached.v1.JobsReply
+	(*Follow)(nil),            // 34: epcached.v1.Follow
+	(*CancelJobs)(nil),        // 35: epcached.v1.CancelJobs
+	(*RetryJobs)(nil),         // 36: epcached.v1.RetryJobs
+	(*List)(nil),              // 37: epcached.v1.List
+	(*Build)(nil),             // 38: epcached.v1.Build
+	(*ListReply)(nil),         // 39: epcached.v1.ListReply
+	(*Show)(nil),              // 40: epcached.v1.Show
+	(*ShowReply)(nil),         // 41: epcached.v1.ShowReply
+	(*Invalidate)(nil),        // 42: epcached.v1.Invalidate
+	(*Remove)(nil),            // 43: epcached.v1.Remove
+	(*ChangeReply)(nil),       // 44: epcached.v1.ChangeReply
+	(*Status)(nil),            // 45: epcached.v1.Status
+	(*StatusReply)(nil),       // 46: epcached.v1.StatusReply
+	(*Space)(nil),             // 47: epcached.v1.Space
+	(*Probe)(nil),             // 48: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 49: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 50: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 51: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 52: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 53: epcached.v1.Report
+	(*ReportReply)(nil),       // 54: epcached.v1.ReportReply
+	(*Why)(nil),               // 55: epcached.v1.Why
+	(*Explanation)(nil),       // 56: epcached.v1.Explanation
+	(*Candidate)(nil),         // 57: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 58: epcached.v1.Neighbour
+	(*Difference)(nil),        // 59: epcached.v1.Difference
+	(*Event)(nil),             // 60: epcached.v1.Event
+	(*Events)(nil),            // 61: epcached.v1.Events
+	(*EventsReply)(nil),       // 62: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 63: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 64: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 65: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 66: epcached.v1.Advice
+	(*Check)(nil),             // 67: epcached.v1.Check
+	(*CheckReply)(nil),        // 68: epcached.v1.CheckReply
+	(*Finding)(nil),           // 69: epcached.v1.Finding
+	nil,                       // 70: epcached.v1.Error.FactsEntry
+	nil,                       // 71: epcached.v1.Device.MetadataEntry
+	nil,                       // 72: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 73: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 74: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 75: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 76: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 77: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 78: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 79: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 80: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 81: epcached.v1.Failure.FactsEntry
+	nil,                       // 82: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 83: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,  // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -5214,81 +6642,100 @@ var file_epcached_proto_depIdxs = []int32{
 	7,  // 4: epcached.v1.Envelope.cancel:type_name -> epcached.v1.Cancel
 	8,  // 5: epcached.v1.Envelope.attach:type_name -> epcached.v1.Attach
 	15, // 6: epcached.v1.Envelope.acquire:type_name -> epcached.v1.Acquire
-	17, // 7: epcached.v1.Envelope.acquire_reply:type_name -> epcached.v1.AcquireReply
-	19, // 8: epcached.v1.Envelope.need:type_name -> epcached.v1.Need
-	20, // 9: epcached.v1.Envelope.release:type_name -> epcached.v1.Release
-	21, // 10: epcached.v1.Envelope.release_reply:type_name -> epcached.v1.ReleaseReply
-	22, // 11: epcached.v1.Envelope.list:type_name -> epcached.v1.List
-	24, // 12: epcached.v1.Envelope.list_reply:type_name -> epcached.v1.ListReply
-	25, // 13: epcached.v1.Envelope.show:type_name -> epcached.v1.Show
-	26, // 14: epcached.v1.Envelope.show_reply:type_name -> epcached.v1.ShowReply
-	27, // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
-	28, // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
-	29, // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	30, // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	31, // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	33, // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	34, // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	52, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	53, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	38, // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	39, // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	40, // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	41, // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	46, // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	47, // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	48, // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	45, // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	49, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	50, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
-	0,  // 34: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	55, // 35: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,  // 36: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	56, // 37: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11, // 38: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	57, // 39: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	58, // 40: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14, // 41: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	10, // 42: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12, // 43: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	59, // 44: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	60, // 45: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	61, // 46: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13, // 47: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,  // 48: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	16, // 49: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	62, // 50: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	63, // 51: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	41, // 52: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	64, // 53: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	16, // 54: epcached.v1.Build.files:type_name -> epcached.v1.File
-	23, // 55: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	23, // 56: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	23, // 57: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	32, // 58: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	35, // 59: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13, // 60: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	35, // 61: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	36, // 62: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	37, // 63: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	65, // 64: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	66, // 65: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13, // 66: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	42, // 67: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	43, // 68: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	45, // 69: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	23, // 70: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	44, // 71: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	44, // 72: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	45, // 73: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	51, // 74: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	54, // 75: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	18, // 76: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	77, // [77:77] is the sub-list for method output_type
-	77, // [77:77] is the sub-list for method input_type
-	77, // [77:77] is the sub-list for extension type_name
-	77, // [77:77] is the sub-list for extension extendee
-	0,  // [0:77] is the sub-list for field type_name
+	18, // 7: epcached.v1.Envelope.acquire_reply:type_name -> epcached.v1.AcquireReply
+	22, // 8: epcached.v1.Envelope.need:type_name -> epcached.v1.Need
+	23, // 9: epcached.v1.Envelope.release:type_name -> epcached.v1.Release
+	24, // 10: epcached.v1.Envelope.release_reply:type_name -> epcached.v1.ReleaseReply
+	37, // 11: epcached.v1.Envelope.list:type_name -> epcached.v1.List
+	39, // 12: epcached.v1.Envelope.list_reply:type_name -> epcached.v1.ListReply
+	40, // 13: epcached.v1.Envelope.show:type_name -> epcached.v1.Show
+	41, // 14: epcached.v1.Envelope.show_reply:type_name -> epcached.v1.ShowReply
+	42, // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
+	43, // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
+	44, // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
+	45, // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	46, // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	48, // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	49, // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	67, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	68, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	53, // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	54, // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	55, // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	56, // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	61, // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	62, // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	63, // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	60, // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	64, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	65, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	30, // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
+	33, // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
+	34, // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
+	35, // 37: epcached.v1.Envelope.cancel_jobs:type_name -> epcached.v1.CancelJobs
+	36, // 38: epcached.v1.Envelope.retry_jobs:type_name -> epcached.v1.RetryJobs
+	25, // 39: epcached.v1.Envelope.put:type_name -> epcached.v1.Put
+	28, // 40: epcached.v1.Envelope.give_up:type_name -> epcached.v1.GiveUp
+	29, // 41: epcached.v1.Envelope.give_up_reply:type_name -> epcached.v1.GiveUpReply
+	0,  // 42: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	70, // 43: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,  // 44: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	71, // 45: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11, // 46: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	72, // 47: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	73, // 48: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14, // 49: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	10, // 50: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12, // 51: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	74, // 52: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	75, // 53: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	76, // 54: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13, // 55: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,  // 56: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10, // 57: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16, // 58: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17, // 59: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	77, // 60: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	78, // 61: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	56, // 62: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20, // 63: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19, // 64: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	79, // 65: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	80, // 66: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26, // 67: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27, // 68: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	5,  // 69: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	81, // 70: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	31, // 71: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	32, // 72: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17, // 73: epcached.v1.Build.files:type_name -> epcached.v1.File
+	38, // 74: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	38, // 75: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	38, // 76: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	47, // 77: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	50, // 78: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13, // 79: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	50, // 80: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	51, // 81: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	52, // 82: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	82, // 83: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	83, // 84: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13, // 85: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	57, // 86: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	58, // 87: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	60, // 88: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38, // 89: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	59, // 90: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	59, // 91: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	60, // 92: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	66, // 93: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	69, // 94: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	21, // 95: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	96, // [96:96] is the sub-list for method output_type
+	96, // [96:96] is the sub-list for method input_type
+	96, // [96:96] is the sub-list for extension type_name
+	96, // [96:96] is the sub-list for extension extendee
+	0,  // [0:96] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -5331,16 +6778,24 @@ func file_epcached_proto_init() {
 		(*Envelope_Event)(nil),
 		(*Envelope_Doctor)(nil),
 		(*Envelope_DoctorReply)(nil),
+		(*Envelope_Jobs)(nil),
+		(*Envelope_JobsReply)(nil),
+		(*Envelope_Follow)(nil),
+		(*Envelope_CancelJobs)(nil),
+		(*Envelope_RetryJobs)(nil),
+		(*Envelope_Put)(nil),
+		(*Envelope_GiveUp)(nil),
+		(*Envelope_GiveUpReply)(nil),
 	}
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[15].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   65,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
