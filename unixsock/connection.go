@@ -14,12 +14,15 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// connection is the daemon's end of one connection. One goroutine reads; each request has one that answers.
+// connection is the daemon's end of one connection. One goroutine at a time reads; see inline.go for who answers.
 type connection struct {
 	server *Server
 	stream *stream
 	peer   Peer
 	user   *user
+
+	reading reading
+	ended   chan error // why there is no more to read; has room for it
 
 	ctx      context.Context // ends the requests
 	cancel   context.CancelFunc
@@ -46,7 +49,7 @@ func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &connection{server: s, stream: stream, peer: peer, requests: make(map[uint64]*request)}
+	c := &connection{server: s, stream: stream, peer: peer, ended: make(chan error, 1), requests: make(map[uint64]*request)}
 	c.ctx, c.cancel = context.WithCancel(s.base)
 	return c, nil
 }
@@ -67,8 +70,8 @@ func (c *connection) serve() {
 		_ = c.stream.conn.SetDeadline(time.Unix(1, 0))
 	})
 	defer wake()
-	err := c.read()
-	c.cancel()
+	c.read()
+	err := <-c.ended
 	c.handlers.Wait()
 	c.forgetAttached()
 	c.stream.closeDescriptors()
@@ -77,22 +80,39 @@ func (c *connection) serve() {
 	}
 }
 
-func (c *connection) read() error {
+func (c *connection) read() {
 	if err := c.hello(); err != nil {
-		return c.farewell(err)
+		c.endReading(c.farewell(err))
+		return
 	}
+	c.readOn()
+}
+
+// readOn reads until the connection ends, or until the reading is passed on to another goroutine.
+func (c *connection) readOn() {
 	// The context is looked at each time: the end of a frame takes its deadline away, and with it the one that
 	// would have woken the reader.
 	for c.ctx.Err() == nil {
 		payload, at, err := c.stream.frame(c.server.limits.FrameTimeout)
+		mine := true
 		if err == nil {
-			err = c.receive(payload, at)
+			mine, err = c.receive(payload, at)
 		}
 		if err != nil {
-			return c.farewell(err)
+			c.endReading(c.farewell(err))
+			return
+		}
+		if !mine {
+			return
 		}
 	}
-	return nil
+	c.endReading(nil)
+}
+
+// endReading cancels what is under way: its answers could not be sent, or nobody would read them.
+func (c *connection) endReading(err error) {
+	c.cancel()
+	c.ended <- err
 }
 
 // farewell tells the client which rule it broke. There is no more to do for it.

@@ -10,7 +10,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// handle answers one request, on a goroutine of its own.
+// handle answers one request.
 func (c *connection) handle(r *request, message proto.Message) {
 	defer c.handlers.Done()
 	reply, view := c.perform(r, message)

@@ -49,6 +49,7 @@ func (*stream) take(int64, int) ([]int, error)             { return nil, errors.
 func (*stream) closeDescriptors()                          {}
 func (*stream) lock(context.Context) error                 { return errors.ErrUnsupported }
 func (*stream) unlock()                                    {}
+func (*stream) drained() bool                              { return false }
 func (*stream) unread() bool                               { return false }
 func (*stream) write(context.Context, []byte, []int, time.Duration) error {
 	return errors.ErrUnsupported

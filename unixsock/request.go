@@ -20,34 +20,34 @@ type request struct {
 	cancel  context.CancelFunc
 }
 
-// receive takes one frame. An error ends the connection.
-func (c *connection) receive(payload []byte, at int64) error {
+// receive takes one frame. An error ends the connection. mine is false once another goroutine reads it.
+func (c *connection) receive(payload []byte, at int64) (mine bool, err error) {
 	envelope, err := decode(payload)
 	if err != nil {
-		return err
+		return true, err
 	}
 	fds, err := c.stream.take(at, int(envelope.GetDescriptors()))
 	if err != nil {
-		return err
+		return true, err
 	}
 	number := envelope.GetRequest()
 	if number == 0 {
 		closeAll(fds)
-		return violation("request number 0")
+		return true, violation("request number 0")
 	}
 	switch body := envelope.GetBody().(type) {
 	case *wire.Envelope_Cancel:
 		closeAll(fds)
 		c.cancelRequest(number)
-		return nil
+		return true, nil
 	case *wire.Envelope_Attach:
-		return c.attach(number, fds)
+		return true, c.attach(number, fds)
 	case *wire.Envelope_Acquire:
 		return c.begin(envelope, body.Acquire, fds, len(payload))
 	default:
 		closeAll(fds)
 		if len(fds) > 0 {
-			return violation("descriptors with a request that takes none")
+			return true, violation("descriptors with a request that takes none")
 		}
 		return c.begin(envelope, requestOf(envelope), nil, len(payload))
 	}
@@ -132,14 +132,14 @@ func (c *connection) attach(number uint64, fds []int) error {
 }
 
 // begin starts a request, or answers it at once where the client has too much under way.
-func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds []int, size int) error {
+func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds []int, size int) (mine bool, err error) {
 	number := envelope.GetRequest()
 	c.mu.Lock()
 	r := c.requests[number]
 	if r != nil && r.cancel != nil {
 		c.mu.Unlock()
 		closeAll(fds)
-		return violation("request number %d is not answered yet and was used again", number)
+		return true, violation("request number %d is not answered yet and was used again", number)
 	}
 	if r == nil {
 		r = &request{number: number}
@@ -151,16 +151,22 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	c.mu.Unlock()
 
 	c.user.descriptors.Add(int64(len(fds)))
-	err := c.overLimits(r)
+	err = c.overLimits(r)
 	if err == nil && message == nil {
 		err = notARequest(envelope)
 	}
 	if err != nil {
-		return c.answer(r, toWire(err), nil)
+		return true, c.answer(r, toWire(err), nil)
 	}
 	c.handlers.Add(1)
-	go c.handle(r, message)
-	return nil
+	if _, acquire := message.(*wire.Acquire); acquire && c.stream.drained() {
+		turn := c.reading.begin()
+		c.server.overseer.rouse()
+		c.handle(r, message)
+		return c.reading.end(turn), nil
+	}
+	go c.handle(r, message) // List and others may take their time, and a request that is here already must not wait
+	return true, nil
 }
 
 func notARequest(envelope *wire.Envelope) error {

@@ -97,6 +97,9 @@ func (s *stream) buffered() ([]byte, int64, error) {
 	return payload, at, nil
 }
 
+// drained tells whether nothing has arrived beyond the frames that were consumed.
+func (s *stream) drained() bool { return s.start == s.end }
+
 // fill reads once. The buffer grows with what has arrived, never with what was announced.
 func (s *stream) fill() error {
 	s.makeRoom()
