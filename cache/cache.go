@@ -151,12 +151,12 @@ func (c *Cache) open() error {
 	c.probes = newProbes(c.compiler, c.index, c.now, running{ctx, &c.work})
 	c.changes = newChanges()
 	c.machine = newMachine(c.options.Drivers)
-	c.machine.look(context.Background())
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
+	c.work.Go(func() { c.machine.look(ctx) })
 	c.gains.start(ctx, c)
 	c.rebuilds.start(ctx, c) // before there is anybody who wants something
 	c.work.Go(func() { c.background(ctx) })

@@ -48,6 +48,7 @@ func (a Advice) hint(format string, args ...any) Advice {
 // wrong lately. It starts workers where a runtime was not probed yet, and changes nothing.
 func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	out := append(c.adviseConfiguration(), c.adviseRuntimes(ctx)...)
+	out = append(out, c.adviseDrivers()...)
 	out = append(out, c.adviseState()...)
 	out = append(out, c.adviseSandbox(ctx)...)
 	out = append(out, c.adviseClock())
@@ -59,6 +60,16 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 		return nil, fail(Cancelled, ctx.Err(), "doctor")
 	}
 	return out, nil
+}
+
+// adviseDrivers tells of drivers whose version is not known now, and of nothing where none is configured.
+func (c *Cache) adviseDrivers() []Advice {
+	var out []Advice
+	for _, err := range c.machine.unreadable() {
+		out = append(out, warning("driver version", "cannot be read: %v", err).
+			hint("the version that was read last holds until then; see [[driver]] in the daemon's configuration"))
+	}
+	return out
 }
 
 func (c *Cache) adviseRuntimes(ctx context.Context) []Advice {

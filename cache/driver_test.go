@@ -76,3 +76,38 @@ func TestAnotherDriverDuringACompile(t *testing.T) {
 	require.Equal(t, "31.0.1", a.Build.EPs[0].DriverVersion)
 	require.Len(t, b.list(), 1)
 }
+
+// A command that fails now and then does not make the driver another one, and the doctor tells of it.
+func TestADriverVersionThatCannotBeReadStays(t *testing.T) {
+	b, _ := driven(t, "unsupported")
+	b.close()
+	dir := t.TempDir()
+	version := filepath.Join(dir, "version")
+	require.NoError(t, os.WriteFile(version, []byte("32.0.1\n"), 0o644))
+	b.drivers = []DriverSource{{EP: standin.EP, Command: []string{"/bin/cat", version}}}
+	b.open()
+	first := b.acquire(b.request(b.model(2)))
+	require.Equal(t, "32.0.1", first.Build.EPs[0].DriverVersion)
+	require.Empty(t, b.cache.adviseDrivers())
+
+	require.NoError(t, os.Remove(version))
+	b.cache.lookAtMachine(t.Context())
+	again := b.acquire(b.request(b.model(2)))
+	require.Equal(t, Hit, again.Outcome)
+	advice := b.cache.adviseDrivers()
+	require.Len(t, advice, 1)
+	require.Contains(t, advice[0].Text, version)
+}
+
+// Open does not wait for a command, but what depends on its answer does.
+func TestOpenDoesNotWaitForADriversVersion(t *testing.T) {
+	b, _ := driven(t, "unsupported")
+	b.close()
+	dir := t.TempDir()
+	gate := filepath.Join(dir, "gate")
+	b.drivers = []DriverSource{{EP: standin.EP, Command: []string{"/bin/sh", "-c", "while ! test -e " + gate + "; do sleep 0.01; done; echo 33.0.1"}}}
+	b.open()
+	require.Nil(t, b.cache.machine.current.Load(), "the command cannot have ended")
+	require.NoError(t, os.WriteFile(gate, nil, 0o644))
+	require.Equal(t, "33.0.1", b.acquire(b.request(b.model(3))).Build.EPs[0].DriverVersion)
+}

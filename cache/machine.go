@@ -24,25 +24,32 @@ type machine [32]byte
 
 // machineState is the machine as it was last looked at.
 type machineState struct {
-	current atomic.Pointer[machine]
+	current atomic.Pointer[machine] // nil before the first look
+	seen    chan struct{}           // closed by the first look
 
 	looking sync.Mutex // held for a whole look; taken before mu
 
 	mu       sync.Mutex
 	sources  []DriverSource // replaced as a whole; guarded by mu
 	versions []string       // of the sources' drivers, "" where there is none; guarded by mu
+	errs     []error        // why a source could not be read at the last look; guarded by mu
 }
 
 // machineEvery is how often the machine is looked at where nothing tells of a change.
 const machineEvery = time.Minute
 
 func newMachine(sources []DriverSource) *machineState {
-	m := &machineState{sources: sources, versions: make([]string, len(sources))}
-	m.current.Store(new(machine))
-	return m
+	return &machineState{sources: sources, versions: make([]string, len(sources)), errs: make([]error, len(sources)), seen: make(chan struct{})}
 }
 
-func (m *machineState) now() machine { return *m.current.Load() }
+// now waits for the first look: a command that tells a driver's version may take its time.
+func (m *machineState) now() machine {
+	if known := m.current.Load(); known != nil {
+		return *known
+	}
+	<-m.seen
+	return *m.current.Load()
+}
 
 // setSources has drivers' versions read elsewhere from the next look on, and tells whether that is anything new.
 func (m *machineState) setSources(sources []DriverSource) bool {
@@ -51,13 +58,13 @@ func (m *machineState) setSources(sources []DriverSource) bool {
 	if slices.EqualFunc(m.sources, sources, DriverSource.equal) {
 		return false
 	}
-	versions := make([]string, len(sources))
+	versions, errs := make([]string, len(sources)), make([]error, len(sources))
 	for i, s := range sources {
 		if old := slices.IndexFunc(m.sources, s.equal); old >= 0 {
-			versions[i] = m.versions[old]
+			versions[i], errs[i] = m.versions[old], m.errs[old]
 		}
 	}
-	m.sources, m.versions = sources, versions
+	m.sources, m.versions, m.errs = sources, versions, errs
 	return true
 }
 
@@ -71,44 +78,71 @@ func (m *machineState) where() []DriverSource {
 	return m.sources
 }
 
-// look reads the drivers' versions and the machine's stamp, and says what is different from the last time.
+// look reads the drivers' versions and the machine's stamp, and says what is different from the last time. A source that
+// cannot be read keeps the version that it told last: that a command fails does not make the driver another one.
 func (m *machineState) look(ctx context.Context) (changes []string) {
 	m.looking.Lock() // so that the later reading is kept
 	defer m.looking.Unlock()
 	sources := m.where()
-	versions := make([]string, len(sources))
-	var errs []string
+	versions, errs := make([]string, len(sources)), make([]error, len(sources))
 	for i, s := range sources {
-		v, err := s.read(ctx)
-		if err != nil {
-			errs = append(errs, fmt.Sprintf("driver version of %s: %v", s, err))
-		}
-		versions[i] = v
+		versions[i], errs[i] = s.read(ctx)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	before := m.current.Load()
 	if !slices.EqualFunc(sources, m.sources, DriverSource.equal) {
-		return nil // others were set meanwhile, and whoever did looks by itself
-	}
-	b := bytes.NewBuffer(nil)
-	stamp := machineStamp()
-	b.Write(stamp[:])
-	for i, v := range versions {
-		if old := m.versions[i]; old != v && *m.current.Load() != (machine{}) {
-			changes = append(changes, fmt.Sprintf("driver version of %s: %q, was %q", m.sources[i], v, old))
+		if before == nil {
+			m.first(m.stamp()) // nobody waits for the next look, which whoever set the others takes
 		}
-		fmt.Fprintf(b, "%s\x00%s\x00", m.sources[i], v)
+		return nil
 	}
-	m.versions = versions
-	before, after := *m.current.Load(), machine(digestOf(b.Bytes()))
-	if before != (machine{}) && before != after && len(changes) == 0 {
+	for i, old := range m.versions {
+		if errs[i] != nil {
+			versions[i] = old
+		}
+		if before != nil && old != versions[i] {
+			changes = append(changes, fmt.Sprintf("driver version of %s: %q, was %q", sources[i], versions[i], old))
+		}
+	}
+	m.versions, m.errs = versions, errs
+	after := m.stamp()
+	if before == nil {
+		m.first(after)
+		return nil
+	}
+	if *before != after && len(changes) == 0 {
 		changes = append(changes, "the processor, a device or a kernel module is another")
 	}
 	m.current.Store(&after)
-	if len(changes) > 0 {
-		changes = append(changes, errs...)
-	}
 	return changes
+}
+
+// stamp is called with mu held.
+func (m *machineState) stamp() machine {
+	own := machineStamp()
+	b := bytes.NewBuffer(own[:])
+	for i, v := range m.versions {
+		fmt.Fprintf(b, "%s\x00%s\x00", m.sources[i], v)
+	}
+	return digestOf(b.Bytes())
+}
+
+func (m *machineState) first(now machine) {
+	m.current.Store(&now)
+	close(m.seen)
+}
+
+// unreadable tells which sources could not be read at the last look.
+func (m *machineState) unreadable() (errs []error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, err := range m.errs {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", m.sources[i], err))
+		}
+	}
+	return errs
 }
 
 // driver gives the version of an execution provider's driver, and where it is from: the device's own metadata come
@@ -117,6 +151,7 @@ func (m *machineState) driver(ep string, mark compilers.Fingerprint) (version, s
 	if mark.DriverVersion != "" {
 		return mark.DriverVersion, "device metadata"
 	}
+	<-m.seen
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, s := range m.sources {
