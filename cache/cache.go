@@ -75,6 +75,7 @@ type Cache struct {
 	gains    gains
 	slots    chan struct{} // one token for each compile that may run
 	checks   chan struct{} // one token for each load check that requests wait for
+	searches chan struct{} // one token for each search for neighbours
 
 	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
 	// blobs that nothing refers to are removed.
@@ -118,7 +119,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs), checks: make(chan struct{}, o.Jobs)}
+		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs), checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {

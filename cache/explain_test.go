@@ -295,3 +295,20 @@ func TestWhyANameMeansSeveral(t *testing.T) {
 	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
 	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
 }
+
+// Who explains has to look at all builds for neighbours. However many ask, few look at a time, and the others are answered without neighbours.
+func TestExplanationsDoNotWaitForOthersSearches(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(1)))
+	for range maxSearches {
+		b.cache.searches <- struct{}{}
+	}
+	r := b.request(b.model(1))
+	r.FreeDimensions = map[string]int64{"batch": 2}
+	r.OnMiss = Explain
+	require.Empty(t, b.acquire(r).Explanation.Neighbours)
+	for range maxSearches {
+		<-b.cache.searches
+	}
+	require.Len(t, b.acquire(r).Explanation.Neighbours, 1)
+}

@@ -24,6 +24,8 @@ const (
 	maxNeighbours = 5
 	// searchTime is how long neighbours are looked for: an explanation without them is still one.
 	searchTime = 2 * time.Second
+	// maxSearches bounds how many look at all builds at the same time; the others wait within their searchTime.
+	maxSearches = 2
 )
 
 // wanted is the request that neighbours are looked for.
@@ -59,6 +61,12 @@ func boolean(b bool) int {
 func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]Neighbour, error) {
 	limited, cancel := context.WithTimeout(ctx, searchTime)
 	defer cancel()
+	select {
+	case c.searches <- struct{}{}:
+		defer func() { <-c.searches }()
+	case <-limited.Done():
+		return nil, ctx.Err()
+	}
 	builds := make(map[index.RequestKey]int) // of each entry that came up
 	var best []*near                         // nearest first
 	err := c.index.Each(limited, func(b index.Build) error {
