@@ -13,6 +13,10 @@ type Peer struct {
 	UID, GID uint32
 	PID      int32
 	Groups   []uint32 // supplementary groups; nil where the kernel cannot say
+
+	// Connection is the peer's connection: it ends when that does, whoever ended it, and is the same for all requests
+	// of one. What a peer holds as long as it stays, a claim, hangs on it by context.AfterFunc.
+	Connection context.Context
 }
 
 // Backend answers requests. Its methods are called at the same time from many goroutines. A context ends when the
@@ -29,6 +33,18 @@ type Backend interface {
 	// duplicates of its own. Progress never blocks, may be called from any goroutine, and does nothing after Acquire returned.
 	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
 	Release(context.Context, Peer, *wire.Release) (*wire.ReleaseReply, error)
+
+	// Put takes what the holder of a claim compiled. Files and progress are as for Acquire, and so is the answer.
+	Put(ctx context.Context, peer Peer, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
+	// GiveUp's text has at most 4096 bytes.
+	GiveUp(context.Context, Peer, *wire.GiveUp) (*wire.GiveUpReply, error)
+
+	// Jobs, like the other three that answer with a JobsReply, must keep it within a frame.
+	Jobs(context.Context, Peer, *wire.Jobs) (*wire.JobsReply, error)
+	// Follow answers when the job has ended, for whatever reason. Progress is as for Acquire.
+	Follow(ctx context.Context, peer Peer, request *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error)
+	CancelJobs(context.Context, Peer, *wire.CancelJobs) (*wire.JobsReply, error)
+	RetryJobs(context.Context, Peer, *wire.RetryJobs) (*wire.JobsReply, error)
 
 	List(context.Context, Peer, *wire.List) (*wire.ListReply, error)
 	Show(context.Context, Peer, *wire.Show) (*wire.ShowReply, error)
@@ -50,7 +66,7 @@ type Backend interface {
 	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe, send func(*wire.Event) error) error
 }
 
-// Answer is what Backend.Acquire found.
+// Answer is what Backend.Acquire found, or Backend.Put made of what was put.
 type Answer struct {
 	Reply *wire.AcquireReply
 	View  *os.File // the view's folder: sent as descriptor 0, then closed by the server; nil if there is none
@@ -59,6 +75,7 @@ type Answer struct {
 // NeedError is returned by Backend.Acquire for a model that refers to external data which did not come along.
 type NeedError struct {
 	Locations []string // as the model spells them
+	Members   []uint32 // of a group: whose each location is, 0 is Acquire.model, 1 the first of Acquire.group; nil: all are model's
 }
 
 func (e *NeedError) Error() string {

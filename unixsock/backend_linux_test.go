@@ -19,6 +19,9 @@ type standIn struct {
 	list    func(ctx context.Context, l *wire.List) (*wire.ListReply, error)
 	status  func(ctx context.Context) (*wire.StatusReply, error)
 	report  func(ctx context.Context, r *wire.Report) (*wire.ReportReply, error)
+	put     func(ctx context.Context, peer Peer, p *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error)
+	giveUp  func(r *wire.GiveUp) (*wire.GiveUpReply, error)
+	follow  func(ctx context.Context, f *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error)
 
 	subscribe  func(ctx context.Context, send func(*wire.Event) error) error
 	folder     string // of the view
@@ -96,6 +99,48 @@ func (b *standIn) Events(context.Context, Peer, *wire.Events) (*wire.EventsReply
 
 func (b *standIn) Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply, error) {
 	return &wire.DoctorReply{Advice: []*wire.Advice{{Severity: "ok"}}}, nil
+}
+
+func (b *standIn) Put(ctx context.Context, peer Peer, p *wire.Put, fds []*os.File, progress func(*wire.Progress)) (Answer, error) {
+	b.calls.Add(1)
+	if b.put != nil {
+		return b.put(ctx, peer, p, fds, progress)
+	}
+	return b.hit()
+}
+
+func (b *standIn) GiveUp(_ context.Context, _ Peer, r *wire.GiveUp) (*wire.GiveUpReply, error) {
+	if b.giveUp != nil {
+		return b.giveUp(r)
+	}
+	return &wire.GiveUpReply{}, nil
+}
+
+func (b *standIn) Jobs(context.Context, Peer, *wire.Jobs) (*wire.JobsReply, error) {
+	return &wire.JobsReply{Jobs: []*wire.Job{{Id: "job"}}}, nil
+}
+
+func (b *standIn) Follow(ctx context.Context, _ Peer, f *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error) {
+	if b.follow != nil {
+		return b.follow(ctx, f, progress)
+	}
+	return &wire.JobsReply{Jobs: []*wire.Job{{Id: f.GetJob(), State: "done"}}}, nil
+}
+
+func (b *standIn) CancelJobs(_ context.Context, _ Peer, r *wire.CancelJobs) (*wire.JobsReply, error) {
+	reply := &wire.JobsReply{}
+	for _, id := range r.GetJobs() {
+		reply.Jobs = append(reply.Jobs, &wire.Job{Id: id, State: "cancelled"})
+	}
+	return reply, nil
+}
+
+func (b *standIn) RetryJobs(_ context.Context, _ Peer, r *wire.RetryJobs) (*wire.JobsReply, error) {
+	reply := &wire.JobsReply{}
+	for _, entry := range r.GetEntries() {
+		reply.Failures = append(reply.Failures, &wire.Failure{Build: entry})
+	}
+	return reply, nil
 }
 
 func (b *standIn) Subscribe(ctx context.Context, _ Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {

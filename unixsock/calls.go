@@ -3,105 +3,11 @@ package unixsock
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"runtime"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// maxNeeds bounds how often a daemon may ask for more external data for one model: once is enough, unless the model
-// was changed in between.
-const maxNeeds = 3
-
-// Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the caller's. For external
-// data that the daemon asks for, external opens a location as the model spells it (it may be nil if there can be
-// none); those files are closed here. Progress may be nil; it is called on this goroutine. The file, nil if the
-// answer has none, is the view's folder: the caller's, and the lease.
-func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external func(location string) (*os.File, error), progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	request = proto.CloneOf(request)
-	all := append([]*os.File(nil), fds...)
-	defer func() { closeFiles(all[len(fds):]) }()
-	for range maxNeeds {
-		answer, err := c.acquireOnce(ctx, request, all, progress)
-		if err != nil {
-			return nil, nil, err
-		}
-		if reply := answer.envelope.GetAcquireReply(); reply != nil {
-			view, err := viewOf(reply, answer.files)
-			return reply, view, err
-		}
-		closeFiles(answer.files)
-		need := answer.envelope.GetNeed()
-		if need == nil {
-			return nil, nil, unexpected(answer.envelope)
-		}
-		if all, err = openNeeded(request, all, need.GetLocations(), external); err != nil {
-			return nil, nil, err
-		}
-	}
-	return nil, nil, refused("acquire: the daemon keeps asking for external data; is the model being changed?")
-}
-
-func (c *Client) acquireOnce(ctx context.Context, request *wire.Acquire, files []*os.File, progress func(*wire.Progress)) (reply, error) {
-	if len(files) > MaxAttached {
-		return reply{}, refused("acquire: %d descriptors; a request may have %d", len(files), MaxAttached)
-	}
-	fds := make([]int, len(files))
-	for i, f := range files {
-		fds[i] = int(f.Fd())
-	}
-	defer runtime.KeepAlive(files)
-	return c.ask(ctx, &wire.Envelope{Body: &wire.Envelope_Acquire{Acquire: request}}, fds, progress)
-}
-
-// viewOf finds the descriptor that the reply names, and closes any other.
-func viewOf(r *wire.AcquireReply, files []*os.File) (*os.File, error) {
-	if r.Fd == nil {
-		closeFiles(files)
-		return nil, nil
-	}
-	if int64(r.GetFd()) >= int64(len(files)) {
-		closeFiles(files)
-		return nil, violation("the reply names descriptor %d of %d", r.GetFd(), len(files))
-	}
-	view := files[r.GetFd()]
-	for _, f := range files {
-		if f != view {
-			closeFiles([]*os.File{f})
-		}
-	}
-	return view, nil
-}
-
-// openNeeded adds external data to a request. What it opened is in the result also when it fails.
-func openNeeded(request *wire.Acquire, files []*os.File, locations []string, external func(string) (*os.File, error)) ([]*os.File, error) {
-	known := make(map[string]bool)
-	for _, x := range request.GetModel().GetExternal() {
-		known[x.GetLocation()] = true
-	}
-	for _, location := range locations {
-		if known[location] {
-			return files, refused("acquire: external data %q was sent and asked for again", location)
-		}
-		if external == nil {
-			return files, &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf("the model refers to external data %q", location), Facts: map[string]string{"file": location}}
-		}
-		if len(files) >= MaxAttached {
-			return files, refused("acquire: the model refers to more than %d files", MaxAttached-1)
-		}
-		f, err := external(location)
-		if err != nil {
-			return files, err
-		}
-		known[location] = true
-		request.Model.External = append(request.Model.External, &wire.ExternalFile{Location: location, Fd: uint32(len(files))})
-		files = append(files, f)
-	}
-	return files, nil
-}
 
 // ask sends a request and waits; an Error frame becomes the error.
 func (c *Client) ask(ctx context.Context, envelope *wire.Envelope, fds []int, progress func(*wire.Progress)) (reply, error) {
@@ -215,4 +121,38 @@ func (c *Client) Events(ctx context.Context, r *wire.Events) (*wire.EventsReply,
 // Doctor looks for what is wrong on the daemon's machine.
 func (c *Client) Doctor(ctx context.Context) (*wire.DoctorReply, error) {
 	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Doctor{Doctor: &wire.Doctor{}}}, (*wire.Envelope).GetDoctorReply)
+}
+
+// Jobs gives the compiles that wait or run, and the failures that are remembered: those that the caller may see.
+func (c *Client) Jobs(ctx context.Context) (*wire.JobsReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Jobs{Jobs: &wire.Jobs{}}}, (*wire.Envelope).GetJobsReply)
+}
+
+// Follow waits for a job's end, and gives the job as it ended. That it failed is no error of this call. Progress may be
+// nil; it is called on this goroutine.
+func (c *Client) Follow(ctx context.Context, r *wire.Follow, progress func(*wire.Progress)) (*wire.Job, error) {
+	answer, err := c.ask(ctx, &wire.Envelope{Body: &wire.Envelope_Follow{Follow: r}}, nil, progress)
+	if err != nil {
+		return nil, err
+	}
+	closeFiles(answer.files)
+	if jobs := answer.envelope.GetJobsReply().GetJobs(); len(jobs) == 1 {
+		return jobs[0], nil
+	}
+	return nil, unexpected(answer.envelope)
+}
+
+// CancelJobs ends compiles, and gives those that it ended.
+func (c *Client) CancelJobs(ctx context.Context, r *wire.CancelJobs) (*wire.JobsReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_CancelJobs{CancelJobs: r}}, (*wire.Envelope).GetJobsReply)
+}
+
+// RetryJobs has the daemon forget failures, and gives those that it forgot.
+func (c *Client) RetryJobs(ctx context.Context, r *wire.RetryJobs) (*wire.JobsReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_RetryJobs{RetryJobs: r}}, (*wire.Envelope).GetJobsReply)
+}
+
+// GiveUp ends a claim without a result.
+func (c *Client) GiveUp(ctx context.Context, r *wire.GiveUp) (*wire.GiveUpReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_GiveUp{GiveUp: r}}, (*wire.Envelope).GetGiveUpReply)
 }

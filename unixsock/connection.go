@@ -51,6 +51,7 @@ func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
 	}
 	c := &connection{server: s, stream: stream, peer: peer, ended: make(chan error, 1), requests: make(map[uint64]*request)}
 	c.ctx, c.cancel = context.WithCancel(s.base)
+	c.peer.Connection = c.ctx
 	return c, nil
 }
 

@@ -1,7 +1,6 @@
 package unixsock
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -18,63 +17,111 @@ func checkAcquire(a *wire.Acquire, fds []int) error {
 	if a.GetModel() == nil {
 		return refused("acquire: no model")
 	}
-	what, err := nameDescriptors(a, len(fds))
+	named, err := nameAcquired(a, len(fds))
 	if err != nil {
 		return err
 	}
+	return named.check(fds)
+}
+
+func checkPut(p *wire.Put, fds []int) error {
+	if len(p.GetFiles()) == 0 {
+		return refused("put: no files")
+	}
+	if int64(p.GetGraphs()) > int64(len(p.GetFiles())) {
+		return refused("put: %d graphs among %d files", p.GetGraphs(), len(p.GetFiles()))
+	}
+	named := newDescriptors("put", len(fds))
+	for _, f := range p.GetFiles() {
+		if !named.name(f.GetFd(), "file", f.GetName()) {
+			return named.err
+		}
+	}
+	return named.check(fds)
+}
+
+// descriptors is what a request says of those that came with it. One that is named twice is all right, and so is one
+// that nothing names: a later protocol may have a use for it.
+type descriptors struct {
+	request string
+	what    []described
+	err     error // of the first name that is none of a descriptor
+}
+
+type described struct{ kind, name string }
+
+func newDescriptors(request string, n int) *descriptors {
+	return &descriptors{request: request, what: make([]described, n)}
+}
+
+// name tells whether there is such a descriptor.
+func (d *descriptors) name(fd uint32, kind, name string) bool {
+	if int64(fd) >= int64(len(d.what)) {
+		d.err = refused("%s: %s %q is descriptor %d of %d", d.request, kind, name, fd, len(d.what))
+		return false
+	}
+	d.what[fd] = described{kind, name}
+	return true
+}
+
+func (d *descriptors) model(m *wire.Model) bool {
+	if !d.name(m.GetFd(), "model", m.GetName()) {
+		return false
+	}
+	for _, x := range m.GetExternal() {
+		if !d.name(x.GetFd(), "external data", x.GetLocation()) {
+			return false
+		}
+	}
+	return true
+}
+
+// nameAcquired also proves that every index in the request has a descriptor.
+func nameAcquired(a *wire.Acquire, n int) (*descriptors, error) {
+	d := newDescriptors("acquire", n)
+	if !d.model(a.GetModel()) {
+		return nil, d.err
+	}
+	for _, member := range a.GetGroup() {
+		if !d.model(member) {
+			return nil, d.err
+		}
+	}
+	for _, ep := range a.GetEps() {
+		for option, fd := range ep.GetOptionFds() {
+			if !d.name(fd, "file of option", option) {
+				return nil, d.err
+			}
+		}
+	}
+	for _, lib := range a.GetRuntime().GetEpLibraries() {
+		if lib.Fd != nil && !d.name(lib.GetFd(), "library of", lib.GetEp()) {
+			return nil, d.err
+		}
+	}
+	return d, nil
+}
+
+// check looks at what the descriptors are.
+func (d *descriptors) check(fds []int) error {
 	for i, fd := range fds {
 		if err := checkFD(fd); err != nil {
-			return describe(err, i, what[i])
+			return d.describe(err, i)
 		}
 	}
 	return nil
 }
 
-// described is what a request says that a descriptor is.
-type described struct{ kind, name string }
-
-// nameDescriptors also proves that every index in the request has a descriptor. A descriptor that is named twice is
-// all right, and so is one that nothing names: a later protocol may have a use for it.
-func nameDescriptors(a *wire.Acquire, n int) ([]described, error) {
-	what := make([]described, n)
-	var err error
-	name := func(fd uint32, kind, name string) {
-		if int64(fd) >= int64(n) {
-			err = errors.Join(err, refused("acquire: %s %q is descriptor %d of %d", kind, name, fd, n))
-			return
-		}
-		what[fd] = described{kind, name}
-	}
-	name(a.GetModel().GetFd(), "model", a.GetModel().GetName())
-	for _, x := range a.GetModel().GetExternal() {
-		if err == nil {
-			name(x.GetFd(), "external data", x.GetLocation())
-		}
-	}
-	for _, ep := range a.GetEps() {
-		for option, fd := range ep.GetOptionFds() {
-			if err == nil {
-				name(fd, "file of option", option)
-			}
-		}
-	}
-	for _, lib := range a.GetRuntime().GetEpLibraries() {
-		if lib.Fd != nil && err == nil {
-			name(lib.GetFd(), "library of", lib.GetEp())
-		}
-	}
-	return what, err
-}
-
 // describe says which descriptor was refused, in the words of the request.
-func describe(cause error, index int, what described) *Error {
+func (d *descriptors) describe(cause error, index int) *Error {
 	e := &Error{Class: wire.ErrorClass_BAD_REQUEST, Err: cause, Facts: map[string]string{"fd": strconv.Itoa(index)}}
+	what := d.what[index]
 	if what.kind == "" {
-		e.Text = fmt.Sprintf("acquire: descriptor %d %v", index, cause)
+		e.Text = fmt.Sprintf("%s: descriptor %d %v", d.request, index, cause)
 		return e
 	}
 	e.Facts["file"] = what.name
-	e.Text = fmt.Sprintf("acquire: descriptor of %s %q %v", what.kind, what.name, cause)
+	e.Text = fmt.Sprintf("%s: descriptor of %s %q %v", d.request, what.kind, what.name, cause)
 	e.Hint = "send a regular file that was opened for reading"
 	return e
 }

@@ -107,13 +107,15 @@ func FuzzEnvelope(f *testing.F) {
 	f.Add(acquireFrame(1, 1)[4:])
 	f.Add(statusFrame(2)[4:])
 	f.Add([]byte{0x08, 3, 0xa2, 0x3f, 0})
+	f.Add(putFrame(3, 1)[4:])
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		e, err := decode(payload)
 		if err != nil {
 			require.ErrorIs(t, err, ErrBadRequest)
 			return
 		}
-		_, _ = nameDescriptors(e.GetAcquire(), int(e.GetDescriptors())) // must not panic
+		_, _ = nameAcquired(e.GetAcquire(), int(e.GetDescriptors())) // must not panic
+		_ = checkPut(e.GetPut(), make([]int, e.GetDescriptors()))
 		frame, err := encode(e)
 		if err != nil {
 			require.True(t, len(payload) == 0 || proto.Size(e) == 0 || errors.Is(err, errTooLarge), err)
@@ -135,6 +137,7 @@ func FuzzConnection(f *testing.F) {
 	f.Add(append(subscribeFrame(1), cancelFrame(1)...), 12, false)
 	f.Add(append(subscribeFrame(1), statusFrame(1)...), 0, false)
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, 1, true)
+	f.Add(append(putFrame(1, 1), framed(&wire.Envelope{Request: 2, Body: &wire.Envelope_Follow{Follow: &wire.Follow{}}})...), 5, true)
 	f.Fuzz(func(t *testing.T, data []byte, split int, descriptor bool) {
 		s := serve(t, &standIn{}, Limits{FrameTimeout: time.Second, WriteTimeout: time.Second})
 		c := rawHello(t, s)

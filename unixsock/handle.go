@@ -1,7 +1,6 @@
 package unixsock
 
 import (
-	"context"
 	"errors"
 	"os"
 
@@ -20,25 +19,32 @@ func (c *connection) handle(r *request, message proto.Message) {
 }
 
 func (c *connection) perform(r *request, message proto.Message) (proto.Message, *os.File) {
-	if subscribe, ok := message.(*wire.Subscribe); ok {
-		return c.failure(r, c.subscribe(r, subscribe)), nil
+	switch m := message.(type) {
+	case *wire.Subscribe:
+		return c.failure(r, c.subscribe(r, m)), nil
+	case *wire.Acquire:
+		answer, err := c.acquire(r, m)
+		return c.build(r, answer, err)
+	case *wire.Put:
+		answer, err := c.put(r, m)
+		return c.build(r, answer, err)
 	}
-	acquire, ok := message.(*wire.Acquire)
-	if !ok {
-		reply, err := c.ask(r.ctx, message)
-		if err != nil {
-			return c.failure(r, err), nil
-		}
-		return reply, nil
+	reply, err := c.ask(r, message)
+	if err != nil {
+		return c.failure(r, err), nil
 	}
-	answer, err := c.acquire(r, acquire)
+	return reply, nil
+}
+
+// build is what Acquire and Put are answered with.
+func (c *connection) build(r *request, answer Answer, err error) (proto.Message, *os.File) {
 	if err != nil && answer.View != nil {
 		closeFiles([]*os.File{answer.View})
 	}
 	var need *NeedError
 	switch {
 	case errors.As(err, &need):
-		return &wire.Need{Locations: need.Locations}, nil
+		return &wire.Need{Locations: need.Locations, Members: need.Members}, nil
 	case err != nil:
 		return c.failure(r, err), nil
 	case answer.Reply == nil:
@@ -55,19 +61,46 @@ func (c *connection) acquire(r *request, message *wire.Acquire) (Answer, error) 
 	if err := checkAcquire(message, r.fds); err != nil {
 		return Answer{}, err
 	}
-	files := toFiles(r.fds)
-	r.fds = nil // the files own them now
-	defer func() {
-		closeFiles(files)
-		c.user.descriptors.Add(-int64(len(files)))
-	}()
-	reporter := &reporter{connection: c, number: r.number, arrived: r.arrived}
+	files, closeAll := c.filesOf(r)
+	defer closeAll()
+	reporter := c.reporter(r)
 	defer reporter.end()
 	return c.server.Backend.Acquire(r.ctx, c.peer, message, files, reporter.report)
 }
 
-func (c *connection) ask(ctx context.Context, message proto.Message) (proto.Message, error) {
-	b := c.server.Backend
+func (c *connection) put(r *request, message *wire.Put) (Answer, error) {
+	if err := checkPut(message, r.fds); err != nil {
+		return Answer{}, err
+	}
+	files, closeAll := c.filesOf(r)
+	defer closeAll()
+	reporter := c.reporter(r)
+	defer reporter.end()
+	return c.server.Backend.Put(r.ctx, c.peer, message, files, reporter.report)
+}
+
+// filesOf takes a request's descriptors as files, which the second result closes.
+func (c *connection) filesOf(r *request) ([]*os.File, func()) {
+	files := toFiles(r.fds)
+	r.fds = nil // the files own them now
+	return files, func() {
+		closeFiles(files)
+		c.user.descriptors.Add(-int64(len(files)))
+	}
+}
+
+func (c *connection) reporter(r *request) *reporter {
+	return &reporter{connection: c, number: r.number, arrived: r.arrived}
+}
+
+func (c *connection) follow(r *request, message *wire.Follow) (*wire.JobsReply, error) {
+	reporter := c.reporter(r)
+	defer reporter.end()
+	return c.server.Backend.Follow(r.ctx, c.peer, message, reporter.report)
+}
+
+func (c *connection) ask(r *request, message proto.Message) (proto.Message, error) {
+	b, ctx := c.server.Backend, r.ctx
 	switch m := message.(type) {
 	case *wire.Release:
 		return b.Release(ctx, c.peer, m)
@@ -94,6 +127,17 @@ func (c *connection) ask(ctx context.Context, message proto.Message) (proto.Mess
 		return b.Events(ctx, c.peer, m)
 	case *wire.Doctor:
 		return b.Doctor(ctx, c.peer, m)
+	case *wire.Jobs:
+		return b.Jobs(ctx, c.peer, m)
+	case *wire.Follow:
+		return c.follow(r, m)
+	case *wire.CancelJobs:
+		return b.CancelJobs(ctx, c.peer, m)
+	case *wire.RetryJobs:
+		return b.RetryJobs(ctx, c.peer, m)
+	case *wire.GiveUp:
+		m.Text = cut(m.GetText(), MaxReportText)
+		return b.GiveUp(ctx, c.peer, m)
 	}
 	return nil, refused("protocol: a message that is no request")
 }

@@ -8,7 +8,7 @@ const (
 	MaxFrame            = 1 << 20 // bytes after the length
 	MaxDescriptors      = 64      // in one frame
 	MaxAttached         = 4096    // of one request, over all its frames
-	MaxReportText       = 4096    // bytes of a report's text that are kept
+	MaxReportText       = 4096    // bytes of a report's text that are kept, and of what a claim is given up with
 	attachedPerFrame    = 60      // what the client sends in one frame
 	progressInterval    = time.Second
 	maxProgressDetail   = 1 << 10

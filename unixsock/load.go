@@ -94,7 +94,7 @@ func (e *RefusedError) Unwrap() []error { return e.Errs }
 // if the daemon says so, load is tried once more with what it gives then. The lease is the caller's to close. A build that
 // was refused is a *RefusedError; other errors of load are returned as they are, and nothing is reported. The arguments
 // before load are Acquire's.
-func (c *Client) Load(ctx context.Context, request *wire.Acquire, fds []*os.File, external func(location string) (*os.File, error),
+func (c *Client) Load(ctx context.Context, request *wire.Acquire, fds []*os.File, external External,
 	progress func(*wire.Progress), load func(*Lease) error) (*Lease, error) {
 	var refusals RefusedError
 	for range 2 {

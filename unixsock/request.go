@@ -44,6 +44,8 @@ func (c *connection) receive(payload []byte, at int64) (mine bool, err error) {
 		return true, c.attach(number, fds)
 	case *wire.Envelope_Acquire:
 		return c.begin(envelope, body.Acquire, fds, len(payload))
+	case *wire.Envelope_Put:
+		return c.begin(envelope, body.Put, fds, len(payload))
 	default:
 		closeAll(fds)
 		if len(fds) > 0 {
@@ -82,6 +84,16 @@ func requestOf(envelope *wire.Envelope) proto.Message {
 		return body.Subscribe
 	case *wire.Envelope_Doctor:
 		return body.Doctor
+	case *wire.Envelope_Jobs:
+		return body.Jobs
+	case *wire.Envelope_Follow:
+		return body.Follow
+	case *wire.Envelope_CancelJobs:
+		return body.CancelJobs
+	case *wire.Envelope_RetryJobs:
+		return body.RetryJobs
+	case *wire.Envelope_GiveUp:
+		return body.GiveUp
 	}
 	return nil
 }
@@ -102,7 +114,7 @@ func (c *connection) cancelRequest(number uint64) {
 	}
 }
 
-// attach keeps descriptors for the Acquire that follows.
+// attach keeps descriptors for the Acquire or Put that follows.
 func (c *connection) attach(number uint64, fds []int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

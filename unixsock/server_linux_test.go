@@ -240,7 +240,7 @@ func TestNeed(t *testing.T) {
 	}
 	c := dial(t, serve(t, backend, Limits{}))
 	var opened []*os.File
-	external := func(location string) (*os.File, error) {
+	external := func(_ int, location string) (*os.File, error) {
 		path := filepath.Join(dir, filepath.Base(filepath.Dir(location))+"x")
 		require.NoError(t, os.WriteFile(path, []byte(location), 0o600))
 		f, err := os.Open(path)
@@ -260,7 +260,7 @@ func TestNeed(t *testing.T) {
 	_, _, err = c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
 	require.ErrorIs(t, err, ErrBadModel, "no way to open external data")
 
-	missing := func(string) (*os.File, error) { return os.Open(filepath.Join(dir, "missing")) }
+	missing := func(int, string) (*os.File, error) { return os.Open(filepath.Join(dir, "missing")) }
 	_, _, err = c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, missing, nil)
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
@@ -271,7 +271,7 @@ func TestNeedForEver(t *testing.T) {
 		return Answer{}, &NeedError{Locations: []string{fmt.Sprint("part ", len(a.GetModel().GetExternal()))}}
 	}
 	c := dial(t, serve(t, backend, Limits{}))
-	external := func(string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
+	external := func(int, string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
 	_, _, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
 	require.ErrorIs(t, err, ErrBadRequest)
 	require.LessOrEqual(t, backend.calls.Load(), int64(maxNeeds))

@@ -54,6 +54,8 @@ type standIn struct {
 	past     []*wire.Event
 	lossy    bool // subscribers are not told
 	tell     map[chan *wire.Event]bool
+	jobs     []*wire.Job
+	failures []*wire.Failure
 	asks     int // for what has happened
 }
 

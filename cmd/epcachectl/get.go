@@ -174,7 +174,7 @@ func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, 
 	message.OnMiss = onMiss
 	start := time.Now()
 	ask := func(c *unixsock.Client) error {
-		result.reply, result.view, err = c.Acquire(ctx, message, files, m.external, func(p *wire.Progress) { show.phase(path, p) })
+		result.reply, result.view, err = c.Acquire(ctx, message, files, func(_ int, location string) (*os.File, error) { return m.external(location) }, func(p *wire.Progress) { show.phase(path, p) })
 		return err
 	}
 	err = ask(c)

@@ -154,7 +154,7 @@ func (v *victim) askFor(c *unixsock.Client, graph, data string) (answer lease, r
 	require.NoError(v, err)
 	defer f.Close()
 	reply, view, err := c.Acquire(limited(v), forModel(graph), []*os.File{f},
-		func(string) (*os.File, error) { return os.Open(data) },
+		func(int, string) (*os.File, error) { return os.Open(data) },
 		func(p *wire.Progress) { read = read || p.Phase == "reading" })
 	require.NoError(v, err)
 	v.Cleanup(func() { view.Close() })

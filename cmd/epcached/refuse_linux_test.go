@@ -46,7 +46,7 @@ func (d *epcached) idle() {
 
 // refused runs one request, and requires an error of that class that says all of the words, a daemon that goes on,
 // and a store as it was.
-func (r *refusals) refused(t *testing.T, request *wire.Acquire, fds []*os.File, external func(string) (*os.File, error), class error, says ...string) *unixsock.Error {
+func (r *refusals) refused(t *testing.T, request *wire.Acquire, fds []*os.File, external unixsock.External, class error, says ...string) *unixsock.Error {
 	t.Helper()
 	before, pid := storeOf(t, r.state), r.status().Pid
 	_, view, err := r.client.Acquire(limited(t), request, fds, external, nil)
@@ -204,7 +204,7 @@ func TestDescriptorsThatAreNoModel(t *testing.T) {
 			request := forModel("model.onnx")
 			request.Model.External = []*wire.ExternalFile{{Location: "w.bin", Fd: 1}}
 			r.refused(t, request, []*os.File{weights, f}, nil, unixsock.ErrBadRequest, "w.bin", c.says)
-			r.refused(t, forModel("model.onnx"), []*os.File{weights}, func(string) (*os.File, error) { return again(f) },
+			r.refused(t, forModel("model.onnx"), []*os.File{weights}, func(int, string) (*os.File, error) { return again(f) },
 				unixsock.ErrBadRequest, "w.bin", c.says)
 			// And as an option's file, and as a library.
 			request = forModel("model.onnx")
@@ -222,8 +222,8 @@ func again(f *os.File) (*os.File, error) {
 func TestExternalDataThatIsNotThere(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeFolder(t, openVINO)))
 	weights := string(tinymodel.Floats(1, 16*16))
-	file := func(content string) func(string) (*os.File, error) {
-		return func(string) (*os.File, error) { return again(r.file(t, "w.bin", content)) }
+	file := func(content string) unixsock.External {
+		return func(int, string) (*os.File, error) { return again(r.file(t, "w.bin", content)) }
 	}
 	t.Run("whole", func(t *testing.T) {
 		f := r.file(t, "model.onnx", external("w.bin", "", ""))
@@ -234,7 +234,7 @@ func TestExternalDataThatIsNotThere(t *testing.T) {
 	})
 	cases := map[string]struct {
 		model string
-		open  func(string) (*os.File, error)
+		open  unixsock.External
 		class error
 		says  []string
 	}{

@@ -2468,6 +2468,7 @@ func (x *StringMap) GetEntries() map[string]string {
 type Need struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Locations     []string               `protobuf:"bytes,1,rep,name=locations,proto3" json:"locations,omitempty"`
+	Members       []uint32               `protobuf:"varint,2,rep,packed,name=members,proto3" json:"members,omitempty"` // of a group: whose each location is, 0 is Acquire.model, 1 the first of Acquire.group; empty: all are model's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2505,6 +2506,13 @@ func (*Need) Descriptor() ([]byte, []int) {
 func (x *Need) GetLocations() []string {
 	if x != nil {
 		return x.Locations
+	}
+	return nil
+}
+
+func (x *Need) GetMembers() []uint32 {
+	if x != nil {
+		return x.Members
 	}
 	return nil
 }
@@ -6183,9 +6191,10 @@ const file_epcached_proto_rawDesc = "" +
 	"\aentries\x18\x01 \x03(\v2#.epcached.v1.StringMap.EntriesEntryR\aentries\x1a:\n" +
 	"\fEntriesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"$\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
 	"\x04Need\x12\x1c\n" +
-	"\tlocations\x18\x01 \x03(\tR\tlocations\"\x1f\n" +
+	"\tlocations\x18\x01 \x03(\tR\tlocations\x12\x18\n" +
+	"\amembers\x18\x02 \x03(\rR\amembers\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\"\x0e\n" +
 	"\fReleaseReply\"\xd7\x01\n" +

@@ -30,6 +30,7 @@ _DEFAULTS: dict[str, Any] = {
     "double": 0.0,
     "string": "",
 }
+_NUMBERS = frozenset(_DEFAULTS) - {"double", "string"}
 _BY_NAME = {message: {f.name: f for f in fields} for message, fields in MESSAGES.items()}
 _BY_NUMBER = {message: {f.number: f for f in fields} for message, fields in MESSAGES.items()}
 
@@ -121,7 +122,12 @@ def _merge(message: str, data: bytes, values: Message) -> None:
 
 
 def _append(field: Field, raw: int | bytes, into: list[Any]) -> None:
-    if field.kind in _DEFAULTS:
+    if field.kind in _NUMBERS and isinstance(raw, bytes):  # packed: protobuf's way to write them
+        at = 0
+        while at < len(raw):
+            number, at = _varint(raw, at)
+            into.append(_scalar(field, number))
+    elif field.kind in _DEFAULTS:
         into.append(_scalar(field, raw))
     else:
         into.append(decode(field.kind, _as_bytes(field, raw)))

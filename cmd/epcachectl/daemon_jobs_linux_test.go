@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func (b *standIn) Put(context.Context, unixsock.Peer, *wire.Put, []*os.File, func(*wire.Progress)) (unixsock.Answer, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.hit()
+}
+
+func (b *standIn) GiveUp(context.Context, unixsock.Peer, *wire.GiveUp) (*wire.GiveUpReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return &wire.GiveUpReply{}, b.err
+}
+
+func (b *standIn) Jobs(context.Context, unixsock.Peer, *wire.Jobs) (*wire.JobsReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return &wire.JobsReply{Jobs: b.jobs, Failures: b.failures}, b.err
+}
+
+func (b *standIn) Follow(_ context.Context, _ unixsock.Peer, f *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.changes = append(b.changes, "follow "+f.GetJob())
+	for _, j := range b.jobs {
+		if j.GetId() == f.GetJob() {
+			progress(&wire.Progress{Phase: "compiling", ElapsedMs: 1500, EstimateMs: 3000, Job: j.GetId(), Waiting: j.GetWaiting()})
+			return &wire.JobsReply{Jobs: []*wire.Job{j}}, b.err
+		}
+	}
+	return nil, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no such job"}
+}
+
+func (b *standIn) CancelJobs(_ context.Context, _ unixsock.Peer, r *wire.CancelJobs) (*wire.JobsReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.changes = append(b.changes, "cancel "+namedOrAll(r.GetJobs(), r.GetAll()))
+	return &wire.JobsReply{Jobs: b.jobs}, b.err
+}
+
+func (b *standIn) RetryJobs(_ context.Context, _ unixsock.Peer, r *wire.RetryJobs) (*wire.JobsReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.changes = append(b.changes, "retry "+namedOrAll(r.GetEntries(), r.GetAll()))
+	return &wire.JobsReply{Failures: b.failures}, b.err
+}
+
+func namedOrAll(names []string, all bool) string {
+	if all {
+		return "all"
+	}
+	return strings.Join(names, " ")
+}

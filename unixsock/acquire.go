@@ -1,0 +1,132 @@
+package unixsock
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// maxNeeds bounds how often a daemon may ask for more external data for one request: once is enough, unless a model
+// was changed in between.
+const maxNeeds = 3
+
+// External opens external data by its location as the model spells it. Of a group, member says whose it is: 0 is
+// Acquire.model, 1 the first of Acquire.group; it is 0 for a model that is asked for alone.
+type External func(member int, location string) (*os.File, error)
+
+// Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the caller's. External data that the
+// daemon asks for is opened by external (nil if there can be none), and closed here. Progress may be nil; it is called on
+// this goroutine. The file, nil if the answer has none, is the view's folder: the caller's, and the lease.
+func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File, external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+	request = proto.CloneOf(request)
+	all := append([]*os.File(nil), fds...)
+	defer func() { closeFiles(all[len(fds):]) }()
+	for range maxNeeds {
+		answer, err := c.askWith(ctx, "acquire", &wire.Envelope{Body: &wire.Envelope_Acquire{Acquire: request}}, all, progress)
+		if err != nil {
+			return nil, nil, err
+		}
+		need := answer.envelope.GetNeed()
+		if need == nil {
+			return buildOf(answer)
+		}
+		closeFiles(answer.files)
+		if all, err = openNeeded(request, all, need, external); err != nil {
+			return nil, nil, err
+		}
+	}
+	return nil, nil, refused("acquire: the daemon keeps asking for external data; is the model being changed?")
+}
+
+// Put brings what the caller compiled under a claim, which has to be of this connection. The files' fields "fd" are
+// indices into fds, which stay the caller's: the daemon has copied them when it answers. The file is as Acquire's.
+func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+	answer, err := c.askWith(ctx, "put", &wire.Envelope{Body: &wire.Envelope_Put{Put: request}}, fds, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	return buildOf(answer)
+}
+
+// askWith is ask for a request with descriptors.
+func (c *Client) askWith(ctx context.Context, what string, envelope *wire.Envelope, files []*os.File, progress func(*wire.Progress)) (reply, error) {
+	if len(files) > MaxAttached {
+		return reply{}, refused("%s: %d descriptors; a request may have %d", what, len(files), MaxAttached)
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	defer runtime.KeepAlive(files)
+	return c.ask(ctx, envelope, fds, progress)
+}
+
+// buildOf finds the descriptor that the answer names, and closes any other.
+func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
+	r := answer.envelope.GetAcquireReply()
+	if r == nil || r.Fd == nil {
+		closeFiles(answer.files)
+		if r == nil {
+			return nil, nil, unexpected(answer.envelope)
+		}
+		return r, nil, nil
+	}
+	if int64(r.GetFd()) >= int64(len(answer.files)) {
+		closeFiles(answer.files)
+		return r, nil, violation("the reply names descriptor %d of %d", r.GetFd(), len(answer.files))
+	}
+	view := answer.files[r.GetFd()]
+	for _, f := range answer.files {
+		if f != view {
+			closeFiles([]*os.File{f})
+		}
+	}
+	return r, view, nil
+}
+
+// openNeeded adds external data to a request. What it opened is in the result also when it fails.
+func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, external External) ([]*os.File, error) {
+	models := append([]*wire.Model{request.GetModel()}, request.GetGroup()...)
+	if n := len(need.GetMembers()); n != 0 && n != len(need.GetLocations()) {
+		return files, violation("%d locations of %d members are needed", len(need.GetLocations()), n)
+	}
+	for i, location := range need.GetLocations() {
+		member := 0
+		if len(need.GetMembers()) > 0 {
+			member = int(need.GetMembers()[i])
+		}
+		if member >= len(models) {
+			return files, violation("external data is needed of member %d of %d", member, len(models))
+		}
+		if err := mayNeed(models[member], location, external, len(files)); err != nil {
+			return files, err
+		}
+		f, err := external(member, location)
+		if err != nil {
+			return files, err
+		}
+		models[member].External = append(models[member].External, &wire.ExternalFile{Location: location, Fd: uint32(len(files))})
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+func mayNeed(model *wire.Model, location string, external External, files int) error {
+	for _, x := range model.GetExternal() {
+		if x.GetLocation() == location {
+			return refused("acquire: external data %q was sent and asked for again", location)
+		}
+	}
+	if external == nil {
+		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf("the model refers to external data %q", location), Facts: map[string]string{"file": location}}
+	}
+	if files >= MaxAttached {
+		return refused("acquire: the model refers to more than %d files", MaxAttached-1)
+	}
+	return nil
+}
