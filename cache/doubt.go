@@ -77,6 +77,18 @@ func (ds *doubts) drop(id index.BuildID, uid uint32) {
 	ds.remove(id, uid)
 }
 
+// answer ends the doubt of a user whose runtime the build was tried with. Those of others stay theirs, for they may have
+// another runtime, but as it was tried at all they do not count towards the quorum any more.
+func (ds *doubts) answer(id index.BuildID, uid uint32) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	ds.remove(id, uid)
+	for other, d := range ds.about[id] {
+		d.counts = false
+		ds.about[id][other] = d
+	}
+}
+
 // settle ends all doubts about a build: it was found out how it is.
 func (ds *doubts) settle(id index.BuildID) {
 	ds.mu.Lock()

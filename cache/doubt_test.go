@@ -36,6 +36,21 @@ func TestDoubtsAreBounded(t *testing.T) {
 	require.Empty(t, ds.of)
 }
 
+// A build that loads with one user's runtime may still not load with another's, who then keeps getting another; but what
+// was tried here is not for users to vote on.
+func TestAnAnswerToOneUserLeavesTheDoubtsOfOthers(t *testing.T) {
+	ds := newDoubts(time.Now)
+	b := &index.Build{ID: index.BuildID{1}}
+	for uid := range uint32(3) {
+		require.True(t, ds.add(b, uid, uid, "why", true))
+	}
+	ds.answer(b.ID, 1)
+	require.Empty(t, ds.holds(b.ID, 1))
+	require.Equal(t, "why", ds.holds(b.ID, 2))
+	require.Zero(t, ds.owners(b.ID))
+	require.EqualValues(t, 2, ds.any.Load())
+}
+
 func TestLimiter(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := &limiter{burst: 3, interval: 2 * time.Second, now: func() time.Time { return now }}

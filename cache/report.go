@@ -201,7 +201,7 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 		}
 		return retry("%s", x.text)
 	case loads:
-		ds.settle(b.ID)
+		ds.answer(b.ID, p.UID)
 		d := sound("its bytes are what was compiled, and "+x.text, "")
 		if class.Hint != "" && !strings.HasPrefix(class.Hint, "ask again") {
 			d.Hint += "; " + class.Hint
@@ -211,7 +211,7 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 		}
 		return d
 	case refuted:
-		ds.settle(b.ID)
+		ds.answer(b.ID, p.UID)
 		c.index.Count("reports_confirmed", 1)
 		c.refute(b, x)
 		return retry("%s", x.text)
@@ -227,6 +227,7 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 // them alone.
 func (c *Cache) refute(b *index.Build, x examined) {
 	if x.exactly {
+		c.reports.doubts.settle(b.ID)
 		c.withholdBuild(b.ID, index.Withheld, "reported, and "+x.text)
 	} else {
 		c.disprove(x.against, b, x.text)
