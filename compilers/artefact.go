@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 
 	"github.com/epcached/epcached/epmodel"
@@ -15,30 +16,54 @@ import (
 // files beyond the limits are ErrOutput; a graph without EPContext nodes is a *NoNodesError with EPs still empty. Files have the graph first; names in sub-folders
 // use slashes.
 func Collect(ctx context.Context, folder, graph string, inputs []string, limits Limits) (files []string, model *epmodel.Model, err error) {
-	limits = limits.orDefault()
-	files, err = listOutput(folder, graph, inputs, limits)
-	if err != nil {
-		return nil, nil, err
+	files, models, err := CollectAll(ctx, folder, []string{graph}, inputs, limits)
+	if len(models) > 0 {
+		model = models[0]
 	}
-	model, err = readGraph(ctx, filepath.Join(folder, graph))
-	if err != nil {
-		return nil, nil, err
-	}
-	if len(model.Contexts) == 0 {
-		return nil, model, &NoNodesError{OpTypes: model.OpTypes}
-	}
-	return files, model, nil
+	return files, model, err
 }
 
-func listOutput(folder, graph string, inputs []string, limits Limits) ([]string, error) {
+// CollectAll is Collect for the graphs of a group: files have the graphs first, in order, and what is wrong with one of several is a
+// *MemberError. Beside a *NoNodesError the models end with the one that it is about.
+func CollectAll(ctx context.Context, folder string, graphs, inputs []string, limits Limits) (files []string, models []*epmodel.Model, err error) {
+	others, found, err := listOutput(folder, graphs, inputs, limits.orDefault())
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, graph := range graphs {
+		if !found[graph] {
+			return nil, nil, ofMember(i, len(graphs), &missingGraphError{graph})
+		}
+		model, err := readGraph(ctx, filepath.Join(folder, graph))
+		if err != nil {
+			return nil, nil, ofMember(i, len(graphs), err)
+		}
+		models = append(models, model)
+		if len(model.Contexts) == 0 {
+			return nil, models, ofMember(i, len(graphs), &NoNodesError{OpTypes: model.OpTypes})
+		}
+	}
+	return append(slices.Clone(graphs), others...), models, nil
+}
+
+// missingGraphError is a compiler that wrote no graph.
+type missingGraphError struct{ graph string }
+
+func (e *missingGraphError) Error() string {
+	return fmt.Sprintf("output folder: %v: the graph %q is missing", ErrOutput, e.graph)
+}
+
+func (e *missingGraphError) Unwrap() error { return ErrOutput }
+
+// listOutput lists what is in the folder besides inputs and graphs, sorted, and which of the graphs are.
+func listOutput(folder string, graphs, inputs []string, limits Limits) (others []string, found map[string]bool, err error) {
 	skip := map[string]bool{}
 	for _, name := range inputs {
 		skip[name] = true
 	}
-	var others []string
 	var total int64
-	found := false
-	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+	found = map[string]bool{}
+	err = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -65,21 +90,18 @@ func listOutput(folder, graph string, inputs []string, limits Limits) ([]string,
 		if limits.Files >= 0 && len(others) >= limits.Files {
 			return fmt.Errorf("%w: more than %d files", ErrOutput, limits.Files)
 		}
-		if name == graph {
-			found = true
+		if slices.Contains(graphs, name) {
+			found[name] = true
 			return nil
 		}
 		others = append(others, filepath.ToSlash(name))
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("output folder: %w", err)
-	}
-	if !found {
-		return nil, fmt.Errorf("output folder: %w: the graph %q is missing", ErrOutput, graph)
+		return nil, nil, fmt.Errorf("output folder: %w", err)
 	}
 	sort.Strings(others)
-	return append([]string{graph}, others...), nil
+	return others, found, nil
 }
 
 // regularSize gives the size of a regular file with one name; anything else in the folder could be a way to the daemon's own files.

@@ -14,6 +14,9 @@ const disableAll = "disable_all"
 // Check implements Compiler. A graph that does not load is tried once more without graph optimisation, for graphs with nodes outside the EP often
 // load only so. Where the EP compiles for a device that is not here, a failure is NotCheckable.
 func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
+	if option := uncheckable(job.EPs); option != "" {
+		return CheckResult{Outcome: NotCheckable, Text: "builds with " + option + " do not load where the device that they are for is absent"}, nil
+	}
 	result, err := o.check(ctx, job)
 	if err != nil || result.Outcome == Passed || job.GraphOptimizationLevel == disableAll || job.Source {
 		return result, err
@@ -44,6 +47,10 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	}
 	var refused *RefusedError
 	var crash *ExitError
+	var member *MemberError
+	if errors.As(err, &member) {
+		result.Member = member.Member
+	}
 	switch {
 	case errors.As(err, &refused):
 		result.Code, result.Text = refused.Code, refused.Text
@@ -67,8 +74,28 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	if !filepath.IsAbs(job.Graph) {
 		return dialogue.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
-	return dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps),
-		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}, nil
+	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps),
+		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
+	for _, path := range job.Share {
+		if filepath.Dir(path) != filepath.Dir(job.Graph) {
+			return dialogue.Request{}, fmt.Errorf("load %q: not beside %q", path, job.Graph)
+		}
+		req.Share = append(req.Share, dialogue.Member{Model: path})
+	}
+	return req, nil
+}
+
+// uncheckable names an option with which builds do not even fail in an orderly way where their device is absent; empty: there is none.
+func uncheckable(eps []EP) string {
+	for _, ep := range eps {
+		info, _ := EPByName(ep.Name)
+		for name, value := range ep.Options {
+			if info.Options[name].Unchecked && value == "1" && targetAbsent(nil, []EP{ep}) {
+				return name + "=" + value
+			}
+		}
+	}
+	return ""
 }
 
 // targetAbsent tells whether one of the EPs compiles for a device that is elsewhere. A worker that crashed early told no devices: then

@@ -62,7 +62,11 @@ type Job struct {
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
 	Embed                      bool   // context binary inside the graph instead of beside it
-	Route                      string // "": RouteCompileAPI
+	Route                      string // "": RouteCompileAPI, or RouteSessionOptions with Share
+
+	// Share are further models, compiled after Model and in this order, in the same worker and with the same options, so that all share one
+	// context binary. It is named after the first. One that fails fails all, with a *MemberError.
+	Share []ShareMember
 
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
 }
@@ -70,7 +74,8 @@ type Job struct {
 // Result is a finished compile.
 type Result struct {
 	Graph      string   // name of the graph in Job.Folder
-	Files      []string // names of all files of the artefact in Job.Folder, the graph first, the others sorted
+	Graphs     []string // of a group: the names of all its graphs, in order; else the one
+	Files      []string // names of all files of the artefact in Job.Folder, the graphs first, the others sorted
 	Seconds    float64  // ORT's part: from session options to written graph
 	ORTVersion string
 	Route      string // the route that was taken
@@ -94,6 +99,10 @@ type CheckJob struct {
 	Graph   string // absolute path; sidecars, or external data, stand beside it
 	Source  bool   // the graph is not compiled: it is loaded once, at the level asked for
 
+	// Share are further graphs, loaded after Graph and in this order, in the same process and with the same options; they stand beside it. All
+	// are released in reverse. With ShareOptions among the SessionOptions it is how several members of a group are loaded.
+	Share []string
+
 	SessionOptions             map[string]string
 	FreeDimensions             map[string]int64
 	FreeDimensionsByDenotation map[string]int64
@@ -114,6 +123,7 @@ type CheckResult struct {
 	Outcome                string  // Passed, Failed or NotCheckable
 	Code                   int     // ORT's error code when it failed; -1: the process crashed
 	Text                   string  // ORT's words, or the end of standard error after a crash
+	Member                 int     // of Graph and Share, which one failed; 0: the first
 	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
 	Seconds                float64 // ORT's part: from session options to session
 	CPUSeconds             float64 // of all processors, of the workers

@@ -47,6 +47,10 @@ type EPOption struct {
 	Default string `toml:"default"` // what the EP does when the option is absent; such a value is left out of keys
 	Fill    string `toml:"fill"`    // what is passed when the option is absent
 	Unless  string `toml:"unless"`  // another option, with which Fill is not passed
+	Share   string `toml:"share"`   // what weight-sharing groups are compiled with when the option is absent
+
+	// Unchecked: what is compiled with the option set ("1") is not loaded where the target is absent, for that takes the process down.
+	Unchecked bool `toml:"unchecked"`
 }
 
 type epEntry struct {

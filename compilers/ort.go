@@ -101,8 +101,11 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err != nil {
 		return Result{Log: done.log, CPUSeconds: done.cpu}, fmt.Errorf("%q: %w", filepath.Base(job.Model), err)
 	}
-	files, _, err := Collect(ctx, job.Folder, job.Output, before, o.opts.Limits)
+	files, _, err := CollectAll(ctx, job.Folder, outputs(job), before, o.opts.Limits)
 	if err != nil {
+		if req.Route == RouteSessionOptions {
+			err = noGraph(ctx, job, err)
+		}
 		var none *NoNodesError
 		if errors.As(err, &none) {
 			none.EPs, none.Log = epNames(job.EPs), done.log
@@ -112,7 +115,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err := o.takeBack(job.Folder, files); err != nil {
 		return Result{CPUSeconds: done.cpu}, err
 	}
-	result := Result{Graph: job.Output, Files: files, Seconds: done.Seconds, ORTVersion: done.ORTVersion, Route: req.Route, Log: done.log, MaxRSS: done.PeakMemory,
+	result := Result{Graph: job.Output, Graphs: outputs(job), Files: files, Seconds: done.Seconds, ORTVersion: done.ORTVersion, Route: req.Route, Log: done.log, MaxRSS: done.PeakMemory,
 		CPUSeconds: done.cpu}
 	for _, ep := range done.EPs {
 		result.EPs = append(result.EPs, EPUsed{Name: ep.Name, Version: ep.Version, Devices: ep.Devices})
@@ -134,15 +137,19 @@ func compileRequest(job Job) (dialogue.Request, error) {
 	switch job.Route {
 	case "":
 		job.Route = RouteCompileAPI
+		if len(job.Share) > 0 {
+			job.Route = RouteSessionOptions // OpenVINO shares only among sessions that live, and QNN writes no larger a binary so
+		}
 	case RouteCompileAPI, RouteSessionOptions:
 	default:
 		return dialogue.Request{}, fmt.Errorf("compile %q: unknown route %q", job.Model, job.Route)
 	}
-	return dialogue.Request{
+	req := dialogue.Request{
 		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, Output: filepath.Join(job.Folder, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
 		Readable: readable(job.Runtime, eps),
-	}, nil
+	}
+	return req, shareRequest(job, &req)
 }
 
 func session(entries map[string]string, byName, byDenotation map[string]int64, level string) dialogue.Session {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/compilers/dialogue"
@@ -29,10 +30,7 @@ func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, fu
 	case req.Model == "" || model == folder:
 		return req, func() {}, nil // the folder and what is in it are the user's already
 	case o.inScratch(model):
-		if err := o.openFolders(model); err != nil {
-			return req, nil, err
-		}
-		undo, err := o.openFiles(model)
+		undo, err := o.openModels(req)
 		return req, undo, err
 	}
 	given := filepath.Join(folder, givenFolder)
@@ -40,7 +38,40 @@ func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, fu
 		return req, nil, fmt.Errorf("model for the worker: %w", err)
 	}
 	req.Model = filepath.Join(given, filepath.Base(req.Model))
+	req.Share = slices.Clone(req.Share)
+	for i, m := range req.Share { // they stand beside it
+		req.Share[i].Model = filepath.Join(given, filepath.Base(m.Model))
+	}
 	return req, func() {}, nil
+}
+
+// openModels lets the group reach a request's models in Scratch until undo is called. Those of a group may stand in several folders.
+func (o *ORT) openModels(req dialogue.Request) (undo func(), err error) {
+	folders := []string{filepath.Dir(req.Model)}
+	for _, m := range req.Share {
+		if dir := filepath.Dir(m.Model); o.inScratch(dir) && !slices.Contains(folders, dir) {
+			folders = append(folders, dir)
+		}
+	}
+	var undos []func()
+	undo = func() {
+		for _, u := range undos {
+			u()
+		}
+	}
+	for _, dir := range folders {
+		if err := o.openFolders(dir); err != nil {
+			undo()
+			return nil, err
+		}
+		u, err := o.openFiles(dir)
+		if err != nil {
+			undo()
+			return nil, err
+		}
+		undos = append(undos, u)
+	}
+	return undo, nil
 }
 
 func (o *ORT) inScratch(path string) bool {

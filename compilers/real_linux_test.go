@@ -48,7 +48,7 @@ func TestOpenVINO(t *testing.T) {
 	compilertest.Suite(t, compilertest.Subject{
 		Compiler: newORT(t, compilers.ORTOptions{}), Runtime: r,
 		EP:           compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "cpu"}}, Options: f32},
-		NoNodesModel: normalizer(), Verdict: compilers.Optimal, Loads: true,
+		NoNodesModel: normalizer(), Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
 	})
 }
 
@@ -60,6 +60,7 @@ func TestQNN(t *testing.T) {
 		NoNodesModel: normalizer(),
 		Verdict:      compilers.Unknown, // it judges only where an NPU is
 		Loads:        true,
+		ShareOptions: map[string]string{"enable_htp_weight_sharing": "1"}, // and such groups do not load without an NPU
 	})
 }
 

@@ -71,6 +71,9 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	for _, file := range append(slices.Clone(req.Readable), req.ORTLibrary, req.Model) {
 		c.Read = append(c.Read, foldersOf(file)...)
 	}
+	for _, m := range req.Share {
+		c.Read = append(c.Read, foldersOf(m.Model)...)
+	}
 	for _, ep := range req.EPs {
 		c.Read = append(c.Read, foldersOf(ep.Library)...)
 	}

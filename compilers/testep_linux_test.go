@@ -28,7 +28,7 @@ func TestTestEP(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			compilertest.Suite(t, compilertest.Subject{
 				Compiler: newORT(t, compilers.ORTOptions{}), Runtime: compilertest.TestEPRuntime(t, version, compilertest.Release{}),
-				EP: testEP(nil), NoNodesModel: negation(), Verdict: compilers.Optimal, Loads: true,
+				EP: testEP(nil), NoNodesModel: negation(), Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
 			})
 		})
 	}

@@ -35,6 +35,7 @@ type worker struct {
 	event    dialogue.Event
 	eventErr error
 	eps      []dialogue.EPResult // written by the reader, read when it is done
+	member   int                 // of a group, from 1: which model it works on; likewise
 	readers  sync.WaitGroup
 }
 
@@ -74,7 +75,11 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 	w.wait(ctx, o.raiser(idle))
 	stopWatch()
 	ended := w.group.end()
-	return w.result(ctx, compilerName(req), o.opts.Limits, ended)
+	done, err := w.result(ctx, compilerName(req), o.opts.Limits, ended)
+	if w.member > 0 {
+		err = ofMember(w.member-1, len(req.Share)+1, err)
+	}
+	return done, err
 }
 
 func (o *ORT) makePrivate(folder string) error {
@@ -107,8 +112,11 @@ func (w *worker) converse(req dialogue.Request, progress func(string)) {
 			if e.EPs != nil {
 				w.eps = e.EPs
 			}
-			if e.Phase != "" && progress != nil {
-				progress(e.Phase)
+			if e.Phase != "" {
+				w.member = e.Member
+				if progress != nil {
+					progress(e.Phase)
+				}
 			}
 		})
 	}()

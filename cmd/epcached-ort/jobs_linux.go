@@ -157,6 +157,9 @@ func (j *job) options() (*ort.SessionOptions, error) {
 }
 
 func (j *job) compile() error {
+	if len(j.req.Share) > 0 {
+		return j.compileGroup()
+	}
 	if err := j.phase(dialogue.PhaseCompiling); err != nil {
 		return err
 	}
@@ -166,7 +169,7 @@ func (j *job) compile() error {
 		return err
 	}
 	if j.req.Route == "session_options" {
-		err = j.compileInSession(o)
+		_, err = j.compileInSession(o, j.req.Model, j.req.Output, j.req.Embed) // the session stays until the process ends
 	} else {
 		err = o.Compile(j.req.Model, j.req.Output, j.req.Embed, j.req.Options.GraphOptimizationLevel)
 	}
@@ -175,21 +178,23 @@ func (j *job) compile() error {
 }
 
 // compileInSession is the older route: a session that writes the compiled model while it is being created.
-func (j *job) compileInSession(o *ort.SessionOptions) error {
-	embed := "0"
-	if j.req.Embed {
-		embed = "1"
+func (j *job) compileInSession(o *ort.SessionOptions, model, output string, embed bool) (*ort.Session, error) {
+	mode := "0"
+	if embed {
+		mode = "1"
 	}
-	for _, entry := range [][2]string{{"ep.context_enable", "1"}, {"ep.context_file_path", j.req.Output}, {"ep.context_embed_mode", embed}} {
+	for _, entry := range [][2]string{{"ep.context_enable", "1"}, {"ep.context_file_path", output}, {"ep.context_embed_mode", mode}} {
 		if err := o.Set(entry[0], entry[1]); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	_, err := o.Open(j.req.Model) // the session stays until the process ends
-	return err
+	return o.Open(model)
 }
 
 func (j *job) load() error {
+	if len(j.req.Share) > 0 {
+		return j.loadGroup()
+	}
 	_, err := j.session()
 	return err
 }

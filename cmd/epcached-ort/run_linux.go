@@ -17,6 +17,9 @@ import (
 // run feeds a graph inputs that follow from a seed, and writes the bytes of all outputs of the last round to a file, one after the other. Tests
 // compare them.
 func (j *job) run() error {
+	if len(j.req.Share) > 0 {
+		return j.runGroup()
+	}
 	session, err := j.session()
 	if err != nil {
 		return err
@@ -24,24 +27,33 @@ func (j *job) run() error {
 	if err := j.phase(dialogue.PhaseRunning); err != nil {
 		return err
 	}
+	outputs, err := j.runSession(session)
+	if err != nil {
+		return err
+	}
+	return j.writeOutputs(outputs)
+}
+
+// runSession gives the outputs of the last round.
+func (j *job) runSession(session *ort.Session) ([]ort.Tensor, error) {
 	inputs, err := session.Inputs()
 	if err != nil {
-		return step(err, "inputs")
+		return nil, step(err, "inputs")
 	}
 	for i := range inputs {
 		if err := seed(&inputs[i], j.req.Seed+uint64(i)); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	var outputs []ort.Tensor
 	for range max(1, j.req.Times) {
 		start := time.Now()
 		if outputs, err = session.Run(inputs); err != nil {
-			return step(err, "run")
+			return nil, step(err, "run")
 		}
 		j.result.RunSeconds = append(j.result.RunSeconds, time.Since(start).Seconds())
 	}
-	return j.writeOutputs(outputs)
+	return outputs, nil
 }
 
 func (j *job) writeOutputs(outputs []ort.Tensor) error {

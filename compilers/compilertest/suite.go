@@ -25,6 +25,8 @@ type Subject struct {
 	NoNodesOption map[string]string
 	Verdict       compilers.Verdict // of the EP on the string that its own builds carry
 	Loads         bool              // builds load on this machine
+	GroupsLoad    bool              // so do weight-sharing groups
+	ShareOptions  map[string]string // provider options that groups are compiled with
 }
 
 // Suite runs every promise of compilers.Compiler against one implementation.
@@ -40,6 +42,10 @@ func Suite(t *testing.T, s Subject) {
 	t.Run("what is not onnx is refused", s.testNotONNX)
 	t.Run("missing model is refused", s.testMissingModel)
 	t.Run("model that the ep takes nothing of", s.testNoNodes)
+	t.Run("group has one graph for each model and one binary", s.testGroup)
+	t.Run("group without one of its graphs does not load", s.testGroupMemberMissing)
+	t.Run("group fails with one of its models, and names it", s.testGroupMemberFails)
+	t.Run("group with a model that the ep takes nothing of", s.testGroupMemberWithoutNodes)
 	t.Run("unknown ep", s.testUnknownEP)
 	t.Run("cancelled before it starts", s.testCancelled)
 	t.Run("deadline in the middle", s.testDeadline)

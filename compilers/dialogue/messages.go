@@ -56,11 +56,18 @@ type Request struct {
 	Route   string   // Compile: "compile_api" or "session_options"
 	Embed   bool     // Compile
 	Options Session  // Compile, Load, Run
+	Share   []Member // Compile, Load, Run: further models, in order, in the same process. Compile: all share one context binary
 	Infos   []string // Compatibility: the strings to judge
 	Seed    uint64   // Run: fills the inputs
 	Times   int      // Run: how often; 0 is once
 
 	Readable []string `json:"-"` // not sent: files whose folders the worker may read, besides those of the libraries and the model
+}
+
+// Member is a further model of a request, beside Model and Output.
+type Member struct {
+	Model  string
+	Output string // Compile
 }
 
 // EP is an EP of a request.
@@ -91,6 +98,7 @@ type Session struct {
 // Event is one record from the worker: exactly one field is set.
 type Event struct {
 	Phase   string     `json:",omitempty"`
+	Member  int        `json:",omitempty"` // with Phase, of a request with Share: which model it is about, from 1
 	EPs     []EPResult `json:",omitempty"` // what was registered and chosen, before it is used: known even if the use crashes
 	Result  *Result    `json:",omitempty"`
 	Refusal *Refusal   `json:",omitempty"`

@@ -44,7 +44,7 @@ func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers
 	if job.Source {
 		told, err = c.SourceSeconds, loadSource(ctx, job.Graph)
 	} else {
-		err = load(ctx, job.Graph, sdk)
+		result.Member, err = loadAll(ctx, append([]string{job.Graph}, job.Share...), sdk)
 	}
 	if err != nil {
 		result.Outcome, result.Code, result.Text = compilers.Failed, 10, err.Error()
@@ -61,6 +61,16 @@ func loadSource(ctx context.Context, path string) error {
 	}
 	_, err = epmodel.Read(ctx, filepath.Base(path), memory(graph))
 	return err
+}
+
+// loadAll loads graphs in order, and tells which one does not load.
+func loadAll(ctx context.Context, paths []string, sdk SDK) (member int, err error) {
+	for i, path := range paths {
+		if err := load(ctx, path, sdk); err != nil {
+			return i, err
+		}
+	}
+	return 0, nil
 }
 
 func load(ctx context.Context, path string, sdk SDK) error {

@@ -131,25 +131,22 @@ func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func
 	if err := sleep(ctx, c.Delay); err != nil {
 		return compilers.Result{}, fmt.Errorf("compile %q: %w", job.Model, err)
 	}
-	model, err := os.ReadFile(job.Model)
+	models, err := readModels(ctx, job)
 	if err != nil {
-		return compilers.Result{}, &compilers.RefusedError{Doing: "compile", Code: 3, Text: err.Error()}
-	}
-	source, err := epmodel.Read(ctx, filepath.Base(job.Model), memory(model))
-	if err != nil {
-		return compilers.Result{}, &compilers.RefusedError{Doing: "compile", Code: 7, Text: err.Error()}
+		return compilers.Result{}, err
 	}
 	before, err := names(job.Folder)
 	if err != nil {
 		return compilers.Result{}, err
 	}
-	if err := write(job, sdk, model, source); err != nil {
+	if err := write(job, sdk, models); err != nil {
 		return compilers.Result{}, err
 	}
 	if err := c.misbehave(ctx, job); err != nil {
 		return compilers.Result{}, err
 	}
-	files, _, err := compilers.Collect(ctx, job.Folder, job.Output, before, c.Limits)
+	graphs := outputs(job)
+	files, _, err := compilers.CollectAll(ctx, job.Folder, graphs, before, c.Limits)
 	if err != nil {
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {
@@ -157,21 +154,87 @@ func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func
 		}
 		return compilers.Result{}, err
 	}
-	return compilers.Result{Graph: job.Output, Files: files, Seconds: time.Since(start).Seconds(), ORTVersion: job.Runtime.ORTVersion, Route: "compile_api",
+	return compilers.Result{Graph: job.Output, Graphs: graphs, Files: files, Seconds: time.Since(start).Seconds(), ORTVersion: job.Runtime.ORTVersion, Route: route(job),
 		CPUSeconds: c.CPUSeconds, EPs: []compilers.EPUsed{{Name: EP, Version: sdk.Version, Devices: []compilers.DeviceFacts{device(sdk)}}}}, nil
 }
 
-// write makes the artefact: a graph with one EPContext node, and its context binary beside or inside it.
-func write(job compilers.Job, sdk SDK, model []byte, source *epmodel.Model) error {
-	context := binary(job, sdk, model)
+// source is a model to compile.
+type source struct {
+	bytes []byte
+	*epmodel.Model
+}
+
+// readModels reads the job's models in order.
+func readModels(ctx context.Context, job compilers.Job) ([]source, error) {
+	paths := []string{job.Model}
+	for _, m := range job.Share {
+		paths = append(paths, m.Model)
+	}
+	var models []source
+	for i, path := range paths {
+		m, err := readModel(ctx, path)
+		if err != nil && len(paths) > 1 {
+			return nil, &compilers.MemberError{Member: i, Err: err}
+		}
+		if err != nil {
+			return nil, err
+		}
+		models = append(models, m)
+	}
+	return models, nil
+}
+
+func readModel(ctx context.Context, path string) (source, error) {
+	model, err := os.ReadFile(path)
+	if err != nil {
+		return source{}, &compilers.RefusedError{Doing: "compile", Code: 3, Text: err.Error()}
+	}
+	m, err := epmodel.Read(ctx, filepath.Base(path), memory(model))
+	if err != nil {
+		return source{}, &compilers.RefusedError{Doing: "compile", Code: 7, Text: err.Error()}
+	}
+	return source{model, m}, nil
+}
+
+func outputs(job compilers.Job) []string {
+	names := []string{job.Output}
+	for _, m := range job.Share {
+		names = append(names, m.Output)
+	}
+	return names
+}
+
+func route(job compilers.Job) string {
+	if len(job.Share) > 0 {
+		return compilers.RouteSessionOptions
+	}
+	return compilers.RouteCompileAPI
+}
+
+// write makes the artefact: for each model a graph with one EPContext node, and the context binary that they share beside, or inside, them.
+func write(job compilers.Job, sdk SDK, models []source) error {
+	context := binary(job, sdk, models)
+	if !job.Embed {
+		if err := os.WriteFile(filepath.Join(job.Folder, binaryName(job)), context, 0o600); err != nil {
+			return err
+		}
+	}
+	for i, output := range outputs(job) {
+		if err := writeGraph(job, filepath.Join(job.Folder, output), sdk, context, models[i].Model); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// binaryName is that of the first graph.
+func binaryName(job compilers.Job) string { return strings.TrimSuffix(job.Output, ".onnx") + ".bin" }
+
+func writeGraph(job compilers.Job, path string, sdk SDK, context []byte, source *epmodel.Model) error {
 	attributes := map[string]any{"main_context": int64(1), "embed_mode": int64(1), "ep_cache_context": context, "source": EP,
 		"ep_sdk_version": sdk.Version, "hardware_architecture": sdk.Hardware, "partition_name": EP + "_0"}
 	if !job.Embed {
-		name := strings.TrimSuffix(job.Output, ".onnx") + ".bin"
-		attributes["embed_mode"], attributes["ep_cache_context"] = int64(0), name
-		if err := os.WriteFile(filepath.Join(job.Folder, name), context, 0o600); err != nil {
-			return err
-		}
+		attributes["embed_mode"], attributes["ep_cache_context"] = int64(0), binaryName(job)
 	}
 	graph := tinymodel.Model{
 		IRVersion: 9, Opsets: map[string]int64{"": 17, "com.microsoft": 1}, Graph: source.GraphName,
@@ -186,7 +249,7 @@ func write(job compilers.Job, sdk SDK, model []byte, source *epmodel.Model) erro
 		graph.Outputs = append(graph.Outputs, value(v))
 		graph.Nodes[0].Outputs = append(graph.Nodes[0].Outputs, v.Name)
 	}
-	return os.WriteFile(filepath.Join(job.Folder, job.Output), graph.Encode(), 0o600)
+	return os.WriteFile(path, graph.Encode(), 0o600)
 }
 
 func value(v epmodel.Value) tinymodel.Value {
@@ -201,15 +264,18 @@ func value(v epmodel.Value) tinymodel.Value {
 	return out
 }
 
-// binary is the context: a header that Check can verify, everything of the request that a compiler's output depends on, and the model's bytes.
-func binary(job compilers.Job, sdk SDK, model []byte) []byte {
+// binary is the context: a header that Check can verify, everything of the request that a compiler's output depends on, and the models' bytes.
+func binary(job compilers.Job, sdk SDK, models []source) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", sdk.compatibility())
 	for _, ep := range job.EPs {
 		fmt.Fprintf(&b, "%s %s\n", ep.Name, sorted(ep.Options))
 	}
 	fmt.Fprintf(&b, "%s %s\n", sorted(job.SessionOptions), job.GraphOptimizationLevel)
-	body := append([]byte(b.String()), model...)
+	body := []byte(b.String())
+	for _, m := range models {
+		body = append(body, m.bytes...)
+	}
 	return append([]byte(fmt.Sprintf("standin %x\n", sha256.Sum256(body))), body...)
 }
 

@@ -19,7 +19,7 @@ func TestSuite(t *testing.T) {
 	compilertest.Suite(t, compilertest.Subject{
 		Compiler: c, Runtime: runtime(t, "1.0"), EP: compilers.EP{Name: standin.EP},
 		NoNodesModel: tinymodel.Relu(), NoNodesOption: map[string]string{"fault": string(standin.NoNodes)},
-		Verdict: compilers.Optimal, Loads: true,
+		Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
 	})
 }
 

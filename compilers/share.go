@@ -1,0 +1,109 @@
+package compilers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+)
+
+// ShareMember is a further model of a weight-sharing group.
+type ShareMember struct {
+	Model  string // as Job.Model
+	Output string // as Job.Output, another name than those of the other members
+}
+
+// Session config entries of weight-sharing groups.
+const (
+	shareContexts     = "ep.share_ep_contexts"
+	stopShareContexts = "ep.stop_share_ep_contexts"
+)
+
+// ShareOptions gives the session config entries with which members of a group are loaded when there are several of them in one process. A
+// member that is loaded alone has none of them.
+func ShareOptions() map[string]string { return map[string]string{shareContexts: "1"} }
+
+// ForSharing gives the options with what weight-sharing groups are compiled with, where the options do not say otherwise.
+func (i EPInfo) ForSharing(options map[string]string) map[string]string {
+	full := map[string]string{}
+	for name, opt := range i.Options {
+		if opt.Share != "" {
+			full[name] = opt.Share
+		}
+	}
+	maps.Copy(full, options)
+	return full
+}
+
+// MemberError is the failure of one model of a group, and so of the group.
+type MemberError struct {
+	Member int // 0: the first
+	Err    error
+}
+
+func (e *MemberError) Error() string {
+	return fmt.Sprintf("model %d of the group: %v", e.Member+1, e.Err)
+}
+func (e *MemberError) Unwrap() error { return e.Err }
+
+// ofMember says of which model of a group an error is. An error of a single model stays as it is.
+func ofMember(member, count int, err error) error {
+	if err == nil || count < 2 {
+		return err
+	}
+	return &MemberError{Member: member, Err: err}
+}
+
+// shareRequest adds the further models of a group to a request. In the middle of a group an EP has binaries only in memory, so that nothing
+// can be embedded.
+func shareRequest(job Job, req *dialogue.Request) error {
+	if len(job.Share) == 0 {
+		return nil
+	}
+	if job.Embed {
+		return fmt.Errorf("compile %q: models that share one context binary cannot be embedded", job.Model)
+	}
+	names := map[string]bool{job.Output: true}
+	for _, m := range job.Share {
+		switch {
+		case !filepath.IsAbs(m.Model):
+			return fmt.Errorf("compile %q: paths must be absolute", m.Model)
+		case m.Output == "" || m.Output != filepath.Base(m.Output) || names[m.Output]:
+			return fmt.Errorf("compile %q: output %q is not a file name of its own", m.Model, m.Output)
+		}
+		names[m.Output] = true
+		req.Share = append(req.Share, dialogue.Member{Model: m.Model, Output: filepath.Join(job.Folder, m.Output)})
+	}
+	return nil
+}
+
+// noGraph says why a compile in a session wrote no graph, if that is what err is: where the EPs take no node ONNX Runtime writes none.
+func noGraph(ctx context.Context, job Job, err error) error {
+	var missing *missingGraphError
+	if !errors.As(err, &missing) {
+		return err
+	}
+	member := slices.Index(outputs(job), missing.graph)
+	path := job.Model
+	if member > 0 {
+		path = job.Share[member-1].Model
+	}
+	model, err2 := readGraph(ctx, path)
+	if err2 != nil {
+		return errors.Join(err, err2)
+	}
+	return ofMember(member, len(job.Share)+1, &NoNodesError{OpTypes: model.OpTypes})
+}
+
+// outputs names a job's graphs in order.
+func outputs(job Job) []string {
+	names := []string{job.Output}
+	for _, m := range job.Share {
+		names = append(names, m.Output)
+	}
+	return names
+}
