@@ -62,7 +62,7 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 	dir := t.TempDir()
 	x := open(t, dir)
 	require.Empty(t, x.Rebuilt(), "a new store has lost nothing")
-	b := publish(t, x)
+	b := publish(t, x, func(b *Build) { b.Put = true })
 	for range 2 {
 		builds, err := x.Lookup(b.RequestKey, "shared")
 		require.NoError(t, err)

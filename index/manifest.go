@@ -98,6 +98,7 @@ func marshalBuild(b Build) ([]byte, error) {
 		OrtVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph, SessionOptions: b.SessionOptions,
 		GraphOptimizationLevel: b.GraphOptimizationLevel, CompileSeconds: b.CompileSeconds,
 		Created: nanos(b.Created), LoadCheck: b.LoadCheck, IrVersion: b.IRVersion, Embed: b.Embed, Warnings: b.Warnings,
+		Put: b.Put,
 	}
 	for _, f := range b.Files {
 		m.Files = append(m.Files, &manifestpb.File{Name: f.Name, Size: f.Size, Digest: f.Digest[:]})
@@ -133,6 +134,7 @@ func unmarshalBuild(body []byte) (Build, error) {
 		ORTVersion: m.OrtVersion, Route: m.Route, Graph: m.Graph, SessionOptions: m.SessionOptions,
 		GraphOptimizationLevel: m.GraphOptimizationLevel, CompileSeconds: m.CompileSeconds,
 		Created: fromNanos(m.Created), LoadCheck: m.LoadCheck, IRVersion: m.IrVersion, Embed: m.Embed, Warnings: m.Warnings,
+		Put: m.Put,
 	}
 	err := fixed("id", b.ID[:], m.Id)
 	err = firstOf(err, fixed("request_key", b.RequestKey[:], m.RequestKey))

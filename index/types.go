@@ -89,6 +89,7 @@ type Build struct {
 	BuildKey    BuildKey
 	Scope       string // "shared" or "uid:1000"
 	UID         uint32 // who asked for the compile
+	Put         bool   // UID compiled it, with libraries of its own, and put it
 	ModelDigest cas.Digest
 	ModelName   string
 	Record      []byte // canonical request record

@@ -98,6 +98,11 @@ func nameAcquired(a *wire.Acquire, n int) (*descriptors, error) {
 		if lib.Fd != nil && !d.name(lib.GetFd(), "library of", lib.GetEp()) {
 			return nil, d.err
 		}
+		for _, x := range lib.GetBeside() {
+			if !d.name(x.GetFd(), "library beside that of", lib.GetEp()) {
+				return nil, d.err
+			}
+		}
 	}
 	return d, nil
 }

@@ -75,6 +75,9 @@ func TestRefusedDescriptorIsNamed(t *testing.T) {
 		`library of "SomeEP"`: func(a *wire.Acquire, fd uint32) {
 			a.Runtime = &wire.Runtime{EpLibraries: []*wire.EpLibrary{{Ep: "SomeEP", Fd: &fd}}}
 		},
+		`library beside that of "SomeEP"`: func(a *wire.Acquire, fd uint32) {
+			a.Runtime = &wire.Runtime{EpLibraries: []*wire.EpLibrary{{Ep: "SomeEP", Beside: []*wire.ExternalFile{{Location: "x.so", Fd: fd}}}}}
+		},
 		`descriptor 1 is a folder`: func(*wire.Acquire, uint32) {},
 	}
 	for says, name := range cases {

@@ -57,6 +57,7 @@ type Manifest struct {
 	Embed                  bool                   `protobuf:"varint,22,opt,name=embed,proto3" json:"embed,omitempty"`
 	Warnings               []string               `protobuf:"bytes,23,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	Source                 *Source                `protobuf:"bytes,24,opt,name=source,proto3" json:"source,omitempty"` // none: the model is not kept
+	Put                    bool                   `protobuf:"varint,40,opt,name=put,proto3" json:"put,omitempty"`      // uid compiled it with libraries of its own, and put it
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -257,6 +258,13 @@ func (x *Manifest) GetSource() *Source {
 		return x.Source
 	}
 	return nil
+}
+
+func (x *Manifest) GetPut() bool {
+	if x != nil {
+		return x.Put
+	}
+	return false
 }
 
 // Source is where the source model is, for compiling it again. A kind that the
@@ -859,7 +867,7 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\x11epcached.index.v1\"\x9a\b\n" +
+	"\x0emanifest.proto\x12\x11epcached.index.v1\"\xac\b\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -891,7 +899,8 @@ const file_manifest_proto_rawDesc = "" +
 	"ir_version\x18\x15 \x01(\x03R\tirVersion\x12\x14\n" +
 	"\x05embed\x18\x16 \x01(\bR\x05embed\x12\x1a\n" +
 	"\bwarnings\x18\x17 \x03(\tR\bwarnings\x121\n" +
-	"\x06source\x18\x18 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x1a^\n" +
+	"\x06source\x18\x18 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x12\x10\n" +
+	"\x03put\x18( \x01(\bR\x03put\x1a^\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
 	"\x05value\x18\x02 \x01(\v2\x1a.epcached.index.v1.OptionsR\x05value:\x028\x01\x1aA\n" +

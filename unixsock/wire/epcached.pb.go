@@ -1645,10 +1645,13 @@ func (x *Runtime) GetEpLibraries() []*EpLibrary {
 }
 
 type EpLibrary struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ep            string                 `protobuf:"bytes,1,opt,name=ep,proto3" json:"ep,omitempty"`        // the name it is registered under
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`    // absolute path, as the client sees it
-	Fd            *uint32                `protobuf:"varint,3,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // the library itself, opened for reading
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ep    string                 `protobuf:"bytes,1,opt,name=ep,proto3" json:"ep,omitempty"`        // the name it is registered under
+	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`    // absolute path, as the client sees it
+	Fd    *uint32                `protobuf:"varint,3,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // the library itself, opened for reading
+	// Where the daemon does not have the runtime: the other libraries that carry its SDK, those in its folder first of all. location is
+	// the path from that folder. They tell one SDK from another, which fd alone may not.
+	Beside        []*ExternalFile `protobuf:"bytes,4,rep,name=beside,proto3" json:"beside,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1702,6 +1705,13 @@ func (x *EpLibrary) GetFd() uint32 {
 		return *x.Fd
 	}
 	return 0
+}
+
+func (x *EpLibrary) GetBeside() []*ExternalFile {
+	if x != nil {
+		return x.Beside
+	}
+	return nil
 }
 
 type Acquire struct {
@@ -3545,6 +3555,7 @@ type Build struct {
 	LoadSeconds          float64                `protobuf:"fixed64,28,opt,name=load_seconds,json=loadSeconds,proto3" json:"load_seconds,omitempty"`                          // of the compiled form, as measured; 0: not measured
 	SourceLoadSeconds    float64                `protobuf:"fixed64,29,opt,name=source_load_seconds,json=sourceLoadSeconds,proto3" json:"source_load_seconds,omitempty"`      // of the source model with the same execution provider; 0: not measured
 	DriverVersion        string                 `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
+	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -3785,6 +3796,13 @@ func (x *Build) GetSourceLoadSeconds() float64 {
 func (x *Build) GetDriverVersion() string {
 	if x != nil {
 		return x.DriverVersion
+	}
+	return ""
+}
+
+func (x *Build) GetMadeBy() string {
+	if x != nil {
+		return x.MadeBy
 	}
 	return ""
 }
@@ -6086,11 +6104,12 @@ const file_epcached_proto_rawDesc = "" +
 	"ortVersion\x12\x1f\n" +
 	"\vort_library\x18\x03 \x01(\tR\n" +
 	"ortLibrary\x129\n" +
-	"\fep_libraries\x18\x04 \x03(\v2\x16.epcached.v1.EpLibraryR\vepLibraries\"K\n" +
+	"\fep_libraries\x18\x04 \x03(\v2\x16.epcached.v1.EpLibraryR\vepLibraries\"~\n" +
 	"\tEpLibrary\x12\x0e\n" +
 	"\x02ep\x18\x01 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x13\n" +
-	"\x02fd\x18\x03 \x01(\rH\x00R\x02fd\x88\x01\x01B\x05\n" +
+	"\x02fd\x18\x03 \x01(\rH\x00R\x02fd\x88\x01\x01\x121\n" +
+	"\x06beside\x18\x04 \x03(\v2\x19.epcached.v1.ExternalFileR\x06besideB\x05\n" +
 	"\x03_fd\"\x8e\b\n" +
 	"\aAcquire\x12(\n" +
 	"\x05model\x18\x01 \x01(\v2\x12.epcached.v1.ModelR\x05model\x120\n" +
@@ -6282,7 +6301,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\x95\b\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xae\b\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -6322,7 +6341,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\x15compatibility_runtime\x18\x1b \x01(\tR\x14compatibilityRuntime\x12!\n" +
 	"\fload_seconds\x18\x1c \x01(\x01R\vloadSeconds\x12.\n" +
 	"\x13source_load_seconds\x18\x1d \x01(\x01R\x11sourceLoadSeconds\x12%\n" +
-	"\x0edriver_version\x18\x1e \x01(\tR\rdriverVersion\"K\n" +
+	"\x0edriver_version\x18\x1e \x01(\tR\rdriverVersion\x12\x17\n" +
+	"\amade_by\x18( \x01(\tR\x06madeBy\"K\n" +
 	"\tListReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x1c\n" +
@@ -6694,57 +6714,58 @@ var file_epcached_proto_depIdxs = []int32{
 	72, // 47: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
 	73, // 48: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
 	14, // 49: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	10, // 50: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12, // 51: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	74, // 52: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	75, // 53: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	76, // 54: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13, // 55: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,  // 56: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10, // 57: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16, // 58: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17, // 59: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	77, // 60: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	78, // 61: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	56, // 62: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20, // 63: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19, // 64: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	79, // 65: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	80, // 66: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26, // 67: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27, // 68: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	5,  // 69: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	81, // 70: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	31, // 71: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	32, // 72: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17, // 73: epcached.v1.Build.files:type_name -> epcached.v1.File
-	38, // 74: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	38, // 75: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	38, // 76: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	47, // 77: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	50, // 78: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13, // 79: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	50, // 80: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	51, // 81: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	52, // 82: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	82, // 83: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	83, // 84: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13, // 85: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	57, // 86: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	58, // 87: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	60, // 88: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38, // 89: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	59, // 90: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	59, // 91: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	60, // 92: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	66, // 93: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	69, // 94: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	21, // 95: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	96, // [96:96] is the sub-list for method output_type
-	96, // [96:96] is the sub-list for method input_type
-	96, // [96:96] is the sub-list for extension type_name
-	96, // [96:96] is the sub-list for extension extendee
-	0,  // [0:96] is the sub-list for field type_name
+	9,  // 50: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10, // 51: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12, // 52: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	74, // 53: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	75, // 54: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	76, // 55: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13, // 56: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,  // 57: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10, // 58: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16, // 59: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17, // 60: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	77, // 61: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	78, // 62: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	56, // 63: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20, // 64: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19, // 65: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	79, // 66: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	80, // 67: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26, // 68: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27, // 69: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	5,  // 70: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	81, // 71: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	31, // 72: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	32, // 73: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17, // 74: epcached.v1.Build.files:type_name -> epcached.v1.File
+	38, // 75: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	38, // 76: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	38, // 77: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	47, // 78: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	50, // 79: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13, // 80: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	50, // 81: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	51, // 82: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	52, // 83: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	82, // 84: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	83, // 85: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13, // 86: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	57, // 87: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	58, // 88: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	60, // 89: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38, // 90: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	59, // 91: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	59, // 92: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	60, // 93: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	66, // 94: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	69, // 95: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	21, // 96: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	97, // [97:97] is the sub-list for method output_type
+	97, // [97:97] is the sub-list for method input_type
+	97, // [97:97] is the sub-list for extension type_name
+	97, // [97:97] is the sub-list for extension extendee
+	0,  // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }

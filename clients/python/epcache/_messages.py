@@ -137,6 +137,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(1, "ep", "string"),
         Field(2, "path", "string"),
         Field(3, "fd", "uint32", "optional"),
+        Field(4, "beside", "ExternalFile", "repeated"),
     ),
     "Acquire": (
         Field(1, "model", "Model"),
@@ -319,6 +320,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(28, "load_seconds", "double"),
         Field(29, "source_load_seconds", "double"),
         Field(30, "driver_version", "string"),
+        Field(40, "made_by", "string"),
     ),
     "Report": (
         Field(1, "build", "string"),
