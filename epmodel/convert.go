@@ -44,8 +44,9 @@ type DetachedContext struct {
 // the node that names the file. sidecars has the files of [Model.ContextFiles]. Nodes with main_context 0, and whatever else is in the
 // graph, stay as they are, to the byte. No file is read but the graph's tables.
 //
-// A *FormError: the artefact has no context in a file, or one that has to stay there. A *TooLargeError: see MaxGraph.
-func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Source) (*Splice, error) {
+// A *FormError: the artefact has no context in a file, or one that has to stay there. A *TooLargeError: the graph would have more
+// than limit bytes, which is MaxGraph or less.
+func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Source, limit int64) (*Splice, error) {
 	s := newForm(ctx, m, graph)
 	for _, c := range m.Contexts {
 		if !c.beside() {
@@ -61,8 +62,8 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 		s.set(c, 1, bin)
 	}
 	out, err := s.rewrite("no context stands in a file")
-	if err == nil && out.size > MaxGraph {
-		return nil, &TooLargeError{m.Name, out.size, MaxGraph}
+	if err == nil && out.size > limit {
+		return nil, &TooLargeError{m.Name, out.size, limit}
 	}
 	return out, err
 }

@@ -26,7 +26,7 @@ func embed(b msg, files map[string]string) ([]byte, error) {
 	for name, content := range files {
 		sources[name] = strings.NewReader(content)
 	}
-	s, err := epmodel.Embed(context.Background(), m, bytes.NewReader(b), sources)
+	s, err := epmodel.Embed(context.Background(), m, bytes.NewReader(b), sources, epmodel.MaxGraph)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +203,7 @@ func TestEmbedRefusesWhatProtobufCannotTake(t *testing.T) {
 	b := sidecar("a.bin")
 	of := func(size int64) (*epmodel.Splice, error) {
 		unread := source{failing{io.ErrUnexpectedEOF}, size}
-		return epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b), map[string]epmodel.Source{"a.bin": unread})
+		return epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b), map[string]epmodel.Source{"a.bin": unread}, epmodel.MaxGraph)
 	}
 	small, err := of(1 << 30)
 	require.NoError(t, err)
@@ -220,7 +220,7 @@ func TestEmbedRefusesWhatProtobufCannotTake(t *testing.T) {
 func TestSpliceSaysWhenAFileEnds(t *testing.T) {
 	b := sidecar("a.bin")
 	short := source{strings.NewReader("only this"), 100}
-	s, err := epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b), map[string]epmodel.Source{"a.bin": short})
+	s, err := epmodel.Embed(context.Background(), mustRead(t, b), bytes.NewReader(b), map[string]epmodel.Source{"a.bin": short}, epmodel.MaxGraph)
 	require.NoError(t, err)
 	require.ErrorIs(t, s.WriteTo(context.Background(), io.Discard), io.ErrUnexpectedEOF)
 	ctx, cancel := context.WithCancel(context.Background())

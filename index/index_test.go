@@ -122,3 +122,20 @@ func TestEventsAreToldAndKept(t *testing.T) {
 	require.Equal(t, heard, kept, "but for the sequence, which counts from the start")
 	require.NoError(t, again.Close())
 }
+
+func TestWhereABuildComesFromIsKept(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	compiled := publish(t, x)
+	require.Equal(t, compiled.Created, compiled.Compiled())
+	made := Origin{ID: compiled.ID, BuildKey: compiled.BuildKey, Created: compiled.Created}
+	b := publish(t, x, func(b *Build) {
+		b.RequestKey, b.Created, b.Converted, b.VerifiedOutput = RequestKey{8}, b.Created.Add(time.Hour), made, 0.01
+	})
+	require.NoError(t, x.Close())
+	x = open(t, dir)
+	got, err := x.Get(b.ID)
+	require.NoError(t, err)
+	require.Equal(t, b, got)
+	require.Equal(t, compiled.Created, got.Compiled(), "a conversion makes nothing younger")
+}

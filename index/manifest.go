@@ -98,7 +98,10 @@ func marshalBuild(b Build) ([]byte, error) {
 		OrtVersion: b.ORTVersion, Route: b.Route, Graph: b.Graph, SessionOptions: b.SessionOptions,
 		GraphOptimizationLevel: b.GraphOptimizationLevel, CompileSeconds: b.CompileSeconds,
 		Created: nanos(b.Created), LoadCheck: b.LoadCheck, IrVersion: b.IRVersion, Embed: b.Embed, Warnings: b.Warnings,
-		Put: b.Put,
+		Put: b.Put, VerifiedOutput: b.VerifiedOutput,
+	}
+	if o := b.Converted; !o.ID.IsZero() {
+		m.Converted = &manifestpb.Origin{BuildId: o.ID[:], BuildKey: o.BuildKey[:], Created: nanos(o.Created)}
 	}
 	for _, f := range b.Files {
 		m.Files = append(m.Files, &manifestpb.File{Name: f.Name, Size: f.Size, Digest: f.Digest[:]})
@@ -134,12 +137,17 @@ func unmarshalBuild(body []byte) (Build, error) {
 		ORTVersion: m.OrtVersion, Route: m.Route, Graph: m.Graph, SessionOptions: m.SessionOptions,
 		GraphOptimizationLevel: m.GraphOptimizationLevel, CompileSeconds: m.CompileSeconds,
 		Created: fromNanos(m.Created), LoadCheck: m.LoadCheck, IRVersion: m.IrVersion, Embed: m.Embed, Warnings: m.Warnings,
-		Put: m.Put,
+		Put: m.Put, VerifiedOutput: m.VerifiedOutput,
 	}
 	err := fixed("id", b.ID[:], m.Id)
 	err = firstOf(err, fixed("request_key", b.RequestKey[:], m.RequestKey))
 	err = firstOf(err, fixed("build_key", b.BuildKey[:], m.BuildKey))
 	err = firstOf(err, fixed("model_digest", b.ModelDigest[:], m.ModelDigest))
+	if o := m.Converted; o != nil {
+		b.Converted.Created = fromNanos(o.Created)
+		err = firstOf(err, fixed("converted.build_id", b.Converted.ID[:], o.BuildId))
+		err = firstOf(err, fixed("converted.build_key", b.Converted.BuildKey[:], o.BuildKey))
+	}
 	for _, f := range m.Files {
 		file := File{Name: f.Name, Size: f.Size}
 		err = firstOf(err, fixed("files.digest", file.Digest[:], f.Digest))

@@ -112,6 +112,25 @@ type Build struct {
 	Warnings       []string
 
 	Source Source
+
+	Converted      Origin  // zero: it was compiled
+	VerifiedOutput float64 // the tolerance that its output was compared with the source model's at; 0: it was not
+}
+
+// Origin names the build that a build is the other form of: the one with a
+// context binary beside its graph, the other with it inside. It may be gone.
+type Origin struct {
+	ID       BuildID
+	BuildKey BuildKey
+	Created  time.Time
+}
+
+// Compiled is when the compiler made the build, or what it was converted from.
+func (b *Build) Compiled() time.Time {
+	if !b.Converted.ID.IsZero() {
+		return b.Converted.Created
+	}
+	return b.Created
 }
 
 // Blobs returns every blob that the build refers to: its files, and those of

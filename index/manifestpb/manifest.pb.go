@@ -56,8 +56,10 @@ type Manifest struct {
 	IrVersion              int64                  `protobuf:"varint,21,opt,name=ir_version,json=irVersion,proto3" json:"ir_version,omitempty"`
 	Embed                  bool                   `protobuf:"varint,22,opt,name=embed,proto3" json:"embed,omitempty"`
 	Warnings               []string               `protobuf:"bytes,23,rep,name=warnings,proto3" json:"warnings,omitempty"`
-	Source                 *Source                `protobuf:"bytes,24,opt,name=source,proto3" json:"source,omitempty"` // none: the model is not kept
-	Put                    bool                   `protobuf:"varint,40,opt,name=put,proto3" json:"put,omitempty"`      // uid compiled it with libraries of its own, and put it
+	Source                 *Source                `protobuf:"bytes,24,opt,name=source,proto3" json:"source,omitempty"`                                         // none: the model is not kept
+	Converted              *Origin                `protobuf:"bytes,25,opt,name=converted,proto3" json:"converted,omitempty"`                                   // none: it was compiled
+	VerifiedOutput         float64                `protobuf:"fixed64,26,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance that its output was compared with the source model's at; 0: it was not
+	Put                    bool                   `protobuf:"varint,40,opt,name=put,proto3" json:"put,omitempty"`                                              // uid compiled it with libraries of its own, and put it
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -260,11 +262,86 @@ func (x *Manifest) GetSource() *Source {
 	return nil
 }
 
+func (x *Manifest) GetConverted() *Origin {
+	if x != nil {
+		return x.Converted
+	}
+	return nil
+}
+
+func (x *Manifest) GetVerifiedOutput() float64 {
+	if x != nil {
+		return x.VerifiedOutput
+	}
+	return 0
+}
+
 func (x *Manifest) GetPut() bool {
 	if x != nil {
 		return x.Put
 	}
 	return false
+}
+
+// Origin is the build whose other form a build is. It may be gone.
+type Origin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BuildId       []byte                 `protobuf:"bytes,1,opt,name=build_id,json=buildId,proto3" json:"build_id,omitempty"`    // 16 bytes
+	BuildKey      []byte                 `protobuf:"bytes,2,opt,name=build_key,json=buildKey,proto3" json:"build_key,omitempty"` // 32 bytes
+	Created       int64                  `protobuf:"fixed64,3,opt,name=created,proto3" json:"created,omitempty"`                 // nanoseconds since 1970, UTC
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Origin) Reset() {
+	*x = Origin{}
+	mi := &file_manifest_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Origin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Origin) ProtoMessage() {}
+
+func (x *Origin) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Origin.ProtoReflect.Descriptor instead.
+func (*Origin) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Origin) GetBuildId() []byte {
+	if x != nil {
+		return x.BuildId
+	}
+	return nil
+}
+
+func (x *Origin) GetBuildKey() []byte {
+	if x != nil {
+		return x.BuildKey
+	}
+	return nil
+}
+
+func (x *Origin) GetCreated() int64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
 }
 
 // Source is where the source model is, for compiling it again. A kind that the
@@ -279,7 +356,7 @@ type Source struct {
 
 func (x *Source) Reset() {
 	*x = Source{}
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -291,7 +368,7 @@ func (x *Source) String() string {
 func (*Source) ProtoMessage() {}
 
 func (x *Source) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -304,7 +381,7 @@ func (x *Source) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Source.ProtoReflect.Descriptor instead.
 func (*Source) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{1}
+	return file_manifest_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Source) GetKind() string {
@@ -333,7 +410,7 @@ type SourceFile struct {
 
 func (x *SourceFile) Reset() {
 	*x = SourceFile{}
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -345,7 +422,7 @@ func (x *SourceFile) String() string {
 func (*SourceFile) ProtoMessage() {}
 
 func (x *SourceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -358,7 +435,7 @@ func (x *SourceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
 func (*SourceFile) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{2}
+	return file_manifest_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SourceFile) GetLocation() string {
@@ -400,7 +477,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -412,7 +489,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -425,7 +502,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{3}
+	return file_manifest_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *File) GetName() string {
@@ -466,7 +543,7 @@ type EP struct {
 
 func (x *EP) Reset() {
 	*x = EP{}
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +555,7 @@ func (x *EP) String() string {
 func (*EP) ProtoMessage() {}
 
 func (x *EP) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +568,7 @@ func (x *EP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EP.ProtoReflect.Descriptor instead.
 func (*EP) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{4}
+	return file_manifest_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EP) GetName() string {
@@ -566,7 +643,7 @@ type Options struct {
 
 func (x *Options) Reset() {
 	*x = Options{}
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -578,7 +655,7 @@ func (x *Options) String() string {
 func (*Options) ProtoMessage() {}
 
 func (x *Options) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -591,7 +668,7 @@ func (x *Options) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Options.ProtoReflect.Descriptor instead.
 func (*Options) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{5}
+	return file_manifest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Options) GetValues() map[string]string {
@@ -615,7 +692,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +704,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +717,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{6}
+	return file_manifest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Record) GetKind() isRecord_Kind {
@@ -698,7 +775,7 @@ type BuildState struct {
 
 func (x *BuildState) Reset() {
 	*x = BuildState{}
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +787,7 @@ func (x *BuildState) String() string {
 func (*BuildState) ProtoMessage() {}
 
 func (x *BuildState) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +800,7 @@ func (x *BuildState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
 func (*BuildState) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{7}
+	return file_manifest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BuildState) GetBuildId() []byte {
@@ -772,7 +849,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +861,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +874,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{8}
+	return file_manifest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Event) GetAt() int64 {
@@ -867,7 +944,7 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\x11epcached.index.v1\"\xac\b\n" +
+	"\x0emanifest.proto\x12\x11epcached.index.v1\"\x8e\t\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -899,14 +976,20 @@ const file_manifest_proto_rawDesc = "" +
 	"ir_version\x18\x15 \x01(\x03R\tirVersion\x12\x14\n" +
 	"\x05embed\x18\x16 \x01(\bR\x05embed\x12\x1a\n" +
 	"\bwarnings\x18\x17 \x03(\tR\bwarnings\x121\n" +
-	"\x06source\x18\x18 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x12\x10\n" +
+	"\x06source\x18\x18 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x127\n" +
+	"\tconverted\x18\x19 \x01(\v2\x19.epcached.index.v1.OriginR\tconverted\x12'\n" +
+	"\x0fverified_output\x18\x1a \x01(\x01R\x0everifiedOutput\x12\x10\n" +
 	"\x03put\x18( \x01(\bR\x03put\x1a^\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
 	"\x05value\x18\x02 \x01(\v2\x1a.epcached.index.v1.OptionsR\x05value:\x028\x01\x1aA\n" +
 	"\x13SessionOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Q\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Z\n" +
+	"\x06Origin\x12\x19\n" +
+	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1b\n" +
+	"\tbuild_key\x18\x02 \x01(\fR\bbuildKey\x12\x18\n" +
+	"\acreated\x18\x03 \x01(\x10R\acreated\"Q\n" +
 	"\x06Source\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
 	"\x05files\x18\x02 \x03(\v2\x1d.epcached.index.v1.SourceFileR\x05files\"h\n" +
@@ -971,37 +1054,39 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_manifest_proto_goTypes = []any{
 	(*Manifest)(nil),   // 0: epcached.index.v1.Manifest
-	(*Source)(nil),     // 1: epcached.index.v1.Source
-	(*SourceFile)(nil), // 2: epcached.index.v1.SourceFile
-	(*File)(nil),       // 3: epcached.index.v1.File
-	(*EP)(nil),         // 4: epcached.index.v1.EP
-	(*Options)(nil),    // 5: epcached.index.v1.Options
-	(*Record)(nil),     // 6: epcached.index.v1.Record
-	(*BuildState)(nil), // 7: epcached.index.v1.BuildState
-	(*Event)(nil),      // 8: epcached.index.v1.Event
-	nil,                // 9: epcached.index.v1.Manifest.ProviderOptionsEntry
-	nil,                // 10: epcached.index.v1.Manifest.SessionOptionsEntry
-	nil,                // 11: epcached.index.v1.Options.ValuesEntry
+	(*Origin)(nil),     // 1: epcached.index.v1.Origin
+	(*Source)(nil),     // 2: epcached.index.v1.Source
+	(*SourceFile)(nil), // 3: epcached.index.v1.SourceFile
+	(*File)(nil),       // 4: epcached.index.v1.File
+	(*EP)(nil),         // 5: epcached.index.v1.EP
+	(*Options)(nil),    // 6: epcached.index.v1.Options
+	(*Record)(nil),     // 7: epcached.index.v1.Record
+	(*BuildState)(nil), // 8: epcached.index.v1.BuildState
+	(*Event)(nil),      // 9: epcached.index.v1.Event
+	nil,                // 10: epcached.index.v1.Manifest.ProviderOptionsEntry
+	nil,                // 11: epcached.index.v1.Manifest.SessionOptionsEntry
+	nil,                // 12: epcached.index.v1.Options.ValuesEntry
 }
 var file_manifest_proto_depIdxs = []int32{
-	4,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
-	3,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
-	9,  // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
-	10, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
-	1,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
-	2,  // 5: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
-	11, // 6: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
-	7,  // 7: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
-	8,  // 8: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
-	5,  // 9: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	5,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
+	4,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
+	10, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
+	11, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
+	2,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
+	1,  // 5: epcached.index.v1.Manifest.converted:type_name -> epcached.index.v1.Origin
+	3,  // 6: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
+	12, // 7: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
+	8,  // 8: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
+	9,  // 9: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
+	6,  // 10: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1009,7 +1094,7 @@ func file_manifest_proto_init() {
 	if File_manifest_proto != nil {
 		return
 	}
-	file_manifest_proto_msgTypes[6].OneofWrappers = []any{
+	file_manifest_proto_msgTypes[7].OneofWrappers = []any{
 		(*Record_State)(nil),
 		(*Record_Event)(nil),
 	}
@@ -1019,7 +1104,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
