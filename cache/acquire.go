@@ -8,20 +8,12 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
-
-// Progress is what a waiting caller is told.
-type Progress struct {
-	Phase       string // "reading", "queued", "probing", "compiling", "checking", "storing", "verifying"
-	Detail      string
-	Done, Total int64 // bytes, where they are known
-}
 
 // The outcomes of a request.
 const (
@@ -31,6 +23,7 @@ const (
 	PassThrough = "passthrough" // the model is compiled already: load it as it is
 	Key         = "key"         // only the key was asked for
 	Explained   = "explanation" // only the decision was asked for, and its reasons
+	Later       = "background"  // it is being compiled: Answer.Job tells which job it is
 )
 
 // Answer is what a request got. View, where there is one, is the caller's to close: it is the lease.
@@ -44,6 +37,7 @@ type Answer struct {
 	Why           string
 	Explanation   *Explanation // for Explain
 	Runtime       string       // what the answer is for
+	Job           string       // of Later: what Follow and CancelJobs name
 
 	View  *os.File
 	Path  string // of the view
@@ -58,37 +52,37 @@ type Answer struct {
 // Acquire answers one request: with the build that there is, or with one that is compiled now. progress is called
 // at each change of phase, from any goroutine, and not after Acquire returned.
 func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)) (*Answer, error) {
-	phase, done := phases(progress)
-	defer done()
+	t := newTelling(progress, c.now())
+	defer t.end()
 	if err := r.check(); err != nil {
 		return nil, err
 	}
 	for attempt := 1; ; attempt++ {
-		a, err := c.acquire(ctx, r, phase)
+		a, err := c.acquire(ctx, r, t)
 		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)
 		if !moved || attempt == acquireAttempts || ctx.Err() != nil {
 			return a, err
 		}
-		phase("probing") // the runtime changed under the work: begin again, with what is there now
+		t.phase("probing") // the runtime changed under the work: begin again, with what is there now
 	}
 }
 
 // acquireAttempts bounds how often a request begins again because its runtime is being replaced.
 const acquireAttempts = 3
 
-func (c *Cache) acquire(ctx context.Context, r *Request, phase func(string)) (*Answer, error) {
-	id, err := c.identify(ctx, r, phase)
+func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, error) {
+	id, err := c.identify(ctx, r, t.phase)
 	if err != nil {
 		return nil, err
 	}
-	rt, rc, err := c.resolve(ctx, r, phase)
+	rt, rc, err := c.resolve(ctx, r, t.phase)
 	if err != nil {
 		return nil, err
 	}
 	var slow atomic.Bool
-	a, err := c.answer(ctx, r, id, rt, rc, func(name string) {
+	a, err := c.answer(ctx, r, id, rt, rc, t, func(name string) {
 		slow.Store(true)
-		phase(name)
+		t.phase(name)
 	})
 	if err == nil && slow.Load() {
 		err = c.unmoved(a, r, rc)
@@ -109,7 +103,7 @@ func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
 }
 
 // answer is for a runtime with certain contents.
-func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
+func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling, phase func(string)) (*Answer, error) {
 	if id.Compiled {
 		a, err := c.passThrough(ctx, r, id, rt, rc, phase)
 		if err == nil && r.OnMiss == Explain {
@@ -143,7 +137,10 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 	if err := c.mayReplace(r, id, p); err != nil {
 		return nil, err
 	}
-	a, err := c.compileOnce(ctx, r, id, p, rc, found.why, phase)
+	if r.OnMiss == Background {
+		return c.compileLater(ctx, r, id, p, rt, rc, found.why)
+	}
+	a, err := c.compileOnce(ctx, r, id, p, rc, found.why, t, phase)
 	if a != nil {
 		a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now(), Runtime: rt.name}
 	}
@@ -192,28 +189,6 @@ func (c *Cache) mayReplace(r *Request, id identity, p *plan) error {
 		}
 	}
 	return nil
-}
-
-// phases passes changes of phase on, and nothing after done.
-func phases(progress func(Progress)) (phase func(string), done func()) {
-	if progress == nil {
-		return func(string) {}, func() {}
-	}
-	var mu sync.Mutex
-	last, over := "", false
-	phase = func(name string) {
-		mu.Lock()
-		defer mu.Unlock()
-		if !over && name != last {
-			last = name
-			progress(Progress{Phase: name})
-		}
-	}
-	return phase, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		over = true
-	}
 }
 
 // maxEPs and maxOptions bound what one request may carry.

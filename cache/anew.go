@@ -45,21 +45,23 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p
 	c.happened(eventOf(b, EventRebuild, "%s", t.why))
 	var own *job
 	key := flightKey{build: p.buildKey, scope: b.Scope}
-	result, _, err := c.flights.joinIdly(ctx, key, func() (flightRun, error) {
+	result, _, err := c.flights.join(ctx, key, asking{idle: true}, func() (runner, error) {
 		j, err := c.newJob(m.request, p, rc, b.Scope)
 		if err != nil {
 			return nil, err
 		}
 		own = j
-		j.anew, j.source = t.why, m.source
-		return j.run, nil
+		j.anew, j.source, j.replaces = t.why, m.source, b.ID
+		return j, nil
 	})
 	var cpu time.Duration
 	if own != nil {
 		cpu = time.Duration(own.cpu.Load())
 	}
+	if errors.Is(err, errGivenUp) {
+		return cpu, settled("cancelled")
+	}
 	if err == nil && result.alone != nil {
-		c.doomLater(result.alone)
 		return cpu, settled("not kept: %s %v", result.why, result.build.Warnings)
 	}
 	return cpu, err

@@ -26,6 +26,7 @@ type Options struct {
 	Runtimes       []compilers.Runtime // registered by the administrator, in order of preference; with only Directory set, libraries are found in it
 	AllowOptions   []string            // "EP/option" and "session/key": options that are passed on though nothing is known of them
 	Jobs           int                 // compiles at the same time; 0: one per processor
+	JobsMemory     int64               // bytes that compiles may take together, as far as can be told; 0: half of the machine's memory; negative: no bound
 	PathAccess     bool                // shared views may be reached by path by every local user, not only by descriptor
 	Administrators []uint32            // besides root and the daemon's own user
 
@@ -73,7 +74,6 @@ type Cache struct {
 	rebuilds rebuilds
 	reports  *reports
 	gains    gains
-	slots    chan struct{} // one token for each compile that may run
 	checks   chan struct{} // one token for each load check that requests wait for
 	searches chan struct{} // one token for each search for neighbours
 
@@ -107,6 +107,9 @@ func Open(dir string, o Options) (*Cache, error) {
 	if o.Jobs <= 0 {
 		o.Jobs = goruntime.NumCPU()
 	}
+	if o.JobsMemory == 0 {
+		o.JobsMemory = machineMemory() / 2
+	}
 	first, err := newSettings(&o)
 	if err != nil {
 		return nil, err
@@ -119,7 +122,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, slots: make(chan struct{}, o.Jobs), checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches)}
+		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {
@@ -156,6 +159,8 @@ func (c *Cache) open() error {
 	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
+	c.flights.now, c.flights.costs = c.now, costs{c.index, c.log}
+	c.flights.queue.now, c.flights.queue.jobs, c.flights.queue.memory = c.now, c.options.Jobs, c.options.JobsMemory
 	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
 	c.work.Go(func() { c.machine.look(ctx) })
 	c.gains.start(ctx, c)

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 
 	"github.com/epcached/epcached/index"
 )
@@ -14,24 +15,11 @@ type compiled struct {
 }
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
-func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, phase func(string)) (*Answer, error) {
-	scope, _ := c.scopes(r, id)
-	key := flightKey{build: p.buildKey, scope: scope}
-	if scope == "" || r.OnMiss == Bypass {
-		scope, key.scope, key.alone = "", "", newID()
-	}
-	result, first, err := c.flights.join(ctx, key, phase, func() (flightRun, error) {
-		j, err := c.newJob(r, p, rc, scope)
-		if err != nil {
-			return nil, err
-		}
-		return j.run, nil
-	})
+func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
+	key, scope := c.flightKey(r, id, p)
+	result, first, err := c.flights.join(ctx, key, c.asking(r, t), func() (runner, error) { return c.newJob(r, p, rc, scope) })
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, contextError(ctx, r)
-		}
-		return nil, err
+		return nil, flightError(ctx, r, err)
 	}
 	a, err := c.serveCompiled(ctx, result, phase)
 	if err != nil {
@@ -47,6 +35,18 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 	return a, nil
 }
 
+// flightError is what a request is told of a flight that brought nothing.
+func flightError(ctx context.Context, r *Request, err error) error {
+	var known *Error
+	switch {
+	case ctx.Err() != nil:
+		return contextError(ctx, r)
+	case errors.As(err, &known):
+		return err
+	}
+	return fail(Cancelled, err, "model %q", r.Name)
+}
+
 func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(string)) (*Answer, error) {
 	if result.alone == nil {
 		return c.serve(ctx, result.build, phase)
@@ -56,6 +56,5 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 	if err != nil {
 		return nil, err
 	}
-	c.doomLater(v) // nobody finds it again: it goes with its last holder
 	return &Answer{Build: result.build, View: f, Path: v.path, Graph: v.id + "/" + v.graph}, nil
 }

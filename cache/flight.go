@@ -3,15 +3,25 @@ package cache
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/epcached/epcached/index"
 )
 
-// flights are the compiles under way: one for each build key and scope, however many wait for it.
+// flights are the jobs under way: one for each build key and scope, however many wait for it. They live as long as
+// somebody waits for them, or asked to have them finished.
 type flights struct {
-	mu   sync.Mutex
-	open map[flightKey]*flight // guarded by mu
-	work sync.WaitGroup
+	queue queue
+	costs costs
+	now   func() time.Time
+
+	mu     sync.Mutex            // taken before flight.mu, and that before queue.mu
+	number uint64                // of the latest; guarded by mu
+	open   map[flightKey]*flight // that can be joined; guarded by mu
+	all    map[string]*flight    // by id: also those that are cancelled and have not ended yet; guarded by mu
+	past   []pastJob             // that ended lately, oldest first; guarded by mu
+	closed bool                  // guarded by mu
+	work   sync.WaitGroup
 
 	began, ended func() // called as each flight begins, with mu held, and after it; may be nil
 }
@@ -22,130 +32,275 @@ type flightKey struct {
 	alone string // not empty: shared with nobody
 }
 
-// flightRun does a flight's work. urgent is closed as soon as a request waits for it.
-type flightRun func(ctx context.Context, phase func(string), urgent <-chan struct{}) (*compiled, error)
+// runner does a flight's work.
+type runner interface {
+	// facts tell what the job is; what becomes of it is the flight's to tell.
+	facts() jobFacts
 
-// flight is one compile and those who wait for it.
+	// run brings the result. What compiles in a process of the daemon's asks f.begin first whether it may.
+	run(ctx context.Context, f *flight) (*compiled, error)
+}
+
+// flight is one job and those who wait for it.
 type flight struct {
-	done   chan struct{} // closed when result and err are there
-	cancel context.CancelFunc
-	urgent chan struct{} // closed under flights.mu; before that the daemon itself is the only one who waits
-	result *compiled
-	err    error
+	flights *flights
+	id      string
+	about   jobFacts
+	number  uint64
+	queued  time.Time
+	done    chan struct{} // closed when result and err are there: that lets everybody go at once
+	cancel  context.CancelFunc
+	result  *compiled
+	err     error
 
-	mu      sync.Mutex
-	phase   string
-	waiters map[int]func(string) // guarded by mu; each is told the phases
-	next    int
+	mu       sync.Mutex // guards the rest
+	state    string
+	phase    string
+	waiters  map[*waiter]struct{} // each is told the phases
+	kept     map[uint32]uint32    // users who want it finished without waiting -> whose uid that is
+	askers   map[uint32]bool      // users who asked, and so may hear of it
+	turn     *turn                // nil: it has no place in the queue
+	urgent   chan struct{}        // closed as soon as a request waits
+	started  time.Time            // zero: not yet
+	ended    time.Time
+	stopped  bool                 // cancelled
+	followed map[*waiter]struct{} // those who only look on
 }
 
-// join enters the flight for the key, starting it with run if there is none, and waits for its result. The flight
-// goes on as long as anybody waits; when the last one leaves it is cancelled. first says whether this call began it.
-func (fs *flights) join(ctx context.Context, key flightKey, phase func(string), prepare func() (flightRun, error)) (result *compiled, first bool, err error) {
-	return fs.enter(ctx, key, true, phase, prepare)
+// waiter is one request's part in a flight.
+type waiter struct {
+	uid   uint32
+	idle  bool // the daemon's own: no request waits
+	since time.Time
+	tell  func(Progress)
+	out   chan struct{} // closed when its user gave the job up; nil for who only looks on
+	given bool          // it is; guarded by flight.mu
 }
 
-// joinIdly is join for work that no request waits for. A request that joins later makes it urgent.
-func (fs *flights) joinIdly(ctx context.Context, key flightKey, prepare func() (flightRun, error)) (result *compiled, first bool, err error) {
-	return fs.enter(ctx, key, false, func(string) {}, prepare)
+// maxAskers bounds the users who are remembered with a job.
+const maxAskers = 1024
+
+// asking is how a request takes part in a flight.
+type asking struct {
+	uid, owner uint32
+	idle       bool
+	keep       bool // to be finished even if nobody waits
+	since      time.Time
+	tell       func(Progress)
 }
 
-func (fs *flights) enter(ctx context.Context, key flightKey, urgent bool, phase func(string), prepare func() (flightRun, error)) (result *compiled, first bool, err error) {
-	fs.mu.Lock()
-	f := fs.open[key]
-	if f == nil {
-		run, err := prepare()
-		if err != nil {
-			fs.mu.Unlock()
-			return nil, true, err
+// join enters the flight for the key, starting it with what prepare gives if there is none, and waits for its result.
+// When the last one leaves it is cancelled, unless it is to be kept. first says whether this call began it.
+func (fs *flights) join(ctx context.Context, key flightKey, who asking, prepare func() (runner, error)) (result *compiled, first bool, err error) {
+	w := &waiter{uid: who.uid, idle: who.idle, since: who.since, tell: who.tell, out: make(chan struct{})}
+	f, first, err := fs.find(key, who, w, prepare)
+	if err != nil {
+		return nil, first, err
+	}
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.done:
+			f.leave(w)
+			return f.result, first, f.err
+		case <-ctx.Done():
+			f.leave(w)
+			return nil, first, ctx.Err()
+		case <-w.out:
+			f.leave(w)
+			return nil, first, errGivenUp
+		case <-tick.C:
+			f.tellOne(w)
 		}
-		f = fs.start(key, run, urgent)
-		first = true
 	}
-	if urgent {
-		f.hurry()
+}
+
+// progressEvery is how often those who wait hear how many they are, though nothing else is new.
+const progressEvery = time.Second
+
+// send has the flight for the key finished, starting it if there is none, without waiting.
+func (fs *flights) send(key flightKey, who asking, prepare func() (runner, error)) (f *flight, first bool, err error) {
+	who.keep = true
+	return fs.find(key, who, nil, prepare)
+}
+
+// find gives the flight for the key, after noting who asks, and the waiter unless that is nil: the work is to see from its
+// beginning how urgent it is.
+func (fs *flights) find(key flightKey, who asking, w *waiter, prepare func() (runner, error)) (f *flight, first bool, err error) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f = fs.open[key]
+	if err := fs.mayKeep(f, &who); err != nil {
+		return nil, false, err
 	}
-	leave := f.enter(phase)
-	fs.mu.Unlock()
-	select {
-	case <-f.done:
-		leave(nil)
-		return f.result, first, f.err
-	case <-ctx.Done():
-		leave(fs)
-		return nil, first, ctx.Err()
+	if f != nil {
+		f.enter(&who, w)
+		return f, false, nil
 	}
+	if fs.closed {
+		return nil, true, context.Canceled
+	}
+	work, err := prepare()
+	if err != nil {
+		return nil, true, err
+	}
+	f = fs.add(key, work)
+	f.enter(&who, w)
+	fs.start(key, f, work)
+	return f, true, nil
+}
+
+// add makes a flight. The caller holds fs.mu.
+func (fs *flights) add(key flightKey, work runner) *flight {
+	if fs.open == nil {
+		fs.open, fs.all = make(map[flightKey]*flight), make(map[string]*flight)
+	}
+	fs.number++
+	f := &flight{flights: fs, id: newID(), about: work.facts(), number: fs.number, queued: fs.now(), done: make(chan struct{}), state: JobQueued,
+		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), askers: make(map[uint32]bool), urgent: make(chan struct{})}
+	fs.open[key], fs.all[f.id] = f, f
+	return f
 }
 
 // start runs the flight on a goroutine of its own. The caller holds fs.mu.
-func (fs *flights) start(key flightKey, run flightRun, urgent bool) *flight {
+func (fs *flights) start(key flightKey, f *flight, work runner) {
 	ctx, cancel := context.WithCancel(context.Background())
-	f := &flight{done: make(chan struct{}), cancel: cancel, urgent: make(chan struct{}), waiters: make(map[int]func(string))}
-	if urgent {
-		f.hurry() // before the work looks
-	}
-	if fs.open == nil {
-		fs.open = make(map[flightKey]*flight)
-	}
-	fs.open[key] = f
+	f.cancel = cancel
 	if fs.began != nil {
 		fs.began()
 	}
-	fs.work.Add(1)
-	go func() {
-		defer fs.work.Done()
+	fs.work.Go(func() {
 		defer cancel()
-		result, err := run(ctx, f.tell, f.urgent)
+		result, err := work.run(ctx, f)
 		fs.mu.Lock()
+		f.finish(result, err)
 		if fs.open[key] == f {
 			delete(fs.open, key)
 		}
+		delete(fs.all, f.id)
+		fs.remember(f)
 		fs.mu.Unlock()
-		f.result, f.err = result, err
 		close(f.done)
 		if fs.ended != nil {
 			fs.ended()
 		}
-	}()
-	return f
+	})
 }
 
-// hurry is called with flights.mu held.
-func (f *flight) hurry() {
-	select {
-	case <-f.urgent:
-	default:
-		close(f.urgent)
-	}
-}
-
-// enter adds a waiter. What it returns takes the waiter out again; given the flights, the last to leave cancels.
-func (f *flight) enter(phase func(string)) (leave func(*flights)) {
+// enter notes who asks, and the waiter unless it is nil. The caller holds fs.mu.
+func (f *flight) enter(who *asking, w *waiter) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	id := f.next
-	f.next++
-	f.waiters[id] = phase
-	if f.phase != "" {
-		phase(f.phase)
+	if !who.idle && len(f.askers) < maxAskers {
+		f.askers[who.uid] = true
 	}
-	return func(fs *flights) {
-		if fs != nil {
-			fs.mu.Lock() // nobody may join between the count and the cancel
-			defer fs.mu.Unlock()
+	if who.keep {
+		f.kept[who.uid] = who.owner
+	}
+	if w != nil {
+		f.waiters[w] = struct{}{}
+	}
+	f.rerank()
+	if w != nil && f.phase != "" && w.tell != nil {
+		w.tell(f.progress(w))
+	}
+}
+
+// leave takes a waiter out. The last one cancels, if nobody wants the result any more.
+func (f *flight) leave(w *waiter) {
+	fs := f.flights
+	fs.mu.Lock() // nobody may join between the count and the cancel
+	defer fs.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.waiters, w)
+	if f.over() {
+		return
+	}
+	if len(f.waiters) == 0 && len(f.kept) == 0 {
+		fs.stop(f)
+		return
+	}
+	f.rerank()
+}
+
+// over tells whether the work has ended. The caller holds f.mu.
+func (f *flight) over() bool { return !f.ended.IsZero() }
+
+// stop cancels the flight; who comes now starts afresh. The caller holds fs.mu and f.mu.
+func (fs *flights) stop(f *flight) {
+	f.stopped = true
+	f.cancel()
+	for key, open := range fs.open {
+		if open == f {
+			delete(fs.open, key)
 		}
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		delete(f.waiters, id)
-		if fs == nil || len(f.waiters) > 0 {
-			return
+	}
+}
+
+// rank is how much the flight matters now. The caller holds f.mu.
+func (f *flight) rank() rank {
+	for w := range f.waiters {
+		if !w.idle {
+			return waitedFor
 		}
-		f.cancel()
-		for key, open := range fs.open {
-			if open == f {
-				delete(fs.open, key) // who comes now starts afresh
-			}
+	}
+	if len(f.kept) > 0 {
+		return askedFor
+	}
+	return ownWish
+}
+
+// rerank moves the flight in the queue, and hurries what runs already. The caller holds f.mu.
+func (f *flight) rerank() {
+	now := f.rank()
+	running := f.turn != nil && f.flights.queue.move(f.turn, now)
+	select {
+	case <-f.urgent:
+		if now != waitedFor && !running {
+			f.urgent = make(chan struct{}) // nobody waits any more, and nothing has begun in haste
 		}
+	default:
+		if now == waitedFor {
+			close(f.urgent)
+		}
+	}
+}
+
+// begin waits until the job may run in a process of the daemon's that needs so much memory. idle is closed as soon as a
+// request waits for the job; before that it is to run at the lowest priority. end gives the place back.
+func (f *flight) begin(ctx context.Context) (idle <-chan struct{}, end func(), err error) {
+	q := &f.flights.queue
+	memory, length := f.flights.costs.estimate(&f.about)
+	f.mu.Lock()
+	t := &turn{rank: f.rank(), number: f.number, memory: memory, length: length}
+	f.turn = t
+	q.enter(t)
+	f.tellLocked("queued")
+	f.mu.Unlock()
+	if err := q.await(ctx, t); err != nil {
+		return nil, nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.state, f.started = JobRunning, f.flights.now()
+	f.rerank()
+	return f.urgent, func() { q.leave(t) }, nil
+}
+
+// finish notes the end. The caller holds fs.mu.
+func (f *flight) finish(result *compiled, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.result, f.err, f.ended = result, err, f.flights.now()
+	switch {
+	case err == nil:
+		f.state = JobDone
+	case f.stopped:
+		f.state, f.err = JobCancelled, errGivenUp
+	default:
+		f.state = JobFailed
 	}
 }
 
@@ -153,28 +308,77 @@ func (f *flight) enter(phase func(string)) (leave func(*flights)) {
 func (f *flight) tell(phase string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.tellLocked(phase)
+}
+
+func (f *flight) tellLocked(phase string) {
 	f.phase = phase
-	for _, w := range f.waiters {
-		w(phase)
+	for _, set := range []map[*waiter]struct{}{f.waiters, f.followed} {
+		for w := range set {
+			if w.tell != nil {
+				w.tell(f.progress(w))
+			}
+		}
 	}
 }
 
-// count is how many compiles are under way.
+// tellOne tells a waiter how things stand.
+func (f *flight) tellOne(w *waiter) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.phase != "" && w.tell != nil && !f.over() {
+		w.tell(f.progress(w))
+	}
+}
+
+// progress is what the waiter is told. The caller holds f.mu.
+func (f *flight) progress(w *waiter) Progress {
+	p := Progress{Phase: f.phase, Job: f.id, Waiting: f.waiting()}
+	if whole := f.estimate(); whole > 0 {
+		p.Estimate = f.queued.Add(whole).Sub(w.since)
+	}
+	return p
+}
+
+// waiting counts the requests that wait. The caller holds f.mu.
+func (f *flight) waiting() int {
+	n := 0
+	for w := range f.waiters {
+		if !w.idle {
+			n++
+		}
+	}
+	return n
+}
+
+// estimate is how long it may take from queued to done; 0: not known. The caller holds f.mu.
+func (f *flight) estimate() time.Duration {
+	switch {
+	case f.turn == nil || f.turn.length == 0:
+		return 0
+	case f.started.IsZero():
+		return f.flights.now().Sub(f.queued) + f.flights.queue.wait(f.turn) + f.turn.length
+	}
+	return f.started.Sub(f.queued) + f.turn.length
+}
+
+// count is how many jobs are under way.
 func (fs *flights) count() int {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	return len(fs.open)
+	return len(fs.all)
 }
 
-// busy tells whether a request waits for a compile.
+// busy tells whether a user wants a compile.
 func (fs *flights) busy() bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	for _, f := range fs.open {
-		select {
-		case <-f.urgent:
+		f.mu.Lock()
+		now := f.rank()
+		f.mu.Unlock()
+		if now != ownWish {
 			return true
-		default:
 		}
 	}
 	return false
@@ -183,8 +387,11 @@ func (fs *flights) busy() bool {
 // close cancels what is under way and waits for it to end.
 func (fs *flights) close() {
 	fs.mu.Lock()
-	for _, f := range fs.open {
-		f.cancel()
+	fs.closed = true
+	for _, f := range fs.all {
+		f.mu.Lock()
+		fs.stop(f)
+		f.mu.Unlock()
 	}
 	fs.mu.Unlock()
 	fs.work.Wait()

@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// job is one compile. It has descriptors of its own, for the caller who asked first may leave.
+// job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
 type job struct {
 	c       *Cache
 	request *Request
@@ -28,8 +28,10 @@ type job struct {
 	locations []string        // of external data, once the model is copied
 	cpu       atomic.Int64    // nanoseconds that workers took of all processors
 	anew      string          // why the daemon itself compiles this again; "" where a request began it
+	replaces  index.BuildID   // then: the build that wanted it
 	source    index.Source    // then: where it has the model from
 	load      float64         // seconds that the compiled model took to load; 0: it was not loaded
+	memory    int64           // bytes that the worker took at most; 0: not measured
 }
 
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
@@ -40,15 +42,43 @@ func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*
 	return &job{c: c, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
 }
 
-func (j *job) run(ctx context.Context, phase func(string), urgent <-chan struct{}) (*compiled, error) {
+func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 	defer j.request.close()
 	c := j.c
-	j.urgent = urgent
-	phase("queued")
-	if err := j.awaitSlot(ctx); err != nil {
+	idle, end, err := f.begin(ctx)
+	if err != nil {
+		return nil, fail(Cancelled, err, "model %q", j.request.Name)
+	}
+	defer end()
+	j.urgent = idle
+	began := c.now()
+	result, err := j.staged(ctx, f.tell)
+	if err != nil {
+		if j.anew == "" && ctx.Err() == nil { // else whoever wanted it, or cancelled it, tells
+			c.index.Count("failures", 1)
+			c.log.Info("compile failed", "model", j.request.Name, "error", err)
+			c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
+		}
 		return nil, err
 	}
-	defer j.leaveSlot()
+	c.flights.costs.learn(&f.about, c.now().Sub(began), j.memory, waits(idle))
+	c.index.Count("compiles", 1)
+	return result, nil
+}
+
+// waits tells whether the channel is still open.
+func waits(urgent <-chan struct{}) bool {
+	select {
+	case <-urgent:
+		return false
+	default:
+		return true
+	}
+}
+
+// staged compiles in a folder of its own, which is gone afterwards.
+func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error) {
+	c := j.c
 	var err error
 	if err = os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
 		return nil, storeError(err, j.request.Name)
@@ -61,38 +91,27 @@ func (j *job) run(ctx context.Context, phase func(string), urgent <-chan struct{
 			c.log.Warn("staging folder not removed", "path", j.folder, "error", err)
 		}
 	}()
-	result, err := j.compile(ctx, phase)
-	if err != nil {
-		if j.anew != "" {
-			return nil, err // whoever wanted it tells
-		}
-		c.index.Count("failures", 1)
-		c.log.Info("compile failed", "model", j.request.Name, "error", err)
-		c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
-		return nil, err
-	}
-	c.index.Count("compiles", 1)
-	return result, nil
+	return j.compile(ctx, phase)
 }
 
-// awaitSlot waits until the job may run. What the daemon compiles by itself takes no slot, so that a request never
-// waits for it: the queue that it comes from bounds it.
-func (j *job) awaitSlot(ctx context.Context) error {
+// facts are what is told of the job.
+func (j *job) facts() jobFacts {
+	r := j.request
+	a := jobFacts{scope: j.scope, anew: j.replaces, files: len(r.files())}
+	a.Job = Job{ModelName: r.Name, ModelDigest: j.plan.canonical.Model, RequestKey: j.plan.requestKey, Build: j.plan.buildKey,
+		EP: j.plan.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
 	if j.anew != "" {
-		return nil
+		a.Why = j.anew
 	}
-	select {
-	case j.c.slots <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
+	for _, ep := range j.plan.eps {
+		a.eps = append(a.eps, ep.Name)
 	}
-}
-
-func (j *job) leaveSlot() {
-	if j.anew == "" {
-		<-j.c.slots
+	for _, f := range r.files() {
+		if info, err := f.Stat(); err == nil { // else the copy will tell
+			a.size += info.Size()
+		}
 	}
+	return a
 }
 
 // spent counts what a worker took.
@@ -121,6 +140,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
 	j.spent(result.CPUSeconds)
+	j.memory = result.MaxRSS
 	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
 	}

@@ -23,12 +23,13 @@ type OnMiss int
 
 // What a request may ask for.
 const (
-	Wait    OnMiss = iota // compile if nobody does, and wait
-	Fail                  // answer NotFound
-	Refresh               // compile anew even if there is a build
-	Bypass                // neither look up nor keep: compile for this caller only
-	KeyOnly               // answer with the key and the record
-	Explain               // decide, compile nothing, and answer with the decision and its reasons
+	Wait       OnMiss = iota // compile if nobody does, and wait
+	Fail                     // answer NotFound
+	Refresh                  // compile anew even if there is a build
+	Bypass                   // neither look up nor keep: compile for this caller only
+	KeyOnly                  // answer with the key and the record
+	Explain                  // decide, compile nothing, and answer with the decision and its reasons
+	Background               // have it compiled if nobody does, and answer at once with the job
 )
 
 // Request is what an application asks for. The files stay the caller's to close.
@@ -50,6 +51,7 @@ type Request struct {
 	StrictORT bool
 	OnMiss    OnMiss
 	Store     string // "", "shared", "user", "none"
+	KeepGoing bool   // finish the compile even if nobody waits any more
 
 	foreign bool // the files came from another user than Peer
 }

@@ -25,6 +25,7 @@ func (c *Cache) keepAlone(b *index.Build, out string) (*compiled, error) {
 	if err := c.sealView(v); err != nil {
 		return nil, storeError(err, b.ModelName)
 	}
+	c.doomLater(v) // nobody finds it again: it goes with its last holder
 	return &compiled{build: b, alone: v}, nil
 }
 

@@ -1,0 +1,78 @@
+package cache
+
+import "context"
+
+// A user may have so many jobs finished without waiting for them, and so many files held open for that: each holds the
+// model's, until it is its turn.
+const (
+	maxKeptJobs  = 64
+	maxKeptFiles = 1024
+)
+
+// mayKeep refuses to have yet another job finished that nobody may wait for. f is the flight, nil where it is yet to be
+// begun. The caller holds fs.mu.
+func (fs *flights) mayKeep(f *flight, who *asking) error {
+	if !who.keep {
+		return nil
+	}
+	jobs, files := 0, 0
+	for _, one := range fs.open {
+		one.mu.Lock()
+		mine := false
+		for _, owner := range one.kept {
+			mine = mine || owner == who.owner
+		}
+		one.mu.Unlock()
+		if mine && one == f {
+			return nil
+		}
+		if mine {
+			jobs++
+			files += one.about.files
+		}
+	}
+	if jobs >= maxKeptJobs || jobs > 0 && files >= maxKeptFiles {
+		return fail(Busy, nil, "%d compiles are queued for you in the background", jobs).
+			hint("ask again when some are done, or cancel some: epcachectl jobs")
+	}
+	return nil
+}
+
+// compileLater has the model compiled, and answers at once with the job.
+func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, why string) (*Answer, error) {
+	key, scope := c.flightKey(r, id, p)
+	if scope == "" {
+		return nil, fail(BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", r.Name).
+			hint("ask with on_miss wait")
+	}
+	f, first, err := c.flights.send(key, c.asking(r, nil), func() (runner, error) { return c.newJob(r, p, rc, scope) })
+	if err != nil {
+		return nil, flightError(ctx, r, err)
+	}
+	if !first {
+		why = "it is being compiled already"
+	}
+	return &Answer{Outcome: Later, Job: f.id, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name, Why: why}, nil
+}
+
+// asking says how the request takes part in a job.
+func (c *Cache) asking(r *Request, t *telling) asking {
+	who := asking{uid: r.Peer.UID, keep: r.KeepGoing}
+	if r.KeepGoing || r.OnMiss == Background {
+		who.owner = c.reports.owners.of(r.Peer.UID)
+	}
+	if t != nil {
+		who.since, who.tell = t.since, t.tell
+	}
+	return who
+}
+
+// flightKey says which job the request is for, and in which scope its build goes; "": it is not kept, and the job is shared
+// with nobody.
+func (c *Cache) flightKey(r *Request, id identity, p *plan) (key flightKey, scope string) {
+	scope, _ = c.scopes(r, id)
+	if scope == "" || r.OnMiss == Bypass {
+		return flightKey{build: p.buildKey, alone: newID()}, ""
+	}
+	return flightKey{build: p.buildKey, scope: scope}, scope
+}

@@ -1,0 +1,345 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// The states of a job.
+const (
+	JobQueued    = "queued"
+	JobRunning   = "running"
+	JobDone      = "done"
+	JobFailed    = "failed"
+	JobCancelled = "cancelled"
+)
+
+// Job is a compile that waits, or runs, or has ended lately.
+type Job struct {
+	ID          string
+	State       string // one of those above
+	Phase       string // as in Progress
+	ModelName   string
+	ModelDigest cas.Digest
+	RequestKey  index.RequestKey
+	Build       index.BuildKey
+	EP          string
+	UID         uint32 // who asked first; another user who asked too, and is no administrator, is told the own one
+	Background  bool   // nobody waits for it
+	Waiting     int    // requests that wait for it
+	Queued      time.Time
+	Started     time.Time     // zero: not yet
+	Elapsed     time.Duration // since it was queued, or until it ended
+	Estimate    time.Duration // from queued to done; 0: not known
+	Why         string        // "asked for", or why it is compiled anew
+	Err         error         // of one that failed
+	Models      int           // of a group: how many; else 0
+}
+
+// jobFacts are what a job is, as far as that does not change.
+type jobFacts struct {
+	Job
+	eps   []string
+	size  int64         // bytes of the model
+	files int           // that it is in
+	scope string        // of the build; "" for one that is not kept
+	anew  index.BuildID // the build that it is to replace; zero: somebody asked for it
+}
+
+// pastJob is one that has ended.
+type pastJob struct {
+	job    Job
+	about  jobFacts
+	askers map[uint32]bool
+	ended  time.Time
+}
+
+// So many jobs are remembered after their end, and for so long: whoever follows one asks soon.
+const (
+	maxPastJobs = 256
+	pastJobsFor = 10 * time.Minute
+)
+
+// errGivenUp ends the requests of a user who cancelled the job.
+var errGivenUp = errors.New("the job was cancelled")
+
+// remember keeps what has ended for a while. The caller holds fs.mu.
+func (fs *flights) remember(f *flight) {
+	f.mu.Lock()
+	one := pastJob{job: f.jobLocked(), about: f.about, askers: maps.Clone(f.askers), ended: f.ended}
+	f.mu.Unlock()
+	fs.past = append(fs.past, one)
+	fs.forget()
+}
+
+// forget drops what ended long ago. The caller holds fs.mu.
+func (fs *flights) forget() {
+	old := fs.now().Add(-pastJobsFor)
+	first := max(0, len(fs.past)-maxPastJobs)
+	for first < len(fs.past) && fs.past[first].ended.Before(old) {
+		first++
+	}
+	if first > 0 {
+		fs.past = slices.Clone(fs.past[first:])
+	}
+}
+
+// job says how the flight stands.
+func (f *flight) job() Job {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.jobLocked()
+}
+
+func (f *flight) jobLocked() Job {
+	j := f.about.Job
+	j.ID, j.State, j.Phase, j.Waiting = f.id, f.state, f.phase, f.waiting()
+	j.Queued, j.Started, j.Estimate = f.queued, f.started, f.estimate()
+	j.Background = j.Waiting == 0
+	end := f.ended
+	if !f.over() {
+		end = f.flights.now()
+	}
+	j.Elapsed = end.Sub(f.queued)
+	if j.State == JobFailed {
+		j.Err = f.err
+	}
+	return j
+}
+
+// mayFollow: who asked for a job, or has what it is to replace. Administrators may follow all.
+func (c *Cache) mayFollow(p Peer, a *jobFacts, asked bool) bool {
+	switch {
+	case asked || c.Administrator(p):
+		return true
+	case a.anew.IsZero():
+		return false // it may be of the same scope, but of a request that somebody else made
+	}
+	return c.maySee(p, &index.Build{ID: a.anew, Scope: a.scope})
+}
+
+// toldTo hides from others who asked first.
+func (c *Cache) toldTo(p Peer, j Job) Job {
+	if !c.Administrator(p) {
+		j.UID = p.UID
+	}
+	return j
+}
+
+// Jobs gives the jobs that the peer may see, in the order in which they run: its own, those that make a build anew that
+// it had, and for administrators all.
+func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
+	type placed struct {
+		job      Job
+		position int
+		number   uint64
+	}
+	var all []placed
+	for _, f := range c.flights.list() {
+		if ctx.Err() != nil {
+			return nil, fail(Cancelled, ctx.Err(), "jobs")
+		}
+		f.mu.Lock()
+		asked, one := f.askers[p.UID], placed{job: f.jobLocked(), number: f.number}
+		if f.turn != nil {
+			one.position = c.flights.queue.position(f.turn)
+		}
+		f.mu.Unlock()
+		if c.mayFollow(p, &f.about, asked) {
+			one.job = c.toldTo(p, one.job)
+			all = append(all, one)
+		}
+	}
+	slices.SortFunc(all, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.position, b.position), cmp.Compare(a.number, b.number))
+	})
+	jobs := make([]Job, len(all))
+	for i := range all {
+		jobs[i] = all[i].job
+	}
+	return jobs, nil
+}
+
+// list gives the flights that have not ended.
+func (fs *flights) list() []*flight {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return slices.Collect(maps.Values(fs.all))
+}
+
+// Follow waits until the job ends, and gives its end; that of one which ended lately at once. progress is called at each
+// change of phase, and not after Follow returned. Who only follows a job does not keep it going.
+func (c *Cache) Follow(ctx context.Context, p Peer, id string, progress func(Progress)) (Job, error) {
+	f, past, err := c.findJob(p, id)
+	if err != nil {
+		return Job{}, err
+	}
+	if f == nil {
+		return c.toldTo(p, *past), nil
+	}
+	since := c.now()
+	told := newTelling(progress, since)
+	defer told.end()
+	w := &waiter{uid: p.UID, since: since, tell: told.tell}
+	f.watch(w, true)
+	defer f.watch(w, false)
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.done:
+			return c.toldTo(p, f.job()), nil
+		case <-ctx.Done():
+			return Job{}, contextError(ctx, &Request{Name: f.about.ModelName})
+		case <-tick.C:
+			f.tellOne(w)
+		}
+	}
+}
+
+// watch has somebody told the phases, or not any more.
+func (f *flight) watch(w *waiter, on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !on {
+		delete(f.followed, w)
+		return
+	}
+	if f.followed == nil {
+		f.followed = make(map[*waiter]struct{})
+	}
+	f.followed[w] = struct{}{}
+	if f.phase != "" {
+		w.tell(f.progress(w))
+	}
+}
+
+// findJob gives the job that an id names, under way or past, if the peer may follow it.
+func (c *Cache) findJob(p Peer, id string) (*flight, *Job, error) {
+	fs := &c.flights
+	fs.mu.Lock()
+	fs.forget()
+	f := fs.all[id]
+	i := slices.IndexFunc(fs.past, func(one pastJob) bool { return one.job.ID == id })
+	var past pastJob
+	if i >= 0 {
+		past = fs.past[i]
+	}
+	fs.mu.Unlock()
+	if f != nil {
+		f.mu.Lock()
+		asked := f.askers[p.UID]
+		f.mu.Unlock()
+		if c.mayFollow(p, &f.about, asked) {
+			return f, nil, nil
+		}
+	} else if i >= 0 && c.mayFollow(p, &past.about, past.askers[p.UID]) {
+		return nil, &past.job, nil
+	}
+	return nil, nil, fail(NotFound, nil, "no job %.80q", id).hint("epcachectl jobs shows those that wait or run")
+}
+
+// CancelJobs ends jobs, or all that the peer asked for, for administrators all there are, and gives them as they are then. A
+// user who is no administrator gives up the own part: others who wait for the same job have it go on.
+func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) ([]Job, error) {
+	if all == (len(ids) > 0) {
+		return nil, fail(BadRequest, nil, "cancel: name jobs, or say all")
+	}
+	flights, past, err := c.named(p, ids, all)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range flights {
+		if c.giveUp(p, f) {
+			c.happened(eventFor(Peer{UID: f.about.UID}, f.about.RequestKey, f.about.ModelName, EventFailed, "cancelled by uid %d", p.UID))
+		}
+	}
+	for _, f := range flights {
+		f.mu.Lock()
+		stopped := f.stopped
+		f.mu.Unlock()
+		if !stopped {
+			past = append(past, c.toldTo(p, f.job()))
+			continue
+		}
+		select { // the worker is being killed
+		case <-f.done:
+			past = append(past, c.toldTo(p, f.job()))
+		case <-ctx.Done():
+			return past, contextError(ctx, &Request{Name: f.about.ModelName})
+		}
+	}
+	return past, nil
+}
+
+// named gives the jobs that are meant. Those that ended already are given as they are.
+func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past []Job, err error) {
+	if all {
+		for _, f := range c.flights.list() {
+			if f.askedBy(p.UID) || c.Administrator(p) {
+				flights = append(flights, f)
+			}
+		}
+		return flights, nil, nil
+	}
+	for _, id := range ids {
+		f, old, err := c.findJob(p, id)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case f == nil:
+			past = append(past, c.toldTo(p, *old))
+		case !f.askedBy(p.UID) && !c.Administrator(p):
+			return nil, nil, fail(NotAllowed, nil, "job %.80q: you did not ask for it", id)
+		default:
+			flights = append(flights, f)
+		}
+	}
+	return flights, past, nil
+}
+
+func (f *flight) askedBy(uid uint32) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.askers[uid]
+}
+
+// giveUp takes the peer's requests out of the job, an administrator everybody's, and tells whether that ends it.
+func (c *Cache) giveUp(p Peer, f *flight) (ends bool) {
+	fs, everybody := &c.flights, c.Administrator(p)
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over() || f.stopped {
+		return false
+	}
+	left := 0
+	for w := range f.waiters {
+		if !everybody && (w.uid != p.UID || w.idle) {
+			left++
+			continue
+		}
+		if !w.given {
+			w.given = true
+			close(w.out)
+		}
+	}
+	delete(f.kept, p.UID)
+	if everybody {
+		clear(f.kept)
+	}
+	if left == 0 && len(f.kept) == 0 {
+		fs.stop(f)
+		return true
+	}
+	f.rerank()
+	return false
+}

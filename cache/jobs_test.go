@@ -1,0 +1,290 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/index"
+)
+
+// jobbing is a bench whose compiles wait at a gate, with so many slots.
+func jobbing(t testing.TB, slots int) (*bench, *gate) {
+	g := &gate{pass: make(chan struct{}), hold: true}
+	b := newBenchWith(t, func(o *Options) {
+		g.Compiler, o.Compiler, o.Jobs = o.Compiler, g, slots
+	})
+	return b, g
+}
+
+// got is what a request on a goroutine of its own came to.
+type got struct {
+	answer *Answer
+	err    error
+}
+
+// ask asks on a goroutine of its own.
+func (b *bench) ask(ctx context.Context, r *Request) <-chan got {
+	out := make(chan got, 1)
+	go func() {
+		a, err := b.cache.Acquire(ctx, r, nil)
+		out <- got{a, err}
+	}()
+	return out
+}
+
+// served requires an answer with a view.
+func (b *bench) served(c <-chan got) *Answer {
+	b.Helper()
+	one := <-c
+	require.NoError(b, one.err)
+	require.NotNil(b, one.answer.View)
+	b.Cleanup(func() { one.answer.View.Close() })
+	return one.answer
+}
+
+// later1 asks for the model in the background.
+func (b *bench) later1(seed uint64, uid uint32) *Answer {
+	b.Helper()
+	a, err := b.cache.Acquire(context.Background(), b.laterRequest(seed, uid), nil)
+	require.NoError(b, err)
+	require.Nil(b, a.View)
+	require.Equal(b, Later, a.Outcome)
+	return a
+}
+
+func (b *bench) laterRequest(seed uint64, uid uint32) *Request {
+	r := b.request(b.model(seed))
+	r.Peer, r.OnMiss = Peer{UID: uid}, Background
+	return r
+}
+
+func (b *bench) jobs(uid uint32) []Job {
+	b.Helper()
+	jobs, err := b.cache.Jobs(context.Background(), Peer{UID: uid})
+	require.NoError(b, err)
+	return jobs
+}
+
+// follow waits for the end of a job.
+func (b *bench) follow(uid uint32, id string) Job {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	j, err := b.cache.Follow(ctx, Peer{UID: uid}, id, nil)
+	require.NoError(b, err)
+	return j
+}
+
+// begins waits until so many compiles have begun.
+func (b *bench) begins(g *gate, n int) {
+	b.Helper()
+	require.Eventually(b, func() bool { return len(g.begun()) == n }, soon, time.Millisecond)
+}
+
+const somebody, somebodyElse = 4001, 4002
+
+func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
+	b, g := jobbing(t, 1)
+	a := b.later1(1, somebody)
+	require.NotEmpty(t, a.Job)
+	require.NotZero(t, a.RequestKey)
+	b.begins(g, 1)
+	jobs := b.jobs(somebody)
+	require.Len(t, jobs, 1)
+	require.Equal(t, a.Job, jobs[0].ID)
+	require.Equal(t, JobRunning, jobs[0].State)
+	require.Equal(t, "model.onnx", jobs[0].ModelName)
+	require.Equal(t, standin.EP, jobs[0].EP)
+	require.EqualValues(t, somebody, jobs[0].UID)
+	require.True(t, jobs[0].Background)
+	require.Zero(t, jobs[0].Waiting)
+	require.Equal(t, a.Job, b.later1(1, somebody).Job, "one job, however often it is asked for")
+	close(g.pass)
+	done := b.follow(somebody, a.Job)
+	require.Equal(t, JobDone, done.State)
+	r := b.laterRequest(1, somebody)
+	hit, err := b.cache.Acquire(context.Background(), r, nil)
+	require.NoError(t, err)
+	defer hit.View.Close()
+	require.Equal(t, Hit, hit.Outcome)
+	require.EqualValues(t, 1, b.compiler.Idle.Load(), "at the lowest priority")
+	require.Empty(t, b.jobs(somebody))
+	require.Equal(t, JobDone, b.follow(somebody, a.Job).State, "that of a job that ended is told at once")
+}
+
+func TestWhoWaitsGoesBeforeWhoDoesNot(t *testing.T) {
+	b, g := jobbing(t, 1)
+	first := b.ask(context.Background(), b.request(b.model(1)))
+	b.begins(g, 1)
+	b.later1(2, somebody)
+	behind := b.later1(3, somebody)
+	require.Eventually(t, func() bool { return len(b.jobs(0)) == 3 }, soon, time.Millisecond)
+	waiting := b.ask(context.Background(), b.request(b.model(4)))
+	require.Eventually(t, func() bool { return len(b.jobs(0)) == 4 }, soon, time.Millisecond)
+	joined := b.ask(context.Background(), b.request(b.model(3)))
+	require.Eventually(t, func() bool { return b.waiters() == 3 }, soon, time.Millisecond)
+	var order []string
+	for _, j := range b.jobs(0) {
+		order = append(order, j.Build.String()[:8])
+	}
+	keys := b.jobs(0)
+	require.Equal(t, behind.Job, keys[1].ID, "a request that waits moves it up, and it came before the other")
+	require.False(t, keys[1].Background)
+	close(g.pass)
+	b.served(first)
+	b.served(waiting)
+	b.served(joined)
+	for _, j := range keys {
+		b.follow(0, j.ID)
+	}
+	var ran []string
+	for _, name := range g.begun() {
+		ran = append(ran, name[:8])
+	}
+	require.Equal(t, order, ran)
+}
+
+func TestABackgroundJobTakesNoSlotFromWhoWaits(t *testing.T) {
+	b, g := jobbing(t, 1)
+	a := b.later1(1, somebody)
+	b.begins(g, 1)
+	waiting := b.ask(context.Background(), b.request(b.model(2)))
+	b.begins(g, 2)
+	close(g.pass)
+	b.served(waiting)
+	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
+}
+
+func TestKeepGoingOutlivesWhoAsked(t *testing.T) {
+	b, g := jobbing(t, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	r := b.request(b.model(1))
+	r.KeepGoing = true
+	asked := b.ask(ctx, r)
+	b.begins(g, 1)
+	job := b.jobs(0)[0]
+	require.Equal(t, 1, job.Waiting)
+	cancel()
+	require.Equal(t, Cancelled, ClassOf((<-asked).err))
+	require.True(t, b.jobs(0)[0].Background)
+	close(g.pass)
+	require.Equal(t, JobDone, b.follow(0, job.ID).State)
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+}
+
+func TestJobsAreThoseOfWhoAsks(t *testing.T) {
+	b, g := jobbing(t, 1)
+	a := b.later1(1, somebody)
+	b.begins(g, 1)
+	require.Len(t, b.jobs(0), 1)
+	require.Empty(t, b.jobs(somebodyElse))
+	_, err := b.cache.Follow(context.Background(), Peer{UID: somebodyElse}, a.Job, nil)
+	require.Equal(t, NotFound, ClassOf(err))
+	_, err = b.cache.CancelJobs(context.Background(), Peer{UID: somebodyElse}, []string{a.Job}, false)
+	require.Equal(t, NotFound, ClassOf(err))
+	b.later1(1, somebodyElse) // who has the model may know that it is being compiled, but not for whom
+	require.EqualValues(t, somebodyElse, b.jobs(somebodyElse)[0].UID)
+	require.EqualValues(t, somebody, b.jobs(0)[0].UID)
+	close(g.pass)
+	b.follow(somebodyElse, a.Job)
+}
+
+func TestCancelEndsOnesOwnPart(t *testing.T) {
+	b, g := jobbing(t, 1)
+	r := b.request(b.model(1))
+	r.Peer.UID = somebody
+	mine := b.ask(context.Background(), r)
+	b.begins(g, 1)
+	other := b.request(b.model(1))
+	other.Peer.UID = somebodyElse
+	theirs := b.ask(context.Background(), other)
+	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
+	jobs, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
+	require.NoError(t, err)
+	require.Len(t, jobs, 1)
+	require.Equal(t, JobRunning, jobs[0].State, "somebody else waits for it")
+	one := <-mine
+	require.Equal(t, Cancelled, ClassOf(one.err))
+	close(g.pass)
+	b.served(theirs)
+	require.Len(t, g.begun(), 1)
+}
+
+func TestCancelByAnAdministratorEndsTheJob(t *testing.T) {
+	b, g := jobbing(t, 1)
+	r := b.request(b.model(1))
+	r.Peer.UID = somebody
+	asked := b.ask(context.Background(), r)
+	b.begins(g, 1)
+	job := b.later1(1, somebodyElse).Job
+	jobs, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{job}, false)
+	require.NoError(t, err)
+	require.Equal(t, JobCancelled, jobs[0].State)
+	require.Equal(t, Cancelled, ClassOf((<-asked).err))
+	require.Equal(t, JobCancelled, b.follow(somebodyElse, job).State)
+	require.Empty(t, b.jobs(0))
+	require.Equal(t, []string{EventFailed}, b.kinds(jobs[0].RequestKey), "whoever does not wait hears of it")
+}
+
+func TestCancelRefusals(t *testing.T) {
+	b := newBench(t)
+	for name, test := range map[string]struct {
+		ids  []string
+		all  bool
+		want Class
+	}{
+		"neither":        {want: BadRequest},
+		"both":           {ids: []string{"x"}, all: true, want: BadRequest},
+		"no such job":    {ids: []string{"0123"}, want: NotFound},
+		"an empty name":  {ids: []string{""}, want: NotFound},
+		"all of nothing": {all: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, test.ids, test.all)
+			if test.want == 0 {
+				require.NoError(t, err)
+				return
+			}
+			require.Equal(t, test.want, ClassOf(err))
+		})
+	}
+}
+
+func TestBackgroundIsBoundedForEachUser(t *testing.T) {
+	b, g := jobbing(t, 1)
+	for seed := range uint64(maxKeptJobs) {
+		b.later1(seed, somebody)
+	}
+	_, err := b.cache.Acquire(context.Background(), b.laterRequest(maxKeptJobs, somebody), nil)
+	require.Equal(t, Busy, ClassOf(err))
+	b.later1(0, somebody)
+	b.later1(maxKeptJobs, somebodyElse)
+	jobs, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, nil, true)
+	require.NoError(t, err)
+	require.Len(t, jobs, maxKeptJobs)
+	b.later1(maxKeptJobs+1, somebody)
+	require.Len(t, b.jobs(0), 2)
+	close(g.pass)
+}
+
+func TestBackgroundKeepsSomething(t *testing.T) {
+	b := newBench(t)
+	r := b.laterRequest(1, somebody)
+	r.Store = "none"
+	require.Equal(t, BadRequest, b.refused(r).Class)
+}
+
+func TestAJobThatFailsTellsWhy(t *testing.T) {
+	b, g := jobbing(t, 1)
+	b.compiler.Fault = standin.Refuse
+	a := b.later1(1, somebody)
+	close(g.pass)
+	j := b.follow(somebody, a.Job)
+	require.Equal(t, JobFailed, j.State)
+	require.Equal(t, CompileFailed, ClassOf(j.Err))
+	require.NotEqual(t, index.RequestKey{}, j.RequestKey)
+}
