@@ -49,7 +49,7 @@ func addBuild(tx *bbolt.Tx, b Build) error {
 		}
 	}
 	err = put(tx, bucketBuilds, b.ID[:], body)
-	err = firstOf(err, put(tx, bucketRequests, append(requestPrefix(b.RequestKey, b.Scope), b.ID[:]...), nil))
+	err = firstOf(err, putRequests(tx, &b))
 	return firstOf(err, put(tx, bucketMeta, []byte("space"), encodeSpace(space)))
 }
 
@@ -85,7 +85,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 		}
 	}
 	err = drop(tx, bucketBuilds, id[:])
-	err = firstOf(err, drop(tx, bucketRequests, append(requestPrefix(b.RequestKey, b.Scope), id[:]...)))
+	err = firstOf(err, dropRequests(tx, &b))
 	err = firstOf(err, drop(tx, bucketUse, id[:]))
 	err = firstOf(err, drop(tx, bucketViews, id[:]))
 	if err != nil {
@@ -193,7 +193,7 @@ func buildsOf(tx *bbolt.Tx, k lookupKey) ([]Build, error) {
 func costOf(builds []Build) int {
 	cost := 0
 	for _, b := range builds {
-		cost += 2048 + len(b.Record) + len(b.RecordJSON) + 160*len(b.Files) + 512*len(b.EPs)
+		cost += 2048 + len(b.Record) + len(b.RecordJSON) + 160*len(b.Files) + 512*len(b.EPs) + 512*len(b.Members)
 	}
 	return cost
 }

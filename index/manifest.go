@@ -113,7 +113,7 @@ func marshalBuild(b Build) ([]byte, error) {
 			CompatibilityString: e.CompatibilityString, DriverVersion: e.DriverVersion, Devices: e.Devices,
 		})
 	}
-	m.Source = marshalSource(b.Source)
+	m.Source, m.Members = marshalSource(b.Source), marshalMembers(b.Members)
 	for ep, options := range b.ProviderOptions {
 		if m.ProviderOptions == nil {
 			m.ProviderOptions = make(map[string]*manifestpb.Options)
@@ -169,7 +169,9 @@ func unmarshalBuild(body []byte) (Build, error) {
 		b.ProviderOptions[ep] = options.GetValues()
 	}
 	var bad error
-	b.Source, bad = unmarshalSource(m.Source)
+	if b.Source, bad = unmarshalSource(m.Source); bad == nil {
+		b.Members, bad = unmarshalMembers(m.Members)
+	}
 	if err = firstOf(err, firstOf(bad, checkBuild(b))); err != nil {
 		return Build{}, err
 	}
@@ -203,7 +205,7 @@ func checkBuild(b Build) error {
 	if !names[b.Graph] {
 		return fmt.Errorf("graph %.80q is not among the files", b.Graph)
 	}
-	return nil
+	return checkMembers(&b, names)
 }
 
 func cleanName(name string) bool {

@@ -49,7 +49,7 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 	}
 	f.seen, f.touched = times, true
 	x.wake()
-	x.entries.drop(lookupKey{b.RequestKey, b.Scope})
+	x.dropEntries(&b)
 	return nil
 }
 
@@ -136,7 +136,7 @@ func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
 	} else {
 		// A look-up that read the rows before they went must not be kept once
 		// the mark is off.
-		x.entries.drop(lookupKey{b.RequestKey, b.Scope})
+		x.dropEntries(&b)
 		x.knownMu.Lock()
 		delete(x.gone, id)
 		x.knownMu.Unlock()
@@ -156,7 +156,7 @@ func (x *Index) forget(b Build) {
 	x.knownMu.Lock()
 	x.gone[b.ID] = true
 	x.knownMu.Unlock()
-	x.entries.drop(lookupKey{b.RequestKey, b.Scope})
+	x.dropEntries(&b)
 	x.soft.drop(bucketUse, b.ID[:])
 	x.soft.drop(bucketViews, b.ID[:])
 	x.journal.forget(b.ID)

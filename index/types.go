@@ -111,7 +111,8 @@ type Build struct {
 	Embed          bool
 	Warnings       []string
 
-	Source Source
+	Source  Source
+	Members []Member // of a weight-sharing group: all of them in order, the first is the model above; else none
 
 	Converted      Origin  // zero: it was compiled
 	VerifiedOutput float64 // the tolerance that its output was compared with the source model's at; 0: it was not
@@ -136,7 +137,7 @@ func (b *Build) Compiled() time.Time {
 // Blobs returns every blob that the build refers to: its files, and those of
 // its kept source, whose names are no names of files.
 func (b *Build) Blobs() []File {
-	return slices.Concat(b.Files, b.Source.Files)
+	return slices.Concat(b.Files, b.sources())
 }
 
 // Serves reports whether the blob is among the build's files.

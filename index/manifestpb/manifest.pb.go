@@ -60,6 +60,7 @@ type Manifest struct {
 	Converted              *Origin                `protobuf:"bytes,25,opt,name=converted,proto3" json:"converted,omitempty"`                                   // none: it was compiled
 	VerifiedOutput         float64                `protobuf:"fixed64,26,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance that its output was compared with the source model's at; 0: it was not
 	Put                    bool                   `protobuf:"varint,40,opt,name=put,proto3" json:"put,omitempty"`                                              // uid compiled it with libraries of its own, and put it
+	Members                []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a weight-sharing group: all of them in order, more than one; the first is the model above. Else none
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -283,6 +284,99 @@ func (x *Manifest) GetPut() bool {
 	return false
 }
 
+func (x *Manifest) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// Member is one model of a weight-sharing group, whose graphs share the files
+// that are no graphs.
+type Member struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ModelName      string                 `protobuf:"bytes,1,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	ModelDigest    []byte                 `protobuf:"bytes,2,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`                                                                                    // 32 bytes, distinct
+	Graph          string                 `protobuf:"bytes,3,opt,name=graph,proto3" json:"graph,omitempty"`                                                                                                                   // the name of one of files, distinct
+	SessionOptions map[string]string      `protobuf:"bytes,4,rep,name=session_options,json=sessionOptions,proto3" json:"session_options,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // besides those above, when several members are loaded in one process
+	AloneKey       []byte                 `protobuf:"bytes,5,opt,name=alone_key,json=aloneKey,proto3" json:"alone_key,omitempty"`                                                                                             // 32 bytes: the key under which a request for this model alone finds the group; or none
+	Source         *Source                `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`                                                                                                                 // of all but the first
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_manifest_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Member) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Member) GetModelDigest() []byte {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return nil
+}
+
+func (x *Member) GetGraph() string {
+	if x != nil {
+		return x.Graph
+	}
+	return ""
+}
+
+func (x *Member) GetSessionOptions() map[string]string {
+	if x != nil {
+		return x.SessionOptions
+	}
+	return nil
+}
+
+func (x *Member) GetAloneKey() []byte {
+	if x != nil {
+		return x.AloneKey
+	}
+	return nil
+}
+
+func (x *Member) GetSource() *Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
 // Origin is the build whose other form a build is. It may be gone.
 type Origin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -295,7 +389,7 @@ type Origin struct {
 
 func (x *Origin) Reset() {
 	*x = Origin{}
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +401,7 @@ func (x *Origin) String() string {
 func (*Origin) ProtoMessage() {}
 
 func (x *Origin) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +414,7 @@ func (x *Origin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Origin.ProtoReflect.Descriptor instead.
 func (*Origin) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{1}
+	return file_manifest_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Origin) GetBuildId() []byte {
@@ -356,7 +450,7 @@ type Source struct {
 
 func (x *Source) Reset() {
 	*x = Source{}
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +462,7 @@ func (x *Source) String() string {
 func (*Source) ProtoMessage() {}
 
 func (x *Source) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +475,7 @@ func (x *Source) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Source.ProtoReflect.Descriptor instead.
 func (*Source) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{2}
+	return file_manifest_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Source) GetKind() string {
@@ -410,7 +504,7 @@ type SourceFile struct {
 
 func (x *SourceFile) Reset() {
 	*x = SourceFile{}
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +516,7 @@ func (x *SourceFile) String() string {
 func (*SourceFile) ProtoMessage() {}
 
 func (x *SourceFile) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +529,7 @@ func (x *SourceFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFile.ProtoReflect.Descriptor instead.
 func (*SourceFile) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{3}
+	return file_manifest_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SourceFile) GetLocation() string {
@@ -477,7 +571,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +583,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +596,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{4}
+	return file_manifest_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *File) GetName() string {
@@ -543,7 +637,7 @@ type EP struct {
 
 func (x *EP) Reset() {
 	*x = EP{}
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +649,7 @@ func (x *EP) String() string {
 func (*EP) ProtoMessage() {}
 
 func (x *EP) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +662,7 @@ func (x *EP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EP.ProtoReflect.Descriptor instead.
 func (*EP) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{5}
+	return file_manifest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EP) GetName() string {
@@ -643,7 +737,7 @@ type Options struct {
 
 func (x *Options) Reset() {
 	*x = Options{}
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +749,7 @@ func (x *Options) String() string {
 func (*Options) ProtoMessage() {}
 
 func (x *Options) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +762,7 @@ func (x *Options) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Options.ProtoReflect.Descriptor instead.
 func (*Options) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{6}
+	return file_manifest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Options) GetValues() map[string]string {
@@ -692,7 +786,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +798,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +811,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{7}
+	return file_manifest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Record) GetKind() isRecord_Kind {
@@ -775,7 +869,7 @@ type BuildState struct {
 
 func (x *BuildState) Reset() {
 	*x = BuildState{}
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +881,7 @@ func (x *BuildState) String() string {
 func (*BuildState) ProtoMessage() {}
 
 func (x *BuildState) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +894,7 @@ func (x *BuildState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
 func (*BuildState) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{8}
+	return file_manifest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BuildState) GetBuildId() []byte {
@@ -849,7 +943,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +955,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +968,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{9}
+	return file_manifest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Event) GetAt() int64 {
@@ -944,7 +1038,7 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\x11epcached.index.v1\"\x8e\t\n" +
+	"\x0emanifest.proto\x12\x11epcached.index.v1\"\xc3\t\n" +
 	"\bManifest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -979,10 +1073,22 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06source\x18\x18 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x127\n" +
 	"\tconverted\x18\x19 \x01(\v2\x19.epcached.index.v1.OriginR\tconverted\x12'\n" +
 	"\x0fverified_output\x18\x1a \x01(\x01R\x0everifiedOutput\x12\x10\n" +
-	"\x03put\x18( \x01(\bR\x03put\x1a^\n" +
+	"\x03put\x18( \x01(\bR\x03put\x123\n" +
+	"\amembers\x182 \x03(\v2\x19.epcached.index.v1.MemberR\amembers\x1a^\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
 	"\x05value\x18\x02 \x01(\v2\x1a.epcached.index.v1.OptionsR\x05value:\x028\x01\x1aA\n" +
+	"\x13SessionOptionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\x02\n" +
+	"\x06Member\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x01 \x01(\tR\tmodelName\x12!\n" +
+	"\fmodel_digest\x18\x02 \x01(\fR\vmodelDigest\x12\x14\n" +
+	"\x05graph\x18\x03 \x01(\tR\x05graph\x12V\n" +
+	"\x0fsession_options\x18\x04 \x03(\v2-.epcached.index.v1.Member.SessionOptionsEntryR\x0esessionOptions\x12\x1b\n" +
+	"\talone_key\x18\x05 \x01(\fR\baloneKey\x121\n" +
+	"\x06source\x18\x06 \x01(\v2\x19.epcached.index.v1.SourceR\x06source\x1aA\n" +
 	"\x13SessionOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Z\n" +
@@ -1054,39 +1160,44 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_manifest_proto_goTypes = []any{
 	(*Manifest)(nil),   // 0: epcached.index.v1.Manifest
-	(*Origin)(nil),     // 1: epcached.index.v1.Origin
-	(*Source)(nil),     // 2: epcached.index.v1.Source
-	(*SourceFile)(nil), // 3: epcached.index.v1.SourceFile
-	(*File)(nil),       // 4: epcached.index.v1.File
-	(*EP)(nil),         // 5: epcached.index.v1.EP
-	(*Options)(nil),    // 6: epcached.index.v1.Options
-	(*Record)(nil),     // 7: epcached.index.v1.Record
-	(*BuildState)(nil), // 8: epcached.index.v1.BuildState
-	(*Event)(nil),      // 9: epcached.index.v1.Event
-	nil,                // 10: epcached.index.v1.Manifest.ProviderOptionsEntry
-	nil,                // 11: epcached.index.v1.Manifest.SessionOptionsEntry
-	nil,                // 12: epcached.index.v1.Options.ValuesEntry
+	(*Member)(nil),     // 1: epcached.index.v1.Member
+	(*Origin)(nil),     // 2: epcached.index.v1.Origin
+	(*Source)(nil),     // 3: epcached.index.v1.Source
+	(*SourceFile)(nil), // 4: epcached.index.v1.SourceFile
+	(*File)(nil),       // 5: epcached.index.v1.File
+	(*EP)(nil),         // 6: epcached.index.v1.EP
+	(*Options)(nil),    // 7: epcached.index.v1.Options
+	(*Record)(nil),     // 8: epcached.index.v1.Record
+	(*BuildState)(nil), // 9: epcached.index.v1.BuildState
+	(*Event)(nil),      // 10: epcached.index.v1.Event
+	nil,                // 11: epcached.index.v1.Manifest.ProviderOptionsEntry
+	nil,                // 12: epcached.index.v1.Manifest.SessionOptionsEntry
+	nil,                // 13: epcached.index.v1.Member.SessionOptionsEntry
+	nil,                // 14: epcached.index.v1.Options.ValuesEntry
 }
 var file_manifest_proto_depIdxs = []int32{
-	5,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
-	4,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
-	10, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
-	11, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
-	2,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
-	1,  // 5: epcached.index.v1.Manifest.converted:type_name -> epcached.index.v1.Origin
-	3,  // 6: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
-	12, // 7: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
-	8,  // 8: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
-	9,  // 9: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
-	6,  // 10: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	6,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
+	5,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
+	11, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
+	12, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
+	3,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
+	2,  // 5: epcached.index.v1.Manifest.converted:type_name -> epcached.index.v1.Origin
+	1,  // 6: epcached.index.v1.Manifest.members:type_name -> epcached.index.v1.Member
+	13, // 7: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
+	3,  // 8: epcached.index.v1.Member.source:type_name -> epcached.index.v1.Source
+	4,  // 9: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
+	14, // 10: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
+	9,  // 11: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
+	10, // 12: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
+	7,  // 13: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1094,7 +1205,7 @@ func file_manifest_proto_init() {
 	if File_manifest_proto != nil {
 		return
 	}
-	file_manifest_proto_msgTypes[7].OneofWrappers = []any{
+	file_manifest_proto_msgTypes[8].OneofWrappers = []any{
 		(*Record_State)(nil),
 		(*Record_Event)(nil),
 	}
@@ -1104,7 +1215,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

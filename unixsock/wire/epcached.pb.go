@@ -3556,6 +3556,7 @@ type Build struct {
 	SourceLoadSeconds    float64                `protobuf:"fixed64,29,opt,name=source_load_seconds,json=sourceLoadSeconds,proto3" json:"source_load_seconds,omitempty"`      // of the source model with the same execution provider; 0: not measured
 	DriverVersion        string                 `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
 	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
+	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`             // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -3805,6 +3806,13 @@ func (x *Build) GetMadeBy() string {
 		return x.MadeBy
 	}
 	return ""
+}
+
+func (x *Build) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
 }
 
 type ListReply struct {
@@ -6301,7 +6309,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xae\b\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xdd\b\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -6342,7 +6350,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\fload_seconds\x18\x1c \x01(\x01R\vloadSeconds\x12.\n" +
 	"\x13source_load_seconds\x18\x1d \x01(\x01R\x11sourceLoadSeconds\x12%\n" +
 	"\x0edriver_version\x18\x1e \x01(\tR\rdriverVersion\x12\x17\n" +
-	"\amade_by\x18( \x01(\tR\x06madeBy\"K\n" +
+	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
+	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"K\n" +
 	"\tListReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x1c\n" +
@@ -6739,33 +6748,34 @@ var file_epcached_proto_depIdxs = []int32{
 	31, // 72: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
 	32, // 73: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
 	17, // 74: epcached.v1.Build.files:type_name -> epcached.v1.File
-	38, // 75: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	38, // 76: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	38, // 77: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	47, // 78: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	50, // 79: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13, // 80: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	50, // 81: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	51, // 82: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	52, // 83: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	82, // 84: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	83, // 85: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13, // 86: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	57, // 87: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	58, // 88: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	60, // 89: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38, // 90: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	59, // 91: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	59, // 92: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	60, // 93: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	66, // 94: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	69, // 95: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	21, // 96: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	97, // [97:97] is the sub-list for method output_type
-	97, // [97:97] is the sub-list for method input_type
-	97, // [97:97] is the sub-list for extension type_name
-	97, // [97:97] is the sub-list for extension extendee
-	0,  // [0:97] is the sub-list for field type_name
+	19, // 75: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	38, // 76: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	38, // 77: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	38, // 78: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	47, // 79: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	50, // 80: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13, // 81: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	50, // 82: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	51, // 83: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	52, // 84: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	82, // 85: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	83, // 86: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13, // 87: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	57, // 88: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	58, // 89: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	60, // 90: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38, // 91: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	59, // 92: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	59, // 93: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	60, // 94: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	66, // 95: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	69, // 96: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	21, // 97: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	98, // [98:98] is the sub-list for method output_type
+	98, // [98:98] is the sub-list for method input_type
+	98, // [98:98] is the sub-list for extension type_name
+	98, // [98:98] is the sub-list for extension extendee
+	0,  // [0:98] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }

@@ -321,6 +321,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(29, "source_load_seconds", "double"),
         Field(30, "driver_version", "string"),
         Field(40, "made_by", "string"),
+        Field(50, "members", "Member", "repeated"),
     ),
     "Report": (
         Field(1, "build", "string"),

@@ -1,0 +1,153 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index/manifestpb"
+)
+
+// Member is one model of a weight-sharing group. Its graph is one of the
+// build's files, and what is no graph belongs to all members.
+type Member struct {
+	ModelName      string
+	ModelDigest    cas.Digest
+	Graph          string            // the name of its graph among Files
+	SessionOptions map[string]string // besides the build's, when several members are loaded in one process
+	AloneKey       RequestKey        // Lookup finds the group under it too; zero: it does not
+	Source         Source            // of all but the first, whose source is the build's
+}
+
+// MemberOf gives the place of a model among the build's members; -1: it is
+// none of them, or the build is not a group's.
+func (b *Build) MemberOf(d cas.Digest) int {
+	return slices.IndexFunc(b.Members, func(m Member) bool { return m.ModelDigest == d })
+}
+
+// keys lists all keys that Lookup finds the build under, its own first.
+func (b *Build) keys() []RequestKey {
+	keys := []RequestKey{b.RequestKey}
+	for _, m := range b.Members {
+		if m.AloneKey != (RequestKey{}) && !slices.Contains(keys, m.AloneKey) {
+			keys = append(keys, m.AloneKey)
+		}
+	}
+	return keys
+}
+
+// eachRequestRow goes through the build's rows of bucketRequests.
+func eachRequestRow(b *Build, fn func(key []byte) error) error {
+	for _, k := range b.keys() {
+		if err := fn(append(requestPrefix(k, b.Scope), b.ID[:]...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putRequests writes the rows by which the build is looked up.
+func putRequests(tx *bbolt.Tx, b *Build) error {
+	return eachRequestRow(b, func(key []byte) error { return put(tx, bucketRequests, key, nil) })
+}
+
+func dropRequests(tx *bbolt.Tx, b *Build) error {
+	return eachRequestRow(b, func(key []byte) error { return drop(tx, bucketRequests, key) })
+}
+
+// dropEntries forgets the look-ups that found the build, or will find it now.
+func (x *Index) dropEntries(b *Build) {
+	for _, k := range b.keys() {
+		x.entries.drop(lookupKey{k, b.Scope})
+	}
+}
+
+func marshalMembers(members []Member) []*manifestpb.Member {
+	var out []*manifestpb.Member
+	for i := range members {
+		m := &members[i]
+		one := &manifestpb.Member{ModelName: m.ModelName, ModelDigest: m.ModelDigest[:], Graph: m.Graph,
+			SessionOptions: m.SessionOptions, Source: marshalSource(m.Source)}
+		if m.AloneKey != (RequestKey{}) {
+			one.AloneKey = m.AloneKey[:]
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+func unmarshalMembers(list []*manifestpb.Member) ([]Member, error) {
+	var out []Member
+	for _, m := range list {
+		one := Member{ModelName: m.ModelName, Graph: m.Graph, SessionOptions: m.SessionOptions}
+		err := fixed("members.model_digest", one.ModelDigest[:], m.ModelDigest)
+		if len(m.AloneKey) > 0 {
+			err = firstOf(err, fixed("members.alone_key", one.AloneKey[:], m.AloneKey))
+		}
+		var bad error
+		one.Source, bad = unmarshalSource(m.Source)
+		if err = firstOf(err, bad); err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// maxMembers bounds a group. Each member is a model that somebody sent along.
+const maxMembers = 256
+
+// checkMembers refuses a group that could not be served member by member.
+func checkMembers(b *Build, files map[string]bool) error {
+	n := len(b.Members)
+	switch {
+	case n == 0:
+		return nil
+	case n == 1 || n > maxMembers:
+		return fmt.Errorf("%d members, not 2 to %d", n, maxMembers)
+	case b.Members[0].Graph != b.Graph || b.Members[0].ModelDigest != b.ModelDigest:
+		return errors.New("the first member is not the build's model")
+	}
+	graphs, digests := make(map[string]bool, n), make(map[cas.Digest]bool, n)
+	for i := range b.Members {
+		m := &b.Members[i]
+		switch {
+		case !files[m.Graph] || graphs[m.Graph]:
+			return fmt.Errorf("member %d: graph %.80q is not among the files, or another member's", i, m.Graph)
+		case digests[m.ModelDigest]:
+			return fmt.Errorf("member %d is the model of another", i)
+		case i == 0 && m.Source.Kind != "":
+			return errors.New("the first member has a source besides the build's")
+		}
+		if err := checkSource(m.Source); err != nil {
+			return fmt.Errorf("member %d: source: %w", i, err)
+		}
+		graphs[m.Graph], digests[m.ModelDigest] = true, true
+	}
+	return nil
+}
+
+// sources lists the blobs of all kept sources, each file as often as it is
+// needed.
+func (b *Build) sources() []File {
+	files := slices.Clone(b.Source.Files)
+	for i := range b.Members {
+		files = append(files, b.Members[i].Source.Files...)
+	}
+	return files
+}
+
+// LoadOptions gives the session options for a member that is loaded beside
+// others of its group in one process.
+func (b *Build) LoadOptions(member int) map[string]string {
+	all := maps.Clone(b.SessionOptions)
+	if all == nil {
+		all = make(map[string]string)
+	}
+	maps.Copy(all, b.Members[member].SessionOptions)
+	return all
+}
