@@ -57,6 +57,9 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	if err := r.foldOutput(); err != nil {
+		return nil, err
+	}
 	for attempt := 1; ; attempt++ {
 		a, err := c.acquire(ctx, r, t)
 		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)

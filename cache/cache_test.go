@@ -356,6 +356,7 @@ func TestIdentity(t *testing.T) {
 		"the library by its path":  func(r *Request) { r.Runtime.EPLibraries = b.libraries(nil) },
 		"the library as a file":    func(r *Request) { r.Runtime.EPLibraries = b.libraries(b.openFile(b.libraries(nil)[0].Path)) },
 		"another scope than usual": func(r *Request) { r.Store = "user" },
+		"fallback spelled out":     func(r *Request) { r.SessionOptions = map[string]string{"session.disable_cpu_ep_fallback": "0"} },
 	}
 	for name, change := range same {
 		require.Equal(t, plain, key(change), name)
@@ -372,6 +373,13 @@ func TestIdentity(t *testing.T) {
 		"provider option":   func(r *Request) { r.EPs[0].Options = map[string]string{"fault": "slow"} },
 		"dimension is two":  func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 2} },
 		"another dimension": func(r *Request) { r.FreeDimensions = map[string]int64{"length": 1} },
+		"complete":          func(r *Request) { r.Output.Complete = true },
+		"prefix":            func(r *Request) { r.Output.NodeNamePrefix = "left_" },
+		"another prefix":    func(r *Request) { r.Output.NodeNamePrefix = "right_" },
+		"weights outside":   func(r *Request) { r.Output.InitializersFile = "rest.bin" },
+		"another file":      func(r *Request) { r.Output.InitializersFile = "weights.bin" },
+		"large ones only":   func(r *Request) { r.Output = Output{InitializersFile: "rest.bin", InitializersThreshold: 100} },
+		"in the source":     func(r *Request) { r.Output.InitializersInSource = true },
 	}
 	seen := map[index.RequestKey]string{plain: "plain"}
 	for name, change := range other {

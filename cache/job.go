@@ -136,7 +136,8 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
-		Idle: j.urgent,
+		Initializers: j.plan.canonical.Output.initializers(),
+		Idle:         j.urgent,
 	}
 	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
 	j.spent(result.CPUSeconds)

@@ -183,7 +183,7 @@ var sessionOptions = map[string]sessionRule{
 	"ep.context_enable":                                       {refused: "epcached sets it"},
 	"ep.context_file_path":                                    {refused: "epcached sets it"},
 	"ep.context_embed_mode":                                   {refused: "epcached sets it: ask for an embedded context instead"},
-	"ep.context_model_external_initializers_file_name":        {refused: "epcached sets it"},
+	"ep.context_model_external_initializers_file_name":        {refused: "epcached sets it: ask for it with the output"},
 	"ep.share_ep_contexts":                                    {refused: "epcached sets it for groups"},
 	"ep.stop_share_ep_contexts":                               {refused: "epcached sets it for groups"},
 	"ep.context_node_name_prefix":                             {},

@@ -80,7 +80,7 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 func (r *Request) spelling(model cas.Digest) ([32]byte, bool) {
 	raw := canonical{Version: recordVersion, Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
 		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel,
-		Embed: r.Embed, Route: r.Route}
+		Embed: r.Embed, Route: r.Route, Output: r.Output.spelled()}
 	raw.EPs = make([]canonicalEP, len(r.EPs))
 	for i, ep := range r.EPs {
 		if len(ep.Files) > 0 {
@@ -155,6 +155,9 @@ func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Dige
 		return canonical{}, err
 	}
 	if out.Route, err = canonicalRoute(r.Route); err != nil {
+		return canonical{}, err
+	}
+	if out.Output, err = r.Output.canonical(out.Route); err != nil {
 		return canonical{}, err
 	}
 	if out.GraphOptimizationLevel, err = canonicalLevel(r.GraphOptimizationLevel, out.Route); err != nil {

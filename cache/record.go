@@ -37,6 +37,10 @@ func decodeRecord(record []byte) (canonical, error) {
 			c.Embed = f.varint != 0
 		case 9:
 			c.Route = string(f.bytes)
+		case 10:
+			output, err := decodeOutput(f.bytes)
+			c.Output = output
+			return err
 		}
 		return nil // a field that is not known makes the comparison below fail
 	})
@@ -167,7 +171,7 @@ func (c *canonical) again() (*Request, error) {
 	}
 	return &Request{EPs: c.request(), SessionOptions: c.SessionOptions, FreeDimensions: c.FreeDimensions,
 		FreeDimensionsByDenotation: c.FreeDimensionsByDenotation, GraphOptimizationLevel: c.GraphOptimizationLevel,
-		Embed: c.Embed, Route: c.Route}, nil
+		Embed: c.Embed, Route: c.Route, Output: c.Output.request()}, nil
 }
 
 // request gives the execution providers as a request would name them.

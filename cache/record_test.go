@@ -19,6 +19,9 @@ func anyRecord(t *rapid.T) canonical {
 		GraphOptimizationLevel: text.Draw(t, "level"), SessionOptions: strings("session"),
 		FreeDimensions: numbers("dimensions"), FreeDimensionsByDenotation: numbers("denotations")}
 	copy(c.Model[:], rapid.SliceOfN(rapid.Byte(), len(cas.Digest{}), len(cas.Digest{})).Draw(t, "model"))
+	if rapid.Bool().Draw(t, "output") {
+		c.Output = &canonicalOutput{text.Draw(t, "file"), rapid.Int64().Draw(t, "threshold"), rapid.Bool().Draw(t, "in the source")}
+	}
 	for range rapid.IntRange(0, 3).Draw(t, "eps") {
 		ep := canonicalEP{Name: text.Draw(t, "name"), Options: strings("options"), Files: strings("files"), Devices: []canonicalDevice{}}
 		for range rapid.IntRange(0, 2).Draw(t, "devices") {
@@ -84,6 +87,9 @@ func TestARecordMeansItsRequest(t *testing.T) {
 		"level":      func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
 		"embedded":   func(r *Request) { r.Embed = true },
 		"route":      func(r *Request) { r.Route = "session_options" },
+		"output":     func(r *Request) { r.Output = Output{InitializersFile: "rest.bin", InitializersThreshold: 9} },
+		"in source":  func(r *Request) { r.Output = Output{InitializersInSource: true} },
+		"complete":   func(r *Request) { r.Output = Output{Complete: true, NodeNamePrefix: "left_"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(1))

@@ -46,6 +46,7 @@ type Request struct {
 	GraphOptimizationLevel     string
 	Embed                      bool
 	Route                      string
+	Output                     Output
 
 	Runtime   RuntimeRef
 	StrictORT bool
@@ -89,6 +90,7 @@ type canonical struct {
 	GraphOptimizationLevel     string            `json:"graph_optimization_level"`
 	Embed                      bool              `json:"embed"`
 	Route                      string            `json:"route"`
+	Output                     *canonicalOutput  `json:"output,omitempty"`
 }
 
 type canonicalEP struct {
@@ -118,6 +120,7 @@ const recordVersion = 1
 //	  4 metadata {1, 2}},
 //	  3 option {1, 2}, 4 file option {1 name, 2 digest}}
 //	4 session config entry {1 key, 2 value}
+//	10 output, see canonicalOutput.encode
 //
 // A field is never used again for something else; a new one is left out at its default, so that old keys hold.
 func (c *canonical) encode() []byte {
@@ -134,7 +137,11 @@ func (c *canonical) encode() []byte {
 	b = appendBytes(b, 7, []byte(c.GraphOptimizationLevel))
 	b = protowire.AppendTag(b, 8, protowire.VarintType)
 	b = protowire.AppendVarint(b, protowire.EncodeBool(c.Embed))
-	return appendBytes(b, 9, []byte(c.Route))
+	b = appendBytes(b, 9, []byte(c.Route))
+	if c.Output != nil {
+		b = appendBytes(b, 10, c.Output.encode())
+	}
+	return b
 }
 
 func (ep *canonicalEP) encode() []byte {

@@ -63,12 +63,21 @@ type Job struct {
 	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
 	Embed                      bool   // context binary inside the graph instead of beside it
 	Route                      string // "": RouteCompileAPI, or RouteSessionOptions with Share
+	Initializers               Initializers
 
 	// Share are further models, compiled after Model and in this order, in the same worker and with the same options, so that all share one
 	// context binary. It is named after the first. One that fails fails all, with a *MemberError.
 	Share []ShareMember
 
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
+}
+
+// Initializers says where those initializers go that stay outside of contexts: of nodes that no EP took, and, where an EP makes weightless contexts,
+// the weights. The zero value puts them into the graph.
+type Initializers struct {
+	File      string // base name of a file of the artefact that gets them; empty: none does
+	Threshold int64  // bytes; smaller ones go into the graph all the same. With RouteCompileAPI only
+	InSource  bool   // what the source model has in external data stays there, and those files become part of the artefact. Likewise
 }
 
 // Result is a finished compile.

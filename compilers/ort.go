@@ -101,6 +101,11 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err != nil {
 		return Result{Log: done.log, CPUSeconds: done.cpu}, fmt.Errorf("%q: %w", filepath.Base(job.Model), err)
 	}
+	if job.Initializers.InSource {
+		if before, err = keepSources(ctx, job, before); err != nil {
+			return Result{Log: done.log, CPUSeconds: done.cpu}, err
+		}
+	}
 	files, _, err := CollectAll(ctx, job.Folder, outputs(job), before, o.opts.Limits)
 	if err != nil {
 		if req.Route == RouteSessionOptions {
@@ -144,10 +149,13 @@ func compileRequest(job Job) (dialogue.Request, error) {
 	default:
 		return dialogue.Request{}, fmt.Errorf("compile %q: unknown route %q", job.Model, job.Route)
 	}
+	if err := job.checkInitializers(); err != nil {
+		return dialogue.Request{}, fmt.Errorf("compile %q: %w", job.Model, err)
+	}
 	req := dialogue.Request{
 		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, Output: filepath.Join(job.Folder, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
-		Readable: readable(job.Runtime, eps),
+		Readable: readable(job.Runtime, eps), Keep: dialogue.Keep(job.Initializers),
 	}
 	return req, shareRequest(job, &req)
 }

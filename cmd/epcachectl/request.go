@@ -29,6 +29,7 @@ type request struct {
 	level          string
 	route          string
 	store          string
+	output         *wire.Output
 }
 
 type pair struct{ ep, key, value string }
@@ -55,6 +56,12 @@ func (r *request) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only take builds made under exactly the runtime's ONNX Runtime version")
 	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
 	f.StringVar(&r.route, "route", "", "how to compile: compile_api or session_options")
+	r.output = &wire.Output{}
+	f.StringVar(&r.output.ExternalInitializersFile, "initializers-file", "", "`NAME` of a file of the build for the initializers that stay outside of contexts")
+	f.Int64Var(&r.output.ExternalInitializersThreshold, "initializers-threshold", 0, "`BYTES`: smaller initializers stay in the graph all the same")
+	f.BoolVar(&r.output.KeepInitializersInSource, "keep-initializers", false, "leave initializers in the model's external data, which becomes part of the build")
+	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "", "`PREFIX` of what the execution provider names (ep.context_node_name_prefix)")
+	f.BoolVar(&r.output.Complete, "complete", false, "fail where a node would be left to the CPU")
 	f.StringVar(&r.store, "store", "", "keep it as `SCOPE`: shared, user or none; can only narrow")
 }
 
@@ -210,6 +217,9 @@ func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
 		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.path), "\uFFFD")}, SessionOptions: r.sessionOptions, FreeDimensions: r.dims,
 		FreeDimensionsByDenotation: r.denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
 		Store: r.store, StrictOrt: r.strictORT,
+	}
+	if proto.Size(r.output) > 0 {
+		a.Output = r.output
 	}
 	if r.runtime != "" {
 		dir, err := filepath.Abs(r.runtime)

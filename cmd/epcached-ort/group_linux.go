@@ -48,7 +48,8 @@ func (j *job) compileMember(m dialogue.Member, entries [][2]string) error {
 		}
 	}
 	if j.req.Route != "session_options" {
-		return o.Compile(m.Model, m.Output, false, j.req.Options.GraphOptimizationLevel)
+		_, err = o.Compile(j.compilation(m.Model, m.Output))
+		return err
 	}
 	_, err = j.compileInSession(o, m.Model, m.Output, false)
 	return err

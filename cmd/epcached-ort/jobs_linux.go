@@ -156,41 +156,6 @@ func (j *job) options() (*ort.SessionOptions, error) {
 	return o, nil
 }
 
-func (j *job) compile() error {
-	if len(j.req.Share) > 0 {
-		return j.compileGroup()
-	}
-	if err := j.phase(dialogue.PhaseCompiling); err != nil {
-		return err
-	}
-	start := time.Now()
-	o, err := j.options()
-	if err != nil {
-		return err
-	}
-	if j.req.Route == "session_options" {
-		_, err = j.compileInSession(o, j.req.Model, j.req.Output, j.req.Embed) // the session stays until the process ends
-	} else {
-		err = o.Compile(j.req.Model, j.req.Output, j.req.Embed, j.req.Options.GraphOptimizationLevel)
-	}
-	j.result.Seconds = time.Since(start).Seconds()
-	return step(err, "compile")
-}
-
-// compileInSession is the older route: a session that writes the compiled model while it is being created.
-func (j *job) compileInSession(o *ort.SessionOptions, model, output string, embed bool) (*ort.Session, error) {
-	mode := "0"
-	if embed {
-		mode = "1"
-	}
-	for _, entry := range [][2]string{{"ep.context_enable", "1"}, {"ep.context_file_path", output}, {"ep.context_embed_mode", mode}} {
-		if err := o.Set(entry[0], entry[1]); err != nil {
-			return nil, err
-		}
-	}
-	return o.Open(model)
-}
-
 func (j *job) load() error {
 	if len(j.req.Share) > 0 {
 		return j.loadGroup()

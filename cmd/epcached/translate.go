@@ -27,6 +27,8 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 		SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
 		Runtime: runtimeRef(w.Runtime, fds), StrictORT: w.StrictOrt, OnMiss: miss, Store: w.Store,
+		Output: cache.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
+			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
 	}
 	for _, x := range w.Model.External {
 		r.External[x.Location] = fds[x.Fd]

@@ -55,6 +55,7 @@ type Request struct {
 	Output  string   // Compile: graph to write. Run: file for the outputs' raw bytes
 	Route   string   // Compile: "compile_api" or "session_options"
 	Embed   bool     // Compile
+	Keep    Keep     // Compile
 	Options Session  // Compile, Load, Run
 	Share   []Member // Compile, Load, Run: further models, in order, in the same process. Compile: all share one context binary
 	Infos   []string // Compatibility: the strings to judge
@@ -68,6 +69,13 @@ type Request struct {
 type Member struct {
 	Model  string
 	Output string // Compile
+}
+
+// Keep says where initializers go that stay outside of contexts. Without any of it they go into the graph.
+type Keep struct {
+	File      string // base name of the file that gets them
+	Threshold int64  // bytes; smaller ones go into the graph all the same
+	InSource  bool   // what the source model has in files stays there
 }
 
 // EP is an EP of a request.

@@ -25,13 +25,15 @@ func (e *Env) NewSessionOptions() (*SessionOptions, error) {
 
 // Append adds an EP with some of its devices; EPs are asked in the order in which they are added.
 func (o *SessionOptions) Append(devices []Device, options map[string]string) error {
-	keys := slices.Sorted(maps.Keys(options))
+	keys := sortedNames(options)
 	var values []string
 	for _, k := range keys {
 		values = append(values, options[k])
 	}
 	return o.env.api.do(fnAppendExecutionProviderV2, o.ptr, o.env.ptr, pointers(devices), len(devices), keys, values, len(keys))
 }
+
+func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // Set adds a session config entry.
 func (o *SessionOptions) Set(key, value string) error {
@@ -73,36 +75,6 @@ func Level(name string) (int32, error) {
 		return 0, fmt.Errorf("graph optimisation level %q: there are disable_all, basic, extended, layout, all", name)
 	}
 	return level, nil
-}
-
-// Compile writes the compiled form of the model at input to output, by the compile API. level is a graph optimisation level by name, or "" for
-// the compile API's own default (which does not take it from the session options).
-func (o *SessionOptions) Compile(input, output string, embed bool, level string) error {
-	api := o.env.api
-	var options handle
-	if err := api.do(fnCreateCompilationOptions, o.env.ptr, o.ptr, &options); err != nil {
-		return err
-	}
-	defer api.raw(fnReleaseCompilationOptions, options)
-	if err := api.do(fnSetInputModelPath, options, input); err != nil {
-		return err
-	}
-	if err := api.do(fnSetOutputModelPath, options, output); err != nil {
-		return err
-	}
-	if err := api.do(fnSetEpContextEmbedMode, options, embed); err != nil {
-		return err
-	}
-	if level != "" {
-		n, err := Level(level)
-		if err != nil {
-			return err
-		}
-		if err := api.do(fnSetCompileGraphOptLevel, options, n); err != nil {
-			return err
-		}
-	}
-	return api.do(fnCompileModel, o.env.ptr, options)
 }
 
 // Session is an OrtSession.

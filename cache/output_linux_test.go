@@ -1,0 +1,115 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// newTestEPBench is a cache over ONNX Runtime with the test EP, in worker processes.
+func newTestEPBench(t *testing.T) (*bench, *compilers.ORT, compilers.Runtime) {
+	r := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
+	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	return newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort, r
+}
+
+// externalModel is a request for a model with its weights in w/model.data.
+func (b *bench) externalModel(name string) *Request {
+	m, folder := tinymodel.DenseModel(1, 16, 2), b.TempDir()
+	var data []byte
+	for i := range m.Initializers {
+		w := &m.Initializers[i]
+		w.Location, w.Offset, w.Length = "w/model.data", strconv.Itoa(len(data)), strconv.Itoa(len(w.Raw))
+		data = append(data, w.Raw...)
+	}
+	require.NoError(b, os.MkdirAll(filepath.Join(folder, "w"), 0o755))
+	require.NoError(b, os.WriteFile(filepath.Join(folder, "w", "model.data"), data, 0o644))
+	require.NoError(b, os.WriteFile(filepath.Join(folder, name), m.Encode(), 0o644))
+	r := b.request(b.openFile(filepath.Join(folder, name)))
+	r.EPs = []EP{{Name: compilertest.TestEP}}
+	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(folder, "w", "model.data"))}
+	return r
+}
+
+// A weightless build refers to the source's weights, which are part of it, stored once, and verified like all of its files.
+func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
+	b, ort, runtime := newTestEPBench(t)
+	weightless := func() *Request {
+		r := b.externalModel("m.onnx")
+		r.SessionOptions = map[string]string{"ep.enable_weightless_ep_context_nodes": "1"}
+		r.Output.InitializersInSource = true
+		return r
+	}
+	a := b.acquire(weightless())
+	require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+	names := map[string]string{}
+	for _, f := range a.Build.Files {
+		names[f.Name] = f.Digest.String()
+	}
+	require.Len(t, names, 3)
+	require.Contains(t, names, "w/model.data")
+	source, err := os.ReadFile(filepath.Join(a.Path, filepath.Dir(a.Graph), "w", "model.data"))
+	require.NoError(t, err)
+	require.Len(t, source, 4*16*16)
+
+	graph := filepath.Join(a.Path, a.Graph)
+	check, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}}, Graph: graph, SessionOptions: a.SessionOptions})
+	require.NoError(t, err)
+	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
+
+	embedded := weightless()
+	embedded.Embed = true
+	other := b.acquire(embedded)
+	require.NotEqual(t, a.Build.BuildKey, other.Build.BuildKey)
+	require.Len(t, other.Build.Files, 2)
+	require.Equal(t, names["w/model.data"], other.Build.Files[1].Digest.String(), "one file in the store for both")
+
+	path := filepath.Join(a.Path, filepath.Dir(a.Graph), "w", "model.data")
+	require.NoError(t, os.Chmod(path, 0o644))
+	source[7] ^= 1
+	require.NoError(t, os.WriteFile(path, source, 0o644))
+	require.NotEqual(t, Hit, b.acquire(weightless()).Outcome, "weights that were changed are damage like any other")
+}
+
+// Every wish gives a build of its own, and none is served for another.
+func TestOutputsSideBySide(t *testing.T) {
+	b, _, _ := newTestEPBench(t)
+	wishes := map[string]Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"}, "large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
+		"in the source": {InitializersInSource: true}, "named": {NodeNamePrefix: "left_"}}
+	builds := map[string]string{}
+	for _, outcome := range []string{Compiled, Hit} {
+		for name, wish := range wishes {
+			r := b.externalModel("m.onnx")
+			r.EPs[0].Options = map[string]string{"ops": "Add,Relu"} // MatMul, with 1024 bytes of weights, is left to the CPU
+			r.Output = wish
+			a := b.acquire(r)
+			require.Equal(t, outcome, a.Outcome, name)
+			require.Equal(t, compilers.Passed, a.Build.LoadCheck, name)
+			if outcome == Hit {
+				require.Equal(t, builds[name], a.Build.BuildKey.String(), name)
+			}
+			builds[name] = a.Build.BuildKey.String()
+		}
+	}
+	seen := map[string]bool{}
+	for name, key := range builds {
+		require.False(t, seen[key], name)
+		seen[key] = true
+	}
+	complete := b.externalModel("m.onnx")
+	complete.EPs[0].Options = map[string]string{"ops": "Add,Relu"}
+	complete.Output.Complete = true
+	e := b.refused(complete)
+	require.Equal(t, CompileFailed, e.Class)
+	require.Contains(t, e.Error(), "fallback")
+}

@@ -1,0 +1,123 @@
+//go:build linux && (amd64 || arm64)
+
+package compilers_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/stretchr/testify/require"
+)
+
+// apartJob has the model, with its weights in m.data, in another folder than the output, as the daemon has them.
+func apartJob(t *testing.T, r compilers.Runtime, ep compilers.EP, m tinymodel.Model) compilers.Job {
+	folder := t.TempDir()
+	model := write(t, folder, "00112233445566.onnx", externalized(t, folder, m))
+	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: model, Folder: t.TempDir(), Output: "00112233445566_ctx.onnx"}
+}
+
+// requireAlone checks that a build loads and computes what the source does, from a folder that holds nothing else.
+func requireAlone(t *testing.T, c *compilers.ORT, job compilers.Job, result compilers.Result) *epmodel.Model {
+	want := run(t, c, compilers.CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: job.Model, SessionOptions: job.SessionOptions})
+	alone := t.TempDir()
+	sizes := map[string]int64{}
+	for _, name := range result.Files {
+		data, err := os.ReadFile(filepath.Join(job.Folder, name))
+		require.NoError(t, err)
+		sizes[name] = int64(len(data))
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(alone, name)), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(alone, name), data, 0o600))
+	}
+	require.NoError(t, os.RemoveAll(filepath.Dir(job.Model)))
+	got := run(t, c, compilers.CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(alone, result.Graph), SessionOptions: job.SessionOptions})
+	require.Equal(t, want, got)
+	m := readModel(t, filepath.Join(alone, result.Graph))
+	require.NoError(t, epmodel.Validate(m, sizes))
+	return m
+}
+
+func TestInitializersOfTheOutput(t *testing.T) {
+	some := map[string]string{"ops": "Mul,Relu"} // so that the weights of MatMul, 1024 bytes, and of Add, 64 bytes, stay with the CPU
+	for _, row := range []struct {
+		name    string
+		options map[string]string
+		route   string
+		embed   bool
+		session map[string]string
+		keep    compilers.Initializers
+		files   []string // of the artefact, besides graph and binary
+		inside  int      // initializers with their bytes in the graph
+	}{
+		{"in the graph", some, compilers.RouteCompileAPI, false, nil, compilers.Initializers{}, nil, 4},
+		{"in a file", some, compilers.RouteCompileAPI, false, nil, compilers.Initializers{File: "rest.bin"}, []string{"rest.bin"}, 0},
+		{"in a file, beside an embedded context", some, compilers.RouteCompileAPI, true, nil, compilers.Initializers{File: "rest.bin"}, []string{"rest.bin"}, 0},
+		{"in a file from a threshold on", some, compilers.RouteCompileAPI, false, nil, compilers.Initializers{File: "rest.bin", Threshold: 65}, []string{"rest.bin"}, 2},
+		{"in a file, by session options", some, compilers.RouteSessionOptions, false, nil, compilers.Initializers{File: "rest.bin"}, []string{"rest.bin"}, 0},
+		{"in the source's file", some, compilers.RouteCompileAPI, false, nil, compilers.Initializers{InSource: true}, []string{"m.data"}, 0},
+		{"weightless, in the graph", nil, compilers.RouteCompileAPI, false, weightless, compilers.Initializers{}, nil, 6},
+		{"weightless, in the source's file", nil, compilers.RouteCompileAPI, false, weightless, compilers.Initializers{InSource: true}, []string{"m.data"}, 0},
+		{"weightless and embedded, in the source's file", nil, compilers.RouteCompileAPI, true, weightless, compilers.Initializers{InSource: true}, []string{"m.data"}, 0},
+		{"nothing is left for the source's file", nil, compilers.RouteCompileAPI, false, nil, compilers.Initializers{InSource: true}, nil, 0},
+	} {
+		for _, version := range []string{oldestORT, newestORT} {
+			t.Run(row.name+"/"+version, func(t *testing.T) {
+				r := compilertest.TestEPRuntime(t, version, compilertest.Release{})
+				c := newORT(t, compilers.ORTOptions{})
+				job := apartJob(t, r, testEP(row.options), layers(1, 2, false))
+				job.Route, job.Embed, job.SessionOptions, job.Initializers = row.route, row.embed, row.session, row.keep
+				result, err := c.Compile(t.Context(), job, nil)
+				require.NoError(t, err)
+				binary := []string{"00112233445566_epcachedtest.bin"}
+				if row.embed {
+					binary = nil
+				}
+				require.ElementsMatch(t, append(append(binary, row.files...), job.Output), result.Files)
+				m := requireAlone(t, c, job, result)
+				inside := 0
+				for _, i := range m.Initializers {
+					if i.Location == "" {
+						inside++
+					}
+				}
+				require.Equal(t, row.inside, inside)
+			})
+		}
+	}
+}
+
+// weightless leaves the weights to the model: the EPContext nodes take them as inputs.
+var weightless = map[string]string{"ep.enable_weightless_ep_context_nodes": "1"}
+
+func TestInitializersThatCannotBe(t *testing.T) {
+	c := newORT(t, compilers.ORTOptions{})
+	for name, edit := range map[string]func(*compilers.Job){
+		"a path":                     func(j *compilers.Job) { j.Initializers.File = "sub/rest.bin" },
+		"a way out":                  func(j *compilers.Job) { j.Initializers.File = ".." },
+		"the graph's name":           func(j *compilers.Job) { j.Initializers.File = j.Output },
+		"two places":                 func(j *compilers.Job) { j.Initializers = compilers.Initializers{File: "rest.bin", InSource: true} },
+		"a threshold without a file": func(j *compilers.Job) { j.Initializers.Threshold = 1 },
+		"a threshold below nothing":  func(j *compilers.Job) { j.Initializers = compilers.Initializers{File: "rest.bin", Threshold: -1} },
+		"a threshold by session options": func(j *compilers.Job) {
+			j.Route, j.Initializers = compilers.RouteSessionOptions, compilers.Initializers{File: "rest.bin", Threshold: 1}
+		},
+		"of a group": func(j *compilers.Job) {
+			j.Share, j.Initializers.File = []compilers.ShareMember{{Model: "/nowhere/n.onnx", Output: "n_ctx.onnx"}}, "rest.bin"
+		},
+		"the source's by session options": func(j *compilers.Job) {
+			j.Route, j.Initializers = compilers.RouteSessionOptions, compilers.Initializers{InSource: true}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := compilers.Job{Runtime: compilers.Runtime{ORTLibrary: "/nowhere/libonnxruntime.so"}, EPs: []compilers.EP{{Name: "AnyExecutionProvider", Library: "/nowhere/ep.so"}},
+				Model: "/nowhere/m.onnx", Folder: t.TempDir(), Output: "m_ctx.onnx"}
+			edit(&job)
+			_, err := c.Compile(t.Context(), job, nil)
+			require.ErrorIs(t, err, compilers.ErrOption)
+		})
+	}
+}
