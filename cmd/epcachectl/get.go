@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,7 @@ type getCall struct {
 	force    bool
 	dryRun   bool
 	progress bool
+	keep     bool
 	share    bool
 	program  []string // behind "--", empty: none
 }
@@ -39,7 +41,16 @@ type got struct {
 	view    *os.File
 	elapsed time.Duration
 	err     error
-	missing bool // with -n: it would be compiled
+	missing bool      // with -n: it would be compiled
+	job     *wire.Job // how its job ended, when that was followed
+}
+
+// queued tells whether it is being compiled and was not waited for.
+func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
+
+// errQueued is why nothing can be done yet with what is compiled in the background.
+func (r *got) errQueued() error {
+	return &hintedError{fmt.Errorf("it is being compiled: %w", fs.ErrNotExist), "wait for it: epcachectl jobs follow " + printable(r.reply.GetJob())}
 }
 
 func (a *app) getCommand() *cobra.Command {
@@ -57,11 +68,15 @@ With -- PROGRAM it becomes that program, with {} in the arguments replaced by th
 graph. Of several models an argument {} becomes all paths, and {1}, {2}, ... each one. The build is held for as
 long as the program runs; signals and the exit status are the program's own.
 
---on-miss says what to do where nothing is there: wait (compile, and wait for it), fail, refresh (compile anew
-even so), or bypass (compile for this call only, and keep nothing). With -n nothing is compiled or written; it
-prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitStale, exitNotAllowed),
+--on-miss says what to do where nothing is there: wait (compile, and wait for it), background (have it compiled, and do
+not wait: it prints "queued" and the job), fail, refresh (compile anew even so), or bypass (compile for this call only, and
+keep nothing). What is queued is done as far as get is concerned, unless it was to be copied or run: then it is not found.
+A compile ends when all who wait for it have gone; with --keep-going it is finished all the same.
+
+With -n nothing is compiled or written; it prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitStale, exitNotAllowed),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
+  epcachectl get model.onnx --ep OpenVINOExecutionProvider --on-miss background
   epcachectl get model.onnx --ep OpenVINOExecutionProvider -- python3 serve.py --model={}`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			models := args
@@ -76,7 +91,8 @@ prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFoun
 	}
 	g.request.addFlags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&g.onMiss, "on-miss", "wait", "wait, fail, refresh or bypass")
+	f.StringVar(&g.onMiss, "on-miss", "wait", "wait, background, fail, refresh or bypass")
+	f.BoolVar(&g.keep, "keep-going", false, "finish the compile though this call is interrupted")
 	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
 	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
 	f.BoolVarP(&g.dryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
@@ -132,10 +148,12 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 		return wire.OnMiss_REFRESH, nil
 	case "bypass":
 		return wire.OnMiss_BYPASS, nil
-	case "background", "claim":
-		return 0, usageError{&hintedError{fmt.Errorf("get: --on-miss %s is not supported yet", g.onMiss), "use wait, fail, refresh or bypass"}}
+	case "background":
+		return wire.OnMiss_BACKGROUND, nil
+	case "claim":
+		return 0, usageError{&hintedError{errors.New("get: --on-miss claim is not supported yet"), "use wait, background, fail, refresh or bypass"}}
 	}
-	return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, fail, refresh or bypass", g.onMiss)}
+	return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, background, fail, refresh or bypass", g.onMiss)}
 }
 
 // acquireAll asks for all models at once, and answers in their order.
@@ -171,7 +189,7 @@ func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, 
 		return result
 	}
 	defer closeExtra(files)
-	message.OnMiss = onMiss
+	message.OnMiss, message.KeepGoing = onMiss, g.keep
 	start := time.Now()
 	ask := func(c *unixsock.Client) error {
 		result.reply, result.view, err = c.Acquire(ctx, message, files, func(_ int, location string) (*os.File, error) { return m.external(location) }, func(p *wire.Progress) { show.phase(path, p) })
@@ -237,8 +255,13 @@ func (r *got) line(dryRun bool) string {
 		return "would compile " + path
 	}
 	a := r.reply
-	if a.GetOutcome() == "passthrough" {
+	switch {
+	case a.GetOutcome() == "passthrough":
 		return fmt.Sprintf("passthrough %s: it is compiled already; load it as it is", path)
+	case r.queued():
+		return fmt.Sprintf("queued %s: job %s", path, orDash(a.GetJob()))
+	case r.job != nil:
+		return "compiled " + path + ": " + jobResultLine(r.job)
 	}
 	var size int64
 	for _, f := range a.GetFiles() {
@@ -265,6 +288,9 @@ func closeViews(results []got) {
 
 // filePath gives the path of a file of a view, for this process and those that inherit the descriptor.
 func (r *got) filePath(name string) (string, error) {
+	if r.queued() {
+		return "", r.errQueued()
+	}
 	if r.view == nil {
 		return "", errors.New("the daemon sent no descriptor of the view")
 	}

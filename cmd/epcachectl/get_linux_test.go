@@ -101,7 +101,6 @@ func TestGetUsage(t *testing.T) {
 		"level":                 {[]string{"m", ep, "--optimization-level", "9"}, "--optimization-level"},
 		"store":                 {[]string{"m", ep, "--store", "mine"}, "--store"},
 		"on-miss":               {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
-		"background":            {[]string{"m", ep, "--on-miss", "background"}, "not supported yet"},
 		"claim":                 {[]string{"m", ep, "--on-miss", "claim"}, "not supported yet"},
 		"share":                 {[]string{"m", ep, "--share"}, "not supported yet"},
 		"unknown flag":          {[]string{"m", ep, "--frobnicate"}, "frobnicate"},

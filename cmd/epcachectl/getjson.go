@@ -26,6 +26,7 @@ type getResult struct {
 	CompileSeconds       float64                      `json:"compile_seconds"`
 	ElapsedSeconds       float64                      `json:"elapsed_seconds"`
 	Why                  string                       `json:"why"`
+	Job                  string                       `json:"job,omitempty"` // of "queued"
 	Warnings             []string                     `json:"warnings,omitempty"`
 	DryRun               bool                         `json:"dry_run,omitempty"` // with -n: nothing was done
 }
@@ -69,6 +70,12 @@ func (r *got) json(dryRun bool) any {
 	for ep, options := range a.GetProviderOptions() {
 		out.ProviderOptions[ep] = make(map[string]string)
 		maps.Copy(out.ProviderOptions[ep], options.GetEntries())
+	}
+	switch {
+	case r.queued():
+		out.Outcome, out.Job = "queued", a.GetJob()
+	case r.job != nil: // it was queued, and has ended since
+		out.Outcome, out.Build, out.Job = "compiled", r.job.GetBuild(), r.job.GetId()
 	}
 	maps.Copy(out.SessionOptions, a.GetSessionOptions())
 	if level := a.GetGraphOptimizationLevel(); level != "" {

@@ -50,6 +50,9 @@ func (g *getCall) copyOut(ctx context.Context, results []got) error {
 }
 
 func (g *getCall) planOut(r *got) ([]copied, error) {
+	if r.queued() {
+		return nil, r.errQueued()
+	}
 	if r.view == nil {
 		return nil, &hintedError{errors.New("there is nothing to copy, it is compiled already"), "copy the model and the files beside it"}
 	}

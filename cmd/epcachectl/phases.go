@@ -8,8 +8,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// phases shows how far the models of a call are: on a terminal one line, renewed several times a second; else
-// nothing, or with --progress a line for each change of phase.
+// phases shows how far the models of a call are: on a terminal a line with a bar for each, renewed several times a
+// second; else nothing, or with --progress a line for each change of phase.
 type phases struct {
 	print *printer
 	plain bool
@@ -18,15 +18,20 @@ type phases struct {
 
 	mu       sync.Mutex
 	finished int
-	current  string // the model that reported last
-	last     *wire.Progress
-	lastOf   map[string]string // model -> phase that was printed
+	running  []*running // in the order in which they were first heard of
 	stop     chan struct{}
 	stopped  sync.WaitGroup
 }
 
+// running is a model that is not done.
+type running struct {
+	name string
+	last *wire.Progress
+	at   time.Time
+}
+
 func newPhases(p *printer, plain bool, total int) *phases {
-	s := &phases{print: p, plain: plain, total: total, start: time.Now(), lastOf: make(map[string]string), stop: make(chan struct{})}
+	s := &phases{print: p, plain: plain, total: total, start: time.Now(), stop: make(chan struct{})}
 	if p.terminal && !plain {
 		s.stopped.Go(s.renew)
 	}
@@ -41,50 +46,93 @@ func (s *phases) renew() {
 		case <-s.stop:
 			return
 		case <-tick.C:
-			s.mu.Lock()
-			text := s.text()
-			s.mu.Unlock()
-			s.print.progress("%s", text)
+			s.print.progress(s.lines(time.Now()))
 		}
 	}
 }
 
-func (s *phases) phase(path string, p *wire.Progress) {
+func (s *phases) phase(name string, p *wire.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.current, s.last = path, p
-	if s.plain && s.lastOf[path] != p.GetPhase() {
-		s.lastOf[path] = p.GetPhase()
-		fmt.Fprintf(s.print.err, "epcachectl: %s %s%s\n", printable(p.GetPhase()), printable(path), detail(p))
+	r := s.find(name)
+	if r == nil {
+		r = &running{name: name}
+		s.running = append(s.running, r)
 	}
+	if s.plain && r.last.GetPhase() != p.GetPhase() {
+		fmt.Fprintf(s.print.err, "epcachectl: %s %s%s\n", printable(p.GetPhase()), printable(name), told(p))
+	}
+	r.last, r.at = p, time.Now()
+}
+
+func (s *phases) find(name string) *running {
+	for _, r := range s.running {
+		if r.name == name {
+			return r
+		}
+	}
+	return nil
+}
+
+// told is what a line that stays says of a phase that begins.
+func told(p *wire.Progress) string {
+	text := ""
+	if more := detail(p); more != "" {
+		text = " " + more
+	}
+	if usual := estimated(p); usual > 0 {
+		text += ", about " + whole(usual) + " in all"
+	}
+	return text
 }
 
 func detail(p *wire.Progress) string {
+	text := ""
 	switch {
 	case p.GetTotalBytes() > 0:
-		return fmt.Sprintf(" (%s of %s)", byteSize(p.GetDoneBytes()), byteSize(p.GetTotalBytes()))
+		text = byteSize(p.GetDoneBytes()) + " of " + byteSize(p.GetTotalBytes())
 	case p.GetDetail() != "":
-		return " (" + printable(p.GetDetail()) + ")"
+		text = printable(p.GetDetail())
 	}
-	return ""
+	if n := p.GetWaiting(); n > 1 {
+		if text != "" {
+			text += ", "
+		}
+		text += fmt.Sprintf("%d wait for it", n)
+	}
+	if text == "" {
+		return ""
+	}
+	return "(" + text + ")"
 }
 
-func (s *phases) done(string) {
+func (s *phases) done(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.finished++
+	for i, r := range s.running {
+		if r.name == name {
+			s.running = append(s.running[:i], s.running[i+1:]...)
+			return
+		}
+	}
 }
 
-func (s *phases) text() string {
-	text := "asking"
-	if s.last != nil {
-		text = printable(s.last.GetPhase()) + " " + printable(s.current) + detail(s.last)
+// lines is what stands on the terminal.
+func (s *phases) lines(now time.Time) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var lines []string
+	for _, r := range s.running {
+		lines = append(lines, bar(r.name, r.last, now.Sub(r.at)))
 	}
-	text += fmt.Sprintf("  %ds", int(time.Since(s.start).Seconds()))
+	if len(lines) == 0 {
+		lines = append(lines, "asking  "+whole(now.Sub(s.start)))
+	}
 	if s.total > 1 {
-		text = fmt.Sprintf("%d of %d done, %s", s.finished, s.total, text)
+		lines = append(lines, fmt.Sprintf("%d of %d done  %s", s.finished, s.total, whole(now.Sub(s.start))))
 	}
-	return text
+	return lines
 }
 
 func (s *phases) end() {

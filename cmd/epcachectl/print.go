@@ -24,14 +24,24 @@ import (
 type printer struct {
 	out, err io.Writer
 
-	mu       sync.Mutex // guards the progress line
+	mu       sync.Mutex // guards the progress lines
 	terminal bool
-	shown    bool // a progress line stands on the terminal
+	width    func() int // of the terminal, in characters
+	shown    int        // progress lines that stand on the terminal
 }
 
 func newPrinter(out, err io.Writer) *printer {
 	f, ok := err.(*os.File)
-	return &printer{out: out, err: err, terminal: ok && term.IsTerminal(int(f.Fd()))}
+	p := &printer{out: out, err: err, terminal: ok && term.IsTerminal(int(f.Fd()))}
+	p.width = func() int {
+		if ok {
+			if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+				return width
+			}
+		}
+		return 80
+	}
+	return p
 }
 
 // failure prints an error with the hints that it carries.
@@ -106,23 +116,50 @@ func (p *printer) table(rows [][]string) error {
 	return w.Flush()
 }
 
-// progress replaces the one line that tells a person what is going on. Scripts see nothing.
-func (p *printer) progress(format string, args ...any) {
+// progress replaces the lines that tell a person what is going on. Scripts see nothing.
+func (p *printer) progress(lines []string) {
 	if !p.terminal {
 		return
 	}
+	width := p.width()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.shown = true
-	fmt.Fprintf(p.err, "\r\x1b[K"+format, args...)
+	text := p.erased()
+	for i, line := range lines {
+		if i > 0 {
+			text += "\n"
+		}
+		text += cutTo(line, width-1) // one that wraps would be two to erase
+	}
+	p.shown = len(lines)
+	fmt.Fprint(p.err, text)
+}
+
+func cutTo(line string, width int) string {
+	if runes := []rune(line); len(runes) > width {
+		return string(runes[:max(0, width)])
+	}
+	return line
+}
+
+// erased is what takes the progress lines from the terminal. The cursor stands in the last of them.
+func (p *printer) erased() string {
+	if p.shown == 0 {
+		return ""
+	}
+	text := "\r\x1b[K"
+	for range p.shown - 1 {
+		text += "\x1b[1A\x1b[K"
+	}
+	p.shown = 0
+	return text
 }
 
 func (p *printer) clear() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shown {
-		fmt.Fprint(p.err, "\r\x1b[K")
-		p.shown = false
+	if p.shown > 0 {
+		fmt.Fprint(p.err, p.erased())
 	}
 }
 

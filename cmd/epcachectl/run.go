@@ -92,7 +92,7 @@ Every verb has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage
 		}
 		return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
 	})
-	root.AddCommand(a.getCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
+	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
 		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand())
 	return root
 }

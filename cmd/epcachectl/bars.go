@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// barCells is how many characters a bar has.
+const barCells = 20
+
+// bar tells in a line how far one model is, age after it was last reported: a bar where there is something to measure
+// by, which is bytes, or how long such compiles took before.
+func bar(name string, p *wire.Progress, age time.Duration) string {
+	text := fmt.Sprintf("%-9s  %s", printable(p.GetPhase()), printable(name))
+	if part, known := portion(p, age); known {
+		full := int(part * barCells)
+		text += "  [" + strings.Repeat("#", full) + strings.Repeat(".", barCells-full) + "]"
+	}
+	text += "  " + tookOf(p, age)
+	if more := detail(p); more != "" {
+		text += " " + more
+	}
+	return text
+}
+
+// portion is how much is done. An estimate never fills the bar: only the end does.
+func portion(p *wire.Progress, age time.Duration) (float64, bool) {
+	switch {
+	case p.GetTotalBytes() > 0:
+		return min(max(float64(p.GetDoneBytes())/float64(p.GetTotalBytes()), 0), 1), true
+	case p.GetEstimateMs() > 0:
+		return min(float64(elapsed(p, age))/float64(estimated(p)), 0.95), true
+	}
+	return 0, false
+}
+
+func elapsed(p *wire.Progress, age time.Duration) time.Duration {
+	return max(0, time.Duration(p.GetElapsedMs())*time.Millisecond+age)
+}
+
+func estimated(p *wire.Progress) time.Duration {
+	return time.Duration(p.GetEstimateMs()) * time.Millisecond
+}
+
+func tookOf(p *wire.Progress, age time.Duration) string {
+	took, usual := elapsed(p, age), estimated(p)
+	switch {
+	case usual <= 0:
+		return whole(took)
+	case took > usual:
+		return whole(took) + ", usually " + whole(usual)
+	}
+	return whole(took) + " of about " + whole(usual)
+}
+
+// whole spells a time for somebody who watches it pass.
+func whole(d time.Duration) string {
+	return (d + time.Second/2).Truncate(time.Second).String()
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func TestBar(t *testing.T) {
+	cases := map[string]struct {
+		p    *wire.Progress
+		age  time.Duration
+		want string
+	}{
+		"nothing to measure by":    {&wire.Progress{Phase: "compiling", ElapsedMs: 3000}, 2 * time.Second, "compiling  m  5s"},
+		"estimate":                 {&wire.Progress{Phase: "compiling", ElapsedMs: 10_000, EstimateMs: 40_000}, 0, "compiling  m  [#####...............]  10s of about 40s"},
+		"age counts":               {&wire.Progress{Phase: "compiling", ElapsedMs: 10_000, EstimateMs: 40_000}, 10 * time.Second, "compiling  m  [##########..........]  20s of about 40s"},
+		"longer than usual":        {&wire.Progress{Phase: "compiling", ElapsedMs: 90_000, EstimateMs: 40_000}, 0, "compiling  m  [###################.]  1m30s, usually 40s"},
+		"bytes":                    {&wire.Progress{Phase: "reading", DoneBytes: 512, TotalBytes: 1024}, 0, "reading    m  [##########..........]  0s (512 B of 1.0 KiB)"},
+		"bytes beyond the end":     {&wire.Progress{Phase: "reading", DoneBytes: 4096, TotalBytes: 1024}, 0, "reading    m  [####################]  0s (4.0 KiB of 1.0 KiB)"},
+		"negative bytes":           {&wire.Progress{Phase: "reading", DoneBytes: -4096, TotalBytes: 1024}, 0, "reading    m  [....................]  0s (-4096 B of 1.0 KiB)"},
+		"time that runs backwards": {&wire.Progress{Phase: "compiling", ElapsedMs: -5000, EstimateMs: 1000}, 0, "compiling  m  [....................]  0s of about 1s"},
+		"others wait":              {&wire.Progress{Phase: "queued", Waiting: 3, Detail: "2 before it"}, 0, "queued     m  0s (2 before it, 3 wait for it)"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, bar("m", tc.p, tc.age)) })
+	}
+}
+
+// What stands on the terminal is taken away before anything else is printed, line by line.
+func TestProgressOnATerminal(t *testing.T) {
+	var out, err bytes.Buffer
+	p := &printer{out: &out, err: &err, terminal: true, width: func() int { return 12 }}
+	p.progress([]string{"one", "a line that is too long"})
+	require.Equal(t, "one\na line that", err.String())
+	err.Reset()
+	p.progress([]string{"three"})
+	require.Equal(t, "\r\x1b[K\x1b[1A\x1b[Kthree", err.String())
+	err.Reset()
+	p.line("result")
+	require.Equal(t, "\r\x1b[K", err.String())
+	require.Equal(t, "result\n", out.String())
+	err.Reset()
+	p.clear()
+	require.Empty(t, err.String(), "nothing is left")
+}
+
+func TestLinesOfPhases(t *testing.T) {
+	s := &phases{print: &printer{}, total: 3, start: time.Now()}
+	require.Len(t, s.lines(s.start), 2)
+	require.Equal(t, "asking  0s", s.lines(s.start)[0])
+	s.phase("a", &wire.Progress{Phase: "reading"})
+	s.phase("b", &wire.Progress{Phase: "compiling"})
+	s.phase("a", &wire.Progress{Phase: "compiling"})
+	lines := s.lines(s.start)
+	require.Equal(t, "compiling  a  0s", lines[0], "each model keeps its place")
+	require.Equal(t, "compiling  b  0s", lines[1])
+	require.Equal(t, "0 of 3 done  0s", lines[2])
+	s.done("a")
+	lines = s.lines(s.start)
+	require.Len(t, lines, 2)
+	require.Equal(t, "1 of 3 done  0s", lines[1])
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func (a *app) jobsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "jobs [follow|cancel|retry]",
+		Short: "list compiles, and remembered failures",
+		Long: `jobs prints the compiles that wait or run, in the order in which they will: state, phase, time since it was queued,
+how long such a compile usually takes, and how many requests wait for it ("-" is a compile in the background). Below stand the
+failures that are remembered, with the reason and when a request may try again: until then, whoever asks is told at once.
+
+Each shows what the caller may see. --json prints an object with the lists "jobs" and "failures".` +
+			statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+		Example: `  epcachectl jobs
+  epcachectl jobs follow 4f1c
+  epcachectl jobs cancel --all
+  epcachectl jobs retry mobilenet.onnx`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				reply, err := c.Jobs(ctx)
+				if err != nil {
+					return err
+				}
+				return a.printJobs(reply)
+			})
+		},
+	}
+	cmd.AddCommand(a.jobsFollowCommand(), a.jobsCancelCommand(), a.jobsRetryCommand())
+	return cmd
+}
+
+func (a *app) printJobs(reply *wire.JobsReply) error {
+	if a.json {
+		return a.print.json(jobsOf(reply))
+	}
+	if err := a.print.jobs(reply.GetJobs()); err != nil {
+		return err
+	}
+	if len(reply.GetJobs()) > 0 && len(reply.GetFailures()) > 0 {
+		a.print.line("")
+	}
+	return a.print.failures(reply.GetFailures(), time.Now())
+}
+
+// jobs prints a table; nothing where there are none.
+func (p *printer) jobs(jobs []*wire.Job) error {
+	if len(jobs) == 0 {
+		return nil
+	}
+	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL", "EP", "WHY"}}
+	for _, j := range jobs {
+		rows = append(rows, []string{
+			orDash(j.GetId()), orDash(j.GetState()), orDash(j.GetPhase()), whole(milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
+			waitingOf(j), modelOf(j), orDash(j.GetEp()), orDash(j.GetWhy()),
+		})
+	}
+	return p.table(rows)
+}
+
+func milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
+
+func usually(estimateMs int64) string {
+	if estimateMs <= 0 {
+		return "-"
+	}
+	return whole(milliseconds(estimateMs))
+}
+
+func waitingOf(j *wire.Job) string {
+	if j.GetWaiting() == 0 {
+		return "-"
+	}
+	return strconv.FormatUint(uint64(j.GetWaiting()), 10)
+}
+
+func modelOf(j *wire.Job) string {
+	name := j.GetModelName()
+	if name == "" {
+		name = short(j.GetModelDigest())
+	}
+	name = orDash(name)
+	if n := j.GetModels(); n > 1 {
+		name += fmt.Sprintf(" and %d more", n-1)
+	}
+	return name
+}
+
+// failures prints a table, each with the compiler's last words in a line below it.
+func (p *printer) failures(failures []*wire.Failure, now time.Time) error {
+	for i, f := range failures {
+		if i > 0 {
+			p.line("")
+		}
+		name := f.GetModelName()
+		if name == "" {
+			name = short(f.GetModelDigest())
+		}
+		p.line("failed %s: %s, %s, %s", orDash(name), orDash(f.GetEp()), orDash(f.GetReason()), times(f))
+		if f.GetText() != "" {
+			p.line("  %s", printable(ending(oneLine(f.GetText()))))
+		}
+		p.line("  %s", retryOf(f, now))
+	}
+	return nil
+}
+
+// oneLine keeps what a compiler said in lines to one.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+func times(f *wire.Failure) string {
+	if f.GetCount() <= 1 {
+		return timeOf(f.GetLastMs())
+	}
+	return fmt.Sprintf("%d times, the last %s", f.GetCount(), timeOf(f.GetLastMs()))
+}
+
+func retryOf(f *wire.Failure, now time.Time) string {
+	ways := "epcachectl jobs retry " + orDash(short(f.GetBuild()))
+	at := time.UnixMilli(f.GetRetryMs())
+	switch {
+	case f.GetRetryMs() == 0:
+		return "tried again when something changes, or after: " + ways
+	case !at.After(now):
+		return "tried again by the next request"
+	}
+	return fmt.Sprintf("tried again by a request in %s, or after: %s", whole(at.Sub(now)), ways)
+}

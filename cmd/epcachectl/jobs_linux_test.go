@@ -1,0 +1,119 @@
+package main
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func someJobs() []*wire.Job {
+	return []*wire.Job{
+		{Id: "j1", State: "running", Phase: "compiling", ModelName: "det.onnx", Ep: "A", ElapsedMs: 12_400, EstimateMs: 30_000, Waiting: 2, Why: "asked for"},
+		{Id: "j2", State: "queued", Phase: "queued", ModelDigest: "0123456789abcdef", Ep: "B", Background: true, Models: 3},
+	}
+}
+
+func TestJobs(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	require.Equal(t, result{exitDone, "", ""}, call(t, "jobs"), "nothing to tell")
+	b.set(func() {
+		b.jobs = someJobs()
+		b.failures = []*wire.Failure{{Build: "fedcba9876543210", ModelName: "bad.onnx", Ep: "A", Reason: "crash", Text: "signal 11\nSegmentation fault", Count: 3,
+			LastMs: 1, RetryMs: time.Now().Add(10*time.Minute + time.Second/2).UnixMilli()}}
+	})
+	r := call(t, "jobs")
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, `JOB  STATE    PHASE      ELAPSED  USUALLY  WAITING  MODEL                    EP  WHY
+j1   running  compiling  12s      30s      2        det.onnx                 A   asked for
+j2   queued   queued     0s       -        -        0123456789ab and 2 more  B   -
+
+failed bad.onnx: A, crash, 3 times, the last `+timeOf(1)+`
+  signal 11 Segmentation fault
+  tried again by a request in 10m0s, or after: epcachectl jobs retry fedcba987654
+`, r.out)
+
+	var out jobsResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "jobs", "--json").out), &out))
+	require.Equal(t, "j1", out.Jobs[0].ID)
+	require.InDelta(t, 30, out.Jobs[0].UsuallySeconds, 0)
+	require.Equal(t, "crash", out.Failures[0].Reason)
+}
+
+func TestWhenFailuresAreTriedAgain(t *testing.T) {
+	now := time.UnixMilli(1_000_000)
+	for at, says := range map[int64]string{0: "when something changes", 999_000: "by the next request", 1_090_000: "in 1m30s"} {
+		require.Contains(t, retryOf(&wire.Failure{RetryMs: at}, now), says)
+	}
+}
+
+func TestJobsFollow(t *testing.T) {
+	failed := &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "compiler crashed (SIGSEGV)", Hint: "another precision may do"}
+	cases := map[string]struct {
+		job  *wire.Job
+		code int
+		out  string
+		err  string
+	}{
+		"done": {&wire.Job{State: "done", ModelName: "det.onnx", Ep: "A", Build: "0123456789abcdef", ElapsedMs: 2500}, exitDone,
+			"done det.onnx: A build 0123456789ab in 2.5s\n", ""},
+		"failed": {&wire.Job{State: "failed", ModelName: "det.onnx", Error: failed}, exitFailed, "",
+			"epcachectl: compile \"det.onnx\": compiler crashed (SIGSEGV)\nepcachectl: hint: another precision may do\n"},
+		"cancelled":       {&wire.Job{State: "cancelled", ModelName: "det.onnx"}, exitFailed, "", "epcachectl: compile \"det.onnx\": it was cancelled\n"},
+		"of no known end": {&wire.Job{State: "lost", ModelName: "det.onnx"}, exitFailed, "", "epcachectl: compile \"det.onnx\": job j is lost\n"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := newStandIn(t)
+			tc.job.Id = "j"
+			b.jobs = []*wire.Job{tc.job}
+			b.serve()
+			phase := "epcachectl: compiling j, about 3s in all\n"
+			require.Equal(t, result{tc.code, tc.out, phase + tc.err}, call(t, "jobs", "follow", "j"))
+
+			r := call(t, "jobs", "follow", "j", "--json")
+			require.Equal(t, tc.code, r.code)
+			var out jobResult
+			require.NoError(t, json.Unmarshal([]byte(r.out), &out))
+			require.Equal(t, tc.job.GetState(), out.State)
+			require.Empty(t, r.err, "a script reads the result")
+		})
+	}
+	t.Run("no such job", func(t *testing.T) {
+		newStandIn(t).serve()
+		require.Equal(t, result{exitNotFound, "", "epcachectl: follow \"j\": no such job\n"}, call(t, "jobs", "follow", "j"))
+	})
+}
+
+func TestJobsCancelAndRetry(t *testing.T) {
+	b := newStandIn(t)
+	b.jobs = someJobs()
+	b.failures = []*wire.Failure{{Build: "fedcba", ModelName: "bad.onnx", Ep: "A", Reason: "timeout"}, {Build: "abcdef", ModelName: "worse.onnx", Ep: "A", Reason: "crash"}}
+	b.serve()
+	require.Equal(t, "would cancel 0123456789ab and 2 more: B, job j2\n", call(t, "jobs", "cancel", "j2", "-n").out)
+	require.Equal(t, "would forget bad.onnx: A, timeout\n", call(t, "jobs", "retry", "fed", "-n").out)
+	require.Equal(t, "would forget worse.onnx: A, crash\n", call(t, "jobs", "retry", "worse.onnx", "-n").out)
+	require.Equal(t, "would cancel nothing\n", call(t, "jobs", "cancel", "j", "-n").out, "an id is whole")
+	require.Empty(t, b.changed())
+
+	require.Contains(t, call(t, "jobs", "cancel", "j1", "j2").out, "cancelled det.onnx: A, job j1\n")
+	require.Contains(t, call(t, "jobs", "retry", "fedcba").out, "forgot bad.onnx: A, timeout\n")
+	require.Equal(t, exitDone, call(t, "jobs", "cancel", "--all").code)
+	require.Equal(t, exitDone, call(t, "jobs", "retry", "--all", "--json").code)
+	require.Equal(t, []string{"cancel j1 j2", "retry fedcba", "cancel all", "retry all"}, b.changed())
+	for _, args := range [][]string{{"cancel"}, {"retry"}, {"cancel", "--all", "j1"}, {"retry", "--all", "x"}, {"follow"}, {"list"}} {
+		require.Equal(t, exitUsage, call(t, append([]string{"jobs"}, args...)...).code, args)
+	}
+}
+
+func TestJobsNotAllowed(t *testing.T) {
+	b := newStandIn(t)
+	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "job j1 is another user's"}
+	b.serve()
+	require.Equal(t, result{exitNotAllowed, "", "epcachectl: job j1 is another user's\n"}, call(t, "jobs", "cancel", "j1"))
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func (a *app) jobsCancelCommand() *cobra.Command {
+	var all, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "cancel JOB... | cancel --all",
+		Short: "end compiles",
+		Long: `cancel ends compiles: whoever waits for one is told that it was cancelled, and the next request compiles. Everybody may
+end what they asked for, administrators any. --all ends all that the caller may end. With -n it prints what would be
+ended.` + statusHelp(askingCodes...),
+		Example: `  epcachectl jobs cancel 4f1c
+  epcachectl jobs cancel --all -n`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return usageError{&hintedError{errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"}}
+			}
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				if !dryRun {
+					reply, err := c.CancelJobs(ctx, &wire.CancelJobs{Jobs: args, All: all})
+					return a.printEnded(reply, "cancelled", false, err)
+				}
+				reply, err := c.Jobs(ctx)
+				chosen := &wire.JobsReply{}
+				for _, j := range reply.GetJobs() {
+					if all || slices.Contains(args, j.GetId()) {
+						chosen.Jobs = append(chosen.Jobs, j)
+					}
+				}
+				return a.printEnded(chosen, "would cancel", true, err)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "end all of them")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "end nothing, print what would be")
+	return cmd
+}
+
+func (a *app) jobsRetryCommand() *cobra.Command {
+	var all, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "retry ENTRY|MODEL... | retry --all",
+		Short: "forget failures, so that they are tried again",
+		Long: `retry has the daemon forget that compiles failed: the next request for one compiles again, and is not answered with what is
+remembered. ENTRY is as for show, and a model's file or name stands for all that failed of it. With -n it prints what would be
+forgotten.` + statusHelp(askingCodes...),
+		Example: `  epcachectl jobs retry mobilenet.onnx
+  epcachectl jobs retry --all`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return usageError{&hintedError{errors.New("jobs retry: name entries, or give --all"), "see what failed: epcachectl jobs"}}
+			}
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				entries, err := entriesOf(ctx, args)
+				if err != nil {
+					return err
+				}
+				if !dryRun {
+					reply, err := c.RetryJobs(ctx, &wire.RetryJobs{Entries: entries, All: all})
+					return a.printEnded(reply, "forgot", false, err)
+				}
+				reply, err := c.Jobs(ctx)
+				chosen := &wire.JobsReply{}
+				for _, f := range reply.GetFailures() {
+					if all || slices.ContainsFunc(entries, func(entry string) bool { return isOf(f, entry) }) {
+						chosen.Failures = append(chosen.Failures, f)
+					}
+				}
+				return a.printEnded(chosen, "would forget", true, err)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "forget all of them")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "forget nothing, print what would be")
+	return cmd
+}
+
+// isOf tells whether the entry's name means the failure, as the daemon would.
+func isOf(f *wire.Failure, entry string) bool {
+	for _, key := range []string{f.GetBuild(), f.GetRequestKey(), f.GetModelDigest()} {
+		if entry != "" && strings.HasPrefix(key, entry) {
+			return true
+		}
+	}
+	return entry == f.GetModelName()
+}
+
+// printEnded prints the jobs and failures that a change was about.
+func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err error) error {
+	if err != nil {
+		return err
+	}
+	if a.json {
+		out := jobsOf(reply)
+		out.DryRun = dryRun
+		return a.print.json(out)
+	}
+	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
+		a.print.line("%s nothing", did)
+	}
+	for _, j := range reply.GetJobs() {
+		a.print.line("%s %s: %s, job %s", did, modelOf(j), orDash(j.GetEp()), orDash(j.GetId()))
+	}
+	for _, f := range reply.GetFailures() {
+		a.print.line("%s %s: %s, %s", did, orDash(f.GetModelName()), orDash(f.GetEp()), orDash(f.GetReason()))
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func (a *app) jobsFollowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "follow JOB",
+		Short: "wait for a compile, and show how far it is",
+		Long: `follow waits for the end of a compile and prints it. Meanwhile it shows how far the compile is: on a terminal with
+a bar, elsewhere with a line for each phase, to standard error. Who follows does not keep the compile going: it ends when all
+who asked for it have gone, unless it runs in the background.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed) + `
+Failed means that the compile did, or was cancelled.`,
+		Example: "  epcachectl jobs follow 4f1c",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				show := newPhases(a.print, !a.print.terminal && !a.json, 1)
+				job, err := c.Follow(ctx, &wire.Follow{Job: args[0]}, func(p *wire.Progress) { show.phase(args[0], p) })
+				show.end()
+				if err != nil {
+					return verbError{"follow", args[0], err}
+				}
+				return a.printEnd(job)
+			})
+		},
+	}
+}
+
+// printEnd tells how a job ended; a failure is the call's.
+func (a *app) printEnd(job *wire.Job) error {
+	failed := jobError(job)
+	if a.json {
+		if err := a.print.json(jobOf(job)); err != nil || failed == nil {
+			return err
+		}
+		return exitError(exitCode(failed))
+	}
+	if failed != nil {
+		return verbError{"compile", jobName(job), failed}
+	}
+	a.print.line("%s", jobLine(job))
+	return nil
+}
+
+// jobError is what a job ended with, nil if it is done.
+func jobError(job *wire.Job) error {
+	if e := job.GetError(); e != nil {
+		return &unixsock.Error{Class: e.GetClass(), Text: e.GetText(), Hint: e.GetHint(), Facts: e.GetFacts()}
+	}
+	switch job.GetState() {
+	case "done":
+		return nil
+	case "cancelled":
+		return &unixsock.Error{Class: wire.ErrorClass_CANCELLED, Text: "it was cancelled"}
+	}
+	return fmt.Errorf("job %s is %s", printable(job.GetId()), orDash(job.GetState()))
+}
+
+func jobName(job *wire.Job) string {
+	if job.GetModelName() != "" {
+		return job.GetModelName()
+	}
+	return job.GetId()
+}
+
+func jobLine(job *wire.Job) string {
+	return fmt.Sprintf("%s %s: %s", orDash(job.GetState()), modelOf(job), jobResultLine(job))
+}
+
+func jobResultLine(job *wire.Job) string {
+	return fmt.Sprintf("%s build %s in %s", orDash(job.GetEp()), orDash(short(job.GetBuild())), seconds(milliseconds(job.GetElapsedMs()).Seconds()))
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// mostAsks bounds how often warm asks for one model again whose job is gone when it is to be followed.
+const mostAsks = 3
+
+func (a *app) warmCommand() *cobra.Command {
+	g := &getCall{app: a, onMiss: "background"}
+	var follow bool
+	cmd := &cobra.Command{
+		Use:   "warm MODEL|DIR... --ep EP[:DEVICE]... [flags]",
+		Short: "have models compiled in the background",
+		Long: `warm asks for the compiled form of each MODEL, and of each *.onnx file in DIR and the folders below it, and does not
+wait: what is not there is compiled in the background, after what somebody waits for. It is what an installer calls. The
+compiles go on when this program has ended; epcachectl jobs shows them.
+
+With --follow it waits for all of them, shows how far they are, and prints how each ended. To interrupt it ends none of
+them. The flags are those of get. With -n nothing is compiled; it prints what would be.` +
+			statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed) + `
+Done means that all are there or queued, with --follow that all are there.`,
+		Example: `  epcachectl warm models/ --ep OpenVINOExecutionProvider:CPU
+  epcachectl warm det.onnx rec.onnx --ep QNNExecutionProvider --option soc_model=60 --follow`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{&hintedError{errors.New("warm: no model"), "epcachectl warm MODEL --ep EP"}}
+			}
+			onMiss, err := g.check(args)
+			if err != nil {
+				return err
+			}
+			models, err := modelsBelow(args)
+			if err != nil {
+				return err
+			}
+			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				results := g.acquireAll(ctx, c, models, onMiss)
+				closeViews(results)
+				if follow && !g.dryRun {
+					g.followAll(ctx, c, results)
+				}
+				return g.report(results)
+			})
+		},
+	}
+	g.request.addFlags(cmd)
+	f := cmd.Flags()
+	f.BoolVarP(&follow, "follow", "f", false, "wait for all of them, and show how far they are")
+	f.BoolVarP(&g.dryRun, "dry-run", "n", false, "compile nothing, print what would be")
+	f.BoolVar(&g.progress, "progress", false, "print each phase on a line of its own to standard error")
+	return cmd
+}
+
+// modelsBelow replaces folders by the models in them. What a compile has written there is no model.
+func modelsBelow(args []string) ([]string, error) {
+	var models []string
+	for _, arg := range args {
+		info, err := os.Stat(arg)
+		if err != nil || !info.IsDir() {
+			models = append(models, arg) // what is wrong with it shows when it is opened
+			continue
+		}
+		before := len(models)
+		err = filepath.WalkDir(arg, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".onnx") && !strings.HasSuffix(path, "_ctx.onnx") {
+				models = append(models, path)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, verbError{"warm", arg, plainPathError(err)}
+		}
+		if len(models) == before {
+			return nil, verbError{"warm", arg, &hintedError{fmt.Errorf("no *.onnx file is in it: %w", fs.ErrNotExist), "name the models themselves if they are called otherwise"}}
+		}
+	}
+	return models, nil
+}
+
+// followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.
+func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, results []got) {
+	show := newPhases(g.app.print, g.progress || !g.app.print.terminal && !g.app.json, len(results))
+	defer show.end()
+	places := make(chan struct{}, atOnce)
+	var all sync.WaitGroup
+	for i := range results {
+		r := &results[i]
+		if r.err != nil || r.reply.GetJob() == "" {
+			show.done(r.path)
+			continue
+		}
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			defer show.done(r.path)
+			g.follow(ctx, c, r, show)
+		})
+	}
+	all.Wait()
+}
+
+// follow waits for one job. A job that is not known any more has ended, or went with a daemon that was restarted: asking
+// again tells.
+func (g *getCall) follow(ctx context.Context, c *unixsock.Client, r *got, show *phases) {
+	for range mostAsks {
+		job, err := c.Follow(ctx, &wire.Follow{Job: r.reply.GetJob()}, func(p *wire.Progress) { show.phase(r.path, p) })
+		if err == nil {
+			r.job = job
+			if failed := jobError(job); failed != nil {
+				r.err = verbError{"compile", r.path, failed}
+			}
+			return
+		}
+		if !errors.Is(err, unixsock.ErrNotFound) {
+			r.err = verbError{"follow", r.path, err}
+			return
+		}
+		*r = g.acquire(ctx, c, r.path, wire.OnMiss_BACKGROUND, show)
+		closeViews([]got{*r})
+		if r.err != nil || r.reply.GetJob() == "" {
+			return
+		}
+	}
+	r.err = verbError{"follow", r.path, errors.New("its job is gone as often as it is asked for; see epcachectl jobs")}
+}
