@@ -131,6 +131,11 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 		}
 		c.index.Count("misses", 1)
 	}
+	if r.OnMiss == Fail {
+		if f := c.failedBefore(r, id, p, rc); f != nil {
+			found.why = f.said()
+		}
+	}
 	if err := c.mayCompile(r, p, rc, &found); err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *pl
 		return nil, fail(BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", r.Name).
 			hint("ask with on_miss wait")
 	}
-	f, first, err := c.flights.send(key, c.asking(r, nil), func() (runner, error) { return c.newJob(r, p, rc, scope) })
+	f, first, err := c.flights.send(key, c.asking(r, nil), c.begin(r, id, p, rc, scope))
 	if err != nil {
 		return nil, flightError(ctx, r, err)
 	}

@@ -38,7 +38,9 @@ type Options struct {
 	Rebuild          RebuildOptions
 	KeepSource       string   // "reference" (default), "copy", "none": how a source model is kept for compiling it again
 	TrustedReporters []uint32 // users whose reports count without others'
-	ReportQuorum     int      // distinct users whose reports withhold a build from all, where it cannot be checked; 0: 3
+	Failures         FailureOptions
+	Conditions       string // the configuration that compiles depend on, in any words: what failed under another is tried again
+	ReportQuorum     int    // distinct users whose reports withhold a build from all, where it cannot be checked; 0: 3
 
 	Log *slog.Logger
 	Now func() time.Time // nil: time.Now
@@ -74,6 +76,7 @@ type Cache struct {
 	rebuilds rebuilds
 	reports  *reports
 	gains    gains
+	failures *failures
 	checks   chan struct{} // one token for each load check that requests wait for
 	searches chan struct{} // one token for each search for neighbours
 
@@ -156,6 +159,7 @@ func (c *Cache) open() error {
 	c.changes = newChanges()
 	c.machine = newMachine(c.options.Drivers)
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
+	c.failures = newFailures(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
@@ -203,6 +207,7 @@ func (c *Cache) background(ctx context.Context) {
 			c.flushUses()
 		case <-machine.C:
 			c.lookAtMachine(ctx)
+			c.failures.sweep()
 		}
 	}
 }

@@ -17,7 +17,7 @@ type compiled struct {
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
 func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
 	key, scope := c.flightKey(r, id, p)
-	result, first, err := c.flights.join(ctx, key, c.asking(r, t), func() (runner, error) { return c.newJob(r, p, rc, scope) })
+	result, first, err := c.flights.join(ctx, key, c.asking(r, t), c.begin(r, id, p, rc, scope))
 	if err != nil {
 		return nil, flightError(ctx, r, err)
 	}

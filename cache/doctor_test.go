@@ -127,7 +127,7 @@ func TestDoctorKnowsCauses(t *testing.T) {
 			`option "backend_path" of QNNExecutionProvider: there is no library "libQnnHtp.so" beside "/opt/x.so"`, "one node", "whole package"},
 		{"noexec", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "x.so: failed to map segment from shared object"}, "", "does not load", "noexec"},
 		{"unreadable", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "open /opt/x.so: permission denied"}, "", "does not load", "cannot read"},
-		{"a crash", compilers.EPProbe{Name: "QNNExecutionProvider", Error: (&compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault"}).Error()}, "", "does not load", "crashed"},
+		{"a crash", compilers.EPProbe{Name: "QNNExecutionProvider", Error: (&compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault", Name: "SIGSEGV"}).Error()}, "", "does not load", "crashed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := adviseEP("runtime /opt/ort", "1.31.1", c.probe, c.mark, compilers.Fingerprint{})
@@ -209,8 +209,8 @@ func TestDoctorTellsWhatWentWrong(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, os.Remove(b.blob(a)))
 	b.refused(func() *Request { r := b.request(b.model(1)); r.OnMiss = Fail; return r }())
-	for range 3 {
-		r := b.request(b.model(2))
+	for seed := range 3 {
+		r := b.request(b.model(2 + uint64(seed)))
 		r.EPs[0].Options = map[string]string{"fault": string(standin.Refuse)}
 		b.refused(r)
 	}

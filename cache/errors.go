@@ -36,6 +36,8 @@ type Error struct {
 	Hint  string            // what to do, may be empty
 	Facts map[string]string // for programs
 	Err   error             // the cause, may be nil
+
+	Failure *Failure // of a compile that failed; shared: read only. Else nil
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -83,30 +85,18 @@ func (e *NeedFilesError) Error() string {
 
 // workerError gives a worker's failure its class, with the compiler's own last words in the text.
 func workerError(err error, format string, args ...any) error {
-	var known *Error
-	var refused *compilers.RefusedError
-	var exit *compilers.ExitError
-	var none *compilers.NoNodesError
+	return compileError(err, "", format, args...)
+}
+
+// compileError is workerError for who has what the worker printed.
+func compileError(err error, log string, format string, args ...any) error {
 	switch {
-	case errors.As(err, &known):
+	case errors.As(err, new(*Error)):
 		return err
 	case errors.Is(err, errMoving):
 		return fail(Busy, err, format, args...).hint("ask again when the update is done")
 	case errors.Is(err, errReplaced):
 		return fail(Unavailable, err, format, args...).hint("restart the application")
-	case errors.As(err, &none):
-		return fail(CompileFailed, err, format, args...).fact("reason", "no node taken").
-			hint("load the model without epcached, or choose another execution provider")
-	case errors.As(err, &refused):
-		return fail(CompileFailed, err, format, args...).fact("code", fmt.Sprint(refused.Code))
-	case errors.As(err, &exit):
-		return fail(CompileFailed, err, format, args...).fact("exit", fmt.Sprint(exit.Code)).fact("signal", exit.Signal).
-			fact("stderr", exit.Stderr)
-	case errors.Is(err, compilers.ErrTimeout), errors.Is(err, compilers.ErrCPU), errors.Is(err, compilers.ErrMemory), errors.Is(err, compilers.ErrOutput):
-		return fail(CompileFailed, err, format, args...).fact("reason", limitName(err)).
-			hint("[limits] in the daemon's configuration sets the bounds of a compile")
-	case errors.Is(err, context.Canceled):
-		return fail(Cancelled, err, format, args...)
 	case errors.Is(err, context.DeadlineExceeded):
 		return fail(Deadline, err, format, args...)
 	case errors.Is(err, compilers.ErrOption):
@@ -114,17 +104,10 @@ func workerError(err error, format string, args ...any) error {
 	case errors.Is(err, compilers.ErrNotFound):
 		return fail(Unavailable, err, format, args...)
 	}
-	return fail(CompileFailed, err, format, args...)
-}
-
-// limitName names the limit that a worker reached.
-func limitName(err error) string {
-	for _, limit := range []error{compilers.ErrTimeout, compilers.ErrCPU, compilers.ErrMemory, compilers.ErrOutput} {
-		if errors.Is(err, limit) {
-			return limit.Error()
-		}
+	if f := failureOf(err, log); f != nil {
+		return f.error(err, format, args...)
 	}
-	return ""
+	return fail(CompileFailed, err, format, args...)
 }
 
 // storeError is for what goes wrong with the daemon's own files.

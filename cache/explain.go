@@ -31,10 +31,11 @@ type Candidate struct {
 
 // The decisions of explanations, besides the states of builds.
 const (
-	decidedHit   = "hit"
-	decidedMiss  = "miss"
-	decidedStale = "stale" // there are builds, and none of them may be loaded
-	decidedGone  = "gone"  // there was an entry
+	decidedHit    = "hit"
+	decidedMiss   = "miss"
+	decidedStale  = "stale"  // there are builds, and none of them may be loaded
+	decidedGone   = "gone"   // there was an entry
+	decidedFailed = "failed" // its compile, and there is no build
 )
 
 // Bounds of what is told of one entry.
@@ -68,6 +69,11 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	}
 	if len(out.Candidates) == 0 && len(out.Neighbours) > 0 {
 		out.Reason = missedBy(&out.Neighbours[0])
+	}
+	if out.Decision != decidedHit {
+		if f := c.failedBefore(r, id, p, rc); f != nil {
+			out.Reason += "; " + f.said()
+		}
 	}
 	if err := c.tellHistory(r.Peer, out); err != nil {
 		return nil, err

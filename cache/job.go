@@ -54,13 +54,9 @@ func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 	began := c.now()
 	result, err := j.staged(ctx, f.tell)
 	if err != nil {
-		if j.anew == "" && ctx.Err() == nil { // else whoever wanted it, or cancelled it, tells
-			c.index.Count("failures", 1)
-			c.log.Info("compile failed", "model", j.request.Name, "error", err)
-			c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
-		}
-		return nil, err
+		return nil, j.failed(ctx, err)
 	}
+	j.succeeded()
 	c.flights.costs.learn(&f.about, c.now().Sub(began), j.memory, waits(idle))
 	c.index.Count("compiles", 1)
 	return result, nil
@@ -139,8 +135,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		Initializers: j.plan.canonical.Output.initializers(),
 		Idle:         j.urgent,
 	}
-	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
-	j.spent(result.CPUSeconds)
+	result, err := j.compileTwice(ctx, spec)
 	j.memory = result.MaxRSS
 	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
@@ -149,7 +144,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
 			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
 		}
-		return nil, workerError(err, "model %q does not compile", j.request.Name)
+		return nil, compileError(err, result.Log, "model %q does not compile", j.request.Name)
 	}
 	phase("checking")
 	b, err := j.check(ctx, out, result)
@@ -183,25 +178,23 @@ func (j *job) moved() error {
 func (j *job) check(ctx context.Context, out string, result compilers.Result) (*index.Build, error) {
 	m, err := readArtefact(ctx, out, result)
 	if err != nil {
-		return nil, fail(CompileFailed, err, "model %q: the execution provider's output is not an artefact", j.request.Name)
+		return nil, outputFailure(err).error(err, "model %q does not compile", j.request.Name)
 	}
 	b := j.record(m, result)
-	checked, err := j.c.compiler.Check(ctx, compilers.CheckJob{
+	checked, err := j.checkTwice(ctx, compilers.CheckJob{
 		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
 		Idle:                       j.urgent,
 	})
-	j.spent(checked.CPUSeconds)
 	if err != nil {
 		return nil, workerError(err, "model %q: load check", j.request.Name)
 	}
 	b.LoadCheck = checked.Outcome
 	switch {
 	case checked.Outcome == compilers.Failed:
-		return nil, fail(CompileFailed, nil, "model %q compiles, but what comes out does not load: %s", j.request.Name, checked.Text).
-			fact("code", fmt.Sprint(checked.Code))
+		return nil, loadFailure(checked).error(nil, "model %q compiles", j.request.Name)
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}

@@ -22,6 +22,7 @@ type settings struct {
 	trustedReporters []uint32
 	reportQuorum     int
 	keepSource       string
+	failures         FailureOptions
 
 	// What is remembered is remembered with the generation that it was found out under, and does not count for a later one.
 	judging  uint64 // counts changes of what builds are judged by
@@ -31,7 +32,7 @@ type settings struct {
 // newSettings checks the options. The generations are the caller's to fill in.
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{rules: o.Rules, policies: o.Policies, allowOptions: o.AllowOptions, administrators: o.Administrators,
-		trustedReporters: o.TrustedReporters, reportQuorum: o.ReportQuorum}
+		trustedReporters: o.TrustedReporters, reportQuorum: o.ReportQuorum, failures: o.Failures.orDefault()}
 	if s.rules == nil {
 		s.rules = rules.Shipped()
 	}
@@ -47,7 +48,7 @@ func newSettings(o *Options) (*settings, error) {
 }
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators, TrustedReporters,
-// ReportQuorum, KeepSource, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
+// ReportQuorum, KeepSource, Failures, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
 // builds are judged otherwise by now, they are judged anew: at once when they are asked for, and all of them in the
 // background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {

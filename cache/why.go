@@ -15,6 +15,9 @@ import (
 func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, error) {
 	builds, err := c.find(ctx, p, []string{entry})
 	if ClassOf(err) == NotFound {
+		if out := c.whyFailed(p, entry); out != nil {
+			return out, c.tellHistory(p, out)
+		}
 		return c.whyGone(p, entry, err)
 	}
 	if err != nil {

@@ -85,10 +85,10 @@ func listOutput(folder string, graphs, inputs []string, limits Limits) (others [
 			return err
 		}
 		if total += size; limits.Output >= 0 && total > limits.Output {
-			return fmt.Errorf("%w: more than %d bytes", ErrOutput, limits.Output)
+			return fmt.Errorf("%w: more than %d bytes", ErrOutputLimit, limits.Output)
 		}
 		if limits.Files >= 0 && len(others) >= limits.Files {
-			return fmt.Errorf("%w: more than %d files", ErrOutput, limits.Files)
+			return fmt.Errorf("%w: more than %d files", ErrOutputLimit, limits.Files)
 		}
 		if slices.Contains(graphs, name) {
 			found[name] = true

@@ -55,7 +55,7 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	case errors.As(err, &refused):
 		result.Code, result.Text = refused.Code, refused.Text
 	case errors.As(err, &crash):
-		result.Code, result.Text = -1, crash.Error()
+		result.Code, result.Text, result.Signal = -1, crash.Error(), crash.Name
 	default:
 		return CheckResult{}, fmt.Errorf("check %q: %w", job.Graph, err)
 	}

@@ -133,6 +133,7 @@ type CheckResult struct {
 	Code                   int     // ORT's error code when it failed; -1: the process crashed
 	Text                   string  // ORT's words, or the end of standard error after a crash
 	Member                 int     // of Graph and Share, which one failed; 0: the first
+	Signal                 string  // "SIGSEGV" and so on, where one ended the process
 	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
 	Seconds                float64 // ORT's part: from session options to session
 	CPUSeconds             float64 // of all processors, of the workers

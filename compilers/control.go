@@ -9,6 +9,9 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
+// ControlModel is the base name of the model that Control compiles.
+const ControlModel = "control.onnx"
+
 // Control compiles the smallest model there is with each EP, and checks whether that loads: with the same libraries, in the same kind of process.
 // Where it does not, a failed Check says nothing of the graph that was checked, but something of the machine: under MemoryDenyWriteExecute OpenVINO
 // refuses sound artefacts with the code of broken ones. folder is a private one that exists and is empty. The first result that is not Passed is
@@ -31,7 +34,7 @@ func control(ctx context.Context, c Compiler, r Runtime, ep EP, folder string) (
 	if err := os.Mkdir(folder, 0o700); err != nil {
 		return CheckResult{}, err
 	}
-	model := filepath.Join(folder, "control.onnx")
+	model := filepath.Join(folder, ControlModel)
 	if err := os.WriteFile(model, tinymodel.Relu(), 0o600); err != nil {
 		return CheckResult{}, err
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sort"
 	"strings"
+
+	"github.com/epcached/epcached/compilers/dialogue"
 )
 
 var (
@@ -16,6 +18,12 @@ var (
 	ErrCPU = errors.New("processor time limit reached")
 	// ErrOutput is returned when a worker left output that is not an artefact: too large, too many files, a link or a device among them.
 	ErrOutput = errors.New("output is not an artefact")
+	// ErrOutputLimit is the ErrOutput of a worker that wrote more than Limits.Output or Limits.Files allow.
+	ErrOutputLimit = fmt.Errorf("%w: output limit reached", ErrOutput)
+	// ErrStart is returned when there is no worker to run a job: the program cannot be started, or not be made ready.
+	ErrStart = errors.New("worker cannot be started")
+	// ErrDialogue is returned when a worker answers with what is no answer.
+	ErrDialogue = dialogue.ErrMalformed
 	// ErrNotFound is returned when a folder holds no runtime, or a runtime holds no library for an EP.
 	ErrNotFound = errors.New("not found")
 	// ErrOption is returned for an EP or session option that may not be given.
@@ -26,19 +34,33 @@ var (
 type ExitError struct {
 	Compiler string // the EPs of the job, e.g. "QNNExecutionProvider"
 	Signal   string // "segmentation fault" and so on; empty if it exited by itself
+	Name     string // of the signal, "SIGSEGV"
 	Code     int    // exit status; -1 when killed by a signal
 	Stderr   string // bounded tail of its standard error
 }
 
 func (e *ExitError) Error() string {
-	how := fmt.Sprintf("left with exit status %d", e.Code)
-	if e.Signal != "" {
-		how = "crashed: " + e.Signal
+	how := fmt.Sprintf("compiler left with exit status %d", e.Code)
+	switch {
+	case e.FromOutside():
+		how = fmt.Sprintf("worker was killed (%s): %s", e.Name, e.Signal)
+	case e.Signal != "":
+		how = fmt.Sprintf("compiler crashed (%s): %s", e.Name, e.Signal)
 	}
-	if line := lastLine(e.Stderr); line != "" {
-		return fmt.Sprintf("%s: worker %s: %s", e.Compiler, how, line)
+	if line := LastLine(e.Stderr); line != "" {
+		return fmt.Sprintf("%s: %s: %s", e.Compiler, how, line)
 	}
-	return fmt.Sprintf("%s: worker %s", e.Compiler, how)
+	return fmt.Sprintf("%s: %s", e.Compiler, how)
+}
+
+// FromOutside tells whether the signal is one that processes are ended with, by the kernel when memory is short or by people, and not one that code
+// brings upon itself.
+func (e *ExitError) FromOutside() bool {
+	switch e.Name {
+	case "SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT":
+		return true
+	}
+	return false
 }
 
 // RefusedError is a status that ORT or the EP returned.
@@ -92,9 +114,9 @@ func countedNames(counts map[string]int, limit int) string {
 	return strings.Join(list, ", ")
 }
 
-// lastLine gives the line of text that says most: where Go's runtime gave up, its reason; else the last line that is not blank, which is where
+// LastLine gives the line of text that says most: where Go's runtime gave up, its reason; else the last line that is not blank, which is where
 // crashing programs say why.
-func lastLine(text string) string {
+func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i, line := range lines {
 		if i > 0 && strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") { // a signal that Go reports: who gave up speaks before it

@@ -68,7 +68,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 	defer closeWay()
 	w, err := o.start(given, folder, idle)
 	if err != nil {
-		return answer{}, fmt.Errorf("start worker %q: %w", o.opts.Worker, err)
+		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
 	}
 	w.converse(given, progress)
 	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
@@ -231,11 +231,14 @@ func (w *worker) result(ctx context.Context, name string, limits Limits, group u
 	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 && cpu >= limits.CPU:
 		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
 	case signal == syscall.SIGXFSZ:
-		return a, fmt.Errorf("%s: %w: a file grew beyond the limit", name, ErrOutput)
+		return a, fmt.Errorf("%s: %w: a file grew beyond the limit", name, ErrOutputLimit)
 	}
 	e := &ExitError{Compiler: name, Code: code, Stderr: a.log}
-	if signal != 0 {
-		e.Signal = signal.String()
+	switch {
+	case signal != 0:
+		e.Signal, e.Name = signal.String(), unix.SignalName(signal)
+	case code == dialogue.ExitSetup: // before anything of the vendor's was loaded
+		return a, fmt.Errorf("%w: %w", ErrStart, e)
 	}
 	return a, e
 }
@@ -270,7 +273,7 @@ func watchOutput(folder string, limit int64, cancel context.CancelCauseFunc) (st
 				return
 			case <-ticker.C:
 				if size := folderSize(folder); size > limit {
-					cancel(fmt.Errorf("%w: %d bytes, more than %d", ErrOutput, size, limit))
+					cancel(fmt.Errorf("%w: %d bytes, more than %d", ErrOutputLimit, size, limit))
 					return
 				}
 			}

@@ -171,7 +171,9 @@ func (d *database) open() (why string, err error) {
 	if why == "" {
 		db, err := guard(openLimit, func() (*bbolt.DB, error) { return openBolt(d.path, false) })
 		if err == nil {
-			why, err = schemaProblem(db)
+			if err = addBuckets(db); err == nil {
+				why, err = schemaProblem(db)
+			}
 		}
 		switch {
 		case err == nil && why == "":
@@ -187,6 +189,29 @@ func (d *database) open() (why string, err error) {
 	}
 	d.handle, err = d.remake(why)
 	return why, err
+}
+
+// addBuckets makes the bucket that databases of this schema once did without:
+// what it holds may be lost, so that it was never there is no damage.
+func addBuckets(db *bbolt.DB) error {
+	there, err := guard(readLimit, func() (there bool, err error) {
+		err = db.View(func(tx *bbolt.Tx) error {
+			// Where there is not even this one, it is no database of ours.
+			there = tx.Bucket(bucketFailures) != nil || tx.Bucket(bucketMeta) == nil
+			return nil
+		})
+		return there, err
+	})
+	if err != nil || there {
+		return err
+	}
+	_, err = guard(writeLimit, func() (struct{}, error) {
+		return struct{}{}, db.Update(func(tx *bbolt.Tx) error {
+			_, err := tx.CreateBucketIfNotExists(bucketFailures)
+			return err
+		})
+	})
+	return err
 }
 
 // schemaProblem says why a database cannot be used though it opens.

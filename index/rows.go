@@ -31,10 +31,11 @@ var (
 	bucketUse      = []byte("use")      // BuildID 16 -> encodeUse
 	bucketViews    = []byte("views")    // BuildID 16 -> path
 	bucketCounters = []byte("counters") // name -> u64
+	bucketFailures = []byte("failures") // key as given -> value as given
 )
 
 var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketBlobs, bucketFolders,
-	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters}
+	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures}
 
 const sealSize = 16
 

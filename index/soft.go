@@ -9,7 +9,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// soft holds the rows that may be lost: memo, stamps, views, use, counters.
+// soft holds the rows that may be lost: memo, stamps, views, use, counters,
+// failures.
 // Writes stay in memory until the next flush, so that none of them costs a
 // transaction, and reads are answered from memory as far as that goes.
 type soft struct {

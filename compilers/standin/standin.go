@@ -24,6 +24,8 @@ var addEP = sync.OnceValue(func() error { return compilers.AddEPs([]byte(Table))
 type Compiler struct {
 	// Fault is the misbehaviour of every job that names none in its option "fault".
 	Fault Fault
+	// Broken is a machine on which also the smallest model fails, in the way of Fault. Without it faults are those of models.
+	Broken bool
 	// Delay is how long each compile takes. Cancelling ends it at once.
 	Delay time.Duration
 	// CPUSeconds is what each compile tells of its use of processors.
@@ -35,8 +37,8 @@ type Compiler struct {
 	// Limits bound the output, as for the real compiler.
 	Limits compilers.Limits
 
-	// Calls that were made so far, for tests that count.
-	Compiles, Checks, SourceChecks, Probes, Fingerprints, Verdicts atomic.Int64
+	// Calls that were made so far, for tests that count. Controls are compiles of the smallest model, which Compiles leaves out.
+	Compiles, Controls, Checks, SourceChecks, Probes, Fingerprints, Verdicts atomic.Int64
 	// Idle counts compiles that began at the lowest priority.
 	Idle atomic.Int64
 }
@@ -113,7 +115,11 @@ func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep co
 
 // Compile implements compilers.Compiler.
 func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
-	c.Compiles.Add(1)
+	if controlled(job) {
+		c.Controls.Add(1)
+	} else {
+		c.Compiles.Add(1)
+	}
 	if waits(job.Idle) {
 		c.Idle.Add(1)
 	}

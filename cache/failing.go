@@ -1,0 +1,217 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// failureKey names what is known of compiles of the plan that failed.
+func (p *plan) failureKey(rc *runtimeContent, scope string) failureKey {
+	b := append(append([]byte(nil), rc.machine[:]...), rc.ort[:]...)
+	for i := range p.facts {
+		b = append(append(b, 0), p.facts[i].DriverVersion...)
+	}
+	sum := digestOf(b)
+	return failureKey{build: p.buildKey, scope: scope, with: [16]byte(sum[:16])}
+}
+
+// memoryScope is where a request's failure is remembered: what is not kept for anybody is its user's own. "" is nowhere.
+func memoryScope(r *Request, scope string) string {
+	switch {
+	case r.OnMiss == Bypass:
+		return ""
+	case scope == "":
+		return OwnScope(r.Peer)
+	}
+	return scope
+}
+
+// failedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
+// users' failures count only where what they compiled is everybody's.
+func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeContent) *Failure {
+	if r.OnMiss == Bypass {
+		return nil
+	}
+	_, look := c.scopes(r, id)
+	for _, scope := range look {
+		key := p.failureKey(rc, scope)
+		f := c.failures.holds(key, r.Peer.UID, r.Name)
+		if f == nil {
+			continue
+		}
+		if r.OnMiss == Refresh && (c.Administrator(r.Peer) || f.UID == r.Peer.UID || scope == OwnScope(r.Peer)) {
+			c.failures.forget(key)
+			continue
+		}
+		return f
+	}
+	return nil
+}
+
+// remembered is the error of a request that is answered from memory.
+func (f *Failure) remembered(r *Request) *Error {
+	e := f.error(nil, "model %q does not compile (%s)", r.Name, f.story())
+	e.fact("request_key", f.RequestKey.String()).fact("failed", fmt.Sprint(f.Count)).
+		fact("last_at", f.Last.UTC().Format(time.RFC3339)).fact("retry_at", f.Retry.UTC().Format(time.RFC3339))
+	retry := "to have it tried before: epcachectl jobs retry " + f.RequestKey.String()[:16]
+	if e.Hint != "" {
+		retry = e.Hint + "; " + retry
+	}
+	return e.hint("%s", retry)
+}
+
+// story tells how often a compile failed, and when it is tried again.
+func (f *Failure) story() string {
+	times := "failed once"
+	if f.Count > 1 {
+		times = fmt.Sprintf("failed %d times", f.Count)
+	}
+	return fmt.Sprintf("%s, last at %s, not tried again before %s", times, f.Last.UTC().Format(time.RFC3339), f.Retry.UTC().Format(time.RFC3339))
+}
+
+// meant tells whether a name means the failure, as one means a build.
+func (f *Failure) meant(name string) bool {
+	if name == f.ModelName {
+		return true
+	}
+	if len(name) < minPrefix {
+		return false
+	}
+	for _, id := range []string{f.RequestKey.String(), f.BuildKey.String(), f.ModelDigest.String()} {
+		if strings.HasPrefix(id, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// begin gives what starts the request's compile, unless that is answered from memory.
+func (c *Cache) begin(r *Request, id identity, p *plan, rc *runtimeContent, scope string) func() (runner, error) {
+	return func() (runner, error) {
+		if f := c.failedBefore(r, id, p, rc); f != nil {
+			return nil, f.remembered(r)
+		}
+		return c.newJob(r, p, rc, scope)
+	}
+}
+
+// compileTwice compiles, and once more in a new worker if the first one died: that may have been the machine's doing.
+func (j *job) compileTwice(ctx context.Context, spec compilers.Job) (compilers.Result, error) {
+	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
+	j.spent(result.CPUSeconds)
+	var exit *compilers.ExitError
+	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.stands() {
+		return result, err
+	}
+	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.request.Name, "error", err)
+	if err := emptied(spec.Folder); err != nil {
+		return result, err
+	}
+	result, err = j.c.compiler.Compile(ctx, spec, func(string) {})
+	j.spent(result.CPUSeconds)
+	return result, err
+}
+
+// emptied removes what a worker left in its folder.
+func emptied(folder string) error {
+	entries, err := os.ReadDir(folder)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(folder, e.Name())))
+	}
+	return err
+}
+
+// checkTwice loads what was compiled, and once more if the process died, which may have been the machine's doing.
+func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
+	checked, err := j.c.compiler.Check(ctx, spec)
+	j.spent(checked.CPUSeconds)
+	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.rc.stands() {
+		return checked, err
+	}
+	checked, err = j.c.compiler.Check(ctx, spec)
+	j.spent(checked.CPUSeconds)
+	return checked, err
+}
+
+// failed settles what a job's failure is. It counts against the model only where the smallest model there is compiles and
+// loads in the same kind of process; then it is remembered. What is said of a machine that lets nothing load is not.
+func (j *job) failed(ctx context.Context, err error) error {
+	c := j.c
+	var e *Error
+	switch {
+	case ctx.Err() != nil:
+		return err // whoever cancelled it tells
+	case !errors.As(err, &e) || e.Failure == nil:
+		return j.tellFailed("", err)
+	}
+	f := e.Failure
+	if f.Reason.ofModel() {
+		broken, err2 := c.control(ctx, j.plan.against("", j.rc))
+		switch {
+		case ctx.Err() != nil:
+			return fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
+		case err2 != nil && unsettled(ctx, err2):
+			return j.moved()
+		case err2 != nil:
+			c.log.Warn("whether anything compiles here could not be tried", "error", err2)
+			return j.tellFailed(f.Reason, err) // then nothing is remembered either
+		case broken != "":
+			return j.tellFailed(ReasonSandbox, sandboxFailure(f, broken).error(err, "model %q cannot be compiled here", j.request.Name))
+		}
+	}
+	f.RequestKey, f.BuildKey, f.ModelDigest = j.plan.requestKey, j.plan.buildKey, j.plan.canonical.Model
+	f.ModelName, f.UID, f.Scope, f.EP = j.request.Name, j.request.Peer.UID, memoryScope(j.request, j.scope), j.plan.eps[0].Name
+	if f.Scope != "" {
+		c.failures.remember(j.plan.failureKey(j.rc, f.Scope), f, c.settings.Load().failures)
+	}
+	return j.tellFailed(f.Reason, err)
+}
+
+// sandboxFailure is what stands in the place of a failure that is not the model's.
+func sandboxFailure(f *Failure, broken string) *Failure {
+	return &Failure{Reason: ReasonSandbox, Facts: map[string]string{"reason": string(ReasonSandbox)},
+		Text: ending(fmt.Sprintf("%s; but the smallest model there is fails as well: %s", f.Text, broken))}
+}
+
+// tellFailed counts a failure and writes it into the history, unless whoever wanted the compile does that.
+func (j *job) tellFailed(reason Reason, err error) error {
+	c := j.c
+	if j.anew != "" || reason == ReasonCancelled { // whoever wanted it, or cancelled it, tells
+		return err
+	}
+	c.index.Count("failures", 1)
+	c.log.Info("compile failed", "model", j.request.Name, "error", err)
+	if c.failures.news(j.plan.requestKey, j.request.Peer.UID, reason) {
+		c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
+	}
+	return err
+}
+
+// succeeded forgets that the job's compile ever failed.
+func (j *job) succeeded() {
+	for _, scope := range []string{j.scope, memoryScope(j.request, j.scope)} {
+		j.c.failures.forget(j.plan.failureKey(j.rc, scope))
+	}
+}
+
+// whyFailed explains an entry that has no builds, for its compile failed.
+func (c *Cache) whyFailed(p Peer, name string) *Explanation {
+	for _, f := range c.failures.list(c.knows(p), nil) {
+		if f.meant(name) {
+			return &Explanation{Decision: decidedFailed, RequestKey: f.RequestKey, Reason: f.said()}
+		}
+	}
+	return nil
+}
+
+// said is the failure in one line.
+func (f *Failure) said() string {
+	return fmt.Sprintf("it does not compile (%s): %s", f.story(), f.Text)
+}

@@ -1,0 +1,204 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+)
+
+// Reason is the class of a compile's failure. Its words are the protocol's.
+type Reason string
+
+// The reasons.
+const (
+	ReasonCrash       Reason = "crash" // a signal that the compiler brought upon itself, or an end without a result
+	ReasonTimeout     Reason = "timeout"
+	ReasonCPU         Reason = "processor time"
+	ReasonMemory      Reason = "memory"
+	ReasonOutputLimit Reason = "output limit"
+	ReasonRefused     Reason = "refused" // by ONNX Runtime or the execution provider, with a code
+	ReasonNoNode      Reason = "no node taken"
+	ReasonInvalid     Reason = "invalid output"
+	ReasonLoadCheck   Reason = "load check failed"
+	ReasonCancelled   Reason = "cancelled"
+	ReasonWorkerDied  Reason = "worker died" // killed from outside, twice
+	ReasonNoWorker    Reason = "worker not started"
+	ReasonSandbox     Reason = "sandbox" // not even the smallest model compiles and loads in a worker
+)
+
+// Failure is a compile that failed. Its text and facts name no file and no user: whoever has the model may be told.
+type Failure struct {
+	RequestKey  index.RequestKey
+	BuildKey    index.BuildKey
+	ModelName   string
+	ModelDigest cas.Digest
+	EP          string
+	Scope       string
+	UID         uint32 // who asked first
+
+	Reason Reason
+	Text   string            // ends with the compiler's own last words
+	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr"
+
+	Count       int // how often in a row
+	First, Last time.Time
+	Retry       time.Time // when a request may try again
+}
+
+// maxLastWords bounds what is kept of a compiler's standard error, and of a failure's text: many are remembered and listed.
+const maxLastWords = 4 << 10
+
+// failureOf gives a compile's error its class; nil says that it is no failure of a compile's. log is what the worker printed.
+func failureOf(err error, log string) *Failure {
+	f := &Failure{Text: err.Error(), Facts: make(map[string]string)}
+	var refused *compilers.RefusedError
+	var exit *compilers.ExitError
+	switch {
+	case errors.As(err, new(*compilers.NoNodesError)):
+		f.Reason = ReasonNoNode
+	case errors.Is(err, compilers.ErrStart):
+		f.Reason = ReasonNoWorker
+	case errors.As(err, &refused):
+		f.Reason, f.Facts["code"] = ReasonRefused, fmt.Sprint(refused.Code)
+		if lacksMemory(refused.Text) {
+			f.Reason = ReasonMemory
+		}
+	case errors.As(err, &exit):
+		f.ended(exit)
+		log = exit.Stderr
+	default:
+		if f.Reason = limitReason(err); f.Reason == "" {
+			return nil
+		}
+		if line := compilers.LastLine(log); line != "" {
+			f.Text += ": " + line
+		}
+	}
+	f.Facts["reason"] = string(f.Reason)
+	if log != "" {
+		f.Facts["stderr"] = ending(log)
+	}
+	f.Text = ending(f.Text)
+	return f
+}
+
+// ended tells how a worker ended without a result.
+func (f *Failure) ended(exit *compilers.ExitError) {
+	f.Facts["exit"] = fmt.Sprint(exit.Code)
+	if exit.Signal != "" {
+		f.Facts["signal"] = exit.Name
+	}
+	switch {
+	case exit.FromOutside():
+		f.Reason = ReasonWorkerDied
+	case lacksMemory(compilers.LastLine(exit.Stderr)):
+		f.Reason = ReasonMemory // where no cgroup limits it, the kernel gives a process no more, and that gives up
+	default:
+		f.Reason = ReasonCrash
+	}
+}
+
+// limitReason is for what the worker did not say itself: limits, and output that is none.
+func limitReason(err error) Reason {
+	for _, one := range []struct {
+		is     error
+		reason Reason
+	}{
+		{compilers.ErrTimeout, ReasonTimeout}, {compilers.ErrCPU, ReasonCPU}, {compilers.ErrMemory, ReasonMemory},
+		{compilers.ErrOutputLimit, ReasonOutputLimit}, {compilers.ErrOutput, ReasonInvalid}, {compilers.ErrDialogue, ReasonInvalid},
+		{context.Canceled, ReasonCancelled},
+	} {
+		if errors.Is(err, one.is) {
+			return one.reason
+		}
+	}
+	if errors.As(err, new(*epmodel.FormatError)) {
+		return ReasonInvalid
+	}
+	return ""
+}
+
+// lacksMemory recognises who was refused memory by what that one said.
+func lacksMemory(words string) bool {
+	for _, said := range []string{"std::bad_alloc", "Cannot allocate memory", "cannot allocate memory", "out of memory"} {
+		if strings.Contains(words, said) {
+			return true
+		}
+	}
+	return false
+}
+
+// ending is the end of a text, which is where its point is, as valid UTF-8.
+func ending(text string) string {
+	text = strings.TrimSpace(text)
+	if len(text) > maxLastWords {
+		text = "[...]" + text[len(text)-maxLastWords:]
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// error says what became of a request: text, class, facts and what to do.
+func (f *Failure) error(cause error, format string, args ...any) *Error {
+	e := fail(f.Reason.class(), nil, format, args...)
+	e.Text += ": " + f.Text
+	e.Err, e.Failure = cause, f
+	for key, value := range f.Facts {
+		e.fact(key, value)
+	}
+	e.Hint = f.Reason.hint()
+	return e
+}
+
+func (r Reason) class() Class {
+	switch r {
+	case ReasonCancelled:
+		return Cancelled
+	case ReasonNoWorker, ReasonSandbox:
+		return Unavailable
+	}
+	return CompileFailed
+}
+
+func (r Reason) hint() string {
+	switch r {
+	case ReasonNoNode:
+		return "use the model as it is: load it without epcached, or choose another execution provider"
+	case ReasonTimeout, ReasonCPU, ReasonMemory, ReasonOutputLimit:
+		return "[limits] in the daemon's configuration sets the bounds of a compile"
+	case ReasonNoWorker, ReasonSandbox:
+		return "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
+	}
+	return ""
+}
+
+// ofModel tells whether a failure may be the model's doing, and not the machine's or the asker's.
+func (r Reason) ofModel() bool {
+	switch r {
+	case "", ReasonCancelled, ReasonNoWorker, ReasonSandbox:
+		return false
+	}
+	return true
+}
+
+// loadFailure is for what compiles and then does not load.
+func loadFailure(checked compilers.CheckResult) *Failure {
+	f := &Failure{Reason: ReasonLoadCheck, Text: ending("what comes out does not load: " + checked.Text),
+		Facts: map[string]string{"reason": string(ReasonLoadCheck), "code": fmt.Sprint(checked.Code)}}
+	if checked.Signal != "" {
+		f.Facts["signal"] = checked.Signal
+	}
+	return f
+}
+
+// outputFailure is for output that is no artefact.
+func outputFailure(err error) *Failure {
+	return &Failure{Reason: ReasonInvalid, Text: ending("the execution provider's output is not an artefact: " + err.Error()),
+		Facts: map[string]string{"reason": string(ReasonInvalid)}}
+}

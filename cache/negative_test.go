@@ -1,0 +1,335 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+)
+
+// failing is a request for a model that fails in the given way.
+func (b *bench) failing(seed uint64, how standin.Fault) *Request {
+	r := b.request(b.model(seed))
+	fault(how)(r)
+	return r
+}
+
+func (b *bench) failures(p Peer) []Failure {
+	list, err := b.cache.Failures(context.Background(), p)
+	require.NoError(b, err)
+	return list
+}
+
+// waits moves the clock on.
+func (b *bench) waits(d time.Duration) { b.later.Add(int64(d)) }
+
+func TestFailureReasons(t *testing.T) {
+	cases := map[standin.Fault]struct {
+		reason   Reason
+		facts    map[string]string
+		says     string
+		hint     string
+		compiles int64
+	}{
+		standin.Crash:    {ReasonCrash, map[string]string{"signal": "SIGSEGV", "exit": "-1"}, "compiler crashed (SIGSEGV)", "", 2},
+		standin.Killed:   {ReasonWorkerDied, map[string]string{"signal": "SIGKILL"}, "killed", "", 2},
+		standin.Refuse:   {ReasonRefused, map[string]string{"code": "1"}, "told to refuse", "", 1},
+		standin.NoNodes:  {ReasonNoNode, nil, "took no node", "use the model as it is", 1},
+		standin.Garbage:  {ReasonInvalid, nil, "graph", "", 1},
+		standin.Links:    {ReasonInvalid, nil, "link.bin", "", 1},
+		standin.Huge:     {ReasonOutputLimit, nil, "output limit reached", "[limits]", 1},
+		standin.Hang:     {ReasonTimeout, nil, "time limit reached", "[limits]", 1},
+		standin.Mutilate: {ReasonLoadCheck, map[string]string{"code": "10"}, "does not load", "", 1},
+	}
+	for how, c := range cases {
+		t.Run(string(how), func(t *testing.T) {
+			b := newBench(t)
+			b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond, Output: 1 << 20}
+			e := b.refused(b.failing(1, how))
+			require.Equal(t, CompileFailed, e.Class)
+			require.Equal(t, c.reason, e.Failure.Reason)
+			require.Equal(t, string(c.reason), e.Facts["reason"])
+			for key, value := range c.facts {
+				require.Equal(t, value, e.Facts[key], key)
+			}
+			require.Contains(t, e.Text, c.says)
+			require.Contains(t, e.Hint, c.hint)
+			require.Equal(t, c.compiles, b.compiler.Compiles.Load(), "who died is tried once more")
+		})
+	}
+}
+
+func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
+	b := newBench(t)
+	first := b.refused(b.failing(1, standin.Crash))
+	again := b.refused(b.failing(1, standin.Crash))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "one crash, and one try more, of the first request")
+	require.Equal(t, first.Class, again.Class)
+	for key, value := range first.Facts {
+		require.Equal(t, value, again.Facts[key], key)
+	}
+	require.Contains(t, again.Text, "failed once, last at ")
+	require.Contains(t, again.Text, first.Failure.Text)
+	require.Equal(t, "1", again.Facts["failed"])
+	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
+	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
+	require.NoError(t, err)
+	require.Equal(t, []string{EventFailed}, entryKinds(events), "what is answered from memory is no event")
+}
+
+func TestCrashesAreTriedLaterAndLater(t *testing.T) {
+	b := newBench(t)
+	tries := int64(0)
+	for _, pause := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+		b.refused(b.failing(1, standin.Crash))
+		tries += 2
+		require.Equal(t, tries, b.compiler.Compiles.Load())
+		b.waits(pause - 5*time.Second)
+		b.refused(b.failing(1, standin.Crash))
+		require.Equal(t, tries, b.compiler.Compiles.Load(), "too early")
+		b.waits(10 * time.Second)
+	}
+	require.Equal(t, 3, b.failures(b.self())[0].Count)
+}
+
+// All who wait for a compile whose worker died twice are told the same.
+func TestAllWaitersHearOfTheFailure(t *testing.T) {
+	b := newBench(t)
+	b.compiler.Delay = 200 * time.Millisecond
+	texts := make([]string, 16)
+	var wg sync.WaitGroup
+	for i := range texts {
+		r := b.failing(1, standin.Killed)
+		wg.Go(func() {
+			_, err := b.cache.Acquire(context.Background(), r, nil)
+			var e *Error
+			if errors.As(err, &e) {
+				texts[i] = e.Facts["reason"] + " " + e.Failure.Text
+			}
+		})
+	}
+	wg.Wait()
+	for _, text := range texts {
+		require.Equal(t, texts[0], text)
+		require.Contains(t, text, "worker died")
+	}
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+func TestHowLongFailuresLast(t *testing.T) {
+	o := FailureOptions{}.orDefault()
+	for name, c := range map[string]struct {
+		f     Failure
+		count int
+		lasts time.Duration
+	}{
+		"a crash":               {Failure{Reason: ReasonCrash}, 1, time.Minute},
+		"a crash after others":  {Failure{Reason: ReasonCrash}, 4, 8 * time.Minute},
+		"crashes without end":   {Failure{Reason: ReasonCrash}, 1 << 30, 24 * time.Hour},
+		"memory":                {Failure{Reason: ReasonMemory}, 1, 10 * time.Minute},
+		"time, again":           {Failure{Reason: ReasonTimeout}, 2, 20 * time.Minute},
+		"a refusal":             {Failure{Reason: ReasonRefused}, 7, 24 * time.Hour},
+		"no node":               {Failure{Reason: ReasonNoNode}, 1, 24 * time.Hour},
+		"does not load":         {Failure{Reason: ReasonLoadCheck}, 1, 24 * time.Hour},
+		"crashes when loaded":   {Failure{Reason: ReasonLoadCheck, Facts: map[string]string{"signal": "SIGSEGV"}}, 1, time.Minute},
+		"cancelled":             {Failure{Reason: ReasonCancelled}, 1, 0},
+		"nothing compiles here": {Failure{Reason: ReasonSandbox}, 1, 0},
+		"no worker":             {Failure{Reason: ReasonNoWorker}, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.lasts, o.lasts(&c.f, c.count)) })
+	}
+	require.Zero(t, FailureOptions{Off: true}.orDefault().lasts(&Failure{Reason: ReasonCrash}, 1))
+}
+
+func TestFailuresOutliveTheDaemon(t *testing.T) {
+	b := newBench(t)
+	b.refused(b.failing(1, standin.NoNodes))
+	before := b.failures(b.self())
+	b.reopen()
+	require.Equal(t, before[0].Facts, b.failures(b.self())[0].Facts)
+	e := b.refused(b.failing(1, standin.NoNodes))
+	require.Contains(t, e.Text, "took no node")
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
+
+func TestAnotherConfigurationIsTried(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Conditions = "wall 1 s" })
+	b.refused(b.failing(1, standin.Refuse))
+	b.close()
+	b.change = func(o *Options) { o.Conditions = "wall 2 s" }
+	b.open()
+	require.Empty(t, b.failures(b.self()))
+	b.refused(b.failing(1, standin.Refuse))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+func TestAnotherLibraryIsTried(t *testing.T) {
+	b := newBench(t)
+	b.refused(b.failing(1, standin.Refuse))
+	b.library("2.0")
+	b.refused(b.failing(1, standin.Refuse))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	b.waits(49 * time.Hour)
+	b.cache.failures.sweep()
+	require.Empty(t, b.failures(b.self()), "what is of a library that is gone goes")
+}
+
+func TestRetry(t *testing.T) {
+	b := newBench(t)
+	e := b.refused(b.failing(1, standin.Refuse))
+	key := e.Failure.RequestKey.String()
+	retry := func(p Peer, names ...string) ([]Failure, error) {
+		return b.cache.Retry(context.Background(), p, names, false)
+	}
+	_, err := retry(b.self(), "other.onnx")
+	require.Equal(t, NotFound, ClassOf(err))
+	_, err = retry(Peer{UID: 2001}, key)
+	require.Equal(t, NotFound, ClassOf(err), "who never asked knows nothing of it")
+	require.Len(t, b.failures(b.self()), 1)
+	for i, name := range []string{"model.onnx", key[:16], e.Failure.BuildKey.String(), e.Failure.ModelDigest.String()[:8]} {
+		gone, err := retry(b.self(), name)
+		require.NoError(t, err)
+		require.Len(t, gone, 1)
+		b.refused(b.failing(1, standin.Refuse))
+		require.EqualValues(t, i+2, b.compiler.Compiles.Load())
+	}
+	b.refused(b.failing(2, standin.Refuse))
+	gone, err := b.cache.Retry(context.Background(), b.self(), nil, true)
+	require.NoError(t, err)
+	require.Len(t, gone, 2)
+	require.Empty(t, b.failures(b.self()))
+}
+
+func TestWhoseFailuresCount(t *testing.T) {
+	b := newBench(t)
+	alice, bob := Peer{UID: 2001}, Peer{UID: 2002}
+	ask := func(p Peer, change ...func(*Request)) {
+		r := b.failing(1, standin.Refuse)
+		r.Peer, r.Store = p, "user"
+		for _, ch := range change {
+			ch(r)
+		}
+		b.refused(r)
+	}
+	ask(alice)
+	require.Empty(t, b.failures(bob))
+	ask(bob)
+	require.EqualValues(t, 2, b.compiler.Compiles.Load(), "what failed for one may be that user's fault")
+	ask(alice)
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	carol, dave := Peer{UID: 2003}, Peer{UID: 2004}
+	shared := func(r *Request) { r.Store = "" }
+	ask(carol, shared)
+	ask(dave, shared, func(r *Request) { r.Name = "mine.onnx" })
+	require.EqualValues(t, 3, b.compiler.Compiles.Load(), "what everybody may have fails for everybody")
+	require.Equal(t, "mine.onnx", b.failures(dave)[0].ModelName, "others' names are theirs")
+	ask(dave, shared, func(r *Request) { r.OnMiss = Refresh })
+	require.EqualValues(t, 3, b.compiler.Compiles.Load(), "a refresh is for who asked first, and administrators")
+	ask(carol, shared, func(r *Request) { r.OnMiss = Refresh })
+	require.EqualValues(t, 4, b.compiler.Compiles.Load())
+	ask(dave, func(r *Request) { r.OnMiss = Bypass })
+	require.EqualValues(t, 5, b.compiler.Compiles.Load(), "a bypass asks no memory")
+	require.Len(t, b.failures(b.self()), 3)
+}
+
+func TestSuccessForgetsFailures(t *testing.T) {
+	b := newBench(t)
+	b.compiler.Fault = standin.Crash
+	b.refused(b.request(b.model(1)))
+	require.Len(t, b.failures(b.self()), 1)
+	b.compiler.Fault = standin.None
+	b.waits(2 * time.Minute)
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	require.Empty(t, b.failures(b.self()))
+}
+
+func TestExplanationsTellOfFailures(t *testing.T) {
+	b := newBench(t)
+	b.refused(b.failing(1, standin.Refuse))
+	r := b.failing(1, standin.Refuse)
+	r.OnMiss = Explain
+	e := b.acquire(r).Explanation
+	require.Equal(t, decidedMiss, e.Decision)
+	require.Contains(t, e.Reason, "told to refuse")
+	require.Contains(t, e.Reason, "not tried again before")
+	why, err := b.cache.Why(context.Background(), b.self(), "model.onnx")
+	require.NoError(t, err)
+	require.Equal(t, decidedFailed, why.Decision)
+	require.Contains(t, why.Reason, "told to refuse")
+	r.OnMiss = Fail
+	miss := b.refused(r)
+	require.Equal(t, NotFound, miss.Class)
+	require.Contains(t, miss.Text, "told to refuse")
+}
+
+// A machine on which nothing compiles says nothing of models.
+func TestBrokenSandboxIsNoModelsFault(t *testing.T) {
+	for _, how := range []standin.Fault{standin.Crash, standin.Refuse, standin.NoNodes, standin.Killed} {
+		t.Run(string(how), func(t *testing.T) {
+			b := newBench(t)
+			b.compiler.Fault, b.compiler.Broken = how, true
+			e := b.refused(b.request(b.model(1)))
+			require.Equal(t, Unavailable, e.Class)
+			require.Equal(t, string(ReasonSandbox), e.Facts["reason"])
+			require.Contains(t, e.Hint, "epcachectl doctor")
+			require.Empty(t, b.failures(b.self()))
+			b.compiler.Broken, b.compiler.Fault = false, standin.None
+			require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+		})
+	}
+}
+
+func TestFailuresAreBounded(t *testing.T) {
+	b := newBench(t)
+	fs := b.cache.failures
+	for i := range maxFailures + 10 {
+		f := &Failure{Reason: ReasonRefused, UID: uint32(i / (failuresPerUser + 10))}
+		key := failureKey{scope: "shared"}
+		key.build[0], key.build[1] = byte(i), byte(i>>8)
+		fs.remember(key, f, FailureOptions{}.orDefault())
+	}
+	perUser := make(map[uint32]int)
+	for _, f := range fs.list(func(r *remembered) *Failure { return &r.Failure }, nil) {
+		perUser[f.UID]++
+	}
+	total := 0
+	for _, n := range perUser {
+		require.LessOrEqual(t, n, failuresPerUser)
+		total += n
+	}
+	require.LessOrEqual(t, total, maxFailures)
+	require.Greater(t, total, maxFailures-100)
+}
+
+func TestLongLastWordsAreCut(t *testing.T) {
+	stderr := string(make([]byte, 1<<20)) + "the end"
+	f := failureOf(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: stderr}, "")
+	require.Less(t, len(f.Facts["stderr"]), 2*maxLastWords)
+	require.Contains(t, f.Facts["stderr"], "the end")
+	require.Less(t, len(f.Text), 2*maxLastWords)
+}
+
+func TestWhoLacksMemoryIsSaidToLackMemory(t *testing.T) {
+	f := failureOf(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: "terminate called\n  what():  std::bad_alloc\n"}, "")
+	require.Equal(t, ReasonMemory, f.Reason)
+	f = failureOf(&compilers.RefusedError{Doing: "compile", Code: 1, Text: "std::bad_alloc"}, "")
+	require.Equal(t, ReasonMemory, f.Reason)
+}
+
+func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
+	b := newBench(t)
+	for range 20 {
+		r := b.failing(1, standin.Refuse)
+		r.OnMiss = Bypass
+		b.refused(r)
+	}
+	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
+	require.NoError(t, err)
+	require.Equal(t, []string{EventFailed}, entryKinds(events))
+}
