@@ -129,6 +129,11 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 		if found, err = c.lookUp(ctx, r, p, rt, rc, phase); found.answer != nil || err != nil {
 			return c.finish(found.answer, r, id, p, rt), err
 		}
+		if found.doubted == 0 {
+			if a, err := c.otherForm(ctx, r, id, p, rt, rc, phase); a != nil || err != nil {
+				return c.finish(a, r, id, p, rt), err
+			}
+		}
 		c.index.Count("misses", 1)
 	}
 	if r.OnMiss == Fail {

@@ -132,7 +132,7 @@ const refreshEvery = 24 * time.Hour
 // tooOld tells whether the build is older than the policy for its execution providers likes it.
 func (c *Cache) tooOld(b *index.Build) bool {
 	for _, ep := range b.EPs {
-		if age := c.settings.Load().policy(ep.Name).MaxAge; age > 0 && c.now().Sub(b.Created) > age {
+		if age := c.settings.Load().policy(ep.Name).MaxAge; age > 0 && c.now().Sub(b.Compiled()) > age {
 			return true
 		}
 	}

@@ -13,8 +13,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/watch"
@@ -77,8 +80,11 @@ type Cache struct {
 	reports  *reports
 	gains    gains
 	failures *failures
-	checks   chan struct{} // one token for each load check that requests wait for
-	searches chan struct{} // one token for each search for neighbours
+	checks   chan struct{} // one token for each load check, or conversion, that requests wait for
+
+	conversions singleflight.Group // by build key, scope and what is converted
+	maxGraph    int64              // epmodel.MaxGraph
+	searches    chan struct{}      // one token for each search for neighbours
 
 	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
 	// blobs that nothing refers to are removed.
@@ -125,7 +131,8 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches)}
+		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches),
+		maxGraph: epmodel.MaxGraph}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {

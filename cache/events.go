@@ -28,6 +28,7 @@ type Event struct {
 // The kinds of events. A hit is none: hits are counted.
 const (
 	EventCompiled      = "compiled"      // a build was made and stored
+	EventConverted     = "converted"     // a build was made of its other form: with the context inside the graph, or beside it
 	EventFailed        = "failed"        // a compile brought nothing
 	EventRetracted     = "retracted"     // a build is gone: removed, collected, or superseded; the index itself tells of it
 	EventWithheld      = "withheld"      // a build is not served any more, until it is judged otherwise

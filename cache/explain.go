@@ -74,6 +74,9 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 		if f := c.failedBefore(r, id, p, rc); f != nil {
 			out.Reason += "; " + f.said()
 		}
+		if err := c.explainOtherForm(ctx, out, r, id, p, rt, rc); err != nil {
+			return nil, err
+		}
 	}
 	if err := c.tellHistory(r.Peer, out); err != nil {
 		return nil, err

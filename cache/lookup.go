@@ -101,7 +101,7 @@ func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
 	switch {
 	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:
 		c.wantAnew(b, j.Runtime, "compiling it anew is preferred: "+j.Reason, r)
-	case policy.MaxAge > 0 && c.now().Sub(b.Created) > policy.MaxAge:
+	case policy.MaxAge > 0 && c.now().Sub(b.Compiled()) > policy.MaxAge:
 		c.wantAnew(b, j.Runtime, fmt.Sprintf("older than %s", policy.MaxAge), r)
 	}
 }
@@ -177,8 +177,11 @@ func sameDrivers(a, b []index.EPFacts) bool {
 
 // own is the judgement of what the plan would make.
 func (p *plan) own(b *index.Build, rt *runtime) Judgement {
-	return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by these libraries, or equal ones, for this hardware",
-		At: b.Created, Runtime: rt.name}
+	reason := "made by these libraries, or equal ones, for this hardware"
+	if from := origin(b); from != "" {
+		reason += "; " + from
+	}
+	return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: reason, At: b.Created, Runtime: rt.name}
 }
 
 // serve gives a lease on the build's view, after every file of it was compared with what was verified.

@@ -15,7 +15,7 @@ from ._explanation import Explanation, explanation
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request is. `phase` is one of reading, queued, probing, compiling, checking, storing, verifying."""
+    """How far a request is. `phase` is one of reading, queued, probing, converting, compiling, checking, storing, verifying."""
 
     phase: str
     elapsed_seconds: float

@@ -1,0 +1,245 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+)
+
+// otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
+// the graph, or out of it, at the speed of a copy, and nothing is compiled. The answer is nil where that cannot be done.
+func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
+	other, as := c.inOtherForm(p, rc), *r
+	as.Embed = !r.Embed
+	found, err := c.lookUp(ctx, &as, other, rt, rc, phase)
+	if err != nil || found.answer == nil {
+		return nil, err
+	}
+	from, judgement := found.answer.Build, found.answer.Compatibility
+	defer found.answer.View.Close()
+	phase("converting")
+	result, err := c.convertOnce(ctx, r, id, p, rc, from)
+	var large *epmodel.TooLargeError
+	switch {
+	case ctx.Err() != nil:
+		return nil, contextError(ctx, r)
+	case errors.As(err, &large):
+		return nil, fail(CompileFailed, err, "model %q cannot be embedded", r.Name).fact("reason", "too large").
+			hint("ask for it without embedding: its context stays in a file beside the graph")
+	case err != nil:
+		c.log.Info("build not converted", "model", r.Name, "build", from.BuildKey.String(), "why", err)
+		return nil, nil // it is compiled instead
+	}
+	a, err := c.serveCompiled(ctx, result, phase)
+	if err != nil {
+		return nil, fail(Internal, err, "model %q: converted, but cannot be served", r.Name)
+	}
+	judgement.Reason += "; " + origin(result.build)
+	a.Outcome, a.Compatibility, a.Why = Hit, judgement, origin(result.build)
+	return a, nil
+}
+
+// inOtherForm is the plan for the same but for where the context stands.
+func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
+	out := *p
+	out.canonical.Embed = !p.canonical.Embed
+	out.requestKey, out.record = out.canonical.key()
+	out.recordJSON = out.canonical.json()
+	c.name(&out, rc)
+	return &out
+}
+
+// explainOtherForm says of a miss that it would be answered by a conversion, if it would.
+func (c *Cache) explainOtherForm(ctx context.Context, out *Explanation, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) error {
+	order, err := c.order(ctx, r, id, c.inOtherForm(p, rc), rt, rc)
+	if err != nil {
+		return err
+	}
+	for _, o := range order {
+		if o.refused == "" && c.unsound(ctx, o.build) == "" {
+			out.Reason = fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
+				formName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339))
+			return nil
+		}
+	}
+	return nil
+}
+
+func formName(embed bool) string {
+	if embed {
+		return "embedded"
+	}
+	return "sidecar"
+}
+
+// origin says for people what a build was made from, "" if it was compiled.
+func origin(b *index.Build) string {
+	if b.Converted.ID.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("converted from the %s form, build %s of %s", formName(!b.Embed), b.Converted.BuildKey, b.Converted.Created.Format(time.RFC3339))
+}
+
+// conversion makes the other form of a build.
+type conversion struct {
+	c       *Cache
+	request *Request // of whoever asked first; its files are not touched
+	plan    *plan
+	rc      *runtimeContent
+	from    *index.Build
+	scope   string // "" to keep nothing
+	folder  string
+}
+
+// convertOnce converts, or waits for whoever does.
+func (c *Cache) convertOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, from *index.Build) (*compiled, error) {
+	scope, _ := c.scopes(r, id)
+	if scope != "" && from.Scope != "shared" {
+		scope = from.Scope // what came to one user alone does not come to all by way of another form
+	}
+	key := p.buildKey.String() + scope + from.ID.String()
+	if scope == "" {
+		key += newID()
+	}
+	ch := c.conversions.DoChan(key, func() (any, error) {
+		ctx, end := running{c.ctx, &c.work}.begin(ctx)
+		defer end()
+		c.checks <- struct{}{}
+		defer func() { <-c.checks }()
+		return (&conversion{c: c, request: r, plan: p, rc: rc, from: from, scope: scope}).run(ctx)
+	})
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case done := <-ch:
+		if done.Err != nil {
+			return nil, done.Err
+		}
+		return done.Val.(*compiled), nil
+	}
+}
+
+func (v *conversion) run(ctx context.Context) (*compiled, error) {
+	c := v.c
+	if b, err := v.made(); b != nil || err != nil {
+		return &compiled{build: b}, err // between the caller's look-up and here
+	}
+	source, err := c.serve(ctx, v.from, func(string) {}) // with a lease of its own: who asked may leave
+	if err != nil {
+		return nil, err
+	}
+	defer source.View.Close()
+	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
+		return nil, err
+	}
+	if v.folder, err = os.MkdirTemp(c.path("staging"), "convert-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err := os.RemoveAll(v.folder); err != nil {
+			c.log.Warn("staging folder not removed", "path", v.folder, "error", err)
+		}
+	}()
+	view, _, _ := strings.Cut(source.Graph, "/")
+	files, err := v.write(ctx, filepath.Join(source.Path, view))
+	if err != nil {
+		return nil, err
+	}
+	b, err := v.check(ctx, files)
+	if err != nil {
+		return nil, err
+	}
+	if v.scope == "" {
+		return c.keepAlone(b, v.folder)
+	}
+	return v.store(ctx, b)
+}
+
+// made gives what an earlier conversion made of the same build, nil if none did.
+func (v *conversion) made() (*index.Build, error) {
+	if v.scope == "" {
+		return nil, nil
+	}
+	builds, err := v.c.index.Lookup(v.plan.requestKey, v.scope)
+	for i := range builds {
+		if b := &builds[i]; b.Converted.ID == v.from.ID && v.c.index.StateOf(b.ID).Name == index.Current {
+			return b, nil
+		}
+	}
+	return nil, err
+}
+
+// graph is the converted graph's name: as if it had been compiled for this build key.
+func (v *conversion) graph() string { return hex.EncodeToString(v.plan.buildKey[:8]) + "_ctx.onnx" }
+
+// check validates what was written, loads it in a process of its own, and gives the build's record.
+func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
+	m, err := readArtefact(ctx, v.folder, compilers.Result{Graph: v.graph(), Files: files})
+	if err != nil {
+		return nil, err
+	}
+	b := v.record(m, files)
+	job := v.plan.against("", v.rc).checkJob(v.path(v.graph()), cmp.Or(v.from.GraphOptimizationLevel, loadLevel(v.plan.canonical.GraphOptimizationLevel)))
+	checked, err := still(v.rc, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
+	if err != nil {
+		return nil, err
+	}
+	if checked.Outcome == compilers.Failed {
+		return nil, fmt.Errorf("it does not load: ort error %d: %s", checked.Code, checked.Text)
+	}
+	b.LoadCheck = checked.Outcome
+	if checked.GraphOptimizationLevel == "disable_all" {
+		b.GraphOptimizationLevel = checked.GraphOptimizationLevel
+	}
+	return b, nil
+}
+
+// record is the build's record but for its files' digests: that of what it is made from, under the keys of this form.
+func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
+	b := *v.from
+	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, buildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
+	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
+	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.graph(), m.IRVersion, v.c.now()
+	b.ModelName, b.UID = v.request.Name, v.request.Peer.UID
+	if b.UID != v.from.UID && b.Source.Kind == index.SourceReference {
+		b.Source = index.Source{} // the paths are another user's
+	}
+	b.Converted = index.Origin{ID: v.from.ID, BuildKey: v.from.BuildKey, Created: v.from.Compiled()}
+	b.VerifiedOutput = 0
+	b.Files = nil
+	for _, name := range files {
+		b.Files = append(b.Files, index.File{Name: name})
+	}
+	return &b
+}
+
+// store puts the files and then the manifest: from there on the build is acknowledged.
+func (v *conversion) store(ctx context.Context, b *index.Build) (*compiled, error) {
+	c := v.c
+	c.publishing.RLock()
+	if b.Source.Kind == index.SourceCopy && !c.hasAll(b.Source.Files) {
+		b.Source = index.Source{}
+	}
+	err := c.put(ctx, b, v.folder)
+	c.publishing.RUnlock()
+	if err != nil {
+		return nil, storeError(err, b.ModelName)
+	}
+	c.log.Info("converted", "model", b.ModelName, "build", b.BuildKey.String(), "from", v.from.BuildKey.String(), "scope", b.Scope)
+	c.index.Count("conversions", 1)
+	c.seen(v.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
+	c.happened(eventOf(b, EventConverted, "%s", origin(b)))
+	c.rebuilds.made(b)
+	c.supersede(ctx, b)
+	return &compiled{build: b}, nil
+}

@@ -1,0 +1,241 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+)
+
+// form is a request for one of the two forms.
+func (b *bench) form(embed bool) *Request {
+	r := b.request(b.model(1))
+	r.Embed = embed
+	return r
+}
+
+// contexts gives the digests of the contexts of an answer, wherever they stand.
+func (b *bench) contexts(a *Answer) (out []cas.Digest) {
+	b.Helper()
+	in := opened{folder: filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), filepath.Dir(a.Graph))}
+	defer in.close()
+	graph, err := in.source(filepath.Base(a.Graph))
+	require.NoError(b, err)
+	m, err := epmodel.Read(context.Background(), a.Graph, graph)
+	require.NoError(b, err)
+	add := func(src epmodel.Source) {
+		d, err := cas.Sum(context.Background(), src, 0, src.Size())
+		require.NoError(b, err)
+		out = append(out, d)
+	}
+	for _, node := range m.Contexts {
+		if node.Inline.Length > 0 {
+			add(node.Open(graph))
+		}
+	}
+	for _, name := range m.ContextFiles() {
+		src, err := in.source(name)
+		require.NoError(b, err)
+		add(src)
+	}
+	return out
+}
+
+func TestOneFormIsConvertedFromTheOther(t *testing.T) {
+	for name, embed := range map[string]bool{"embedded from a sidecar": true, "sidecar from embedded": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			made := b.acquire(b.form(!embed))
+			a := b.acquire(b.form(embed))
+			require.EqualValues(t, 1, b.compiler.Compiles.Load(), "the other form was compiled")
+			require.Equal(t, Hit, a.Outcome)
+			require.Contains(t, a.Why, "converted from the "+formName(!embed)+" form, build "+made.Build.BuildKey.String())
+			require.Contains(t, a.Compatibility.Reason, a.Why)
+			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
+			require.Equal(t, b.contexts(made), b.contexts(a), "the context's bytes")
+			require.Equal(t, map[bool]int{true: 1, false: 2}[embed], len(a.Build.Files))
+
+			require.NotEqual(t, made.RequestKey, a.RequestKey)
+			require.NotEqual(t, made.Build.BuildKey, a.Build.BuildKey)
+			require.Equal(t, made.Build.ID, a.Build.Converted.ID)
+			require.Equal(t, made.Build.BuildKey, a.Build.Converted.BuildKey)
+			require.WithinDuration(t, made.Build.Created, a.Build.Compiled(), 0)
+			require.Equal(t, embed, a.Build.Embed)
+			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+			require.Equal(t, made.Build.Source, a.Build.Source)
+			require.Contains(t, b.kinds(a.RequestKey), EventConverted)
+
+			b.reopen()
+			again := b.acquire(b.form(embed))
+			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, a.Build.ID, again.Build.ID, "kept, as any build")
+			require.Contains(t, again.Why, "converted from")
+			require.EqualValues(t, 1, b.compiler.Compiles.Load())
+		})
+	}
+}
+
+// and what a compile would have given is what the conversion gives, but for names
+func TestConversionKeepsTheKeysOfACompile(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.form(false))
+	converted := b.acquire(b.form(true))
+	other := newBench(t)
+	compiled := other.acquire(other.form(true))
+	require.Equal(t, compiled.RequestKey, converted.RequestKey)
+	require.Equal(t, compiled.Build.BuildKey, converted.Build.BuildKey)
+	require.Equal(t, compiled.Build.Graph, converted.Build.Graph)
+	require.Equal(t, other.contexts(compiled), b.contexts(converted))
+}
+
+func TestConversionIsNoCompileForThoseWhoWantNone(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.form(false))
+	r := b.form(true)
+	r.OnMiss = Fail
+	require.Equal(t, Hit, b.acquire(r).Outcome)
+}
+
+func TestRefreshAndBypassCompile(t *testing.T) {
+	for name, wish := range map[string]OnMiss{"refresh": Refresh, "bypass": Bypass} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.acquire(b.form(false))
+			r := b.form(true)
+			r.OnMiss = wish
+			require.Equal(t, Compiled, b.acquire(r).Outcome)
+			require.EqualValues(t, 2, b.compiler.Compiles.Load())
+		})
+	}
+}
+
+func TestConversionIsForNobodyWhoWantsNothingKept(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.form(false))
+	r := b.form(true)
+	r.Store = "none"
+	a := b.acquire(r)
+	require.Equal(t, Hit, a.Outcome)
+	require.Len(t, b.read(a), 1)
+	require.Len(t, b.list(), 1, "only the build that there was")
+}
+
+func TestManyWhoWantTheOtherFormShareOneConversion(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.form(false))
+	checks := b.compiler.Checks.Load()
+	var wait sync.WaitGroup
+	answers := make([]*Answer, 16)
+	requests := make([]*Request, len(answers))
+	for i := range requests {
+		requests[i] = b.form(true)
+	}
+	for i := range requests {
+		wait.Go(func() { answers[i], _ = b.cache.Acquire(context.Background(), requests[i], nil) })
+	}
+	wait.Wait()
+	for _, a := range answers {
+		require.NotNil(t, a)
+		require.Equal(t, answers[0].Build.ID, a.Build.ID)
+		require.NoError(t, a.View.Close())
+	}
+	require.Equal(t, checks+1, b.compiler.Checks.Load())
+	require.Len(t, b.list(), 2)
+}
+
+func TestWhatDoesNotLoadConvertedIsCompiled(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.form(false))
+	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
+		if strings.Contains(job.Graph, "/convert-") {
+			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 10, Text: "not in this form"}
+		}
+		return nil
+	}
+	a := b.acquire(b.form(true))
+	require.Equal(t, Compiled, a.Outcome)
+	require.True(t, a.Build.Converted.ID.IsZero())
+	require.Len(t, b.list(), 2)
+}
+
+func TestWhatIsTooLargeToEmbedIsRefusedBeforeACompile(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.form(false))
+	b.cache.maxGraph = 500
+	e := b.refused(b.form(true))
+	require.Equal(t, CompileFailed, e.Class)
+	require.Contains(t, e.Text, "protobuf")
+	require.Equal(t, "too large", e.Facts["reason"])
+	require.Contains(t, e.Hint, "without embedding")
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
+
+func TestDamagedFormIsMadeOfTheOther(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.form(false))
+	a := b.acquire(b.form(true))
+	require.NoError(t, a.View.Close())
+	blob := b.blob(a)
+	require.NoError(t, os.Chmod(blob, 0o644))
+	require.NoError(t, os.Truncate(blob, 100))
+	again := b.acquire(b.form(true))
+	require.Equal(t, Hit, again.Outcome)
+	require.NotEqual(t, a.Build.ID, again.Build.ID)
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+	require.Contains(t, b.kinds(a.RequestKey), EventHealed)
+}
+
+// what came to one user alone must not come to all by way of another form
+func TestConversionStaysInItsScope(t *testing.T) {
+	b := newBench(t)
+	r := b.form(false)
+	r.Store = "user"
+	own := b.acquire(r)
+	require.Equal(t, "uid:"+fmt.Sprint(b.cache.uid), own.Build.Scope)
+	require.Equal(t, own.Build.Scope, b.acquire(b.form(true)).Build.Scope)
+}
+
+func TestExplanationTellsOfAConversion(t *testing.T) {
+	b := newBench(t)
+	made := b.acquire(b.form(false))
+	r := b.form(true)
+	r.OnMiss = Explain
+	e := b.acquire(r).Explanation
+	require.Equal(t, decidedMiss, e.Decision)
+	require.Contains(t, e.Reason, "it would be converted from the sidecar form, without a compile: build "+made.Build.BuildKey.String())
+	require.Len(t, b.list(), 1, "nothing is converted for it")
+}
+
+func TestBackAndForthGivesTheSameFiles(t *testing.T) {
+	b := newBench(t)
+	made := b.acquire(b.form(false))
+	embedded := b.acquire(b.form(true))
+	files := b.read(made)
+	_, _, err := b.cache.Remove(context.Background(), b.self(), []string{made.Build.BuildKey.String()}, false, false)
+	require.NoError(t, err)
+	back := b.acquire(b.form(false))
+	require.Equal(t, Hit, back.Outcome)
+	require.Equal(t, embedded.Build.ID, back.Build.Converted.ID)
+	require.WithinDuration(t, made.Build.Created, back.Build.Compiled(), 0, "a conversion of a conversion is as old as the compile")
+	require.True(t, slices.Contains(values(files), b.read(back)[contextFile(back)]), "the context's digest")
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
+
+func contextFile(a *Answer) string { return a.Build.Files[1].Name }
+
+func values(m map[string]string) (out []string) {
+	for _, v := range m {
+		out = append(out, v)
+	}
+	return out
+}
