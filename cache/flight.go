@@ -268,25 +268,33 @@ func (f *flight) rerank() {
 	}
 }
 
-// begin waits until the job may run in a process of the daemon's that needs so much memory. idle is closed as soon as a
-// request waits for the job; before that it is to run at the lowest priority. end gives the place back.
-func (f *flight) begin(ctx context.Context) (idle <-chan struct{}, end func(), err error) {
+// place is the right to run a process of the daemon's.
+type place struct {
+	ctx  context.Context // of the process: it ends with the job's, or with errYielded as its cause
+	idle <-chan struct{} // closed as soon as a request waits for the job; before that it runs at the lowest priority
+	end  func()          // gives the place back, after the process has ended
+}
+
+// begin waits until the job may run. What yielded its place may begin again.
+func (f *flight) begin(ctx context.Context) (place, error) {
 	q := &f.flights.queue
 	memory, length := f.flights.costs.estimate(&f.about)
+	run, stop := context.WithCancelCause(ctx)
 	f.mu.Lock()
-	t := &turn{rank: f.rank(), number: f.number, memory: memory, length: length}
-	f.turn = t
+	t := &turn{rank: f.rank(), number: f.number, memory: memory, length: length, yield: func() { stop(errYielded) }}
+	f.turn, f.state, f.started = t, JobQueued, time.Time{}
 	q.enter(t)
 	f.tellLocked("queued")
 	f.mu.Unlock()
 	if err := q.await(ctx, t); err != nil {
-		return nil, nil, err
+		stop(nil)
+		return place{}, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.state, f.started = JobRunning, f.flights.now()
 	f.rerank()
-	return f.urgent, func() { q.leave(t) }, nil
+	return place{ctx: run, idle: f.urgent, end: func() { stop(nil); q.leave(t) }}, nil
 }
 
 // finish notes the end. The caller holds fs.mu.

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,21 +46,35 @@ func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*
 func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 	defer j.request.close()
 	c := j.c
-	idle, end, err := f.begin(ctx)
-	if err != nil {
-		return nil, fail(Cancelled, err, "model %q", j.request.Name)
+	result, err := j.placed(ctx, f)
+	for errors.Is(err, errYielded) {
+		result, err = j.placed(ctx, f)
 	}
-	defer end()
-	j.urgent = idle
-	began := c.now()
-	result, err := j.staged(ctx, f.tell)
 	if err != nil {
 		return nil, j.failed(ctx, err)
 	}
 	j.succeeded()
-	c.flights.costs.learn(&f.about, c.now().Sub(began), j.memory, waits(idle))
 	c.index.Count("compiles", 1)
 	return result, nil
+}
+
+// placed compiles when it is the job's turn. errYielded says that it is to wait for another.
+func (j *job) placed(ctx context.Context, f *flight) (*compiled, error) {
+	p, err := f.begin(ctx)
+	if err != nil {
+		return nil, fail(Cancelled, err, "model %q", j.request.Name)
+	}
+	defer p.end()
+	j.urgent = p.idle
+	began := j.c.now()
+	result, err := j.staged(p.ctx, f.tell)
+	switch {
+	case err == nil:
+		f.flights.costs.learn(&f.about, j.c.now().Sub(began), j.memory, waits(p.idle))
+	case ctx.Err() == nil && context.Cause(p.ctx) == errYielded:
+		return nil, errYielded
+	}
+	return result, err
 }
 
 // waits tells whether the channel is still open.

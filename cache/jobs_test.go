@@ -288,3 +288,23 @@ func TestAJobThatFailsTellsWhy(t *testing.T) {
 	require.Equal(t, CompileFailed, ClassOf(j.Err))
 	require.NotEqual(t, index.RequestKey{}, j.RequestKey)
 }
+
+func TestABackgroundJobMakesRoomAndBeginsAgain(t *testing.T) {
+	g := &gate{pass: make(chan struct{}), hold: true}
+	b := newBenchWith(t, func(o *Options) {
+		g.Compiler, o.Compiler, o.Jobs, o.JobsMemory = o.Compiler, g, 2, 300<<20
+	})
+	a := b.later1(1, somebody)
+	b.begins(g, 1)
+	waiting := b.ask(context.Background(), b.request(b.model(2)))
+	b.begins(g, 2)
+	require.Equal(t, JobQueued, b.jobs(somebody)[0].State)
+	require.NotEqual(t, g.begun()[0], g.begun()[1])
+	g.pass <- struct{}{}
+	b.served(waiting)
+	b.begins(g, 3)
+	require.Equal(t, g.begun()[0], g.begun()[2])
+	g.pass <- struct{}{}
+	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+}

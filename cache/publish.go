@@ -18,6 +18,9 @@ func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled,
 	b.Source = j.keepSource(ctx)
 	err := c.put(ctx, b, out)
 	c.publishing.RUnlock()
+	if err != nil && ctx.Err() != nil {
+		return nil, fail(Cancelled, err, "model %q", b.ModelName)
+	}
 	if err != nil {
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
 		c.log.Error("build not stored", "model", b.ModelName, "error", err)

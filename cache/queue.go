@@ -3,6 +3,7 @@ package cache
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -23,7 +24,7 @@ const (
 // Jobs that requests wait for take a slot each; those that users go on without take what these leave, but no request
 // waits for such a slot; what the daemon itself wants takes none, for where it comes from bounds it. All that run
 // together stay within the memory, as far as it can be told beforehand. A job that needs more than there is at all
-// runs alone.
+// runs alone. Where those of lower ranks are in the way of a request, the ones that began last are stopped and queue again.
 type queue struct {
 	jobs   int
 	memory int64 // bytes; 0: no bound
@@ -43,7 +44,12 @@ type turn struct {
 	begun   chan struct{} // closed when it may run
 	since   time.Time     // when that was
 	running bool
+	yield   func() // stops what runs; it leaves the queue when it has ended
+	yielded bool   // it was called
 }
+
+// errYielded says that a job was stopped for the sake of one that somebody waits for.
+var errYielded = errors.New("stopped for a request")
 
 // enter puts a turn into the queue.
 func (q *queue) enter(t *turn) {
@@ -95,6 +101,42 @@ func (q *queue) admit() {
 		q.running = append(q.running, t)
 		t.running, t.since = true, q.now()
 		close(t.begun)
+	}
+	if len(q.waiting) > 0 && q.waiting[0].rank == waitedFor {
+		q.makeRoom(q.waiting[0])
+	}
+}
+
+// makeRoom stops those of lower ranks that have the memory which the turn lacks, if that would do. The caller holds mu.
+func (q *queue) makeRoom(t *turn) {
+	used, kept, slots := t.memory, 0, 0
+	var lower []*turn
+	for _, one := range q.running {
+		switch {
+		case one.rank == waitedFor:
+			used += one.memory
+			slots++
+			kept++
+		case one.yielded: // its memory is as good as free
+		default:
+			used += one.memory
+			lower = append(lower, one)
+		}
+	}
+	if slots >= q.jobs {
+		return // it is not the memory that is missing
+	}
+	var stop []*turn
+	for len(lower) > 0 && used > q.memory {
+		last := lower[len(lower)-1]
+		lower, stop, used = lower[:len(lower)-1], append(stop, last), used-last.memory
+	}
+	if used > q.memory && kept > 0 {
+		return // it has to wait for one that somebody waits for anyway
+	}
+	for _, one := range stop {
+		one.yielded = true
+		one.yield()
 	}
 }
 

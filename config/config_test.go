@@ -167,6 +167,7 @@ log_level = "warn"
 worker = "/w"
 worker_user = "epcached-worker:990"
 jobs = 3
+jobs_memory_bytes = 12
 path_access = true
 administrators = [1, 2]
 allow_options = ["QNNExecutionProvider/x", "session/y"]

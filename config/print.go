@@ -11,7 +11,8 @@ import (
 
 // whenEmpty says what a value stands for that says nothing by itself.
 var whenEmpty = map[string]string{
-	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own", "jobs": "one for each processor", "max_age": "no limit", "window": "always",
+	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own", "jobs": "one for each processor",
+	"jobs_memory_bytes": "half of the machine's memory", "max_age": "no limit", "window": "always",
 }
 
 // Print writes the settings in force as a file that would make them, with a comment behind each value that says where it is from.

@@ -21,6 +21,7 @@ type Settings struct {
 	Worker         string   // path of epcached-ort; "": beside epcached
 	WorkerUser     string   // "name", "uid", either with ":group"; "": the daemon's own
 	Jobs           uint64   // compiles at the same time; 0: one per processor
+	JobsMemory     uint64   // bytes that compiles may take together; 0: half of the machine's memory
 	PathAccess     bool     // shared models may be opened by path by every local user
 	Administrators []uint32 // user ids
 	AllowOptions   []string // "EP/option", "session/key"
@@ -145,6 +146,7 @@ func (s *Settings) read(t *table) {
 	t.file("worker", &s.Worker)
 	t.text("worker_user", &s.WorkerUser, checkUser)
 	t.count("jobs", &s.Jobs, 0, 4096)
+	t.count("jobs_memory_bytes", &s.JobsMemory, 0, math.MaxInt64)
 	t.truth("path_access", &s.PathAccess)
 	t.users("administrators", &s.Administrators)
 	t.texts("allow_options", &s.AllowOptions, checkOption)

@@ -32,6 +32,7 @@ func (b *backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 var onMiss = map[wire.OnMiss]cache.OnMiss{
 	wire.OnMiss_WAIT: cache.Wait, wire.OnMiss_FAIL: cache.Fail, wire.OnMiss_REFRESH: cache.Refresh,
 	wire.OnMiss_BYPASS: cache.Bypass, wire.OnMiss_KEY_ONLY: cache.KeyOnly, wire.OnMiss_EXPLAIN: cache.Explain,
+	wire.OnMiss_BACKGROUND: cache.Background,
 }
 
 // Acquire translates the request, and the answer back.
@@ -46,10 +47,7 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	if err != nil {
 		return unixsock.Answer{}, wireError(err)
 	}
-	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) {
-		progress(&wire.Progress{Phase: pr.Phase, Detail: pr.Detail, DoneBytes: pr.Done, TotalBytes: pr.Total,
-			ElapsedMs: time.Since(start).Milliseconds()})
-	})
+	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
 	if err != nil {
 		return unixsock.Answer{}, wireError(err)
 	}

@@ -2,7 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
+	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -11,21 +16,31 @@ import (
 var errNotYet = &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "not supported by this version"}
 
 // Jobs lists compiles and failures.
-func (b *backend) Jobs(context.Context, unixsock.Peer, *wire.Jobs) (*wire.JobsReply, error) {
-	return nil, errNotYet
+func (b *backend) Jobs(ctx context.Context, p unixsock.Peer, _ *wire.Jobs) (*wire.JobsReply, error) {
+	jobs, err := b.cache.Jobs(ctx, peer(p))
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.JobsReply{Jobs: jobsReply(jobs)}, nil
 }
 
 // Follow waits for a job's end.
-func (b *backend) Follow(context.Context, unixsock.Peer, *wire.Follow, func(*wire.Progress)) (*wire.JobsReply, error) {
-	return nil, errNotYet
+func (b *backend) Follow(ctx context.Context, p unixsock.Peer, w *wire.Follow, progress func(*wire.Progress)) (*wire.JobsReply, error) {
+	start := time.Now()
+	job, err := b.cache.Follow(ctx, peer(p), w.Job, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.JobsReply{Jobs: jobsReply([]cache.Job{job})}, nil
 }
 
 // CancelJobs ends compiles.
-func (b *backend) CancelJobs(_ context.Context, _ unixsock.Peer, w *wire.CancelJobs) (*wire.JobsReply, error) {
-	if w.All == (len(w.Jobs) > 0) {
-		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "cancel: name jobs, or say all"}
+func (b *backend) CancelJobs(ctx context.Context, p unixsock.Peer, w *wire.CancelJobs) (*wire.JobsReply, error) {
+	jobs, err := b.cache.CancelJobs(ctx, peer(p), w.Jobs, w.All)
+	if err != nil {
+		return nil, wireError(err)
 	}
-	return nil, errNotYet
+	return &wire.JobsReply{Jobs: jobsReply(jobs)}, nil
 }
 
 // RetryJobs forgets failures.
@@ -34,4 +49,40 @@ func (b *backend) RetryJobs(_ context.Context, _ unixsock.Peer, w *wire.RetryJob
 		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "retry: name entries, or say all"}
 	}
 	return nil, errNotYet
+}
+
+// jobsReply gives the first jobs, as many as fit.
+func jobsReply(jobs []cache.Job) []*wire.Job {
+	var out []*wire.Job
+	size := 0
+	for i := range jobs {
+		one := jobReply(&jobs[i])
+		if size += proto.Size(one) + 8; size > maxReply/2 { // 8: its tag and length, at most; the rest is for failures
+			break
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+func jobReply(j *cache.Job) *wire.Job {
+	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: valid(j.ModelName), ModelDigest: j.ModelDigest.String(),
+		RequestKey: keyText(j.RequestKey), Build: keyText(j.Build), Ep: j.EP, Uid: j.UID, Background: j.Background,
+		Waiting: uint32(j.Waiting), QueuedMs: milliseconds(j.Queued), StartedMs: milliseconds(j.Started),
+		ElapsedMs: j.Elapsed.Milliseconds(), EstimateMs: j.Estimate.Milliseconds(), Why: valid(j.Why), Models: uint32(j.Models)}
+	var e *unixsock.Error
+	if j.Err != nil && errors.As(wireError(j.Err), &e) {
+		out.Error = &wire.Error{Class: e.Class, Text: valid(e.Text), Hint: valid(e.Hint), Facts: make(map[string]string, len(e.Facts))}
+		for name, value := range e.Facts {
+			out.Error.Facts[name] = valid(value)
+		}
+	} else if j.Err != nil {
+		out.Error = &wire.Error{Class: wire.ErrorClass_INTERNAL, Text: "internal error"} // what it is stands in the log
+	}
+	return out
+}
+
+func progressReply(p *cache.Progress, elapsed time.Duration) *wire.Progress {
+	return &wire.Progress{Phase: p.Phase, Detail: valid(p.Detail), DoneBytes: p.Done, TotalBytes: p.Total, ElapsedMs: elapsed.Milliseconds(),
+		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting)}
 }

@@ -15,7 +15,7 @@ import (
 // optionsOf says in the cache's terms what the configuration says in an administrator's.
 func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
 	o := cache.Options{
-		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs),
+		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
 		Quiet: inSeconds(s.Quiet), Poll: inSeconds(s.Poll), KeepSource: s.KeepSource,
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),

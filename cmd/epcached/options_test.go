@@ -19,6 +19,7 @@ func TestOptionsOf(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "epcached.toml")
 	require.NoError(t, os.WriteFile(file, []byte(`
 jobs = 3
+jobs_memory_bytes = 12
 path_access = true
 administrators = [7]
 allow_options = ["session/x"]
@@ -66,7 +67,7 @@ window = "22:00-06:00"
 	o := optionsOf(s, set, nil, slog.Default())
 	o.Log = nil
 	require.Equal(t, cache.Options{
-		Jobs: 3, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
+		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
 		Drivers: []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild: cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},

@@ -17,7 +17,7 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
 		return nil, &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "on_miss " + w.OnMiss.String() + " is not supported by this version",
-			Hint: "use wait, fail, refresh, bypass, key_only or explain"}
+			Hint: "use wait, background, fail, refresh, bypass, key_only or explain"}
 	}
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
 		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "the request has no descriptor of a model"}
@@ -26,7 +26,7 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 		Peer: p, Name: w.Model.Name, Graph: fds[w.Model.Fd], External: make(map[string]*os.File, len(w.Model.External)),
 		SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
-		Runtime: runtimeRef(w.Runtime, fds), StrictORT: w.StrictOrt, OnMiss: miss, Store: w.Store,
+		Runtime: runtimeRef(w.Runtime, fds), StrictORT: w.StrictOrt, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing,
 		Output: cache.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
 	}
@@ -68,7 +68,7 @@ func acquireReply(a *cache.Answer) *wire.AcquireReply {
 	reply := &wire.AcquireReply{
 		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(),
 		CompatibilitySource: a.Compatibility.Source, CompatibilityReason: valid(a.Compatibility.Reason), Why: valid(a.Why), Record: a.Record,
-		Runtime: a.Runtime, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
+		Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
 		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
 	}
 	reply.RequestKey = keyText(a.RequestKey)

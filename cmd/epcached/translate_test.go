@@ -124,7 +124,7 @@ func TestJudgementThatNobodyCouldGive(t *testing.T) {
 }
 
 func TestEveryWishHasItsTranslation(t *testing.T) {
-	later := []wire.OnMiss{wire.OnMiss_BACKGROUND, wire.OnMiss_CLAIM}
+	later := []wire.OnMiss{wire.OnMiss_CLAIM}
 	seen := make(map[cache.OnMiss]bool)
 	for number, name := range wire.OnMiss_name {
 		wish, ok := onMiss[wire.OnMiss(number)]
@@ -143,6 +143,8 @@ func TestTextThatIsNone(t *testing.T) {
 		eventReply(&cache.Event{Model: bad, Text: bad, Runtime: bad}),
 		explanationReply(&cache.Explanation{Reason: bad, Candidates: []cache.Candidate{{Reason: bad, Differences: []cache.Difference{{Asked: bad, Found: bad}}}}}, maxReply),
 		buildReply(&cache.Listing{Judgement: cache.Judgement{Reason: bad}}),
+		jobReply(&cache.Job{ModelName: bad, Why: bad, Err: &cache.Error{Class: cache.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
+		progressReply(&cache.Progress{Detail: bad}, 0),
 		acquireReply(&cache.Answer{Why: bad, Compatibility: cache.Judgement{Reason: bad}}),
 	} {
 		_, err := proto.Marshal(reply)

@@ -1,0 +1,209 @@
+package cache
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// lane is a queue with a clock of its own, told as a diary.
+type lane struct {
+	testing.TB
+	queue
+	at    time.Time
+	count uint64
+}
+
+func newLane(t testing.TB, jobs int, memory int64) *lane {
+	l := &lane{TB: t, at: time.Unix(1, 0)}
+	l.jobs, l.memory, l.now = jobs, memory, func() time.Time { return l.at }
+	return l
+}
+
+// comes puts a job of that rank into the queue.
+func (l *lane) comes(r rank, memory int64) *turn {
+	l.count++
+	t := &turn{rank: r, number: l.count, memory: memory, yield: func() {}}
+	l.enter(t)
+	return t
+}
+
+func (t *turn) runs() bool {
+	select {
+	case <-t.begun:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestFirstComeFirstServedWithinARank(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a, b, c := l.comes(waitedFor, 0), l.comes(waitedFor, 0), l.comes(waitedFor, 0)
+	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()})
+	require.Equal(t, []int{0, 1, 2}, []int{l.position(a), l.position(b), l.position(c)})
+	l.leave(b)
+	l.leave(a)
+	require.True(t, c.runs())
+}
+
+func TestHigherRankGoesFirst(t *testing.T) {
+	l := newLane(t, 1, 10)
+	busy := l.comes(waitedFor, 10)
+	own, asked, waited := l.comes(ownWish, 1), l.comes(askedFor, 1), l.comes(waitedFor, 10)
+	for _, next := range []*turn{waited, asked} {
+		l.leave(busy)
+		require.True(t, next.runs())
+		busy = next
+	}
+	require.True(t, own.runs(), "it takes no slot, and there is memory for both")
+}
+
+func TestSlots(t *testing.T) {
+	l := newLane(t, 2, 0)
+	own := l.comes(ownWish, 0)
+	b1, b2, b3 := l.comes(askedFor, 0), l.comes(askedFor, 0), l.comes(askedFor, 0)
+	require.Equal(t, []bool{true, true, true, false}, []bool{own.runs(), b1.runs(), b2.runs(), b3.runs()})
+	w1, w2, w3 := l.comes(waitedFor, 0), l.comes(waitedFor, 0), l.comes(waitedFor, 0)
+	require.Equal(t, []bool{true, true, false}, []bool{w1.runs(), w2.runs(), w3.runs()}, "those that run for nobody who waits do not count")
+	l.leave(b1)
+	require.False(t, b3.runs())
+	l.leave(w1)
+	require.True(t, w3.runs())
+	l.leave(w2)
+	l.leave(w3)
+	require.True(t, b3.runs())
+}
+
+func TestMemoryIsShared(t *testing.T) {
+	l := newLane(t, 8, 100)
+	a, b, c := l.comes(waitedFor, 60), l.comes(waitedFor, 50), l.comes(waitedFor, 10)
+	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()}, "nobody overtakes the one that needs more")
+	l.leave(a)
+	require.True(t, b.runs())
+	require.True(t, c.runs())
+}
+
+func TestWhatNeedsMoreThanThereIsRunsAlone(t *testing.T) {
+	l := newLane(t, 8, 100)
+	small := l.comes(waitedFor, 1)
+	large, after := l.comes(waitedFor, 1000), l.comes(waitedFor, 1)
+	require.False(t, large.runs())
+	l.leave(small)
+	require.True(t, large.runs())
+	require.False(t, after.runs())
+	l.leave(large)
+	require.True(t, after.runs())
+}
+
+func TestWhoWaitsGetsTheMemoryOfWhoDoesNot(t *testing.T) {
+	for name, test := range map[string]struct {
+		running []rank // each of 40 bytes, of 100
+		need    int64
+		yields  []bool
+	}{
+		"there is enough":                     {[]rank{askedFor}, 60, []bool{false}},
+		"the one that began last":             {[]rank{askedFor, ownWish}, 50, []bool{false, true}},
+		"both":                                {[]rank{ownWish, askedFor}, 90, []bool{true, true}},
+		"more than there is":                  {[]rank{ownWish, askedFor}, 1000, []bool{true, true}},
+		"it would not do":                     {[]rank{waitedFor, ownWish}, 90, []bool{false, false}},
+		"the other one waits for it, as well": {[]rank{waitedFor, ownWish}, 50, []bool{false, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLane(t, 8, 100)
+			yields := make([]bool, len(test.running))
+			var running []*turn
+			for i, r := range test.running {
+				one := l.comes(r, 40)
+				one.yield = func() { yields[i] = true }
+				running = append(running, one)
+				require.True(t, one.runs())
+			}
+			asks := l.comes(waitedFor, test.need)
+			require.Equal(t, test.yields, yields)
+			for i := range yields {
+				if yields[i] {
+					require.False(t, asks.runs(), "before the other has ended")
+					l.leave(running[i])
+				}
+			}
+			require.Equal(t, name != "it would not do", asks.runs())
+		})
+	}
+}
+
+func TestARunningJobOnlyRises(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a := l.comes(askedFor, 0)
+	require.True(t, l.move(a, waitedFor))
+	b := l.comes(waitedFor, 0)
+	require.False(t, b.runs())
+	l.move(a, askedFor)
+	require.False(t, b.runs(), "it runs at the priority that it has got")
+	require.False(t, l.move(b, askedFor))
+	c := l.comes(waitedFor, 0)
+	l.leave(a)
+	require.True(t, c.runs(), "what nobody waits for any more goes back")
+	require.False(t, b.runs())
+}
+
+func TestGivingUpLeavesTheQueue(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a, b := l.comes(waitedFor, 0), l.comes(waitedFor, 0)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, l.await(ctx, b), context.Canceled)
+	require.NoError(t, l.await(context.Background(), a))
+	l.leave(a)
+	require.Empty(t, l.running)
+	require.Empty(t, l.waiting)
+}
+
+func TestWaitFromWhatIsBefore(t *testing.T) {
+	l := newLane(t, 2, 0)
+	lengths := []time.Duration{10 * time.Second, 6 * time.Second, 4 * time.Second, 0, time.Minute}
+	var turns []*turn
+	for _, length := range lengths {
+		turns = append(turns, l.comes(waitedFor, 0))
+		turns[len(turns)-1].length = length
+	}
+	l.at = l.at.Add(8 * time.Second)
+	require.Zero(t, l.wait(turns[0]))
+	require.Equal(t, time.Second, l.wait(turns[2]), "2 s of the first are left, and nothing of the second, on two slots")
+	require.Equal(t, 3*time.Second, l.wait(turns[4]))
+}
+
+// Whatever comes and goes: the bounds hold, and everything has its turn.
+func TestBoundsHoldAndAllRun(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	l := newLane(t, 3, 100)
+	var all []*turn
+	for step := range 3000 {
+		switch runs := slices.DeleteFunc(slices.Clone(all), func(one *turn) bool { return !one.runs() }); {
+		case step < 2000 && random.IntN(2) == 0:
+			all = append(all, l.comes(rank(random.IntN(3)), random.Int64N(130)))
+		case len(all) > 0 && random.IntN(4) == 0:
+			l.move(all[random.IntN(len(all))], rank(random.IntN(3)))
+		case len(runs) > 0:
+			ends := runs[random.IntN(len(runs))]
+			l.leave(ends)
+			all = slices.DeleteFunc(all, func(one *turn) bool { return one == ends })
+		}
+		var used int64
+		for _, one := range l.running {
+			used += one.memory
+		}
+		require.True(t, used <= 100 || len(l.running) == 1, "step %d of seed %d: %d bytes of %d jobs", step, seed, used, len(l.running))
+	}
+	for len(all) > 0 {
+		i := slices.IndexFunc(all, (*turn).runs)
+		require.NotEqual(t, -1, i, "nothing runs though %d wait, seed %d", len(all), seed)
+		l.leave(all[i])
+		all = slices.Delete(all, i, i+1)
+	}
+}
