@@ -389,6 +389,21 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
+// ONNX Runtime does not tell small letters of a denotation from large ones.
+func TestDenotationsInOtherLetters(t *testing.T) {
+	b := newBench(t)
+	key := func(sizes map[string]int64) index.RequestKey {
+		r := b.request(b.model(1))
+		r.OnMiss, r.FreeDimensionsByDenotation = KeyOnly, sizes
+		return b.acquire(r).RequestKey
+	}
+	require.Equal(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"data_batch": 2}))
+	require.NotEqual(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"DATA_CHANNEL": 2}))
+	r := b.request(b.model(1))
+	r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 2, "data_batch": 3}
+	require.Equal(t, BadRequest, b.refused(r).Class)
+}
+
 func (b *bench) libraries(f *os.File) []EPLibraryRef {
 	found, err := filepath.Glob(filepath.Join(b.runtime, "libonnxruntime_providers_*.so"))
 	require.NoError(b, err)

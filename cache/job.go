@@ -27,6 +27,7 @@ type job struct {
 
 	urgent    <-chan struct{} // closed as soon as a request waits for this job
 	locations []string        // of external data, once the model is copied
+	open      []openDimension // likewise: those of the inputs that the request does not fix
 	cpu       atomic.Int64    // nanoseconds that workers took of all processors
 	anew      string          // why the daemon itself compiles this again; "" where a request began it
 	replaces  index.BuildID   // then: the build that wanted it
@@ -159,7 +160,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
 			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
 		}
-		return nil, compileError(err, result.Log, "model %q does not compile", j.request.Name)
+		return nil, j.aboutDimensions(compileError(err, result.Log, "model %q does not compile", j.request.Name))
 	}
 	phase("checking")
 	b, err := j.check(ctx, out, result)
@@ -256,6 +257,9 @@ func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
 	}
 	if rest := m.Nodes - len(m.Contexts); rest > 0 {
 		b.Warnings = append(b.Warnings, fmt.Sprintf("%d nodes stay outside the compiled parts and run on another execution provider: %s", rest, m.NodeSummary(8)))
+		if len(j.open) > 0 {
+			b.Warnings = append(b.Warnings, dimensionsHint(j.open))
+		}
 	}
 	return b
 }

@@ -69,7 +69,7 @@ func (j *job) copyExternal(ctx context.Context, path string) (cas.Digest, error)
 	if err != nil {
 		return cas.Digest{}, modelError(j.request, err)
 	}
-	j.locations = m.Locations()
+	j.locations, j.open = m.Locations(), j.request.openDimensions(m)
 	beside := func(location string) string { return filepath.Join(j.modelFolder(), filepath.FromSlash(location)) }
 	for _, location := range j.locations {
 		f := j.request.External[location]

@@ -149,8 +149,11 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 // canonicalRequest brings the request into its one spelling.
 func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, facts compilers.Facts) (canonical, error) {
 	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed,
-		FreeDimensions: orEmpty(r.FreeDimensions), FreeDimensionsByDenotation: orEmpty(r.FreeDimensionsByDenotation)}
+		FreeDimensions: orEmpty(r.FreeDimensions)}
 	var err error
+	if out.FreeDimensionsByDenotation, err = canonicalDenotations(r.FreeDimensionsByDenotation); err != nil {
+		return canonical{}, err
+	}
 	if out.SessionOptions, err = c.canonicalSession(r.SessionOptions); err != nil {
 		return canonical{}, err
 	}

@@ -28,7 +28,7 @@ func TestGuidelines(t *testing.T) {
 			for _, part := range []struct {
 				name string
 				rows []guideline
-			}{{"generation", generation}, {"inference", inference}, {"weight sharing", weightSharing}} {
+			}{{"generation", generation}, {"inference", inference}, {"weight sharing", weightSharing}, {"compile API", compileAPI}} {
 				for _, row := range part.rows {
 					t.Run(part.name+"/"+row.name, func(t *testing.T) { row.prove(t, h) })
 				}

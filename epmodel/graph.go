@@ -97,6 +97,8 @@ func (w *walker) dim(f field, v *Value) error {
 		case 2:
 			d.Value = -1
 			d.Param, err = w.text(g, "dim_param")
+		case 3:
+			d.Denotation, err = w.text(g, "denotation")
 		}
 		return err
 	})
@@ -104,5 +106,5 @@ func (w *walker) dim(f field, v *Value) error {
 	if err != nil {
 		return err
 	}
-	return w.keep(f.at, 24)
+	return w.keep(f.at, 40)
 }

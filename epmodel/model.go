@@ -43,8 +43,9 @@ type Value struct {
 
 // Dim is one dimension: a Value, or else the name of a free dimension, or neither (-1 and "").
 type Dim struct {
-	Value int64 // -1 when free
-	Param string
+	Value      int64 // -1 when free
+	Param      string
+	Denotation string // what it stands for, such as "DATA_BATCH"; most models say nothing
 }
 
 // Range is a run of bytes of the graph file. Length 0 means that there is none.

@@ -43,8 +43,11 @@ type Node struct {
 type Value struct {
 	Name  string
 	Type  int32
-	Shape []any // int64 or int: fixed; string: a free dimension's name
+	Shape []any // int64 or int: fixed; string: a free dimension's name; Meaning: its denotation, and no name
 }
+
+// Meaning is the denotation of a dimension, such as "DATA_BATCH".
+type Meaning string
 
 // Tensor is an initializer, with its bytes in Raw, or in an external file.
 type Tensor struct {
@@ -135,6 +138,8 @@ func (v Value) encode() []byte {
 			shape = appendBytes(shape, 1, appendInt(nil, 1, d))
 		case string:
 			shape = appendBytes(shape, 1, appendText(nil, 2, d))
+		case Meaning:
+			shape = appendBytes(shape, 1, appendText(nil, 3, string(d)))
 		}
 	}
 	tensor := appendBytes(appendInt(nil, 1, int64(v.Type)), 2, shape)

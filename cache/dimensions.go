@@ -1,0 +1,106 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+)
+
+// canonicalDenotations gives denotations in small letters, for ONNX Runtime compares them so.
+func canonicalDenotations(sizes map[string]int64) (map[string]int64, error) {
+	out := make(map[string]int64, len(sizes))
+	for name, size := range sizes {
+		small := strings.ToLower(name)
+		if other, twice := out[small]; twice && other != size {
+			return nil, fail(BadRequest, nil, "free dimensions of denotation %q are fixed twice, to %d and to %d", small, min(size, other), max(size, other))
+		}
+		out[small] = size
+	}
+	return out, nil
+}
+
+// openDimension is a dimension of a model's inputs that neither the model nor the request gives a size.
+type openDimension struct {
+	name, denotation string   // by which a request could; both may be empty
+	inputs           []string // that have it
+}
+
+// openDimensions lists them in the order of the inputs, those of one name once.
+func (r *Request) openDimensions(m *epmodel.Model) []openDimension {
+	var out []openDimension
+	fixed, err := canonicalDenotations(r.FreeDimensionsByDenotation)
+	if err != nil {
+		fixed = nil // such a request is refused, and never gets here
+	}
+	for _, in := range m.Inputs {
+		for _, d := range in.Shape {
+			_, named := r.FreeDimensions[d.Param]
+			_, meant := fixed[strings.ToLower(d.Denotation)]
+			if d.Value >= 0 || d.Param != "" && named || d.Denotation != "" && meant {
+				continue
+			}
+			at := slices.IndexFunc(out, func(o openDimension) bool { return o.name == d.Param && o.denotation == d.Denotation })
+			if at < 0 {
+				at = len(out)
+				out = append(out, openDimension{name: d.Param, denotation: d.Denotation})
+			}
+			if !slices.Contains(out[at].inputs, in.Name) {
+				out[at].inputs = append(out[at].inputs, in.Name)
+			}
+		}
+	}
+	return out
+}
+
+// maxNamedDimensions bounds what a message says.
+const maxNamedDimensions = 8
+
+// dimensionsHint says which dimensions to fix, and how: execution providers that need to know every shape take little or nothing else.
+func dimensionsHint(open []openDimension) string {
+	var what, how []string
+	for i, d := range open {
+		if i == maxNamedDimensions {
+			what = append(what, fmt.Sprintf("%d more", len(open)-i))
+			break
+		}
+		of := fmt.Sprintf(" of %q", d.inputs)
+		switch {
+		case d.name != "":
+			what, how = append(what, d.name+of), append(how, "--dim "+d.name+"=N")
+		case d.denotation != "":
+			what, how = append(what, d.denotation+of), append(how, "--dim-by-denotation "+d.denotation+"=N")
+		default:
+			what = append(what, "a dimension without a name"+of+", which only the model's author can fix")
+		}
+	}
+	hint := "the model leaves dimensions open, which the execution provider may need to know: " + strings.Join(what, ", ")
+	if len(how) > 0 {
+		hint += "; fix them: " + strings.Join(how, " ")
+	}
+	return hint
+}
+
+// aboutDimensions adds the hint to an error that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
+func (j *job) aboutDimensions(err error) error {
+	var e *Error
+	var none *compilers.NoNodesError
+	var refused *compilers.RefusedError
+	if len(j.open) == 0 || !errors.As(err, &e) || !errors.As(err, &none) && !errors.As(err, &refused) {
+		return err
+	}
+	var names []string
+	for _, d := range j.open {
+		if d.name != "" {
+			names = append(names, d.name)
+		}
+	}
+	hint := dimensionsHint(j.open)
+	if e.Hint != "" {
+		hint += "; or " + e.Hint
+	}
+	return e.fact("free_dimensions", strings.Join(names, ",")).hint("%s", hint)
+}

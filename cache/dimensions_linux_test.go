@@ -1,0 +1,101 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// dynamic asks for a model of one input whose first dimension is batch.
+func (b *bench) dynamic(ep string, batch any) *Request {
+	path := filepath.Join(b.TempDir(), "dynamic.onnx")
+	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 16, batch), 0o644))
+	r := b.request(b.openFile(path))
+	r.EPs = []EP{{Name: ep}}
+	return r
+}
+
+// An execution provider that needs to know every shape takes nothing of such a model: then the answer says which dimensions to fix.
+func TestOpenDimensionsAreNamed(t *testing.T) {
+	b, _, _ := newTestEPBench(t)
+	for name, row := range map[string]struct {
+		batch any
+		fix   func(*Request)
+		says  []string
+	}{
+		"by name":                         {"batch", func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} }, []string{`batch of ["x"]`, "--dim batch=N"}},
+		"by denotation":                   {tinymodel.Meaning("DATA_BATCH"), func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4} }, []string{`DATA_BATCH of ["x"]`, "--dim-by-denotation DATA_BATCH=N"}},
+		"by denotation, in other letters": {tinymodel.Meaning("DATA_BATCH"), func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"data_batch": 4} }, []string{"DATA_BATCH"}},
+		"not at all":                      {"", nil, []string{"without a name"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := b.refused(b.dynamic(compilertest.TestEP, row.batch))
+			require.Equal(t, CompileFailed, e.Class)
+			require.Equal(t, "no node taken", e.Facts["reason"])
+			for _, text := range row.says {
+				require.Contains(t, e.Hint, text)
+			}
+			if row.fix == nil {
+				require.NotContains(t, e.Hint, "--dim")
+				return
+			}
+			r := b.dynamic(compilertest.TestEP, row.batch)
+			row.fix(r)
+			a := b.acquire(r)
+			require.NotEmpty(t, a.Build)
+			require.Empty(t, a.Warnings)
+		})
+	}
+	other := b.dynamic(compilertest.TestEP, "batch")
+	other.FreeDimensions = map[string]int64{"length": 4}
+	require.Contains(t, b.refused(other).Hint, "--dim batch=N", "the one that was fixed is not in the model")
+}
+
+// What is only taken in part says so, with the dimensions that may be the reason.
+func TestOpenDimensionsOfABuild(t *testing.T) {
+	b, _, _ := newTestEPBench(t)
+	fixed := tinymodel.DenseModel(1, 16, 2)
+	fixed.Inputs = append(fixed.Inputs, tinymodel.Value{Name: "ids", Type: tinymodel.Float, Shape: []any{"length"}})
+	fixed.Outputs = append(fixed.Outputs, tinymodel.Value{Name: "ids2", Type: tinymodel.Float, Shape: []any{"length"}})
+	fixed.Nodes = append(fixed.Nodes, tinymodel.Node{Name: "free", Op: "Relu", Inputs: []string{"ids"}, Outputs: []string{"ids2"}})
+	path := filepath.Join(t.TempDir(), "partly.onnx")
+	require.NoError(t, os.WriteFile(path, fixed.Encode(), 0o644))
+	r := b.request(b.openFile(path))
+	r.EPs = []EP{{Name: compilertest.TestEP}}
+	a := b.acquire(r)
+	require.Len(t, a.Warnings, 2)
+	require.Contains(t, a.Warnings[1], `length of ["ids"]`)
+}
+
+// QNN ahead of time needs fixed shapes, and is a real case.
+func TestOpenDimensionsWithQNN(t *testing.T) {
+	const qnn = "QNNExecutionProvider"
+	runtime := compilertest.Runtime(t, "qnn-2.7.0")
+	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{runtime} })
+	ask := func() *Request {
+		r := b.dynamic(qnn, "batch")
+		r.EPs[0].Options = map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}
+		return r
+	}
+	e := b.refused(ask())
+	require.Equal(t, CompileFailed, e.Class)
+	require.Contains(t, e.Hint, "--dim batch=N")
+	require.Equal(t, "batch", e.Facts["free_dimensions"])
+	r := ask()
+	r.FreeDimensions = map[string]int64{"batch": 4}
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	two := ask()
+	two.FreeDimensions = map[string]int64{"batch": 2}
+	require.Equal(t, Compiled, b.acquire(two).Outcome, "another size is another build")
+	require.Equal(t, Hit, b.acquire(r).Outcome)
+}
