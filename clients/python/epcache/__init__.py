@@ -43,6 +43,7 @@ from ._errors import (
 )
 from ._events import Event, Subscription
 from ._explanation import Candidate, Difference, Explanation, Neighbour
+from ._jobs import Failure, Job, Jobs
 from ._refusal import Decision
 from ._report import Report
 from ._request import Device, ExecutionProvider, Library, Runtime
@@ -72,9 +73,12 @@ __all__ = [
     "Event",
     "ExecutionProvider",
     "Explanation",
+    "Failure",
     "File",
     "InferenceSession",
     "Internal",
+    "Job",
+    "Jobs",
     "Library",
     "Neighbour",
     "NoDaemon",

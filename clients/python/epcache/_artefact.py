@@ -22,6 +22,9 @@ class Progress:
     detail: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
+    estimate_seconds: float = 0.0  # of the whole request, from earlier compiles of like size; 0: not known
+    job: str = ""  # of the compile that the request waits for
+    waiting: int = 0  # requests that wait for it
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Artefact:
     from it lives. Load `path` (or `view_path`, see there) with exactly these provider and session options.
     """
 
-    outcome: str  # "hit", "compiled", "waited"; "passthrough", "key", "explanation": without a view
+    outcome: str  # "hit", "compiled", "waited", "put"; "passthrough", "background", "key", "explanation": without a view
     request_key: str
     build: str
     model_digest: str
@@ -63,6 +66,7 @@ class Artefact:
     record: str  # the request as the daemon understood it, JSON
     runtime: str
     warnings: list[str]
+    job: str = ""  # of "background": the compile, for Client.follow
     fd: int | None = None  # descriptor of the view's folder; None without a view, or when closed
     round_trip_seconds: float = 0.0  # from the first byte of the last request frame to the last of its answer
     connect_seconds: float = 0.0
@@ -111,6 +115,9 @@ def progress(message: _wire.Message) -> Progress:
         detail=message["detail"],
         done_bytes=message["done_bytes"],
         total_bytes=message["total_bytes"],
+        estimate_seconds=message["estimate_ms"] / 1000,
+        job=message["job"],
+        waiting=message["waiting"],
     )
 
 
@@ -145,5 +152,5 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
 _PLAIN = (
     "outcome request_key build model_digest ep sdk_version hardware_architecture compatibility compatibility_source "
     "compatibility_reason why view graph session_options graph_optimization_level compile_seconds elapsed_seconds "
-    "record runtime warnings"
+    "record runtime warnings job"
 ).split()

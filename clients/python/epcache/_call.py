@@ -112,8 +112,16 @@ class Call(Generic[T]):
 class Question(Call[_wire.Message]):
     """A request without descriptors, by the names of its body and of its answer's."""
 
-    def __init__(self, client: Client, body: str, message: _wire.Message, reply: str, deadline: float) -> None:
-        super().__init__(client, deadline)
+    def __init__(
+        self,
+        client: Client,
+        body: str,
+        message: _wire.Message,
+        reply: str,
+        deadline: float,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        super().__init__(client, deadline, progress)
         self.body = body
         self.message = message
         self.reply = reply

@@ -17,6 +17,7 @@ from ._call import Acquire, Question
 from ._connection import Connection, Lost
 from ._events import Event, Subscription, event
 from ._explanation import Explanation
+from ._jobs import Failure, Job, Jobs, job, jobs
 from ._messages import ENUMS
 from ._model import ModelSource, open_model
 from ._refusal import Decision, decision, sendable
@@ -29,6 +30,7 @@ SOCKET_VARIABLE = "EPCACHE_SOCKET"
 HELLO_LIMIT = 0.05  # an application goes on without a daemon that does not answer by then
 REPORT_LIMIT = 5.0  # the daemon may look into the artefact; an application has something better to do
 QUESTION_LIMIT = 10.0
+MOST_PATIENCE = 10 * 365 * 86400.0  # deadlines travel as milliseconds, which infinity is not
 MAX_IDLE = 4  # connections kept for the next request
 
 
@@ -73,6 +75,7 @@ class Client:
         on_miss: str = "wait",
         store: str = "",
         strict_ort: bool = False,
+        keep_going: bool = False,
         timeout: float | None = None,
         progress: Callable[[Progress], None] | None = None,
         external: Callable[[str], int] | None = None,
@@ -82,9 +85,10 @@ class Client:
         `model` is a path, an open binary file, or the model's bytes. `eps` are execution providers in order of
         preference: "OpenVINOExecutionProvider:CPU", ("QNNExecutionProvider", {"soc_model": "60"}) or
         ExecutionProvider. `dims` fixes free dimensions by name. `runtime` says what the artefact will be loaded
-        with, or names its folder; without one it is the daemon's default runtime. `on_miss` is one of wait, fail,
-        refresh, bypass, key_only, explain. `store` (shared, user, none) can narrow where the result is kept. `progress`
-        is called on this thread. External data is opened here when the daemon asks for it: by its location relative to the model's
+        with, or names its folder; without one it is the daemon's default runtime. `on_miss` is one of wait, background,
+        fail, refresh, bypass, key_only, explain; background has it compiled and answers at once, with the outcome "background"
+        and the job. `keep_going` finishes a compile though nobody waits for it any more. `store` (shared, user, none) can
+        narrow where the result is kept. `progress` is called on this thread. External data is opened here when the daemon asks for it: by its location relative to the model's
         folder, or by `external`, which returns a descriptor that is closed afterwards.
 
         Raises an epcache.Error: NoDaemon when none answers.
@@ -100,6 +104,7 @@ class Client:
             "on_miss": _on_miss(on_miss),
             "store": store,
             "strict_ort": strict_ort,
+            "keep_going": keep_going,
         }
         with open_model(model, external) as source:
             where = Runtime(directory=os.path.abspath(runtime)) if isinstance(runtime, str) else runtime
@@ -142,6 +147,31 @@ class Client:
         """
         message = {"since_ms": max(0, int(since * 1000)), "limit": limit}
         return [event(one) for one in self._ask("events", message, "events_reply", timeout)["events"]]
+
+    def jobs(self, *, timeout: float = QUESTION_LIMIT) -> Jobs:
+        """Returns the compiles that wait or run, and the failures that are remembered: those that this user may see."""
+        return jobs(self._ask("jobs", {}, "jobs_reply", timeout))
+
+    def follow(
+        self, job_id: str, *, timeout: float = math.inf, progress: Callable[[Progress], None] | None = None
+    ) -> Job:
+        """Waits for the end of a compile and returns it as it ended; a failure is its `error`. `progress` is called on this thread.
+
+        Raises NotFound for a job that is not known, or not any more.
+        """
+        deadline = time.monotonic() + min(timeout, MOST_PATIENCE)
+        reply = Question(self, "follow", {"job": job_id}, "jobs_reply", deadline, progress).run()
+        if len(reply["jobs"]) != 1:
+            raise _errors.ProtocolError(f"the daemon gave {len(reply['jobs'])} jobs for one")
+        return job(reply["jobs"][0])
+
+    def cancel(self, *job_ids: str, timeout: float = QUESTION_LIMIT) -> list[Job]:
+        """Ends compiles that this user asked for, and returns them."""
+        return jobs(self._ask("cancel_jobs", {"jobs": list(job_ids)}, "jobs_reply", timeout)).jobs
+
+    def retry(self, *entries: str, timeout: float = QUESTION_LIMIT) -> list[Failure]:
+        """Has the daemon forget failures, by build, request key, model digest or model name, and returns them."""
+        return jobs(self._ask("retry_jobs", {"entries": list(entries)}, "jobs_reply", timeout)).failures
 
     def subscribe(self, timeout: float = math.inf) -> Subscription:
         """Returns events as they happen from now on, for at most `timeout` seconds. Close it when done."""

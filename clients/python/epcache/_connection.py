@@ -203,7 +203,7 @@ class Connection:
         left = deadline - time.monotonic()
         if left <= 0:
             raise _errors.DeadlineExceeded(f"{self.path}: no answer in time")
-        self._socket.settimeout(left)
+        self._socket.settimeout(min(left, MAX_POLL))  # Python counts these in 31 bits of milliseconds, too
 
     def _lost(self, what: str, error: OSError, deadline: float) -> _errors.Error:
         if isinstance(error, TimeoutError) or time.monotonic() >= deadline:

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from . import _errors
 from ._artefact import Artefact
+from ._client import QUESTION_LIMIT, Client
 from ._refusal import Decision
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What is being compiled for a session that did not wait."""
+
+    client: Client
+    job: str
+    acquire: Callable[..., Artefact]  # asks for it again, with timeout= and on_miss=
+
+    def there(self) -> bool:
+        try:
+            self.acquire(on_miss="fail", timeout=QUESTION_LIMIT).close()
+        except (_errors.Error, OSError):
+            return False
+        return True
+
+    def wait(self, until: float) -> None:
+        """Returns at the end of the job, or at that time of time.monotonic()."""
+        try:
+            self.client.follow(self.job, timeout=until - time.monotonic())
+        except _errors.Error:
+            pass  # it ended before, or with the daemon: whether it is there tells the daemon's store
 
 
 @dataclass
@@ -13,8 +41,9 @@ class Report:
     """Where a session came from.
 
     `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache; "passthrough" for a model
-    that was compiled already; "bypassed" for one that the cache was not asked for; "no daemon"; or "failed". In the last
-    four cases it is a plain session on the same execution provider. `why` says more, for people.
+    that was compiled already; "background" for one that is being compiled, see `ready`; "bypassed" for one that the cache was
+    not asked for; "no daemon"; or "failed". In the last five cases it is a plain session on the same execution provider,
+    or with "background" on `meanwhile`. `why` says more, for people.
 
     `compatibility` is how good the artefact is for this process's libraries: "optimal", "prefer_recompilation" (it works,
     and the daemon makes a better one) or "unknown". `decisions` holds what the daemon said to each artefact that ONNX
@@ -35,11 +64,24 @@ class Report:
     path: str = ""  # what ONNX Runtime loaded
     warnings: list[str] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    job: str = ""  # of "background": the compile, for Client.follow and epcachectl jobs
+    _pending: Pending | None = field(default=None, repr=False, compare=False)
 
     @property
     def cached(self) -> bool:
         """Whether the session was made from the cache."""
         return self.outcome in ("hit", "compiled", "waited")
+
+    @property
+    def ready(self) -> bool:
+        """Whether the compiled form is there, so that a new session is made from it. With "background" the daemon is asked."""
+        return self.cached if self._pending is None else self._pending.there()
+
+    def wait(self, timeout: float = math.inf) -> bool:
+        """Waits for the end of what is compiled in the background, and returns `ready`."""
+        if self._pending is not None:
+            self._pending.wait(time.monotonic() + timeout)
+        return self.ready
 
 
 @dataclass
@@ -77,4 +119,5 @@ class Attempts:
             acquire_seconds=self.seconds,
             decisions=self.decisions,
             warnings=list(artefact.warnings),
+            job=artefact.job,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from ._artefact import Artefact, Progress
 from ._client import Client
 from ._plugins import Plugin
 from ._refusal import Refusal, refusal_of
-from ._report import Attempts, Report
+from ._report import Attempts, Pending, Report
 from ._request import EPSpec, ExecutionProvider, providers
 from ._session_options import LEVELS_BY_NAME, Record
 
@@ -47,7 +48,11 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     `ep` is "Name", "Name:DEVICE", (name, options), an ExecutionProvider, or a list of them in order of preference; it
     may be left out where `sess_options` names devices itself. Only an epcache.SessionOptions can be used for the cache;
     with another one the session is a plain one. `client` is whom to ask: the default daemon, or with False nobody.
-    `on_miss`, `embed`, `store`, `timeout` and `progress` are those of Client.acquire.
+    `on_miss`, `embed`, `store`, `keep_going`, `timeout` and `progress` are those of Client.acquire.
+
+    With on_miss="background" a model that is not there is compiled by the daemon while this session is a plain one:
+    `session.epcache.ready` tells when a new session would be made from the cache. `meanwhile` names an execution provider of
+    ONNX Runtime's own for that, such as "CPUExecutionProvider"; without it the plain session is on `ep`, and compiles as well.
 
     Raises what ONNX Runtime raises; Unavailable where the execution provider or its device is missing, rather than
     running on the CPU; and CompileFailed when the model made the execution provider crash in the daemon's compiler: it
@@ -64,6 +69,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         on_miss: str = "wait",
         embed: bool = False,
         store: str = "",
+        keep_going: bool = False,
+        meanwhile: str = "",
         timeout: float | None = None,
         progress: Callable[[Progress], None] | None = None,
         **kwargs: Any,
@@ -72,7 +79,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             raise TypeError(
                 f"InferenceSession does not take {', '.join(sorted(unknown))}; name execution providers with ep="
             )
+        if meanwhile and (on_miss != "background" or meanwhile not in ort.get_available_providers()):
+            raise ValueError(f"meanwhile={meanwhile!r}: it is for on_miss='background', and ONNX Runtime has to have it built in")
         self._source, self._source_options, self._more = path_or_bytes, sess_options, kwargs
+        self._meanwhile = meanwhile
         self._record = Record() if sess_options is None else getattr(sess_options, "_record", None)
         self._plugins = _prepare(ep, sess_options, self._record)
         reason = self._why_not(client)
@@ -81,9 +91,11 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self._load_plain()
         else:
             asked = client if isinstance(client, Client) else _shared_client()
-            self._load_cached(asked, on_miss=on_miss, embed=embed, store=store, timeout=timeout, progress=progress)
-        self._check_providers()
-        if not self._report.cached and self._report.outcome != "passthrough" and client is not False:
+            wishes = {"on_miss": on_miss, "embed": embed, "store": store, "keep_going": keep_going}
+            self._load_cached(asked, timeout=timeout, progress=progress, **wishes)
+        if not (self._report.outcome == "background" and meanwhile):
+            self._check_providers()
+        if self._report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
             text = f"{self._report.outcome}: {self._report.why}; the model is compiled in this process"
             warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
 
@@ -124,6 +136,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             if artefact is None:
                 break
             self._report = attempts.with_(artefact)
+            if artefact.outcome == "background":
+                self._load_meanwhile(client, artefact, wishes)
+                return
             if artefact.fd is None and not artefact.view:
                 self._load_plain()
                 return
@@ -138,20 +153,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     def _acquire(
         self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
-        record, started = self._record, time.perf_counter()
-        assert record is not None  # or it would be a bypass
+        started = time.perf_counter()
         try:
-            return client.acquire(
-                self._source,
-                [p.ep for p in self._plugins],
-                session_options=record.compile_entries(),
-                dims=record.dims,
-                dims_by_denotation=record.dims_by_denotation,
-                graph_optimization_level=record.compile_level(),
-                runtime=_plugins.runtime(self._plugins),
-                timeout=max(0.0, deadline - time.monotonic()),
-                **wishes,
-            )
+            return self._question(client, wishes)(timeout=max(0.0, deadline - time.monotonic()))
         except (_errors.Error, OSError) as error:
             if _crashed(error):
                 raise
@@ -161,6 +165,28 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             return None
         finally:
             attempts.seconds += time.perf_counter() - started
+
+    def _question(self, client: Client, wishes: Mapping[str, Any]) -> Callable[..., Artefact]:
+        """Returns what asks for this session's model; it takes, and prefers, what Client.acquire takes."""
+        record = self._record
+        assert record is not None  # or it would be a bypass
+        asked: dict[str, Any] = {
+            "session_options": record.compile_entries(),
+            "dims": record.dims,
+            "dims_by_denotation": record.dims_by_denotation,
+            "graph_optimization_level": record.compile_level(),
+            "runtime": _plugins.runtime(self._plugins),
+        }
+        return functools.partial(client.acquire, self._source, [p.ep for p in self._plugins], **asked, **wishes)
+
+    def _load_meanwhile(self, client: Client, artefact: Artefact, wishes: Mapping[str, Any]) -> None:
+        quiet = {**wishes, "progress": None}
+        self._report._pending = Pending(client, artefact.job, self._question(client, quiet))
+        if not self._meanwhile:
+            self._load_plain()
+            return
+        assert self._record is not None
+        self._load(self._source, self._record.replay(only_running=True), providers=[self._meanwhile])
 
     def _load_artefact(self, artefact: Artefact) -> Refusal | None:
         """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if it is loaded."""
@@ -231,10 +257,12 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 p.add_to(options, p.ep.options)
         self._load(self._source, options)
 
-    def _load(self, source: str | bytes | os.PathLike[str], options: ort.SessionOptions) -> None:
+    def _load(
+        self, source: str | bytes | os.PathLike[str], options: ort.SessionOptions, providers: list[str] | None = None
+    ) -> None:
         started = time.perf_counter()
         # enable_fallback: or ONNX Runtime prints an "EP Error" and goes on with the CPU execution provider.
-        super().__init__(source, options, enable_fallback=0, **self._more)
+        super().__init__(source, options, providers, enable_fallback=0, **self._more)
         self._report.load_seconds = time.perf_counter() - started
         self._report.path = "" if isinstance(source, bytes) else os.fspath(source)
         # What the application knows the model by, and what is loaded if it is ever loaded again.

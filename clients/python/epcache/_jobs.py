@@ -1,0 +1,85 @@
+"""What is compiled at present, and what failed and is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import _errors, _wire
+
+
+@dataclass(frozen=True)
+class Job:
+    """A compile. Times are Unix time in seconds, 0 where they do not apply."""
+
+    id: str
+    state: str  # "queued", "running", "claimed"; after its end "done", "failed", "cancelled"
+    phase: str
+    model_name: str
+    model_digest: str
+    request_key: str
+    build: str
+    ep: str
+    uid: int  # who asked first
+    background: bool  # nobody waits for it
+    waiting: int  # requests that wait for it
+    queued: float
+    started: float
+    elapsed_seconds: float  # since it was queued
+    estimate_seconds: float  # from queued to done; 0: not known
+    why: str
+    models: int  # of a group: how many; else 0
+    error: _errors.Error | None  # of "failed"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A compile that failed. Who asks for it is told so at once, until `retry`, which is Unix time in seconds."""
+
+    request_key: str
+    build: str
+    model_name: str
+    model_digest: str
+    ep: str
+    reason: str  # "crash", "timeout", "memory", "refused", "no node taken", "invalid output", "load check failed", ...
+    text: str  # with the compiler's own last words
+    facts: dict[str, str]  # "signal", "code", "exit", ...
+    count: int  # how often in a row
+    first: float
+    last: float
+    retry: float
+    scope: str
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The compiles that wait or run, in the order in which they will, and the failures, newest first."""
+
+    jobs: list[Job]
+    failures: list[Failure]
+
+
+def job(message: _wire.Message) -> Job:
+    fields = dict(message)
+    error = fields.pop("error", None)
+    return Job(
+        queued=fields.pop("queued_ms") / 1000,
+        started=fields.pop("started_ms") / 1000,
+        elapsed_seconds=fields.pop("elapsed_ms") / 1000,
+        estimate_seconds=fields.pop("estimate_ms") / 1000,
+        error=None if error is None else _errors.from_wire(error["class"], error["text"], error["hint"], error["facts"]),
+        **fields,
+    )
+
+
+def failure(message: _wire.Message) -> Failure:
+    fields = dict(message)
+    return Failure(
+        first=fields.pop("first_ms") / 1000,
+        last=fields.pop("last_ms") / 1000,
+        retry=fields.pop("retry_ms") / 1000,
+        **fields,
+    )
+
+
+def jobs(reply: _wire.Message) -> Jobs:
+    return Jobs([job(one) for one in reply["jobs"]], [failure(one) for one in reply["failures"]])
