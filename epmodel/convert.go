@@ -16,14 +16,14 @@ import (
 // MaxGraph is protobuf's limit on a message, and so ONNX's on a graph file: 2 GiB less one byte.
 const MaxGraph = 1<<31 - 1
 
-// TooLargeError says that a graph with its contexts inside would be larger than a graph may be.
+// TooLargeError says that a graph, with what stands inside it, is larger than a graph may be.
 type TooLargeError struct {
 	File        string
 	Size, Limit int64 // bytes
 }
 
 func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("%s: with its contexts inside the graph has %d bytes, and protobuf, the format of ONNX files, takes %d at most", e.File, e.Size, e.Limit)
+	return fmt.Sprintf("%s: with what stands inside it the graph has %d bytes, and protobuf, the format of ONNX files, takes %d at most", e.File, e.Size, e.Limit)
 }
 
 // FormError says why an artefact cannot be brought into its other form.
@@ -72,9 +72,12 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 // one. output is the name that the graph is to have; the files are named after it, as their EPs would. The rest is as with Embed.
 func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum) (*Splice, []DetachedContext, error) {
 	s := newForm(ctx, m, graph)
-	files := detached{output: output, graph: graph, sum: sum, taken: map[string]bool{output: true}, known: map[[32]byte]string{}}
+	files := detached{output: output, graph: graph, sum: sum, taken: map[string]bool{output: true}, lengths: map[int64]int{}, known: map[[32]byte]string{}}
 	for _, r := range m.Sidecars() {
 		files.taken[r.Name] = true
+	}
+	for _, c := range m.Contexts {
+		files.lengths[c.Inline.Length]++
 	}
 	for _, c := range m.Contexts {
 		if c.MainContext != 1 || c.Inline.Length == 0 {
@@ -106,30 +109,39 @@ func (m *Model) ContextFiles() []string {
 
 // detached gives the files that come out of a graph their names.
 type detached struct {
-	output string
-	graph  Source
-	sum    Sum
-	taken  map[string]bool
-	known  map[[32]byte]string // by the digest of the bytes
-	list   []DetachedContext
+	output  string
+	graph   Source
+	sum     Sum
+	taken   map[string]bool
+	lengths map[int64]int       // how many contexts have a length: one of its own is not hashed
+	known   map[[32]byte]string // by the digest of the bytes
+	list    []DetachedContext
 }
 
+// name gives the file of a context: one of its own, or that of an equal one.
 func (d *detached) name(ctx context.Context, c Context) (string, error) {
+	if d.lengths[c.Inline.Length] == 1 {
+		return d.add(c), nil
+	}
 	digest, err := d.sum(ctx, d.graph, c.Inline.Offset, c.Inline.Length)
 	if err != nil {
 		return "", err
 	}
-	if name, ok := d.known[digest]; ok {
-		return name, nil
+	if d.known[digest] == "" {
+		d.known[digest] = d.add(c)
 	}
+	return d.known[digest], nil
+}
+
+func (d *detached) add(c Context) string {
 	stem := strings.TrimSuffix(d.output, path.Ext(d.output)) + fileSuffix(c.Source)
 	name := stem + ".bin"
-	for i := 1; d.taken[name]; i++ {
+	for i := max(1, len(d.list)); d.taken[name]; i++ { // further on than all before, so that many cost no more than their number
 		name = fmt.Sprintf("%s_%d.bin", stem, i)
 	}
-	d.taken[name], d.known[digest] = true, name
+	d.taken[name] = true
 	d.list = append(d.list, DetachedContext{name, c.Open(d.graph)})
-	return name, nil
+	return name
 }
 
 // fileSuffix is what the EP that made a context puts between the graph's name and ".bin".

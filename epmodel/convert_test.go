@@ -217,6 +217,15 @@ func TestEmbedRefusesWhatProtobufCannotTake(t *testing.T) {
 	require.EqualValues(t, epmodel.MaxGraph+1, large.Size)
 }
 
+func TestValidateRefusesAGraphThatProtobufCannotTake(t *testing.T) {
+	m := *mustRead(t, sidecar("a.bin"))
+	m.Size = epmodel.MaxGraph
+	require.NoError(t, epmodel.Validate(&m, map[string]int64{"a.bin": 1}))
+	m.Size++
+	var large *epmodel.TooLargeError
+	require.ErrorAs(t, epmodel.Validate(&m, map[string]int64{"a.bin": 1}), &large)
+}
+
 func TestSpliceSaysWhenAFileEnds(t *testing.T) {
 	b := sidecar("a.bin")
 	short := source{strings.NewReader("only this"), 100}

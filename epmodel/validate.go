@@ -10,12 +10,16 @@ import (
 //   - there is at least one EPContext node, of the domain com.microsoft, with embed_mode and main_context 0 or 1;
 //   - every node that holds a context names a file or has bytes; a node that holds none has a node of the same source that does;
 //   - every reference is a clean relative name of one of the files, so none leaves the artefact;
-//   - external data lies inside its file.
+//   - external data lies inside its file;
+//   - the graph is one that protobuf can take: else a *TooLargeError.
 //
 // What is inside context binaries is not looked at, with the exception of [BinaryReferences], which callers add for each.
 func Validate(m *Model, files map[string]int64) error {
 	if len(m.Contexts) == 0 {
 		return m.wrong(-1, "graph.node", "no EPContext node: "+m.NodeSummary(8))
+	}
+	if m.Size > MaxGraph {
+		return &TooLargeError{m.Name, m.Size, MaxGraph}
 	}
 	main := map[string]bool{}
 	for _, c := range m.Contexts {

@@ -52,7 +52,7 @@ func (r *request) addFlags(cmd *cobra.Command) {
 	f.Var(setter{dimension(&r.dims), "NAME=N"}, "dim", "fix the free dimension NAME; repeatable")
 	f.Var(setter{dimension(&r.denotations), "DENOTATION=N"}, "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
 	f.StringVar(&r.runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
-	f.BoolVar(&r.embed, "embed", false, "put the context into the graph instead of a file beside it")
+	f.BoolVar(&r.embed, "embed", false, "one file: the context inside the graph instead of beside it. It loads more slowly, and 2 GiB are its limit")
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only take builds made under exactly the runtime's ONNX Runtime version")
 	f.StringVar(&r.level, "optimization-level", "", "graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
 	f.StringVar(&r.route, "route", "", "how to compile: compile_api or session_options")

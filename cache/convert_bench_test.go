@@ -1,0 +1,82 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// BenchmarkConversion writes the other form of an artefact of 256 MiB, and beside it copies the same bytes, file by
+// file, in the same folder. Both read from the page cache and sync nothing.
+func BenchmarkConversion(b *testing.B) {
+	s := newBench(b)
+	m := tinymodel.DenseModel(1, 8, 1)
+	m.Initializers[0].Raw = make([]byte, 256<<20)
+	path := filepath.Join(memoryDir(b), "large.onnx") // the stand-in's context is the model's bytes
+	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
+	request := func(embed bool) *Request {
+		r := s.request(s.openFile(path))
+		r.Embed = embed
+		return r
+	}
+	forms := map[bool]*Answer{false: s.acquire(request(false)), true: s.acquire(request(true))}
+	for name, embed := range map[string]bool{"into the graph": true, "out of the graph": false} {
+		b.Run(name, func(b *testing.B) {
+			from, to := forms[!embed], forms[embed]
+			folder := filepath.Join(from.Path, filepath.Dir(from.Graph))
+			var ours, plain time.Duration
+			var size int64
+			for _, f := range to.Build.Files {
+				size += f.Size
+			}
+			for b.Loop() {
+				ours += timed(b, func() error { return s.convert(to, from, folder) })
+				plain += timed(b, func() error { return s.copyOut(from, folder) })
+			}
+			speed := func(d time.Duration) float64 { return float64(size) * float64(b.N) / d.Seconds() / 1e9 }
+			b.ReportMetric(speed(ours), "converted-GB/s")
+			b.ReportMetric(speed(plain), "copied-GB/s")
+			b.ReportMetric(ours.Seconds()/plain.Seconds(), "converted/copied")
+		})
+	}
+}
+
+// convert writes the files of one answer out of those of the other.
+func (s *bench) convert(to, from *Answer, folder string) error {
+	staged, err := os.MkdirTemp(s.cache.path("staging"), "bench-")
+	if err != nil {
+		return err
+	}
+	v := &conversion{c: s.cache, from: from.Build, plan: &plan{buildKey: to.Build.BuildKey}, folder: staged}
+	v.plan.canonical.Embed = to.Build.Embed
+	_, err = v.write(context.Background(), folder)
+	return errors.Join(err, os.RemoveAll(staged))
+}
+
+func (s *bench) copyOut(from *Answer, folder string) error {
+	staged, err := os.MkdirTemp(s.cache.path("staging"), "bench-")
+	if err != nil {
+		return err
+	}
+	for _, f := range from.Build.Files {
+		r, err := os.Open(filepath.Join(folder, f.Name))
+		if err != nil {
+			return err
+		}
+		w, err := os.Create(filepath.Join(staged, f.Name))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(copyAll(context.Background(), w, r), r.Close(), w.Close()); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(staged)
+}
