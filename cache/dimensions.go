@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -84,12 +83,10 @@ func dimensionsHint(open []openDimension) string {
 	return hint
 }
 
-// aboutDimensions adds the hint to an error that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
+// aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
 func (j *job) aboutDimensions(err error) error {
 	var e *Error
-	var none *compilers.NoNodesError
-	var refused *compilers.RefusedError
-	if len(j.open) == 0 || !errors.As(err, &e) || !errors.As(err, &none) && !errors.As(err, &refused) {
+	if len(j.open) == 0 || !errors.As(err, &e) || e.Failure == nil || e.Failure.Reason != ReasonNoNode && e.Failure.Reason != ReasonRefused {
 		return err
 	}
 	var names []string
@@ -98,9 +95,8 @@ func (j *job) aboutDimensions(err error) error {
 			names = append(names, d.name)
 		}
 	}
-	hint := dimensionsHint(j.open)
-	if e.Hint != "" {
-		hint += "; or " + e.Hint
-	}
-	return e.fact("free_dimensions", strings.Join(names, ",")).hint("%s", hint)
+	f := e.Failure
+	f.Hint, f.Facts["free_dimensions"] = dimensionsHint(j.open), strings.Join(names, ",")
+	e.Hint = f.hint()
+	return e.fact("free_dimensions", f.Facts["free_dimensions"])
 }

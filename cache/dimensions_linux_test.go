@@ -37,7 +37,8 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 		"not at all":                      {"", nil, []string{"without a name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := b.refused(b.dynamic(compilertest.TestEP, row.batch))
+			b.refused(b.dynamic(compilertest.TestEP, row.batch))
+			e := b.refused(b.dynamic(compilertest.TestEP, row.batch)) // from memory, which knows as much
 			require.Equal(t, CompileFailed, e.Class)
 			require.Equal(t, "no node taken", e.Facts["reason"])
 			for _, text := range row.says {

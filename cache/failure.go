@@ -45,7 +45,8 @@ type Failure struct {
 
 	Reason Reason
 	Text   string            // ends with the compiler's own last words
-	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr"
+	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr", "free_dimensions"
+	Hint   string            // what to do, where more is known than the reason tells
 
 	Count       int // how often in a row
 	First, Last time.Time
@@ -152,8 +153,16 @@ func (f *Failure) error(cause error, format string, args ...any) *Error {
 	for key, value := range f.Facts {
 		e.fact(key, value)
 	}
-	e.Hint = f.Reason.hint()
+	e.Hint = f.hint()
 	return e
+}
+
+func (f *Failure) hint() string {
+	usual := f.Reason.hint()
+	if f.Hint == "" || usual == "" {
+		return f.Hint + usual
+	}
+	return f.Hint + "; or " + usual
 }
 
 func (r Reason) class() Class {
