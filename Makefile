@@ -65,6 +65,7 @@ bench: build deps ## measure hits, digests and first inference next to their pee
 	@mkdir -p report
 	$(GO) test -run '^$$' -bench . -benchtime 1s -timeout 30m ./cas ./unixsock ./cache ./cmd/epcached | tee report/bench.txt
 	$(VENV) testdata/bench_first_inference.py | tee -a report/bench.txt
+	$(VENV) testdata/bench_miss.py | tee -a report/bench.txt
 
 .PHONY: fuzz
 fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s)

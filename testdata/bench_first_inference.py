@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).resolve().parent
-EP = "OpenVINOExecutionProvider"
+from bench_daemon import EP, daemon, importable, measured, models
+
 RUNS = 15
 DEFAULT = ["tiny-mlp", "magika", "rapidocr-det", "smart-turn", "minilm-fp32", "mlp-128mib"]
 
 
-def child(how: str, runtime: str, model: str, graph: str) -> None:
+def child(how: str, model: str, graph: str) -> None:
     """One measurement: prints seconds."""
-    sys.path[:0] = [runtime, str(HERE.parent / "clients" / "python"), str(HERE)]
+    importable()
     import epcache
     import inputs
     import onnxruntime as ort
@@ -54,49 +53,36 @@ def child(how: str, runtime: str, model: str, graph: str) -> None:
     print(json.dumps({"seconds": seconds, "outcome": outcome}))
 
 
-def measure(how: str, runtime: Path, model: dict, graph: Path, socket: Path) -> float:
-    out = subprocess.run(
-        [sys.executable, __file__, "--child", how, str(runtime), json.dumps(model), str(graph)],
-        env={**os.environ, "EPCACHE_SOCKET": str(socket)}, stdout=subprocess.PIPE, check=True, timeout=120)
-    answer = json.loads(out.stdout.splitlines()[-1])
+def measure(how: str, model: dict[str, Any], graph: Path, socket: Path) -> float:
+    answer = measured(__file__, socket, how, json.dumps(model), str(graph))
     wanted = "hit" if how == "epcached" else "plain"
     if answer["outcome"] != wanted:
         raise SystemExit(f"{model['name']}: outcome {answer['outcome']!r}, not {wanted!r}")
     return answer["seconds"]
 
 
-def compare(model: dict, source: Path, runtime: Path, socket: Path, scratch: Path) -> None:
+def compare(model: dict[str, Any], socket: Path, scratch: Path) -> None:
     """Compiles through epcached, copies what it serves into a plain folder, and measures both in turn."""
     control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
     plain = scratch / model["name"]
     dimensions = [a for name, value in model["dimensions"].items() for a in ("--dim", f"{name}={value}")]
-    subprocess.run([control, "get", source, "--socket", socket, "--ep", f"{EP}:CPU", *dimensions, "--out", plain],
+    subprocess.run([control, "get", model["file"], "--socket", socket, "--ep", f"{EP}:CPU", *dimensions, "--out", plain],
                    check=True, stdout=subprocess.DEVNULL)
     graph = next(plain.rglob("*_ctx.onnx"))
     times: dict[str, list[float]] = {"epcached": [], "plain": []}
     for _ in range(RUNS):
-        times["epcached"].append(measure("epcached", runtime, model, source, socket))
-        times["plain"].append(measure("plain", runtime, model, graph, socket))
+        times["epcached"].append(measure("epcached", model, Path(model["file"]), socket))
+        times["plain"].append(measure("plain", model, graph, socket))
     through, alone = (statistics.median(times[how]) for how in ("epcached", "plain"))
     print(f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  through epcached {through * 1e3:7.1f} ms  "
           f"ORT alone {alone * 1e3:7.1f} ms  ratio {through / alone:.3f}  ({(through - alone) * 1e3:+.1f} ms)", flush=True)
 
 
 def main(names: list[str]) -> None:
-    runtime = Path(os.environ["EPCACHED_RUNTIMES"]) / "openvino-1.8.1"
-    models = Path(os.environ["EPCACHED_MODELS"])
-    listed = {m["name"]: m for m in json.loads((models / "models.json").read_text())["models"]}
-    scratch = Path(tempfile.mkdtemp(prefix="epcached-bench-"))
-    socket = scratch / "s"
-    daemon = subprocess.Popen([Path(os.environ["EPCACHED_BIN"]) / "epcached", "--state", scratch / "state",
-                               "--socket", socket, "--runtime", runtime, "--log-level", "error"])
-    try:
+    known = models()
+    with daemon() as (scratch, socket):
         for name in names:
-            compare(listed[name], models / listed[name]["path"], runtime, socket, scratch)
-    finally:
-        daemon.terminate()
-        daemon.wait(30)
-        shutil.rmtree(scratch)
+            compare(known[name], socket, scratch)
 
 
 if __name__ == "__main__":

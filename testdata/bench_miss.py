@@ -1,0 +1,88 @@
+"""A miss through epcached, next to the same compile in the application's own process.
+
+    bench_miss.py [MODEL...]
+
+Every measurement is a process of its own, that has imported ONNX Runtime and registered the execution provider, as any
+application does. The clock runs from there until there is a compiled model that it may load: with epcached that is hashed,
+compiled in a worker, load checked, stored and synced. Each time the model is a fresh file, so that nothing is known of it.
+Both sides take turns. Prints medians, their ratio, and the goal of 1.1 x + 0.3 s. `make bench` sets EPCACHED_BIN,
+EPCACHED_RUNTIMES and EPCACHED_MODELS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench_daemon import EP, daemon, importable, measured, models
+
+RUNS = 5
+DEFAULT = ["tiny-mlp", "magika", "rapidocr-det", "smart-turn", "minilm-fp32", "mlp-128mib"]
+
+
+def child(how: str, description: str, graph: str, out: str) -> None:
+    """One measurement: prints seconds."""
+    importable()
+    import epcache
+    import onnxruntime as ort
+    import onnxruntime_ep_openvino
+
+    dimensions: dict[str, int] = json.loads(description)["dimensions"]
+    ort.register_execution_provider_library(EP, onnxruntime_ep_openvino.get_library_path())
+    device = next(d for d in ort.get_ep_devices() if d.ep_name == EP)
+    client = epcache.Client()
+    start = time.perf_counter()
+    if how == "epcached":
+        with client.acquire(graph, f"{EP}:CPU", dims=dimensions) as artefact:
+            outcome = artefact.outcome
+    else:
+        options = ort.SessionOptions()
+        for name, value in dimensions.items():
+            options.add_free_dimension_override_by_name(name, value)
+        options.add_provider_for_devices([device], {})
+        ort.ModelCompiler(options, graph, embed_compiled_data_into_model=False).compile_to_file(out)
+        outcome = "compiled" if Path(out).exists() else "nothing"
+    print(json.dumps({"seconds": time.perf_counter() - start, "outcome": outcome}))
+
+
+def compare(model: dict[str, Any], scratch: Path, socket: Path, runs: int = RUNS, quiet: bool = False) -> None:
+    control = Path(os.environ["EPCACHED_BIN"]) / "epcachectl"
+    times: dict[str, list[float]] = {"epcached": [], "application": []}
+    for run in range(runs):
+        for how, seconds in times.items():
+            folder = scratch / f"{model['name']}-{how}-{run}"
+            shutil.copytree(Path(model["file"]).parent, folder)
+            graph = folder / Path(model["file"]).name
+            answer = measured(__file__, socket, how, json.dumps(model), str(graph), str(folder / "out_ctx.onnx"))
+            if answer["outcome"] != "compiled":
+                raise SystemExit(f"{model['name']} {how}: outcome {answer['outcome']!r}, not 'compiled'")
+            seconds.append(answer["seconds"])
+            shutil.rmtree(folder)
+        subprocess.run([control, "rm", "--all", "-f", "--socket", socket], check=True, stdout=subprocess.DEVNULL)
+    if quiet:
+        return
+    through, alone = (statistics.median(times[how]) for how in ("epcached", "application"))
+    print(f"{model['name']:<14} {model['size'] / 1e6:7.1f} MB  miss {through:7.3f} s  in the application {alone:7.3f} s  "
+          f"ratio {through / alone:5.2f}  {through - (1.1 * alone + 0.3):+.3f} s from the goal of {1.1 * alone + 0.3:.3f} s", flush=True)
+
+
+def main(names: list[str]) -> None:
+    known = models()
+    with daemon() as (scratch, socket):
+        compare(known[names[0]], scratch, socket, runs=1, quiet=True)  # the runtime is looked at and probed
+        for name in names:
+            compare(known[name], scratch, socket)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:])
+    else:
+        main(sys.argv[1:] or DEFAULT)
