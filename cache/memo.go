@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"sync"
@@ -19,6 +20,8 @@ type memo struct {
 	book  memoBook
 	mu    sync.Mutex
 	known map[memoEntry]identity // guarded by mu; emptied when it grows past memoEntries
+
+	reading map[memoID]chan struct{} // graphs that are being read, each closed at the end of that; guarded by mu
 }
 
 type memoEntry struct {
@@ -35,7 +38,7 @@ type memoBook interface {
 const memoEntries = 1 << 16
 
 func newMemo(book memoBook) *memo {
-	return &memo{book: book, known: make(map[memoEntry]identity)}
+	return &memo{book: book, known: make(map[memoEntry]identity), reading: make(map[memoID]chan struct{})}
 }
 
 func (m *memo) load(key memoID, kind string) (identity, bool) {
@@ -65,6 +68,31 @@ func (m *memo) save(key memoID, kind string, id identity) {
 	m.keep(e, id)
 	// A memo that cannot be saved costs another hashing later, nothing else.
 	_ = m.book.SaveMemo(append([]byte(kind+":"), key[:]...), id.marshal())
+}
+
+// turn waits until nobody reads the same graph: applications are started by the dozen, and one reading does for all.
+func (m *memo) turn(ctx context.Context, key memoID) (end func(), err error) {
+	for {
+		m.mu.Lock()
+		others := m.reading[key]
+		if others == nil {
+			mine := make(chan struct{})
+			m.reading[key] = mine
+			m.mu.Unlock()
+			return func() {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				delete(m.reading, key)
+				close(mine)
+			}, nil
+		}
+		m.mu.Unlock()
+		select {
+		case <-others:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 func (m *memo) keep(e memoEntry, id identity) {

@@ -32,22 +32,31 @@ const quiet = 2 * time.Second
 func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (identity, error) {
 	graphKey, believable := memoKey(r.Peer.UID, r.Graph)
 	if believable {
-		if id, ok := c.memo.load(graphKey, "graph"); ok {
-			if missing := r.missing(id.Locations); len(missing) > 0 {
-				return identity{}, &NeedFilesError{Locations: missing}
-			}
-			if len(id.Locations) == 0 {
-				return id, nil
-			}
-			if key, ok := c.modelKey(r, graphKey, id.Locations); ok {
-				if whole, ok := c.memo.load(key, "model"); ok {
-					return whole, nil
-				}
-			}
+		if id, ok, err := c.remembered(r, graphKey); ok || err != nil {
+			return id, err
 		}
 	}
 	progress("reading")
 	return c.read(ctx, r, graphKey, believable)
+}
+
+// remembered gives the identity from the memo, if it is there.
+func (c *Cache) remembered(r *Request, graphKey memoID) (id identity, ok bool, err error) {
+	id, ok = c.memo.load(graphKey, "graph")
+	if !ok {
+		return identity{}, false, nil
+	}
+	if missing := r.missing(id.Locations); len(missing) > 0 {
+		return identity{}, false, &NeedFilesError{Locations: missing}
+	}
+	if len(id.Locations) == 0 {
+		return id, true, nil
+	}
+	key, ok := c.modelKey(r, graphKey, id.Locations)
+	if ok {
+		id, ok = c.memo.load(key, "model")
+	}
+	return id, ok, nil
 }
 
 // read hashes the model and remembers its identity if nothing moved meanwhile.
@@ -59,6 +68,16 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	before, err := newWitness(r, c.now())
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+	}
+	if believable && before.old() { // else nothing will be remembered
+		end, err := c.memo.turn(ctx, graphKey)
+		if err != nil {
+			return identity{}, contextError(ctx, r)
+		}
+		defer end()
+		if id, ok, err := c.remembered(r, graphKey); ok || err != nil {
+			return id, err // by who had the turn before
+		}
 	}
 	m, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {

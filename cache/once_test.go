@@ -1,0 +1,154 @@
+package cache
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// patience bounds what large models take, on a busy machine and under the race detector.
+const patience = 2 * time.Minute
+
+// largeModel writes a model of that many bytes.
+func largeModel(t testing.TB, bytes int) string {
+	m := tinymodel.DenseModel(1, 8, 1)
+	m.Initializers[0].Raw = make([]byte, bytes)
+	noise := rand.NewChaCha8([32]byte{1})
+	_, err := noise.Read(m.Initializers[0].Raw)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "large.onnx")
+	require.NoError(t, os.WriteFile(path, m.Encode(), 0o644))
+	return path
+}
+
+// crowd are requests for one model, each with files and a context of its own.
+type crowd struct {
+	*bench
+	answers []<-chan got
+	leave   []context.CancelFunc
+	gone    map[int]bool
+}
+
+// gather has so many requests wait for one compile, the first of which began it.
+func (b *bench) gather(g *gate, path string, n int) *crowd {
+	c := &crowd{bench: b, gone: make(map[int]bool)}
+	begun := len(g.begun())
+	for i := range n {
+		ctx, cancel := context.WithCancel(context.Background())
+		b.Cleanup(cancel)
+		c.answers = append(c.answers, b.ask(ctx, b.request(b.openFile(path))))
+		c.leave = append(c.leave, cancel)
+		if i == 0 {
+			require.Eventually(b, func() bool { return len(g.begun()) == begun+1 }, patience, time.Millisecond)
+		}
+	}
+	require.Eventually(b, func() bool { return b.waiters() == n }, patience, time.Millisecond)
+	return c
+}
+
+// goes has one leave.
+func (c *crowd) goes(i int) {
+	c.leave[i]()
+	c.gone[i] = true
+	require.Equal(c, Cancelled, ClassOf((<-c.answers[i]).err))
+}
+
+// served requires that all who stayed got the same.
+func (c *crowd) served() (outcomes map[string]int) {
+	c.Helper()
+	outcomes = make(map[string]int)
+	var first *Answer
+	for i, one := range c.answers {
+		if c.gone[i] {
+			continue
+		}
+		a := c.bench.served(one)
+		outcomes[a.Outcome]++
+		if first == nil {
+			first = a
+		}
+		require.Equal(c, first.Graph, a.Graph, "the same files, not only equal ones")
+		require.Equal(c, first.Build.Files, a.Build.Files)
+	}
+	return outcomes
+}
+
+func TestSixtyFourRequestsOneCompile(t *testing.T) {
+	b, g := jobbing(t, 1)
+	large, small := largeModel(t, 128<<20), largeModel(t, 64)
+	b.later.Store(int64(time.Hour)) // the model has not been touched for long
+	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
+	for name, test := range map[string]struct {
+		model string
+		leave []int
+		want  map[string]int
+	}{
+		"all stay":           {large, nil, map[string]int{Compiled: 1, Waited: 63}},
+		"the first leaves":   {small, []int{0}, map[string]int{Waited: 63}},
+		"twenty leave":       {small, random.Perm(63)[:20], nil},
+		"all but one leaves": {small, slices.DeleteFunc(random.Perm(64), func(i int) bool { return i == 63 }), map[string]int{Waited: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begun := len(g.begun())
+			c := b.gather(g, test.model, 64)
+			require.Equal(t, 64, b.jobs(0)[0].Waiting)
+			for _, i := range test.leave {
+				c.goes(i)
+			}
+			require.Equal(t, 64-len(test.leave), b.jobs(0)[0].Waiting)
+			for i, one := range c.answers {
+				require.True(t, c.gone[i] || len(one) == 0, "before the compile has ended")
+			}
+			g.pass <- struct{}{} // one event lets them all go
+			outcomes := c.served()
+			if test.want != nil {
+				require.Equal(t, test.want, outcomes)
+			}
+			require.Len(t, g.begun(), begun+1)
+			_, _, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+			require.NoError(t, err)
+		})
+	}
+}
+
+func TestAModelIsReadOnceForAll(t *testing.T) {
+	b := newBench(t)
+	path := largeModel(t, 1<<20)
+	b.later.Store(int64(time.Hour))
+	request := func() *Request {
+		r := b.request(b.openFile(path))
+		r.OnMiss = KeyOnly
+		return r
+	}
+	end, err := b.cache.memo.turn(context.Background(), b.memoKey(path))
+	require.NoError(t, err)
+	var answers []<-chan got
+	for range 8 {
+		answers = append(answers, b.ask(context.Background(), request()))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.Equal(t, Cancelled, ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
+	read := identity{Digest: [32]byte{1}} // not what they would read themselves
+	b.cache.memo.keep(memoEntry{b.memoKey(path), "graph"}, read)
+	end()
+	for _, one := range answers {
+		got := <-one
+		require.NoError(t, got.err)
+		require.Equal(t, read.Digest, got.answer.ModelDigest)
+	}
+}
+
+func (b *bench) memoKey(path string) memoID {
+	key, ok := memoKey(b.cache.uid, b.openFile(path))
+	require.True(b, ok)
+	return key
+}
