@@ -24,6 +24,8 @@ const (
 	Key         = "key"         // only the key was asked for
 	Explained   = "explanation" // only the decision was asked for, and its reasons
 	Later       = "background"  // it is being compiled: Answer.Job tells which job it is
+	Claimed     = "claim"       // the caller is to compile it: Answer.Claim says how
+	Taken       = "put"         // what the caller compiled is kept: the answer to a Put
 )
 
 // Answer is what a request got. View, where there is one, is the caller's to close: it is the lease.
@@ -38,6 +40,7 @@ type Answer struct {
 	Explanation   *Explanation // for Explain
 	Runtime       string       // what the answer is for
 	Job           string       // of Later: what Follow and CancelJobs name
+	Claim         *Claim       // of Claimed
 
 	View  *os.File
 	Path  string // of the view
@@ -79,6 +82,9 @@ func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, e
 		return nil, err
 	}
 	rt, rc, err := c.resolve(ctx, r, t.phase)
+	if err != nil && c.bringsLibraries(r, err) {
+		return c.answerOwn(ctx, r, id, err, t)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -150,11 +156,15 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 	if err := c.mayReplace(r, id, p); err != nil {
 		return nil, err
 	}
+	if r.OnMiss == ForClaim {
+		a, err := c.claimOrWait(ctx, r, id, p, rc, found.why, t, phase)
+		return c.finish(a, r, id, p, rt), err
+	}
 	if r.OnMiss == Background {
 		return c.compileLater(ctx, r, id, p, rt, rc, found.why)
 	}
 	a, err := c.compileOnce(ctx, r, id, p, rc, found.why, t, phase)
-	if a != nil {
+	if a != nil && a.Compatibility.Source == "" {
 		a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now(), Runtime: rt.name}
 	}
 	return c.finish(a, r, id, p, rt), err
@@ -276,9 +286,13 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 	}
 	a.RequestKey, a.ModelDigest, a.Record = p.requestKey, p.canonical.Model, p.recordJSON
 	a.Runtime = rt.name
-	a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
-	a.Warnings = append(a.Warnings, a.Build.Warnings...)
-	a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
+	a.SessionOptions, a.GraphOptimizationLevel = r.SessionOptions, p.canonical.GraphOptimizationLevel // of a claim: to compile with
+	if a.Build != nil {
+		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
+		a.Warnings = append(a.Warnings, a.Build.Warnings...)
+		a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
+		c.seen(r.Peer, a.Build)
+	}
 	for _, name := range sortedKeys(r.FreeDimensions) {
 		if !slices.Contains(id.FreeDims, name) {
 			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; it has %q", name, id.FreeDims))
@@ -288,7 +302,6 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 	for _, ep := range p.eps {
 		a.ProviderOptions[ep.Name] = ep.Options
 	}
-	c.seen(r.Peer, a.Build)
 	return a
 }
 

@@ -41,6 +41,8 @@ type Options struct {
 	Rebuild          RebuildOptions
 	KeepSource       string   // "reference" (default), "copy", "none": how a source model is kept for compiling it again
 	TrustedReporters []uint32 // users whose reports count without others'
+	Publishers       []uint32 // users who may put builds that all share, besides administrators
+	Claims           ClaimOptions
 	Failures         FailureOptions
 	Conditions       string // the configuration that compiles depend on, in any words: what failed under another is tried again
 	ReportQuorum     int    // distinct users whose reports withhold a build from all, where it cannot be checked; 0: 3
@@ -78,6 +80,7 @@ type Cache struct {
 	stream   stream
 	rebuilds rebuilds
 	reports  *reports
+	claims   *claims
 	gains    gains
 	failures *failures
 	checks   chan struct{} // one token for each load check, or conversion, that requests wait for
@@ -168,6 +171,7 @@ func (c *Cache) open() error {
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.failures = newFailures(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, running{ctx, &c.work})
+	c.claims = newClaims(c.now, c.options.Jobs)
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.now, c.flights.costs = c.now, costs{c.index, c.log}

@@ -16,10 +16,25 @@ type compiled struct {
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
 func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
-	key, scope := c.flightKey(r, id, p)
-	result, first, err := c.flights.join(ctx, key, c.asking(r, t), c.begin(r, id, p, rc, scope))
+	var result *compiled
+	var first bool
+	var err error
+	for range maxHandOvers {
+		key, scope := c.flightKey(r, id, p)
+		if own := (flightKey{build: key.build, scope: OwnScope(r.Peer)}); r.OnMiss == Wait && scope != "" && c.flights.has(own) {
+			key, scope = own, own.scope // an application of the same user's holds the claim
+		}
+		result, first, err = c.flights.join(ctx, key, c.asking(r, t), c.begin(r, id, p, rc, scope))
+		if !errors.As(err, new(*claimEnd)) {
+			break // else what was claimed is compiled here after all
+		}
+		why = claimEnded(err)
+	}
 	if err != nil {
-		return nil, flightError(ctx, r, err)
+		return nil, flightError(ctx, r, claimError(r, err))
+	}
+	if !first && result.build.Put {
+		return c.waited(ctx, r, result, phase)
 	}
 	a, err := c.serveCompiled(ctx, result, phase)
 	if err != nil {

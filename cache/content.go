@@ -221,7 +221,12 @@ func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error)
 		return cas.Digest{}, err
 	}
 	defer f.Close()
-	key, believable := memoKey(0, f)
+	return c.openDigest(ctx, 0, f)
+}
+
+// openDigest hashes an open file, or remembers it by its stamp for the user whose it is.
+func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
+	key, believable := memoKey(uid, f)
 	if believable {
 		if raw, ok := c.index.Memo(append([]byte("file:"), key[:]...)); ok && len(raw) == 32 {
 			return cas.Digest(raw), nil

@@ -210,7 +210,10 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, buildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
 	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
 	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.graph(), m.IRVersion, v.c.now()
-	b.ModelName, b.UID = v.request.Name, v.request.Peer.UID
+	b.ModelName = v.request.Name
+	if !b.Put { // else whoever compiled it with libraries of its own stays responsible
+		b.UID = v.request.Peer.UID
+	}
 	if b.UID != v.from.UID && b.Source.Kind == index.SourceReference {
 		b.Source = index.Source{} // the paths are another user's
 	}

@@ -30,6 +30,9 @@ const (
 	EventCompiled      = "compiled"      // a build was made and stored
 	EventConverted     = "converted"     // a build was made of its other form: with the context inside the graph, or beside it
 	EventFailed        = "failed"        // a compile brought nothing
+	EventClaimed       = "claimed"       // an application compiles a model itself
+	EventClaimEnded    = "claim ended"   // without a result
+	EventPut           = "put"           // what an application compiled was stored as a build
 	EventRetracted     = "retracted"     // a build is gone: removed, collected, or superseded; the index itself tells of it
 	EventWithheld      = "withheld"      // a build is not served any more, until it is judged otherwise
 	EventDamaged       = "damaged"       // bytes of a build are not what they were

@@ -168,6 +168,11 @@ func (c *Cache) Administrator(p Peer) bool {
 	return p.UID == 0 || p.UID == c.uid || slices.Contains(c.settings.Load().administrators, p.UID)
 }
 
+// Publisher tells whether what the peer puts may be shared.
+func (c *Cache) Publisher(p Peer) bool {
+	return c.Administrator(p) || slices.Contains(c.settings.Load().publishers, p.UID)
+}
+
 // maySee: one's own builds, and the shared ones that one had oneself, for whoever had it has the model.
 func (c *Cache) maySee(p Peer, b *index.Build) bool {
 	if c.Administrator(p) || b.Scope == OwnScope(p) {

@@ -16,6 +16,7 @@ import (
 const (
 	JobQueued    = "queued"
 	JobRunning   = "running"
+	JobClaimed   = "claimed" // an application compiles it
 	JobDone      = "done"
 	JobFailed    = "failed"
 	JobCancelled = "cancelled"
@@ -165,6 +166,13 @@ func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
 		jobs[i] = all[i].job
 	}
 	return jobs, nil
+}
+
+// has tells whether there is a flight that can be joined.
+func (fs *flights) has(key flightKey) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.open[key] != nil
 }
 
 // list gives the flights that have not ended.

@@ -33,6 +33,7 @@ const (
 	sourceEP          = "execution provider"
 	sourceFingerprint = "fingerprint"
 	sourceLoadCheck   = "load check"
+	sourcePut         = "put" // the caller compiled it itself
 	sourceRule        = "rule "
 )
 
@@ -158,6 +159,9 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 	j, err := c.glance(ctx, a, b)
 	if err != nil {
 		return j, err
+	}
+	if b.Put {
+		j.firm = false // what it says of itself is what its maker wrote: it is loaded before it is believed
 	}
 	if c.worthTrying(a.eps, j) {
 		if j, err = c.tryLoading(ctx, a, b, j); err != nil {

@@ -97,6 +97,9 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 
 // freshen wants a build anew that is served and not the best there could be.
 func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
+	if p.outside {
+		return // with libraries that are not run here
+	}
 	policy := c.policyOf(p.eps)
 	switch {
 	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:
@@ -177,11 +180,14 @@ func sameDrivers(a, b []index.EPFacts) bool {
 
 // own is the judgement of what the plan would make.
 func (p *plan) own(b *index.Build, rt *runtime) Judgement {
-	reason := "made by these libraries, or equal ones, for this hardware"
+	reason, source := "made by these libraries, or equal ones, for this hardware", sourceLibrary
+	if b.Put {
+		reason, source = putBy(b)+", which are equal to these, for this hardware", sourcePut
+	}
 	if from := origin(b); from != "" {
 		reason += "; " + from
 	}
-	return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: reason, At: b.Created, Runtime: rt.name}
+	return Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason, At: b.Created, Runtime: rt.name}
 }
 
 // serve gives a lease on the build's view, after every file of it was compared with what was verified.

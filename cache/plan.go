@@ -21,6 +21,7 @@ type plan struct {
 	marks      []compilers.Fingerprint
 	facts      []index.EPFacts
 	buildKey   index.BuildKey
+	outside    bool // for libraries that are not run here
 }
 
 // plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
@@ -109,7 +110,7 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		return nil, fail(Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
 	}
 	p := &plan{}
-	if p.canonical, err = c.canonicalRequest(ctx, r, model, facts); err != nil {
+	if p.canonical, err = c.canonicalRequest(ctx, r, model, func(ep EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }); err != nil {
 		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.key()
@@ -146,8 +147,8 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
 }
 
-// canonicalRequest brings the request into its one spelling.
-func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, facts compilers.Facts) (canonical, error) {
+// canonicalRequest brings the request into its one spelling. devicesOf finds those that are meant.
+func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, devicesOf func(EP) ([]compilers.Device, error)) (canonical, error) {
 	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed,
 		FreeDimensions: orEmpty(r.FreeDimensions)}
 	var err error
@@ -174,7 +175,7 @@ func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Dige
 		if one.Files, err = fileDigests(ctx, ep); err != nil {
 			return canonical{}, err
 		}
-		devices, err := resolveDevices(facts, ep)
+		devices, err := devicesOf(ep)
 		if err != nil {
 			return canonical{}, err
 		}

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"sort"
@@ -30,6 +31,7 @@ const (
 	KeyOnly                  // answer with the key and the record
 	Explain                  // decide, compile nothing, and answer with the decision and its reasons
 	Background               // have it compiled if nobody does, and answer at once with the job
+	ForClaim                 // let the caller compile it, unless somebody does already: then wait
 )
 
 // Request is what an application asks for. The files stay the caller's to close.
@@ -54,6 +56,9 @@ type Request struct {
 	Store     string // "", "shared", "user", "none"
 	KeepGoing bool   // finish the compile even if nobody waits any more
 
+	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
+	Connection context.Context
+
 	foreign bool // the files came from another user than Peer
 }
 
@@ -77,6 +82,7 @@ type RuntimeRef struct {
 type EPLibraryRef struct {
 	EP, Path string
 	File     *os.File
+	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its folder
 }
 
 // canonical is a request in its one spelling: equal requests give equal canonical values.

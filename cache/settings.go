@@ -20,6 +20,8 @@ type settings struct {
 	allowOptions     []string
 	administrators   []uint32
 	trustedReporters []uint32
+	publishers       []uint32
+	claims           ClaimOptions
 	reportQuorum     int
 	keepSource       string
 	failures         FailureOptions
@@ -32,7 +34,8 @@ type settings struct {
 // newSettings checks the options. The generations are the caller's to fill in.
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{rules: o.Rules, policies: o.Policies, allowOptions: o.AllowOptions, administrators: o.Administrators,
-		trustedReporters: o.TrustedReporters, reportQuorum: o.ReportQuorum, failures: o.Failures.orDefault()}
+		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.orDefault(), reportQuorum: o.ReportQuorum,
+		failures: o.Failures.orDefault()}
 	if s.rules == nil {
 		s.rules = rules.Shipped()
 	}
@@ -48,7 +51,7 @@ func newSettings(o *Options) (*settings, error) {
 }
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators, TrustedReporters,
-// ReportQuorum, KeepSource, Failures, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
+// Publishers, Claims, ReportQuorum, KeepSource, Failures, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
 // builds are judged otherwise by now, they are judged anew: at once when they are asked for, and all of them in the
 // background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {

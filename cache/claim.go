@@ -1,0 +1,284 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// ClaimOptions bound what applications compile themselves, with libraries of their own.
+type ClaimOptions struct {
+	Deadline  time.Duration // how long a claim may take; 0: 30 min
+	Bytes     int64         // of one artefact that is put; 0: 64 GiB
+	UserBytes int64         // of all that a user has put, and is kept; 0: 256 GiB
+	Open      int           // claims of one user at the same time; 0: 16
+}
+
+func (o ClaimOptions) orDefault() ClaimOptions {
+	o.Deadline = cmp.Or(o.Deadline, 30*time.Minute)
+	o.Bytes = cmp.Or(o.Bytes, 64<<30)
+	o.UserBytes = cmp.Or(o.UserBytes, 256<<30)
+	o.Open = cmp.Or(o.Open, 16)
+	return o
+}
+
+// Claim is the right, and the promise, to compile what others may be waiting for.
+type Claim struct {
+	ID       string
+	Output   string // name of the graph that is to be put
+	Route    string // by which it is to be compiled
+	Deadline time.Time
+}
+
+// claim is a Claim as long as it lasts. It ends when its artefact is put, when it is given up, with the connection that
+// it was given on, or at its deadline, whichever is first; who puts in time may finish that.
+type claim struct {
+	Claim
+	outsider *outsider
+	request  *Request // whose it is; its files are those of libraries only, and the claim's own
+	plan     *plan
+	rc       *runtimeContent // nil: for libraries that are not run here
+	id       identity
+	owner    uint32
+	began    time.Time
+	takes    signature
+
+	done  chan struct{} // closed when it is over
+	timer *time.Timer
+	leave func() bool // stops the wait for the connection's end
+
+	mu     sync.Mutex
+	state  claimState
+	result *compiled // of one whose artefact was put
+	end    *claimEnd // of any other that is over
+}
+
+// claimState is how far a claim has come.
+type claimState int
+
+const (
+	claimHeld    claimState = iota
+	claimPutting            // its artefact is being copied and checked
+	claimStoring            // and is sound: nothing but the store itself keeps it from being a build
+	claimOver
+)
+
+// putTime is how long a put may take that was begun in time.
+const putTime = 10 * time.Minute
+
+// claimEnd says how a claim ended that brought nothing.
+type claimEnd struct {
+	uid  uint32
+	text string
+	code int32 // ONNX Runtime's, of one that was given up; 0: none
+}
+
+func (e *claimEnd) Error() string {
+	if e.code != 0 {
+		return fmt.Sprintf("the claim of uid %d ended: %s (code %d)", e.uid, e.text, e.code)
+	}
+	return fmt.Sprintf("the claim of uid %d ended: %s", e.uid, e.text)
+}
+
+// finish ends the claim without a result, unless it is over or as good as stored. It tells whether it did.
+func (cl *claim) finish(text string, code int32) bool { return cl.finishUpTo(claimPutting, text, code) }
+
+// finishUpTo is finish for a claim that has come so far at most.
+func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	if cl.state > latest {
+		return false
+	}
+	cl.end = &claimEnd{uid: cl.request.Peer.UID, text: text, code: code}
+	cl.over()
+	return true
+}
+
+// deliver ends the claim with its build.
+func (cl *claim) deliver(result *compiled) {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	cl.result = result
+	cl.over()
+}
+
+// over is called with mu held.
+func (cl *claim) over() {
+	cl.state = claimOver
+	cl.timer.Stop()
+	if cl.leave != nil {
+		cl.leave()
+	}
+	close(cl.done)
+}
+
+// move takes the claim from one state to another, if it is in that.
+func (cl *claim) move(from, to claimState) bool {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	if cl.state != from {
+		return false
+	}
+	cl.state = to
+	switch to {
+	case claimPutting:
+		cl.timer.Reset(putTime)
+	case claimHeld:
+		cl.timer.Reset(max(0, time.Until(cl.Deadline)))
+	}
+	return true
+}
+
+// claims are those that are held, and who wants one.
+type claims struct {
+	limiter limiter
+	copies  chan struct{} // one token for each artefact that is being taken
+
+	mu     sync.Mutex
+	open   map[string]*claim        // by id; guarded by mu
+	past   []pastClaim              // that ended lately, oldest first; guarded by mu
+	asking map[flightKey][]*claimer // in order; guarded by mu
+}
+
+// pastClaim tells its holder why a put comes too late.
+type pastClaim struct {
+	id, why string
+	uid     uint32
+}
+
+// claimer is a request that wants a claim.
+type claimer struct {
+	request *Request
+	plan    *plan
+	rc      *runtimeContent
+	id      identity
+	owner   uint32
+	takes   signature
+	why     string // what the look-up found
+	granted *claim // guarded by claims.mu
+	wake    context.CancelFunc
+}
+
+const (
+	maxPastClaims = 1024
+	// A user may be given so many claims at once, and then one in each interval: an application may load many models.
+	claimBurst    = 64
+	claimInterval = time.Second
+)
+
+func newClaims(now func() time.Time, copies int) *claims {
+	return &claims{limiter: limiter{burst: claimBurst, interval: claimInterval, now: now}, copies: make(chan struct{}, copies),
+		open: make(map[string]*claim), asking: make(map[flightKey][]*claimer)}
+}
+
+// enter puts a request among those that want the claim, unless its user has too many.
+func (cs *claims) enter(key flightKey, a *claimer, most int) error {
+	if wait, ok := cs.limiter.take(a.owner); !ok {
+		return fail(Busy, nil, "too many claims").hint("the next one is given in %s", wait.Round(time.Second)+time.Second)
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	n := 0
+	for _, cl := range cs.open {
+		if cl.owner == a.owner {
+			n++
+		}
+	}
+	if n >= most {
+		return fail(Busy, nil, "you hold %d claims already", n).hint("put what they are for, or give them up")
+	}
+	cs.asking[key] = append(cs.asking[key], a)
+	return nil
+}
+
+// withdraw takes a request out again, and gives the claim that it was given.
+func (cs *claims) withdraw(key flightKey, a *claimer) *claim {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.drop(key, a)
+	return a.granted
+}
+
+// drop is called with mu held.
+func (cs *claims) drop(key flightKey, a *claimer) {
+	list := cs.asking[key]
+	for i := range list {
+		if list[i] == a {
+			list = append(list[:i:i], list[i+1:]...)
+			break
+		}
+	}
+	cs.asking[key] = list
+	if len(list) == 0 {
+		delete(cs.asking, key)
+	}
+}
+
+// grant gives the claim that give makes to who has wanted it for longest; nil where nobody does.
+func (cs *claims) grant(key flightKey, give func(*claimer) *claim) *claim {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if len(cs.asking[key]) == 0 {
+		return nil
+	}
+	a := cs.asking[key][0]
+	cs.drop(key, a)
+	cl := give(a)
+	cs.open[cl.ID] = cl
+	a.granted = cl
+	a.wake()
+	return cl
+}
+
+// remove forgets a claim that is over.
+func (cs *claims) remove(cl *claim, why string) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	delete(cs.open, cl.ID)
+	if len(cs.past) >= maxPastClaims {
+		cs.past = append(cs.past[:0:0], cs.past[maxPastClaims/2:]...)
+	}
+	cs.past = append(cs.past, pastClaim{cl.ID, why, cl.request.Peer.UID})
+}
+
+// find gives a claim to the user whose it is. Others are not told that there is one.
+func (cs *claims) find(p Peer, id string) (*claim, error) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cl := cs.open[id]; cl != nil && cl.request.Peer.UID == p.UID {
+		return cl, nil
+	}
+	e := fail(NotFound, nil, "no claim %.80q of yours", id).hint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
+	for _, past := range cs.past {
+		if past.id == id && past.uid == p.UID {
+			e.Text += ": " + past.why
+		}
+	}
+	return nil, e
+}
+
+// GiveUp ends a claim without a result. Whoever waits is told text and code; the next who asked for a claim gets it.
+func (c *Cache) GiveUp(ctx context.Context, p Peer, id, text string, code int32) error {
+	cl, err := c.claims.find(p, id)
+	if err != nil {
+		return err
+	}
+	if text = shownText(text); text == "" {
+		text = "it was given up"
+	}
+	if !cl.finish(text, code) {
+		return fail(NotFound, nil, "claim %.80q is over", id)
+	}
+	return nil
+}
+
+// maxClaimText bounds what is passed on of a client's words.
+const maxClaimText = 4096
+
+// shownText makes what a client said fit to be shown.
+func shownText(text string) string {
+	return cleanText(text[:min(len(text), maxClaimText)])
+}

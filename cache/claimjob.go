@@ -1,0 +1,304 @@
+package cache
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// outsider is the job that applications do which hold the claim, one after the other. Who waits for it waits as for any
+// job.
+type outsider struct {
+	c     *Cache
+	key   flightKey
+	first jobFacts
+}
+
+func (o *outsider) facts() jobFacts { return o.first }
+
+// run gives the claim to one after the other, until one of them puts a result or nobody wants it any more.
+func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
+	var last *claimEnd
+	for {
+		cl := o.c.claims.grant(o.key, func(a *claimer) *claim { return o.give(a, f, last) })
+		if cl == nil && last == nil {
+			last = &claimEnd{uid: o.first.UID, text: "who asked for it left"}
+		}
+		if cl == nil {
+			return nil, claimFailed(o.first.ModelName, last)
+		}
+		o.c.happened(eventFor(cl.request.Peer, cl.plan.requestKey, cl.request.Name, EventClaimed, "by uid %d, until %s", cl.request.Peer.UID, cl.Deadline.UTC().Format(time.RFC3339)))
+		f.tell("claimed")
+		result, end := o.await(ctx, cl)
+		f.release(cl)
+		if end == nil {
+			return result, nil
+		}
+		last = end
+		if ctx.Err() != nil {
+			return nil, claimFailed(o.first.ModelName, last)
+		}
+	}
+}
+
+// give makes the claim. It is called with claims.mu held.
+func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
+	most := o.c.settings.Load().claims.Deadline
+	cl := &claim{Claim: Claim{ID: newID(), Output: outputName(a.plan), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
+		outsider: o, request: a.request, plan: a.plan, rc: a.rc, id: a.id, owner: a.owner, began: time.Now(), takes: a.takes, done: make(chan struct{})}
+	if last != nil {
+		a.why = last.Error()
+	}
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	cl.timer = time.AfterFunc(most, func() { cl.finish(fmt.Sprintf("its deadline of %s passed", most), 0) })
+	if a.request.Connection != nil {
+		cl.leave = context.AfterFunc(a.request.Connection, func() { cl.finish("its connection ended", 0) })
+	}
+	f.hold(cl)
+	return cl
+}
+
+// outputName is the graph's name: names are part of what is compiled, so it is made from the key.
+func outputName(p *plan) string { return hex.EncodeToString(p.buildKey[:8]) + "_ctx.onnx" }
+
+// await waits for the end of a claim.
+func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) {
+	select {
+	case <-cl.done:
+	case <-ctx.Done():
+		cl.finish("its job was cancelled", 0)
+		<-cl.done // what is being stored is stored first
+	}
+	cl.mu.Lock()
+	result, end := cl.result, cl.end
+	cl.mu.Unlock()
+	cl.request.Runtime.close()
+	if end == nil {
+		o.c.claims.remove(cl, "it was put already")
+		return result, nil
+	}
+	o.c.claims.remove(cl, end.text)
+	o.c.index.Count("claims_without_result", 1)
+	o.c.happened(eventFor(cl.request.Peer, cl.plan.requestKey, cl.request.Name, EventClaimEnded, "%s", end.Error()))
+	return nil, end
+}
+
+// hold keeps the flight going for the holder of the claim, who does not wait for it. It is called with claims.mu held.
+func (f *flight) hold(cl *claim) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.state, f.started = JobClaimed, f.flights.now()
+	f.kept[cl.request.Peer.UID] = cl.owner
+}
+
+func (f *flight) release(cl *claim) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.kept, cl.request.Peer.UID)
+}
+
+// maxHandOvers bounds how often a request waits for yet another claim.
+const maxHandOvers = 16
+
+// claimOrWait gives the caller the claim, or has it wait for whoever compiles already. rc is nil for libraries that are
+// not run here.
+func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
+	key, err := c.claimKey(r, id, p)
+	if err != nil {
+		return nil, err
+	}
+	a, err := c.newClaimer(ctx, r, id, p, rc, why)
+	if err != nil {
+		return nil, err
+	}
+	waiting, wake := context.WithCancel(ctx)
+	defer wake()
+	a.wake = wake
+	if err := c.claims.enter(key, a, c.settings.Load().claims.Open); err != nil {
+		a.request.Runtime.close()
+		return nil, err
+	}
+	var result *compiled
+	for range maxHandOvers {
+		result, _, err = c.flights.join(waiting, key, c.asking(r, t), func() (runner, error) { return c.newOutsider(key, a), nil })
+		if !errors.As(err, new(*claimEnd)) {
+			break // else the last claim ended while this one was about to wait for it
+		}
+	}
+	if cl := c.claims.withdraw(key, a); cl != nil {
+		if ctx.Err() != nil {
+			cl.finish("who asked for it left", 0)
+			return nil, contextError(ctx, r)
+		}
+		given := cl.Claim
+		return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
+	}
+	a.request.Runtime.close()
+	if err != nil {
+		return nil, flightError(ctx, r, claimError(r, err))
+	}
+	return c.waited(ctx, r, result, phase)
+}
+
+// claimKey says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
+// but where the daemon compiles for all already they wait for that.
+func (c *Cache) claimKey(r *Request, id identity, p *plan) (flightKey, error) {
+	scope, _ := c.scopes(r, id)
+	if scope == "" {
+		return flightKey{}, fail(NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", r.Name).
+			hint("compile it without epcached")
+	}
+	if shared := (flightKey{build: p.buildKey, scope: scope}); scope == "shared" && (c.Publisher(r.Peer) || c.flights.has(shared)) {
+		return shared, nil
+	}
+	return flightKey{build: p.buildKey, scope: OwnScope(r.Peer)}, nil
+}
+
+// newClaimer keeps of a request what its claim will need. Of its files these are the libraries, to see that they stay
+// what they are; the model's own are read now.
+func (c *Cache) newClaimer(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string) (*claimer, error) {
+	takes, err := readSignature(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	own := *r
+	own.Graph, own.External = nil, nil
+	own.EPs = make([]EP, len(r.EPs))
+	for i := range r.EPs {
+		own.EPs[i] = r.EPs[i]
+		own.EPs[i].Files = nil
+	}
+	if own.Runtime, err = r.Runtime.keepLibraries(p.outside); err != nil {
+		return nil, fail(Internal, err, "model %q", r.Name)
+	}
+	return &claimer{request: &own, plan: p, rc: rc, id: id, owner: c.reports.owners.of(r.Peer.UID), takes: takes, why: why}, nil
+}
+
+// keepLibraries gives the reference with descriptors of its own: of each execution provider's library, and of nothing
+// beside them, for a claim may last.
+func (ref *RuntimeRef) keepLibraries(open bool) (RuntimeRef, error) {
+	out := *ref
+	out.EPLibraries = nil
+	for _, l := range ref.EPLibraries {
+		one := EPLibraryRef{EP: l.EP, Path: l.Path}
+		if open && l.File != nil {
+			var err error
+			if one.File, err = duplicate(l.File); err != nil {
+				out.close()
+				return RuntimeRef{}, err
+			}
+		}
+		out.EPLibraries = append(out.EPLibraries, one)
+	}
+	return out, nil
+}
+
+func (ref *RuntimeRef) close() {
+	for _, l := range ref.EPLibraries {
+		if l.File != nil {
+			_ = l.File.Close() // opened for reading only: nothing can be lost
+		}
+	}
+}
+
+func (c *Cache) newOutsider(key flightKey, a *claimer) *outsider {
+	o := &outsider{c: c, key: key, first: jobFacts{scope: key.scope}}
+	o.first.Job = Job{ModelName: a.request.Name, ModelDigest: a.plan.canonical.Model, RequestKey: a.plan.requestKey, Build: a.plan.buildKey,
+		EP: a.plan.eps[0].Name, UID: a.request.Peer.UID, Why: "claimed by an application that compiles it itself"}
+	for _, ep := range a.plan.eps {
+		o.first.eps = append(o.first.eps, ep.Name)
+	}
+	return o
+}
+
+// awaitClaim waits for whoever holds the claim. Where nobody does there is nothing to wait for, and missing is the error.
+func (c *Cache) awaitClaim(ctx context.Context, r *Request, id identity, p *plan, missing error, t *telling, phase func(string)) (*Answer, error) {
+	key, err := c.claimKey(r, id, p)
+	if err != nil {
+		return nil, missing
+	}
+	nobody := func() (runner, error) { return nil, missing }
+	result, _, err := c.flights.join(ctx, key, c.asking(r, t), nobody)
+	if err != nil {
+		return nil, flightError(ctx, r, claimError(r, err))
+	}
+	return c.waited(ctx, r, result, phase)
+}
+
+// waited answers with what another brought.
+func (c *Cache) waited(ctx context.Context, r *Request, result *compiled, phase func(string)) (*Answer, error) {
+	a, err := c.serveCompiled(ctx, result, phase)
+	if err != nil {
+		return nil, fail(Internal, err, "model %q: compiled, but cannot be served", r.Name)
+	}
+	a.Outcome, a.Why = Waited, "compiled by another request for the same"
+	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now()}
+	if result.build.Put {
+		a.Why = putBy(result.build)
+		a.Compatibility.Source, a.Compatibility.Reason = sourcePut, a.Why
+	}
+	return a, nil
+}
+
+// claimError is what those are told who waited for a claim that brought nothing, and cannot have it themselves.
+func claimError(r *Request, err error) error {
+	var end *claimEnd
+	if !errors.As(err, &end) {
+		return err
+	}
+	return claimFailed(r.Name, end)
+}
+
+func claimFailed(model string, end *claimEnd) *Error {
+	e := fail(CompileFailed, end, "model %q", model).fact("reason", "claim ended").
+		hint("ask with on_miss claim to compile it yourself, or load the model without epcached")
+	if end.code != 0 {
+		e.fact("code", fmt.Sprint(end.code))
+	}
+	return e
+}
+
+// cleanText drops what is no text.
+func cleanText(text string) string {
+	text = strings.ToValidUTF8(text, "?")
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return -1
+		}
+		return r
+	}, text))
+}
+
+// stillOpen tells whether the libraries that the claim was given for are in their places.
+func (cl *claim) stillOpen() error {
+	for _, l := range cl.request.Runtime.EPLibraries {
+		if l.File == nil {
+			continue
+		}
+		gone, err := unlinked(l.File)
+		if err != nil {
+			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
+		}
+		if gone {
+			return fmt.Errorf("library %q was replaced meanwhile", l.Path)
+		}
+	}
+	return nil
+}
+
+// claimEnded says how the claim ended that a request waited for in vain.
+func claimEnded(err error) string {
+	var end *claimEnd
+	if errors.As(err, &end) {
+		return end.Error()
+	}
+	return err.Error()
+}

@@ -1,0 +1,245 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// An application may load with libraries that this daemon does not have, or may not run because another user chose
+// them. It can still have what it compiled itself, under a claim, kept and given to it again. Such a build is known by
+// what the application shows of its libraries, since nothing of them is run here: their bytes, the version of ONNX
+// Runtime that it states, and this machine. All of it is in the build key, and only an equal key is a hit: without the
+// libraries nobody could judge what is nearly equal.
+
+// Bounds of what is shown of one execution provider.
+const (
+	maxBeside      = 512
+	maxLibraryName = 4096
+	maxLibrary     = 8 << 30 // bytes of one file
+	maxVersion     = 100     // of what a client says a version is
+)
+
+// bringsLibraries tells whether the request can be answered though no runtime here is for it.
+func (c *Cache) bringsLibraries(r *Request, err error) bool {
+	if ClassOf(err) != Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 {
+		return false
+	}
+	switch r.OnMiss {
+	case Wait, ForClaim, Fail:
+	default:
+		return false
+	}
+	for _, ep := range r.EPs {
+		if ref := r.Runtime.library(ep.Name); ref == nil || ref.File == nil {
+			return false
+		}
+	}
+	return c.replacedPath(r) == "" // what the caller has open is no whole runtime any more
+}
+
+// library finds what the reference says of an execution provider's library.
+func (ref *RuntimeRef) library(ep string) *EPLibraryRef {
+	for i := range ref.EPLibraries {
+		if ref.EPLibraries[i].EP == ep {
+			return &ref.EPLibraries[i]
+		}
+	}
+	return nil
+}
+
+// answerOwn answers a request for libraries that are the caller's own. missing says why no runtime here will do.
+func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing error, t *telling) (*Answer, error) {
+	phase := t.phase
+	if id.Compiled {
+		return nil, missing
+	}
+	p, err := c.planOwn(ctx, r, id.Digest, phase)
+	if err != nil {
+		return nil, err
+	}
+	rt := &runtime{name: p.eps[0].Library}
+	found, err := c.lookUpOwn(ctx, r, p, phase)
+	if found.answer != nil || err != nil {
+		return c.finish(found.answer, r, id, p, rt), err
+	}
+	c.index.Count("misses", 1)
+	switch {
+	case found.doubted >= maxRounds:
+		return nil, errDoubted(r, p)
+	case r.OnMiss == Fail:
+		return nil, fail(NotFound, nil, "no build for model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
+			hint("compile it: ask again with on_miss claim")
+	case r.OnMiss == ForClaim:
+		a, err := c.claimOrWait(ctx, r, id, p, nil, found.why, t, phase)
+		return c.finish(a, r, id, p, rt), err
+	}
+	a, err := c.awaitClaim(ctx, r, id, p, missing, t, phase)
+	return c.finish(a, r, id, p, rt), err
+}
+
+// lookUpOwn finds the build that equal libraries made here.
+func (c *Cache) lookUpOwn(ctx context.Context, r *Request, p *plan, phase func(string)) (search, error) {
+	found := search{why: "never compiled for this request with these libraries"}
+	stated := &runtimeContent{spec: compilers.Runtime{ORTVersion: r.Runtime.ORTVersion}}
+	_, look := c.scopes(r, identity{})
+	for _, scope := range look {
+		builds, err := c.index.Lookup(p.requestKey, scope)
+		if err != nil {
+			return found, fail(Internal, err, "look-up of %s", p.requestKey)
+		}
+		for i := range builds {
+			b := &builds[i]
+			if b.BuildKey != p.buildKey {
+				continue
+			}
+			if reason := c.barred(r, stated, b); reason != "" {
+				found.why = reason
+				if c.reports.doubts.holds(b.ID, r.Peer.UID) != "" {
+					found.doubted++
+				}
+				continue
+			}
+			if err := c.try(ctx, r, p, b, p.own(b, &runtime{name: p.eps[0].Library}), phase, &found); found.answer != nil || err != nil {
+				return found, err
+			}
+		}
+	}
+	return found, nil
+}
+
+// planOwn thinks a request through for libraries that are not run here.
+func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase func(string)) (*plan, error) {
+	if len(r.Runtime.ORTVersion) > maxVersion {
+		return nil, fail(BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", r.Runtime.ORTVersion)
+	}
+	p := &plan{outside: true}
+	var err error
+	if p.canonical, err = c.canonicalRequest(ctx, r, model, statedDevices); err != nil {
+		return nil, err
+	}
+	p.requestKey, p.record = p.canonical.key()
+	p.recordJSON = p.canonical.json()
+	for i, ep := range r.EPs {
+		ref := r.Runtime.library(ep.Name)
+		phase("reading")
+		digest, err := c.ownDigest(ctx, r.Peer.UID, ref)
+		if err != nil {
+			return nil, err
+		}
+		info, _ := compilers.EPByName(ep.Name)
+		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, baseNames(info, ep.Options))}
+		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"), LibraryDigest: digest}
+		for _, d := range p.canonical.EPs[i].Devices {
+			one.Devices = append(one.Devices, compilers.Device(d))
+			facts.Devices = append(facts.Devices, fmt.Sprintf("%s %04x:%04x", d.Type, d.VendorID, d.DeviceID))
+		}
+		p.eps, p.facts = append(p.eps, one), append(p.facts, facts)
+	}
+	p.buildKey = ownKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.now())
+	return p, nil
+}
+
+// statedDevices takes the devices as they are spelled, for nothing here lists those that there are.
+func statedDevices(ep EP) ([]compilers.Device, error) {
+	out := slices.Clone(ep.Devices)
+	if len(out) == 0 {
+		out = []compilers.Device{{}} // the provider's first: the machine is part of the key
+	}
+	for i := range out {
+		out[i].Type = strings.ToUpper(out[i].Type)
+	}
+	return out, nil
+}
+
+// ownKey is the build key for libraries that are not run here. It has fields that buildKey's record has not, so that
+// the two are never equal.
+func ownKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here machine) index.BuildKey {
+	b := appendBytes(nil, 1, key[:])
+	for _, ep := range eps {
+		b = appendBytes(b, 2, appendBytes(nil, 1, ep.LibraryDigest[:]))
+	}
+	b = appendBytes(b, 3, []byte(route))
+	b = appendBytes(b, 4, []byte(ort))
+	return index.BuildKey(digestOf(appendBytes(b, 5, here[:])))
+}
+
+// ownDigest stands for an execution provider's library and what it shows of those beside it. Who shows nothing beside
+// it is known by the very file and its path as well: another place may have another SDK around an equal library.
+// It never equals a digest of libraries that are run here.
+func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (cas.Digest, error) {
+	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
+		return cas.Digest{}, fail(BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
+	}
+	b := []byte("own")
+	add := func(name string, f *os.File) error {
+		d, s, err := c.shownDigest(ctx, uid, f)
+		if err != nil {
+			return shownError(ctx, err, ref, name)
+		}
+		b = append(appendInt(b, uint64(len(name))), name...)
+		b = append(b, d[:]...)
+		if name == "" && len(ref.Beside) == 0 {
+			b = append(appendStamp(b, s), ref.Path...)
+		}
+		return nil
+	}
+	if err := add("", ref.File); err != nil {
+		return cas.Digest{}, err
+	}
+	for _, name := range sortedKeys(ref.Beside) {
+		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
+			return cas.Digest{}, fail(BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
+		}
+		if err := add(name, ref.Beside[name]); err != nil {
+			return cas.Digest{}, err
+		}
+	}
+	return cas.Digest(digestOf(b)), nil
+}
+
+var errReplacedOpen = errors.New("it has been replaced since it was opened")
+
+// shownDigest hashes a library that a client has open, or remembers it.
+func (c *Cache) shownDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, cas.Stamp, error) {
+	before, err := cas.StampOf(f)
+	if err != nil {
+		return cas.Digest{}, before, err
+	}
+	if before.Size > maxLibrary {
+		return cas.Digest{}, before, fmt.Errorf("%d bytes, more than %d", before.Size, int64(maxLibrary))
+	}
+	if gone, err := unlinked(f); gone || err != nil {
+		return cas.Digest{}, before, errors.Join(err, errReplacedOpen)
+	}
+	d, err := c.openDigest(ctx, uid, f)
+	if err != nil {
+		return d, before, err
+	}
+	after, err := cas.StampOf(f)
+	if err == nil && after != before {
+		err = errReplacedOpen
+	}
+	return d, before, err
+}
+
+func shownError(ctx context.Context, err error, ref *EPLibraryRef, name string) error {
+	path := ref.Path
+	if name != "" {
+		path = name
+	}
+	switch {
+	case ctx.Err() != nil:
+		return fail(Cancelled, ctx.Err(), "library %q", path)
+	case errors.Is(err, errReplacedOpen):
+		return replaced(path)
+	}
+	return fail(BadRequest, err, "library %q of %s", path, ref.EP)
+}

@@ -1,0 +1,294 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// Put is what the holder of a claim compiled. The files stay the caller's to close.
+type Put struct {
+	Claim          string
+	Files          []PutFile // the graph first
+	Graphs         int       // how many of the files are graphs; 0: one
+	CompileSeconds float64
+	ORTVersion     string
+	MadeBy         []MadeBy // in the order of the request's execution providers
+}
+
+// PutFile is one file, opened for reading only, under the name that it has in the artefact.
+type PutFile struct {
+	Name string
+	File *os.File
+}
+
+// MadeBy is an execution provider as its library says what it is.
+type MadeBy struct {
+	EP, Version string
+}
+
+// Bounds of an artefact that is put.
+const (
+	maxPutFiles = 64
+	maxPutName  = 255
+	maxPutDepth = 4
+)
+
+// Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and stored. When it
+// returns the build is durable, and all who waited for the claim have it. What is refused for what it is ends the claim.
+func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progress)) (*Answer, error) {
+	t := newTelling(progress, c.now())
+	defer t.end()
+	cl, err := c.claims.find(p, put.Claim)
+	if err != nil {
+		return nil, err
+	}
+	if !cl.move(claimHeld, claimPutting) {
+		return nil, fail(Busy, nil, "claim %.80q: it is being put, or over, already", put.Claim)
+	}
+	result, err := c.take(ctx, cl, put, t.phase)
+	if err != nil {
+		return nil, c.putFailed(ctx, cl, err)
+	}
+	cl.deliver(result)
+	a, err := c.serve(context.WithoutCancel(ctx), result.build, t.phase)
+	if err != nil {
+		return nil, fail(Internal, err, "model %q: put, but cannot be served", cl.request.Name)
+	}
+	a.Outcome, a.Why = Taken, "put by you"
+	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourcePut, Reason: putBy(result.build), At: c.now()}
+	return c.finish(a, cl.request, cl.id, cl.plan, &runtime{name: cl.plan.eps[0].Library}), nil
+}
+
+// putFailed ends the claim, unless another try may succeed.
+func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		err = contextError(ctx, cl.request)
+		cl.move(claimPutting, claimHeld)
+	case ClassOf(err) == NoSpace || ClassOf(err) == Busy:
+		if !cl.move(claimPutting, claimHeld) {
+			cl.move(claimStoring, claimHeld)
+		}
+	default:
+		cl.finishUpTo(claimStoring, "what was put is refused: "+err.Error(), 0)
+	}
+	select {
+	case <-cl.done: // it ended meanwhile, perhaps: that is why
+		cl.mu.Lock()
+		end := cl.end
+		cl.mu.Unlock()
+		if end != nil && !strings.Contains(end.text, err.Error()) {
+			return fail(ClassOf(err), err, "claim %s: %s", cl.ID, end.text)
+		}
+	default:
+	}
+	return err
+}
+
+// take copies, checks and stores the artefact.
+func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*compiled, error) {
+	phase("queued")
+	select {
+	case c.claims.copies <- struct{}{}:
+		defer func() { <-c.claims.copies }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-cl.done:
+		return nil, fail(NotFound, nil, "claim %s is over", cl.ID)
+	}
+	names, total, err := checkPut(cl, put)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.mayStore(ctx, cl, total); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
+		return nil, storeError(err, cl.request.Name)
+	}
+	folder, err := os.MkdirTemp(c.path("staging"), "put-")
+	if err != nil {
+		return nil, storeError(err, cl.request.Name)
+	}
+	defer func() {
+		if err := os.RemoveAll(folder); err != nil {
+			c.log.Warn("staging folder not removed", "path", folder, "error", err)
+		}
+	}()
+	// As stated, and no more than the claim has lasted: what is saved by hits is counted with it.
+	seconds := time.Since(cl.began).Seconds()
+	if stated := put.CompileSeconds; stated >= 0 && stated < seconds {
+		seconds = stated
+	}
+	phase("reading")
+	for _, f := range put.Files {
+		if err := copyPut(ctx, cl, f, filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
+			return nil, err
+		}
+	}
+	phase("checking")
+	b, err := c.examinePut(ctx, cl, put, folder, names)
+	if err != nil {
+		return nil, err
+	}
+	b.CompileSeconds = seconds
+	if !cl.move(claimPutting, claimStoring) {
+		return nil, fail(NotFound, nil, "claim %s is over", cl.ID)
+	}
+	phase("storing")
+	return c.storePut(ctx, cl, b, folder)
+}
+
+// storePut makes a build of it.
+func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder string) (*compiled, error) {
+	c.publishing.RLock()
+	err := c.put(ctx, b, folder)
+	c.publishing.RUnlock()
+	if err != nil {
+		return nil, storeError(err, b.ModelName)
+	}
+	c.index.Count("puts", 1)
+	c.log.Info("put", "model", b.ModelName, "build", b.BuildKey.String(), "uid", b.UID, "scope", b.Scope)
+	c.seen(cl.request.Peer, b)
+	c.happened(eventOf(b, EventPut, "%s, with %s, in %.2f s", putBy(b), makers(b), b.CompileSeconds))
+	c.supersede(ctx, b)
+	return &compiled{build: b}, nil
+}
+
+// putBy says who made a build that the daemon did not make.
+func putBy(b *index.Build) string { return fmt.Sprintf("made by uid %d with its own libraries", b.UID) }
+
+// mayStore bounds what one user brings, and leaves something free.
+func (c *Cache) mayStore(ctx context.Context, cl *claim, total int64) error {
+	most := c.settings.Load().claims.UserBytes
+	var used int64
+	err := c.index.Each(ctx, func(b index.Build) error {
+		if b.Put && c.reports.owners.of(b.UID) == cl.owner {
+			for _, f := range b.Files {
+				used += f.Size
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fail(Internal, err, "what uid %d has put", cl.request.Peer.UID)
+	}
+	if total > most-used {
+		return fail(NoSpace, nil, "model %q: %d bytes, and you have put %d of at most %d", cl.request.Name, total, used, most).
+			hint("remove what you do not need any more: epcachectl rm")
+	}
+	free, err := freeBytes(c.dir)
+	if err == nil {
+		err = fits(total, free)
+	}
+	if err != nil {
+		return storeError(err, cl.request.Name)
+	}
+	return nil
+}
+
+// checkPut looks at what is announced, before a byte is read.
+func checkPut(cl *claim, put *Put) (names []string, total int64, err error) {
+	bad := func(format string, args ...any) error {
+		return fail(BadRequest, nil, "model %q: put: %s", cl.request.Name, fmt.Sprintf(format, args...))
+	}
+	most := cl.outsider.c.settings.Load().claims.Bytes
+	switch {
+	case len(put.Files) == 0 || len(put.Files) > maxPutFiles:
+		return nil, 0, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)
+	case put.Graphs > 1:
+		return nil, 0, bad("%d graphs: the claim is for one model", put.Graphs)
+	case put.Files[0].Name != cl.Output:
+		return nil, 0, bad("the graph is called %.80q, not %q", put.Files[0].Name, cl.Output)
+	}
+	seen := make(map[string]bool)
+	for _, f := range put.Files {
+		if why := badPutName(f.Name); why != "" {
+			return nil, 0, bad("file %.80q: %s", f.Name, why)
+		}
+		if seen[f.Name] {
+			return nil, 0, bad("file %q comes twice", f.Name)
+		}
+		seen[f.Name] = true
+		if err := unwritable(f.File); err != nil {
+			return nil, 0, bad("file %q: %v", f.Name, err)
+		}
+		info, err := f.File.Stat()
+		if err != nil {
+			return nil, 0, bad("file %q: %v", f.Name, err)
+		}
+		if info.Size() > most-total {
+			return nil, 0, bad("file %q: %d bytes, and all together may have %d", f.Name, info.Size(), most)
+		}
+		total += info.Size()
+		names = append(names, f.Name)
+	}
+	return names, total, nil
+}
+
+// badPutName says what is wrong with the name of a file, "" if nothing is.
+func badPutName(name string) string {
+	switch {
+	case name == "" || len(name) > maxPutName:
+		return fmt.Sprintf("the name has %d bytes, not 1 to %d", len(name), maxPutName)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		return "the name holds control characters or is not UTF-8"
+	case strings.Contains(name, `\`) || path.Clean(name) != name || !filepath.IsLocal(name) || name == ".":
+		return "not a clean relative name below one folder"
+	case strings.Count(name, "/") >= maxPutDepth:
+		return fmt.Sprintf("more than %d folders deep", maxPutDepth)
+	}
+	return ""
+}
+
+// copyPut copies what the file held when it was announced. What a client writes to it meanwhile shows.
+func copyPut(ctx context.Context, cl *claim, f PutFile, to string) error {
+	before, err := stampSettled(f.File)
+	if err == nil {
+		err = copyExactly(&patient{ctx, f.File, cl.done}, f.File, to, before.Size)
+	}
+	var after = before
+	if err == nil {
+		after, err = stampSettled(f.File)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, io.ErrUnexpectedEOF) || err == nil && before != after:
+		return fail(BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).hint("put it when whatever writes it is done")
+	case err != nil:
+		return storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.request.Name)
+	}
+	return nil
+}
+
+// patient reads until its context ends or the claim is over.
+type patient struct {
+	ctx  context.Context
+	file *os.File
+	over <-chan struct{}
+}
+
+// ReadAt implements io.ReaderAt.
+func (r *patient) ReadAt(p []byte, off int64) (int, error) {
+	select {
+	case <-r.ctx.Done():
+		return 0, r.ctx.Err()
+	case <-r.over:
+		return 0, errors.New("the claim is over")
+	default:
+		return r.file.ReadAt(p, off)
+	}
+}

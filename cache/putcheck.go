@@ -1,0 +1,261 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+)
+
+// signature is what a model takes and gives: compiling changes none of it.
+type signature struct {
+	inputs, outputs []epmodel.Value
+	constant        map[string]bool // inputs that have an initializer, and may be gone
+}
+
+func signatureOf(m *epmodel.Model) signature {
+	s := signature{inputs: m.Inputs, outputs: m.Outputs, constant: make(map[string]bool)}
+	for i := range m.Initializers {
+		if t := &m.Initializers[i]; t.Graph == "" && t.Node == "" {
+			s.constant[t.Name] = true
+		}
+	}
+	return s
+}
+
+// readSignature reads the request's model for it.
+func readSignature(ctx context.Context, r *Request) (signature, error) {
+	src, err := epmodel.FileSource(r.Graph)
+	if err != nil {
+		return signature{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+	}
+	m, err := epmodel.Read(ctx, r.Name, src)
+	if err != nil {
+		return signature{}, modelError(r, err)
+	}
+	return signatureOf(m), nil
+}
+
+// differs says in what an artefact is not of the model, "" if nothing tells.
+func (s signature) differs(m *epmodel.Model) string {
+	if why := differs("output", s.outputs, m.Outputs, nil); why != "" {
+		return why
+	}
+	return differs("input", s.inputs, m.Inputs, s.constant)
+}
+
+func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bool) string {
+	find := func(list []epmodel.Value, name string) *epmodel.Value {
+		if i := slices.IndexFunc(list, func(v epmodel.Value) bool { return v.Name == name }); i >= 0 {
+			return &list[i]
+		}
+		return nil
+	}
+	for i := range artefact {
+		v := find(model, artefact[i].Name)
+		if v == nil {
+			return fmt.Sprintf("it has an %s %q, and the model has none", what, artefact[i].Name)
+		}
+		if v.Kind != artefact[i].Kind || v.Type != artefact[i].Type {
+			return fmt.Sprintf("its %s %q is of another type than the model's", what, v.Name)
+		}
+	}
+	for i := range model {
+		if name := model[i].Name; !mayLack[name] && find(artefact, name) == nil {
+			return fmt.Sprintf("it lacks the %s %q of the model", what, name)
+		}
+	}
+	return ""
+}
+
+// examinePut checks the copies in the folder, and writes the build's record.
+func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (*index.Build, error) {
+	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: put.ORTVersion}
+	m, err := readArtefact(ctx, folder, result)
+	if err == nil {
+		err = nothingElse(m, folder, names)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, notThis(cl, err)
+	}
+	if err := cl.suits(m); err != nil {
+		return nil, notThis(cl, err)
+	}
+	facts, err := cl.made(m, put)
+	if err != nil {
+		return nil, notThis(cl, err)
+	}
+	j := &job{c: c, request: cl.request, plan: cl.plan, scope: cl.outsider.key.scope, name: strings.TrimSuffix(cl.Output, "_ctx.onnx")}
+	b := j.record(m, result)
+	b.EPs, b.Put = facts, true
+	if err := cl.stillOpen(); err != nil {
+		return nil, notThis(cl, err)
+	}
+	b.LoadCheck = compilers.NotCheckable
+	if cl.rc != nil {
+		return b, c.loadPut(ctx, cl, b, filepath.Join(folder, names[0]))
+	}
+	return b, nil
+}
+
+// notThis refuses what was put for what it is.
+func notThis(cl *claim, err error) error {
+	e := fail(BadRequest, err, "model %q: what was put is not its artefact", cl.request.Name)
+	var format *epmodel.FormatError
+	if errors.As(err, &format) {
+		e.fact("file", format.File).fact("field", format.Field).fact("offset", fmt.Sprint(format.Offset))
+	}
+	return e
+}
+
+// nothingElse refuses files that nothing in the artefact refers to: they would be kept, and given out, for nothing.
+func nothingElse(m *epmodel.Model, folder string, names []string) error {
+	used := make(map[string]bool)
+	note := func(refs []epmodel.Reference) {
+		for _, r := range refs {
+			used[r.Name] = true
+		}
+	}
+	note(m.Sidecars())
+	for _, name := range names {
+		f, err := os.Open(filepath.Join(folder, filepath.FromSlash(name)))
+		if err != nil {
+			return err
+		}
+		refs, err := binaryReferences(name, f, m, name == names[0])
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+		note(refs)
+	}
+	for _, name := range names[1:] {
+		if !used[name] {
+			return fmt.Errorf("nothing refers to file %q", name)
+		}
+	}
+	if used[names[0]] {
+		return fmt.Errorf("the graph %q is named as one of its own context binaries", names[0])
+	}
+	return nil
+}
+
+// binaryReferences gives what the context binaries in a file refer to: those inside the graph, or the file as a whole.
+func binaryReferences(name string, f *os.File, m *epmodel.Model, graph bool) ([]epmodel.Reference, error) {
+	src, err := epmodel.FileSource(f)
+	if err != nil || !graph {
+		if err != nil {
+			return nil, err
+		}
+		return epmodel.BinaryReferences(name, src)
+	}
+	var all []epmodel.Reference
+	for _, node := range m.Contexts {
+		if node.Inline.Length == 0 {
+			continue
+		}
+		refs, err := epmodel.BinaryReferences(name, node.Open(src))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, refs...)
+	}
+	return all, nil
+}
+
+// suits compares the graph with what was asked for.
+func (cl *claim) suits(m *epmodel.Model) error {
+	for i := range m.Contexts {
+		n := &m.Contexts[i]
+		if !needs(cl.request.EPs, n.Source) {
+			return fmt.Errorf("node %q is of execution provider %q, and the request was for %s", n.Node, n.Source, epNames(cl.request.EPs))
+		}
+		if embedded := n.EmbedMode == 1; n.MainContext == 1 && embedded != cl.request.Embed {
+			return fmt.Errorf("node %q: embed_mode %d is not what was asked for", n.Node, n.EmbedMode)
+		}
+	}
+	if why := cl.takes.differs(m); why != "" {
+		return errors.New(why)
+	}
+	return nil
+}
+
+// made says what made the artefact, as far as it tells itself. Where the libraries are here as well, it has to say what
+// they would.
+func (cl *claim) made(m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
+	facts := slices.Clone(cl.plan.facts)
+	strings := m.CompatibilityInfo()
+	for i := range facts {
+		f := &facts[i]
+		said := index.EPFacts{CompatibilityString: strings[f.Name]}
+		if len(said.CompatibilityString) > maxClaimText {
+			return nil, fmt.Errorf("a compatibility string of %d bytes", len(said.CompatibilityString))
+		}
+		first := true
+		for j := range m.Contexts {
+			n := &m.Contexts[j]
+			if n.Source != f.Name {
+				continue
+			}
+			if first {
+				said.SDKVersion, said.HardwareArchitecture = n.SDKVersion, n.HardwareArchitecture
+			} else if n.SDKVersion != said.SDKVersion || n.HardwareArchitecture != said.HardwareArchitecture {
+				return nil, fmt.Errorf("nodes of %s are of two SDK versions or hardware architectures", f.Name)
+			}
+			first = false
+		}
+		if said.HardwareArchitecture == "" {
+			info, _ := compilers.EPByName(f.Name)
+			said.HardwareArchitecture = info.HardwareOf(said.CompatibilityString)
+		}
+		if cl.plan.outside {
+			f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString = said.SDKVersion, said.HardwareArchitecture, said.CompatibilityString
+			if i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
+				f.Version = shownText(put.MadeBy[i].Version[:min(len(put.MadeBy[i].Version), maxVersion)])
+			}
+			continue
+		}
+		if first { // it took no node
+			continue
+		}
+		if f.SDKVersion != said.SDKVersion || f.HardwareArchitecture != said.HardwareArchitecture || f.CompatibilityString != said.CompatibilityString {
+			return nil, fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for make SDK %q, %q (%s)", f.Name,
+				said.SDKVersion, said.HardwareArchitecture, shown(said.CompatibilityString), f.SDKVersion, f.HardwareArchitecture, shown(f.CompatibilityString))
+		}
+	}
+	return facts, nil
+}
+
+// loadPut loads the artefact in a worker, as applications will.
+func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
+	select {
+	case c.checks <- struct{}{}:
+		defer func() { <-c.checks }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	checked, err := c.compiler.Check(ctx, cl.plan.against("", cl.rc).checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel)))
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case !cl.rc.stands():
+		return fail(Busy, errMoving, "model %q: the runtime's libraries changed during the load check", b.ModelName).hint("put it again")
+	case err != nil:
+		return workerError(err, "model %q: load check", b.ModelName)
+	case checked.Outcome == compilers.Failed:
+		return fail(CompileFailed, nil, "model %q: what was put does not load: %s", b.ModelName, checked.Text).fact("code", fmt.Sprint(checked.Code))
+	case checked.GraphOptimizationLevel == "disable_all":
+		b.GraphOptimizationLevel = "disable_all"
+	}
+	b.LoadCheck = checked.Outcome
+	return nil
+}
