@@ -176,6 +176,7 @@ quiet_seconds = 0.5
 poll_seconds = 7
 keep_source = "copy"
 trusted_reporters = [4]
+publishers = [6]
 report_quorum = 5
 [limits]
 wall_seconds = 1.5
@@ -192,6 +193,11 @@ network = true
 read = ["/l", "/licence"]
 write = ["/dev/x"]
 namespaces = false
+[claims]
+deadline_seconds = 60.5
+bytes = 12
+user_bytes = 13
+open = 14
 [[runtime]]
 directory = "/o \"dd\" \u0001"
 [[runtime]]
@@ -320,7 +326,7 @@ func TestSampleFile(t *testing.T) {
 	}
 	s.File, s.fields, d.fields = "", nil, nil
 	for _, lists := range []*Settings{s, d} {
-		lists.AllowOptions, lists.TrustedReporters = nil, nil // empty, and not there at all
+		lists.AllowOptions, lists.TrustedReporters, lists.Publishers = nil, nil, nil // empty, and not there at all
 		lists.Sandbox.Read, lists.Sandbox.Write = nil, nil
 	}
 	require.Equal(t, d, s)

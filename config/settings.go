@@ -26,6 +26,8 @@ type Settings struct {
 	Administrators []uint32 // user ids
 	AllowOptions   []string // "EP/option", "session/key"
 	Runtimes       []Runtime
+	Publishers     []uint32 // user ids
+	Claims         Claims
 	Limits         Limits
 	Sandbox        Sandbox
 
@@ -96,6 +98,14 @@ func (p Policy) Age() time.Duration {
 	return d
 }
 
+// Claims bound what applications compile themselves, with libraries of their own.
+type Claims struct {
+	DeadlineSeconds float64
+	Bytes           uint64 // of one compiled model
+	UserBytes       uint64 // of all that one user has put
+	Open            uint64 // of one user at the same time
+}
+
 // Rebuild bounds the compiles that nobody waits for.
 type Rebuild struct {
 	Enabled  bool
@@ -117,6 +127,7 @@ func Defaults() *Settings {
 			Nice: uint64(compilers.DefaultLimits.Nice),
 		},
 		Sandbox: Sandbox{Namespaces: true},
+		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
 		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3,
 		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
@@ -149,6 +160,7 @@ func (s *Settings) read(t *table) {
 	t.count("jobs_memory_bytes", &s.JobsMemory, 0, math.MaxInt64)
 	t.truth("path_access", &s.PathAccess)
 	t.users("administrators", &s.Administrators)
+	t.users("publishers", &s.Publishers)
 	t.texts("allow_options", &s.AllowOptions, checkOption)
 	t.files("rules", &s.Rules)
 	t.number("quiet_seconds", &s.Quiet, 0.01, 3600)
@@ -163,6 +175,7 @@ func (s *Settings) read(t *table) {
 	}
 	s.Limits.read(t.table("limits"))
 	s.Sandbox.read(t.table("sandbox"))
+	s.Claims.read(t.table("claims"))
 	drivers := t.tables("driver")
 	s.Drivers = make([]Driver, len(drivers))
 	for i := range drivers {
@@ -191,6 +204,14 @@ func (x *Sandbox) read(t *table) {
 	t.files("read", &x.Read)
 	t.files("write", &x.Write)
 	t.truth("namespaces", &x.Namespaces)
+	t.done()
+}
+
+func (c *Claims) read(t *table) {
+	t.number("deadline_seconds", &c.DeadlineSeconds, 1, 7*86400)
+	t.count("bytes", &c.Bytes, 1, math.MaxInt64)
+	t.count("user_bytes", &c.UserBytes, 1, math.MaxInt64)
+	t.count("open", &c.Open, 1, 1<<10)
 	t.done()
 }
 

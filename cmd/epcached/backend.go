@@ -26,13 +26,16 @@ func (b *backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	if b.cache.Administrator(peer(p)) {
 		reply.Rights = append(reply.Rights, "administrator")
 	}
+	if b.cache.Publisher(peer(p)) {
+		reply.Rights = append(reply.Rights, "publisher")
+	}
 	return reply
 }
 
 var onMiss = map[wire.OnMiss]cache.OnMiss{
 	wire.OnMiss_WAIT: cache.Wait, wire.OnMiss_FAIL: cache.Fail, wire.OnMiss_REFRESH: cache.Refresh,
 	wire.OnMiss_BYPASS: cache.Bypass, wire.OnMiss_KEY_ONLY: cache.KeyOnly, wire.OnMiss_EXPLAIN: cache.Explain,
-	wire.OnMiss_BACKGROUND: cache.Background,
+	wire.OnMiss_BACKGROUND: cache.Background, wire.OnMiss_CLAIM: cache.ForClaim,
 }
 
 // Acquire translates the request, and the answer back.
@@ -47,6 +50,7 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	if err != nil {
 		return unixsock.Answer{}, wireError(err)
 	}
+	r.Connection = p.Connection
 	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
 	if err != nil {
 		return unixsock.Answer{}, wireError(err)

@@ -18,6 +18,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
 		Quiet: inSeconds(s.Quiet), Poll: inSeconds(s.Poll), KeepSource: s.KeepSource,
+		Publishers: s.Publishers, Claims: claimsOf(s.Claims),
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  cache.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]cache.Policy, len(s.Policies)),
@@ -44,6 +45,10 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 		out = append(out, spec)
 	}
 	return out
+}
+
+func claimsOf(c config.Claims) cache.ClaimOptions {
+	return cache.ClaimOptions{Deadline: inSeconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
 }
 
 func limitsOf(l config.Limits) compilers.Limits {

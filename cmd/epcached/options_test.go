@@ -27,7 +27,13 @@ quiet_seconds = 0.25
 poll_seconds = 4
 keep_source = "copy"
 trusted_reporters = [8]
+publishers = [9]
 report_quorum = 5
+[claims]
+deadline_seconds = 1.25
+bytes = 13
+user_bytes = 14
+open = 15
 [limits]
 wall_seconds = 1.5
 cpu_seconds = 2
@@ -69,6 +75,7 @@ window = "22:00-06:00"
 	require.Equal(t, cache.Options{
 		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
+		Publishers: []uint32{9}, Claims: cache.ClaimOptions{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
 		Drivers: []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild: cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
 		Policies: map[string]cache.Policy{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
@@ -59,6 +60,14 @@ func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
 		if l.Fd != nil && int(*l.Fd) < len(fds) {
 			one.File = fds[*l.Fd]
 		}
+		for _, x := range l.Beside {
+			if one.Beside == nil {
+				one.Beside = make(map[string]*os.File, len(l.Beside))
+			}
+			if int(x.Fd) < len(fds) {
+				one.Beside[x.Location] = fds[x.Fd]
+			}
+		}
 		ref.EPLibraries = append(ref.EPLibraries, one)
 	}
 	return ref
@@ -72,6 +81,9 @@ func acquireReply(a *cache.Answer) *wire.AcquireReply {
 		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
 	}
 	reply.RequestKey = keyText(a.RequestKey)
+	if a.Claim != nil {
+		reply.Claim = claimReply(a.Claim)
+	}
 	if a.Explanation != nil {
 		reply.Explanation = explanationReply(a.Explanation, maxReply-proto.Size(reply))
 	}
@@ -112,6 +124,9 @@ func buildReply(l *cache.Listing) *wire.Build {
 	if j := l.Judgement; j.Source != "" || j.Reason != "" { // else nobody judged it
 		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)
 		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, milliseconds(j.At)
+	}
+	if b.Put {
+		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
 	}
 	out.LastUsedMs = milliseconds(l.LastUsed)
 	if l.Leased {
