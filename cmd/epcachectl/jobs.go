@@ -24,7 +24,7 @@ failures that are remembered, with the reason and when a request may try again: 
 Each shows what the caller may see. --json prints an object with the lists "jobs" and "failures".` +
 			statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
 		Example: `  epcachectl jobs
-  epcachectl jobs follow 4f1c
+  epcachectl jobs follow 6524d4
   epcachectl jobs cancel --all
   epcachectl jobs retry mobilenet.onnx`,
 		Args: usageArgs(cobra.NoArgs),
@@ -63,11 +63,31 @@ func (p *printer) jobs(jobs []*wire.Job) error {
 	rows := [][]string{{"JOB", "STATE", "PHASE", "ELAPSED", "USUALLY", "WAITING", "MODEL", "EP", "WHY"}}
 	for _, j := range jobs {
 		rows = append(rows, []string{
-			orDash(j.GetId()), orDash(j.GetState()), orDash(j.GetPhase()), whole(milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
+			orDash(short(j.GetId())), orDash(j.GetState()), orDash(j.GetPhase()), whole(milliseconds(j.GetElapsedMs())), usually(j.GetEstimateMs()),
 			waitingOf(j), modelOf(j), orDash(j.GetEp()), orDash(j.GetWhy()),
 		})
 	}
 	return p.table(rows)
+}
+
+// jobID finds the job whose name begins so, as short as the table has it. One that is not listed is left to the daemon.
+func jobID(listed []*wire.Job, name string) (string, error) {
+	var found []string
+	for _, j := range listed {
+		if j.GetId() == name {
+			return name, nil
+		}
+		if strings.HasPrefix(j.GetId(), name) {
+			found = append(found, j.GetId())
+		}
+	}
+	switch len(found) {
+	case 0:
+		return name, nil
+	case 1:
+		return found[0], nil
+	}
+	return "", usageError{&hintedError{fmt.Errorf("job %q: %s begin so", brief(name), counted(len(found), "job")), "write more of it: epcachectl jobs --json"}}
 }
 
 func milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }

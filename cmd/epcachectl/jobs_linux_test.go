@@ -98,7 +98,8 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	require.Equal(t, "would cancel 0123456789ab and 2 more: B, job j2\n", call(t, "jobs", "cancel", "j2", "-n").out)
 	require.Equal(t, "would forget bad.onnx: A, timeout\n", call(t, "jobs", "retry", "fed", "-n").out)
 	require.Equal(t, "would forget worse.onnx: A, crash\n", call(t, "jobs", "retry", "worse.onnx", "-n").out)
-	require.Equal(t, "would cancel nothing\n", call(t, "jobs", "cancel", "j", "-n").out, "an id is whole")
+	require.Equal(t, "would cancel nothing\n", call(t, "jobs", "cancel", "k", "-n").out)
+	require.Equal(t, exitUsage, call(t, "jobs", "cancel", "j").code, "which one?")
 	require.Empty(t, b.changed())
 
 	require.Contains(t, call(t, "jobs", "cancel", "j1", "j2").out, "cancelled det.onnx: A, job j1\n")
@@ -109,6 +110,17 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	for _, args := range [][]string{{"cancel"}, {"retry"}, {"cancel", "--all", "j1"}, {"retry", "--all", "x"}, {"follow"}, {"list"}} {
 		require.Equal(t, exitUsage, call(t, append([]string{"jobs"}, args...)...).code, args)
 	}
+}
+
+func TestJobByTheBeginningOfItsName(t *testing.T) {
+	listed := []*wire.Job{{Id: "ab"}, {Id: "abc"}, {Id: "xyz"}}
+	for name, want := range map[string]string{"x": "xyz", "xyz": "xyz", "ab": "ab", "abc": "abc", "q": "q"} {
+		got, err := jobID(listed, name)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	_, err := jobID(listed, "a")
+	require.ErrorContains(t, err, "2 jobs begin so")
 }
 
 func TestJobsNotAllowed(t *testing.T) {

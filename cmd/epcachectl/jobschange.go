@@ -20,25 +20,34 @@ func (a *app) jobsCancelCommand() *cobra.Command {
 		Long: `cancel ends compiles: whoever waits for one is told that it was cancelled, and the next request compiles. Everybody may
 end what they asked for, administrators any. --all ends all that the caller may end. With -n it prints what would be
 ended.` + statusHelp(askingCodes...),
-		Example: `  epcachectl jobs cancel 4f1c
+		Example: `  epcachectl jobs cancel 6524d4
   epcachectl jobs cancel --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
 				return usageError{&hintedError{errors.New("jobs cancel: name jobs, or give --all"), "see what there is: epcachectl jobs"}}
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				listed, err := c.Jobs(ctx)
+				if err != nil {
+					return err
+				}
+				ids := make([]string, len(args))
+				for i, name := range args {
+					if ids[i], err = jobID(listed.GetJobs(), name); err != nil {
+						return err
+					}
+				}
 				if !dryRun {
-					reply, err := c.CancelJobs(ctx, &wire.CancelJobs{Jobs: args, All: all})
+					reply, err := c.CancelJobs(ctx, &wire.CancelJobs{Jobs: ids, All: all})
 					return a.printEnded(reply, "cancelled", false, err)
 				}
-				reply, err := c.Jobs(ctx)
 				chosen := &wire.JobsReply{}
-				for _, j := range reply.GetJobs() {
-					if all || slices.Contains(args, j.GetId()) {
+				for _, j := range listed.GetJobs() {
+					if all || slices.Contains(ids, j.GetId()) {
 						chosen.Jobs = append(chosen.Jobs, j)
 					}
 				}
-				return a.printEnded(chosen, "would cancel", true, err)
+				return a.printEnded(chosen, "would cancel", true, nil)
 			})
 		},
 	}

@@ -18,12 +18,20 @@ func (a *app) jobsFollowCommand() *cobra.Command {
 a bar, elsewhere with a line for each phase, to standard error. Who follows does not keep the compile going: it ends when all
 who asked for it have gone, unless it runs in the background.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed) + `
 Failed means that the compile did, or was cancelled.`,
-		Example: "  epcachectl jobs follow 4f1c",
+		Example: "  epcachectl jobs follow 6524d4",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				listed, err := c.Jobs(ctx)
+				if err != nil {
+					return err
+				}
+				id, err := jobID(listed.GetJobs(), args[0])
+				if err != nil {
+					return err
+				}
 				show := newPhases(a.print, !a.print.terminal && !a.json, 1)
-				job, err := c.Follow(ctx, &wire.Follow{Job: args[0]}, func(p *wire.Progress) { show.phase(args[0], p) })
+				job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.phase(args[0], p) })
 				show.end()
 				if err != nil {
 					return verbError{"follow", args[0], err}

@@ -1,0 +1,70 @@
+"""Models that are compiled while nobody waits: from Python, and from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import child
+import numpy as np
+import pytest
+from daemon import Daemon
+
+EP = "OpenVINOExecutionProvider:CPU"
+F32 = json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32"}})
+
+
+@pytest.fixture
+def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
+    return start(runtime("openvino-1.8.1"))
+
+
+def test_session_goes_on_and_the_next_is_compiled(daemon: Daemon, runtime: Callable[[str], Path], models: Any) -> None:
+    ran = child.run(
+        "background", runtime("openvino-1.8.1"), environment={"EPCACHE_SOCKET": daemon.socket},
+        model=models.entry("silero-vad"), path=str(models.path("silero-vad")), ep=[EP, {"load_config": F32}], meanwhile="CPUExecutionProvider",
+    )  # fmt: skip
+    first, second = ran["first"], ran["second"]
+    assert (first["outcome"], first["providers"]) == ("background", ["CPUExecutionProvider"])
+    assert first["job"]
+    assert ran["there"]
+    assert (second["outcome"], second["providers"][0]) == ("hit", "OpenVINOExecutionProvider")
+    for one, other in zip(first["values"], second["values"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    assert daemon.compiles() == 1
+
+
+def test_get_in_the_background_is_one_job(daemon: Daemon, models: Any) -> None:
+    model = str(models.path("silero-vad"))
+    (queued,) = daemon.control("get", model, "--ep", EP, "--on-miss", "background")
+    assert queued["outcome"] == "queued"
+    (again,) = daemon.control("get", model, "--ep", EP, "--on-miss", "background")
+    assert again["outcome"] == "hit" or again["job"] == queued["job"]
+    (waited,) = daemon.control("get", model, "--ep", EP)
+    assert waited["outcome"] in ("hit", "waited")
+    assert daemon.control("jobs") == {"jobs": [], "failures": []}
+    assert daemon.compiles() == 1
+
+
+def test_warm_waits_for_all_if_it_is_told_to(daemon: Daemon, models: Any) -> None:
+    paths = [str(models.path(name)) for name in ("tiny-mlp", "tiny-convolution")]
+    warmed = daemon.control("warm", *paths, "--ep", EP, "--follow")
+    assert all(one["outcome"] in ("compiled", "hit") for one in warmed), warmed
+    again = daemon.control("warm", *paths, "--ep", EP)
+    assert [one["outcome"] for one in again] == ["hit", "hit"]
+    assert [one["build"] for one in again] == [one["build"] for one in warmed]
+    assert daemon.compiles() == 2
+
+
+def test_cancelled_job_is_no_build(daemon: Daemon, models: Any) -> None:
+    model = str(models.path("mlp-128mib"))
+    (queued,) = daemon.control("get", model, "--ep", EP, "--on-miss", "background")
+    would = daemon.control("jobs", "cancel", "--all", "-n")
+    assert [job["id"] for job in would["jobs"]] == [queued["job"]]
+    ended = daemon.control("jobs", "cancel", queued["job"])
+    assert [(job["id"], job["state"]) for job in ended["jobs"]] == [(queued["job"], "cancelled")]
+    assert daemon.control("list") == []
+    (compiled,) = daemon.control("get", model, "--ep", EP)
+    assert compiled["outcome"] == "compiled", "that it was cancelled is no failure of the model"
