@@ -2,6 +2,8 @@ package cache
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -307,4 +309,144 @@ func TestABackgroundJobMakesRoomAndBeginsAgain(t *testing.T) {
 	g.pass <- struct{}{}
 	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
 	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+}
+
+// heard notes what is told, in order.
+type heard struct {
+	mu   sync.Mutex
+	told []Progress
+}
+
+func (h *heard) tell(p Progress) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.told = append(h.told, p)
+}
+
+func (h *heard) phases() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []string
+	for _, p := range h.told {
+		out = append(out, p.Phase)
+	}
+	return slices.Compact(out)
+}
+
+func TestFollowTellsThePhasesAndTheEnd(t *testing.T) {
+	b, g := jobbing(t, 1)
+	a := b.later1(1, somebody)
+	b.begins(g, 1)
+	var h heard
+	followed := make(chan Job, 1)
+	go func() {
+		j, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, a.Job, h.tell)
+		if err == nil {
+			followed <- j
+		}
+		close(followed)
+	}()
+	require.Eventually(t, func() bool { return len(h.phases()) > 0 }, soon, time.Millisecond)
+	close(g.pass)
+	require.Equal(t, JobDone, (<-followed).State)
+	require.Equal(t, []string{"compiling", "checking", "storing"}, h.phases())
+	require.Equal(t, a.Job, h.told[0].Job)
+}
+
+func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
+	b, g := jobbing(t, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	asked := b.ask(ctx, b.request(b.model(1)))
+	b.begins(g, 1)
+	followed := make(chan Job, 1)
+	id := b.jobs(0)[0].ID
+	go func() { followed <- b.follow(0, id) }()
+	require.Eventually(t, func() bool { return b.followers() == 1 }, soon, time.Millisecond)
+	cancel()
+	require.Equal(t, Cancelled, ClassOf((<-asked).err))
+	require.Equal(t, JobCancelled, (<-followed).State)
+	require.Zero(t, b.cache.flights.count())
+}
+
+// followers counts those who only look on.
+func (b *bench) followers() int {
+	n := 0
+	for _, f := range b.cache.flights.list() {
+		f.mu.Lock()
+		n += len(f.followed)
+		f.mu.Unlock()
+	}
+	return n
+}
+
+func TestWaitersHearOfTheJobAndHowLongItMayTake(t *testing.T) {
+	b, g := jobbing(t, 1)
+	b.cache.flights.costs.learn(b.factsOf(1), time.Hour, 0, false)
+	var h heard
+	r := b.request(b.model(1))
+	done := make(chan got, 1)
+	go func() {
+		a, err := b.cache.Acquire(context.Background(), r, h.tell)
+		done <- got{a, err}
+	}()
+	b.begins(g, 1)
+	job := b.jobs(0)[0]
+	require.Equal(t, time.Hour, job.Estimate.Round(time.Minute))
+	close(g.pass)
+	b.served(done)
+	require.Equal(t, []string{"queued", "reading", "compiling", "checking", "storing"}, h.phases()[slices.Index(h.phases(), "queued"):][:5])
+	last := h.told[len(h.told)-1]
+	for _, p := range h.told {
+		if p.Job != "" {
+			last = p
+		}
+	}
+	require.Equal(t, job.ID, last.Job)
+	require.Equal(t, 1, last.Waiting)
+	require.Equal(t, time.Hour, last.Estimate.Round(time.Minute))
+}
+
+func (b *bench) factsOf(seed uint64) *jobFacts {
+	info, err := b.model(seed).Stat()
+	require.NoError(b, err)
+	return ofSize(info.Size())
+}
+
+func TestPastJobsAreForgotten(t *testing.T) {
+	b, g := jobbing(t, 1)
+	close(g.pass)
+	a := b.later1(1, somebody)
+	require.Equal(t, JobDone, b.follow(somebody, a.Job).State)
+	b.later.Add(int64(pastJobsFor + time.Second))
+	_, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, a.Job, nil)
+	require.Equal(t, NotFound, ClassOf(err))
+	fs := &b.cache.flights
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for range 2 * maxPastJobs {
+		fs.remember(&flight{flights: fs, ended: fs.now()})
+	}
+	require.Len(t, fs.past, maxPastJobs)
+}
+
+func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
+	b, g := gated(t, nil)
+	r := b.request(b.model(1))
+	r.Peer.UID = somebody
+	first := b.acquire(r)
+	b.age()
+	g.holding(true)
+	b.cache.rebuilds.want(wish{build: first.Build, why: "test", runtime: b.cache.runtimes.all()[0], refresh: true, request: r})
+	b.begins(g, 2)
+	require.Empty(t, b.jobs(somebodyElse))
+	jobs := b.jobs(somebody)
+	require.Len(t, jobs, 1)
+	require.Equal(t, "test", jobs[0].Why)
+	require.True(t, jobs[0].Background)
+	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{jobs[0].ID}, false)
+	require.Equal(t, NotAllowed, ClassOf(err))
+	ended, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{jobs[0].ID}, false)
+	require.NoError(t, err)
+	require.Equal(t, JobCancelled, ended[0].State)
+	require.Empty(t, b.settles(), "and it is not begun again")
 }
