@@ -36,7 +36,7 @@ func memoryScope(r *Request, scope string) string {
 // failedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
 // users' failures count only where what they compiled is everybody's.
 func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeContent) *Failure {
-	if r.OnMiss == Bypass {
+	if r.OnMiss == Bypass || c.settings.Load().failures.Off {
 		return nil
 	}
 	_, look := c.scopes(r, id)

@@ -275,22 +275,13 @@ func (c *Cache) Retry(ctx context.Context, p Peer, entries []string, all bool) (
 	if all == (len(entries) > 0) {
 		return nil, fail(BadRequest, nil, "retry: name entries, or say all")
 	}
-	used := make([]bool, len(entries))
-	gone := c.failures.list(c.knows(p), func(f *Failure) bool {
-		hit := all
-		for i, name := range entries {
-			if f.meant(name) {
-				used[i], hit = true, true
-			}
-		}
-		return hit
-	})
-	for i, name := range entries {
-		if !used[i] {
-			return gone, fail(NotFound, nil, "no failure is remembered of %q", name).hint("epcachectl jobs lists those that are")
+	known := c.failures.list(c.knows(p), nil)
+	for _, name := range entries {
+		if !slices.ContainsFunc(known, func(f Failure) bool { return f.meant(name) }) {
+			return nil, fail(NotFound, nil, "no failure is remembered of %q", name).hint("epcachectl jobs lists those that are")
 		}
 	}
-	return gone, nil
+	return c.failures.list(c.knows(p), func(f *Failure) bool { return all || slices.ContainsFunc(entries, f.meant) }), nil
 }
 
 // knows gives what of a failure the peer may know, nil for nothing. Others' names for a model are theirs.

@@ -73,6 +73,9 @@ func TestWrongValues(t *testing.T) {
 		"window":                      {"[rebuild]\nwindow = \"22-6\"\n", `:2:1: field "rebuild.window": "22-6" is no span of a day`},
 		"window of no length":         {"[rebuild]\nwindow = \"06:00-06:00\"\n", `:2:1: field "rebuild.window": "06:00-06:00" has no length`},
 		"hour 25":                     {"[rebuild]\nwindow = \"25:00-06:00\"\n", `:2:1: field "rebuild.window"`},
+		"no pause":                    {"[failures]\ncrash = \"0s\"\n", `:2:1: field "failures.crash": "0s" is not 1s to 365d`},
+		"pause that is none":          {"[failures]\nlimit = \"soon\"\n", `:2:1: field "failures.limit": "soon" is no duration`},
+		"empty pause":                 {"[failures]\nrefused = \"\"\n", `:2:1: field "failures.refused": "" is no duration`},
 		"a time for a text":           {"state = 2026-11-21\n", `:1:1: field "state": it is a time`},
 	}
 	for name, c := range cases {

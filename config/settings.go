@@ -39,6 +39,7 @@ type Settings struct {
 	Drivers          []Driver
 	Policies         map[string]Policy // by execution provider, "" for all others
 	Rebuild          Rebuild
+	Failures         Failures
 
 	fields []field
 }
@@ -114,6 +115,15 @@ type Rebuild struct {
 	Window   string  // "22:00-06:00" in local time; "": always
 }
 
+// Failures says how long compiles that failed are answered from memory. The durations are as ParseDuration reads them.
+type Failures struct {
+	Remember bool
+	Crash    string // after the first crash, doubled with each further one
+	Limit    string // after the first time that a limit was reached, likewise
+	Longest  string // of what doubles
+	Refused  string // of what the execution provider refuses, or makes no use of
+}
+
 // Defaults are the settings of an empty file.
 func Defaults() *Settings {
 	return &Settings{
@@ -131,6 +141,7 @@ func Defaults() *Settings {
 		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3,
 		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
+		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
 	}
 }
 
@@ -183,6 +194,7 @@ func (s *Settings) read(t *table) {
 	}
 	s.readPolicies(t.table("policy"))
 	s.Rebuild.read(t.table("rebuild"))
+	s.Failures.read(t.table("failures"))
 	t.done()
 }
 
@@ -220,6 +232,15 @@ func (r *Rebuild) read(t *table) {
 	t.count("jobs", &r.Jobs, 1, 4096)
 	t.number("cpu_share", &r.CPUShare, 0.01, 1)
 	t.text("window", &r.Window, checkWindow)
+	t.done()
+}
+
+func (f *Failures) read(t *table) {
+	t.truth("remember", &f.Remember)
+	t.text("crash", &f.Crash, checkPause)
+	t.text("limit", &f.Limit, checkPause)
+	t.text("longest", &f.Longest, checkPause)
+	t.text("refused", &f.Refused, checkPause)
 	t.done()
 }
 

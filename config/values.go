@@ -45,6 +45,15 @@ func checkDuration(text string) error {
 	return err
 }
 
+// checkPause finds what is wrong with a time that nothing is tried again: none at all would try with each request.
+func checkPause(text string) error {
+	d, err := ParseDuration(text)
+	if err == nil && (d < time.Second || d > 365*24*time.Hour) {
+		return fmt.Errorf("%q is not 1s to 365d", text)
+	}
+	return err
+}
+
 // checkWindow finds what is wrong with a daily span of time, "22:00-06:00", in local time.
 func checkWindow(text string) error {
 	if text == "" {

@@ -21,7 +21,11 @@ func (b *backend) Jobs(ctx context.Context, p unixsock.Peer, _ *wire.Jobs) (*wir
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return &wire.JobsReply{Jobs: jobsReply(jobs)}, nil
+	failed, err := b.cache.Failures(ctx, peer(p))
+	if err != nil {
+		return nil, wireError(err)
+	}
+	return &wire.JobsReply{Jobs: jobsReply(jobs), Failures: failuresReply(failed, maxReply/2)}, nil
 }
 
 // Follow waits for a job's end.
@@ -41,14 +45,6 @@ func (b *backend) CancelJobs(ctx context.Context, p unixsock.Peer, w *wire.Cance
 		return nil, wireError(err)
 	}
 	return &wire.JobsReply{Jobs: jobsReply(jobs)}, nil
-}
-
-// RetryJobs forgets failures.
-func (b *backend) RetryJobs(_ context.Context, _ unixsock.Peer, w *wire.RetryJobs) (*wire.JobsReply, error) {
-	if w.All == (len(w.Entries) > 0) {
-		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "retry: name entries, or say all"}
-	}
-	return nil, errNotYet
 }
 
 // jobsReply gives the first jobs, as many as fit.

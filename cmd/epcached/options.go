@@ -22,6 +22,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  cache.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]cache.Policy, len(s.Policies)),
+		Failures: failureOptions(s.Failures), Conditions: conditions(s),
 	}
 	for _, d := range s.Drivers {
 		o.Drivers = append(o.Drivers, cache.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})

@@ -64,6 +64,12 @@ enabled = false
 jobs = 2
 cpu_share = 0.1
 window = "22:00-06:00"
+[failures]
+remember = false
+crash = "2m"
+limit = "3m"
+longest = "2d"
+refused = "4h"
 `), 0o600))
 	s, err := config.Load(file)
 	require.NoError(t, err)
@@ -72,12 +78,16 @@ window = "22:00-06:00"
 	yes, no := true, false
 	o := optionsOf(s, set, nil, slog.Default())
 	o.Log = nil
+	require.Contains(t, o.Conditions, "Memory:3 ")
+	require.Contains(t, o.Conditions, "/licence")
+	o.Conditions = ""
 	require.Equal(t, cache.Options{
 		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
 		Publishers: []uint32{9}, Claims: cache.ClaimOptions{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
-		Drivers: []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
-		Rebuild: cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
+		Drivers:  []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
+		Rebuild:  cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
+		Failures: cache.FailureOptions{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute, Longest: 48 * time.Hour, Refused: 4 * time.Hour},
 		Policies: map[string]cache.Policy{
 			"": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MaxAge: 48 * time.Hour, MeasureGain: &yes},
 			"QNNExecutionProvider": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "fail", MaxAge: 48 * time.Hour,

@@ -195,7 +195,7 @@ func (r *reloader) refuse(err error) {
 
 // atOnce are the fields and tables that take effect while the daemon runs. All others wait for the next start.
 var atOnce = []string{"log_level", "administrators", "publishers", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
-	"runtime", "driver", "policy", "rebuild", "claims"}
+	"runtime", "driver", "policy", "rebuild", "claims", "failures"}
 
 // differences names the fields that have other values: those that may change at run time, and those that may not. What
 // belongs to an array of tables goes by the array's name.
