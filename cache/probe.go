@@ -251,6 +251,11 @@ func resolveDevices(facts compilers.Facts, ep EP) ([]compilers.Device, error) {
 	}
 	out := make([]compilers.Device, 0, len(selectors))
 	for _, sel := range selectors {
+		if sel.Virtual() {
+			// No probe lists what is not there. Whether the execution provider knows such a device the fingerprint tells.
+			out = append(out, compilers.Device{Type: strings.ToUpper(sel.Type), VendorID: sel.VendorID, DeviceID: sel.DeviceID, Metadata: sel.Metadata})
+			continue
+		}
 		i := slices.IndexFunc(probe.Devices, func(d compilers.DeviceFacts) bool { return matches(sel, d) })
 		if i < 0 {
 			return nil, noDevice(ep.Name, sel, probe.Devices)

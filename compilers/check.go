@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
@@ -102,6 +103,9 @@ func uncheckable(eps []EP) string {
 // the selectors count, and without any it is not known, which proves nothing either.
 func targetAbsent(used []dialogue.EPResult, asked []EP) bool {
 	for i, ep := range asked {
+		if slices.ContainsFunc(ep.Devices, Device.Virtual) {
+			return true
+		}
 		info, ok := EPByName(ep.Name)
 		if !ok || info.TargetAbsent == "" {
 			continue

@@ -35,6 +35,13 @@ type Device struct {
 	Metadata map[string]string // each pair must stand in the EP's or the hardware device's metadata
 }
 
+// IsVirtual is the metadata key of a device that is not in this machine, with the value "1": an EP that knows such devices compiles for them, and
+// their builds do not load here. Only a Device that asks for it matches one.
+const IsVirtual = dialogue.IsVirtual
+
+// Virtual tells whether the device is one that is not in this machine.
+func (d Device) Virtual() bool { return d.Metadata[IsVirtual] == "1" }
+
 // EP is one execution provider of a job, in ORT's order of preference.
 type EP struct {
 	Name    string            // canonical name, e.g. "QNNExecutionProvider"; the library is registered under it

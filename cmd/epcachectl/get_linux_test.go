@@ -54,6 +54,7 @@ func TestGetSaysWhatWasAsked(t *testing.T) {
 	b.serve()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu", "--option", "one=1", "--option=x=a=b", "--ep", "B", "--option", "two=2", "--option", "A/three=3",
 		"--session-option", "session.x=y", "--dim", "batch=4", "--dim-by-denotation", "DATA_BATCH=2", "--runtime", "rt", "--embed", "--optimization-level", "basic",
+		"--initializers-file", "rest.bin", "--initializers-threshold", "100", "--keep-initializers", "--node-name-prefix", "left_", "--complete",
 		"--on-miss", "refresh", "--store", "user", "--timeout", "1h")
 	require.Equal(t, exitDone, r.code, r.err)
 	a := b.first()
@@ -71,6 +72,25 @@ func TestGetSaysWhatWasAsked(t *testing.T) {
 	require.Equal(t, "basic", a.GetGraphOptimizationLevel())
 	require.Equal(t, wire.OnMiss_REFRESH, a.GetOnMiss())
 	require.Equal(t, "user", a.GetStore())
+	o := a.GetOutput()
+	require.Equal(t, "rest.bin", o.GetExternalInitializersFile())
+	require.EqualValues(t, 100, o.GetExternalInitializersThreshold())
+	require.True(t, o.GetKeepInitializersInSource())
+	require.Equal(t, "left_", o.GetNodeNamePrefix())
+	require.True(t, o.GetComplete())
+}
+
+func TestGetNamesADeviceByItsMetadata(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu,is_virtual=1,name=a=b", "--ep", "B:,device_id=1")
+	require.Equal(t, exitDone, r.code, r.err)
+	eps := b.first().GetEps()
+	require.Nil(t, b.first().GetOutput())
+	require.Equal(t, "NPU", eps[0].GetDevices()[0].GetType())
+	require.Equal(t, map[string]string{"is_virtual": "1", "name": "a=b"}, eps[0].GetDevices()[0].GetMetadata())
+	require.Empty(t, eps[1].GetDevices()[0].GetType())
+	require.Equal(t, map[string]string{"device_id": "1"}, eps[1].GetDevices()[0].GetMetadata())
 }
 
 func TestGetOptionBeforeTheOnlyEP(t *testing.T) {
@@ -90,8 +110,10 @@ func TestGetUsage(t *testing.T) {
 	}{
 		"no model":              {[]string{ep}, "no model"},
 		"no EP":                 {[]string{"m"}, "no --ep"},
-		"EP without name":       {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP or EP:DEVICE`},
-		"device without name":   {[]string{"m", "--ep", "A:"}, `"A:" is not EP or EP:DEVICE`},
+		"EP without name":       {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP, EP:DEVICE`},
+		"device without name":   {[]string{"m", "--ep", "A:"}, `"A:" is not EP, EP:DEVICE`},
+		"metadata of nothing":   {[]string{"m", "--ep", "A:NPU,"}, `"A:NPU," is not EP, EP:DEVICE`},
+		"metadata without =":    {[]string{"m", "--ep", "A:NPU,x"}, `"x" is not K=V`},
 		"option without value":  {[]string{"m", ep, "--option", "x"}, `"x" is not K=V`},
 		"option of whom":        {[]string{"m", "--option", "x=1", ep, "--ep", "B"}, "before the first of several --ep"},
 		"option of nobody":      {[]string{"m", ep, "--option", "C/x=1"}, "there is no --ep C"},

@@ -46,7 +46,7 @@ func (e verbError) Unwrap() error { return e.cause }
 
 func (r *request) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(setter{r.addEP, "EP[:DEVICE]"}, "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(setter{r.addEP, "EP[:DEVICE]"}, "ep", "execution provider, such as OpenVINOExecutionProvider:CPU, or with metadata of the device, EP:NPU,is_virtual=1; repeatable, in order of preference")
 	f.Var(setter{r.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.Var(setter{keyValue(&r.sessionOptions), "K=V"}, "session-option", "session config entry; repeatable")
 	f.Var(setter{dimension(&r.dims), "NAME=N"}, "dim", "fix the free dimension NAME; repeatable")
@@ -86,12 +86,20 @@ func (s setter) Type() string       { return s.kind }
 
 func (r *request) addEP(v string) error {
 	name, device, narrowed := strings.Cut(v, ":")
-	if name == "" || (narrowed && device == "") {
-		return fmt.Errorf("%q is not EP or EP:DEVICE", brief(v))
+	kind, metadata, further := strings.Cut(device, ",")
+	if name == "" || narrowed && device == "" || further && metadata == "" {
+		return fmt.Errorf("%q is not EP, EP:DEVICE or EP:DEVICE,K=V", brief(v))
 	}
 	ep := &wire.ExecutionProvider{Name: name}
 	if narrowed {
-		ep.Devices = []*wire.Device{{Type: strings.ToUpper(device)}}
+		ep.Devices = []*wire.Device{{Type: strings.ToUpper(kind)}}
+	}
+	if further {
+		for pair := range strings.SplitSeq(metadata, ",") {
+			if err := keyValue(&ep.Devices[0].Metadata)(pair); err != nil {
+				return err
+			}
+		}
 	}
 	r.eps = append(r.eps, ep)
 	return nil
@@ -199,7 +207,11 @@ func (r *request) flags() string {
 	for _, ep := range r.eps {
 		text += "--ep " + printable(ep.GetName())
 		if len(ep.GetDevices()) > 0 {
-			text += ":" + printable(ep.GetDevices()[0].GetType())
+			device := ep.GetDevices()[0]
+			text += ":" + printable(device.GetType())
+			for _, key := range sorted(device.GetMetadata()) {
+				text += "," + printable(brief(key+"="+device.GetMetadata()[key]))
+			}
 		}
 		text += " "
 		for _, option := range sorted(ep.GetOptions()) {

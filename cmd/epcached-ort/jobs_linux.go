@@ -80,7 +80,7 @@ func (j *job) probe() error {
 // register registers all EPs and chooses their devices.
 func (j *job) register() error {
 	for _, ep := range j.req.EPs {
-		if err := j.env.Register(ep.Name, ep.Library); err != nil {
+		if err := j.env.Register(registration(ep), ep.Library); err != nil {
 			return step(err, "register %s from %q", ep.Name, ep.Library)
 		}
 		devices, err := j.devicesOf(ep.Name)
@@ -97,6 +97,16 @@ func (j *job) register() error {
 		j.result.EPs = append(j.result.EPs, r)
 	}
 	return j.tell(dialogue.Event{EPs: j.result.EPs})
+}
+
+// registration is the name that an EP's library is registered under. ONNX Runtime lets EPs list devices that are not there under this ending only.
+func registration(ep dialogue.EP) string {
+	for _, d := range ep.Devices {
+		if d.Metadata[dialogue.IsVirtual] == "1" {
+			return ep.Name + ".virtual"
+		}
+	}
+	return ep.Name
 }
 
 func (j *job) phase(name string) error { return j.tell(dialogue.Event{Phase: name}) }

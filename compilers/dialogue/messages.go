@@ -86,6 +86,9 @@ type EP struct {
 	Options map[string]string
 }
 
+// IsVirtual is the metadata key of devices that are not there: ONNX Runtime's, with the value "1".
+const IsVirtual = "is_virtual"
+
 // DeviceSelector matches hardware devices; empty fields match all.
 type DeviceSelector struct {
 	Type     string

@@ -1,0 +1,146 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/epmodel"
+)
+
+// threeParts has three Relu nodes with a node between each that the test EP leaves to the CPU.
+func threeParts() tinymodel.Model {
+	value := func(name string) tinymodel.Value {
+		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{2, 16}}
+	}
+	m := tinymodel.Model{Inputs: []tinymodel.Value{value("x")}, Outputs: []tinymodel.Value{value("y")}}
+	at := "x"
+	for _, op := range []string{"Relu", "Neg", "Relu", "Neg", "Relu"} {
+		out := at + strings.ToLower(op)
+		if len(m.Nodes) == 4 {
+			out = "y"
+		}
+		m.Nodes = append(m.Nodes, tinymodel.Node{Name: "to_" + out, Op: op, Inputs: []string{at}, Outputs: []string{out}})
+		at = out
+	}
+	return m
+}
+
+// Every form that ONNX Runtime's design knows goes through the whole cache as it is: keyed, compiled, validated, loaded, stored and served again.
+func TestFormsOfContexts(t *testing.T) {
+	for name, row := range map[string]struct {
+		change func(*Request)
+		files  int
+		check  string
+		nodes  func(t *testing.T, nodes []epmodel.Context)
+	}{
+		"one primary node, and secondary ones": {nil, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+			mains := 0
+			for _, n := range nodes {
+				mains += int(n.MainContext)
+			}
+			require.Equal(t, 1, mains)
+		}},
+		"several primary nodes and binaries": {func(r *Request) { r.EPs[0].Options = map[string]string{"primaries": "each"} }, 4, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+			for _, n := range nodes {
+				require.EqualValues(t, 1, n.MainContext)
+				require.NotEmpty(t, n.CacheContext)
+			}
+		}},
+		"several primary nodes, embedded": {func(r *Request) { r.Embed, r.EPs[0].Options = true, map[string]string{"primaries": "each"} }, 1, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+			for _, n := range nodes {
+				require.Positive(t, n.Inline.Length)
+			}
+		}},
+		"embedded":                    {func(r *Request) { r.Embed = true }, 1, compilers.Passed, nil},
+		"by session options":          {func(r *Request) { r.Route = compilers.RouteSessionOptions }, 2, compilers.Passed, nil},
+		"embedded by session options": {func(r *Request) { r.Route, r.Embed = compilers.RouteSessionOptions, true }, 1, compilers.Passed, nil},
+		"notes and max_size": {func(r *Request) { r.EPs[0].Options = map[string]string{"notes": "made for a test"} }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+			for _, n := range nodes {
+				require.Equal(t, "made for a test", n.Notes)
+				require.Equal(t, nodes[0].MaxSize, n.MaxSize)
+			}
+		}},
+		"a prefix": {func(r *Request) { r.Output.NodeNamePrefix = "left_" }, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+			for _, n := range nodes {
+				require.True(t, strings.HasPrefix(n.PartitionName, "left_"), n.PartitionName)
+			}
+		}},
+		"the second device": {func(r *Request) {
+			r.EPs[0].Devices = []compilers.Device{{Metadata: map[string]string{"device_id": "1"}}}
+		}, 2, compilers.Passed, func(t *testing.T, nodes []epmodel.Context) {
+			require.Equal(t, "sim-2", nodes[0].HardwareArchitecture)
+		}},
+		"a device that is not there": {func(r *Request) {
+			r.EPs[0].Devices = []compilers.Device{{Type: "npu", Metadata: map[string]string{compilers.IsVirtual: "1"}}}
+		}, 2, compilers.NotCheckable,
+			func(t *testing.T, nodes []epmodel.Context) {
+				require.Equal(t, "sim-virtual", nodes[0].HardwareArchitecture)
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _, _ := newTestEPBench(t)
+			path := filepath.Join(t.TempDir(), "m.onnx")
+			require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
+			ask := func() *Answer {
+				r := b.request(b.openFile(path))
+				r.EPs = []EP{{Name: compilertest.TestEP}}
+				if row.change != nil {
+					row.change(r)
+				}
+				return b.acquire(r)
+			}
+			a := ask()
+			require.Equal(t, Compiled, a.Outcome)
+			require.Equal(t, row.check, a.Build.LoadCheck)
+			require.Len(t, a.Build.Files, row.files)
+			m := b.graphOf(a)
+			require.Len(t, m.Contexts, 3)
+			if row.nodes != nil {
+				row.nodes(t, m.Contexts)
+			}
+			again := ask()
+			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, b.read(a), b.read(again))
+		})
+	}
+}
+
+// graphOf reads the graph of an answer.
+func (b *bench) graphOf(a *Answer) *epmodel.Model {
+	f := b.openFile(filepath.Join(a.Path, a.Graph))
+	src, err := epmodel.FileSource(f)
+	require.NoError(b, err)
+	m, err := epmodel.Read(b.Context(), filepath.Base(a.Graph), src)
+	require.NoError(b, err)
+	return m
+}
+
+// A device that is not there is told from one that is, in the key and by who may load it; who does not know it says so.
+func TestDevicesThatAreNotThere(t *testing.T) {
+	b, _, _ := newTestEPBench(t)
+	ask := func(d compilers.Device) *Request {
+		r := b.externalModel("m.onnx")
+		r.EPs[0].Devices = []compilers.Device{d}
+		return r
+	}
+	virtual := map[string]string{compilers.IsVirtual: "1"}
+	e := b.refused(ask(compilers.Device{Type: "NPU"}))
+	require.Equal(t, Unavailable, e.Class, "without a word it is a device of this machine that is meant")
+	e = b.refused(ask(compilers.Device{Type: "GPU", Metadata: virtual}))
+	require.Equal(t, CompileFailed, e.Class)
+	require.Contains(t, e.Error(), "GPU")
+	a := b.acquire(ask(compilers.Device{Type: "NPU", Metadata: virtual}))
+	require.Equal(t, "sim-virtual", a.Build.EPs[0].HardwareArchitecture)
+	here := b.acquire(ask(compilers.Device{Metadata: map[string]string{"device_id": "0"}}))
+	require.NotEqual(t, a.Build.BuildKey, here.Build.BuildKey)
+	require.NotEqual(t, a.RequestKey, here.RequestKey)
+}
