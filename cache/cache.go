@@ -171,7 +171,7 @@ func (c *Cache) open() error {
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.failures = newFailures(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, running{ctx, &c.work})
-	c.claims = newClaims(c.now, c.options.Jobs)
+	c.claims = newClaims(c.now)
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.now, c.flights.costs = c.now, costs{c.index, c.log}

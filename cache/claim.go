@@ -105,6 +105,19 @@ func (cl *claim) deliver(result *compiled) {
 	cl.over()
 }
 
+// overWhy says why the claim is over; "": it is not.
+func (cl *claim) overWhy() string {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	switch {
+	case cl.state != claimOver:
+		return ""
+	case cl.end != nil:
+		return cl.end.text
+	}
+	return "it was put already"
+}
+
 // over is called with mu held.
 func (cl *claim) over() {
 	cl.state = claimOver
@@ -135,7 +148,7 @@ func (cl *claim) move(from, to claimState) bool {
 // claims are those that are held, and who wants one.
 type claims struct {
 	limiter limiter
-	copies  chan struct{} // one token for each artefact that is being taken
+	puts    puts
 
 	mu     sync.Mutex
 	open   map[string]*claim        // by id; guarded by mu
@@ -169,9 +182,8 @@ const (
 	claimInterval = time.Second
 )
 
-func newClaims(now func() time.Time, copies int) *claims {
-	return &claims{limiter: limiter{burst: claimBurst, interval: claimInterval, now: now}, copies: make(chan struct{}, copies),
-		open: make(map[string]*claim), asking: make(map[flightKey][]*claimer)}
+func newClaims(now func() time.Time) *claims {
+	return &claims{limiter: limiter{burst: claimBurst, interval: claimInterval, now: now}, open: make(map[string]*claim), asking: make(map[flightKey][]*claimer)}
 }
 
 // enter puts a request among those that want the claim, unless its user has too many.
@@ -234,7 +246,8 @@ func (cs *claims) grant(key flightKey, give func(*claimer) *claim) *claim {
 }
 
 // remove forgets a claim that is over.
-func (cs *claims) remove(cl *claim, why string) {
+func (cs *claims) remove(cl *claim) {
+	why := cl.overWhy()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.open, cl.ID)
@@ -248,14 +261,20 @@ func (cs *claims) remove(cl *claim, why string) {
 func (cs *claims) find(p Peer, id string) (*claim, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if cl := cs.open[id]; cl != nil && cl.request.Peer.UID == p.UID {
-		return cl, nil
+	cl, why := cs.open[id], ""
+	if cl != nil && cl.request.Peer.UID == p.UID {
+		if why = cl.overWhy(); why == "" {
+			return cl, nil
+		}
 	}
-	e := fail(NotFound, nil, "no claim %.80q of yours", id).hint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
 	for _, past := range cs.past {
 		if past.id == id && past.uid == p.UID {
-			e.Text += ": " + past.why
+			why = past.why
 		}
+	}
+	e := fail(NotFound, nil, "no claim %.80q of yours", id).hint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
+	if why != "" {
+		e.Text += ": " + why
 	}
 	return nil, e
 }

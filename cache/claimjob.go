@@ -81,11 +81,10 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 	result, end := cl.result, cl.end
 	cl.mu.Unlock()
 	cl.request.Runtime.close()
+	o.c.claims.remove(cl)
 	if end == nil {
-		o.c.claims.remove(cl, "it was put already")
 		return result, nil
 	}
-	o.c.claims.remove(cl, end.text)
 	o.c.index.Count("claims_without_result", 1)
 	o.c.happened(eventFor(cl.request.Peer, cl.plan.requestKey, cl.request.Name, EventClaimEnded, "%s", end.Error()))
 	return nil, end

@@ -55,7 +55,10 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		return nil, err
 	}
 	if !cl.move(claimHeld, claimPutting) {
-		return nil, fail(Busy, nil, "claim %.80q: it is being put, or over, already", put.Claim)
+		if _, err := c.claims.find(p, put.Claim); err != nil {
+			return nil, err // it ended just now
+		}
+		return nil, fail(Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
 	result, err := c.take(ctx, cl, put, t.phase)
 	if err != nil {
@@ -100,21 +103,20 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 // take copies, checks and stores the artefact.
 func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*compiled, error) {
 	phase("queued")
-	select {
-	case c.claims.copies <- struct{}{}:
-		defer func() { <-c.claims.copies }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-cl.done:
-		return nil, fail(NotFound, nil, "claim %s is over", cl.ID)
+	leave, err := c.claims.puts.enter(ctx, cl.owner, cl.done)
+	if err != nil {
+		return nil, err
 	}
+	defer leave()
 	names, total, err := checkPut(cl, put)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.mayStore(ctx, cl, total); err != nil {
+	release, err := c.mayStore(ctx, cl, total)
+	if err != nil {
 		return nil, err
 	}
+	defer release()
 	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
 		return nil, storeError(err, cl.request.Name)
 	}
@@ -170,11 +172,11 @@ func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder 
 // putBy says who made a build that the daemon did not make.
 func putBy(b *index.Build) string { return fmt.Sprintf("made by uid %d with its own libraries", b.UID) }
 
-// mayStore bounds what one user brings, and leaves something free.
-func (c *Cache) mayStore(ctx context.Context, cl *claim, total int64) error {
+// mayStore bounds what one user brings, and leaves something free. It sets the space aside until release is called.
+func (c *Cache) mayStore(ctx context.Context, cl *claim, total int64) (release func(), err error) {
 	most := c.settings.Load().claims.UserBytes
 	var used int64
-	err := c.index.Each(ctx, func(b index.Build) error {
+	err = c.index.Each(ctx, func(b index.Build) error {
 		if b.Put && c.reports.owners.of(b.UID) == cl.owner {
 			for _, f := range b.Files {
 				used += f.Size
@@ -183,20 +185,20 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, total int64) error {
 		return nil
 	})
 	if err != nil {
-		return fail(Internal, err, "what uid %d has put", cl.request.Peer.UID)
+		return nil, fail(Internal, err, "what uid %d has put", cl.request.Peer.UID)
 	}
 	if total > most-used {
-		return fail(NoSpace, nil, "model %q: %d bytes, and you have put %d of at most %d", cl.request.Name, total, used, most).
+		return nil, fail(NoSpace, nil, "model %q: %d bytes, and you have put %d of at most %d", cl.request.Name, total, used, most).
 			hint("remove what you do not need any more: epcachectl rm")
 	}
 	free, err := freeBytes(c.dir)
 	if err == nil {
-		err = fits(total, free)
+		release, err = c.claims.puts.reserve(total, func(need int64) error { return fits(need, free) })
 	}
 	if err != nil {
-		return storeError(err, cl.request.Name)
+		return nil, storeError(err, cl.request.Name)
 	}
-	return nil
+	return release, nil
 }
 
 // checkPut looks at what is announced, before a byte is read.

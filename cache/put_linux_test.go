@@ -1,0 +1,317 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// claimed is an application that holds a claim, with what it compiled for it.
+type claimed struct {
+	*application
+	request *Request
+	claim   *Claim
+	put     *Put
+}
+
+func newClaimed(b *bench, change func(*Request)) *claimed {
+	app := b.application(stranger, "7.1")
+	r := app.ask(b.model(1))
+	if change != nil {
+		change(r)
+	}
+	claim := app.claim(r).Claim
+	return &claimed{app, r, claim, app.compile(r, claim)}
+}
+
+// reopen puts another file in place of one that is put.
+func (c *claimed) reopen(i, flags int) {
+	path := c.put.Files[i].File.Name()
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	require.NoError(c, err)
+	c.put.Files[i].File = c.file(fd)
+}
+
+func (c *claimed) file(fd int) *os.File {
+	f := os.NewFile(uintptr(fd), "descriptor")
+	c.Cleanup(func() { f.Close() })
+	return f
+}
+
+// content replaces a file by one with other bytes.
+func (c *claimed) content(i int, content []byte) {
+	path := filepath.Join(c.TempDir(), "file")
+	require.NoError(c, os.WriteFile(path, content, 0o644))
+	c.put.Files[i].File = c.openFile(path)
+}
+
+func (c *claimed) bytes(i int) []byte {
+	b, err := os.ReadFile(c.put.Files[i].File.Name())
+	require.NoError(c, err)
+	return b
+}
+
+// graph rewrites the graph, without a change of its length.
+func (c *claimed) graph(from, to string) {
+	b := c.bytes(0)
+	require.Len(c, to, len(from))
+	require.Contains(c, string(b), from)
+	c.content(0, bytes.ReplaceAll(b, []byte(from), []byte(to)))
+}
+
+func (c *claimed) memory(seals int) *os.File {
+	fd, err := unix.MemfdCreate("graph", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	require.NoError(c, err)
+	f := c.file(fd)
+	_, err = f.Write(c.bytes(0))
+	require.NoError(c, err)
+	_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+	require.NoError(c, err)
+	return f
+}
+
+// What a stranger puts is refused for what it is, leaves nothing behind, and ends the claim.
+func TestHostilePuts(t *testing.T) {
+	const sealed = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	cases := map[string]struct {
+		change func(c *claimed)
+		says   string // "": accepted
+	}{
+		"sound":              {func(*claimed) {}, ""},
+		"sealed memory file": {func(c *claimed) { c.put.Files[0].File = c.memory(sealed) }, ""},
+
+		"memory file":        {func(c *claimed) { c.put.Files[0].File = c.memory(unix.F_SEAL_GROW) }, "opened for writing"},
+		"open for writing":   {func(c *claimed) { c.reopen(1, unix.O_RDWR) }, "opened for writing"},
+		"for writing only":   {func(c *claimed) { c.reopen(1, unix.O_WRONLY) }, "not opened for reading"},
+		"for nothing":        {func(c *claimed) { c.reopen(1, unix.O_PATH) }, "not opened for reading"},
+		"symbolic link":      {link, "not opened for reading"},
+		"folder":             {func(c *claimed) { c.put.Files[1].File = c.openFile(c.TempDir()) }, "not a regular file"},
+		"FIFO":               {fifo, "not a regular file"},
+		"device":             {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") }, "not a regular file"},
+		"huge":               {func(c *claimed) { sparse(c, 1, 1<<40) }, "all together may have"},
+		"growing":            {grow, "changed while it was read"},
+		"no files":           {func(c *claimed) { c.put.Files = nil }, "0 files"},
+		"too many files":     {many, "files, not 1 to"},
+		"file twice":         {func(c *claimed) { c.put.Files = append(c.put.Files, c.put.Files[1]) }, "comes twice"},
+		"file for nothing":   {func(c *claimed) { c.put.Files = append(c.put.Files, PutFile{"more.bin", c.put.Files[1].File}) }, `nothing refers to file "more.bin"`},
+		"graph twice":        {func(c *claimed) { c.put.Files = append(c.put.Files, PutFile{"more_ctx.onnx", c.put.Files[0].File}) }, "nothing refers"},
+		"two graphs":         {func(c *claimed) { c.put.Graphs = 2 }, "2 graphs"},
+		"other graph's name": {func(c *claimed) { c.put.Files[0].Name = "model_ctx.onnx" }, "the graph is called"},
+		"sidecar missing":    {func(c *claimed) { c.put.Files = c.put.Files[:1] }, "not part of the artefact"},
+		"sidecar elsewhere":  {func(c *claimed) { c.put.Files[1].Name = "sub/" + c.put.Files[1].Name }, "not part of the artefact"},
+		"name leads up":      {func(c *claimed) { c.put.Files[1].Name = "../x.bin" }, "not a clean relative name"},
+		"absolute name":      {func(c *claimed) { c.put.Files[1].Name = "/tmp/x.bin" }, "not a clean relative name"},
+		"unclean name":       {func(c *claimed) { c.put.Files[1].Name = "./x.bin" }, "not a clean relative name"},
+		"name of Windows":    {func(c *claimed) { c.put.Files[1].Name = `..\x.bin` }, "not a clean relative name"},
+		"name with a NUL":    {func(c *claimed) { c.put.Files[1].Name = "x\x00.bin" }, "control characters"},
+		"name that is none":  {func(c *claimed) { c.put.Files[1].Name = "" }, "the name has 0 bytes"},
+		"long name":          {func(c *claimed) { c.put.Files[1].Name = strings.Repeat("x", 300) }, "the name has 300 bytes"},
+		"deep name":          {func(c *claimed) { c.put.Files[1].Name = "a/b/c/d/e/x.bin" }, "folders deep"},
+		"graph leads out": {func(c *claimed) {
+			c.graph(c.put.Files[1].Name, "../../../"+c.put.Files[1].Name[9:])
+		}, "leaves the artefact"},
+		"graph leads to a secret": {func(c *claimed) {
+			c.graph(c.put.Files[1].Name, ("/etc/shadow" + strings.Repeat("x", 50))[:len(c.put.Files[1].Name)])
+		}, "is absolute"},
+		"graph is its own sidecar": {func(c *claimed) { embedSelf(c) }, "one of its own context binaries"},
+		"another EP":               {func(c *claimed) { c.graph(standin.EP, "StandOutExecutionProvider"[:len(standin.EP)]) }, "is of execution provider"},
+		"not compiled":             {func(c *claimed) { c.content(0, tinymodel.Dense(1, 8, 1)) }, "no EPContext node"},
+		"truncated":                {func(c *claimed) { b := c.bytes(0); c.content(0, b[:len(b)-20]) }, "offset"},
+		"empty":                    {func(c *claimed) { c.content(0, nil) }, "not its artefact"},
+		"empty sidecar":            {func(c *claimed) { c.content(1, nil) }, "is empty"},
+		"garbage":                  {func(c *claimed) { c.content(0, bytes.Repeat([]byte("\xff\x00garbage"), 100)) }, "not its artefact"},
+		"another model's":          {func(c *claimed) { c.graph("\x01y", "\x01q") }, "the model has none"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c := newClaimed(b, nil)
+			tc.change(c)
+			a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+			if tc.says == "" {
+				require.NoError(t, err)
+				require.NoError(t, a.View.Close())
+				return
+			}
+			require.Nil(t, a)
+			require.Equal(t, BadRequest, ClassOf(err), "%v", err)
+			require.ErrorContains(t, err, tc.says)
+			require.Empty(t, b.list(), "nothing is kept")
+			left, err := os.ReadDir(filepath.Join(b.state, "staging"))
+			require.NoError(t, err)
+			require.Empty(t, left)
+			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+			require.Equal(t, NotFound, ClassOf(err), "the claim is over: %v", err)
+			require.ErrorContains(t, err, "refused")
+			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, 5*time.Second, time.Millisecond)
+		})
+	}
+}
+
+func link(c *claimed) {
+	path := filepath.Join(c.TempDir(), "link")
+	require.NoError(c, os.Symlink("/etc/passwd", path))
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	require.NoError(c, err)
+	c.put.Files[1].File = c.file(fd)
+}
+
+func fifo(c *claimed) {
+	path := filepath.Join(c.TempDir(), "fifo")
+	require.NoError(c, unix.Mkfifo(path, 0o600))
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	require.NoError(c, err)
+	c.put.Files[1].File = c.file(fd)
+}
+
+func sparse(c *claimed, i int, size int64) {
+	path := filepath.Join(c.TempDir(), "sparse")
+	require.NoError(c, os.WriteFile(path, nil, 0o644))
+	require.NoError(c, os.Truncate(path, size))
+	c.put.Files[i].File = c.openFile(path)
+}
+
+func many(c *claimed) {
+	for i := range maxPutFiles {
+		c.put.Files = append(c.put.Files, PutFile{fmt.Sprintf("%d.bin", i), c.put.Files[1].File})
+	}
+}
+
+// grow has the file written to for as long as it is put.
+func grow(c *claimed) {
+	path := filepath.Join(c.TempDir(), "growing")
+	require.NoError(c, os.WriteFile(path, make([]byte, 8<<20), 0o644))
+	c.put.Files[1].File = c.openFile(path)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(c, err)
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				if _, err := f.Write([]byte("x")); err != nil {
+					return
+				}
+			}
+		}
+	}()
+	c.Cleanup(func() { close(done); <-stopped; f.Close() })
+}
+
+// embedSelf makes a graph whose context binary is the graph.
+func embedSelf(c *claimed) {
+	binary := c.put.Files[1].Name
+	m := tinymodel.DenseModel(1, 8, 1)
+	name := c.put.Files[0].Name
+	m.Nodes = []tinymodel.Node{{Name: "n", Op: "EPContext", Domain: "com.microsoft", Inputs: []string{m.Inputs[0].Name}, Outputs: []string{m.Outputs[0].Name},
+		Attributes: map[string]any{"main_context": int64(1), "embed_mode": int64(0), "ep_cache_context": binary, "source": standin.EP}}}
+	m.Initializers = nil
+	m.Nodes = append(m.Nodes, m.Nodes[0])
+	m.Nodes[1].Name, m.Nodes[1].Outputs = "o", []string{"unused"}
+	m.Nodes[1].Attributes = map[string]any{"main_context": int64(1), "embed_mode": int64(0), "ep_cache_context": name, "source": standin.EP}
+	c.content(0, m.Encode())
+}
+
+func TestPutsThatAreNobodys(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	for name, tc := range map[string]struct {
+		uid   uint32
+		claim string
+	}{
+		"no claim": {stranger, ""}, "made up": {stranger, newID()}, "another user's": {stranger + 1, c.claim.ID},
+	} {
+		put := *c.put
+		put.Claim = tc.claim
+		_, err := b.cache.Put(context.Background(), Peer{UID: tc.uid}, &put, nil)
+		require.Equal(t, NotFound, ClassOf(err), name)
+		require.Equal(t, NotFound, ClassOf(b.cache.GiveUp(context.Background(), Peer{UID: tc.uid}, tc.claim, "", 0)), name)
+	}
+	c.application.put(c.put)
+	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	require.Equal(t, NotFound, ClassOf(err))
+	require.ErrorContains(t, err, "put already")
+	require.Len(t, b.list(), 1)
+}
+
+// The form that was asked for is the one that is taken.
+func TestPutOfTheOtherForm(t *testing.T) {
+	for _, embed := range []bool{false, true} {
+		b := newBench(t)
+		c := newClaimed(b, func(r *Request) { r.Embed = embed })
+		other := *c.request
+		other.Embed = !embed
+		_, err := b.cache.Put(context.Background(), c.request.Peer, c.application.compile(&other, c.claim), nil)
+		require.ErrorContains(t, err, "embed_mode")
+		claim := c.application.claim(c.request)
+		c.application.put(c.application.compile(c.request, claim.Claim))
+	}
+}
+
+// What the client writes after it was asked to put is in nobody's artefact.
+func TestTheCopyIsWhatIsKept(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	got := c.application.put(c.put)
+	before := b.read(got)
+	for _, f := range c.put.Files {
+		require.NoError(t, os.WriteFile(f.File.Name(), []byte("other bytes"), 0o644))
+	}
+	again := b.acquire(c.request)
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, before, b.read(again))
+}
+
+// A library that is replaced between the claim and the put may have made another artefact than the claim was for.
+func TestLibraryReplacedUnderAClaim(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	_, err := standin.Library(c.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
+	require.NoError(t, err)
+	_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	require.Equal(t, BadRequest, ClassOf(err))
+	require.ErrorContains(t, err, "replaced")
+}
+
+// Publishers put for all who have the same libraries, whoever they are.
+func TestPublishersPutForAll(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Publishers = []uint32{stranger} })
+	c := newClaimed(b, nil)
+	got := c.application.put(c.put)
+	require.Equal(t, "shared", got.Build.Scope)
+	other := *c.application
+	other.uid++
+	require.Equal(t, Hit, b.acquire(other.ask(c.request.Graph)).Outcome)
+}
+
+func TestPutIsExplained(t *testing.T) {
+	b := newBench(t)
+	spec, err := compilers.Find(b.runtime)
+	require.NoError(t, err)
+	app := &application{bench: b, uid: stranger, spec: spec, worker: standin.New(), connect: context.Background()}
+	r := b.request(b.model(1))
+	r.Peer.UID, r.OnMiss = stranger, ForClaim
+	app.put(app.compile(r, app.claim(r).Claim))
+	r.OnMiss = Explain
+	why := b.acquire(r)
+	require.Equal(t, decidedHit, why.Explanation.Decision)
+	require.Contains(t, why.Explanation.Reason, "made by uid 4242 with its own libraries")
+	require.True(t, why.Explanation.Candidates[0].Listing.Build.Put)
+	r.Peer.UID++
+	require.Equal(t, decidedMiss, b.acquire(r).Explanation.Decision, "another user knows nothing of it")
+}
