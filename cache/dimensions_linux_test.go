@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
@@ -78,11 +77,8 @@ func TestOpenDimensionsOfABuild(t *testing.T) {
 
 // QNN ahead of time needs fixed shapes, and is a real case.
 func TestOpenDimensionsWithQNN(t *testing.T) {
-	const qnn = "QNNExecutionProvider"
-	runtime := compilertest.Runtime(t, "qnn-2.7.0")
-	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
-	t.Cleanup(func() { require.NoError(t, ort.Close()) })
-	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{runtime} })
+
+	b, _, _ := newQNNBench(t)
 	ask := func() *Request {
 		r := b.dynamic(qnn, "batch")
 		r.EPs[0].Options = map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}

@@ -1,0 +1,140 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+const qnn = "QNNExecutionProvider"
+
+// newQNNBench is a cache over ONNX Runtime with QNN ahead of time: for devices that are elsewhere, on any machine.
+func newQNNBench(t *testing.T) (*bench, *compilers.ORT, compilers.Runtime) {
+	r := compilertest.Runtime(t, "qnn-2.7.0")
+	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	return newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort, r
+}
+
+// forQNN asks for a model with a target, and further options.
+func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string) *Request {
+	path := filepath.Join(b.TempDir(), "m.onnx")
+	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
+	r := b.request(b.openFile(path))
+	r.EPs = []EP{{Name: qnn, Options: map[string]string{"soc_model": soc}}}
+	for name, value := range options {
+		r.EPs[0].Options[name] = value
+	}
+	return r
+}
+
+// Targets, precisions and option sets of one model stand side by side, and none is served for another.
+func TestQNNTargetsSideBySide(t *testing.T) {
+	b, _, _ := newQNNBench(t)
+	model := tinymodel.DenseModel(1, 64, 2)
+	asks := map[string]func() *Request{
+		"one SoC":           func() *Request { return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"}) },
+		"another SoC":       func() *Request { return b.forQNN(model, "57", map[string]string{"enable_htp_fp16_precision": "1"}) },
+		"a third":           func() *Request { return b.forQNN(model, "43", map[string]string{"enable_htp_fp16_precision": "1"}) },
+		"another precision": func() *Request { return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "0"}) },
+		"other options": func() *Request {
+			return b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1", "htp_graph_finalization_optimization_mode": "3"})
+		},
+		"embedded": func() *Request {
+			r := b.forQNN(model, "60", map[string]string{"enable_htp_fp16_precision": "1"})
+			r.Embed, r.Route = true, compilers.RouteSessionOptions // by another route: the other form of a build is converted
+			return r
+		},
+	}
+	hardware := map[string]string{"one SoC": "60", "another SoC": "57", "a third": "43", "another precision": "60", "other options": "60", "embedded": "60"}
+	first := map[string]*Answer{}
+	for name, ask := range asks {
+		nobody := ask()
+		nobody.OnMiss = Fail
+		require.Equal(t, NotFound, b.refused(nobody).Class, "%s: nothing that was made for another is served", name)
+		a := b.acquire(ask())
+		require.Equal(t, Compiled, a.Outcome, name)
+		require.Equal(t, compilers.Passed, a.Build.LoadCheck, "%s: single binaries load on the simulator", name)
+		require.Contains(t, a.Build.EPs[0].HardwareArchitecture, "/"+hardware[name], "%s: soc_model is the hardware architecture", name)
+		require.Contains(t, b.graphOf(a).Metadata["ep_compatibility_info."+qnn], ":"+hardware[name]+":")
+		require.Equal(t, "libQnnHtp.so", filepath.Base(b.optionsOf(a)["backend_path"]), "what to load it with")
+		first[name] = a
+	}
+	keys := map[string]string{}
+	for name, ask := range asks {
+		a := b.acquire(ask())
+		require.Equal(t, Hit, a.Outcome, name)
+		require.Equal(t, first[name].Build.ID, a.Build.ID, name)
+		require.Equal(t, b.read(first[name]), b.read(a), name)
+		require.Empty(t, keys[a.Build.BuildKey.String()], name)
+		keys[a.Build.BuildKey.String()] = name
+	}
+	require.NotEqual(t, binaryOf(first["one SoC"]), binaryOf(first["another SoC"]), "the target is in the binary")
+	require.NotEqual(t, binaryOf(first["one SoC"]), binaryOf(first["another precision"]))
+}
+
+func (b *bench) optionsOf(a *Answer) map[string]string {
+	require.Contains(b, a.ProviderOptions, qnn)
+	return a.ProviderOptions[qnn]
+}
+
+func binaryOf(a *Answer) string { return a.Build.Files[1].Digest.String() }
+
+// islands has count layers with a node between them that QNN leaves to the CPU.
+func islands(count int) tinymodel.Model {
+	m := tinymodel.Model{Opsets: map[string]int64{"": 18}}
+	value := func(name string) tinymodel.Value {
+		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{2, 16}}
+	}
+	at := "x"
+	for i := range count {
+		name := func(s string) string { return s + string(rune('a'+i)) }
+		m.Initializers = append(m.Initializers, tinymodel.Tensor{Name: name("w"), Type: tinymodel.Float, Shape: []int64{16, 16}, Raw: tinymodel.Floats(uint64(i), 256)})
+		m.Nodes = append(m.Nodes,
+			tinymodel.Node{Name: name("mul"), Op: "MatMul", Inputs: []string{at, name("w")}, Outputs: []string{name("m")}},
+			tinymodel.Node{Name: name("act"), Op: "Relu", Inputs: []string{name("m")}, Outputs: []string{name("r")}})
+		at = name("r")
+		if i < count-1 {
+			m.Nodes = append(m.Nodes, tinymodel.Node{Name: name("shrink"), Op: "Shrink", Inputs: []string{at}, Outputs: []string{name("s")}})
+			at = name("s")
+		}
+	}
+	m.Inputs, m.Outputs = []tinymodel.Value{value("x")}, []tinymodel.Value{value(at)}
+	return m
+}
+
+// A model in many parts, with the CPU's nodes between them, is one build; who wants all of it compiled is told that it is not.
+func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
+	b, _, _ := newQNNBench(t)
+	const parts = 16
+	ask := func() *Request {
+		return b.forQNN(islands(parts), "60", map[string]string{"enable_htp_fp16_precision": "1"})
+	}
+	a := b.acquire(ask())
+	require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+	require.Len(t, a.Build.Files, 2, "one binary for all parts")
+	m := b.graphOf(a)
+	require.Len(t, m.Contexts, parts)
+	mains := 0
+	for _, n := range m.Contexts {
+		require.Equal(t, qnn, n.Source)
+		mains += int(n.MainContext)
+	}
+	require.Equal(t, 1, mains)
+	require.Equal(t, parts-1, m.OpTypes["ai.onnx::Shrink"])
+	require.Len(t, a.Warnings, 1)
+	require.Contains(t, a.Warnings[0], "15 nodes stay outside")
+	complete := ask()
+	complete.Output.Complete = true
+	e := b.refused(complete)
+	require.Equal(t, CompileFailed, e.Class)
+	require.Equal(t, Hit, b.acquire(ask()).Outcome)
+}
