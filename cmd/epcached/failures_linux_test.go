@@ -1,0 +1,272 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// failures lists what the daemon remembers.
+func (d *epcached) failures() []*wire.Failure {
+	d.Helper()
+	reply, err := d.dial().Jobs(limited(d))
+	require.NoError(d, err)
+	return reply.Failures
+}
+
+// fails asks for the model, and requires an error with the reason.
+func (d *epcached) fails(t *testing.T, reason, path string, change ...func(*wire.Acquire)) *unixsock.Error {
+	t.Helper()
+	c, err := d.tryDial()
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = tryGet(t, c, path, change...)
+	require.ErrorIs(t, err, unixsock.ErrCompileFailed)
+	var e *unixsock.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, reason, e.Facts["reason"], "%v", err)
+	return e
+}
+
+// failsFromMemory asks once more for a model that failed, and requires the same answer without a compile.
+func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path string, change ...func(*wire.Acquire)) {
+	t.Helper()
+	before := d.status().Failures
+	start := time.Now()
+	again := d.fails(t, first.Facts["reason"], path, change...)
+	t.Logf("answered from memory in %v", time.Since(start))
+	require.Equal(t, before, d.status().Failures, "nothing is compiled")
+	for key, value := range first.Facts {
+		require.Equal(t, value, again.Facts[key], key)
+	}
+	require.Contains(t, again.Text, "failed once, last at ")
+	require.Contains(t, again.Hint, "epcachectl jobs retry")
+}
+
+// QNN's compiler crashes on this model when nothing of it was optimised before.
+func TestRealCrashIsRemembered(t *testing.T) {
+	path := realModel(t, "minilm-int8")
+	d := newSite(t, runtimeFolder(t, qnn)).start(t)
+	pid := d.status().Pid
+	how := []func(*wire.Acquire){with(qnnProvider()), func(r *wire.Acquire) {
+		r.GraphOptimizationLevel = "disable_all"
+		r.FreeDimensions = map[string]int64{"batch": 1, "sequence": 128}
+	}}
+	first := d.fails(t, "crash", path, how...)
+	require.Contains(t, first.Text, "compiler crashed (SIGSEGV)")
+	require.Equal(t, "SIGSEGV", first.Facts["signal"])
+	require.NotEmpty(t, first.Facts["stderr"], "its last words")
+	require.Equal(t, pid, d.status().Pid)
+	require.Empty(t, keepersOf(d.pid()))
+	require.Empty(t, entriesOf(t, d.state, "staging"))
+	d.failsFromMemory(t, first, path, how...)
+
+	known := d.failures()
+	require.Len(t, known, 1)
+	require.Equal(t, "crash", known[0].Reason)
+	require.EqualValues(t, 1, known[0].Count)
+	require.Greater(t, known[0].RetryMs, known[0].LastMs)
+	forgotten, err := d.dial().RetryJobs(limited(t), &wire.RetryJobs{Entries: []string{known[0].Build[:12]}})
+	require.NoError(t, err)
+	require.Len(t, forgotten.Failures, 1)
+	require.Empty(t, d.failures())
+	d.fails(t, "crash", path, how...)
+	require.EqualValues(t, 2, d.status().Failures, "it was tried again")
+	d.stop()
+
+	d = d.site.start(t)
+	d.failsFromMemory(t, first, path, how...)
+}
+
+// realModel gives a model that make deps fetches, and skips the test loudly where it is not there.
+func realModel(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(os.Getenv("EPCACHED_MODELS"), name, "model.onnx")
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("SKIPPED: model %s is not there: %v; make deps fetches it", name, err)
+	}
+	return path
+}
+
+func TestNoNodeIsRemembered(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	model := tinymodel.Model{
+		Nodes:   []tinymodel.Node{{Op: "Det", Inputs: []string{"x"}, Outputs: []string{"y"}}},
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{3, 3}}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{}}},
+	}
+	path := filepath.Join(t.TempDir(), "determinant.onnx")
+	require.NoError(t, os.WriteFile(path, model.Encode(), 0o644))
+	first := d.fails(t, "no node taken", path)
+	require.Contains(t, first.Hint, "use the model as it is")
+	d.failsFromMemory(t, first, path)
+}
+
+// misbehaving stands between ONNX Runtime and OpenVINO's library, and does what it finds in the model that is compiled:
+// all other models OpenVINO gets.
+const misbehaving = `
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <glob.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static int asks(const char *what) {
+	char pattern[4096], text[1 << 16];
+	glob_t found;
+	int is = 0;
+	snprintf(pattern, sizeof pattern, "%%s/../../model/*.onnx", getenv("HOME"));
+	if (glob(pattern, 0, 0, &found)) return 0;
+	FILE *f = fopen(found.gl_pathv[0], "r");
+	if (f) {
+		size_t size = fread(text, 1, sizeof text, f);
+		is = memmem(text, size, what, strlen(what)) != 0;
+		fclose(f);
+	}
+	globfree(&found);
+	return is;
+}
+static void leave_behind(void) {
+	for (int i = 0; i < 3; i++)
+		if (fork() == 0) {
+			setsid();
+			if (fork() == 0) {
+				signal(SIGTERM, SIG_IGN);
+				signal(SIGHUP, SIG_IGN);
+				for (int fd = 3; fd < 64; fd++) close(fd);
+				execl("/bin/sleep", "sleep", "%[2]s", (char *)0);
+			}
+			_exit(0);
+		}
+	usleep(200000);
+	fprintf(stderr, "these are its last words\n");
+}
+void *CreateEpFactories(void *name, void *api, void *logger, void *factories, size_t room, void *count) {
+	if (asks("misbehave: hang")) { leave_behind(); for (;;) pause(); }
+	if (asks("misbehave: spin")) { leave_behind(); for (;;); }
+	if (asks("misbehave: hog")) { leave_behind(); for (;;) { char *p = malloc(1 << 24); if (!p) { perror("malloc"); abort(); } memset(p, 1, 1 << 24); } }
+	if (asks("misbehave: write")) { leave_behind(); static char b[1 << 20]; for (int i = 0;; i++) { char n[20]; sprintf(n, "%%d", i); FILE *f = fopen(n, "w"); if (f) { fwrite(b, sizeof b, 1, f); fclose(f); } usleep(10000); } }
+	void *real = dlopen("%[1]s", RTLD_NOW);
+	if (!real) { fprintf(stderr, "%%s\n", dlerror()); abort(); }
+	void *(*create)(void *, void *, void *, void *, size_t, void *) = dlsym(real, "CreateEpFactories");
+	return create(name, api, logger, factories, room, count);
+}
+void *ReleaseEpFactory(void *factory) {
+	void *(*release)(void *) = dlsym(dlopen("%[1]s", RTLD_NOW), "ReleaseEpFactory");
+	return release(factory);
+}
+`
+
+// misbehavingSite has a runtime with that library, and small limits.
+func misbehavingSite(t *testing.T, seconds string) *site {
+	t.Helper()
+	real := runtimeFolder(t, openVINO)
+	plugin := filepath.Join(real, "onnxruntime_ep_openvino", "libonnxruntime_providers_openvino_plugin.so")
+	require.FileExists(t, plugin)
+	dir := faultyRuntime(t, real, func(string) {})
+	vendorLibrary(t, filepath.Join(dir, filepath.Base(plugin)), fmt.Sprintf(misbehaving, plugin, seconds))
+	s := newSite(t, dir)
+	s.config = unmeasured + fmt.Sprintf("[limits]\nwall_seconds = 20\ncpu_seconds = 6\nmemory_bytes = %d\noutput_bytes = %d\n[sandbox]\nread = [%q]\n",
+		2<<30, 64<<20, filepath.Dir(plugin))
+	return s
+}
+
+func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
+	seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano()) // finds its descendants again
+	d := misbehavingSite(t, seconds).start(t)
+	good := writeModel(t, t.TempDir(), 1)
+	require.Equal(t, "compiled", get(t, d.dial(), good).Outcome)
+	for what, c := range map[string]struct{ reason, says string }{
+		"hang":  {"timeout", "these are its last words"},
+		"spin":  {"processor time", "these are its last words"},
+		"hog":   {"memory", ""},
+		"write": {"output limit", "these are its last words"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			model := tinymodel.DenseModel(2, 16, 1)
+			model.Nodes[0].Name = "misbehave: " + what
+			path := filepath.Join(t.TempDir(), what+".onnx")
+			require.NoError(t, os.WriteFile(path, model.Encode(), 0o644))
+			first := d.fails(t, c.reason, path)
+			require.Contains(t, first.Text, c.says)
+			require.Contains(t, first.Hint, "[limits]")
+			require.Empty(t, keepersOf(d.pid()))
+			require.Empty(t, processesOf(seconds), "no descendant stays behind")
+			require.Empty(t, entriesOf(t, d.state, "staging"))
+			d.failsFromMemory(t, first, path)
+		})
+	}
+	require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, t.TempDir(), 3)).Outcome, "the daemon goes on")
+	require.Len(t, d.failures(), 4)
+}
+
+// processesOf lists the processes that have a text among their arguments.
+func processesOf(text string) (found []string) {
+	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline") // only a malformed pattern fails
+	for _, path := range paths {
+		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), text) {
+			found = append(found, path)
+		}
+	}
+	return found
+}
+
+// One death of a worker is made good; a second one all who wait are told of.
+func TestWorkersDeath(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	for deaths, c := range []string{"compiled", "compiled", "worker died"} {
+		t.Run(fmt.Sprintf("%d deaths", deaths), func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "large.onnx")
+			require.NoError(t, os.WriteFile(path, tinymodel.Dense(uint64(10+deaths), 2000, 1), 0o644)) // takes a while
+			ended := make(chan struct{})
+			var striker, askers sync.WaitGroup
+			striker.Go(func() { d.strike(deaths, syscall.SIGKILL, ended) })
+			outcomes := make([]string, 4)
+			for i := range outcomes {
+				askers.Go(func() { outcomes[i] = d.outcome(t, path) })
+			}
+			askers.Wait()
+			close(ended)
+			striker.Wait()
+			for _, one := range outcomes {
+				if one == "waited" || one == "hit" {
+					one = "compiled"
+				}
+				require.Equal(t, c, one)
+			}
+			require.Empty(t, entriesOf(t, d.state, "staging"))
+		})
+	}
+}
+
+// outcome asks for the model, and gives the outcome, or the reason why there is none.
+func (d *epcached) outcome(t *testing.T, path string) string {
+	c, err := d.tryDial()
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	a, err := tryGet(t, c, path)
+	var e *unixsock.Error
+	switch {
+	case err == nil:
+		return a.Outcome
+	case errors.As(err, &e):
+		return e.Facts["reason"]
+	}
+	return err.Error()
+}
