@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+const stranger = 4242 // a user who is nobody special
+
+// owner is an application with libraries that the daemon does not know: it compiles with them in a worker of its own.
+type owner struct {
+	*epcached
+	uid     int
+	spec    compilers.Runtime
+	library compilers.EPLibrary
+	worker  *compilers.ORT
+}
+
+func newOwner(t *testing.T, d *epcached, uid int) *owner {
+	t.Helper()
+	o := &owner{epcached: d, uid: uid, worker: compilers.NewORT(compilers.ORTOptions{Worker: filepath.Join(programs, "epcached-ort"), Scratch: t.TempDir()})}
+	var err error
+	o.spec, err = compilers.Find(runtimeFolder(t, openVINO))
+	require.NoError(t, err)
+	o.library, err = o.spec.Library("OpenVINOExecutionProvider")
+	require.NoError(t, err)
+	return o
+}
+
+// connect dials as the application's user: the kernel tells the daemon who the thread is that connects.
+func (o *owner) connect() *unixsock.Client {
+	o.Helper()
+	if os.Getuid() != 0 {
+		o.Skip("SKIPPED: only root can connect as another user")
+	}
+	require.NoError(o, os.Chmod(filepath.Dir(o.socket), 0o711))
+	dialled := make(chan *unixsock.Client, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(o.uid), ^uintptr(0)); errno != 0 {
+			close(dialled)
+			return
+		}
+		c, err := unixsock.Dial(context.Background(), o.socket)
+		if err != nil {
+			close(dialled)
+			return
+		}
+		dialled <- c
+	}()
+	c := <-dialled
+	require.NotNil(o, c, "cannot connect as uid %d", o.uid)
+	o.Cleanup(func() { c.Close() })
+	require.EqualValues(o, o.uid, c.Hello().Uid)
+	return c
+}
+
+// ask asks for a model, showing its libraries.
+func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss, progress func(*wire.Progress)) (lease, error) {
+	r := forModel(path)
+	r.OnMiss = miss
+	fds := []*os.File{openFile(o, path)}
+	show := func(path string) uint32 {
+		fds = append(fds, openFile(o, path))
+		return uint32(len(fds) - 1)
+	}
+	at := show(o.library.Path)
+	library := &wire.EpLibrary{Ep: o.library.EP, Path: o.library.Path, Fd: &at}
+	for _, file := range o.library.Files {
+		if file == o.library.Path {
+			continue
+		}
+		name, err := filepath.Rel(filepath.Dir(o.library.Path), file)
+		require.NoError(o, err)
+		library.Beside = append(library.Beside, &wire.ExternalFile{Location: name, Fd: show(file)})
+	}
+	r.Runtime = &wire.Runtime{OrtVersion: o.spec.ORTVersion, EpLibraries: []*wire.EpLibrary{library}}
+	reply, view, err := c.Acquire(limited(o), r, fds, nil, progress)
+	if view != nil {
+		o.Cleanup(func() { view.Close() })
+	}
+	return lease{reply, view}, err
+}
+
+// compile does what a claim is for, in a worker of the application's own.
+func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
+	o.Helper()
+	folder := o.TempDir()
+	result, err := o.worker.Compile(limited(o), compilers.Job{Runtime: o.spec, Model: path, Folder: folder, Output: claim.Claim.Output, Route: claim.Claim.Route,
+		GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions,
+		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path, Options: claim.ProviderOptions[o.library.EP].GetEntries()}}}, nil)
+	require.NoError(o, err)
+	put := &wire.Put{Claim: claim.Claim.Id, CompileSeconds: result.Seconds, OrtVersion: result.ORTVersion}
+	for _, ep := range result.EPs {
+		put.MadeBy = append(put.MadeBy, &wire.MadeBy{Ep: ep.Name, Version: ep.Version})
+	}
+	var fds []*os.File
+	for i, name := range result.Files {
+		put.Files = append(put.Files, &wire.PutFile{Name: name, Fd: uint32(i)})
+		fds = append(fds, openFile(o, filepath.Join(folder, name)))
+	}
+	return put, fds
+}
+
+// An application whose runtime the daemon does not have compiles with OpenVINO, and is given its own artefact from then on.
+func TestRealArtefactUnderAClaim(t *testing.T) {
+	s := newSite(t) // no runtime at all
+	d := s.start(t)
+	o := newOwner(t, d, stranger)
+	model := writeModel(t, t.TempDir(), 1)
+	c := o.connect()
+	_, err := o.ask(c, model, wire.OnMiss_WAIT, nil)
+	require.ErrorIs(t, err, unixsock.ErrUnavailable, "nobody compiles it, so there is nothing to wait for")
+
+	claim, err := o.ask(c, model, wire.OnMiss_CLAIM, nil)
+	require.NoError(t, err)
+	require.Equal(t, "claim", claim.Outcome)
+	require.Positive(t, claim.Claim.DeadlineMs)
+	waiting := make(chan lease, 1)
+	queued := make(chan struct{}, 100)
+	other := o.connect()
+	go func() {
+		a, err := o.ask(other, model, wire.OnMiss_WAIT, func(*wire.Progress) { queued <- struct{}{} })
+		if err != nil {
+			a.AcquireReply = &wire.AcquireReply{Outcome: err.Error()}
+		}
+		waiting <- a
+	}()
+	<-queued
+	jobs, err := c.Jobs(limited(t))
+	require.NoError(t, err)
+	require.Equal(t, "claimed", jobs.Jobs[0].State)
+
+	put, fds := o.compile(model, claim)
+	reply, view, err := c.Put(limited(t), put, fds, nil)
+	require.NoError(t, err)
+	defer view.Close()
+	got := lease{reply, view}
+	require.Equal(t, "put", got.Outcome)
+	got.requireRight(t)
+	require.NotEmpty(t, got.SdkVersion)
+	checked, err := o.worker.Check(limited(t), compilers.CheckJob{Runtime: o.spec, Graph: filepath.Join(got.View, got.Graph),
+		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path}}, GraphOptimizationLevel: "all"})
+	require.NoError(t, err)
+	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
+	waited := <-waiting
+	require.Equal(t, "waited", waited.Outcome)
+	require.Equal(t, got.Graph, waited.Graph)
+
+	require.Equal(t, "uid 4242", d.list()[0].MadeBy)
+	_, err = newOwner(t, d, stranger+1).ask(newOwner(t, d, stranger+1).connect(), model, wire.OnMiss_FAIL, nil)
+	require.ErrorIs(t, err, unixsock.ErrNotFound, "it is its user's own")
+	d.stop()
+	d = s.start(t)
+	o.epcached = d
+	hit, err := o.ask(o.connect(), model, wire.OnMiss_CLAIM, nil)
+	require.NoError(t, err)
+	require.Equal(t, "hit", hit.Outcome)
+	hit.requireRight(t)
+	require.Contains(t, hit.Why, "uid 4242")
+}
+
+// A claim ends with its connection, whoever closes that, and the next gets it.
+func TestAClaimEndsWithItsConnection(t *testing.T) {
+	d := newSite(t).start(t)
+	o := newOwner(t, d, stranger)
+	model := writeModel(t, t.TempDir(), 1)
+	first := o.connect()
+	claim, err := o.ask(first, model, wire.OnMiss_CLAIM, nil)
+	require.NoError(t, err)
+	second := o.connect()
+	next := make(chan lease, 1)
+	queued := make(chan struct{}, 100)
+	go func() {
+		a, err := o.ask(second, model, wire.OnMiss_CLAIM, func(*wire.Progress) { queued <- struct{}{} })
+		if err != nil {
+			a.AcquireReply = &wire.AcquireReply{Outcome: err.Error()}
+		}
+		next <- a
+	}()
+	<-queued
+	require.NoError(t, first.Close())
+	handed := <-next
+	require.Equal(t, "claim", handed.Outcome)
+	require.NotEqual(t, claim.Claim.Id, handed.Claim.Id)
+	require.Contains(t, handed.Why, "its connection ended")
+	_, err = second.GiveUp(limited(t), &wire.GiveUp{Claim: handed.Claim.Id, Text: "enough", Code: 1})
+	require.NoError(t, err)
+	_, err = second.GiveUp(limited(t), &wire.GiveUp{Claim: handed.Claim.Id})
+	require.ErrorIs(t, err, unixsock.ErrNotFound)
+	put := &wire.Put{Claim: claim.Claim.Id, Files: []*wire.PutFile{{Name: claim.Claim.Output}}}
+	_, _, err = second.Put(limited(t), put, []*os.File{openFile(t, model)}, nil)
+	require.ErrorIs(t, err, unixsock.ErrNotFound)
+}
