@@ -1152,7 +1152,7 @@ func (x *Error) GetFacts() map[string]string {
 // Progress reports that a request goes on. Sent at each change of phase and at most once a second otherwise.
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "compiling", "checking", "storing", "verifying"
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "compiling", "claimed" (an application compiles it), "checking", "storing", "verifying"
 	ElapsedMs     int64                  `protobuf:"varint,2,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"` // since the request arrived
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`                         // for people
 	DoneBytes     int64                  `protobuf:"varint,4,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // for reading, storing and verifying
@@ -2047,7 +2047,7 @@ type AcquireReply struct {
 	Runtime                string                 `protobuf:"bytes,20,opt,name=runtime,proto3" json:"runtime,omitempty"` // the runtime that the answer is for
 	Warnings               []string               `protobuf:"bytes,21,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	Explanation            *Explanation           `protobuf:"bytes,22,opt,name=explanation,proto3" json:"explanation,omitempty"`                                            // for EXPLAIN
-	CompatibilitySource    string                 `protobuf:"bytes,23,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // who says so: "same library", "execution provider", "fingerprint", "load check", "rule NAME"
+	CompatibilitySource    string                 `protobuf:"bytes,23,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // who says so: "same library", "execution provider", "fingerprint", "load check", "put" (who asked compiled it), "rule NAME"
 	CompatibilityReason    string                 `protobuf:"bytes,24,opt,name=compatibility_reason,json=compatibilityReason,proto3" json:"compatibility_reason,omitempty"`
 	Job                    string                 `protobuf:"bytes,25,opt,name=job,proto3" json:"job,omitempty"`         // of "background": what Follow and CancelJobs name
 	Claim                  *Claim                 `protobuf:"bytes,26,opt,name=claim,proto3" json:"claim,omitempty"`     // of "claim": the caller is to compile
