@@ -23,12 +23,16 @@ import (
 // last what it got as JSON.
 const askerEnvironment = "EPCACHED_TEST_ASK"
 
-type order struct{ Socket, Model string }
+type order struct {
+	Socket, Model string
+	Unread        bool // the files that it gets are not read
+}
 
 // told is what an asker got.
 type told struct {
 	Outcome, Build, RequestKey, Error string
-	Files                             map[string]string // digests of the bytes in the view, by name
+	Files                             map[string]string // their digests, by name, which are those of the bytes in the view where these are read
+	At                                time.Time         // when the answer was there
 }
 
 // ask is the asker's main function; it gives the exit status.
@@ -74,7 +78,11 @@ func (o order) ask() (told, error) {
 	}
 	defer view.Close()
 	a := lease{reply, view}
-	return told{Outcome: reply.Outcome, Build: reply.Build, RequestKey: reply.RequestKey, Files: a.names()}, a.wrong()
+	got := told{Outcome: reply.Outcome, Build: reply.Build, RequestKey: reply.RequestKey, Files: a.names(), At: time.Now()}
+	if o.Unread {
+		return got, nil
+	}
+	return got, a.wrong()
 }
 
 // asker is the test's end of one.
@@ -87,7 +95,12 @@ type asker struct {
 
 func (d *epcached) asker(model string) *asker {
 	d.Helper()
-	text, err := json.Marshal(order{d.socket, model})
+	return d.askerFor(order{Socket: d.socket, Model: model})
+}
+
+func (d *epcached) askerFor(o order) *asker {
+	d.Helper()
+	text, err := json.Marshal(o)
 	require.NoError(d, err)
 	self, err := os.Executable()
 	require.NoError(d, err)
