@@ -55,6 +55,7 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	switch {
 	case errors.As(err, &refused):
 		result.Code, result.Text = refused.Code, refused.Text
+		result.absent = refused.Code < 0 // it never came to ONNX Runtime: there is no such device, for one
 	case errors.As(err, &crash):
 		result.Code, result.Text, result.Signal = -1, crash.Error(), crash.Name
 	default:

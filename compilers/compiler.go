@@ -144,6 +144,8 @@ type CheckResult struct {
 	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
 	Seconds                float64 // ORT's part: from session options to session
 	CPUSeconds             float64 // of all processors, of the workers
+
+	absent bool // the worker itself found that it cannot be tried
 }
 
 // Fingerprint is what a one-node model says of itself after a compile with an EP.

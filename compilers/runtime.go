@@ -20,6 +20,9 @@ type EPLibrary struct {
 	// Files are the absolute paths, sorted, of the files whose bytes are the library's identity: the library, the shared libraries in its
 	// folder, and those in package folders that its run path reaches. Never libonnxruntime: builds do not depend on its version.
 	Files []string
+	// Tool stands for what a vendor's own compiler is told that compiles in the library's place; its files are among Files. Empty: there is
+	// none. Its program is Path where the library is not here.
+	Tool string
 }
 
 // Library gives the runtime's library for an EP, or an error that wraps ErrNotFound and tells which EPs there are.

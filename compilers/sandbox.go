@@ -67,7 +67,7 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	if s.Network {
 		c.Read = append(c.Read, "/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/run/systemd/resolve")
 	}
-	c.Read = append(c.Read, s.Read...)
+	c.Read = append(c.Read, slices.Concat(s.Read, req.Read)...)
 	for _, file := range append(slices.Clone(req.Readable), req.ORTLibrary, req.Model) {
 		c.Read = append(c.Read, foldersOf(file)...)
 	}

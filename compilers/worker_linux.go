@@ -66,6 +66,9 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 		return answer{}, err
 	}
 	defer closeWay()
+	if given.Fill != nil {
+		given.Args = given.Fill(given.Model)
+	}
 	w, err := o.start(given, folder, idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)

@@ -26,6 +26,10 @@ func do(req dialogue.Request, tell func(dialogue.Event) error) (dialogue.Result,
 		return try(req), nil
 	}
 	j := &job{req: req, tell: tell}
+	if req.Do == dialogue.Command {
+		err := j.command()
+		return j.result, err
+	}
 	if err := j.open(); err != nil {
 		return dialogue.Result{}, err
 	}

@@ -80,7 +80,7 @@ func answer(req dialogue.Request, out io.Writer) (dialogue.Event, int) {
 	if err != nil {
 		return dialogue.Event{Refusal: refusal(req.Do, err)}, dialogue.ExitRefused
 	}
-	result.PeakMemory = peakMemory()
+	result.PeakMemory = max(result.PeakMemory, peakMemory())
 	return dialogue.Event{Result: &result}, dialogue.ExitDone
 }
 

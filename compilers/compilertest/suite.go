@@ -25,6 +25,7 @@ type Subject struct {
 	NoNodesOption map[string]string
 	Verdict       compilers.Verdict // of the EP on the string that its own builds carry
 	Loads         bool              // builds load on this machine
+	Tool          bool              // it is a vendor's own: no ONNX Runtime gives codes for what it refuses
 	GroupsLoad    bool              // so do weight-sharing groups
 	ShareOptions  map[string]string // provider options that groups are compiled with
 }
@@ -42,10 +43,14 @@ func Suite(t *testing.T, s Subject) {
 	t.Run("what is not onnx is refused", s.testNotONNX)
 	t.Run("missing model is refused", s.testMissingModel)
 	t.Run("model that the ep takes nothing of", s.testNoNodes)
-	t.Run("group has one graph for each model and one binary", s.testGroup)
-	t.Run("group without one of its graphs does not load", s.testGroupMemberMissing)
-	t.Run("group fails with one of its models, and names it", s.testGroupMemberFails)
-	t.Run("group with a model that the ep takes nothing of", s.testGroupMemberWithoutNodes)
+	if s.Tool {
+		t.Run("group is refused", s.testGroupRefused)
+	} else {
+		t.Run("group has one graph for each model and one binary", s.testGroup)
+		t.Run("group without one of its graphs does not load", s.testGroupMemberMissing)
+		t.Run("group fails with one of its models, and names it", s.testGroupMemberFails)
+		t.Run("group with a model that the ep takes nothing of", s.testGroupMemberWithoutNodes)
+	}
 	t.Run("unknown ep", s.testUnknownEP)
 	t.Run("cancelled before it starts", s.testCancelled)
 	t.Run("deadline in the middle", s.testDeadline)
@@ -110,7 +115,7 @@ func (s Subject) testSidecar(t *testing.T) {
 	require.Len(t, result.Files, 2, "graph and binary")
 	require.Equal(t, job.Output, result.Files[0])
 	require.Equal(t, s.Runtime.ORTVersion, result.ORTVersion)
-	require.Equal(t, compilers.RouteCompileAPI, result.Route)
+	require.Equal(t, s.route(), result.Route)
 	require.Len(t, result.EPs, 1)
 	require.NotEmpty(t, result.EPs[0].Devices)
 
@@ -123,6 +128,13 @@ func (s Subject) testSidecar(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(source, unchanged), "the model was changed")
 	s.requireLoads(t, job, result)
+}
+
+func (s Subject) route() string {
+	if s.Tool {
+		return compilers.RouteCommand
+	}
+	return compilers.RouteCompileAPI
 }
 
 func (s Subject) testEmbedded(t *testing.T) {
@@ -188,7 +200,7 @@ func (s Subject) testNotONNX(t *testing.T) {
 	_, err := s.Compiler.Compile(t.Context(), job, nil)
 	var refused *compilers.RefusedError
 	require.ErrorAs(t, err, &refused)
-	require.Positive(t, refused.Code)
+	require.Equal(t, s.Tool, refused.Code < 0)
 	require.NotEmpty(t, refused.Text)
 }
 
@@ -215,6 +227,13 @@ func (s Subject) testNoNodes(t *testing.T) {
 	require.Equal(t, []string{s.EP.Name}, none.EPs)
 	require.NotEmpty(t, none.OpTypes)
 	require.ErrorContains(t, err, s.EP.Name)
+}
+
+func (s Subject) testGroupRefused(t *testing.T) {
+	job := s.job(t, tinymodel.Dense(1, 64, 1))
+	job.Share = []compilers.ShareMember{{Model: job.Model, Output: "fedcba9876543210_ctx.onnx"}}
+	_, err := s.Compiler.Compile(t.Context(), job, nil)
+	require.ErrorIs(t, err, compilers.ErrOption)
 }
 
 func (s Subject) testUnknownEP(t *testing.T) {

@@ -32,7 +32,8 @@ const (
 	Load          = "load"
 	Compatibility = "compatibility"
 	Run           = "run"
-	Try           = "try" // try what the worker is kept from; loads no library
+	Try           = "try"     // try what the worker is kept from; loads no library
+	Command       = "command" // run a vendor's own compiler; loads no library
 )
 
 // Phases that a worker reports.
@@ -47,7 +48,7 @@ const (
 // Request is what one worker process is to do. All paths are absolute.
 type Request struct {
 	Version    int
-	Do         string // Probe, Compile, Load, Compatibility, Run or Try
+	Do         string // Probe, Compile, Load, Compatibility, Run, Try or Command
 	ORTLibrary string
 	EPs        []EP
 
@@ -61,6 +62,12 @@ type Request struct {
 	Infos   []string // Compatibility: the strings to judge
 	Seed    uint64   // Run: fills the inputs
 	Times   int      // Run: how often; 0 is once
+
+	Args []string // Command: the program, an absolute path, and its arguments
+
+	// Not sent. Fill gives Args once it is known at which path the worker finds the model.
+	Fill func(model string) []string `json:"-"`
+	Read []string                    `json:"-"` // folders and files that the worker may read
 
 	Readable []string `json:"-"` // not sent: files whose folders the worker may read, besides those of the libraries and the model
 }
@@ -126,6 +133,7 @@ type Result struct {
 	RunSeconds []float64 // Run: one per round
 	PeakMemory int64     // bytes, resident, of the worker so far
 	Confined   *Confined `json:",omitempty"` // Try
+	Printed    string    `json:",omitempty"` // Command: the beginning of what it printed to standard output
 }
 
 // EPResult is what became of one EP of the request.

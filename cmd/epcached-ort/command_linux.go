@@ -1,0 +1,82 @@
+//go:build linux && (amd64 || arm64)
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+	"golang.org/x/sys/unix"
+)
+
+// command runs a vendor's own compiler, which inherits all that this process is limited to, and waits for it. One that a signal ended takes
+// this process along, so that it looks to the daemon as any worker that crashed.
+func (j *job) command() error {
+	if len(j.req.Args) == 0 || !filepath.IsAbs(j.req.Args[0]) {
+		return errors.New("the request names no program")
+	}
+	if err := j.phase(dialogue.PhaseCompiling); err != nil {
+		return err
+	}
+	name := filepath.Base(j.req.Args[0])
+	printed, stdout, err := os.Pipe()
+	if err != nil {
+		return step(err, "start %s", name)
+	}
+	start := time.Now()
+	// Not os.StartProcess: see supervise.
+	tool, err := syscall.ForkExec(j.req.Args[0], j.req.Args, &syscall.ProcAttr{
+		Env: os.Environ(), Files: []uintptr{0, stdout.Fd(), 2}, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+	})
+	_ = stdout.Close() // the tool has its own
+	if err != nil {
+		return step(err, "start %s", name)
+	}
+	first := make(chan string, 1)
+	go func() { first <- passOn(printed) }()
+	var status unix.WaitStatus
+	var usage unix.Rusage
+	for {
+		_, err = unix.Wait4(tool, &status, 0, &usage)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return step(err, "wait for %s", name)
+	}
+	if status.Signaled() {
+		_ = unix.Kill(os.Getpid(), status.Signal()) // its action is the default one: see defaultSignals
+		time.Sleep(patience)                        // until it arrives
+	}
+	if code := status.ExitStatus(); code != 0 {
+		return step(fmt.Errorf("exit status %d", code), "run %s", name)
+	}
+	j.result.Seconds = time.Since(start).Seconds()
+	select {
+	case j.result.Printed = <-first:
+	case <-time.After(patience): // it left a process behind that holds the pipe
+	}
+	j.result.PeakMemory = usage.Maxrss << 10
+	return nil
+}
+
+// passOn copies what a tool prints to where all output goes, and gives the beginning of it.
+func passOn(from *os.File) string {
+	var begin []byte
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := from.Read(buf)
+		_, _ = os.Stderr.Write(buf[:n]) // for people, and nobody may be there
+		begin = append(begin, buf[:min(n, len(buf)-len(begin))]...)
+		if err != nil {
+			return strings.ToValidUTF8(string(begin), "\uFFFD") // at its end, or because nobody can read on
+		}
+	}
+}

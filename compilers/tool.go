@@ -1,0 +1,204 @@
+package compilers
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// Tool is a vendor's own compiler: a program that makes an EPContext model of an ONNX model.
+//
+// Arguments may hold placeholders:
+//
+//	{model} {output} {folder}  absolute paths: the source model, the graph to write, the folder that takes all output
+//	{ep}                       the EP's name
+//	{embed}                    1 for a context inside the graph, else 0
+//	{level}                    graph optimization level
+//	{option:NAME}              a provider option; {session:NAME} a session config entry; {dim:NAME} a free dimension's size
+//	{options} {sessions} {dims} all of them: an argument NAME=VALUE for each, in the order of the names; the whole argument is this placeholder
+//
+// An argument with a placeholder that the request has no value for is left out as a whole. What a request asks for and no placeholder
+// takes is refused, for nothing that is asked for may be ignored. "{{" is a brace.
+type Tool struct {
+	EP      string   // canonical name of the EP whose contexts it makes; it compiles all of that EP's models
+	Program string   // absolute path
+	Args    []string // with placeholders
+	Version []string // arguments with which the program prints its version first; empty: it has none to tell
+	Files   []string // absolute paths of further files that make it what it is: its own libraries
+	Read    []string // absolute paths of folders and files that it may read, besides its own folder
+	Device  string   // type of the device that it compiles for: "CPU", "GPU" or "NPU"; empty: NPU
+	Alone   bool     // also for runtimes that lack the EP's library, which applications bring; what it makes is not loaded here
+}
+
+var placeholder = regexp.MustCompile(`\{\{|\{([a-z]+)(?::([^{}]*))?\}|[{}]`)
+
+// named are the placeholders that name what they stand for, and plural those that stand for all of a kind.
+var (
+	plain  = []string{"model", "output", "folder", "ep", "embed", "level"}
+	named  = []string{"option", "session", "dim"}
+	plural = []string{"options", "sessions", "dims"}
+)
+
+// Check says what is wrong with a tool's description.
+func (t Tool) Check() error {
+	if t.EP == "" {
+		return errors.New("it names no execution provider")
+	}
+	for _, path := range slices.Concat([]string{t.Program}, t.Files, t.Read) {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("%q is not an absolute path", path)
+		}
+	}
+	switch t.Device {
+	case "", "CPU", "GPU", "NPU":
+	default:
+		return fmt.Errorf("device %q: it is one of CPU, GPU, NPU", t.Device)
+	}
+	takes := map[string]bool{}
+	for _, arg := range t.Args {
+		for _, m := range placeholder.FindAllStringSubmatch(arg, -1) {
+			if err := checkPlaceholder(arg, m); err != nil {
+				return err
+			}
+			takes[m[1]] = true
+		}
+	}
+	if !takes["model"] || !takes["output"] && !takes["folder"] {
+		return errors.New("its arguments need {model}, and {output} or {folder}")
+	}
+	return nil
+}
+
+func checkPlaceholder(arg string, m []string) error {
+	whole, kind, name := m[0], m[1], m[2]
+	switch {
+	case whole == "{{", whole == "}":
+		return nil
+	case slices.Contains(plain, kind) && !strings.Contains(whole, ":"):
+		return nil
+	case slices.Contains(named, kind) && name != "":
+		return nil
+	case slices.Contains(plural, kind) && arg == whole && !strings.Contains(whole, ":"):
+		return nil
+	case slices.Contains(plural, kind):
+		return fmt.Errorf("%q: {%s} makes arguments of its own, and stands alone", arg, kind)
+	}
+	return fmt.Errorf("%q: there is no placeholder %q", arg, whole)
+}
+
+// identity stands for what the tool is told, which is as much a part of what it makes as its files are.
+func (t Tool) identity() string {
+	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q", t.Args, t.Version)))
+}
+
+// files are those whose bytes are the tool's identity, without the EP's library.
+func (t Tool) files() []string {
+	all := append([]string{t.Program}, t.Files...)
+	sort.Strings(all)
+	return slices.Compact(all)
+}
+
+func (t Tool) device() DeviceFacts {
+	return DeviceFacts{Type: cmp.Or(t.Device, "NPU"), Vendor: t.EP, EPMetadata: map[string]string{"compiler": t.Program}}
+}
+
+// values are what a job has for each kind of placeholder.
+func (t Tool) values(job Job) map[string]map[string]string {
+	dims := map[string]string{}
+	for name, size := range job.FreeDimensions {
+		dims[name] = strconv.FormatInt(size, 10)
+	}
+	return map[string]map[string]string{"option": job.EPs[0].Options, "session": job.SessionOptions, "dim": dims}
+}
+
+// refuse says what a job asks for that the tool cannot be told. The error wraps ErrOption.
+func (t Tool) refuse(job Job) error {
+	takes := map[string]bool{}
+	for _, arg := range t.Args {
+		for _, m := range placeholder.FindAllStringSubmatch(arg, -1) {
+			takes[strings.Trim(m[0], "{}")] = true
+		}
+	}
+	values := t.values(job)
+	for _, kind := range named {
+		for _, name := range sortedNames(values[kind]) {
+			if !takes[kind+"s"] && !takes[kind+":"+name] {
+				return fmt.Errorf("%w: %s %q: %s takes none", ErrOption, kind, name, t.Program)
+			}
+		}
+	}
+	for what, asked := range map[string]bool{
+		"embedding": job.Embed && !takes["embed"],
+		"graph optimization level " + job.GraphOptimizationLevel: job.GraphOptimizationLevel != "" && job.GraphOptimizationLevel != "basic" && !takes["level"],
+		"free dimensions by denotation":                          len(job.FreeDimensionsByDenotation) > 0,
+		"route " + job.Route:                                     job.Route != "" && job.Route != RouteCompileAPI,
+		"a place for initializers":                               job.Initializers != Initializers{},
+		"a group that shares one context":                        len(job.Share) > 0,
+	} {
+		if asked {
+			return fmt.Errorf("%w: %s: %s cannot be told", ErrOption, what, t.Program)
+		}
+	}
+	return nil
+}
+
+// arguments fills in the placeholders for a job whose model stands at a path.
+func (t Tool) arguments(job Job, model string) []string {
+	values := t.values(job)
+	fixed := map[string]string{"model": model, "output": filepath.Join(job.Folder, job.Output), "folder": job.Folder, "ep": t.EP, "embed": "0", "level": job.GraphOptimizationLevel}
+	if job.Embed {
+		fixed["embed"] = "1"
+	}
+	out := []string{t.Program}
+	for _, arg := range t.Args {
+		if kind := strings.Trim(arg, "{}"); slices.Contains(plural, kind) && arg == "{"+kind+"}" {
+			all := values[strings.TrimSuffix(kind, "s")]
+			for _, name := range sortedNames(all) {
+				out = append(out, name+"="+all[name])
+			}
+			continue
+		}
+		if filled, ok := fill(arg, fixed, values); ok {
+			out = append(out, filled)
+		}
+	}
+	return out
+}
+
+// fill gives an argument, and false where something of it has no value.
+func fill(arg string, fixed map[string]string, values map[string]map[string]string) (string, bool) {
+	whole := true
+	filled := placeholder.ReplaceAllStringFunc(arg, func(text string) string {
+		m := placeholder.FindStringSubmatch(text)
+		switch {
+		case text == "{{":
+			return "{"
+		case m[1] == "":
+			return text
+		case slices.Contains(named, m[1]):
+			v, there := values[m[1]][m[2]]
+			whole = whole && there
+			return v
+		}
+		v := fixed[m[1]]
+		whole = whole && v != ""
+		return v
+	})
+	return filled, whole
+}
+
+func sortedNames(m map[string]string) []string {
+	names := make([]string, 0, len(m))
+	for name := range m {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
