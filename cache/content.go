@@ -146,11 +146,12 @@ func (rc *runtimeContent) library(ep string) (compilers.EPLibrary, bool) {
 }
 
 func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, error) {
-	spec, err := rt.find()
+	find := c.equipped(rt.find)
+	spec, err := find()
 	if err != nil {
 		return nil, err
 	}
-	rc := &runtimeContent{spec: spec, find: rt.find, machine: c.machine.now(), now: c.machine.now, digests: make(map[string]cas.Digest)}
+	rc := &runtimeContent{spec: spec, find: find, machine: c.machine.now(), now: c.machine.now, digests: make(map[string]cas.Digest)}
 	seen := make(map[string]bool)
 	add := func(path string) error {
 		if seen[path] {
@@ -177,7 +178,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	if rc.folders, err = byFolder(rc.files); err != nil {
 		return nil, err
 	}
-	if again, err := rt.find(); err != nil || !reflect.DeepEqual(spec, again) {
+	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
 		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
 	}
 	if rc.ort, err = c.fileDigest(ctx, spec.ORTLibrary); err != nil {
@@ -191,6 +192,21 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		rc.digests[l.EP] = d
 	}
 	return rc, nil
+}
+
+// equipped adds the tools that compile in the place of libraries.
+func (c *Cache) equipped(find func() (compilers.Runtime, error)) func() (compilers.Runtime, error) {
+	e, ok := c.compiler.(compilers.Equipped)
+	if !ok {
+		return find
+	}
+	return func() (compilers.Runtime, error) {
+		r, err := find()
+		if err != nil {
+			return r, err
+		}
+		return e.Equip(r), nil
+	}
 }
 
 // libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
@@ -210,6 +226,9 @@ func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.D
 		}
 		b = append(appendInt(b, uint64(len(name))), name...)
 		b = append(b, d[:]...)
+	}
+	if l.Tool != "" {
+		b = append(b, "tool "+l.Tool...)
 	}
 	return cas.Digest(digestOf(b)), nil
 }

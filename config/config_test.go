@@ -24,42 +24,48 @@ func load(t *testing.T, text string) (*Settings, string, error) {
 
 func TestWrongValues(t *testing.T) {
 	cases := map[string]struct{ text, says string }{
-		"unknown field":               {"state = \"/x\"\njob = 3\n", `:2:1: unknown field "job"; is it "jobs"?`},
-		"unknown field, no guess":     {"frobnicate = 3\n", `:1:1: unknown field "frobnicate"`},
-		"unknown table":               {"\n[polcy]\nunknown = \"serve\"\n", `:2:2: unknown field "polcy"; is it "policy"?`},
-		"unknown field of a runtime":  {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n", `:3:1: unknown field "runtime[1].path"`},
-		"in the second runtime":       {"[[runtime]]\ndirectory = \"/x\"\n[[runtime]]\n  directory = 5\n", `:4:3: field "runtime[2].directory": it is a whole number`},
-		"runtime in a line":           {"runtime = [{directory = \"/x\"},\n {directory = true}]\n", `:2:3: field "runtime[2].directory": it is true or false`},
-		"runtime that is a table":     {"[runtime]\ndirectory = \"/x\"\n", `:1:2: field "runtime": it is a table, not an array`},
-		"no TOML":                     {"jobs = 2\nwhat is this\n", `:2:6: expected '='`},
-		"twice":                       {"jobs = 1\njobs = 2\n", `:2:`},
-		"log level that is no text":   {"\nlog_level = 4\n", `:2:1: field "log_level": it is a whole number, not a text`},
-		"log level":                   {"log_level = \"loud\"\n", `:1:1: field "log_level": "loud": it is one of debug, info, warn, error`},
-		"negative time":               {"[limits]\nwall_seconds = -5\n", `:2:1: field "limits.wall_seconds": -5 is not 0 to 31536000`},
-		"no number":                   {"[limits]\nwall_seconds = nan\n", `:2:1: field "limits.wall_seconds": NaN is not`},
-		"less than nice":              {"[limits]\nnice = 20\n", `:2:1: field "limits.nice": 20 is not 0 to 19`},
-		"user of the worker":          {"worker_user = \"a b\"\n", `:1:1: field "worker_user": "a b" is no user`},
-		"user of the worker by uid":   {"worker_user = 990\n", `:1:1: field "worker_user": it is a whole number, not a text`},
-		"what may be read":            {"[sandbox]\nread = \"/x\"\n", `:2:1: field "sandbox.read": it is a text, not an array`},
-		"what may be written":         {"[sandbox]\nwrite = [\"\"]\n", `:2:10: field "sandbox.write[1]": it is empty`},
-		"part of a job":               {"jobs = 1.5\n", `:1:1: field "jobs": it is a number, not a whole number`},
-		"user by name":                {"administrators = [0,\n  \"root\"]\n", `:2:3: field "administrators[2]": it is a text, not a whole number`},
-		"nobody's user id":            {"trusted_reporters = [4294967295]\n", `:1:22: field "trusted_reporters[1]": 4294967295 is not 0 to 4294967294`},
-		"no quorum":                   {"report_quorum = 0\n", `:1:1: field "report_quorum": 0 is not 1 to`},
-		"no quiet":                    {"quiet_seconds = 0\n", `:1:1: field "quiet_seconds": 0 is not 0.01 to 3600`},
-		"rules in a text":             {"rules = \"/x\"\n", `:1:1: field "rules": it is a text, not an array`},
-		"empty rule":                  {"rules = [\"/x\", \"\"]\n", `:1:16: field "rules[2]": it is empty`},
-		"keep source":                 {"keep_source = true\n", `:1:1: field "keep_source": it is true or false`},
-		"option without EP":           {"allow_options = [\"num_streams\"]\n", `:1:18: field "allow_options[1]": "num_streams" is not EP/option`},
-		"runtime of nothing":          {"[[runtime]]\n", `:1:3: field "runtime[1]": give either directory, or ort_library`},
-		"runtime of both":             {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n", `:1:3: field "runtime[1]": give either`},
-		"libraries beside a folder":   {"[[runtime]]\ndirectory = \"/x\"\nep_libraries = {A = \"/y\"}\n", `:3:1: field "runtime[1].ep_libraries": `},
-		"runtime without EP":          {"[[runtime]]\nort_library = \"/y\"\n", `:2:1: field "runtime[1].ort_library": ort_library needs ep_libraries`},
-		"driver of nobody known":      {"[[driver]]\nep = \"nvidia\"\nmodule = \"nvidia\"\n", `:2:1: field "driver[1].ep": there is no field and no execution provider "nvidia"`},
-		"driver from nowhere":         {"[[driver]]\nep = \"QNNExecutionProvider\"\n", `:1:3: field "driver[1]": give one of file, module and command`},
-		"driver from two places":      {"[[driver]]\nep = \"QNNExecutionProvider\"\nfile = \"/x\"\nmodule = \"y\"\n", `:1:3: field "driver[1]": give one of`},
-		"module that is a path":       {"[[driver]]\nep = \"QNNExecutionProvider\"\nmodule = \"../x\"\n", `:3:1: field "driver[1].module": "../x" is no name`},
-		"command of nothing":          {"[[driver]]\nep = \"QNNExecutionProvider\"\ncommand = []\n", `:3:1: field "driver[1].command": it names no program`},
+		"unknown field":              {"state = \"/x\"\njob = 3\n", `:2:1: unknown field "job"; is it "jobs"?`},
+		"unknown field, no guess":    {"frobnicate = 3\n", `:1:1: unknown field "frobnicate"`},
+		"unknown table":              {"\n[polcy]\nunknown = \"serve\"\n", `:2:2: unknown field "polcy"; is it "policy"?`},
+		"unknown field of a runtime": {"[[runtime]]\ndirectory = \"/x\"\npath = \"/y\"\n", `:3:1: unknown field "runtime[1].path"`},
+		"in the second runtime":      {"[[runtime]]\ndirectory = \"/x\"\n[[runtime]]\n  directory = 5\n", `:4:3: field "runtime[2].directory": it is a whole number`},
+		"runtime in a line":          {"runtime = [{directory = \"/x\"},\n {directory = true}]\n", `:2:3: field "runtime[2].directory": it is true or false`},
+		"runtime that is a table":    {"[runtime]\ndirectory = \"/x\"\n", `:1:2: field "runtime": it is a table, not an array`},
+		"no TOML":                    {"jobs = 2\nwhat is this\n", `:2:6: expected '='`},
+		"twice":                      {"jobs = 1\njobs = 2\n", `:2:`},
+		"log level that is no text":  {"\nlog_level = 4\n", `:2:1: field "log_level": it is a whole number, not a text`},
+		"log level":                  {"log_level = \"loud\"\n", `:1:1: field "log_level": "loud": it is one of debug, info, warn, error`},
+		"negative time":              {"[limits]\nwall_seconds = -5\n", `:2:1: field "limits.wall_seconds": -5 is not 0 to 31536000`},
+		"no number":                  {"[limits]\nwall_seconds = nan\n", `:2:1: field "limits.wall_seconds": NaN is not`},
+		"less than nice":             {"[limits]\nnice = 20\n", `:2:1: field "limits.nice": 20 is not 0 to 19`},
+		"user of the worker":         {"worker_user = \"a b\"\n", `:1:1: field "worker_user": "a b" is no user`},
+		"user of the worker by uid":  {"worker_user = 990\n", `:1:1: field "worker_user": it is a whole number, not a text`},
+		"what may be read":           {"[sandbox]\nread = \"/x\"\n", `:2:1: field "sandbox.read": it is a text, not an array`},
+		"what may be written":        {"[sandbox]\nwrite = [\"\"]\n", `:2:10: field "sandbox.write[1]": it is empty`},
+		"part of a job":              {"jobs = 1.5\n", `:1:1: field "jobs": it is a number, not a whole number`},
+		"user by name":               {"administrators = [0,\n  \"root\"]\n", `:2:3: field "administrators[2]": it is a text, not a whole number`},
+		"nobody's user id":           {"trusted_reporters = [4294967295]\n", `:1:22: field "trusted_reporters[1]": 4294967295 is not 0 to 4294967294`},
+		"no quorum":                  {"report_quorum = 0\n", `:1:1: field "report_quorum": 0 is not 1 to`},
+		"no quiet":                   {"quiet_seconds = 0\n", `:1:1: field "quiet_seconds": 0 is not 0.01 to 3600`},
+		"rules in a text":            {"rules = \"/x\"\n", `:1:1: field "rules": it is a text, not an array`},
+		"empty rule":                 {"rules = [\"/x\", \"\"]\n", `:1:16: field "rules[2]": it is empty`},
+		"keep source":                {"keep_source = true\n", `:1:1: field "keep_source": it is true or false`},
+		"option without EP":          {"allow_options = [\"num_streams\"]\n", `:1:18: field "allow_options[1]": "num_streams" is not EP/option`},
+		"runtime of nothing":         {"[[runtime]]\n", `:1:3: field "runtime[1]": give either directory, or ort_library`},
+		"runtime of both":            {"[[runtime]]\ndirectory = \"/x\"\nort_library = \"/y\"\n", `:1:3: field "runtime[1]": give either`},
+		"libraries beside a folder":  {"[[runtime]]\ndirectory = \"/x\"\nep_libraries = {A = \"/y\"}\n", `:3:1: field "runtime[1].ep_libraries": `},
+		"runtime without EP":         {"[[runtime]]\nort_library = \"/y\"\n", `:2:1: field "runtime[1].ort_library": ort_library needs ep_libraries`},
+		"driver of nobody known":     {"[[driver]]\nep = \"nvidia\"\nmodule = \"nvidia\"\n", `:2:1: field "driver[1].ep": there is no field and no execution provider "nvidia"`},
+		"driver from nowhere":        {"[[driver]]\nep = \"QNNExecutionProvider\"\n", `:1:3: field "driver[1]": give one of file, module and command`},
+		"driver from two places":     {"[[driver]]\nep = \"QNNExecutionProvider\"\nfile = \"/x\"\nmodule = \"y\"\n", `:1:3: field "driver[1]": give one of`},
+		"module that is a path":      {"[[driver]]\nep = \"QNNExecutionProvider\"\nmodule = \"../x\"\n", `:3:1: field "driver[1].module": "../x" is no name`},
+		"command of nothing":         {"[[driver]]\nep = \"QNNExecutionProvider\"\ncommand = []\n", `:3:1: field "driver[1].command": it names no program`},
+		"compiler of nothing":        {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = []\n", `:3:1: field "compiler[1].command": it names no program`},
+		"compiler without a model":   {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{output}\"]\n", `:3:1: field "compiler[1].command": its arguments need {model}`},
+		"unknown placeholder":        {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{model}\", \"{out}\"]\n", `:3:1: field "compiler[1].command": "{out}": there is no placeholder "{out}"`},
+		"compiler for nobody known":  {"[[compiler]]\nep = \"qnn\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n", `:2:1: field "compiler[1].ep": there is no field and no execution provider "qnn"`},
+		"two compilers for one": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n" +
+			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/d\", \"{model}\", \"{output}\"]\n", `:4:3: field "compiler[2]": QNNExecutionProvider has a compiler already`},
 		"unknown verdict":             {"[policy]\nunknown = \"guess\"\n", `:2:1: field "policy.unknown": "guess": it is one of load_check, serve, refuse`},
 		"age":                         {"[policy]\nmax_age = \"90 days\"\n", `:2:1: field "policy.max_age": "90 days" is no duration`},
 		"age as a number":             {"[policy]\nmax_age = 90\n", `:2:1: field "policy.max_age": it is a whole number, not a text`},
@@ -213,6 +219,14 @@ ep = "QNNExecutionProvider"
 command = ["/bin/sh", "-c", "echo 1"]
 [[driver]]
 file = "/sys/v"
+[[compiler]]
+ep = "QNNExecutionProvider"
+command = ["/opt/qnn/compile", "{model}", "-o", "{output}", "--soc={option:soc_model}"]
+version = ["--version"]
+files = ["/opt/qnn/lib.so"]
+read = ["/opt/qnn/data"]
+device = "CPU"
+without_library = true
 [policy]
 unknown = "serve"
 prefer_recompilation = "refuse"

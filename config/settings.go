@@ -37,6 +37,7 @@ type Settings struct {
 	TrustedReporters []uint32 // user ids
 	ReportQuorum     uint64
 	Drivers          []Driver
+	Compilers        []Compiler
 	Policies         map[string]Policy // by execution provider, "" for all others
 	Rebuild          Rebuild
 	Failures         Failures
@@ -78,6 +79,17 @@ type Driver struct {
 	File    string   // its first line
 	Module  string   // /sys/module/MODULE/version
 	Command []string // the first line of what it prints
+}
+
+// Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of compilers.Tool.
+type Compiler struct {
+	EP      string
+	Command []string // the program and its arguments, with placeholders
+	Version []string // arguments that make it print its version
+	Files   []string // further files that make it what it is
+	Read    []string // what it may read besides
+	Device  string   // "CPU", "GPU", "NPU"
+	Alone   bool     // also for runtimes without the provider's library
 }
 
 // Policy says what is done with builds, by what they are good for on this machine.
@@ -192,6 +204,12 @@ func (s *Settings) read(t *table) {
 	for i := range drivers {
 		s.Drivers[i].read(drivers[i])
 	}
+	tools := t.tables("compiler")
+	s.Compilers = make([]Compiler, len(tools))
+	for i := range tools {
+		s.Compilers[i].read(tools[i])
+	}
+	s.oneEach(t)
 	s.readPolicies(t.table("policy"))
 	s.Rebuild.read(t.table("rebuild"))
 	s.Failures.read(t.table("failures"))

@@ -52,6 +52,15 @@ func claimsOf(c config.Claims) cache.ClaimOptions {
 	return cache.ClaimOptions{Deadline: inSeconds(c.DeadlineSeconds), Bytes: int64(c.Bytes), UserBytes: int64(c.UserBytes), Open: int(c.Open)}
 }
 
+// toolsOf gives the vendors' own compilers.
+func toolsOf(s *config.Settings) []compilers.Tool {
+	var out []compilers.Tool
+	for i := range s.Compilers {
+		out = append(out, s.Compilers[i].Tool())
+	}
+	return out
+}
+
 func limitsOf(l config.Limits) compilers.Limits {
 	return compilers.Limits{
 		Wall: inSeconds(l.WallSeconds), CPU: inSeconds(l.CPUSeconds),

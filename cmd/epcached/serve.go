@@ -45,12 +45,16 @@ func serve(ctx context.Context, s *config.Settings, set *rules.Set, read reader,
 	if err != nil {
 		return err
 	}
-	compiler := compilers.NewORT(compilers.ORTOptions{
+	ort := compilers.NewORT(compilers.ORTOptions{
 		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Log: log,
 		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
 		// ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in each process.
 		Env: []string{"ORT_DISABLE_TELEMETRY=1"},
 	})
+	compiler, err := compilers.NewCommand(ort, toolsOf(s))
+	if err != nil {
+		return errors.Join(err, ort.Close())
+	}
 	c, err := cache.Open(s.State, optionsOf(s, set, compiler, log))
 	if err != nil {
 		return errors.Join(err, compiler.Close())

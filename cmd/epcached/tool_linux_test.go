@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// A vendor's own compiler makes real artefacts for the daemon, and is a part of what they are.
+func TestVendorsOwnCompiler(t *testing.T) {
+	python := os.Getenv("EPCACHED_PYTHON")
+	if python == "" {
+		t.Skip("NOT TESTED WITH A REAL TOOL: EPCACHED_PYTHON is not set; testdata/fetch-python makes an environment")
+	}
+	runtime := runtimeFolder(t, qnn)
+	script, err := os.ReadFile("../../testdata/tools/qnn-compile")
+	require.NoError(t, err)
+	tool := filepath.Join(t.TempDir(), "qnn-compile")
+	require.NoError(t, os.WriteFile(tool, script, 0o755))
+	interpreter, err := filepath.EvalSymlinks(python)
+	require.NoError(t, err)
+	s := newSite(t, runtime)
+	s.config += fmt.Sprintf(`
+[[compiler]]
+ep = "QNNExecutionProvider"
+command = [%q, %q, "--runtime", %q, "--embed={embed}", "{model}", "{output}", "--options", "{options}"]
+version = [%[2]q, "--runtime", %[3]q, "--version"]
+files = [%[2]q]
+read = [%[4]q, %[5]q, %[3]q]
+`, python, tool, runtime, filepath.Dir(filepath.Dir(python)), filepath.Dir(filepath.Dir(interpreter)))
+	d := s.start(t)
+	c := d.dial()
+	model := writeModel(t, t.TempDir(), 1)
+	made := get(t, c, model, with(qnnProvider()))
+	require.Equal(t, "compiled", made.Outcome)
+	made.requireRight(t)
+	builds := d.list()
+	require.Len(t, builds, 1)
+	require.Equal(t, "passed", builds[0].LoadCheck)
+	require.Contains(t, builds[0].EpVersion, "qnn-compile 1.0")
+	require.Equal(t, "hit", get(t, c, model, with(qnnProvider())).Outcome)
+
+	_, err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()), func(r *wire.Acquire) { r.SessionOptions = map[string]string{"session.disable_prepacking": "1"} })
+	require.ErrorIs(t, err, unixsock.ErrBadRequest, "what the tool cannot be told")
+	require.ErrorContains(t, err, "disable_prepacking")
+
+	require.NoError(t, os.WriteFile(tool, append(script, "# another version\n"...), 0o755))
+	judged := get(t, c, model, with(qnnProvider()))
+	require.Equal(t, made.Build, judged.Build)
+	require.Equal(t, "fingerprint", judged.CompatibilitySource, "judged, as what another library made")
+	require.NotEqual(t, made.Build, get(t, c, model, with(qnnProvider()), refresh).Build, "another tool makes other builds")
+}
