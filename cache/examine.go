@@ -243,6 +243,27 @@ func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (tr
 	})
 }
 
+// believed loads a graph, and takes its failure only where the smallest artefact that these libraries make loads: else it
+// says something of this machine, and nothing of the graph.
+func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob) (compilers.CheckResult, error) {
+	checked, err := still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
+	if err != nil || checked.Outcome != compilers.Failed {
+		return checked, err
+	}
+	// After an update many fail one after the other, so that one loads is remembered. That none does is not.
+	_, err = examineOnce(ctx, c.reports.examinations, c.probes.key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
+		broken, err := c.control(ctx, a)
+		if err == nil && broken != "" {
+			err = fmt.Errorf("nothing loads here: %s", broken)
+		}
+		return true, err
+	})
+	if err != nil {
+		return compilers.CheckResult{}, err
+	}
+	return checked, nil
+}
+
 // control says why what these libraries make does not load here, "" if it does.
 func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 	folder, err := os.MkdirTemp(c.path("staging"), "control-")

@@ -308,7 +308,7 @@ func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (comp
 		defer answer.View.Close()
 		job := a.checkJob(filepath.Join(answer.Path, filepath.FromSlash(answer.Graph)),
 			cmp.Or(b.GraphOptimizationLevel, loadLevel(a.request.GraphOptimizationLevel)))
-		return still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) })
+		return c.believed(ctx, a, job)
 	})
 }
 

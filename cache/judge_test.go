@@ -24,7 +24,8 @@ type opinion struct {
 	*standin.Compiler
 	verdict compilers.Verdict
 	err     error
-	load    string // outcome of load checks of what others made; "": the stand-in's own; "none": they do not end
+	load    string      // outcome of load checks of what others made; "": the stand-in's own; "none": they do not end
+	broken  atomic.Bool // the smallest artefact there is loads no better
 	checks  atomic.Int64
 }
 
@@ -39,7 +40,8 @@ func (o *opinion) Compatibility(_ context.Context, _ compilers.Runtime, _ compil
 
 func (o *opinion) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
 	o.checks.Add(1)
-	if o.load == "" || filepath.Base(filepath.Dir(job.Graph)) == "out" { // what was compiled just now
+	control := filepath.Base(job.Graph) == "control_ctx.onnx"
+	if o.load == "" || filepath.Base(filepath.Dir(job.Graph)) == "out" || control && !o.broken.Load() { // "out": what was compiled just now
 		return o.Compiler.Check(ctx, job)
 	}
 	if o.load == "none" {
@@ -360,4 +362,26 @@ func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 	require.Equal(t, compilers.Unknown, b.list()[0].Judgement.Verdict)
 	b.refused(b.request(b.model(1)))
+}
+
+// A machine on which nothing loads says nothing of builds: once it is mended they are judged as ever.
+func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
+	o := &opinion{}
+	b := newOpinion(t, o, Policy{})
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	explained := func() Candidate {
+		r := b.request(b.model(1))
+		r.OnMiss = Explain
+		return b.acquire(r).Explanation.Candidates[0]
+	}
+	o.load = compilers.Failed
+	o.broken.Store(true)
+	c := explained()
+	require.Equal(t, first.Build.ID, c.Listing.Build.ID)
+	require.Equal(t, compilers.Unknown, c.Listing.Judgement.Verdict, c.Reason)
+	require.Contains(t, c.Reason, "nothing loads here")
+	b.reopen() // what could not be tried is looked at anew
+	o.broken.Store(false)
+	require.Equal(t, compilers.Unsupported, explained().Listing.Judgement.Verdict)
 }

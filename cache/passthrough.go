@@ -135,6 +135,6 @@ func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers
 			return compilers.CheckResult{}, context.Canceled
 		}
 		defer remove()
-		return still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, a.checkJob(graph, loadLevel(""))) })
+		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
 	})
 }

@@ -183,7 +183,7 @@ func allWork(f compilers.Facts) bool {
 	return !slices.ContainsFunc(f.EPs, func(ep compilers.EPProbe) bool { return ep.Error != "" || len(ep.Devices) == 0 })
 }
 
-// always: an EP that compiles one node is known for good.
+// always: what is found out is known for good.
 func always[T any](T) bool { return true }
 
 // proven tells whether a load check's result is for good. A worker that crashed may have lacked memory for a moment.
@@ -198,14 +198,33 @@ func (p *probes) fingerprints(ctx context.Context, rc *runtimeContent, eps []com
 	if err != nil {
 		return nil, err
 	}
-	marks, err := remember(ctx, p, p.key("fingerprint", rc, more), fresh, always, func(ctx context.Context) ([]compilers.Fingerprint, error) {
-		return still(rc, func() ([]compilers.Fingerprint, error) { return p.compiler.Fingerprint(ctx, rc.spec, eps) })
+	made, err := remember(ctx, p, p.key("fingerprint", rc, more), fresh, printed.holds, func(ctx context.Context) (printed, error) {
+		marks, err := still(rc, func() ([]compilers.Fingerprint, error) { return p.compiler.Fingerprint(ctx, rc.spec, eps) })
+		if err != nil && ctx.Err() == nil {
+			if f := failureOf(err, ""); f != nil && f.Reason.ofModel() {
+				return printed{err: err}, nil
+			}
+		}
+		return printed{Marks: marks}, err
 	})
-	if err == nil && len(marks) != len(eps) {
+	if err == nil {
+		err = made.err
+	}
+	if err == nil && len(made.Marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")
 	}
-	return marks, err
+	return made.Marks, err
 }
+
+// printed are fingerprints, or why there are none: an option over which the execution provider crashes must not make it do
+// so with each request.
+type printed struct {
+	Marks []compilers.Fingerprint
+	err   error
+}
+
+// holds: an EP that compiles one node is known for good.
+func (p printed) holds() bool { return p.err == nil }
 
 // fingerprintFacts are the parts of the EPs that a fingerprint depends on: not where a library lies.
 func fingerprintFacts(eps []compilers.EP) []compilers.EP {

@@ -73,3 +73,32 @@ func TestFailedProbeIsOfOneRuntime(t *testing.T) {
 	r.Runtime.Directory = other
 	require.Contains(t, b.refused(r).Text, other)
 }
+
+// crashing has execution providers that crash over the smallest model.
+type crashing struct {
+	*standin.Compiler
+	well atomic.Bool
+}
+
+func (c *crashing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP) ([]compilers.Fingerprint, error) {
+	prints, err := c.Compiler.Fingerprint(ctx, r, eps)
+	if !c.well.Load() {
+		return nil, &compilers.ExitError{Compiler: standin.EP, Signal: "segmentation fault", Name: "SIGSEGV", Code: -1}
+	}
+	return prints, err
+}
+
+func TestOptionsThatCrashDoNotCrashEachTime(t *testing.T) {
+	b := newBench(t)
+	c := &crashing{Compiler: b.compiler}
+	b.close()
+	b.wrap = c
+	b.open()
+	for range 3 {
+		require.Contains(t, b.refused(b.request(b.model(1))).Text, "compiler crashed (SIGSEGV)")
+	}
+	require.EqualValues(t, 1, c.Fingerprints.Load())
+	c.well.Store(true)
+	b.waits(failureHolds + time.Second)
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+}

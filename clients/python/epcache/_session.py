@@ -299,4 +299,4 @@ def _crashed(error: BaseException) -> bool:
     """Whether the model made the execution provider crash. Workers that were killed from outside do not count."""
     if not isinstance(error, _errors.CompileFailed):
         return False
-    return error.facts.get("signal", "") not in ("", "killed", "terminated", "CPU time limit exceeded")
+    return error.facts.get("signal", "") not in ("", "SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")

@@ -354,7 +354,7 @@ def test_any_error_leads_to_a_plain_session(provider: Provider, source: str, num
 
 
 @pytest.mark.parametrize(
-    ("signal", "raises"), [("segmentation fault", True), ("aborted", True), ("killed", False), ("", False)]
+    ("signal", "raises"), [("SIGSEGV", True), ("SIGABRT", True), ("SIGKILL", False), ("", False)]
 )
 def test_model_that_crashes_the_compiler_does_not_crash_the_application(source: str, signal: str, raises: bool) -> None:
     error = {"class": 3, "text": "worker crashed", "facts": {"signal": signal}}
