@@ -46,7 +46,7 @@ from ._explanation import Candidate, Difference, Explanation, Neighbour
 from ._jobs import Failure, Job, Jobs
 from ._refusal import Decision
 from ._report import Report
-from ._request import Device, ExecutionProvider, Library, Runtime
+from ._request import Device, ExecutionProvider, Library, Output, Runtime
 from ._version import __version__
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ __all__ = [
     "NoSpace",
     "NotAllowed",
     "NotFound",
+    "Output",
     "Progress",
     "ProtocolError",
     "Report",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +91,32 @@ class Artefact:
     def view_path(self) -> str:
         """The graph's path by name, for what cannot be loaded through a descriptor. Not every user can reach it."""
         return str(Path(self.view) / self.graph) if self.view else ""
+
+    def bytes_options(self) -> dict[str, str]:
+        """Returns further session config entries for who loads the graph from its bytes: where the files beside it are.
+
+        Initializers in files ONNX Runtime takes only from where it can walk the real path. Who cannot gives it the files
+        themselves, by SessionOptions.add_external_initializers_from_files_in_memory, as InferenceSession does here.
+        """
+        return {
+            "ep.context_file_path": self.path,
+            "session.model_external_initializers_file_folder_path": os.path.dirname(self.path),
+        }
+
+    @contextlib.contextmanager
+    def mapped_files(self) -> Iterator[dict[str, mmap.mmap]]:
+        """Maps the files beside the graph, by their names relative to it, for as long as the context lasts."""
+        folder = os.path.dirname(self.graph) + "/"
+        with contextlib.ExitStack() as stack:
+            mapped = {}
+            for f in self.files:
+                if f.name == self.graph or f.size == 0 or not f.name.startswith(folder) or not clean(f.name):
+                    continue
+                with open(f"/proc/self/fd/{self.fd}/{f.name}", "rb") as opened:
+                    mapped[f.name.removeprefix(folder)] = stack.enter_context(
+                        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+                    )
+            yield mapped
 
     def close(self) -> None:
         """Gives up the lease. May be called again."""

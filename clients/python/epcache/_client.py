@@ -21,7 +21,7 @@ from ._jobs import Failure, Job, Jobs, job, jobs
 from ._messages import ENUMS
 from ._model import ModelSource, open_model
 from ._refusal import Decision, decision, sendable
-from ._request import EPSpec, Runtime, providers
+from ._request import EPSpec, Output, Runtime, providers
 from ._version import __version__
 
 SYSTEM_SOCKET = "/run/epcached/epcached.sock"
@@ -79,6 +79,7 @@ class Client:
         timeout: float | None = None,
         progress: Callable[[Progress], None] | None = None,
         external: Callable[[str], int] | None = None,
+        output: Output | None = None,
     ) -> Artefact:
         """Returns the compiled form of a model, with a lease on it.
 
@@ -89,7 +90,7 @@ class Client:
         fail, refresh, bypass, key_only, explain; background has it compiled and answers at once, with the outcome "background"
         and the job. `keep_going` finishes a compile though nobody waits for it any more. `store` (shared, user, none) can
         narrow where the result is kept. `progress` is called on this thread. External data is opened here when the daemon asks for it: by its location relative to the model's
-        folder, or by `external`, which returns a descriptor that is closed afterwards.
+        folder, or by `external`, which returns a descriptor that is closed afterwards. `output` says how it is to be written.
 
         Raises an epcache.Error: NoDaemon when none answers.
         """
@@ -106,6 +107,8 @@ class Client:
             "strict_ort": strict_ort,
             "keep_going": keep_going,
         }
+        if output is not None:
+            request["output"] = output.message()
         with open_model(model, external) as source:
             where = Runtime(directory=os.path.abspath(runtime)) if isinstance(runtime, str) else runtime
             return Acquire(self, source, providers(eps), where, request, deadline, progress).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Union
 
 from . import _wire
@@ -84,6 +84,26 @@ def _provider(specification: EPSpec) -> ExecutionProvider:
 def option_text(value: Any) -> str:
     """Returns an option's value as ONNX Runtime wants it: texts as they are, True and False as 1 and 0."""
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Output:
+    """How ONNX Runtime is to write the compiled model. Every field is part of what the daemon knows it by.
+
+    Initializers of nodes that no execution provider took, and the weights of weightless contexts, go into the graph; or into
+    `external_initializers_file`, a file of the artefact, those of `external_initializers_threshold` bytes and more; or, with
+    `keep_initializers_in_source`, stay in the model's own external data, which becomes part of the artefact. `complete`
+    makes a compile fail that would leave a node to the CPU.
+    """
+
+    external_initializers_file: str = ""
+    external_initializers_threshold: int = 0
+    keep_initializers_in_source: bool = False
+    node_name_prefix: str = ""
+    complete: bool = False
+
+    def message(self) -> _wire.Message:
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,20 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             # External initializers: ONNX Runtime resolves the folder's real path, and may not look there.
             if path == artefact.view_path or "canonical path" not in str(error):
                 raise
+            with artefact.mapped_files() as files:
+                self._load_with_files(artefact, files)
+
+    def _load_with_files(self, artefact: Artefact, files: Mapping[str, Any]) -> None:
+        """Hands ONNX Runtime what stands beside the graph, so that it opens none of it by name."""
+        options = self._options_for(artefact)
+        options.add_external_initializers_from_files_in_memory(
+            list(files), list(files.values()), [len(data) for data in files.values()]
+        )
+        try:
+            self._load(artefact.path, options)
+        except Exception as error:
+            if "canonical path" not in str(error):
+                raise
             self._load(artefact.view_path, self._options_for(artefact))
 
     def _options_for(self, artefact: Artefact) -> ort.SessionOptions:

@@ -42,6 +42,53 @@ def hits(view: Path, **more: object):
     return script
 
 
+def test_output_is_asked_for_only_where_it_is_said(model: str, view: Path) -> None:
+    asked = []
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        for _ in range(2):
+            request = peer.acquire()
+            asked.append(request["acquire"].get("output"))
+            answer(peer, request, view)
+
+    output = epcache.Output("rest.bin", 100, node_name_prefix="left_", complete=True)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "A").close()
+        client.acquire(model, "A", output=output).close()
+    assert not asked[0] or not any(asked[0].values())
+    assert asked[1] == {
+        "external_initializers_file": "rest.bin",
+        "external_initializers_threshold": 100,
+        "keep_initializers_in_source": False,
+        "node_name_prefix": "left_",
+        "complete": True,
+    }
+
+
+def test_bytes_are_told_where_their_files_are(model: str, view: Path) -> None:
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client, client.acquire(model, "A") as held:
+        assert held.bytes_options() == {
+            "ep.context_file_path": held.path,
+            "session.model_external_initializers_file_folder_path": os.path.dirname(held.path),
+        }
+
+
+def test_files_beside_the_graph_are_mapped(model: str, view: Path) -> None:
+    (view / "abc" / "sub").mkdir()
+    (view / "abc" / "sub" / "w.bin").write_bytes(b"weights")
+    (view / "abc" / "empty.bin").touch()
+    (view.parent / "else.bin").write_bytes(b"not part of it")
+    files = [
+        {"name": name, "size": size, "digest": ""}
+        for name, size in {"abc/x_ctx.onnx": 8, "abc/sub/w.bin": 7, "abc/empty.bin": 0, "abc/../../else.bin": 14}.items()
+    ]
+    with FakeDaemon(hits(view, files=files)) as daemon, connect(daemon) as client, client.acquire(model, "A") as held:
+        with held.mapped_files() as mapped:
+            assert {name: bytes(data) for name, data in mapped.items()} == {"sub/w.bin": b"weights"}
+        assert all(data.closed for data in mapped.values())
+
+
 def test_artefact_is_what_the_daemon_says(model: str, view: Path) -> None:
     more = {
         "compatibility": "optimal",

@@ -16,6 +16,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
+import onnx  # noqa: E402
 from descriptors import open_descriptors  # noqa: E402
 from epcache import _plugins, _session  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
@@ -398,6 +399,50 @@ def test_model_that_is_compiled_already(provider: Provider, compiled: Path) -> N
     assert equal(session.run(None, INPUTS), run_plain(provider, graph))
 
 
+def test_external_initializers_are_handed_over_where_they_cannot_be_reached(
+    provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a user who may not walk the daemon's folders: ONNX Runtime gets the files and opens none by name."""
+    graph, rest = compiled / "abc" / "x_ctx.onnx", compiled / "abc" / "rest.bin"
+    doubled(graph, rest)
+    load, tried = epcache.InferenceSession._load, []
+
+    def unreachable(self: epcache.InferenceSession, path: str, options: object) -> None:
+        tried.append(path)
+        if len(tried) == 1:
+            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : weakly canonical path ... Permission denied")
+        rest.rename(compiled / "gone")
+        load(self, path, options)
+
+    monkeypatch.setattr(epcache.InferenceSession, "_load", unreachable)
+    files = [{"name": f"abc/{f.name}", "size": f.stat().st_size, "digest": ""} for f in sorted((compiled / "abc").iterdir())]
+    with FakeDaemon(serves(compiled, files=files)) as daemon:
+        session = served(daemon, source, provider)
+    assert session.epcache.cached
+    assert len(tried) == 2 and set(tried) == {session.epcache.path} and tried[0].startswith("/proc/")
+    plain = run_plain(provider, source)
+    assert equal(session.run(None, INPUTS), [2 * output for output in plain])
+
+
+def doubled(graph: Path, rest: Path) -> None:
+    """Doubles the first output of a compiled model, by a node that is not compiled and whose weight is in a file."""
+    model = onnx.load(graph)
+    output = model.graph.output[0]
+    name = output.name  # which OpenVINO looks for
+    model.graph.value_info.add(name=name, type=output.type)
+    output.name = "doubled"
+    rest.write_bytes(np.full(4096, 2, np.float32).tobytes())
+    two = onnx.TensorProto(name="two", data_type=onnx.TensorProto.FLOAT, dims=[4096], data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in {"location": rest.name, "offset": "0", "length": str(4 * 4096)}.items():
+        two.external_data.add(key=key, value=value)
+    model.graph.initializer.append(two)
+    model.graph.node.add(op_type="ReduceMax", input=["two"], output=["scale"], name="largest").attribute.add(
+        name="keepdims", type=onnx.AttributeProto.INT, i=0
+    )
+    model.graph.node.add(op_type="Mul", input=[name, "scale"], output=[output.name], name="double")
+    onnx.save(model, graph)
+
+
 def test_external_initializers_are_loaded_by_the_views_path(
     provider: Provider, source: str, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,7 +460,7 @@ def test_external_initializers_are_loaded_by_the_views_path(
         session = served(daemon, source, provider)
     assert session.epcache.cached
     assert session.epcache.path == str(compiled / "abc" / "x_ctx.onnx")
-    assert len(tried) == 2
+    assert len(tried) == 3, "by descriptor, then with the files besides, then by name"
 
 
 def test_set_providers_goes_back_to_the_source(provider: Provider, source: str, compiled: Path) -> None:
