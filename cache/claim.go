@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/epcached/epcached/cas"
 )
 
 // ClaimOptions bound what applications compile themselves, with libraries of their own.
@@ -36,14 +38,15 @@ type Claim struct {
 // it was given on, or at its deadline, whichever is first; who puts in time may finish that.
 type claim struct {
 	Claim
-	outsider *outsider
-	request  *Request // whose it is; its files are those of libraries only, and the claim's own
-	plan     *plan
-	rc       *runtimeContent // nil: for libraries that are not run here
-	id       identity
-	owner    uint32
-	began    time.Time
-	takes    signature
+	outsider  *outsider
+	request   *Request // whose it is; its files are those of libraries only, and the claim's own
+	plan      *plan
+	rc        *runtimeContent // nil: for libraries that are not run here
+	id        identity
+	libraries map[string]cas.Stamp // by EP: of those that are not run here, as they were hashed
+	owner     uint32
+	began     time.Time
+	takes     signature
 
 	done  chan struct{} // closed when it is over
 	timer *time.Timer

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -52,7 +53,7 @@ func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
 func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
 	cl := &claim{Claim: Claim{ID: newID(), Output: outputName(a.plan), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
-		outsider: o, request: a.request, plan: a.plan, rc: a.rc, id: a.id, owner: a.owner, began: time.Now(), takes: a.takes, done: make(chan struct{})}
+		outsider: o, request: a.request, plan: a.plan, rc: a.rc, id: a.id, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes, done: make(chan struct{})}
 	if last != nil {
 		a.why = last.Error()
 	}
@@ -286,7 +287,11 @@ func (cl *claim) stillOpen() error {
 		if err != nil {
 			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
 		}
-		if gone {
+		now, err := cas.StampOf(l.File)
+		if err != nil {
+			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
+		}
+		if gone || now.Size != cl.libraries[l.EP].Size || now.Mtime != cl.libraries[l.EP].Mtime {
 			return fmt.Errorf("library %q was replaced meanwhile", l.Path)
 		}
 	}

@@ -70,7 +70,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	if len(out.Candidates) == 0 && len(out.Neighbours) > 0 {
 		out.Reason = missedBy(&out.Neighbours[0])
 	}
-	if out.Decision != decidedHit {
+	if out.Decision != decidedHit && !p.outside { // with libraries that are not run here nothing is compiled or converted
 		if f := c.failedBefore(r, id, p, rc); f != nil {
 			out.Reason += "; " + f.said()
 		}
@@ -101,6 +101,9 @@ func (c *Cache) order(ctx context.Context, r *Request, id identity, p *plan, rt 
 			return nil, fail(Internal, err, "look-up of %s", p.requestKey)
 		}
 		all = append(all, builds...)
+	}
+	if p.outside {
+		return c.arrangeOwn(r, p, rt, all), nil
 	}
 	return c.arrange(ctx, r, p, rt, rc, all)
 }
@@ -136,6 +139,9 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 			return nil
 		}
 		one := Candidate{Listing: c.listing(*o.build), Reason: o.refused, Differences: makerDifferences(p.facts, rc.spec.ORTVersion, o.build)}
+		if p.outside { // of libraries that are not run here little is known
+			one.Differences = slices.DeleteFunc(one.Differences, func(d Difference) bool { return d.Asked == "" })
+		}
 		if o.judgement.Runtime != "" {
 			one.Listing.Judgement = o.judgement
 		}

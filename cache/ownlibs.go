@@ -33,7 +33,7 @@ func (c *Cache) bringsLibraries(r *Request, err error) bool {
 		return false
 	}
 	switch r.OnMiss {
-	case Wait, ForClaim, Fail:
+	case Wait, ForClaim, Fail, KeyOnly, Explain:
 	default:
 		return false
 	}
@@ -66,6 +66,12 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 		return nil, err
 	}
 	rt := &runtime{name: p.eps[0].Library}
+	switch r.OnMiss {
+	case KeyOnly:
+		return &Answer{Outcome: Key, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name}, nil
+	case Explain:
+		return c.explain(ctx, r, id, p, rt, statedRuntime(r))
+	}
 	found, err := c.lookUpOwn(ctx, r, p, phase)
 	if found.answer != nil || err != nil {
 		return c.finish(found.answer, r, id, p, rt), err
@@ -88,7 +94,7 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 // lookUpOwn finds the build that equal libraries made here.
 func (c *Cache) lookUpOwn(ctx context.Context, r *Request, p *plan, phase func(string)) (search, error) {
 	found := search{why: "never compiled for this request with these libraries"}
-	stated := &runtimeContent{spec: compilers.Runtime{ORTVersion: r.Runtime.ORTVersion}}
+	stated := statedRuntime(r)
 	_, look := c.scopes(r, identity{})
 	for _, scope := range look {
 		builds, err := c.index.Lookup(p.requestKey, scope)
@@ -115,12 +121,33 @@ func (c *Cache) lookUpOwn(ctx context.Context, r *Request, p *plan, phase func(s
 	return found, nil
 }
 
+// statedRuntime is what the caller says of its own libraries. Nothing can be run with it.
+func statedRuntime(r *Request) *runtimeContent {
+	return &runtimeContent{spec: compilers.Runtime{ORTVersion: r.Runtime.ORTVersion}}
+}
+
+// arrangeOwn is arrange for libraries that are not run here.
+func (c *Cache) arrangeOwn(r *Request, p *plan, rt *runtime, builds []index.Build) (out []considered) {
+	for i := range builds {
+		one := considered{suited: suited{build: &builds[i]}, refused: c.barred(r, statedRuntime(r), &builds[i])}
+		switch {
+		case one.refused != "":
+		case builds[i].BuildKey == p.buildKey:
+			one.judgement = p.own(one.build, rt)
+		default:
+			one.refused = "made with other libraries, under another ONNX Runtime or on another machine: without running yours nobody can tell whether it suits them"
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
 // planOwn thinks a request through for libraries that are not run here.
 func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase func(string)) (*plan, error) {
 	if len(r.Runtime.ORTVersion) > maxVersion {
 		return nil, fail(BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", r.Runtime.ORTVersion)
 	}
-	p := &plan{outside: true}
+	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
 	var err error
 	if p.canonical, err = c.canonicalRequest(ctx, r, model, statedDevices); err != nil {
 		return nil, err
@@ -130,10 +157,11 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 	for i, ep := range r.EPs {
 		ref := r.Runtime.library(ep.Name)
 		phase("reading")
-		digest, err := c.ownDigest(ctx, r.Peer.UID, ref)
+		digest, stamp, err := c.ownDigest(ctx, r.Peer.UID, ref)
 		if err != nil {
 			return nil, err
 		}
+		p.libraries[ep.Name] = stamp
 		info, _ := compilers.EPByName(ep.Name)
 		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, baseNames(info, ep.Options))}
 		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"), LibraryDigest: digest}
@@ -174,35 +202,35 @@ func ownKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here m
 // ownDigest stands for an execution provider's library and what it shows of those beside it. Who shows nothing beside
 // it is known by the very file and its path as well: another place may have another SDK around an equal library.
 // It never equals a digest of libraries that are run here.
-func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (cas.Digest, error) {
+func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (digest cas.Digest, library cas.Stamp, err error) {
 	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
-		return cas.Digest{}, fail(BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
+		return digest, library, fail(BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
 	}
 	b := []byte("own")
-	add := func(name string, f *os.File) error {
+	add := func(name string, f *os.File) (cas.Stamp, error) {
 		d, s, err := c.shownDigest(ctx, uid, f)
 		if err != nil {
-			return shownError(ctx, err, ref, name)
+			return s, shownError(ctx, err, ref, name)
 		}
 		b = append(appendInt(b, uint64(len(name))), name...)
 		b = append(b, d[:]...)
-		if name == "" && len(ref.Beside) == 0 {
-			b = append(appendStamp(b, s), ref.Path...)
-		}
-		return nil
+		return s, nil
 	}
-	if err := add("", ref.File); err != nil {
-		return cas.Digest{}, err
+	if library, err = add("", ref.File); err != nil {
+		return digest, library, err
+	}
+	if len(ref.Beside) == 0 {
+		b = append(appendStamp(b, library), ref.Path...)
 	}
 	for _, name := range sortedKeys(ref.Beside) {
 		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
-			return cas.Digest{}, fail(BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
+			return digest, library, fail(BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
 		}
-		if err := add(name, ref.Beside[name]); err != nil {
-			return cas.Digest{}, err
+		if _, err := add(name, ref.Beside[name]); err != nil {
+			return digest, library, err
 		}
 	}
-	return cas.Digest(digestOf(b)), nil
+	return cas.Digest(digestOf(b)), library, nil
 }
 
 var errReplacedOpen = errors.New("it has been replaced since it was opened")

@@ -21,7 +21,8 @@ type plan struct {
 	marks      []compilers.Fingerprint
 	facts      []index.EPFacts
 	buildKey   index.BuildKey
-	outside    bool // for libraries that are not run here
+	outside    bool                 // for libraries that are not run here
+	libraries  map[string]cas.Stamp // then: those that were hashed, by EP
 }
 
 // plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options

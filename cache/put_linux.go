@@ -5,6 +5,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -38,13 +40,14 @@ func unwritable(f *os.File) error {
 	return nil
 }
 
-// unlinked tells whether an open file has no name any more: another has been put in its place, or it was removed.
+// unlinked tells whether the name that a file was opened by is gone, or leads to another now. That the file has other
+// names says nothing: package managers link theirs into many places, and an update takes one of them away.
 func unlinked(f *os.File) (bool, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return false, &os.PathError{Op: "stat", Path: f.Name(), Err: err}
+	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
+	if err != nil {
+		return false, err
 	}
-	return st.Nlink == 0, nil
+	return strings.HasSuffix(path, " (deleted)"), nil
 }
 
 // stampSettled is the file's stamp after what was stored through mappings has been written back.

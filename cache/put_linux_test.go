@@ -288,6 +288,37 @@ func TestLibraryReplacedUnderAClaim(t *testing.T) {
 	require.ErrorContains(t, err, "replaced")
 }
 
+// Package managers link libraries into many places: the one that is replaced has other names still.
+func TestLinkedLibraryReplacedUnderAClaim(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "7.1")
+	lib := app.spec.EPs[0].Path
+	require.NoError(t, os.Link(lib, filepath.Join(filepath.Dir(app.folder), "packages")))
+	r := app.ask(b.model(1))
+	put := app.compile(r, app.claim(r).Claim)
+	_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
+	require.NoError(t, err)
+	_, err = b.cache.Put(context.Background(), r.Peer, put, nil)
+	require.ErrorContains(t, err, "replaced")
+	require.Equal(t, Unavailable, b.refused(r).Class, "what is open now is not what would be loaded")
+}
+
+func TestLibraryWrittenUnderAClaim(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	require.NoError(t, os.WriteFile(c.spec.EPs[0].Path, []byte("stand-in\n7.2\nsim-1\n"), 0o644))
+	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	require.ErrorContains(t, err, "replaced")
+}
+
+func TestPutUnderAnotherORT(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	c.put.ORTVersion = "1.31.1"
+	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	require.ErrorContains(t, err, `under ONNX Runtime "1.31.1"`)
+}
+
 // Publishers put for all who have the same libraries, whoever they are.
 func TestPublishersPutForAll(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Publishers = []uint32{stranger} })
@@ -314,4 +345,41 @@ func TestPutIsExplained(t *testing.T) {
 	require.True(t, why.Explanation.Candidates[0].Listing.Build.Put)
 	r.Peer.UID++
 	require.Equal(t, decidedMiss, b.acquire(r).Explanation.Decision, "another user knows nothing of it")
+}
+
+// What there is for libraries that are not run here is explained without running them.
+func TestOwnLibrariesAreExplained(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	ask := func(app *application, wish OnMiss) *Answer {
+		r := app.ask(c.request.Graph)
+		r.OnMiss = wish
+		return b.acquire(r)
+	}
+	require.Equal(t, decidedMiss, ask(c.application, Explain).Explanation.Decision)
+	got := c.application.put(c.put)
+	require.Equal(t, got.RequestKey, ask(c.application, KeyOnly).RequestKey)
+	why := ask(c.application, Explain).Explanation
+	require.Equal(t, decidedHit, why.Decision)
+	require.Contains(t, why.Reason, "made by uid 4242 with its own libraries")
+	require.Empty(t, why.Candidates[0].Differences)
+	why = ask(b.application(stranger, "7.2"), Explain).Explanation
+	require.Equal(t, decidedStale, why.Decision)
+	require.Contains(t, why.Reason, "other libraries")
+	require.Equal(t, "eps[0].library_digest", why.Candidates[0].Differences[0].Field)
+}
+
+// Whatever a file is called, it is refused or stays below its folder.
+func FuzzPutName(f *testing.F) {
+	for _, name := range []string{"x.bin", "a/b.bin", "../x", "/x", "a/../../x", "..", ".", "a//b", "a/.", `a\..\b`, "x\x00", "\xff", "..x", "a/b/c/d/e", "...", "~", "C:x"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if badPutName(name) != "" {
+			return
+		}
+		at := filepath.Join("/store/put-1", filepath.FromSlash(name))
+		require.True(t, strings.HasPrefix(at, "/store/put-1/"), at)
+		require.Equal(t, "/store/put-1/"+name, at, "one spelling a file")
+	})
 }

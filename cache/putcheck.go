@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,7 +78,11 @@ func differs(what string, model, artefact []epmodel.Value, mayLack map[string]bo
 
 // examinePut checks the copies in the folder, and writes the build's record.
 func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder string, names []string) (*index.Build, error) {
-	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: put.ORTVersion}
+	ort, err := cl.ortVersion(put)
+	if err != nil {
+		return nil, notThis(cl, err)
+	}
+	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: ort}
 	m, err := readArtefact(ctx, folder, result)
 	if err == nil {
 		err = nothingElse(m, folder, names)
@@ -106,6 +111,19 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		return b, c.loadPut(ctx, cl, b, filepath.Join(folder, names[0]))
 	}
 	return b, nil
+}
+
+// ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here it is part of the key.
+func (cl *claim) ortVersion(put *Put) (string, error) {
+	stated := cl.request.Runtime.ORTVersion
+	if cl.rc != nil {
+		stated = cmp.Or(stated, cl.rc.spec.ORTVersion)
+	}
+	said := cmp.Or(put.ORTVersion, stated)
+	if len(said) > maxVersion || cleanText(said) != said || cl.plan.outside && said != stated {
+		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
+	}
+	return said, nil
 }
 
 // notThis refuses what was put for what it is.
@@ -248,7 +266,7 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case !cl.rc.stands():
-		return fail(Busy, errMoving, "model %q: the runtime's libraries changed during the load check", b.ModelName).hint("put it again")
+		return fail(Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", b.ModelName).hint("ask for the model again")
 	case err != nil:
 		return workerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
