@@ -46,6 +46,9 @@ type Answer struct {
 	Path  string // of the view
 	Graph string // relative to the view: "<id>/<graph>"
 
+	Members []Member // of a group: all of them in order, which is the order to load several of them in one process; else none
+	Member  int      // which of them was asked for
+
 	ProviderOptions        map[string]map[string]string // by EP: load the graph with exactly these
 	SessionOptions         map[string]string
 	GraphOptimizationLevel string // "" where it does not matter
@@ -77,7 +80,7 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 const acquireAttempts = 3
 
 func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, error) {
-	id, err := c.identify(ctx, r, t.phase)
+	id, r, err := c.identifyAll(ctx, r, t.phase)
 	if err != nil {
 		return nil, err
 	}
@@ -134,6 +137,9 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 	if r.OnMiss != Refresh && r.OnMiss != Bypass {
 		if found, err = c.lookUp(ctx, r, p, rt, rc, phase); found.answer != nil || err != nil {
 			return c.finish(found.answer, r, id, p, rt), err
+		}
+		if a, err := c.lookUpMember(ctx, r, id, p, rt, rc, phase); a != nil || err != nil {
+			return a, err
 		}
 		if found.doubted == 0 {
 			if a, err := c.otherForm(ctx, r, id, p, rt, rc, phase); a != nil || err != nil {
@@ -232,6 +238,9 @@ func (r *Request) check() error {
 	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
 		return fail(BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
 	}
+	if err := r.checkGroup(); err != nil {
+		return err
+	}
 	switch r.Store {
 	case "", "shared", "user", "none":
 	default:
@@ -291,6 +300,7 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
 		a.Warnings = append(a.Warnings, a.Build.Warnings...)
 		a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
+		a.tellMembers(p.canonical.Model)
 		c.seen(r.Peer, a.Build)
 	}
 	for _, name := range sortedKeys(r.FreeDimensions) {

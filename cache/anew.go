@@ -51,7 +51,7 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p
 			return nil, err
 		}
 		own = j
-		j.anew, j.source, j.replaces = t.why, m.source, b.ID
+		j.anew, j.sources, j.replaces = t.why, m.sources, b.ID
 		return j, nil
 	})
 	var cpu time.Duration
@@ -160,7 +160,7 @@ func (c *Cache) healAll(ctx context.Context) error {
 // kept is a request with the model that was kept for it.
 type kept struct {
 	request *Request
-	source  index.Source // where the model is from; zero: from a request
+	sources []index.Source // where its models are from; none: from a request
 }
 
 // modelFor opens the model: the files of the request that asked, or else a source that one of the request's builds
@@ -175,17 +175,26 @@ func (c *Cache) modelFor(ctx context.Context, t *task, b *index.Build, builds []
 	}
 	r, first := c.sourceRequest(ctx, b)
 	if first == nil {
-		return &kept{r, b.Source}, nil
+		return &kept{r, sourcesOf(b)}, nil
 	}
 	for i := range builds {
 		if builds[i].ID == b.ID || builds[i].Source.Kind == "" || ctx.Err() != nil {
 			continue
 		}
 		if r, err := c.sourceRequest(ctx, &builds[i]); err == nil {
-			return &kept{r, builds[i].Source}, nil
+			return &kept{r, sourcesOf(&builds[i])}, nil
 		}
 	}
 	return nil, first
+}
+
+// sourcesOf lists where the models of a build are, one for each.
+func sourcesOf(b *index.Build) []index.Source {
+	list := []index.Source{b.Source}
+	for i := 1; i < len(b.Members); i++ {
+		list = append(list, b.Members[i].Source)
+	}
+	return list
 }
 
 // askedWith gives the build's request with the files of another that means the same, if they are what they were then.
@@ -198,7 +207,7 @@ func (c *Cache) askedWith(ctx context.Context, asked *Request, b *index.Build) (
 	if err != nil {
 		return nil, err
 	}
-	r.Graph, r.External = files.Graph, files.External
+	r.Graph, r.External, r.Group = files.Graph, files.External, files.Group
 	r.foreign = asked.Peer.UID != r.Peer.UID
 	return r, c.sameModel(ctx, r, b)
 }

@@ -4,14 +4,15 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 )
 
-// readArtefact reads the compiled graph, and checks that every file which it, or one of its context binaries,
-// refers to is among the result's. EPs check nothing of that when they load.
-func readArtefact(ctx context.Context, out string, result compilers.Result) (*epmodel.Model, error) {
+// readArtefacts reads the compiled graph, or those of a group in order, and checks that every file which they, or one of
+// their context binaries, refer to is among the result's. EPs check nothing of that when they load.
+func readArtefacts(ctx context.Context, out string, result compilers.Result) ([]*epmodel.Model, error) {
 	sizes := make(map[string]int64, len(result.Files))
 	for _, name := range result.Files {
 		info, err := os.Stat(filepath.Join(out, filepath.FromSlash(name)))
@@ -20,7 +21,32 @@ func readArtefact(ctx context.Context, out string, result compilers.Result) (*ep
 		}
 		sizes[name] = info.Size()
 	}
-	f, err := os.Open(filepath.Join(out, result.Graph))
+	graphs := result.Graphs
+	if len(graphs) == 0 {
+		graphs = []string{result.Graph}
+	}
+	var models []*epmodel.Model
+	for _, name := range graphs {
+		m, err := readCompiled(ctx, out, name, sizes)
+		if err != nil {
+			return nil, err
+		}
+		models = append(models, m)
+	}
+	for _, name := range result.Files {
+		if slices.Contains(graphs, name) {
+			continue
+		}
+		if err := checkSidecar(out, name, sizes); err != nil {
+			return nil, err
+		}
+	}
+	return models, nil
+}
+
+// readCompiled is readArtefacts for one graph, but for what is beside it.
+func readCompiled(ctx context.Context, out, name string, sizes map[string]int64) (*epmodel.Model, error) {
+	f, err := os.Open(filepath.Join(out, name))
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +55,7 @@ func readArtefact(ctx context.Context, out string, result compilers.Result) (*ep
 	if err != nil {
 		return nil, err
 	}
-	m, err := epmodel.Read(ctx, result.Graph, graph)
+	m, err := epmodel.Read(ctx, name, graph)
 	if err != nil {
 		return nil, err
 	}
@@ -38,14 +64,9 @@ func readArtefact(ctx context.Context, out string, result compilers.Result) (*ep
 	}
 	for _, node := range m.Contexts {
 		if node.Inline.Length > 0 {
-			if err := checkBinary(result.Graph, node.Open(graph), sizes); err != nil {
+			if err := checkBinary(name, node.Open(graph), sizes); err != nil {
 				return nil, err
 			}
-		}
-	}
-	for _, name := range result.Files[1:] {
-		if err := checkSidecar(out, name, sizes); err != nil {
-			return nil, err
 		}
 	}
 	return m, nil

@@ -184,11 +184,11 @@ func (v *conversion) graph() string { return hex.EncodeToString(v.plan.buildKey[
 
 // check validates what was written, loads it in a process of its own, and gives the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
-	m, err := readArtefact(ctx, v.folder, compilers.Result{Graph: v.graph(), Files: files})
+	models, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.graph(), Files: files})
 	if err != nil {
 		return nil, err
 	}
-	b := v.record(m, files)
+	b := v.record(models[0], files)
 	job := v.plan.against("", v.rc).checkJob(v.path(v.graph()), cmp.Or(v.from.GraphOptimizationLevel, loadLevel(v.plan.canonical.GraphOptimizationLevel)))
 	checked, err := still(v.rc, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
 	if err != nil {

@@ -83,6 +83,15 @@ func dimensionsHint(open []openDimension) string {
 	return hint
 }
 
+// addOpen notes what one of the job's models leaves open; what another does too is the same to whoever fixes it.
+func (j *job) addOpen(open []openDimension) {
+	for _, d := range open {
+		if !slices.ContainsFunc(j.open, func(o openDimension) bool { return o.name == d.name && o.denotation == d.denotation }) {
+			j.open = append(j.open, d)
+		}
+	}
+}
+
 // aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
 func (j *job) aboutDimensions(err error) error {
 	var e *Error

@@ -77,6 +77,7 @@ func (e *Error) fact(key, value string) *Error {
 // NeedFilesError answers a request whose model refers to external data that was not presented.
 type NeedFilesError struct {
 	Locations []string
+	Members   []int // of a group: whose each location is, 0 is the first model; nil: all are that one's
 }
 
 func (e *NeedFilesError) Error() string {

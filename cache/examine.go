@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -230,8 +229,7 @@ func (c *Cache) tryReported(ctx context.Context, a *against, b *index.Build) (tr
 			return trial{}, err
 		}
 		defer answer.View.Close()
-		job := a.checkJob(filepath.Join(answer.Path, filepath.FromSlash(answer.Graph)),
-			cmp.Or(b.GraphOptimizationLevel, loadLevel(a.request.GraphOptimizationLevel)))
+		job := a.checkJobOf(b, answer)
 		var t trial
 		for range 2 {
 			if t.result, err = still(a.rc, func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, job) }); err != nil || t.result.Outcome != compilers.Failed {

@@ -103,8 +103,8 @@ func (gs *gains) warnings(id index.BuildID) []string {
 
 // after has the source of a build measured that the job just stored. It takes the model's private copy from the job.
 func (gs *gains) after(j *job, b *index.Build) {
-	if j.load == 0 {
-		return // it was not loaded here
+	if j.load == 0 || len(b.Members) > 0 {
+		return // it was not loaded here; or it is a group, whose models have no load of their own to compare with
 	}
 	gs.save(b.ID, Gain{Load: j.load})
 	if measure := gs.c.policyOf(j.plan.eps).MeasureGain; measure != nil && !*measure {

@@ -59,7 +59,9 @@ func (c *Cache) List(ctx context.Context, p Peer, f ListFilter) (page []Listing,
 }
 
 func (f *ListFilter) matches(b *index.Build) bool {
-	if f.Model != "" && !strings.HasPrefix(b.ModelDigest.String(), f.Model) && !strings.Contains(b.ModelName, f.Model) {
+	if f.Model != "" && !slices.ContainsFunc(modelsOf(b), func(m index.Member) bool {
+		return strings.HasPrefix(m.ModelDigest.String(), f.Model) || strings.Contains(m.ModelName, f.Model)
+	}) {
 		return false
 	}
 	return f.EP == "" || slices.ContainsFunc(b.EPs, func(e index.EPFacts) bool { return e.Name == f.EP })
@@ -148,14 +150,26 @@ func (c *Cache) find(ctx context.Context, p Peer, names []string) ([]index.Build
 	return out, nil
 }
 
+// modelsOf lists the models of a build: one, or those of a group.
+func modelsOf(b *index.Build) []index.Member {
+	if len(b.Members) > 0 {
+		return b.Members
+	}
+	return []index.Member{{ModelName: b.ModelName, ModelDigest: b.ModelDigest, Graph: b.Graph}}
+}
+
 func means(name string, b *index.Build) bool {
-	if name == b.ModelName {
-		return true
+	ids := []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String()}
+	for _, m := range modelsOf(b) {
+		if name == m.ModelName {
+			return true
+		}
+		ids = append(ids, m.ModelDigest.String())
 	}
 	if len(name) < minPrefix {
 		return false
 	}
-	for _, id := range []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String(), b.ModelDigest.String()} {
+	for _, id := range ids {
 		if strings.HasPrefix(id, name) {
 			return true
 		}

@@ -25,15 +25,15 @@ type job struct {
 	folder  string
 	name    string // 16 hex digits of the build key: EPs write file names into what they make
 
-	urgent    <-chan struct{} // closed as soon as a request waits for this job
-	locations []string        // of external data, once the model is copied
-	open      []openDimension // likewise: those of the inputs that the request does not fix
-	cpu       atomic.Int64    // nanoseconds that workers took of all processors
-	anew      string          // why the daemon itself compiles this again; "" where a request began it
-	replaces  index.BuildID   // then: the build that wanted it
-	source    index.Source    // then: where it has the model from
-	load      float64         // seconds that the compiled model took to load; 0: it was not loaded
-	memory    int64           // bytes that the worker took at most; 0: not measured
+	urgent   <-chan struct{} // closed as soon as a request waits for this job
+	copies   []modelCopy     // of the models, once they are made
+	open     []openDimension // likewise: those of the inputs that the request does not fix
+	cpu      atomic.Int64    // nanoseconds that workers took of all processors
+	anew     string          // why the daemon itself compiles this again; "" where a request began it
+	replaces index.BuildID   // then: the build that wanted it
+	sources  []index.Source  // then: where it has its models from
+	load     float64         // seconds that the compiled model took to load; 0: it was not loaded
+	memory   int64           // bytes that the worker took at most; 0: not measured
 }
 
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
@@ -119,6 +119,9 @@ func (j *job) facts() jobFacts {
 	if j.anew != "" {
 		a.Why = j.anew
 	}
+	if n := r.models(); n > 1 {
+		a.Models = n
+	}
 	for _, ep := range j.plan.eps {
 		a.eps = append(a.eps, ep.Name)
 	}
@@ -148,7 +151,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	phase("compiling")
 	spec := compilers.Job{
-		Runtime: j.rc.spec, EPs: j.plan.eps, Model: model, Folder: out, Output: j.name + "_ctx.onnx",
+		Runtime: j.rc.spec, EPs: j.plan.eps, Model: model, Folder: out, Output: j.memberOutput(0), Share: j.share(),
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
@@ -164,7 +167,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
 			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
 		}
-		return nil, j.aboutDimensions(compileError(err, result.Log, "model %q does not compile", j.request.Name))
+		return nil, j.aboutDimensions(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
 	phase("checking")
 	b, err := j.check(ctx, out, result)
@@ -196,32 +199,30 @@ func (j *job) moved() error {
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
 func (j *job) check(ctx context.Context, out string, result compilers.Result) (*index.Build, error) {
-	m, err := readArtefact(ctx, out, result)
+	models, err := readArtefacts(ctx, out, result)
 	if err != nil {
 		return nil, outputFailure(err).error(err, "model %q does not compile", j.request.Name)
 	}
-	b := j.record(m, result)
-	checked, err := j.checkTwice(ctx, compilers.CheckJob{
-		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
-		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
-		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
-		Idle:                       j.urgent,
-	})
+	b := j.record(models, result)
+	options := j.request.SessionOptions
+	if len(b.Members) > 0 {
+		options = sharingOptions(options)
+	}
+	checked, err := j.loadGraphs(ctx, out, result, options)
 	if err != nil {
-		return nil, workerError(err, "model %q: load check", j.request.Name)
+		return nil, err
 	}
 	b.LoadCheck = checked.Outcome
 	switch {
 	case checked.Outcome == compilers.Failed:
-		return nil, loadFailure(checked).error(nil, "model %q compiles", j.request.Name)
+		return nil, loadFailure(checked).error(nil, "model %q compiles", j.request.model(checked.Member).Name)
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}
 	if checked.Outcome == compilers.Passed {
 		j.load = checked.Seconds
 	}
-	return b, nil
+	return b, j.checkAlone(ctx, out, result, b)
 }
 
 // loadLevel is the level at which applications load the graph unless they are told another: a session's default,
@@ -234,8 +235,8 @@ func loadLevel(compiledAt string) string {
 }
 
 // record is the build's record but for its files' digests.
-func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
-	r := j.request
+func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Build {
+	r, m := j.request, models[0]
 	b := &index.Build{
 		RequestKey: j.plan.requestKey, BuildKey: j.plan.buildKey, Scope: j.scope, UID: r.Peer.UID,
 		ModelDigest: j.plan.canonical.Model, ModelName: r.Name, Record: j.plan.record, RecordJSON: j.plan.recordJSON,
@@ -250,20 +251,35 @@ func (j *job) record(m *epmodel.Model, result compilers.Result) *index.Build {
 		info, _ := compilers.EPByName(ep.Name)
 		b.ProviderOptions[ep.Name] = baseNames(info, ep.Options)
 	}
+	b.Members = j.members(result)
+	for i, m := range models {
+		name := "this model"
+		if len(models) > 1 {
+			name = fmt.Sprintf("model %q", r.model(i).Name)
+		}
+		b.IRVersion = max(b.IRVersion, m.IRVersion)
+		b.Warnings = append(b.Warnings, j.untaken(m, name)...)
+	}
+	b.Warnings = append(b.Warnings, groupWarnings(models)...)
+	return b
+}
+
+// untaken tells what of a model the execution providers left.
+func (j *job) untaken(m *epmodel.Model, name string) (warnings []string) {
 	made := make(map[string]bool)
 	for _, n := range m.Contexts {
 		made[n.Source] = true
 	}
 	for _, ep := range j.plan.eps {
 		if !made[ep.Name] {
-			b.Warnings = append(b.Warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
+			warnings = append(warnings, fmt.Sprintf("%s took no node of %s", ep.Name, name))
 		}
 	}
 	if rest := m.Nodes - len(m.Contexts); rest > 0 {
-		b.Warnings = append(b.Warnings, fmt.Sprintf("%d nodes stay outside the compiled parts and run on another execution provider: %s", rest, m.NodeSummary(8)))
+		warnings = append(warnings, fmt.Sprintf("%d nodes of %s stay outside the compiled parts and run on another execution provider: %s", rest, name, m.NodeSummary(8)))
 		if len(j.open) > 0 {
-			b.Warnings = append(b.Warnings, dimensionsHint(j.open))
+			warnings = append(warnings, dimensionsHint(j.open))
 		}
 	}
-	return b
+	return warnings
 }

@@ -2,31 +2,59 @@ package cache
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 )
 
-// copyModel makes the private copy that is compiled, and proves that it has the bytes that the key is made of.
+// modelCopy is the private copy of one of a job's models.
+type modelCopy struct {
+	path      string
+	locations []string // of external data, beside it
+}
+
+// copyModel makes the private copies that are compiled, and proves that they have the bytes that the key is made of. It gives
+// the path of the first model's.
 func (j *job) copyModel(ctx context.Context) (string, error) {
 	if err := j.makeRoom(); err != nil {
 		return "", storeError(err, j.request.Name)
 	}
-	path := filepath.Join(j.modelFolder(), j.name+".onnx")
-	if err := copyPrivate(j.request.Graph, path); err != nil {
-		return "", storeError(err, j.request.Name)
+	made := &copying{files: make(map[string]*os.File)}
+	for i := range j.request.models() {
+		got, err := j.copyMember(ctx, i, made)
+		if err != nil {
+			return "", err
+		}
+		if got != j.plan.canonical.member(i) {
+			return "", j.changed(i)
+		}
 	}
-	got, err := j.copyExternal(ctx, path)
-	if err != nil {
-		return "", err
-	}
-	if got != j.plan.canonical.Model {
-		return "", j.changed()
-	}
-	return path, nil
+	return j.copies[0].path, nil
 }
+
+// member gives the digest of one of the request's models.
+func (c *canonical) member(i int) cas.Digest {
+	if i == 0 {
+		return c.Model
+	}
+	return c.Group[i-1]
+}
+
+// memberName is what the files of one of the job's models are called: the first by the build key alone, as EPs name after it
+// what all share.
+func (j *job) memberName(i int) string {
+	if i == 0 {
+		return j.name
+	}
+	return fmt.Sprintf("%s_%d", j.name, i+1)
+}
+
+// memberOutput names the graph that is written for one of the job's models.
+func (j *job) memberOutput(i int) string { return j.memberName(i) + "_ctx.onnx" }
 
 func (j *job) makeRoom() error {
 	err := room(j.folder, j.request.files())
@@ -39,50 +67,118 @@ func (j *job) makeRoom() error {
 
 func (j *job) modelFolder() string { return filepath.Join(j.folder, "model") }
 
-func (j *job) changed() error {
-	return fail(BadModel, nil, "model %q changed while being read", j.request.Name).
+func (j *job) changed(member int) error {
+	return fail(BadModel, nil, "model %q changed while being read", j.request.model(member).Name).
 		hint("wait until whatever writes it is done, and ask again")
 }
 
-// copyExternal copies the external data beside the copy of the graph, and gives the digest of both. Only what the
-// graph refers to is copied, for that was checked: what else a client sent may have any name.
-func (j *job) copyExternal(ctx context.Context, path string) (cas.Digest, error) {
-	var open []*os.File
-	defer func() {
-		for _, f := range open {
-			_ = f.Close() // opened for reading only: nothing can be lost
-		}
-	}()
-	source := func(path string) (epmodel.Source, error) {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		open = append(open, f)
-		return epmodel.FileSource(f)
+// copying is what the models of a job have in common.
+type copying struct {
+	files map[string]*os.File // copied already beside the first model, by location: from which file
+	sums  sums                // of the copies
+}
+
+// taken tells whether external data of this name stands beside the first model, and whether it is the very file.
+func (c *copying) taken(location string, f *os.File) (there, same bool) {
+	other := c.files[location]
+	if other == nil {
+		return false, false
 	}
-	graph, err := source(path)
+	a, err := f.Stat()
 	if err != nil {
-		return cas.Digest{}, storeError(err, j.request.Name)
+		return true, false
+	}
+	b, err := other.Stat()
+	return true, err == nil && os.SameFile(a, b)
+}
+
+// copyMember copies one of the models with its external data, and gives the digest of both. Only what the graph refers to is
+// copied, for that was checked: what else a client sent may have any name. What several models of a group have in one file is
+// copied once; where they call different files the same, a model gets a folder of its own.
+func (j *job) copyMember(ctx context.Context, i int, made *copying) (cas.Digest, error) {
+	r := j.request.model(i)
+	path := filepath.Join(j.modelFolder(), j.memberName(i)+".onnx")
+	if err := copyPrivate(r.Graph, path); err != nil {
+		return cas.Digest{}, storeError(err, r.Name)
+	}
+	opened := &openFiles{sums: &made.sums}
+	defer opened.close()
+	graph, err := opened.source(path)
+	if err != nil {
+		return cas.Digest{}, storeError(err, r.Name)
 	}
 	m, err := epmodel.Read(ctx, filepath.Base(path), graph)
 	if err != nil {
-		return cas.Digest{}, modelError(j.request, err)
+		return cas.Digest{}, modelError(r, err)
 	}
-	j.locations, j.open = m.Locations(), j.request.openDimensions(m)
-	beside := func(location string) string { return filepath.Join(j.modelFolder(), filepath.FromSlash(location)) }
-	for _, location := range j.locations {
-		f := j.request.External[location]
-		if f == nil {
-			return cas.Digest{}, j.changed()
-		}
-		if err := copyPrivate(f, beside(location)); err != nil {
-			return cas.Digest{}, storeError(err, j.request.Name)
-		}
-	}
-	d, err := epmodel.Digest(ctx, m, graph, func(location string) (epmodel.Source, error) { return source(beside(location)) }, sumOf)
+	locations := m.Locations()
+	j.addOpen(r.openDimensions(m))
+	folder, err := j.folderFor(i, r, locations, made)
 	if err != nil {
-		return cas.Digest{}, modelError(j.request, err)
+		return cas.Digest{}, err
+	}
+	if folder != filepath.Dir(path) {
+		moved := filepath.Join(folder, filepath.Base(path))
+		if err := os.Rename(path, moved); err != nil {
+			return cas.Digest{}, storeError(err, r.Name)
+		}
+		path = moved
+	}
+	beside := func(location string) string { return filepath.Join(folder, filepath.FromSlash(location)) }
+	for _, location := range locations {
+		if there, _ := made.taken(location, r.External[location]); there && folder == j.modelFolder() {
+			continue
+		}
+		if err := copyPrivate(r.External[location], beside(location)); err != nil {
+			return cas.Digest{}, storeError(err, r.Name)
+		}
+		if folder == j.modelFolder() {
+			made.files[location] = r.External[location]
+		}
+	}
+	j.copies = append(j.copies, modelCopy{path, locations})
+	d, err := epmodel.Digest(ctx, m, graph, func(location string) (epmodel.Source, error) { return opened.source(beside(location)) }, made.sums.of)
+	if err != nil {
+		return cas.Digest{}, modelError(r, err)
 	}
 	return cas.Digest(d), nil
+}
+
+// folderFor gives the folder for a model: that of the first one, unless another file has one of its names there.
+func (j *job) folderFor(i int, r *Request, locations []string, made *copying) (string, error) {
+	for _, location := range locations {
+		f := r.External[location]
+		if f == nil {
+			return "", j.changed(i)
+		}
+		if there, same := made.taken(location, f); there && !same {
+			folder := filepath.Join(j.modelFolder(), strconv.Itoa(i+1))
+			if err := os.MkdirAll(folder, 0o700); err != nil {
+				return "", storeError(err, r.Name)
+			}
+			return folder, nil
+		}
+	}
+	return j.modelFolder(), nil
+}
+
+// openFiles are files that are read, and closed together.
+type openFiles struct {
+	sums *sums
+	open []*os.File
+}
+
+func (o *openFiles) source(path string) (epmodel.Source, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	o.open = append(o.open, f)
+	return o.sums.source(f)
+}
+
+func (o *openFiles) close() {
+	for _, f := range o.open {
+		_ = f.Close() // opened for reading only: nothing can be lost
+	}
 }

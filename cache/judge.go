@@ -306,9 +306,7 @@ func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (comp
 			return compilers.CheckResult{}, err
 		}
 		defer answer.View.Close()
-		job := a.checkJob(filepath.Join(answer.Path, filepath.FromSlash(answer.Graph)),
-			cmp.Or(b.GraphOptimizationLevel, loadLevel(a.request.GraphOptimizationLevel)))
-		return c.believed(ctx, a, job)
+		return c.believed(ctx, a, a.checkJobOf(b, answer))
 	})
 }
 
@@ -316,6 +314,19 @@ func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (comp
 func (a *against) checkJob(graph, level string) compilers.CheckJob {
 	return compilers.CheckJob{Runtime: a.rc.spec, EPs: a.eps, Graph: graph, SessionOptions: a.request.SessionOptions,
 		FreeDimensions: a.request.FreeDimensions, FreeDimensionsByDenotation: a.request.FreeDimensionsByDenotation, GraphOptimizationLevel: level}
+}
+
+// checkJobOf loads a build from its view: a group's graphs together, in order.
+func (a *against) checkJobOf(b *index.Build, view *Answer) compilers.CheckJob {
+	graph := filepath.Join(view.Path, filepath.FromSlash(view.Graph))
+	job := a.checkJob(graph, cmp.Or(b.GraphOptimizationLevel, loadLevel(a.request.GraphOptimizationLevel)))
+	for i := range b.Members {
+		job.SessionOptions = sharingOptions(a.request.SessionOptions)
+		if i > 0 {
+			job.Share = append(job.Share, filepath.Join(filepath.Dir(graph), filepath.FromSlash(b.Members[i].Graph)))
+		}
+	}
+	return job
 }
 
 // spelled is the request but for its model.

@@ -101,7 +101,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
 	modelKey, keyed := c.modelKey(r, graphKey, id.Locations)
-	sum, err := epmodel.Digest(ctx, m, src, r.open, sumOf)
+	sum, err := epmodel.Digest(ctx, m, src, r.open, r.sums.of)
 	if err != nil {
 		return identity{}, modelError(r, err)
 	}
@@ -155,14 +155,17 @@ func (r *Request) open(location string) (epmodel.Source, error) {
 	if f == nil {
 		return nil, fmt.Errorf("external data %q: %w", location, fs.ErrNotExist)
 	}
-	return epmodel.FileSource(f)
+	return r.sums.source(f)
 }
 
-// files lists every file of the model in a fixed order.
+// files lists every file of the models in a fixed order.
 func (r *Request) files() []*os.File {
 	out := []*os.File{r.Graph}
 	for _, l := range sortedKeys(r.External) {
 		out = append(out, r.External[l])
+	}
+	for i := range r.Group {
+		out = append(out, r.model(i+1).files()...)
 	}
 	return out
 }

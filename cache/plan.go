@@ -82,7 +82,7 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 func (r *Request) spelling(model cas.Digest) ([32]byte, bool) {
 	raw := canonical{Version: recordVersion, Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
 		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel,
-		Embed: r.Embed, Route: r.Route, Output: r.Output.spelled()}
+		Embed: r.Embed, Route: r.Route, Output: r.Output.spelled(), Group: r.group, Member: r.member}
 	raw.EPs = make([]canonicalEP, len(r.EPs))
 	for i, ep := range r.EPs {
 		if len(ep.Files) > 0 {
@@ -150,7 +150,7 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 
 // canonicalRequest brings the request into its one spelling. devicesOf finds those that are meant.
 func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, devicesOf func(EP) ([]compilers.Device, error)) (canonical, error) {
-	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed,
+	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed, Group: r.group, Member: r.member,
 		FreeDimensions: orEmpty(r.FreeDimensions)}
 	var err error
 	if out.FreeDimensionsByDenotation, err = canonicalDenotations(r.FreeDimensionsByDenotation); err != nil {

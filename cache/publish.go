@@ -15,7 +15,10 @@ import (
 func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled, error) {
 	c := j.c
 	c.publishing.RLock()
-	b.Source = j.keepSource(ctx)
+	b.Source = j.keepSource(ctx, 0)
+	for i := 1; i < len(b.Members); i++ {
+		b.Members[i].Source = j.keepSource(ctx, i)
+	}
 	err := c.put(ctx, b, out)
 	c.publishing.RUnlock()
 	if err != nil && ctx.Err() != nil {

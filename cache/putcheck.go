@@ -83,9 +83,9 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		return nil, notThis(cl, err)
 	}
 	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: ort}
-	m, err := readArtefact(ctx, folder, result)
+	models, err := readArtefacts(ctx, folder, result)
 	if err == nil {
-		err = nothingElse(m, folder, names)
+		err = nothingElse(models[0], folder, names)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -93,6 +93,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		}
 		return nil, notThis(cl, err)
 	}
+	m := models[0]
 	if err := cl.suits(m); err != nil {
 		return nil, notThis(cl, err)
 	}
@@ -101,7 +102,7 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		return nil, notThis(cl, err)
 	}
 	j := &job{c: c, request: cl.request, plan: cl.plan, scope: cl.outsider.key.scope, name: strings.TrimSuffix(cl.Output, "_ctx.onnx")}
-	b := j.record(m, result)
+	b := j.record(models, result)
 	b.EPs, b.Put = facts, true
 	if err := cl.stillOpen(); err != nil {
 		return nil, notThis(cl, err)

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -41,6 +42,14 @@ func decodeRecord(record []byte) (canonical, error) {
 			output, err := decodeOutput(f.bytes)
 			c.Output = output
 			return err
+		case 20:
+			var d cas.Digest
+			if copy(d[:], f.bytes) != len(d) || len(f.bytes) != len(d) {
+				return fmt.Errorf("digest of a group's model of %d bytes", len(f.bytes))
+			}
+			c.Group = append(c.Group, d)
+		case 21:
+			c.Member = f.varint != 0
 		}
 		return nil // a field that is not known makes the comparison below fail
 	})
@@ -171,7 +180,7 @@ func (c *canonical) again() (*Request, error) {
 	}
 	return &Request{EPs: c.request(), SessionOptions: c.SessionOptions, FreeDimensions: c.FreeDimensions,
 		FreeDimensionsByDenotation: c.FreeDimensionsByDenotation, GraphOptimizationLevel: c.GraphOptimizationLevel,
-		Embed: c.Embed, Route: c.Route, Output: c.Output.request()}, nil
+		Embed: c.Embed, Route: c.Route, Output: c.Output.request(), group: c.Group}, nil
 }
 
 // request gives the execution providers as a request would name them.

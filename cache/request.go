@@ -41,6 +41,9 @@ type Request struct {
 	Graph    *os.File
 	External map[string]*os.File // by location
 
+	// Group are further models, compiled together with the one above, after it and in this order, so that all share context binaries.
+	Group []ModelFiles
+
 	EPs                        []EP
 	SessionOptions             map[string]string
 	FreeDimensions             map[string]int64
@@ -59,7 +62,10 @@ type Request struct {
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context
 
-	foreign bool // the files came from another user than Peer
+	foreign bool         // the files came from another user than Peer
+	group   []cas.Digest // of Group, once it is identified
+	member  bool         // it is for a group that has the model among its members
+	sums    *sums        // nil: nothing is remembered of external data
 }
 
 // EP is one execution provider of a request, with its devices and options.
@@ -97,6 +103,8 @@ type canonical struct {
 	Embed                      bool              `json:"embed"`
 	Route                      string            `json:"route"`
 	Output                     *canonicalOutput  `json:"output,omitempty"`
+	Group                      []cas.Digest      `json:"-"`                // further models of a group, in order
+	Member                     bool              `json:"member,omitempty"` // a key by which a group is found for one of its models
 }
 
 type canonicalEP struct {
@@ -127,6 +135,8 @@ const recordVersion = 1
 //	  3 option {1, 2}, 4 file option {1 name, 2 digest}}
 //	4 session config entry {1 key, 2 value}
 //	10 output, see canonicalOutput.encode
+//	20 digest of a further model of a group, ordered (32 bytes)
+//	21 one of a group (varint)
 //
 // A field is never used again for something else; a new one is left out at its default, so that old keys hold.
 func (c *canonical) encode() []byte {
@@ -146,6 +156,13 @@ func (c *canonical) encode() []byte {
 	b = appendBytes(b, 9, []byte(c.Route))
 	if c.Output != nil {
 		b = appendBytes(b, 10, c.Output.encode())
+	}
+	for i := range c.Group {
+		b = appendBytes(b, 20, c.Group[i][:])
+	}
+	if c.Member {
+		b = protowire.AppendTag(b, 21, protowire.VarintType)
+		b = protowire.AppendVarint(b, 1)
 	}
 	return b
 }
@@ -173,10 +190,15 @@ func (c *canonical) key() (index.RequestKey, []byte) {
 // json is the record for people and for epcachectl key.
 func (c *canonical) json() string {
 	type plain canonical // without this method
+	var group []string
+	for i := range c.Group {
+		group = append(group, c.Group[i].String())
+	}
 	b, err := json.Marshal(struct {
 		*plain
-		Model string `json:"model"` // hides the digest's bytes
-	}{(*plain)(c), c.Model.String()})
+		Model string   `json:"model"` // hides the digest's bytes
+		Group []string `json:"group,omitempty"`
+	}{(*plain)(c), c.Model.String(), group})
 	if err != nil {
 		return "{}" // cannot happen: strings, numbers and maps of them only
 	}

@@ -30,24 +30,24 @@ func checkKeepSource(how string) (string, error) {
 	return "", fmt.Errorf("source models are kept as %q: it is one of %s, %s, %s", how, KeepReference, KeepCopy, KeepNone)
 }
 
-// keepSource says where the job's model will be found again. That it cannot be kept fails nothing: the build then
+// keepSource says where one of the job's models will be found again. That it cannot be kept fails nothing: the build then
 // waits for its next request when it has to be compiled anew.
 // The caller holds publishing.
-func (j *job) keepSource(ctx context.Context) index.Source {
+func (j *job) keepSource(ctx context.Context, member int) index.Source {
 	how := j.c.settings.Load().keepSource
-	if how != KeepNone && j.source.Kind == index.SourceCopy && j.c.hasAll(j.source.Files) {
-		return j.source // compiled from there just now; a path of it would be one in the store
+	if member < len(j.sources) && how != KeepNone && j.sources[member].Kind == index.SourceCopy && j.c.hasAll(j.sources[member].Files) {
+		return j.sources[member] // compiled from there just now; a path of it would be one in the store
 	}
 	var s index.Source
 	var err error
 	switch how {
 	case KeepReference:
-		s, err = j.reference()
+		s, err = j.reference(member)
 	case KeepCopy:
-		s, err = j.copySource(ctx)
+		s, err = j.copySource(ctx, member)
 	}
 	if err != nil {
-		j.c.log.Info("source model not kept", "model", j.request.Name, "why", err)
+		j.c.log.Info("source model not kept", "model", j.request.model(member).Name, "why", err)
 		return index.Source{}
 	}
 	return s
@@ -56,20 +56,20 @@ func (j *job) keepSource(ctx context.Context) index.Source {
 // reference remembers paths. They come from the descriptors: what a client says of paths is of no use. Only those of
 // a client of the daemon's own user, and of files of that user: the daemon may be able to open others, and the client
 // may not.
-func (j *job) reference() (index.Source, error) {
+func (j *job) reference(member int) (index.Source, error) {
 	if j.request.foreign {
 		return index.Source{}, errors.New("it is another user's than the build")
 	}
 	if j.request.Peer.UID != j.c.uid {
 		return index.Source{}, fmt.Errorf("it is user %d's, and the daemon is user %d", j.request.Peer.UID, j.c.uid)
 	}
-	s := index.Source{Kind: index.SourceReference}
+	r, s := j.request.model(member), index.Source{Kind: index.SourceReference}
 	var err error
-	if s.Path, err = j.c.keptPath(j.request.Graph); err != nil {
+	if s.Path, err = j.c.keptPath(r.Graph); err != nil {
 		return index.Source{}, err
 	}
-	for _, location := range j.locations {
-		path, err := j.c.keptPath(j.request.External[location])
+	for _, location := range j.copies[member].locations {
+		path, err := j.c.keptPath(r.External[location])
 		if err == nil && !utf8.ValidString(location) {
 			err = errors.New("not UTF-8")
 		}
@@ -101,8 +101,8 @@ func (c *Cache) hasAll(files []index.File) bool {
 	return !slices.ContainsFunc(files, func(f index.File) bool { return !c.cas.Has(f.Digest) })
 }
 
-// copySource makes blobs of the private copy that was compiled.
-func (j *job) copySource(ctx context.Context) (index.Source, error) {
+// copySource makes blobs of a private copy that was compiled.
+func (j *job) copySource(ctx context.Context, member int) (index.Source, error) {
 	s := index.Source{Kind: index.SourceCopy}
 	add := func(location, path string) error {
 		f := index.File{Name: location}
@@ -119,11 +119,12 @@ func (j *job) copySource(ctx context.Context) (index.Source, error) {
 		s.Files = append(s.Files, f)
 		return errors.Join(err, from.Close())
 	}
-	if err := add("", filepath.Join(j.modelFolder(), j.name+".onnx")); err != nil {
+	model := j.copies[member]
+	if err := add("", model.path); err != nil {
 		return index.Source{}, err
 	}
-	for _, location := range j.locations {
-		if err := add(location, filepath.Join(j.modelFolder(), filepath.FromSlash(location))); err != nil {
+	for _, location := range model.locations {
+		if err := add(location, filepath.Join(filepath.Dir(model.path), filepath.FromSlash(location))); err != nil {
 			return index.Source{}, err
 		}
 	}
@@ -155,10 +156,10 @@ func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, er
 	return r, c.sameModel(ctx, r, b)
 }
 
-// sameModel compares the model of the request with what the build was made from, and closes it if it is another.
+// sameModel compares the models of the request with what the build was made from, and closes them if they are others.
 func (c *Cache) sameModel(ctx context.Context, r *Request, b *index.Build) error {
-	id, err := c.identify(ctx, r, func(string) {})
-	if err == nil && id.Digest == b.ModelDigest {
+	id, again, err := c.identifyAll(ctx, r, func(string) {})
+	if err == nil && id.Digest == b.ModelDigest && slices.Equal(again.group, r.group) {
 		return nil
 	}
 	where := r.Graph.Name()
@@ -186,13 +187,25 @@ func (c *Cache) requestOf(b *index.Build) (*Request, error) {
 	return r, nil
 }
 
+// openSource opens the models that the build was made from. What is open is the request's, also after an error.
 func (c *Cache) openSource(ctx context.Context, b *index.Build, r *Request) error {
+	err := c.openModel(ctx, b, &b.Source, r)
+	for i := 1; i < len(b.Members) && err == nil; i++ {
+		m := &b.Members[i]
+		one := &Request{Name: m.ModelName}
+		err = c.openModel(ctx, b, &m.Source, one)
+		r.Group = append(r.Group, ModelFiles{one.Name, one.Graph, one.External})
+	}
+	return err
+}
+
+func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, r *Request) error {
 	r.External = make(map[string]*os.File)
-	switch b.Source.Kind {
+	switch s.Kind {
 	case index.SourceReference:
-		return c.openReference(b, r)
+		return c.openReference(b, s, r)
 	case index.SourceCopy:
-		for i, f := range b.Source.Files {
+		for i, f := range s.Files {
 			open, err := c.cas.Open(ctx, f.Digest)
 			if cas.Unsound(err) {
 				c.putAside(f.Digest, err.Error())
@@ -211,15 +224,15 @@ func (c *Cache) openSource(ctx context.Context, b *index.Build, r *Request) erro
 	return errNoSource
 }
 
-func (c *Cache) openReference(b *index.Build, r *Request) error {
+func (c *Cache) openReference(b *index.Build, s *index.Source, r *Request) error {
 	if b.UID != c.uid {
 		return noSource("the path of the source model is user %d's, and the daemon is user %d now", b.UID, c.uid)
 	}
 	var err error
-	if r.Graph, err = openKept(b.Source.Path, c.uid); err != nil {
+	if r.Graph, err = openKept(s.Path, c.uid); err != nil {
 		return noSource("the source model is gone: %v", err)
 	}
-	for location, path := range b.Source.External {
+	for location, path := range s.External {
 		if r.External[location], err = openKept(path, c.uid); err != nil {
 			delete(r.External, location)
 			return noSource("the source model is gone: external data %q: %v", location, err)
@@ -245,12 +258,21 @@ func (r *Request) own() (*Request, error) {
 		return nil, err
 	}
 	out.External = make(map[string]*os.File, len(r.External))
+	out.Group = nil // until it is duplicated too
 	for location, f := range r.External {
 		if out.External[location], err = duplicate(f); err != nil {
 			delete(out.External, location)
 			out.close()
 			return nil, err
 		}
+	}
+	for i := range r.Group {
+		one, err := r.model(i + 1).own()
+		if err != nil {
+			out.close()
+			return nil, err
+		}
+		out.Group = append(out.Group, ModelFiles{one.Name, one.Graph, one.External})
 	}
 	return &out, nil
 }

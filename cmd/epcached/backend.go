@@ -200,7 +200,11 @@ func (b *backend) Doctor(ctx context.Context, p unixsock.Peer, _ *wire.Doctor) (
 func wireError(err error) error {
 	var need *cache.NeedFilesError
 	if errors.As(err, &need) {
-		return &unixsock.NeedError{Locations: need.Locations}
+		out := &unixsock.NeedError{Locations: need.Locations}
+		for _, i := range need.Members {
+			out.Members = append(out.Members, uint32(i))
+		}
+		return out
 	}
 	var e *cache.Error
 	if errors.As(err, &e) {

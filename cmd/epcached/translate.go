@@ -34,6 +34,7 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 	for _, x := range w.Model.External {
 		r.External[x.Location] = fds[x.Fd]
 	}
+	r.Group = modelFiles(w.Group, fds)
 	for _, ep := range w.Eps {
 		one := cache.EP{Name: ep.Name, Options: ep.Options}
 		for _, d := range ep.Devices {
@@ -48,6 +49,24 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 		r.EPs = append(r.EPs, one)
 	}
 	return r, nil
+}
+
+// modelFiles translates the further models of a group.
+func modelFiles(group []*wire.Model, fds []*os.File) []cache.ModelFiles {
+	var out []cache.ModelFiles
+	for _, m := range group {
+		one := cache.ModelFiles{Name: m.Name, External: make(map[string]*os.File, len(m.External))}
+		if int(m.Fd) < len(fds) {
+			one.Graph = fds[m.Fd]
+		}
+		for _, x := range m.External {
+			if int(x.Fd) < len(fds) {
+				one.External[x.Location] = fds[x.Fd]
+			}
+		}
+		out = append(out, one)
+	}
+	return out
 }
 
 func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
@@ -92,6 +111,10 @@ func acquireReply(a *cache.Answer) *wire.AcquireReply {
 		for ep, options := range a.ProviderOptions {
 			reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
 		}
+	}
+	reply.Member = uint32(a.Member)
+	for _, m := range a.Members {
+		reply.Members = append(reply.Members, &wire.Member{Name: m.Name, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
 	}
 	if b := a.Build; b != nil {
 		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
@@ -140,6 +163,9 @@ func buildReply(l *cache.Listing) *wire.Build {
 	}
 	for _, f := range b.Files {
 		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})
+	}
+	for _, m := range b.Members {
+		out.Members = append(out.Members, &wire.Member{Name: m.ModelName, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
 	}
 	return out
 }

@@ -1,0 +1,196 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// ModelFiles is a further model of a weight-sharing group.
+type ModelFiles struct {
+	Name     string // for people; never part of identity
+	Graph    *os.File
+	External map[string]*os.File // by location
+}
+
+// Member is one model of a group, in an answer.
+type Member struct {
+	Name           string
+	ModelDigest    cas.Digest
+	Graph          string            // relative to the view: "<id>/<graph>"
+	SessionOptions map[string]string // besides the answer's, when several members are loaded in one process
+}
+
+// maxGroup bounds a group: its models are compiled one after the other in one worker.
+const maxGroup = 64
+
+// models is how many models the request is for.
+func (r *Request) models() int { return 1 + len(r.Group) }
+
+// model gives the request for one of its models alone, with the same files. 0 is the first.
+func (r *Request) model(i int) *Request {
+	one := *r
+	one.Group, one.group = nil, nil
+	if i > 0 {
+		m := r.Group[i-1]
+		one.Name, one.Graph, one.External = m.Name, m.Graph, m.External
+	}
+	return &one
+}
+
+// checkGroup refuses groups that no execution provider compiles.
+func (r *Request) checkGroup() error {
+	if len(r.Group) == 0 {
+		return nil
+	}
+	if r.models() > maxGroup {
+		return fail(BadRequest, nil, "a group of %d models, more than %d", r.models(), maxGroup)
+	}
+	if r.Embed {
+		return fail(BadRequest, nil, "the models of a group share a context binary beside their graphs, which cannot be embedded").
+			hint("ask for them one by one, or without embedding")
+	}
+	if r.OnMiss == ForClaim {
+		return fail(BadRequest, nil, "a group is compiled by the daemon, and not under a claim").hint("ask with on_miss wait, or claim the models one by one")
+	}
+	if r.Output.InitializersFile != "" || r.Output.InitializersInSource {
+		return fail(BadRequest, nil, "the initializers of a group's models stay in their graphs").hint("ask for the models one by one")
+	}
+	for i, m := range r.Group {
+		if m.Graph == nil {
+			return fail(BadRequest, nil, "the request has no model %d of the group", i+2)
+		}
+	}
+	return nil
+}
+
+// sharing is the request with what makes execution providers share: their options, and sessions in which to compile.
+func (r *Request) sharing() *Request {
+	out := *r
+	if out.Route == "" {
+		out.Route = compilers.RouteSessionOptions
+	}
+	out.EPs = make([]EP, len(r.EPs))
+	for i, ep := range r.EPs {
+		info, _ := compilers.EPByName(ep.Name)
+		ep.Options = info.ForSharing(ep.Options)
+		out.EPs[i] = ep
+	}
+	return &out
+}
+
+// identifyAll is identify for every model of the request. It gives the request as a group is asked for; a request for one
+// model stays as it is.
+func (c *Cache) identifyAll(ctx context.Context, r *Request, progress func(string)) (identity, *Request, error) {
+	if len(r.Group) == 0 {
+		id, err := c.identify(ctx, r, progress)
+		return id, r, err
+	}
+	out := r.sharing()
+	out.group = nil
+	known, all := &sums{now: c.now}, identity{}
+	need := &NeedFilesError{}
+	seen := make(map[cas.Digest]string)
+	for i := range r.models() {
+		one := r.model(i)
+		one.sums = known
+		id, err := c.identify(ctx, one, progress)
+		var missing *NeedFilesError
+		switch {
+		case errors.As(err, &missing):
+			need.add(missing, i)
+			continue
+		case err != nil:
+			return identity{}, nil, err
+		case id.Compiled:
+			return identity{}, nil, fail(BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
+		case seen[id.Digest] != "":
+			return identity{}, nil, fail(BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
+		}
+		seen[id.Digest] = one.Name
+		if i == 0 {
+			all = id
+			continue
+		}
+		out.group = append(out.group, id.Digest)
+		all.Store = narrower(all.Store, id.Store)
+		all.FreeDims = append(all.FreeDims, id.FreeDims...)
+	}
+	if len(need.Locations) > 0 {
+		return identity{}, nil, need
+	}
+	return all, out, nil
+}
+
+// narrower of two models' wishes about where to store: what holds for one member holds for the group.
+func narrower(a, b string) string {
+	for _, wish := range []string{"none", "user"} {
+		if a == wish || b == wish {
+			return wish
+		}
+	}
+	return a
+}
+
+// add notes what one of a group's models lacks.
+func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
+	for _, l := range missing.Locations {
+		e.Locations, e.Members = append(e.Locations, l), append(e.Members, member)
+	}
+}
+
+// alone is the key under which a group is found by one who asks for a single of its models, with the same options.
+func (c *canonical) alone(member int) index.RequestKey {
+	one := *c
+	if member > 0 {
+		one.Model = c.Group[member-1]
+	}
+	one.Group, one.Member = nil, true
+	key, _ := one.key()
+	return key
+}
+
+// lookUpMember looks for a group that has the request's model among its members and was asked for with the same options.
+// It is served to whoever has had the group itself: who brings one model has not shown the others.
+func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
+	if len(r.Group) > 0 || r.Embed {
+		return nil, nil
+	}
+	member := r.sharing()
+	member.member = true
+	pm, err := c.plan(ctx, member, id.Digest, rc, phase)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		return nil, nil // there is no such group then; the request itself is answered as if nobody had looked
+	}
+	found, err := c.lookUp(ctx, member, pm, rt, rc, phase)
+	if found.answer == nil || err != nil {
+		return nil, err
+	}
+	a := c.finish(found.answer, member, id, pm, rt)
+	a.RequestKey, a.Record = p.requestKey, p.recordJSON
+	a.Why = "one of a group of models that was compiled together: " + a.Why
+	return a, nil
+}
+
+// tellMembers says what a group consists of, and which of its models was asked for.
+func (a *Answer) tellMembers(model cas.Digest) {
+	b := a.Build
+	if len(b.Members) == 0 {
+		return
+	}
+	dir := path.Dir(a.Graph)
+	for i := range b.Members {
+		m := &b.Members[i]
+		a.Members = append(a.Members, Member{Name: m.ModelName, ModelDigest: m.ModelDigest, Graph: path.Join(dir, m.Graph), SessionOptions: m.SessionOptions})
+	}
+	a.Member = max(0, b.MemberOf(model))
+	a.Graph = a.Members[a.Member].Graph
+}

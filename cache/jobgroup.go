@@ -1,0 +1,117 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+)
+
+// share lists the further models of a group as the compiler gets them.
+func (j *job) share() []compilers.ShareMember {
+	var out []compilers.ShareMember
+	for i := 1; i < len(j.copies); i++ {
+		out = append(out, compilers.ShareMember{Model: j.copies[i].path, Output: j.memberOutput(i)})
+	}
+	return out
+}
+
+// nameIn names the model that an error is about.
+func (j *job) nameIn(err error) string {
+	var member *compilers.MemberError
+	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.request.models() {
+		return j.request.model(member.Member).Name
+	}
+	return j.request.Name
+}
+
+// members lists what a group consists of, nil for a single model.
+func (j *job) members(result compilers.Result) []index.Member {
+	if j.request.models() == 1 {
+		return nil
+	}
+	var out []index.Member
+	for i, graph := range result.Graphs {
+		out = append(out, index.Member{ModelName: j.request.model(i).Name, ModelDigest: j.plan.canonical.member(i), Graph: graph,
+			SessionOptions: compilers.ShareOptions(), AloneKey: j.plan.canonical.alone(i)})
+	}
+	return out
+}
+
+// loadGraphs loads what was compiled as applications will: a group in order in one process, with the options that make its members
+// share.
+func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string) (compilers.CheckResult, error) {
+	check := compilers.CheckJob{
+		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
+		SessionOptions: options, FreeDimensions: j.request.FreeDimensions,
+		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
+		GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
+		Idle:                       j.urgent,
+	}
+	for i := 1; i < j.request.models(); i++ {
+		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))
+	}
+	checked, err := j.checkTwice(ctx, check)
+	if err != nil {
+		err = workerError(err, "model %q: load check", j.nameIn(err))
+	}
+	return checked, err
+}
+
+// sharingOptions gives session options with those that make the members of a group share.
+func sharingOptions(options map[string]string) map[string]string {
+	all := compilers.ShareOptions()
+	maps.Copy(all, options)
+	return all
+}
+
+// checkAlone finds out whether the members of a group also load without sharing, as one that is asked for alone is loaded.
+// Where they do not, nobody is given one alone.
+func (j *job) checkAlone(ctx context.Context, out string, result compilers.Result, b *index.Build) error {
+	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {
+		return nil
+	}
+	checked, err := j.loadGraphs(ctx, out, result, j.request.SessionOptions)
+	if err != nil {
+		return err
+	}
+	if checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel == "" {
+		checked.Outcome, checked.Text = compilers.Failed, "only without graph optimisation"
+	}
+	if checked.Outcome == compilers.Passed {
+		return nil
+	}
+	b.Warnings = append(b.Warnings, fmt.Sprintf("the models load together and not alone: %q: %s", b.Members[checked.Member].ModelName, end(checked.Text)))
+	for i := range b.Members {
+		b.Members[i].AloneKey = index.RequestKey{}
+	}
+	return nil
+}
+
+// groupWarnings tells of a group that shares nothing.
+func groupWarnings(models []*epmodel.Model) []string {
+	if len(models) < 2 {
+		return nil
+	}
+	users := make(map[string]int) // of each file, graphs that refer to it
+	for _, m := range models {
+		seen := make(map[string]bool)
+		for _, ref := range m.Sidecars() {
+			if !seen[ref.Name] {
+				seen[ref.Name] = true
+				users[ref.Name]++
+			}
+		}
+	}
+	for _, n := range users {
+		if n == len(models) {
+			return nil
+		}
+	}
+	return []string{"no context binary is shared by all models of the group: the execution provider made them apart"}
+}
