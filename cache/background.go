@@ -1,6 +1,9 @@
 package cache
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // A user may have so many jobs finished without waiting for them, and so many files held open for that: each holds the
 // model's, until it is its turn.
@@ -51,14 +54,54 @@ func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *pl
 	}
 	if !first {
 		why = "it is being compiled already"
+		if err := c.inherit(f, key, r, func(own *Request) func() (runner, error) { return c.begin(own, id, p, rc, scope) }); err != nil {
+			return nil, fail(Internal, err, "model %q", r.Name)
+		}
 	}
 	return &Answer{Outcome: Later, Job: f.id, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name, Why: why}, nil
 }
 
+// inherit has the job done here if it is an application's, which may bring nothing: for each user that goes on without it
+// a request is kept until then.
+func (c *Cache) inherit(f *flight, key flightKey, r *Request, begin func(*Request) func() (runner, error)) error {
+	f.mu.Lock()
+	heir := f.state == JobClaimed && !f.heirs[r.Peer.UID]
+	if heir {
+		if f.heirs == nil {
+			f.heirs = make(map[uint32]bool)
+		}
+		f.heirs[r.Peer.UID] = true
+	}
+	f.mu.Unlock()
+	if !heir {
+		return nil
+	}
+	own, err := r.own()
+	if err != nil {
+		return err
+	}
+	c.later(func(ctx context.Context) {
+		defer own.close()
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return
+		}
+		if !errors.As(f.err, new(*claimEnd)) {
+			return
+		}
+		if _, _, err := c.flights.send(key, c.asking(own, nil), begin(own)); err != nil {
+			c.log.Info("not compiled after a claim that ended without a result", "model", own.Name, "error", err)
+			c.happened(eventFor(own.Peer, f.about.RequestKey, own.Name, EventFailed, "%v", err))
+		}
+	})
+	return nil
+}
+
 // asking says how the request takes part in a job.
 func (c *Cache) asking(r *Request, t *telling) asking {
-	who := asking{uid: r.Peer.UID, keep: r.KeepGoing}
-	if r.KeepGoing || r.OnMiss == Background {
+	who := asking{uid: r.Peer.UID, keep: r.KeepGoing && r.OnMiss != Bypass && r.Store != "none"} // else nobody would have it
+	if who.keep || r.OnMiss == Background {
 		who.owner = c.reports.owners.of(r.Peer.UID)
 	}
 	if t != nil {

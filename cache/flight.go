@@ -59,6 +59,7 @@ type flight struct {
 	waiters  map[*waiter]struct{} // each is told the phases
 	kept     map[uint32]uint32    // users who want it finished without waiting -> whose uid that is
 	askers   map[uint32]bool      // users who asked, and so may hear of it
+	heirs    map[uint32]bool      // users for whom it is begun again here, if it is an application's that brings nothing
 	turn     *turn                // nil: it has no place in the queue
 	urgent   chan struct{}        // closed as soon as a request waits
 	started  time.Time            // zero: not yet

@@ -450,3 +450,24 @@ func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
 	require.Equal(t, JobCancelled, ended[0].State)
 	require.Empty(t, b.settles(), "and it is not begun again")
 }
+
+func TestBackgroundOutlivesAClaimThatBringsNothing(t *testing.T) {
+	b, g := jobbing(t, 1)
+	r := b.request(b.model(1))
+	r.OnMiss = ForClaim
+	claimed := b.acquire(r)
+	require.Equal(t, Claimed, claimed.Outcome)
+	for range 3 {
+		a := b.later1(1, somebody)
+		require.Equal(t, b.jobs(somebody)[0].ID, a.Job)
+		require.Equal(t, JobClaimed, b.jobs(somebody)[0].State)
+	}
+	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, claimed.Claim.ID, "it crashed", 0))
+	b.begins(g, 1)
+	jobs := b.jobs(somebody)
+	require.Len(t, jobs, 1)
+	require.Equal(t, JobRunning, jobs[0].State)
+	close(g.pass)
+	require.Equal(t, JobDone, b.follow(somebody, jobs[0].ID).State)
+	require.Len(t, g.begun(), 1)
+}
