@@ -3,6 +3,7 @@
 package compilers_test
 
 import (
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"testing"
@@ -120,4 +121,60 @@ func TestInitializersThatCannotBe(t *testing.T) {
 			require.ErrorIs(t, err, compilers.ErrOption)
 		})
 	}
+}
+
+// QNN leaves bitwise operators to the CPU, with their constants.
+func TestInitializersWithQNN(t *testing.T) {
+	r := compilertest.Runtime(t, "qnn-2.7.0")
+	c := newORT(t, compilers.ORTOptions{})
+	ep := compilers.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
+	var want []byte
+	for _, row := range []struct {
+		name  string
+		keep  compilers.Initializers
+		files []string // besides graph and binary
+	}{
+		{"in the graph", compilers.Initializers{}, nil},
+		{"in a file", compilers.Initializers{File: "rest.bin"}, []string{"rest.bin"}},
+		{"in the source's file", compilers.Initializers{InSource: true}, []string{"m.data"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			job := apartJob(t, r, ep, bitwise())
+			job.GraphOptimizationLevel, job.Initializers = "basic", row.keep
+			result, err := c.Compile(t.Context(), job, nil)
+			require.NoError(t, err)
+			require.ElementsMatch(t, append([]string{job.Output, "00112233445566_ctx_qnn.bin"}, row.files...), result.Files)
+			m := readModel(t, filepath.Join(job.Folder, result.Graph))
+			require.Len(t, m.Contexts, 2)
+			require.Equal(t, len(row.files), outside(t, filepath.Join(job.Folder, result.Graph)))
+			require.NoError(t, os.RemoveAll(filepath.Dir(job.Model)))
+			got := run(t, c, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+			if want == nil {
+				want = got
+			}
+			require.Equal(t, want, got)
+		})
+	}
+}
+
+// bitwise is y = ((x w0) as integers ^ bits) as floats w1.
+func bitwise() tinymodel.Model {
+	const int32s = 6
+	weight := func(name string, seed uint64) tinymodel.Tensor {
+		return tinymodel.Tensor{Name: name, Type: tinymodel.Float, Shape: []int64{width, width}, Raw: tinymodel.Floats(seed, width*width)}
+	}
+	bits := tinymodel.Tensor{Name: "bits", Type: int32s, Shape: []int64{2, width}}
+	for i := range 2 * width {
+		bits.Raw = binary.LittleEndian.AppendUint32(bits.Raw, uint32(i%8))
+	}
+	node := func(op string, attributes map[string]any, out string, in ...string) tinymodel.Node {
+		return tinymodel.Node{Name: "to_" + out, Op: op, Inputs: in, Outputs: []string{out}, Attributes: attributes}
+	}
+	value := func(name string) tinymodel.Value {
+		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{2, width}}
+	}
+	return tinymodel.Model{Opsets: map[string]int64{"": 18}, Inputs: []tinymodel.Value{value("x")}, Outputs: []tinymodel.Value{value("y")},
+		Initializers: []tinymodel.Tensor{weight("w0", 1), bits, weight("w1", 2)},
+		Nodes: []tinymodel.Node{node("MatMul", nil, "a", "x", "w0"), node("Cast", map[string]any{"to": int64(int32s)}, "b", "a"), node("BitwiseXor", nil, "c", "b", "bits"),
+			node("Cast", map[string]any{"to": int64(tinymodel.Float)}, "d", "c"), node("MatMul", nil, "y", "d", "w1")}}
 }
