@@ -144,3 +144,35 @@ func TestDevicesThatAreNotThere(t *testing.T) {
 	require.NotEqual(t, a.Build.BuildKey, here.Build.BuildKey)
 	require.NotEqual(t, a.RequestKey, here.RequestKey)
 }
+
+// Several execution providers, in order: each takes what those before it left, and the order is part of the request.
+func TestSeveralExecutionProviders(t *testing.T) {
+	const openVINO = "OpenVINOExecutionProvider"
+	r, real := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{}), compilertest.Runtime(t, "openvino-1.8.1")
+	both, err := compilers.Complete(compilers.Runtime{Directory: "both", ORTLibrary: real.ORTLibrary, EPs: append(r.EPs, real.EPs...)})
+	require.NoError(t, err)
+	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{both} })
+	first, second := EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}}, EP{Name: openVINO}
+	path := filepath.Join(t.TempDir(), "m.onnx")
+	require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
+	ask := func(eps ...EP) *Answer {
+		q := b.request(b.openFile(path))
+		q.EPs = eps
+		return b.acquire(q)
+	}
+	a := ask(first, second)
+	require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+	sources := map[string]int{}
+	for _, n := range b.graphOf(a).Contexts {
+		sources[n.Source]++
+	}
+	require.Equal(t, map[string]int{compilertest.TestEP: 3, openVINO: 2}, sources)
+	require.Len(t, a.Build.EPs, 2)
+	require.Empty(t, a.Warnings)
+	other := ask(second, first)
+	require.NotEqual(t, a.RequestKey, other.RequestKey)
+	require.Contains(t, other.Warnings[0], compilertest.TestEP+" took no node")
+	require.Equal(t, Hit, ask(first, second).Outcome)
+}
