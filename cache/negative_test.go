@@ -158,6 +158,24 @@ func TestFailuresOutliveTheDaemon(t *testing.T) {
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 }
 
+// Rows that nobody can read are dropped, and are no reason not to start.
+func TestDamagedFailuresAreDropped(t *testing.T) {
+	b := newBench(t)
+	b.refused(b.failing(1, standin.Refuse))
+	rows, err := b.cache.index.Failures()
+	require.NoError(t, err)
+	require.Len(t, rows, 1)
+	for key, raw := range rows {
+		require.NoError(t, b.cache.index.SaveFailure([]byte("another"), raw))
+		require.NoError(t, b.cache.index.SaveFailure([]byte(key), raw[:len(raw)/2]))
+	}
+	b.reopen()
+	require.Empty(t, b.failures(b.self()))
+	rows, err = b.cache.index.Failures()
+	require.NoError(t, err)
+	require.Empty(t, rows)
+}
+
 func TestAnotherConfigurationIsTried(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Conditions = "wall 1 s" })
 	b.refused(b.failing(1, standin.Refuse))
