@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._artefact import Artefact, File, Progress
+from ._claim import Claim
 from ._client import Client, default_sockets
 from ._errors import (
     BadModel,
@@ -62,6 +63,7 @@ __all__ = [
     "Busy",
     "Cancelled",
     "Candidate",
+    "Claim",
     "Client",
     "CompileFailed",
     "DeadlineExceeded",

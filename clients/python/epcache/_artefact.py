@@ -10,9 +10,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import _errors, _wire
 from ._explanation import Explanation, explanation
+
+if TYPE_CHECKING:
+    from ._claim import Claim
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Artefact:
     from it lives. Load `path` (or `view_path`, see there) with exactly these provider and session options.
     """
 
-    outcome: str  # "hit", "compiled", "waited", "put"; "passthrough", "background", "key", "explanation": without a view
+    outcome: str  # "hit", "compiled", "waited", "put"; "passthrough", "background", "claim", "key", "explanation": without a view
     request_key: str
     build: str
     model_digest: str
@@ -74,6 +78,8 @@ class Artefact:
     connect_seconds: float = 0.0
     server: str = ""
     explanation: Explanation | None = None  # for on_miss="explain"
+    claim: Claim | None = None  # of "claim": compile with these options, and put the result
+    claimed: _wire.Message | None = field(default=None, repr=False, compare=False)  # what the claim is made of
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -119,7 +125,12 @@ class Artefact:
             yield mapped
 
     def close(self) -> None:
-        """Gives up the lease. May be called again."""
+        """Gives up the lease, and the claim if there is one. May be called again."""
+        if self.claim is not None:
+            self.claim.close()
+        self._release()
+
+    def _release(self) -> None:
         with self._lock:
             descriptor, self.fd = self.fd, None
         if descriptor is not None:
@@ -133,7 +144,7 @@ class Artefact:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be half gone
-            self.close()
+            self._release()  # a claim may be in other hands
 
 
 def progress(message: _wire.Message) -> Progress:
@@ -172,6 +183,7 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
         files=[File(**f) for f in reply["files"]],
         provider_options={ep: options["entries"] for ep, options in reply["provider_options"].items()},
         explanation=explanation(reply["explanation"]) if "explanation" in reply else None,
+        claimed=reply.get("claim"),
         fd=fd,
     )
 

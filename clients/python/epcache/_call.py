@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from . import _errors, _wire
 from ._artefact import Artefact, Progress, artefact, clean, progress
 from ._connection import Connection, Lost, close_all
-from ._model import Model
+from ._model import Model, stamp_of
 from ._request import ExecutionProvider, Runtime
 from ._version import __version__
 
@@ -79,8 +79,11 @@ class Call(Generic[T]):
             # Of the caller's making, in the middle of a request: closing is what cancels it.
             connection.close()
             raise
-        self.client._give_back(connection)
+        self._done(connection, result)
         return result
+
+    def _done(self, connection: Connection, result: T) -> None:
+        self.client._give_back(connection)
 
     def _rounds(self, connection: Connection) -> T:
         raise NotImplementedError
@@ -154,6 +157,7 @@ class Acquire(Call[Artefact]):
         self.eps = eps
         self.runtime = runtime
         self.request = request
+        self.sources: dict[str, tuple[int, ...]] = {}  # path -> stamp of what was sent last
 
     def _rounds(self, connection: Connection) -> Artefact:
         """Asks, and once more with the external data that the daemon said the model refers to."""
@@ -167,6 +171,15 @@ class Acquire(Call[Artefact]):
             locations = answer
             self.client._remember(self.model.stamp, locations)
         raise _errors.ProtocolError("the daemon asks for external data again and again")
+
+    def _done(self, connection: Connection, result: Artefact) -> None:
+        """A claim hangs on the connection that it was given on, which is no other request's from then on."""
+        if result.claimed is None:
+            self.client._give_back(connection)
+            return
+        from ._claim import Claim  # which is made of calls itself
+
+        result.claim = Claim(self.client, connection, result.claimed, self.sources)
 
     def _ask(self, connection: Connection, locations: list[str]) -> Artefact | list[str]:
         with self._opened(locations) as (body, descriptors):
@@ -189,6 +202,9 @@ class Acquire(Call[Artefact]):
         """Yields the Acquire and its descriptors; those that were opened for it are closed afterwards."""
         with contextlib.ExitStack() as stack:
             descriptors = [self.model.fd]
+            self.sources = {}
+            if self.model.folder:
+                self.sources[os.path.join(self.model.folder, self.model.name)] = stamp_of(self.model.fd)
 
             def send(descriptor: int) -> int:
                 descriptors.append(descriptor)
@@ -198,12 +214,14 @@ class Acquire(Call[Artefact]):
             for location in locations:
                 descriptor = self.model.open_external(location)
                 stack.callback(os.close, descriptor)
+                if self.model.folder and self.model.external is None:
+                    self.sources[os.path.join(self.model.folder, location)] = stamp_of(descriptor)
                 external.append({"location": location, "fd": send(descriptor)})
             body = dict(self.request)
             body["model"] = {"fd": 0, "name": self.model.name, "external": external}
             body["eps"] = [ep.message(send, stack) for ep in self.eps]
             if self.runtime is not None:
-                body["runtime"] = self.runtime.message(send)
+                body["runtime"] = self.runtime.message(send, stack)
             yield body, descriptors
 
 

@@ -87,8 +87,9 @@ class Client:
         preference: "OpenVINOExecutionProvider:CPU", ("QNNExecutionProvider", {"soc_model": "60"}) or
         ExecutionProvider. `dims` fixes free dimensions by name. `runtime` says what the artefact will be loaded
         with, or names its folder; without one it is the daemon's default runtime. `on_miss` is one of wait, background,
-        fail, refresh, bypass, key_only, explain; background has it compiled and answers at once, with the outcome "background"
-        and the job. `keep_going` finishes a compile though nobody waits for it any more. `store` (shared, user, none) can
+        claim, fail, refresh, bypass, key_only, explain. With background it is compiled while this answers at once, with the
+        outcome "background" and the job. With claim the answer may be the right to compile it here: outcome "claim", and `claim` says
+        how; or somebody else does already, and this waits. `keep_going` finishes a compile though nobody waits for it any more. `store` (shared, user, none) can
         narrow where the result is kept. `progress` is called on this thread. External data is opened here when the daemon asks for it: by its location relative to the model's
         folder, or by `external`, which returns a descriptor that is closed afterwards. `output` says how it is to be written.
 

@@ -69,8 +69,7 @@ def open_model(source: ModelSource, external: Callable[[str], int] | None) -> It
         path = os.path.abspath(path) if isinstance(path, str) and path else ""
         name, folder, opened = os.path.basename(path) or "model.onnx", os.path.dirname(path), False
     try:
-        info = os.fstat(descriptor)
-        stamp = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, hash(folder))
+        stamp = (*stamp_of(descriptor), hash(folder))
         yield Model(descriptor, name, stamp, folder, external)
     finally:
         if opened:
@@ -87,6 +86,15 @@ def open_regular(path: str) -> int:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def stamp_of(file: str | int) -> tuple[int, ...]:
+    """Returns what changes when a file does, of a path or a descriptor; nothing for one that is not there."""
+    try:
+        info = os.stat(file)
+    except FileNotFoundError:
+        return ()
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
 def _memory_file(data: bytes) -> int:

@@ -13,10 +13,11 @@ import os
 import pkgutil
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from . import _errors
 from ._model import open_regular
@@ -177,8 +178,8 @@ def _library_of(ep: ExecutionProvider, device: Any) -> Library | None:
     return Library(ep.name, path)
 
 
-def runtime(plugins: list[Plugin]) -> Runtime:
-    """Describes what this process will load the artefact with.
+def runtime(plugins: list[Plugin], beside: bool = False) -> Runtime:
+    """Describes what this process will load the artefact with; with `beside` also to a daemon that does not have it.
 
     The folder is left out on purpose: the libraries say the same, and are found also where the daemon knows the
     folder by another name.
@@ -187,6 +188,19 @@ def runtime(plugins: list[Plugin]) -> Runtime:
     libraries = sorted(glob.glob(os.path.join(glob.escape(folder), "libonnxruntime.so.*")))
     return Runtime(
         ort_version=ort.__version__,
-        ort_library=libraries[0] if libraries else "",
-        libraries=tuple(p.library for p in plugins if p.library is not None),
+        # A provider that is part of ONNX Runtime cannot be registered, so the daemon need not try.
+        ort_library=libraries[0] if libraries and all(p.library is not None for p in plugins) else "",
+        libraries=tuple(_shown(p, beside) for p in plugins if beside or p.library is not None),
     )
+
+
+def _shown(plugin: Plugin, beside: bool) -> Library:
+    """Returns the library of a provider. One that is part of ONNX Runtime is in that one's, or in one beside it."""
+    library = plugin.library
+    if library is None:
+        path = str(onnxruntime_pybind11_state.__file__)
+        with _lock:
+            if path not in _registered:
+                _registered[path] = Library(path, path, open_regular(path))
+            library = Library(plugin.ep.name, path, _registered[path].fd)
+    return replace(library, beside=beside)

@@ -40,7 +40,8 @@ class Pending:
 class Report:
     """Where a session came from.
 
-    `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache; "passthrough" for a model
+    `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache, "put" for one that was compiled here and
+    given to the cache; "passthrough" for a model
     that was compiled already; "background" for one that is being compiled, see `ready`; "bypassed" for one that the cache was
     not asked for; "no daemon"; or "failed". In the last five cases it is a plain session on the same execution provider,
     or with "background" on `meanwhile`. `why` says more, for people.
@@ -70,7 +71,7 @@ class Report:
     @property
     def cached(self) -> bool:
         """Whether the session was made from the cache."""
-        return self.outcome in ("hit", "compiled", "waited")
+        return self.outcome in ("hit", "compiled", "waited", "put")
 
     @property
     def ready(self) -> bool:

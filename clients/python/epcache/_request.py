@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Union
@@ -12,6 +13,9 @@ from . import _wire
 from ._model import open_regular
 
 Send = Callable[[int], int]  # adds a descriptor to the request; returns its index there
+
+_LIBRARY = re.compile(r"\.so(\.\d+)*$")
+MAX_BESIDE = 512
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,26 @@ class Output:
 
 @dataclass(frozen=True)
 class Library:
-    """A plugin library as this process has it: `fd`, if any, is a descriptor of the very file, and stays open."""
+    """A plugin library as this process has it: `fd`, if any, is a descriptor of the very file, and stays open.
+
+    With `beside` the libraries in its folder are shown as well: they tell its SDK to a daemon that does not have them.
+    """
 
     ep: str
     path: str
     fd: int | None = None
+    beside: bool = False
+
+    def neighbours(self) -> dict[str, str]:
+        """Returns the other libraries in the folder by their names. None where there are too many: then it is known by its path."""
+        folder, own = os.path.dirname(self.path), os.path.realpath(self.path)
+        found: dict[str, str] = {}
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            # A link inside the folder is another name for what is found anyway.
+            library = _LIBRARY.search(entry.name) and entry.is_file() and not entry.is_symlink()
+            if library and os.path.realpath(entry.path) != own:
+                found[entry.name] = entry.path
+        return found if len(found) <= MAX_BESIDE else {}
 
 
 @dataclass(frozen=True)
@@ -124,12 +143,18 @@ class Runtime:
     ort_library: str = ""
     libraries: tuple[Library, ...] = ()
 
-    def message(self, send: Send) -> _wire.Message:
-        """Returns the message; the libraries' descriptors are sent with `send`."""
+    def message(self, send: Send, stack: contextlib.ExitStack) -> _wire.Message:
+        """Returns the message; the libraries' descriptors are sent with `send`, and those opened here closed with `stack`."""
         message = self.described()
         for library, described in zip(self.libraries, message["ep_libraries"], strict=True):
             if library.fd is not None:
                 described["fd"] = send(library.fd)
+            if library.beside:
+                described["beside"] = []
+                for name, path in library.neighbours().items():
+                    descriptor = open_regular(path)
+                    stack.callback(os.close, descriptor)
+                    described["beside"].append({"location": name, "fd": send(descriptor)})
         return message
 
     def described(self) -> _wire.Message:

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from . import _errors, _plugins
+from . import _compile, _errors, _plugins
 from ._artefact import Artefact, Progress
 from ._client import Client
 from ._plugins import Plugin
@@ -54,6 +54,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     `session.epcache.ready` tells when a new session would be made from the cache. `meanwhile` names an execution provider of
     ONNX Runtime's own for that, such as "CPUExecutionProvider"; without it the plain session is on `ep`, and compiles as well.
 
+    With on_miss="claim" a model that is not there is compiled with this process's own libraries, which the daemon need not have, and
+    given to the cache: by epcached's worker as a child of this process, or in this process where there is no worker, or the
+    execution provider is part of ONNX Runtime. Others who ask for it meanwhile wait.
+
     Raises what ONNX Runtime raises; Unavailable where the execution provider or its device is missing, rather than
     running on the CPU; and CompileFailed when the model made the execution provider crash in the daemon's compiler: it
     would do so here, and take the process with it.
@@ -85,7 +89,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         self._meanwhile = meanwhile
         self._record = Record() if sess_options is None else getattr(sess_options, "_record", None)
         self._plugins = _prepare(ep, sess_options, self._record)
-        reason = self._why_not(client)
+        reason = self._why_not(client, on_miss)
         if reason:
             self._report = Report("bypassed", reason)
             self._load_plain()
@@ -112,7 +116,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self._sess_options_initial = record.replay(only_running=False)
         super().set_providers(providers, provider_options)
 
-    def _why_not(self, client: Client | bool | None) -> str:
+    def _why_not(self, client: Client | bool | None, on_miss: str) -> str:
         """Returns why the cache cannot be asked, "" if it can."""
         if client is False:
             return "the application asked for no cache"
@@ -120,7 +124,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             kind = type(self._source_options).__name__
             return f"a plain onnxruntime.{kind} cannot be read back: use epcache.SessionOptions"
         reasons = list(self._record.reasons)
-        reasons += [f"{p.ep.name} is part of ONNX Runtime itself" for p in self._plugins if p.library is None]
+        if on_miss != "claim":  # the daemon has no such ONNX Runtime, but this process compiles for it
+            reasons += [f"{p.ep.name} is part of ONNX Runtime itself" for p in self._plugins if p.library is None]
         if self._more.get("disabled_optimizers"):
             reasons.append("disabled_optimizers is given")
         if int(self._more.get("read_config_from_model", os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1")):
@@ -133,6 +138,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         attempts = Attempts()
         for _ in range(2):
             artefact = self._acquire(client, deadline, attempts, wishes)
+            if artefact is not None and artefact.claim is not None:
+                artefact = self._compile(artefact, deadline, attempts, wishes)
             if artefact is None:
                 break
             self._report = attempts.with_(artefact)
@@ -166,6 +173,32 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         finally:
             attempts.seconds += time.perf_counter() - started
 
+    def _compile(
+        self, claimed: Artefact, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
+    ) -> Artefact | None:
+        """Compiles under a claim, and returns what the daemon made of it; None if that brought nothing."""
+        record, started = self._record, time.perf_counter()
+        assert record is not None
+        job = _compile.Job(
+            source=self._source if isinstance(self._source, bytes) else os.fspath(self._source),
+            plugins=self._plugins,
+            ort_library=_plugins.runtime(self._plugins).ort_library,
+            dims=record.dims,
+            dims_by_denotation=record.dims_by_denotation,
+            embed=wishes["embed"],
+            deadline=deadline,
+            progress=wishes["progress"],
+        )
+        try:
+            return _compile.run(job, claimed)
+        except (_errors.Error, OSError, ValueError) as error:
+            if _crashed(error):
+                raise
+            attempts.said.append(f"compiled here under a claim: {error}")
+            return None
+        finally:
+            attempts.seconds += time.perf_counter() - started
+
     def _question(self, client: Client, wishes: Mapping[str, Any]) -> Callable[..., Artefact]:
         """Returns what asks for this session's model; it takes, and prefers, what Client.acquire takes."""
         record = self._record
@@ -175,7 +208,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             "dims": record.dims,
             "dims_by_denotation": record.dims_by_denotation,
             "graph_optimization_level": record.compile_level(),
-            "runtime": _plugins.runtime(self._plugins),
+            "runtime": _plugins.runtime(self._plugins, beside=wishes["on_miss"] == "claim"),
         }
         return functools.partial(client.acquire, self._source, [p.ep for p in self._plugins], **asked, **wishes)
 
@@ -311,6 +344,4 @@ def _prepare(
 
 def _crashed(error: BaseException) -> bool:
     """Whether the model made the execution provider crash. Workers that were killed from outside do not count."""
-    if not isinstance(error, _errors.CompileFailed):
-        return False
-    return error.facts.get("signal", "") not in ("", "SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
+    return isinstance(error, _errors.CompileFailed) and error.facts.get("reason") == "crash"

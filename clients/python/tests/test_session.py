@@ -355,10 +355,17 @@ def test_any_error_leads_to_a_plain_session(provider: Provider, source: str, num
 
 
 @pytest.mark.parametrize(
-    ("signal", "raises"), [("SIGSEGV", True), ("SIGABRT", True), ("SIGKILL", False), ("", False)]
+    ("why", "raises"),
+    [
+        ({"reason": "crash", "signal": "SIGSEGV"}, True),
+        ({"reason": "crash", "exit": "1"}, True),
+        ({"reason": "worker died", "signal": "SIGKILL"}, False),
+        ({"reason": "refused", "code": "1"}, False),
+        ({}, False),
+    ],
 )
-def test_model_that_crashes_the_compiler_does_not_crash_the_application(source: str, signal: str, raises: bool) -> None:
-    error = {"class": 3, "text": "worker crashed", "facts": {"signal": signal}}
+def test_model_that_crashes_the_compiler_does_not_crash_the_application(source: str, why: dict, raises: bool) -> None:
+    error = {"class": 3, "text": "worker crashed", "facts": why}
     if reason := OPENVINO.missing():
         pytest.skip(reason)
     with FakeDaemon(fails_with(**error)) as daemon, warnings.catch_warnings():

@@ -1,0 +1,172 @@
+"""The right to compile what is not there, for everybody who waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from . import _errors, _wire
+from ._artefact import Artefact, Progress, artefact
+from ._call import Call
+from ._connection import Connection, close_all
+from ._model import open_regular
+
+if TYPE_CHECKING:
+    from ._client import Client
+
+MAX_FILES = 64  # of what is put
+GIVE_UP_LIMIT = 2.0
+MAX_TEXT = 4096  # bytes of what is said when a claim is given up
+
+T = TypeVar("T")
+
+
+class Claim:
+    """A claim: compile, then `put` the result, or `give_up`. Whoever asks for the same waits meanwhile.
+
+    It hangs on a connection of its own, and ends with it: with close(), with this process, and at `deadline`, a time of
+    time.monotonic(). Names are part of what is compiled: the graph has to be called `output`.
+    """
+
+    def __init__(
+        self, client: Client, connection: Connection, message: _wire.Message, sources: dict[str, tuple[int, ...]]
+    ) -> None:
+        self.id: str = message["id"]
+        self.output: str = message["output"]
+        self.route: str = message["route"]  # "compile_api" or "session_options"
+        self.deadline = time.monotonic() + message["deadline_ms"] / 1000
+        # The model's files and their stamps: what is compiled has to be what the claim was given for.
+        self.sources = sources
+        self._client = client
+        self._connection: Connection | None = connection
+
+    def put(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        ort_version: str = "",
+        made_by: Sequence[tuple[str, str]] = (),
+        compile_seconds: float = 0.0,
+        timeout: float = 600.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Artefact:
+        """Brings the graph with all other files in `folder`, and returns what everybody now gets, with a lease on it.
+
+        The daemon copies and checks them; `folder` may go afterwards. `made_by` says the version of each execution provider. Raises
+        BadRequest or CompileFailed for what the daemon does not take; the claim has ended then.
+        """
+        with contextlib.ExitStack() as stack:
+            files: list[_wire.Message] = []
+            descriptors: list[int] = []
+            for name in self._names(os.fspath(folder)):
+                descriptors.append(open_regular(os.path.join(folder, name)))
+                stack.callback(os.close, descriptors[-1])
+                files.append({"name": name, "fd": len(files)})
+            message = {
+                "claim": self.id,
+                "files": files,
+                "graphs": 1,
+                "compile_seconds": compile_seconds,
+                "ort_version": ort_version,
+                "made_by": [{"ep": ep, "version": version} for ep, version in made_by],
+            }
+            deadline = min(time.monotonic() + timeout, self.deadline)
+            return self._last(Put(self._client, message, descriptors, deadline, progress))
+
+    def give_up(self, text: str, code: int = 0) -> None:
+        """Ends the claim without a result: the next who waits may try. Does nothing if it has ended; a daemon that is gone is no error."""
+        said = text.encode(errors="replace")[:MAX_TEXT].decode(errors="ignore")
+        message = {"claim": self.id, "text": said, "code": code}
+        with contextlib.suppress(_errors.Error):
+            self._last(GiveUp(self._client, message, time.monotonic() + GIVE_UP_LIMIT))
+
+    def close(self) -> None:
+        """Ends the claim, if that has not happened. May be called again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be half gone, or this half made
+            self.close()
+
+    def _names(self, folder: str) -> list[str]:
+        """Returns the files below the folder, the graph first."""
+        found = []
+        for above, _, names in os.walk(folder):
+            found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
+        if self.output not in found:
+            raise FileNotFoundError(f"{folder}: there is no {self.output}, which is what the graph has to be called")
+        found.remove(self.output)
+        if len(found) >= MAX_FILES:
+            raise ValueError(f"{folder}: {len(found)} files beside the graph; a claim is for one model")
+        return [self.output, *sorted(found)]
+
+    def _last(self, call: Last[T]) -> T:
+        """Sends the claim's last request. After an error the connection is closed: the claim may not have ended yet."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            raise _errors.NotFound("the claim has ended")
+        try:
+            result = call.on(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._client._give_back(connection)
+        return result
+
+
+class Last(Call[T]):
+    """A request that can be made on one connection only, and not twice."""
+
+    def on(self, connection: Connection) -> T:
+        raise NotImplementedError
+
+
+class Put(Last[Artefact]):
+    def __init__(
+        self,
+        client: Client,
+        message: _wire.Message,
+        descriptors: list[int],
+        deadline: float,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        super().__init__(client, deadline, progress)
+        self.message = message
+        self.descriptors = descriptors
+
+    def on(self, connection: Connection) -> Artefact:
+        connection.start({"put": self.message}, self.descriptors, self.deadline)
+        envelope, received = self._answer(connection)
+        try:
+            reply = envelope.get("acquire_reply")
+            if reply is None:
+                raise _errors.ProtocolError("the daemon's answer to a Put is something else")
+            result = artefact(reply, received)
+            result.server = connection.server
+            return result
+        finally:
+            close_all(received)
+
+
+class GiveUp(Last[None]):
+    def __init__(self, client: Client, message: _wire.Message, deadline: float) -> None:
+        super().__init__(client, deadline)
+        self.message = message
+
+    def on(self, connection: Connection) -> None:
+        connection.start({"give_up": self.message}, (), self.deadline)
+        envelope, received = self._answer(connection)
+        close_all(received)
+        if "give_up_reply" not in envelope:
+            raise _errors.ProtocolError("the daemon's answer to a GiveUp is something else")

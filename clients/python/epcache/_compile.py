@@ -1,0 +1,153 @@
+"""Compiles for a claim with this process's own libraries, and puts the result.
+
+In a worker where there is one, so that a compiler that crashes takes nothing else; in this process for execution providers
+that are part of the application's ONNX Runtime, and where no worker is installed. Then a crash is what it would have been without a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnxruntime as ort
+
+from . import _errors, _worker
+from ._artefact import Artefact, Progress
+from ._claim import Claim
+from ._model import stamp_of
+from ._plugins import Plugin
+from ._refusal import refusal_of
+from ._session_options import LEVELS_BY_NAME
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be compiled, in the words of the request; the options are in the claim's answer."""
+
+    source: str | bytes
+    plugins: Sequence[Plugin]
+    ort_library: str
+    dims: Mapping[str, int]
+    dims_by_denotation: Mapping[str, int]
+    embed: bool
+    deadline: float  # of time.monotonic()
+    progress: Callable[[Progress], None] | None
+
+
+def run(job: Job, answer: Artefact) -> Artefact:
+    """Does what the claim is for. Raises an epcache.Error, after giving the claim up."""
+    claim = answer.claim
+    assert claim is not None
+    with claim, tempfile.TemporaryDirectory(prefix="epcache-claim-") as above:
+        folder = os.path.join(above, "out")
+        os.mkdir(folder)
+        try:
+            made = _compile(job, answer, claim, above, os.path.join(folder, claim.output))
+            if changed := next((path for path, stamp in claim.sources.items() if stamp_of(path) != stamp), ""):
+                raise _errors.BadModel(f"{changed} changed while it was compiled")
+        except BaseException as error:
+            code = error.facts.get("code", "0") if isinstance(error, _errors.Error) else "0"
+            claim.give_up(str(error) or type(error).__name__, int(code))
+            raise
+        # What is refused has ended the claim.
+        return claim.put(
+            folder,
+            ort_version=made.ort_version,
+            made_by=made.versions,
+            compile_seconds=made.seconds,
+            timeout=job.deadline - time.monotonic(),
+            progress=job.progress,
+        )
+
+
+def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) -> _worker.Result:
+    started = time.monotonic()
+
+    def told(phase: str) -> None:
+        if job.progress is not None and phase:
+            job.progress(Progress("compiling", time.monotonic() - started, phase))
+
+    program = _worker.find()
+    if program and job.ort_library and all(plugin.library is not None for plugin in job.plugins):
+        with contextlib.suppress(_worker.NoWorker):
+            request = _request(job, answer, claim, _path(job, above), output)
+            return _worker.compile(program, request, min(job.deadline, claim.deadline), told)
+    told("in this process")
+    return _in_process(job, answer, claim, output)
+
+
+def _path(job: Job, above: str) -> str:
+    if isinstance(job.source, str):
+        return os.path.abspath(job.source)
+    path = os.path.join(above, "model.onnx")
+    with open(path, "wb") as file:
+        file.write(job.source)
+    return path
+
+
+def _request(job: Job, answer: Artefact, claim: Claim, model: str, output: str) -> dict[str, Any]:
+    eps = []
+    for plugin in job.plugins:
+        assert plugin.library is not None
+        devices = [
+            {"Type": d.device.type.name, "VendorID": d.device.vendor_id, "DeviceID": d.device.device_id}
+            for d in plugin.devices
+        ]
+        options = plugin.options(answer.provider_options.get(plugin.ep.name, plugin.ep.options))
+        eps.append(
+            {"Name": plugin.ep.name, "Library": os.path.abspath(plugin.library.path), "Devices": devices, "Options": options}
+        )
+    return {
+        "ORTLibrary": job.ort_library,
+        "EPs": eps,
+        "Model": model,
+        "Output": output,
+        "Route": claim.route,
+        "Embed": job.embed,
+        "Options": {
+            "Entries": answer.session_options,
+            "FreeDimensions": dict(job.dims),
+            "FreeDimensionsByDenotation": dict(job.dims_by_denotation),
+            "GraphOptimizationLevel": answer.graph_optimization_level,
+        },
+    }
+
+
+def _in_process(job: Job, answer: Artefact, claim: Claim, output: str) -> _worker.Result:
+    options = ort.SessionOptions()
+    for key, value in answer.session_options.items():
+        options.add_session_config_entry(key, value)
+    for name, size in job.dims.items():
+        options.add_free_dimension_override_by_name(name, size)
+    for denotation, size in job.dims_by_denotation.items():
+        options.add_free_dimension_override_by_denotation(denotation, size)
+    for plugin in job.plugins:
+        plugin.add_to(options, answer.provider_options.get(plugin.ep.name, plugin.ep.options))
+    level = LEVELS_BY_NAME[answer.graph_optimization_level or "disable_all"]
+    started = time.monotonic()
+    try:
+        if claim.route == "session_options":
+            _in_session(job, options, level, output)
+        else:
+            flags = ort.OrtCompileApiFlags.ERROR_IF_OUTPUT_FILE_EXISTS
+            ort.ModelCompiler(
+                options, job.source, job.embed, flags=flags, graph_optimization_level=level
+            ).compile_to_file(output)
+    except Exception as error:
+        refusal = refusal_of(error)
+        raise _errors.CompileFailed(refusal.text, facts={"reason": "refused", "code": str(refusal.code or -1)}) from error
+    versions = [(p.ep.name, str(p.devices[0].ep_metadata.get("version", ""))) for p in job.plugins]
+    return _worker.Result(ort.__version__, time.monotonic() - started, versions)
+
+
+def _in_session(job: Job, options: ort.SessionOptions, level: Any, output: str) -> None:
+    """The older way: a session that writes the compiled model while it is being made."""
+    for key, value in {"enable": "1", "file_path": output, "embed_mode": str(int(job.embed))}.items():
+        options.add_session_config_entry(f"ep.context_{key}", value)
+    options.graph_optimization_level = level
+    ort.InferenceSession(job.source, options, enable_fallback=0)

@@ -1,0 +1,200 @@
+"""Claims: on a connection of their own, with what was compiled as descriptors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import epcache
+import pytest
+from fake_daemon import FakeDaemon, Peer
+from test_client import answer, connect
+
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+CLAIM = {"id": "c1", "output": "0123456789abcdef_ctx.onnx", "deadline_ms": 60_000, "route": "compile_api"}
+REPLY: dict[str, Any] = {"outcome": "claim", "claim": CLAIM, "graph_optimization_level": "basic"}
+
+
+class Claiming:
+    """A daemon that gives a claim to each who asks, and notes what becomes of it."""
+
+    def __init__(self, put: Callable[[Peer, dict[str, Any]], None]) -> None:
+        self.put = put
+        self.said: list[dict[str, Any]] = []
+        self.ended = threading.Event()  # a connection
+
+    def script(self, peer: Peer) -> None:
+        peer.hello()
+        try:
+            while True:
+                request = peer.read()
+                number = {"request": request["request"]}
+                if "acquire" in request:
+                    peer.send({**number, "acquire_reply": REPLY})
+                elif "put" in request:
+                    files = [os.pread(fd, 100, 0).decode() for fd in peer.received[-len(request["put"]["files"]) :]]
+                    self.said.append({**request["put"], "contents": files})
+                    self.put(peer, request)
+                elif "give_up" in request:
+                    self.said.append(request["give_up"])
+                    peer.send({**number, "give_up_reply": {}})
+                elif "attach" not in request:
+                    peer.send({**number, "jobs_reply": {}})
+        finally:
+            self.ended.set()
+
+
+def takes(view: Path) -> Callable[[Peer, dict[str, Any]], None]:
+    return lambda peer, request: answer(peer, request, view, outcome="put")
+
+
+def refuses(peer: Peer, request: dict[str, Any]) -> None:
+    peer.send({"request": request["request"], "error": {"class": 7, "text": "nothing refers to file x"}})
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """What a compile leaves."""
+    folder = tmp_path / "made"
+    (folder / "sub").mkdir(parents=True)
+    (folder / CLAIM["output"]).write_text("graph")
+    (folder / "a.bin").write_text("a")
+    (folder / "sub" / "b.bin").write_text("b")
+    return folder
+
+
+def test_put_brings_all_files_the_graph_first(model: str, view: Path, made: Path) -> None:
+    daemon = Claiming(takes(view))
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        answered = client.acquire(model, "E", on_miss="claim")
+        claim = answered.claim
+        assert claim is not None
+        assert (answered.outcome, claim.id, claim.output, claim.route) == ("claim", "c1", CLAIM["output"], "compile_api")
+        with claim.put(made, ort_version="1.31.1", made_by=[("E", "2.0")], compile_seconds=1.5) as artefact:
+            assert artefact.outcome == "put"
+            assert Path(artefact.path).read_bytes() == b"compiled"
+    (put,) = daemon.said
+    assert [file["name"] for file in put["files"]] == [CLAIM["output"], "a.bin", "sub/b.bin"]
+    assert put["contents"] == ["graph", "a", "b"]
+    assert (put["claim"], put["graphs"], put["ort_version"], put["compile_seconds"]) == ("c1", 1, "1.31.1", 1.5)
+    assert put["made_by"] == [{"ep": "E", "version": "2.0"}]
+
+
+def test_claim_has_a_connection_of_its_own(model: str, view: Path, made: Path) -> None:
+    daemon = Claiming(takes(view))
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        claim = client.acquire(model, "E", on_miss="claim").claim
+        assert claim is not None
+        client.jobs()
+        assert fake.connections == 2, "no other request goes over the claim's connection"
+        claim.put(made).close()
+        client.jobs()
+        client.close()
+    assert fake.connections == 2, "which is anybody's when it is over"
+
+
+@pytest.mark.parametrize("how", ["close", "artefact", "forgotten"])
+def test_claim_ends_with_its_connection(how: str, model: str, view: Path) -> None:
+    daemon = Claiming(takes(view))
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        answered = client.acquire(model, "E", on_miss="claim")
+        assert answered.claim is not None
+        assert not daemon.ended.is_set()
+        if how == "close":
+            answered.claim.close()
+            answered.claim.close()
+        elif how == "artefact":
+            answered.close()
+        else:
+            del answered
+        assert daemon.ended.wait(10)
+    assert daemon.said == []
+
+
+def test_give_up_says_why(model: str, view: Path, made: Path) -> None:
+    daemon = Claiming(takes(view))
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        claim = client.acquire(model, "E", on_miss="claim").claim
+        assert claim is not None
+        claim.give_up("ü" * 4000, 11)
+        claim.give_up("again: it has ended")
+        with pytest.raises(epcache.NotFound, match="ended"):
+            claim.put(made)
+    (said,) = daemon.said
+    assert (said["claim"], said["code"], said["text"]) == ("c1", 11, "ü" * 2048)
+
+
+def test_put_that_is_refused_ends_the_claim(model: str, made: Path) -> None:
+    daemon = Claiming(refuses)
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        claim = client.acquire(model, "E", on_miss="claim").claim
+        assert claim is not None
+        with pytest.raises(epcache.BadRequest, match="nothing refers to file x"):
+            claim.put(made)
+        assert daemon.ended.wait(10), "or the daemon would wait for another try"
+
+
+@pytest.mark.parametrize("damage", ["no graph", "a link to a folder", "too many files"])
+def test_folder_that_is_no_artefact(damage: str, model: str, view: Path, made: Path) -> None:
+    if damage == "no graph":
+        (made / CLAIM["output"]).unlink()
+    elif damage == "a link to a folder":
+        (made / "a.bin").unlink()
+        os.mkfifo(made / "a.bin")
+    else:
+        for number in range(64):
+            (made / f"{number}.bin").touch()
+    daemon = Claiming(takes(view))
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        with client.acquire(model, "E", on_miss="claim") as answered:
+            assert answered.claim is not None
+            with pytest.raises((OSError, ValueError, epcache.BadModel)):
+                answered.claim.put(made)
+    assert daemon.said == []
+
+
+def test_claim_knows_what_it_was_given_for(model: str, tmp_path: Path) -> None:
+    daemon = Claiming(refuses)
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        with client.acquire(model, "E", on_miss="claim") as answered:
+            assert answered.claim is not None
+            info = os.stat(model)
+            assert answered.claim.sources == {
+                model: (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+            }
+        with client.acquire(b"bytes", "E", on_miss="claim") as answered:
+            assert answered.claim is not None
+            assert answered.claim.sources == {}
+
+
+def test_libraries_beside_are_shown(tmp_path: Path, model: str, view: Path) -> None:
+    folder = tmp_path / "ep"
+    folder.mkdir()
+    for name in ("libep.so", "libsdk.so.2.1", "libother.so", "notes.txt", "libep.so.bak"):
+        (folder / name).write_text(name)
+    (folder / "liblink.so").symlink_to("libsdk.so.2.1")
+    (folder / "folder.so").mkdir()
+    seen: list[tuple[dict[str, Any], list[str]]] = []
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        seen.append((request["acquire"], [os.pread(fd, 100, 0).decode(errors="replace") for fd in peer.received]))
+        answer(peer, request, view)
+
+    library = os.open(folder / "libep.so", os.O_RDONLY)
+    runtime = epcache.Runtime(libraries=(epcache.Library("E", str(folder / "libep.so"), library, beside=True),))
+    with FakeDaemon(script) as fake, connect(fake) as client:
+        client.acquire(model, "E", runtime=runtime).close()
+    os.close(library)
+    ((request, contents),) = seen
+    (shown,) = request["runtime"]["ep_libraries"]
+    assert contents[shown["fd"]] == "libep.so"
+    assert {one["location"]: contents[one["fd"]] for one in shown["beside"]} == {
+        "libsdk.so.2.1": "libsdk.so.2.1",
+        "libother.so": "libother.so",
+    }
