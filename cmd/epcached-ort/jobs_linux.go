@@ -43,7 +43,7 @@ func do(req dialogue.Request, tell func(dialogue.Event) error) (dialogue.Result,
 	if err := j.register(); err != nil {
 		return dialogue.Result{}, err
 	}
-	steps := map[string]func() error{dialogue.Compile: j.compile, dialogue.Load: j.load, dialogue.Compatibility: j.compatibility, dialogue.Run: j.run}
+	steps := map[string]func() error{dialogue.Compile: j.compile, dialogue.Load: j.load, dialogue.Compatibility: j.compatibility, dialogue.Run: j.run, dialogue.Compare: j.verify}
 	next, ok := steps[req.Do]
 	if !ok {
 		return dialogue.Result{}, fmt.Errorf("unknown request %q", req.Do)

@@ -33,6 +33,7 @@ const (
 	Compatibility = "compatibility"
 	Run           = "run"
 	Try           = "try"     // try what the worker is kept from; loads no library
+	Compare       = "compare" // run a graph and the model that it was compiled from
 	Command       = "command" // run a vendor's own compiler; loads no library
 )
 
@@ -48,7 +49,7 @@ const (
 // Request is what one worker process is to do. All paths are absolute.
 type Request struct {
 	Version    int
-	Do         string // Probe, Compile, Load, Compatibility, Run, Try or Command
+	Do         string // Probe, Compile, Load, Compatibility, Run, Try, Compare or Command
 	ORTLibrary string
 	EPs        []EP
 
@@ -62,6 +63,7 @@ type Request struct {
 	Infos   []string // Compatibility: the strings to judge
 	Seed    uint64   // Run: fills the inputs
 	Times   int      // Run: how often; 0 is once
+	Most    float64  // Compare: by which a value may differ; the source model is the only one of Share
 
 	Args []string // Command: the program, an absolute path, and its arguments
 
@@ -133,7 +135,15 @@ type Result struct {
 	RunSeconds []float64 // Run: one per round
 	PeakMemory int64     // bytes, resident, of the worker so far
 	Confined   *Confined `json:",omitempty"` // Try
+	Compared   *Compared `json:",omitempty"` // Compare
 	Printed    string    `json:",omitempty"` // Command: the beginning of what it printed to standard output
+}
+
+// Compared is what a comparison found.
+type Compared struct {
+	Difference string // the first one; empty: there is none
+	Without    string // why there is nothing to compare with; empty: there is
+	Outputs    int    // that were compared
 }
 
 // EPResult is what became of one EP of the request.

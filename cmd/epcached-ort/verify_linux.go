@@ -1,0 +1,99 @@
+//go:build linux && (amd64 || arm64)
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/compilers/ort"
+)
+
+// verify runs the graph with the request's EPs, and the source model with ONNX Runtime's own kernels, both once on zeros, and compares.
+func (j *job) verify() error {
+	if len(j.req.Share) != 1 {
+		return errors.New("the request names no source model")
+	}
+	if err := j.memberPhase(dialogue.PhaseLoading, 0); err != nil {
+		return err
+	}
+	o, err := j.options()
+	if err != nil {
+		return err
+	}
+	compiled, err := o.Open(j.req.Model)
+	if err != nil {
+		return step(err, "load %q", j.req.Model)
+	}
+	inputs, why := zeros(compiled)
+	if why != nil {
+		j.result.Compared = &dialogue.Compared{Without: why.Error()}
+		return nil
+	}
+	got, err := compiled.Run(inputs)
+	if err != nil {
+		return step(err, "run %q", j.req.Model)
+	}
+	compiled.Release()
+	if err := j.memberPhase(dialogue.PhaseRunning, 1); err != nil {
+		return err
+	}
+	want, err := j.original(inputs)
+	if err != nil {
+		j.result.Compared = &dialogue.Compared{Without: "the source model does not run on the CPU: " + err.Error()}
+		return nil
+	}
+	difference, err := compare(got, want, j.req.Most)
+	j.result.Compared = &dialogue.Compared{Difference: difference, Outputs: len(want)}
+	if err != nil {
+		j.result.Compared.Without = err.Error()
+	}
+	return nil
+}
+
+// original runs the source model without any of the EPs, and without the session options that are meant for them.
+func (j *job) original(inputs []ort.Tensor) ([]ort.Tensor, error) {
+	j.req.EPs, j.req.Options.Entries, j.req.Options.GraphOptimizationLevel = nil, nil, ""
+	o, err := j.options()
+	if err != nil {
+		return nil, err
+	}
+	s, err := o.Open(j.req.Share[0].Model)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Release()
+	return s.Run(inputs)
+}
+
+// zeros makes the session's inputs. Free dimensions become 1.
+func zeros(s *ort.Session) ([]ort.Tensor, error) {
+	inputs, err := s.Inputs()
+	if err != nil {
+		return nil, err
+	}
+	for i := range inputs {
+		t := &inputs[i]
+		size, known := elementSizes[t.Type]
+		if !known {
+			return nil, fmt.Errorf("input %q: zeros of element type %d are not supported", t.Name, t.Type)
+		}
+		for d, dim := range t.Shape {
+			if dim < 0 {
+				t.Shape[d], dim = 1, 1
+			}
+			if size *= dim; size > maxInput || size < 0 {
+				return nil, fmt.Errorf("input %q of shape %v: more than %d bytes", t.Name, t.Shape, int64(maxInput))
+			}
+		}
+		t.Data = make([]byte, size)
+	}
+	return inputs, nil
+}
+
+// elementSizes are those of the types that have numbers to compare, in bytes.
+var elementSizes = map[int32]int64{
+	typeFloat: 4, typeDouble: 8, typeFloat16: 2, typeBfloat16: 2, typeBool: 1, typeUint8: 1, typeInt8: 1,
+	typeUint16: 2, typeInt16: 2, typeUint32: 4, typeInt32: 4, typeUint64: 8, typeInt64: 8,
+}
