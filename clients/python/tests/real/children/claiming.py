@@ -1,0 +1,56 @@
+"""An application that compiles under a claim, with libraries of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import epcache
+import inference
+import inputs
+
+
+def run(
+    model: dict[str, Any], path: str, ep: Any, times: int = 1, user: int = 0, in_memory: bool = False
+) -> dict[str, Any]:
+    """Makes `times` sessions one after the other; returns what each was and computed, and the warnings."""
+    if user:
+        # All that Python loads late: that user may not look where it was installed.
+        warm = (epcache.InferenceSession, epcache.SessionOptions, tempfile.gettempdir(), inputs.make(model))
+        assert all(warm)
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    source: Any = path
+    if in_memory:
+        with open(path, "rb") as file:
+            source = file.read()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = [one(model, source, ep) for _ in range(times)]
+    return {"sessions": made, "warnings": [str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)]}
+
+
+def one(model: dict[str, Any], source: Any, ep: Any) -> dict[str, Any]:
+    options = epcache.SessionOptions()
+    for name, value in model["dimensions"].items():
+        options.add_free_dimension_override_by_name(name, value)
+    phases: list[str] = []
+    try:
+        session = epcache.InferenceSession(
+            source, options, ep=tuple(ep), on_miss="claim", progress=lambda p: phases.append(f"{p.phase} {p.detail}")
+        )
+    except epcache.Error as error:
+        return {"error": type(error).__name__, "text": str(error), "facts": error.facts, "phases": phases}
+    report = session.epcache
+    outputs = inference.outputs(session, model)
+    return {
+        "outcome": report.outcome,
+        "why": report.why,
+        "build": report.build,
+        "providers": session.get_providers(),
+        "outputs": inference.exact(outputs),
+        "phases": phases,
+    }

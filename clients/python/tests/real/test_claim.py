@@ -1,0 +1,144 @@
+"""Applications whose libraries the daemon does not have: they compile, and everybody with the same libraries gains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import child
+import pytest
+from daemon import Daemon
+
+EP = "OpenVINOExecutionProvider"
+OPTIONS = {"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32"}})}
+NOBODY = 65534
+MODEL = "silero-vad"
+
+
+@pytest.fixture(scope="module")
+def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
+    """It knows another execution provider only."""
+    return start(runtime("qnn-2.7.0"))
+
+
+@pytest.fixture
+def ask(daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: Any) -> Callable[..., Any]:
+    """Runs an application; each test has a store of its own for all it can tell."""
+    for one in daemon.control("list"):
+        daemon.control("rm", one["build"])
+
+    def run(worker: str = str(programs / "epcached-ort"), where: Path | None = None, **more: Any) -> Any:
+        environment = {"EPCACHE_SOCKET": daemon.socket, "EPCACHE_WORKER": worker}
+        wishes = {"model": models.entry(MODEL), "path": str(models.path(MODEL)), "ep": [f"{EP}:CPU", OPTIONS], **more}
+        return child.run("claiming", where or runtime("openvino-1.8.1"), environment=environment, **wishes)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(runtime: Callable[[str], Path], models: Any) -> Any:
+    """What plain ONNX Runtime computes with what it compiled itself."""
+    wishes = {"model": models.entry(MODEL), "path": str(models.path(MODEL)), "ep": EP, "options": OPTIONS, "level": "basic"}
+    return child.run("plain", runtime("openvino-1.8.1"), **wishes)["sidecar"]["outputs"]
+
+
+@pytest.mark.parametrize("how", ["worker", "in process", "model in memory"])
+def test_compiled_here_once_and_served_from_then_on(how: str, ask: Callable[..., Any], daemon: Daemon, plain: Any) -> None:
+    compiles = daemon.compiles()
+    ran = ask(times=2, **({"worker": "/nowhere"} if how == "in process" else {"in_memory": how == "model in memory"}))
+    first, second = ran["sessions"]
+    assert ran["warnings"] == []
+    assert (first["outcome"], second["outcome"]) == ("put", "hit")
+    assert first["build"] == second["build"]
+    assert first["outputs"] == second["outputs"] == plain
+    assert first["providers"][0] == second["providers"][0] == EP
+    assert ("compiling in this process" in first["phases"]) == (how == "in process")
+    assert daemon.compiles() == compiles, "the daemon compiled nothing"
+
+
+def test_two_applications_one_compile(ask: Callable[..., Any]) -> None:
+    (first,) = ask()["sessions"]
+    (second,) = ask()["sessions"]
+    assert (first["outcome"], second["outcome"]) == ("put", "hit")
+    assert first["outputs"] == second["outputs"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user: run `make test` as root")
+def test_another_user_than_the_daemons(ask: Callable[..., Any], daemon: Daemon, programs: Path, plain: Any, reachable: Path, models: Any) -> None:
+    """The daemon runs nothing of what that user brought, and knows it by its bytes."""
+    path = reachable / "model.onnx"
+    shutil.copy(models.path(MODEL), path)
+    path.chmod(0o644)
+    probes = sum(event["kind"] == "probed" for event in daemon.events())
+    ran = ask(worker=str(reachable / "epcached-ort"), where=reachable / "runtime", path=str(path), user=NOBODY, times=2)
+    first, second = ran["sessions"]
+    assert (first["outcome"], second["outcome"]) == ("put", "hit"), ran
+    assert "compiling compiling" in first["phases"], "in a worker of its own"
+    assert first["outputs"] == second["outputs"] == plain
+    assert sum(event["kind"] == "probed" for event in daemon.events()) == probes
+
+
+@pytest.fixture(scope="module")
+def reachable(runtime: Callable[[str], Path], programs: Path) -> Iterator[Path]:
+    """A folder that every user may go to, with the runtime and the worker."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copytree(runtime("openvino-1.8.1"), folder / "runtime", symlinks=True)
+        shutil.copy(programs / "epcached-ort", folder)
+        yield folder
+
+
+def worker(folder: Path, script: str) -> str:
+    path = folder / "worker"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_compiler_that_crashes_does_not_take_the_application(ask: Callable[..., Any], daemon: Daemon, tmp_path: Path) -> None:
+    (crashed,) = ask(worker=worker(tmp_path, "echo last words >&2; kill -SEGV $$"))["sessions"]
+    assert crashed["error"] == "CompileFailed"
+    assert "crashed (SIGSEGV): last words" in crashed["text"]
+    ended = [event["text"] for event in daemon.events() if event["kind"] == "claim ended"]
+    assert "last words" in ended[-1], "and the daemon was told why"
+    assert ask()["sessions"][0]["outcome"] == "put", "the next one may try"
+
+
+def test_compiler_that_refuses_leaves_a_plain_session(ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, plain: Any) -> None:
+    refuses = """echo '{"Refusal":{"Doing":"compile","Code":11,"Text":"out of luck"}}' >&4; exit 60"""
+    ran = ask(worker=worker(tmp_path, refuses))
+    (made,) = ran["sessions"]
+    assert (made["outcome"], made["providers"][0]) == ("failed", EP)
+    assert "out of luck" in made["why"]
+    assert len(ran["warnings"]) == 1
+    ended = [event["text"] for event in daemon.events() if event["kind"] == "claim ended"]
+    assert "out of luck (code 11)" in ended[-1]
+
+
+def test_execution_provider_that_is_part_of_onnxruntime(ask: Callable[..., Any], daemon: Daemon) -> None:
+    """It is compiled for in this process, and the daemon looks at what comes. ONNX Runtime's CPU makes no EPContext nodes."""
+    ran = ask(ep=["CPUExecutionProvider", {}])
+    (made,) = ran["sessions"]
+    assert "compiling in this process" in made["phases"]
+    assert (made["outcome"], made["providers"]) == ("failed", ["CPUExecutionProvider"])
+    assert "no EPContext node" in made["why"]
+    assert daemon.control("list") == []
+
+
+def test_model_that_changes_while_it_is_compiled(
+    ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, programs: Path, models: Any
+) -> None:
+    path = tmp_path / "model.onnx"
+    shutil.copy(models.path(MODEL), path)
+    real = programs / "epcached-ort"
+    ran = ask(worker=worker(tmp_path, f'touch {path}; exec {real} "$@"'), path=str(path))
+    (made,) = ran["sessions"]
+    assert made["outcome"] == "failed"
+    assert "changed while it was compiled" in made["why"]
+    assert daemon.control("list") == []
