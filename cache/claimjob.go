@@ -111,6 +111,11 @@ const maxHandOvers = 16
 // claimOrWait gives the caller the claim, or has it wait for whoever compiles already. rc is nil for libraries that are
 // not run here.
 func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
+	if rc != nil { // else what is known of failures is of other libraries
+		if f := c.failedBefore(r, id, p, rc); f != nil && f.Reason.ofProvider() {
+			return nil, f.remembered(r)
+		}
+	}
 	key, err := c.claimKey(r, id, p)
 	if err != nil {
 		return nil, err

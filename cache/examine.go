@@ -252,7 +252,7 @@ func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob
 	_, err = examineOnce(ctx, c.reports.examinations, c.probes.key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
 		broken, err := c.control(ctx, a)
 		if err == nil && broken != "" {
-			err = fmt.Errorf("nothing loads here: %s", broken)
+			err = sandboxFailure(broken).error(nil, "nothing loads here")
 		}
 		return true, err
 	})

@@ -163,7 +163,7 @@ func (j *job) failed(ctx context.Context, err error) error {
 			c.log.Warn("whether anything compiles here could not be tried", "error", err2)
 			return j.tellFailed(f.Reason, err) // then nothing is remembered either
 		case broken != "":
-			return j.tellFailed(ReasonSandbox, sandboxFailure(f, broken).error(err, "model %q cannot be compiled here", j.request.Name))
+			return j.tellFailed(ReasonSandbox, sandboxFailure(f.Text+"; but the smallest model there is fails as well: "+broken).error(err, "model %q cannot be compiled here", j.request.Name))
 		}
 	}
 	f.RequestKey, f.BuildKey, f.ModelDigest = j.plan.requestKey, j.plan.buildKey, j.plan.canonical.Model
@@ -174,10 +174,9 @@ func (j *job) failed(ctx context.Context, err error) error {
 	return j.tellFailed(f.Reason, err)
 }
 
-// sandboxFailure is what stands in the place of a failure that is not the model's.
-func sandboxFailure(f *Failure, broken string) *Failure {
-	return &Failure{Reason: ReasonSandbox, Facts: map[string]string{"reason": string(ReasonSandbox)},
-		Text: ending(fmt.Sprintf("%s; but the smallest model there is fails as well: %s", f.Text, broken))}
+// sandboxFailure is what stands in the place of a failure that says nothing of a model.
+func sandboxFailure(text string) *Failure {
+	return &Failure{Reason: ReasonSandbox, Text: ending(text), Facts: map[string]string{"reason": string(ReasonSandbox)}}
 }
 
 // tellFailed counts a failure and writes it into the history, unless whoever wanted the compile does that.

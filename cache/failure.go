@@ -196,6 +196,16 @@ func (r Reason) ofModel() bool {
 	return true
 }
 
+// ofProvider tells whether the execution provider fails so wherever it runs: an application that has the same one fares no
+// better by compiling itself. Limits are the daemon's own.
+func (r Reason) ofProvider() bool {
+	switch r {
+	case ReasonCrash, ReasonRefused, ReasonNoNode, ReasonInvalid, ReasonLoadCheck:
+		return true
+	}
+	return false
+}
+
 // loadFailure is for what compiles and then does not load.
 func loadFailure(checked compilers.CheckResult) *Failure {
 	f := &Failure{Reason: ReasonLoadCheck, Text: ending("what comes out does not load: " + checked.Text),

@@ -351,3 +351,22 @@ func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{EventFailed}, entryKinds(events))
 }
+
+// What the execution provider refuses it refuses an application too; what reached the daemon's limits that may try.
+func TestClaimsOfWhatFailed(t *testing.T) {
+	b := newBench(t)
+	b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond}
+	claim := func(seed uint64, how standin.Fault) (*Answer, error) {
+		r := b.failing(seed, how)
+		b.refused(r)
+		r.OnMiss, r.Connection = ForClaim, t.Context()
+		return b.cache.Acquire(context.Background(), r, nil)
+	}
+	_, err := claim(1, standin.NoNodes)
+	require.Equal(t, CompileFailed, ClassOf(err))
+	require.ErrorContains(t, err, "failed once")
+	a, err := claim(2, standin.Hang)
+	require.NoError(t, err)
+	require.Equal(t, Claimed, a.Outcome)
+	require.NoError(t, b.cache.GiveUp(context.Background(), b.self(), a.Claim.ID, "", 0))
+}

@@ -262,7 +262,8 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	checked, err := c.compiler.Check(ctx, cl.plan.against("", cl.rc).checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel)))
+	a := cl.plan.against("", cl.rc)
+	checked, err := c.believed(ctx, a, a.checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel)))
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
