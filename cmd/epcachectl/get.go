@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,6 +44,9 @@ type got struct {
 	err     error
 	missing bool      // with -n: it would be compiled
 	job     *wire.Job // how its job ended, when that was followed
+	graph   string    // relative to the view
+	group   []string  // the paths of all models of the group; nil: it is none
+	member  int       // which of them it is
 }
 
 // queued tells whether it is being compiled and was not waited for.
@@ -73,10 +77,15 @@ not wait: it prints "queued" and the job), fail, refresh (compile anew even so),
 keep nothing). What is queued is done as far as get is concerned, unless it was to be copied or run: then it is not found.
 A compile ends when all who wait for it have gone; with --keep-going it is finished all the same.
 
+With --share the models, two or more, become one weight-sharing group: they are compiled together, in the given order, and
+their graphs share what is equal in them. The group is kept, and found damaged, as one. A model of it that is asked for
+alone later, with the same options, is answered from the group.
+
 With -n nothing is compiled or written; it prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitStale, exitNotAllowed),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
   epcachectl get model.onnx --ep OpenVINOExecutionProvider --on-miss background
+  epcachectl get --share prefill.onnx decode.onnx --ep QNNExecutionProvider --option soc_model=60
   epcachectl get model.onnx --ep OpenVINOExecutionProvider -- python3 serve.py --model={}`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			models := args
@@ -97,7 +106,7 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
 	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
 	f.BoolVarP(&g.dryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
 	f.BoolVar(&g.progress, "progress", false, "print each phase on a line of its own to standard error")
-	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group (not yet)")
+	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
 	return cmd
 }
 
@@ -107,7 +116,11 @@ func (g *getCall) run(ctx context.Context, models []string) error {
 		return err
 	}
 	return g.app.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
-		results := g.acquireAll(ctx, c, models, onMiss)
+		acquire := g.acquireAll
+		if g.share {
+			acquire = g.acquireGroup
+		}
+		results := acquire(ctx, c, models, onMiss)
 		defer closeViews(results)
 		err := g.report(results)
 		if err == nil && g.out != "" {
@@ -124,8 +137,11 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if len(models) == 0 {
 		return 0, usageError{&hintedError{errors.New("get: no model"), "epcachectl get MODEL --ep EP"}}
 	}
-	if g.share {
-		return 0, usageError{errors.New("get: --share is not supported yet")}
+	if g.share && len(models) < 2 {
+		return 0, usageError{&hintedError{errors.New("get: --share: a group has two models or more"), "epcachectl get --share MODEL MODEL... --ep EP"}}
+	}
+	if g.share && g.request.embed {
+		return 0, usageError{errors.New("get: --share: what the models share stands in a file of its own, so --embed cannot go with it")}
 	}
 	if len(g.program) > 0 && g.app.json {
 		return 0, usageError{errors.New("get: --json cannot go with a program, whose output standard output is")}
@@ -175,24 +191,31 @@ func (g *getCall) acquireAll(ctx context.Context, c *unixsock.Client, models []s
 }
 
 func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, onMiss wire.OnMiss, show *phases) got {
+	return g.acquireModels(ctx, c, []string{path}, onMiss, show)
+}
+
+// acquireModels asks for one model, or for several as a group.
+func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *phases) got {
+	path := paths[0]
 	result := got{path: path}
 	defer show.done(path)
-	m, err := openModel(path)
+	models, failed, err := openModels(paths)
 	if err != nil {
-		result.err = verbError{"get", path, err}
+		result.err = verbError{"get", failed, err}
 		return result
 	}
-	defer m.close()
-	message, files, err := g.request.message(m)
+	defer closeModels(models)
+	message, files, err := g.request.message(models[0])
 	if err != nil {
 		result.err = verbError{"get", path, err}
 		return result
 	}
 	defer closeExtra(files)
+	files = addGroup(message, files, models[1:]) // which closeModels closes
 	message.OnMiss, message.KeepGoing = onMiss, g.keep
 	start := time.Now()
 	ask := func(c *unixsock.Client) error {
-		result.reply, result.view, err = c.Acquire(ctx, message, files, func(_ int, location string) (*os.File, error) { return m.external(location) }, func(p *wire.Progress) { show.phase(path, p) })
+		result.reply, result.view, err = c.Acquire(ctx, message, files, func(i int, location string) (*os.File, error) { return models[i].external(location) }, func(p *wire.Progress) { show.phase(path, p) })
 		return err
 	}
 	err = ask(c)
@@ -200,31 +223,39 @@ func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, 
 		err = g.app.again(ctx, ask)
 	}
 	result.elapsed = time.Since(start)
+	result.graph = result.reply.GetGraph()
 	switch {
 	case err == nil:
 	case g.dryRun && errors.Is(err, unixsock.ErrNotFound):
 		result.missing = true
 	default:
-		result.err = verbError{"get", path, g.withHint(err, path)}
+		result.err = verbError{"get", path, g.withHint(err, paths)}
 	}
 	return result
 }
 
 // withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.
-func (g *getCall) withHint(err error, path string) error {
+func (g *getCall) withHint(err error, paths []string) error {
 	var e *unixsock.Error
 	if !errors.Is(err, unixsock.ErrNotFound) || !errors.As(err, &e) {
 		return err
 	}
 	plain := *e
 	plain.Hint = ""
-	return &hintedError{&plain, "compile it: epcachectl get " + g.request.flags() + printable(path)}
+	hint := "compile it: epcachectl get " + g.request.flags()
+	if len(paths) > 1 {
+		hint += "--share "
+	}
+	return &hintedError{&plain, hint + strings.Join(printables(paths), " ")}
 }
 
 // report prints every model's result, and gives the exit code of the first that failed.
 func (g *getCall) report(results []got) error {
 	var failed error
 	for _, r := range results {
+		if r.told() && (r.err == nil || failed != nil) {
+			continue
+		}
 		if r.err != nil {
 			g.app.print.failure(r.err)
 			if failed == nil {
@@ -237,6 +268,9 @@ func (g *getCall) report(results []got) error {
 		}
 		if !g.app.json && len(g.program) == 0 {
 			g.app.print.line("%s", r.line(g.dryRun))
+			for _, line := range r.groupLines() {
+				g.app.print.line("%s", line)
+			}
 		}
 	}
 	if g.app.json {
@@ -250,7 +284,7 @@ func (g *getCall) report(results []got) error {
 }
 
 func (r *got) line(dryRun bool) string {
-	path := printable(r.path)
+	path := r.name()
 	if r.missing {
 		return "would compile " + path
 	}
@@ -275,12 +309,15 @@ func (r *got) line(dryRun bool) string {
 	if s := a.GetCompileSeconds(); s > 0 {
 		text += fmt.Sprintf(" (compiled in %s)", seconds(s))
 	}
+	if len(r.group) == 0 && len(a.GetMembers()) > 0 {
+		text += memberNote(a)
+	}
 	return text
 }
 
 func closeViews(results []got) {
 	for _, r := range results {
-		if r.view != nil {
+		if r.view != nil && !r.told() {
 			r.view.Close() // a folder that was only read from
 		}
 	}
@@ -305,7 +342,7 @@ func (r *got) graphPath() (string, error) {
 	if r.reply.GetOutcome() == "passthrough" && r.view == nil {
 		return filepath.Abs(r.path)
 	}
-	return r.filePath(r.reply.GetGraph())
+	return r.filePath(r.graph)
 }
 
 func sorted[V any](m map[string]V) []string {

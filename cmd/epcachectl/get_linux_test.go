@@ -124,7 +124,7 @@ func TestGetUsage(t *testing.T) {
 		"store":                 {[]string{"m", ep, "--store", "mine"}, "--store"},
 		"on-miss":               {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
 		"claim":                 {[]string{"m", ep, "--on-miss", "claim"}, "not supported yet"},
-		"share":                 {[]string{"m", ep, "--share"}, "not supported yet"},
+		"share":                 {[]string{"m", ep, "--share"}, "two models or more"},
 		"unknown flag":          {[]string{"m", ep, "--frobnicate"}, "frobnicate"},
 		"no program":            {[]string{"m", ep, "--"}, "no program behind --"},
 		"program without place": {[]string{"m", ep, "--", "ls"}, "no {}"},

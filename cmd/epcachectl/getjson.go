@@ -26,9 +26,19 @@ type getResult struct {
 	CompileSeconds       float64                      `json:"compile_seconds"`
 	ElapsedSeconds       float64                      `json:"elapsed_seconds"`
 	Why                  string                       `json:"why"`
-	Job                  string                       `json:"job,omitempty"` // of "queued"
+	Job                  string                       `json:"job,omitempty"`     // of "queued"
+	Member               *uint32                      `json:"member,omitempty"`  // of a group: which of members it is
+	Members              []memberResult               `json:"members,omitempty"` // of a group, in the order in which several are loaded in one process
 	Warnings             []string                     `json:"warnings,omitempty"`
 	DryRun               bool                         `json:"dry_run,omitempty"` // with -n: nothing was done
+}
+
+// memberResult is one model of a group.
+type memberResult struct {
+	Name           string            `json:"name"`
+	ModelDigest    string            `json:"model_digest"`
+	Graph          string            `json:"graph"`
+	SessionOptions map[string]string `json:"session_options"` // besides those above, when several members are loaded in one process
 }
 
 type fileResult struct {
@@ -63,7 +73,7 @@ func (r *got) json(dryRun bool) any {
 	out := getResult{
 		Outcome: a.GetOutcome(), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
 		SDKVersion: a.GetSdkVersion(), HardwareArchitecture: a.GetHardwareArchitecture(), Compatibility: a.GetCompatibility(),
-		View: a.GetView(), Graph: a.GetGraph(), Files: filesOf(a.GetFiles()), CompileSeconds: a.GetCompileSeconds(),
+		View: a.GetView(), Graph: r.graph, Files: filesOf(a.GetFiles()), CompileSeconds: a.GetCompileSeconds(),
 		ElapsedSeconds: r.elapsed.Seconds(), DryRun: dryRun, Why: a.GetWhy(), Warnings: a.GetWarnings(),
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: make(map[string]string),
 	}
@@ -78,8 +88,33 @@ func (r *got) json(dryRun bool) any {
 		out.Outcome, out.Build, out.Job = "compiled", r.job.GetBuild(), r.job.GetId()
 	}
 	maps.Copy(out.SessionOptions, a.GetSessionOptions())
+	r.addMembers(&out)
 	if level := a.GetGraphOptimizationLevel(); level != "" {
 		out.SessionOptions["graph_optimization_level"] = level
+	}
+	return out
+}
+
+// addMembers tells of the group that the model is one of.
+func (r *got) addMembers(out *getResult) {
+	members := r.reply.GetMembers()
+	if len(members) == 0 {
+		return
+	}
+	at := r.reply.GetMember()
+	if len(r.group) > 0 {
+		at = uint32(r.member)
+	}
+	out.Member, out.Members = &at, membersOf(members)
+	if int(at) < len(members) {
+		out.ModelDigest = members[at].GetModelDigest()
+	}
+}
+
+func membersOf(members []*wire.Member) []memberResult {
+	var out []memberResult
+	for _, m := range members {
+		out = append(out, memberResult{m.GetName(), m.GetModelDigest(), m.GetGraph(), m.GetSessionOptions()})
 	}
 	return out
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -17,7 +18,7 @@ func (a *app) listCommand() *cobra.Command {
 		Short: "list what is kept",
 		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
 the execution provider with its version and SDK, what it is good for on this machine, size, hits, how many times faster than
-its source it loads, and state. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+its source it loads, and state. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,11 +47,19 @@ func (p *printer) builds(builds []*wire.Build) error {
 	rows := [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "STATE"}}
 	for _, b := range builds {
 		rows = append(rows, []string{
-			short(b.GetBuild()), orDash(b.GetModelName()), orDash(b.GetEp()), orDash(b.GetEpVersion()), orDash(b.GetSdkVersion()), fits(b), byteSize(sizeOf(b)),
+			short(b.GetBuild()), modelColumn(b), orDash(b.GetEp()), orDash(b.GetEpVersion()), orDash(b.GetSdkVersion()), fits(b), byteSize(sizeOf(b)),
 			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), orDash(b.GetState()),
 		})
 	}
 	return p.table(rows)
+}
+
+// modelColumn names the model, and says how many others are in its group.
+func modelColumn(b *wire.Build) string {
+	if n := len(b.GetMembers()); n > 1 {
+		return fmt.Sprintf("%s +%d", orDash(b.GetModelName()), n-1)
+	}
+	return orDash(b.GetModelName())
 }
 
 func fits(b *wire.Build) string {

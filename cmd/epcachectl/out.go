@@ -26,7 +26,7 @@ type copied struct {
 func (g *getCall) copyOut(ctx context.Context, results []got) error {
 	var plan []copied
 	for _, r := range results {
-		if r.missing {
+		if r.missing || r.told() {
 			continue
 		}
 		files, err := g.planOut(&r)

@@ -21,7 +21,7 @@ func (g *getCall) become(results []got) error {
 			return verbError{"get", results[i].path, err}
 		}
 		paths[i] = path
-		if results[i].view != nil {
+		if results[i].view != nil && !results[i].told() {
 			views = append(views, results[i].view)
 		}
 	}

@@ -90,6 +90,9 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"load check", orDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}
+	for i, m := range b.GetMembers() {
+		rows = append(rows, []string{fmt.Sprintf("model %d", i+1), printable(m.GetName()) + "  " + m.GetModelDigest() + "  " + printable(m.GetGraph())})
+	}
 	for _, f := range b.GetFiles() {
 		rows = append(rows, []string{"file", printable(f.GetName()) + "  " + byteSize(f.GetSize()) + "  " + f.GetDigest()})
 	}
