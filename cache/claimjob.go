@@ -133,7 +133,12 @@ func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *pla
 	}
 	var result *compiled
 	for range maxHandOvers {
-		result, _, err = c.flights.join(waiting, key, c.asking(r, t), func() (runner, error) { return c.newOutsider(key, a), nil })
+		result, _, err = c.flights.join(waiting, key, c.asking(r, t), func() (runner, error) {
+			if m := c.madeMeanwhile(r, p, rc, key.scope); m != nil {
+				return m, nil
+			}
+			return c.newOutsider(key, a), nil
+		})
 		if !errors.As(err, new(*claimEnd)) {
 			break // else the last claim ended while this one was about to wait for it
 		}

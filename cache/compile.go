@@ -12,6 +12,7 @@ type compiled struct {
 	build *index.Build
 	alone *view  // nil when the build is in the store
 	why   string // it is not, where that is not what was asked for
+	found bool   // it was there already
 }
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
@@ -41,7 +42,7 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 		return nil, fail(Internal, err, "model %q: compiled, but cannot be served", r.Name)
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
-	if first {
+	if first && !result.found {
 		a.Outcome, a.Why = Compiled, why
 	}
 	if result.why != "" {

@@ -95,6 +95,9 @@ func (f *Failure) meant(name string) bool {
 // begin gives what starts the request's compile, unless that is answered from memory.
 func (c *Cache) begin(r *Request, id identity, p *plan, rc *runtimeContent, scope string) func() (runner, error) {
 	return func() (runner, error) {
+		if m := c.madeMeanwhile(r, p, rc, scope); m != nil {
+			return m, nil
+		}
 		if f := c.failedBefore(r, id, p, rc); f != nil {
 			return nil, f.remembered(r)
 		}

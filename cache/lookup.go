@@ -92,6 +92,7 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 		return contextError(ctx, r)
 	}
 	found.why = c.withhold(ctx, b, err)
+	r.unserved = append(r.unserved, b.ID)
 	return nil
 }
 

@@ -29,7 +29,7 @@ const (
 
 // bringsLibraries tells whether the request can be answered though no runtime here is for it.
 func (c *Cache) bringsLibraries(r *Request, err error) bool {
-	if ClassOf(err) != Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 {
+	if ClassOf(err) != Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
 		return false
 	}
 	switch r.OnMiss {

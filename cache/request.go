@@ -66,6 +66,8 @@ type Request struct {
 	group   []cas.Digest // of Group, once it is identified
 	member  bool         // it is for a group that has the model among its members
 	sums    *sums        // nil: nothing is remembered of external data
+
+	unserved []index.BuildID // builds that the look-up found and could not serve
 }
 
 // EP is one execution provider of a request, with its devices and options.

@@ -1,0 +1,200 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+)
+
+// Many applications ask for one model at once; those that get the claim put, give up, leave or say nothing until the
+// deadline, at random. At any time one holds it, and all who stay get the artefact of the first who put.
+func TestManyApplicationsOneClaim(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 300 * time.Millisecond })
+	app := b.application(stranger, "7.1")
+	model := b.model(1)
+	var puts atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 40 {
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		wg.Go(func() {
+			one := *app
+			one.connect, one.leave = context.WithCancel(context.Background())
+			defer one.leave()
+			r := one.ask(model)
+			a, err := b.cache.Acquire(context.Background(), r, nil)
+			if err != nil {
+				t.Errorf("asker %d: %v", i, err)
+				return
+			}
+			if a.View != nil {
+				a.View.Close()
+			}
+			if a.Outcome != Claimed {
+				return
+			}
+			if puts.Load() > 0 {
+				t.Error("a claim was given though there is a build")
+			}
+			if n := held(b); n > 1 {
+				t.Errorf("%d claims at the same time", n)
+			}
+			switch fate := random.IntN(8); {
+			case i > 30 || fate == 0:
+				if err := compileAndPut(&one, r, a.Claim, t.TempDir()); err != nil {
+					t.Errorf("asker %d: put: %v", i, err)
+					return
+				}
+				puts.Add(1)
+			case fate == 1:
+				time.Sleep(350 * time.Millisecond) // the deadline
+			case fate < 5:
+				if err := b.cache.GiveUp(context.Background(), r.Peer, a.Claim.ID, "no", 0); err != nil {
+					t.Errorf("asker %d: give up: %v", i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, 5*time.Second, time.Millisecond)
+	require.LessOrEqual(t, puts.Load(), int64(1))
+	require.Len(t, b.list(), int(puts.Load()))
+	b.cache.claims.mu.Lock()
+	defer b.cache.claims.mu.Unlock()
+	require.Empty(t, b.cache.claims.open)
+	require.Empty(t, b.cache.claims.asking)
+}
+
+// held counts the claims that are held.
+func held(b *bench) int {
+	b.cache.claims.mu.Lock()
+	defer b.cache.claims.mu.Unlock()
+	return len(b.cache.claims.open)
+}
+
+func compileAndPut(a *application, r *Request, claim *Claim, folder string) error {
+	result, err := a.worker.Compile(context.Background(), compilers.Job{Runtime: a.spec, EPs: []compilers.EP{{Name: standin.EP, Library: a.spec.EPs[0].Path}},
+		Model: r.Graph.Name(), Folder: folder, Output: claim.Output}, nil)
+	put := &Put{Claim: claim.ID}
+	for _, name := range result.Files {
+		f, openErr := os.Open(filepath.Join(folder, name))
+		err = errors.Join(err, openErr)
+		put.Files = append(put.Files, PutFile{Name: name, File: f})
+	}
+	if err == nil {
+		var answer *Answer
+		if answer, err = a.cache.Put(context.Background(), r.Peer, put, nil); err == nil {
+			answer.View.Close()
+		}
+	}
+	for _, f := range put.Files {
+		f.File.Close()
+	}
+	return err
+}
+
+// A put that was begun in time is finished after the deadline.
+func TestPutBegunInTime(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 200 * time.Millisecond })
+	c := newClaimed(b, nil)
+	leave, err := b.cache.claims.puts.enter(context.Background(), stranger, nil)
+	require.NoError(t, err)
+	got := make(chan error, 1)
+	go func() {
+		a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+		if err == nil {
+			err = a.View.Close()
+		}
+		got <- err
+	}()
+	require.Never(t, func() bool { return b.cache.flights.count() == 0 }, 300*time.Millisecond, 10*time.Millisecond)
+	leave()
+	require.NoError(t, <-got)
+	require.Len(t, b.list(), 1)
+}
+
+// Who goes away while it puts has put nothing, and its connection's end hands the claim over.
+func TestAnApplicationDiesInItsPut(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	second := *c.application
+	second.connect = context.Background()
+	next := b.asked(second.ask(c.request.Graph))
+	leave, err := b.cache.claims.puts.enter(context.Background(), stranger, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	got := make(chan error, 1)
+	go func() {
+		_, err := b.cache.Put(ctx, c.request.Peer, c.put, nil)
+		got <- err
+	}()
+	require.Eventually(t, func() bool {
+		b.cache.claims.puts.mu.Lock()
+		defer b.cache.claims.puts.mu.Unlock()
+		return b.cache.claims.puts.tracks[stranger].users == 2
+	}, 5*time.Second, time.Millisecond)
+	cancel()
+	c.leave()
+	require.Error(t, <-got)
+	leave()
+	handed := <-next
+	require.NoError(t, handed.err)
+	require.Equal(t, Claimed, handed.answer.Outcome)
+	require.Empty(t, b.list())
+}
+
+// Who cancels the job ends the claim.
+func TestCancelledClaim(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	jobs, err := b.cache.CancelJobs(context.Background(), c.request.Peer, nil, true)
+	require.NoError(t, err)
+	require.Equal(t, JobCancelled, jobs[0].State)
+	_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	require.ErrorContains(t, err, "cancelled")
+}
+
+// A store that is full keeps the claim: there may be room again.
+func TestPutWithoutRoom(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Claims.UserBytes = 10 })
+	c := newClaimed(b, nil)
+	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	require.Equal(t, NoSpace, ClassOf(err))
+	b.reload(func(o *Options) { o.Claims.UserBytes = 1 << 20 })
+	c.application.put(c.put)
+}
+
+// A request that looked just before a build was stored, and asked for a job just after, makes no second one.
+func TestStoredBetweenLookUpAndJob(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	b.acquire(r)
+	id, err := b.cache.identify(t.Context(), r, func(string) {})
+	require.NoError(t, err)
+	rt, rc, err := b.cache.resolve(t.Context(), r, func(string) {})
+	require.NoError(t, err)
+	p, err := b.cache.plan(t.Context(), r, id.Digest, rc, func(string) {})
+	require.NoError(t, err)
+	a, err := b.cache.compileOnce(t.Context(), r, id, p, rc, "it was not there", nil, func(string) {})
+	require.NoError(t, err)
+	defer a.View.Close()
+	require.Equal(t, Waited, a.Outcome)
+	r.OnMiss = ForClaim
+	a, err = b.cache.claimOrWait(t.Context(), r, id, p, rc, "it was not there", nil, func(string) {})
+	require.NoError(t, err)
+	defer a.View.Close()
+	require.Equal(t, Waited, a.Outcome)
+	require.EqualValues(t, 1, b.compiler.Compiles.Load(), rt.name)
+}
