@@ -148,9 +148,9 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 		}
 		c.index.Count("misses", 1)
 	}
-	if r.OnMiss == Fail {
+	if r.OnMiss == Fail && !found.stale {
 		if f := c.failedBefore(r, id, p, rc); f != nil {
-			found.why = f.said()
+			return nil, f.missing(r)
 		}
 	}
 	if err := c.mayCompile(r, p, rc, &found); err != nil {

@@ -11,7 +11,7 @@ import (
 
 // Explanation is a decision with its reasons.
 type Explanation struct {
-	Decision   string // "hit", "miss", "stale", "passthrough"; of an entry that was asked for by name: its state, or "gone"
+	Decision   string // "hit", "miss", "stale", "failed", "passthrough"; of an entry that was asked for by name: its state, or "gone"
 	Reason     string
 	RequestKey index.RequestKey
 	Record     string // the request record as JSON
@@ -72,6 +72,9 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	}
 	if out.Decision != decidedHit && !p.outside { // with libraries that are not run here nothing is compiled or converted
 		if f := c.failedBefore(r, id, p, rc); f != nil {
+			if out.Decision == decidedMiss {
+				out.Decision = decidedFailed
+			}
 			out.Reason += "; " + f.said()
 		}
 		if err := c.explainOtherForm(ctx, out, r, id, p, rt, rc); err != nil {

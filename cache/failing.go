@@ -55,6 +55,13 @@ func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeConten
 	return nil
 }
 
+// missing is the error of a request that wants no compile, and would not get one either.
+func (f *Failure) missing(r *Request) *Error {
+	e := f.remembered(r)
+	e.Class, e.Text = NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", r.Name, f.story(), f.Text)
+	return e
+}
+
 // remembered is the error of a request that is answered from memory.
 func (f *Failure) remembered(r *Request) *Error {
 	e := f.error(nil, "model %q does not compile (%s)", r.Name, f.story())

@@ -273,7 +273,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	r := b.failing(1, standin.Refuse)
 	r.OnMiss = Explain
 	e := b.acquire(r).Explanation
-	require.Equal(t, decidedMiss, e.Decision)
+	require.Equal(t, decidedFailed, e.Decision)
 	require.Contains(t, e.Reason, "told to refuse")
 	require.Contains(t, e.Reason, "not tried again before")
 	why, err := b.cache.Why(context.Background(), b.self(), "model.onnx")
@@ -284,6 +284,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	miss := b.refused(r)
 	require.Equal(t, NotFound, miss.Class)
 	require.Contains(t, miss.Text, "told to refuse")
+	require.Equal(t, "refused", miss.Facts["reason"])
 }
 
 // A machine on which nothing compiles says nothing of models.

@@ -226,7 +226,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	result.graph = result.reply.GetGraph()
 	switch {
 	case err == nil:
-	case g.dryRun && errors.Is(err, unixsock.ErrNotFound):
+	case g.dryRun && errors.Is(err, unixsock.ErrNotFound) && !failedBefore(err):
 		result.missing = true
 	default:
 		result.err = verbError{"get", path, g.withHint(err, paths)}
@@ -237,7 +237,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 // withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.
 func (g *getCall) withHint(err error, paths []string) error {
 	var e *unixsock.Error
-	if !errors.Is(err, unixsock.ErrNotFound) || !errors.As(err, &e) {
+	if !errors.Is(err, unixsock.ErrNotFound) || !errors.As(err, &e) || failedBefore(err) {
 		return err
 	}
 	plain := *e
@@ -247,6 +247,12 @@ func (g *getCall) withHint(err error, paths []string) error {
 		hint += "--share "
 	}
 	return &hintedError{&plain, hint + strings.Join(printables(paths), " ")}
+}
+
+// failedBefore tells whether there is no build because the daemon remembers that the model does not compile.
+func failedBefore(err error) bool {
+	var e *unixsock.Error
+	return errors.As(err, &e) && e.Facts["reason"] != ""
 }
 
 // report prints every model's result, and gives the exit code of the first that failed.

@@ -205,6 +205,15 @@ func TestGetDryRun(t *testing.T) {
 	})
 	r = call(t, "get", model, ep, "-n", "--out", out)
 	require.Equal(t, result{exitDone, "would compile " + model + "\n", ""}, r)
+	b.set(func() {
+		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "it crashes", Hint: "try later", Facts: map[string]string{"reason": "crash"}}
+		}
+	})
+	r = call(t, "get", model, ep, "-n")
+	require.Equal(t, exitNotFound, r.code, "it would not be compiled")
+	require.Contains(t, r.err, "it crashes")
+	require.Contains(t, r.err, "try later")
 }
 
 func TestGetOut(t *testing.T) {

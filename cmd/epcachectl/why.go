@@ -140,6 +140,7 @@ func decided(arg string, e *wire.Explanation) string {
 		"withheld":    "%s is kept and withheld",
 		"damaged":     "%s is damaged",
 		"gone":        "%s was there and is gone",
+		"failed":      "%s failed to compile, and is not compiled now",
 	}[e.GetDecision()]
 	if sentence == "" {
 		sentence = "%s: " + printable(e.GetDecision())

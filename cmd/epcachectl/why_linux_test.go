@@ -88,7 +88,7 @@ func TestWhyEntry(t *testing.T) {
 func TestWhyExitCodes(t *testing.T) {
 	codes := map[string]int{
 		"hit": exitDone, "passthrough": exitDone, "current": exitDone, "miss": exitNotFound, "gone": exitNotFound,
-		"stale": exitStale, "withheld": exitStale, "damaged": exitDamage,
+		"stale": exitStale, "withheld": exitStale, "damaged": exitDamage, "failed": exitFailed,
 	}
 	for decision, code := range codes {
 		b := newStandIn(t)

@@ -5110,7 +5110,7 @@ func (x *Why) GetEntry() string {
 // Explanation is a decision with its reasons.
 type Explanation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Decision      string                 `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"` // "hit", "miss", "stale", "passthrough"; for Why: the entry's state now
+	Decision      string                 `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"` // "hit", "miss", "stale", "failed" (and not tried again yet), "passthrough"; for Why: the entry's state now
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	RequestKey    string                 `protobuf:"bytes,3,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
 	Record        string                 `protobuf:"bytes,4,opt,name=record,proto3" json:"record,omitempty"`         // the request record, as JSON
