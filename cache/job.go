@@ -253,30 +253,32 @@ func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Bu
 	}
 	b.Members = j.members(result)
 	for i, m := range models {
-		name := "this model"
+		whose := ""
 		if len(models) > 1 {
-			name = fmt.Sprintf("model %q", r.model(i).Name)
+			whose = fmt.Sprintf("model %q: ", r.model(i).Name)
 		}
 		b.IRVersion = max(b.IRVersion, m.IRVersion)
-		b.Warnings = append(b.Warnings, j.untaken(m, name)...)
+		for _, warning := range j.untaken(m) {
+			b.Warnings = append(b.Warnings, whose+warning)
+		}
 	}
 	b.Warnings = append(b.Warnings, groupWarnings(models)...)
 	return b
 }
 
 // untaken tells what of a model the execution providers left.
-func (j *job) untaken(m *epmodel.Model, name string) (warnings []string) {
+func (j *job) untaken(m *epmodel.Model) (warnings []string) {
 	made := make(map[string]bool)
 	for _, n := range m.Contexts {
 		made[n.Source] = true
 	}
 	for _, ep := range j.plan.eps {
 		if !made[ep.Name] {
-			warnings = append(warnings, fmt.Sprintf("%s took no node of %s", ep.Name, name))
+			warnings = append(warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
 		}
 	}
 	if rest := m.Nodes - len(m.Contexts); rest > 0 {
-		warnings = append(warnings, fmt.Sprintf("%d nodes of %s stay outside the compiled parts and run on another execution provider: %s", rest, name, m.NodeSummary(8)))
+		warnings = append(warnings, fmt.Sprintf("%d nodes stay outside the compiled parts and run on another execution provider: %s", rest, m.NodeSummary(8)))
 		if len(j.open) > 0 {
 			warnings = append(warnings, dimensionsHint(j.open))
 		}

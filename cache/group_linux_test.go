@@ -1,0 +1,130 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// variants asks for one model with one, two and four rows as a group.
+func (b *bench) variants(ep EP, seed uint64, n int) *Request {
+	open := func(rows int) *os.File {
+		path := filepath.Join(b.TempDir(), "m.onnx")
+		require.NoError(b, os.WriteFile(path, tinymodel.Dense(seed, n, rows), 0o644))
+		return b.openFile(path)
+	}
+	r := b.request(open(1))
+	r.EPs = []EP{ep}
+	for _, rows := range []int{2, 4} {
+		r.Group = append(r.Group, ModelFiles{Name: "m.onnx", Graph: open(rows)})
+	}
+	return r
+}
+
+// newRealBench is a cache over ONNX Runtime.
+func newRealBench(t *testing.T, r compilers.Runtime) (*bench, *compilers.ORT) {
+	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	return newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort
+}
+
+// outputs runs graphs in one process, in order, and gives the bytes of all outputs.
+func (b *bench) outputs(ort *compilers.ORT, job compilers.CheckJob) []byte {
+	output := filepath.Join(b.TempDir(), "outputs")
+	_, err := ort.Run(context.Background(), compilers.RunJob{CheckJob: job, Seed: 3, Output: output})
+	require.NoError(b, err)
+	data, err := os.ReadFile(output)
+	require.NoError(b, err)
+	return data
+}
+
+// A real group loads as its answer says, and its models compute what they do uncompiled: all in one process, and each alone.
+func TestRealGroupsCompute(t *testing.T) {
+	for name, c := range map[string]struct {
+		ep      EP
+		runtime func() compilers.Runtime
+	}{
+		"OpenVINO": {EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}},
+			func() compilers.Runtime { return compilertest.Runtime(t, "openvino-1.8.1") }},
+		"test EP": {EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
+			func() compilers.Runtime { return compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{}) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := c.runtime()
+			b, ort := newRealBench(t, r)
+			var groups []*Answer
+			for _, seed := range []uint64{1, 2} { // of equal names and shapes
+				request := b.variants(c.ep, seed, 64)
+				a := b.acquire(request)
+				groups = append(groups, a)
+				require.Equal(t, Compiled, a.Outcome)
+				require.Empty(t, a.Warnings)
+				require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+				require.Len(t, a.Build.Files, 4, "three graphs and one binary")
+				eps := []compilers.EP{{Name: c.ep.Name, Devices: c.ep.Devices, Options: a.ProviderOptions[c.ep.Name]}}
+				var want []byte
+				for i := range request.models() {
+					source := compilers.CheckJob{Runtime: r, EPs: eps, Graph: request.model(i).Graph.Name(), Source: true}
+					want = append(want, b.outputs(ort, source)...)
+				}
+				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), SessionOptions: a.Build.LoadOptions(0)}
+				for _, m := range a.Members[1:] {
+					together.Share = append(together.Share, filepath.Join(a.Path, m.Graph))
+				}
+				require.Equal(t, want, b.outputs(ort, together))
+				var apart []byte
+				for i := range request.models() {
+					alone := b.acquire(request.model(i))
+					require.Equal(t, Hit, alone.Outcome)
+					require.Equal(t, i, alone.Member)
+					one := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(alone.Path, alone.Graph), SessionOptions: alone.SessionOptions}
+					apart = append(apart, b.outputs(ort, one)...)
+				}
+				require.Equal(t, want, apart)
+			}
+			require.NotEqual(t, filepath.Base(groups[0].Graph), filepath.Base(groups[1].Graph), "names are of the build key")
+		})
+	}
+}
+
+// QNN shares the weights, and that cannot be tried here; that it would crash is nobody's failure.
+func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
+	b, _, _ := newQNNBench(t)
+	ep := EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}}
+	request := b.variants(ep, 1, 1024)
+	group := b.acquire(request)
+	require.Equal(t, Compiled, group.Outcome)
+	require.Equal(t, compilers.NotCheckable, group.Build.LoadCheck)
+	require.Empty(t, group.Warnings)
+	require.Len(t, group.Build.Files, 4, "three graphs and one binary")
+	require.Equal(t, "1", b.optionsOf(group)["enable_htp_weight_sharing"])
+	bytes := func(a *Answer) (sum int64) {
+		for _, f := range a.Build.Files {
+			sum += f.Size
+		}
+		return sum
+	}
+	plain := b.request(b.openFile(request.Graph.Name()))
+	plain.EPs, plain.Store = []EP{ep}, "none" // of its own, and not from the group
+	plain.OnMiss = Bypass
+	single := b.acquire(plain)
+	require.Empty(t, single.Members)
+	require.LessOrEqual(t, float64(bytes(group)), 1.05*float64(bytes(single)))
+
+	alone := b.acquire(request.model(2))
+	require.Equal(t, Hit, alone.Outcome)
+	require.Equal(t, 2, alone.Member)
+	failures, err := b.cache.Failures(context.Background(), b.self())
+	require.NoError(t, err)
+	require.Empty(t, failures)
+	require.NotContains(t, kinds(b.events(b.self())), EventFailed)
+}
