@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -86,7 +87,8 @@ func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, e
 	}
 	rt, rc, err := c.resolve(ctx, r, t.phase)
 	if err != nil && c.bringsLibraries(r, err) {
-		return c.answerOwn(ctx, r, id, err, t)
+		a, err := c.answerOwn(ctx, r, id, err, t)
+		return withoutVerifying(a, r), err
 	}
 	if err != nil {
 		return nil, err
@@ -96,6 +98,11 @@ func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, e
 		slow.Store(true)
 		t.phase(name)
 	})
+	if err == nil && r.VerifyOutput > 0 {
+		if err = c.verifyOutput(ctx, r, id, rc, a, t.phase); err != nil && a.View != nil {
+			err = errors.Join(err, a.View.Close())
+		}
+	}
 	if err == nil && slow.Load() {
 		err = c.unmoved(a, r, rc)
 	}
@@ -240,6 +247,9 @@ func (r *Request) check() error {
 	}
 	if err := r.checkGroup(); err != nil {
 		return err
+	}
+	if r.VerifyOutput < 0 || math.IsNaN(r.VerifyOutput) || math.IsInf(r.VerifyOutput, 0) {
+		return fail(BadRequest, nil, "verify_output %g is no tolerance", r.VerifyOutput)
 	}
 	switch r.Store {
 	case "", "shared", "user", "none":

@@ -19,11 +19,17 @@ import (
 // otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
 // the graph, or out of it, at the speed of a copy, and nothing is compiled. The answer is nil where that cannot be done.
 func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
+	if len(r.Group) > 0 || r.member {
+		return nil, nil // a group's context is all its members'
+	}
 	other, as := c.inOtherForm(p, rc), *r
 	as.Embed = !r.Embed
 	found, err := c.lookUp(ctx, &as, other, rt, rc, phase)
 	if err != nil || found.answer == nil {
 		return nil, err
+	}
+	if len(found.answer.Build.Members) > 0 {
+		return nil, found.answer.View.Close()
 	}
 	from, judgement := found.answer.Build, found.answer.Compatibility
 	defer found.answer.View.Close()
@@ -61,12 +67,15 @@ func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
 
 // explainOtherForm says of a miss that it would be answered by a conversion, if it would.
 func (c *Cache) explainOtherForm(ctx context.Context, out *Explanation, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) error {
+	if len(r.Group) > 0 {
+		return nil
+	}
 	order, err := c.order(ctx, r, id, c.inOtherForm(p, rc), rt, rc)
 	if err != nil {
 		return err
 	}
 	for _, o := range order {
-		if o.refused == "" && c.unsound(ctx, o.build) == "" {
+		if o.refused == "" && len(o.build.Members) == 0 && c.unsound(ctx, o.build) == "" {
 			out.Reason = fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
 				formName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339))
 			return nil

@@ -221,6 +221,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 	}
 	if checked.Outcome == compilers.Passed {
 		j.load = checked.Seconds
+		b.VerifiedOutput = j.verified(ctx, out, b)
 	}
 	return b, j.checkAlone(ctx, out, result, b)
 }

@@ -57,7 +57,11 @@ type Request struct {
 	StrictORT bool
 	OnMiss    OnMiss
 	Store     string // "", "shared", "user", "none"
-	KeepGoing bool   // finish the compile even if nobody waits any more
+
+	// VerifyOutput, where it is not 0, has the build run once on zeros beside the model: a value may differ by so much, as it is or as a part
+	// of the model's. No part of the identity.
+	VerifyOutput float64
+	KeepGoing    bool // finish the compile even if nobody waits any more
 
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context

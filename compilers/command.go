@@ -29,6 +29,8 @@ var (
 	_ Compiler  = (*Command)(nil)
 	_ Sandboxed = (*Command)(nil)
 	_ Equipped  = (*Command)(nil)
+
+	_ OutputVerifier = (*Command)(nil)
 )
 
 // Equipped is a Compiler with tools of its own.
@@ -308,4 +310,14 @@ func (c *Command) Compatibility(ctx context.Context, r Runtime, ep EP, infos []s
 		return make([]Verdict, len(infos)), ctx.Err()
 	}
 	return c.ORT.Compatibility(ctx, r, ep, infos)
+}
+
+// VerifyOutput implements OutputVerifier. Where there is no library to load with nothing can be compared.
+func (c *Command) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, error) {
+	for _, ep := range job.EPs {
+		if !c.loadable(job.Runtime, ep) {
+			return VerifyResult{Outcome: NotCheckable, Text: "the library of " + ep.Name + " is not here"}, ctx.Err()
+		}
+	}
+	return c.ORT.VerifyOutput(ctx, job)
 }

@@ -25,6 +25,7 @@ type request struct {
 	denotations    map[string]int64
 	runtime        string
 	embed          bool
+	verify         float64
 	strictORT      bool
 	level          string
 	route          string
@@ -62,6 +63,7 @@ func (r *request) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&r.output.KeepInitializersInSource, "keep-initializers", false, "leave initializers in the model's external data, which becomes part of the build")
 	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "", "`PREFIX` of what the execution provider names (ep.context_node_name_prefix)")
 	f.BoolVar(&r.output.Complete, "complete", false, "fail where a node would be left to the CPU")
+	f.Float64Var(&r.verify, "verify-output", 0, "run the compiled model once on zeros, and refuse what differs from the model itself by more than `TOLERANCE`, as it is and as a part")
 	f.StringVar(&r.store, "store", "", "keep it as `SCOPE`: shared, user or none; can only narrow")
 }
 
@@ -228,7 +230,7 @@ func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
 	a := &wire.Acquire{
 		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.path), "\uFFFD")}, SessionOptions: r.sessionOptions, FreeDimensions: r.dims,
 		FreeDimensionsByDenotation: r.denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
-		Store: r.store, StrictOrt: r.strictORT,
+		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.verify,
 	}
 	if proto.Size(r.output) > 0 {
 		a.Output = r.output

@@ -34,11 +34,15 @@ type Compiler struct {
 	LoadSeconds, SourceSeconds float64
 	// CheckFault, where it gives a result, is the result of a Check: a machine on which nothing loads, or a device that is not there.
 	CheckFault func(compilers.CheckJob) *compilers.CheckResult
+	// Comparison, where there is one, is what every comparison with a source model finds.
+	Comparison func(compilers.VerifyJob) compilers.VerifyResult
 	// Limits bound the output, as for the real compiler.
 	Limits compilers.Limits
 
 	// Calls that were made so far, for tests that count. Controls are compiles of the smallest model, which Compiles leaves out.
 	Compiles, Controls, Checks, SourceChecks, Probes, Fingerprints, Verdicts atomic.Int64
+	// Comparisons counts those of outputs.
+	Comparisons atomic.Int64
 	// Idle counts compiles that began at the lowest priority.
 	Idle atomic.Int64
 }

@@ -1,0 +1,157 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// verifyOutput compares what the answer's build computes with what the request's model does, where the request asks for it. It
+// is no part of the identity: a build is compared once for each tolerance, when somebody first asks, and stays what it is for others. An error
+// leaves the answer to its caller.
+func (c *Cache) verifyOutput(ctx context.Context, r *Request, id identity, rc *runtimeContent, a *Answer, phase func(string)) error {
+	switch {
+	case r.VerifyOutput == 0 || a.Build != nil && (a.View == nil || a.Build.VerifiedOutput > 0 && a.Build.VerifiedOutput <= r.VerifyOutput):
+		return nil
+	case a.Build == nil:
+		if a.Outcome == PassThrough {
+			a.Warnings = append(a.Warnings, notVerified(compilers.VerifyResult{Text: "the model is compiled already, and there is none to compare with"}))
+		}
+		return nil
+	}
+	p, err := c.plan(ctx, r, id.Digest, rc, phase)
+	if err != nil {
+		return err
+	}
+	phase("comparing")
+	result, err := c.compareOnce(ctx, r, p, rc, a)
+	switch {
+	case ctx.Err() != nil:
+		return contextError(ctx, r)
+	case err != nil:
+		return workerError(err, "model %q: output not verified", r.Name)
+	case result.Outcome == compilers.Failed:
+		return outputDiffers(r, result)
+	case result.Outcome != compilers.Passed:
+		a.Warnings = append(a.Warnings, notVerified(result))
+	}
+	return nil
+}
+
+// withoutVerifying says that an answer was not compared: with libraries that only applications load.
+func withoutVerifying(a *Answer, r *Request) *Answer {
+	if a != nil && a.View != nil && r.VerifyOutput > 0 {
+		a.Warnings = append(a.Warnings, notVerified(compilers.VerifyResult{Text: "the daemon does not load these libraries"}))
+	}
+	return a
+}
+
+func outputDiffers(r *Request, result compilers.VerifyResult) error {
+	return fail(CompileFailed, nil, "model %q: what is compiled computes something else: %s", r.Name, result.Text).fact("reason", "output differs").
+		hint("allow more with a larger tolerance, or load the model without epcached; execution providers may compute in smaller types unless told otherwise")
+}
+
+func notVerified(result compilers.VerifyResult) string {
+	return "output not verified, " + compilers.NotCheckable + ": " + result.Text
+}
+
+// compareOnce compares, or gives what an earlier comparison of the same build and tolerance with these libraries found.
+func (c *Cache) compareOnce(ctx context.Context, r *Request, p *plan, rc *runtimeContent, a *Answer) (compilers.VerifyResult, error) {
+	v, ok := c.compiler.(compilers.OutputVerifier)
+	switch {
+	case !ok:
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "this compiler cannot compare"}, nil
+	case len(a.Build.Members) > 0:
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "groups are not compared"}, nil
+	}
+	what := fmt.Appendf(nil, "%x %s %x", a.Build.ID, a.Graph, math.Float64bits(r.VerifyOutput))
+	if !a.Build.ID.IsZero() {
+		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(r.VerifyOutput)) // whichever view it is
+	}
+	own, err := r.own() // who asked may leave before the end
+	if err != nil {
+		return compilers.VerifyResult{}, err
+	}
+	var taken atomic.Bool // own, by whoever closes it
+	defer func() {
+		if taken.CompareAndSwap(false, true) {
+			own.close()
+		}
+	}()
+	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
+	return remember(ctx, c.probes, c.probes.key("output", rc, what), false, compared, func(ctx context.Context) (compilers.VerifyResult, error) {
+		if !taken.CompareAndSwap(false, true) {
+			return compilers.VerifyResult{}, context.Canceled
+		}
+		defer own.close()
+		c.checks <- struct{}{}
+		defer func() { <-c.checks }()
+		return c.compare(ctx, v, own, p, rc, a.Build, graph)
+	})
+}
+
+// compared: what could not be compared may be another time.
+func compared(r compilers.VerifyResult) bool { return r.Outcome != compilers.NotCheckable }
+
+// compare runs private copies of both. The build's is copied too: workers of another user reach no views.
+func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Request, p *plan, rc *runtimeContent, b *index.Build, graph string) (compilers.VerifyResult, error) {
+	var none compilers.VerifyResult
+	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
+		return none, err
+	}
+	folder, err := os.MkdirTemp(c.path("staging"), "compare-")
+	if err != nil {
+		return none, err
+	}
+	defer func() {
+		if err := os.RemoveAll(folder); err != nil {
+			c.log.Warn("staging folder not removed", "path", folder, "error", err)
+		}
+	}()
+	j := &job{c: c, request: r, plan: p, rc: rc, name: newID()[:16], folder: folder}
+	source, err := j.copyModel(ctx)
+	if err != nil {
+		return none, err
+	}
+	for _, f := range b.Files {
+		if err := copyPath(filepath.Join(filepath.Dir(graph), filepath.FromSlash(f.Name)), filepath.Join(folder, "built", filepath.FromSlash(f.Name))); err != nil {
+			return none, err
+		}
+	}
+	check := p.against("", rc).checkJob(filepath.Join(folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(p.canonical.GraphOptimizationLevel)))
+	return still(rc, func() (compilers.VerifyResult, error) {
+		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: check, Source: source, Most: r.VerifyOutput})
+	})
+}
+
+func copyPath(from, to string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	return errors.Join(copyPrivate(f, to), f.Close())
+}
+
+// verified gives the tolerance at which what the job made computes the same as its model, where that is asked for; else 0. One that
+// does not is kept as any other, for the tolerance is one request's: [Cache.verifyOutput] refuses it to that.
+func (j *job) verified(ctx context.Context, out string, b *index.Build) float64 {
+	v, ok := j.c.compiler.(compilers.OutputVerifier)
+	if !ok || j.request.VerifyOutput == 0 || j.request.models() > 1 {
+		return 0
+	}
+	check := j.plan.against("", j.rc).checkJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(j.plan.canonical.GraphOptimizationLevel)))
+	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: check, Source: j.copies[0].path, Most: j.request.VerifyOutput})
+	j.spent(result.CPUSeconds)
+	if err != nil || result.Outcome != compilers.Passed {
+		return 0 // whoever asked for it is told why
+	}
+	return j.request.VerifyOutput
+}

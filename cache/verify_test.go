@@ -1,0 +1,143 @@
+package cache
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// verifying is a request that wants its output compared.
+func (b *bench) verifying(most float64) *Request {
+	r := b.request(b.model(1))
+	r.VerifyOutput = most
+	return r
+}
+
+// apart is a comparison that finds a difference.
+func apart(compilers.VerifyJob) compilers.VerifyResult {
+	return compilers.VerifyResult{Outcome: compilers.Failed, Text: `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model: more than 0.01 apart`}
+}
+
+func TestOutputIsComparedWhereAskedFor(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.verifying(0.01))
+	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, 0.01, a.Build.VerifiedOutput)
+	require.EqualValues(t, 1, b.compiler.Comparisons.Load())
+	b.reopen()
+	again := b.acquire(b.verifying(0.02))
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, 0.01, again.Build.VerifiedOutput, "its record says so")
+	require.EqualValues(t, 1, b.compiler.Comparisons.Load(), "what passed with a smaller tolerance passes")
+	require.Empty(t, again.Warnings)
+}
+
+func TestOutputIsNotComparedWhereNotAskedFor(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.request(b.model(1)))
+	require.Zero(t, a.Build.VerifiedOutput)
+	require.Zero(t, b.compiler.Comparisons.Load())
+}
+
+func TestVerifyingIsNoPartOfTheKey(t *testing.T) {
+	b := newBench(t)
+	require.Equal(t, b.acquire(b.request(b.model(1))).RequestKey, b.acquire(b.verifying(0.5)).RequestKey)
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
+
+// a hit on a build that nobody compared is compared then, once for each tolerance
+func TestHitIsComparedOnce(t *testing.T) {
+	b := newBench(t)
+	made := b.acquire(b.request(b.model(1)))
+	for range 3 {
+		a := b.acquire(b.verifying(0.01))
+		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, made.Build.ID, a.Build.ID)
+	}
+	require.EqualValues(t, 1, b.compiler.Comparisons.Load())
+	b.reopen()
+	b.acquire(b.verifying(0.01))
+	require.EqualValues(t, 1, b.compiler.Comparisons.Load(), "it is remembered")
+	b.acquire(b.verifying(0.001))
+	require.EqualValues(t, 2, b.compiler.Comparisons.Load(), "a smaller tolerance is another question")
+}
+
+func TestOutputThatDiffersIsRefusedToWhoAsked(t *testing.T) {
+	b := newBench(t)
+	b.compiler.Comparison = apart
+	for range 2 {
+		e := b.refused(b.verifying(0.01))
+		require.Equal(t, CompileFailed, e.Class)
+		require.Contains(t, e.Text, `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model`)
+		require.Equal(t, "output differs", e.Facts["reason"])
+	}
+	require.EqualValues(t, 1, b.compiler.Compiles.Load(), "the compile is not lost for that")
+	a := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, a.Outcome, "others did not ask")
+	require.Zero(t, a.Build.VerifiedOutput)
+}
+
+func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
+	b := newBench(t)
+	b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "the device is elsewhere"}
+	}
+	a := b.acquire(b.verifying(0.01))
+	require.Zero(t, a.Build.VerifiedOutput)
+	require.Contains(t, a.Warnings, "output not verified, not checkable here: the device is elsewhere")
+	own := b.request(b.own())
+	own.VerifyOutput = 0.01
+	passed := b.acquire(own)
+	require.Equal(t, PassThrough, passed.Outcome)
+	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is compiled already, and there is none to compare with")
+}
+
+// what was unkept is compared as well
+func TestOutputOfWhatIsNotKept(t *testing.T) {
+	b := newBench(t)
+	r := b.verifying(0.01)
+	r.Store = "none"
+	require.Equal(t, 0.01, b.acquire(r).Build.VerifiedOutput)
+	b.compiler.Comparison = apart
+	require.Contains(t, b.refused(r).Text, "value 3")
+}
+
+// the other form is a build of its own, which nobody has compared
+func TestConvertedOutputIsCompared(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.verifying(0.01))
+	r := b.verifying(0.01)
+	r.Embed = true
+	a := b.acquire(r)
+	require.Equal(t, Hit, a.Outcome)
+	require.Zero(t, a.Build.VerifiedOutput)
+	require.EqualValues(t, 2, b.compiler.Comparisons.Load())
+}
+
+func TestManyAskForOneComparison(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(1)))
+	requests := make([]*Request, 8)
+	for i := range requests {
+		requests[i] = b.verifying(0.01)
+	}
+	var wait sync.WaitGroup
+	for _, r := range requests {
+		wait.Go(func() {
+			if a, err := b.cache.Acquire(context.Background(), r, nil); err == nil {
+				_ = a.View.Close()
+			}
+		})
+	}
+	wait.Wait()
+	require.EqualValues(t, 1, b.compiler.Comparisons.Load())
+}
+
+func TestToleranceIsANumber(t *testing.T) {
+	b := newBench(t)
+	require.Equal(t, BadRequest, b.refused(b.verifying(-1)).Class)
+}
