@@ -35,6 +35,10 @@ const (
 	furthestClass  = 4
 	memoryAtLeast  = 256 << 20 // of a worker of which nothing is known: the libraries alone take that much
 	memoryPerModel = 4         // copies of the model that it holds then
+
+	// What is beyond these is no measurement; sums of them do not overflow.
+	longestJob = 365 * 24 * time.Hour
+	largestJob = int64(1) << 50
 )
 
 // sizeClass is the power of two of a size.
@@ -47,7 +51,8 @@ func costKey(a *jobFacts, class int) []byte {
 func (cs *costs) load(a *jobFacts, class int) (cost, bool) {
 	var one cost
 	raw, ok := cs.index.Memo(costKey(a, class))
-	ok = ok && json.Unmarshal(raw, &one) == nil && one.Count > 0 && one.Seconds >= 0 && one.Memory >= 0
+	ok = ok && json.Unmarshal(raw, &one) == nil && one.Count > 0 && one.Seconds >= 0 && one.Seconds < longestJob.Seconds() &&
+		one.Memory >= 0 && one.Memory < largestJob
 	return one, ok
 }
 
@@ -70,7 +75,7 @@ func (cs *costs) near(a *jobFacts) (cost, bool) {
 
 // estimate says how much memory a job will need, and how long it will take; 0: that is not known.
 func (cs *costs) estimate(a *jobFacts) (memory int64, length time.Duration) {
-	memory = memoryAtLeast + memoryPerModel*a.size
+	memory = memoryAtLeast + memoryPerModel*min(a.size, largestJob) // a sparse file may have any size
 	one, ok := cs.near(a)
 	if !ok {
 		return memory, 0

@@ -35,6 +35,7 @@ func TestCostIsLearntByProviderAndSize(t *testing.T) {
 		"of quite another size":  {ofSize(1 * mib), 260 * mib, 0},
 		"of another provider":    {&jobFacts{eps: []string{"QNNExecutionProvider"}, size: 100 * mib}, 656 * mib, 0},
 		"of one provider more":   {&jobFacts{eps: []string{standin.EP, "QNNExecutionProvider"}, size: 100 * mib}, 656 * mib, 0},
+		"of a sparse file":       {ofSize(1 << 62), 256*mib + 4<<50, 0},
 		"of a size that is none": {ofSize(0), 256 * mib, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,6 +79,8 @@ func TestDamagedCostCountsForNothing(t *testing.T) {
 		"negative time":   `{"Seconds":-1,"Count":1}`,
 		"negative memory": `{"Memory":-5,"Count":1}`,
 		"of no job":       `{"Seconds":5}`,
+		"endless":         `{"Seconds":1e300,"Count":1}`,
+		"more than any":   `{"Memory":9223372036854775807,"Count":1}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, b.cache.index.SaveMemo(costKey(ofSize(mib), sizeClass(mib)), []byte(row)))
