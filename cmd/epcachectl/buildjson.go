@@ -38,8 +38,10 @@ type buildResult struct {
 	LoadSeconds          float64         `json:"load_seconds"`        // of the compiled form; 0: not measured
 	SourceLoadSeconds    float64         `json:"source_load_seconds"` // of the source model; 0: not measured
 	DriverVersion        string          `json:"driver_version"`
-	Members              []memberResult  `json:"members,omitempty"` // of a weight-sharing group, in order; their graphs are named as in files
-	Record               json.RawMessage `json:"record,omitempty"`  // show only: the request record
+	ConvertedFrom        string          `json:"converted_from,omitempty"`  // build key of the other form, which it was made of
+	VerifiedOutput       float64         `json:"verified_output,omitempty"` // the tolerance at which it was compared with its model; 0: it was not
+	Members              []memberResult  `json:"members,omitempty"`         // of a weight-sharing group, in order; their graphs are named as in files
+	Record               json.RawMessage `json:"record,omitempty"`          // show only: the request record
 }
 
 func buildOf(b *wire.Build) buildResult {
@@ -52,7 +54,8 @@ func buildOf(b *wire.Build) buildResult {
 		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0,
 		Compatibility: b.GetCompatibility(), CompatibilitySource: b.GetCompatibilitySource(), CompatibilityReason: b.GetCompatibilityReason(),
 		CompatibilityRuntime: b.GetCompatibilityRuntime(), JudgedMs: b.GetJudgedMs(), LoadSeconds: b.GetLoadSeconds(),
-		SourceLoadSeconds: b.GetSourceLoadSeconds(), DriverVersion: b.GetDriverVersion(), Members: membersOf(b.GetMembers()),
+		SourceLoadSeconds: b.GetSourceLoadSeconds(), DriverVersion: b.GetDriverVersion(), ConvertedFrom: b.GetConvertedFrom(), VerifiedOutput: b.GetVerifiedOutput(),
+		Members: membersOf(b.GetMembers()),
 	}
 }
 

@@ -90,6 +90,12 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"load check", orDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}
+	if from := b.GetConvertedFrom(); from != "" {
+		rows = append(rows, []string{"converted from", from})
+	}
+	if most := b.GetVerifiedOutput(); most > 0 {
+		rows = append(rows, []string{"output", fmt.Sprintf("as the model's, within %g", most)})
+	}
 	for i, m := range b.GetMembers() {
 		rows = append(rows, []string{fmt.Sprintf("model %d", i+1), printable(m.GetName()) + "  " + m.GetModelDigest() + "  " + printable(m.GetGraph())})
 	}

@@ -142,7 +142,7 @@ func buildReply(l *cache.Listing) *wire.Build {
 		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(), ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName,
 		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph, CreatedMs: b.Created.UnixMilli(), Hits: l.Hits,
 		CompileSeconds: b.CompileSeconds, State: l.State.Name, Reason: l.State.Reason, LoadCheck: b.LoadCheck,
-		LoadSeconds: l.Gain.Load, SourceLoadSeconds: l.Gain.SourceLoad,
+		VerifiedOutput: b.VerifiedOutput, LoadSeconds: l.Gain.Load, SourceLoadSeconds: l.Gain.SourceLoad,
 	}
 	if j := l.Judgement; j.Source != "" || j.Reason != "" { // else nobody judged it
 		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)
@@ -150,6 +150,9 @@ func buildReply(l *cache.Listing) *wire.Build {
 	}
 	if b.Put {
 		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
+	}
+	if !b.Converted.ID.IsZero() {
+		out.ConvertedFrom = b.Converted.BuildKey.String()
 	}
 	out.LastUsedMs = milliseconds(l.LastUsed)
 	if l.Leased {

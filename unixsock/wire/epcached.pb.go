@@ -3555,8 +3555,10 @@ type Build struct {
 	LoadSeconds          float64                `protobuf:"fixed64,28,opt,name=load_seconds,json=loadSeconds,proto3" json:"load_seconds,omitempty"`                          // of the compiled form, as measured; 0: not measured
 	SourceLoadSeconds    float64                `protobuf:"fixed64,29,opt,name=source_load_seconds,json=sourceLoadSeconds,proto3" json:"source_load_seconds,omitempty"`      // of the source model with the same execution provider; 0: not measured
 	DriverVersion        string                 `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
-	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
-	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`             // of a group: all its members in order, the first is model_name; their graphs are named as in files
+	ConvertedFrom        string                 `protobuf:"bytes,31,opt,name=converted_from,json=convertedFrom,proto3" json:"converted_from,omitempty"`      // the build key of the build whose other form this is, embedded or not; empty: it was compiled
+	VerifiedOutput       float64                `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
+	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
+	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -3799,6 +3801,20 @@ func (x *Build) GetDriverVersion() string {
 		return x.DriverVersion
 	}
 	return ""
+}
+
+func (x *Build) GetConvertedFrom() string {
+	if x != nil {
+		return x.ConvertedFrom
+	}
+	return ""
+}
+
+func (x *Build) GetVerifiedOutput() float64 {
+	if x != nil {
+		return x.VerifiedOutput
+	}
+	return 0
 }
 
 func (x *Build) GetMadeBy() string {
@@ -6309,7 +6325,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xdd\b\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xad\t\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -6349,7 +6365,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\x15compatibility_runtime\x18\x1b \x01(\tR\x14compatibilityRuntime\x12!\n" +
 	"\fload_seconds\x18\x1c \x01(\x01R\vloadSeconds\x12.\n" +
 	"\x13source_load_seconds\x18\x1d \x01(\x01R\x11sourceLoadSeconds\x12%\n" +
-	"\x0edriver_version\x18\x1e \x01(\tR\rdriverVersion\x12\x17\n" +
+	"\x0edriver_version\x18\x1e \x01(\tR\rdriverVersion\x12%\n" +
+	"\x0econverted_from\x18\x1f \x01(\tR\rconvertedFrom\x12'\n" +
+	"\x0fverified_output\x18  \x01(\x01R\x0everifiedOutput\x12\x17\n" +
 	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
 	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"K\n" +
 	"\tListReply\x12*\n" +

@@ -76,6 +76,7 @@ class Client:
         store: str = "",
         strict_ort: bool = False,
         keep_going: bool = False,
+        verify_output: float = 0.0,
         timeout: float | None = None,
         progress: Callable[[Progress], None] | None = None,
         external: Callable[[str], int] | None = None,
@@ -92,6 +93,8 @@ class Client:
         how; or somebody else does already, and this waits. `keep_going` finishes a compile though nobody waits for it any more. `store` (shared, user, none) can
         narrow where the result is kept. `progress` is called on this thread. External data is opened here when the daemon asks for it: by its location relative to the model's
         folder, or by `external`, which returns a descriptor that is closed afterwards. `output` says how it is to be written.
+        With `verify_output` the compiled model runs once on zeros beside the model, and CompileFailed is raised where a value differs by
+        more than that, both as it is and as a part of the model's.
 
         Raises an epcache.Error: NoDaemon when none answers.
         """
@@ -107,6 +110,7 @@ class Client:
             "store": store,
             "strict_ort": strict_ort,
             "keep_going": keep_going,
+            "verify_output": verify_output,
         }
         if output is not None:
             request["output"] = output.message()

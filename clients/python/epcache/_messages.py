@@ -320,6 +320,8 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(28, "load_seconds", "double"),
         Field(29, "source_load_seconds", "double"),
         Field(30, "driver_version", "string"),
+        Field(31, "converted_from", "string"),
+        Field(32, "verified_output", "double"),
         Field(40, "made_by", "string"),
         Field(50, "members", "Member", "repeated"),
     ),

@@ -151,6 +151,7 @@ def test_request_says_everything(model: str, view: Path) -> None:
             on_miss="refresh",
             store="user",
             strict_ort=True,
+            verify_output=0.5,
             timeout=20,
         ).close()
     os.close(library)
@@ -169,6 +170,7 @@ def test_request_says_everything(model: str, view: Path) -> None:
     assert request["free_dimensions_by_denotation"] == {"DATA_BATCH": 2}
     assert (request["graph_optimization_level"], request["route"], request["store"]) == ("basic", "compile_api", "user")
     assert request["embed"] and request["strict_ort"]
+    assert request["verify_output"] == 0.5
     assert request["on_miss"] == _messages.ENUMS["OnMiss"]["REFRESH"]
 
 
