@@ -188,6 +188,9 @@ var sessionOptions = map[string]sessionRule{
 	"ep.stop_share_ep_contexts":                               {refused: "epcached sets it for groups"},
 	"ep.context_node_name_prefix":                             {},
 	"ep.enable_weightless_ep_context_nodes":                   {kind: "bool", def: "0"},
+	"ep.enable_weightless":                                    {kind: "bool", def: "0"},
+	"ep.enable_weightless_mode":                               {kind: "int", def: "0"},
+	"ep.context_source_model_path":                            {refused: "it names a file: what is needed of the model is part of a weightless build"},
 }
 
 // canonicalSession gives the session config entries as they count for identity.

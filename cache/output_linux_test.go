@@ -81,6 +81,38 @@ func TestWeightlessBuildsKeepTheirWeights(t *testing.T) {
 	require.NotEqual(t, Hit, b.acquire(weightless()).Outcome, "weights that were changed are damage like any other")
 }
 
+// Where the EP finds the weights by itself only it knows which, so the build has all of the source, and the answer's options lead there.
+func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
+	b, _, _ := newTestEPBench(t)
+	ask := func(option, value string, embed bool) *Answer {
+		r := b.externalModel("m.onnx")
+		r.SessionOptions, r.Embed = map[string]string{option: value}, embed
+		return b.acquire(r)
+	}
+	var model string
+	for _, embed := range []bool{false, true} {
+		a := ask("ep.enable_weightless", "1", embed)
+		require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+		files := map[string]string{}
+		for _, f := range a.Build.Files {
+			files[f.Name] = f.Digest.String()
+		}
+		source := b.graphOf(a).Contexts[0].ONNXModelFilename // the name that it was compiled by, also where one form was made of the other
+		require.Contains(t, files, source)
+		require.Contains(t, files, "w/model.data")
+		require.Len(t, files, map[bool]int{false: 4, true: 3}[embed])
+		if model == "" {
+			model = files[source]
+		}
+		require.Equal(t, model, files[source], "the source as it came")
+	}
+	plain := ask("ep.enable_weightless", "0", false)
+	require.Len(t, plain.Build.Files, 2)
+	r := b.externalModel("m.onnx")
+	r.SessionOptions = map[string]string{"ep.context_source_model_path": "/etc/passwd"}
+	require.Equal(t, NotAllowed, b.refused(r).Class)
+}
+
 // Every wish gives a build of its own, and none is served for another.
 func TestOutputsSideBySide(t *testing.T) {
 	b, _, _ := newTestEPBench(t)

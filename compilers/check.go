@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -78,6 +79,10 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	}
 	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps),
 		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
+	if source, found := sourceOf(job.Graph); found && weightless(job.SessionOptions) {
+		req.Options.Entries = maps.Clone(req.Options.Entries)
+		req.Options.Entries["ep.context_source_model_path"] = source
+	}
 	for _, path := range job.Share {
 		if filepath.Dir(path) != filepath.Dir(job.Graph) {
 			return dialogue.Request{}, fmt.Errorf("load %q: not beside %q", path, job.Graph)

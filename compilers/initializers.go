@@ -16,6 +16,8 @@ import (
 func (job Job) checkInitializers() error {
 	i := job.Initializers
 	switch {
+	case weightless(job.SessionOptions) && len(job.Share) > 0:
+		return fmt.Errorf("%w: weightless contexts of a group: its models may have weights in files of equal names", ErrOption)
 	case i != (Initializers{}) && len(job.Share) > 0:
 		return fmt.Errorf("%w: external initializers of a group: its graphs would all write into one file", ErrOption)
 	case i.InSource && i.File != "":
@@ -32,7 +34,29 @@ func (job Job) checkInitializers() error {
 	return nil
 }
 
-// keepSources copies those files of the source's external data beside the compiled graph that it refers to: an artefact has to stand on its own.
+// weightless tells whether session options ask the EP to leave weights in the source model, and to find them there by itself.
+func weightless(entries map[string]string) bool {
+	on, err := CanonicalValue("bool", entries["ep.enable_weightless"])
+	mode := entries["ep.enable_weightless_mode"]
+	return err == nil && on == "1" || mode != "" && mode != "0"
+}
+
+// sourceOf finds the source model of a weightless artefact: beside the compiled graph, under the name that it was compiled by.
+func sourceOf(graph string) (string, bool) {
+	entries, err := os.ReadDir(filepath.Dir(graph))
+	if err != nil || !strings.HasSuffix(graph, "_ctx.onnx") {
+		return "", false // whoever loads the graph says why it cannot be read
+	}
+	for _, e := range entries {
+		if name := e.Name(); strings.HasSuffix(name, ".onnx") && !strings.HasSuffix(name, "_ctx.onnx") {
+			return filepath.Join(filepath.Dir(graph), name), true
+		}
+	}
+	return "", false
+}
+
+// keepSources copies those files of the source beside the compiled graph that belong to it, for an artefact has to stand on its own: external data that
+// the graph refers to, and with weightless contexts, which only the EP can read, all external data and the source model itself.
 // before are the names in the folder that are not output; those that became part of it are taken out.
 func keepSources(ctx context.Context, job Job, before []string) ([]string, error) {
 	model, err := readGraph(ctx, filepath.Join(job.Folder, job.Output))
@@ -45,8 +69,16 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 		return nil, err
 	}
 	defer root.Close() // nothing is written through it any more
+	names := model.Locations()
+	if weightless(job.SessionOptions) {
+		whole, err := readGraph(ctx, job.Model)
+		if err != nil {
+			return nil, err
+		}
+		names = append(append(names, whole.Locations()...), filepath.Base(job.Model))
+	}
 	source := filepath.Dir(job.Model)
-	for _, location := range model.Locations() {
+	for _, location := range names {
 		name := path.Clean(location)
 		if source == filepath.Clean(job.Folder) {
 			first, _, _ := strings.Cut(name, "/")
@@ -54,7 +86,7 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 			continue
 		}
 		if err := keepSource(ctx, root, source, name); err != nil {
-			return nil, fmt.Errorf("external data %q: %w", location, err)
+			return nil, fmt.Errorf("source's file %q: %w", location, err)
 		}
 	}
 	return before, nil

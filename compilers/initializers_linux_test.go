@@ -63,6 +63,9 @@ func TestInitializersOfTheOutput(t *testing.T) {
 		{"weightless, in the graph", nil, compilers.RouteCompileAPI, false, weightless, compilers.Initializers{}, nil, 6},
 		{"weightless, in the source's file", nil, compilers.RouteCompileAPI, false, weightless, compilers.Initializers{InSource: true}, []string{"m.data"}, 0},
 		{"weightless and embedded, in the source's file", nil, compilers.RouteCompileAPI, true, weightless, compilers.Initializers{InSource: true}, []string{"m.data"}, 0},
+		{"weightless, found by the EP", nil, compilers.RouteCompileAPI, false, byReference, compilers.Initializers{}, []string{"00112233445566.onnx", "m.data"}, 0},
+		{"weightless and embedded, found by the EP", nil, compilers.RouteCompileAPI, true, byReference, compilers.Initializers{}, []string{"00112233445566.onnx", "m.data"}, 0},
+		{"weightless by session options, found by the EP", nil, compilers.RouteSessionOptions, false, byReference, compilers.Initializers{}, []string{"00112233445566.onnx", "m.data"}, 0},
 		{"nothing is left for the source's file", nil, compilers.RouteCompileAPI, false, nil, compilers.Initializers{InSource: true}, nil, 0},
 	} {
 		for _, version := range []string{oldestORT, newestORT} {
@@ -94,6 +97,9 @@ func TestInitializersOfTheOutput(t *testing.T) {
 // weightless leaves the weights to the model: the EPContext nodes take them as inputs.
 var weightless = map[string]string{"ep.enable_weightless_ep_context_nodes": "1"}
 
+// byReference leaves the weights to the source model, where the EP finds them itself.
+var byReference = map[string]string{"ep.enable_weightless": "1"}
+
 func TestInitializersThatCannotBe(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	for name, edit := range map[string]func(*compilers.Job){
@@ -108,6 +114,9 @@ func TestInitializersThatCannotBe(t *testing.T) {
 		},
 		"of a group": func(j *compilers.Job) {
 			j.Share, j.Initializers.File = []compilers.ShareMember{{Model: "/nowhere/n.onnx", Output: "n_ctx.onnx"}}, "rest.bin"
+		},
+		"weightless, of a group": func(j *compilers.Job) {
+			j.Share, j.SessionOptions = []compilers.ShareMember{{Model: "/nowhere/n.onnx", Output: "n_ctx.onnx"}}, byReference
 		},
 		"the source's by session options": func(j *compilers.Job) {
 			j.Route, j.Initializers = compilers.RouteSessionOptions, compilers.Initializers{InSource: true}

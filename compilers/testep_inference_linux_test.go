@@ -3,6 +3,7 @@
 package compilers_test
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -147,6 +148,39 @@ var inference = []guideline{
 		require.NoError(t, err)
 		require.NotContains(t, string(binary), string(source.Initializers[0].Raw[:64]))
 		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), source, nil, nil)
+	}},
+	{"ep.enable_weightless: the binary says where in the source's external data the weights stand", func(t *testing.T, h host) {
+		folder, source := t.TempDir(), layers(1, 2, false)
+		path := filepath.Join(folder, "m_ctx.onnx")
+		h.compile(t, write(t, folder, "m.onnx", externalized(t, folder, source)), set{"ep.enable_weightless": "1"}, nil)
+		m := readModel(t, path)
+		require.Equal(t, 1, m.Contexts[0].Inputs, "unlike with the older option the EP has the weights itself")
+		require.Empty(t, m.Locations())
+		binary, err := os.ReadFile(filepath.Join(folder, "m_epcachedtest.bin"))
+		require.NoError(t, err)
+		require.NotContains(t, string(binary), string(source.Initializers[0].Raw[:64]))
+		h.requireLoads(t, path, source, nil, nil) // from beside the compiled model
+		require.NoError(t, os.Truncate(filepath.Join(folder, "m.data"), 2000))
+		require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "m.data")
+		require.NoError(t, os.Remove(filepath.Join(folder, "m.data")))
+		require.Contains(t, h.refuses(t, noSuchFile, path, nil, nil), "m.data")
+		require.NoError(t, os.WriteFile(filepath.Join(folder, "m_epcachedtest.bin"), bytes.ReplaceAll(binary, []byte("m.data"), []byte("../m.d")), 0o600))
+		require.Contains(t, h.refuses(t, invalidGraph, path, nil, set{"check": "0"}), "../m.d", "no way out of the folder")
+	}},
+	{"ep.enable_weightless: initializers within the source model are copied", func(t *testing.T, h host) {
+		folder, source := t.TempDir(), layers(1, 2, false)
+		h.compile(t, write(t, folder, "m.onnx", source), set{"ep.enable_weightless": "1"}, nil)
+		require.NoError(t, os.Remove(filepath.Join(folder, "m.onnx")))
+		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), source, nil, nil)
+	}},
+	{"ep.context_source_model_path: where the source model is, if not beside the compiled one", func(t *testing.T, h host) {
+		from, to, source := t.TempDir(), t.TempDir(), layers(1, 2, false)
+		for _, embed := range []string{"0", "1"} {
+			path := filepath.Join(to, embed+"_ctx.onnx")
+			h.compile(t, write(t, from, "m.onnx", externalized(t, from, source)), set{"ep.enable_weightless": "1", "ep.context_file_path": path, "ep.context_embed_mode": embed}, nil)
+			require.Contains(t, h.refuses(t, noSuchFile, path, nil, nil), "m.data")
+			h.requireLoads(t, path, source, set{"ep.context_source_model_path": filepath.Join(from, "m.onnx")}, nil)
+		}
 	}},
 	{"a virtual device compiles, and does not load", func(t *testing.T, h host) {
 		folder := t.TempDir()

@@ -98,6 +98,16 @@ class Artefact:
         """The graph's path by name, for what cannot be loaded through a descriptor. Not every user can reach it."""
         return str(Path(self.view) / self.graph) if self.view else ""
 
+    def load_options(self) -> dict[str, str]:
+        """Returns the session config entries to load it with: `session_options`, and where a weightless one has its source."""
+        options = dict(self.session_options)
+        folder = os.path.dirname(self.graph)
+        sources = [f.name for f in self.files if os.path.dirname(f.name) == folder and f.name.endswith(".onnx") and f.name != self.graph]
+        weightless = options.get("ep.enable_weightless", "0") != "0" or options.get("ep.enable_weightless_mode", "0") != "0"
+        if weightless and sources:
+            options["ep.context_source_model_path"] = os.path.join(os.path.dirname(self.path), os.path.basename(sources[0]))
+        return options
+
     def bytes_options(self) -> dict[str, str]:
         """Returns further session config entries for who loads the graph from its bytes: where the files beside it are.
 

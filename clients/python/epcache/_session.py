@@ -287,7 +287,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         """Returns the options that the artefact has to be loaded with, and what the application said of running."""
         assert self._record is not None
         options = self._record.replay(only_running=True)
-        for key, value in artefact.session_options.items():
+        for key, value in artefact.load_options().items():
             options.add_session_config_entry(key, value)
         if artefact.graph_optimization_level:
             options.graph_optimization_level = LEVELS_BY_NAME[artefact.graph_optimization_level]

@@ -74,6 +74,17 @@ def test_bytes_are_told_where_their_files_are(model: str, view: Path) -> None:
         }
 
 
+@pytest.mark.parametrize("option", ["ep.enable_weightless", "ep.enable_weightless_mode"])
+def test_weightless_artefacts_are_told_where_their_source_is(model: str, view: Path, option: str) -> None:
+    files = [{"name": name, "size": 8, "digest": ""} for name in ("abc/x_ctx.onnx", "abc/m.onnx", "abc/model.data")]
+    for value, more, told in (("1", files, True), ("0", files, False), ("1", files[:1], False)):
+        reply = {"session_options": {option: value}, "files": more}
+        with FakeDaemon(hits(view, **reply)) as daemon, connect(daemon) as client, client.acquire(model, "A") as held:
+            options = held.load_options()
+            assert options.pop("ep.context_source_model_path", None) == (os.path.dirname(held.path) + "/m.onnx" if told else None)
+            assert options == held.session_options
+
+
 def test_files_beside_the_graph_are_mapped(model: str, view: Path) -> None:
     (view / "abc" / "sub").mkdir()
     (view / "abc" / "sub" / "w.bin").write_bytes(b"weights")

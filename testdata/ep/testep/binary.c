@@ -5,6 +5,9 @@
 
 static const char magic[8] = "EPCTEST";
 
+// IN_FILE marks a number of floats that stand in a file of the source model.
+#define IN_FILE ((uint64_t)1 << 63)
+
 enum { SIZE_AT = 16, CHECKSUM_AT = 24, HEADER = 32, WEIGHT_ALIGNMENT = 64 };
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -71,9 +74,15 @@ void encode(const struct context *c, struct bytes *out) {
   put_text(out, c->hardware);
   put64(out, c->weights);
   for (size_t i = 0; i < c->weights; i++) {
-    put64(out, c->weight[i]->count);
+    const struct weight *w = c->weight[i];
+    put64(out, w->count | (w->file ? IN_FILE : 0));
+    if (w->file) {
+      put_text(out, w->file);
+      put64(out, w->offset);
+      continue;
+    }
     pad(out, WEIGHT_ALIGNMENT);
-    add_bytes(out, c->weight[i]->data, c->weight[i]->count * sizeof(float));
+    add_bytes(out, w->data, w->count * sizeof(float));
   }
   put64(out, c->programs);
   for (size_t i = 0; i < c->programs; i++) put_program(out, c->program[i]);
@@ -130,11 +139,15 @@ static void get_weights(struct reader *r, struct context *c) {
   uint64_t count = get64(r);
   for (uint64_t i = 0; i < count && !r->bad; i++) {
     uint64_t floats = get64(r);
-    if (floats > r->size / sizeof(float)) r->bad = true;
-    const uint8_t *data = get(r, WEIGHT_ALIGNMENT, floats * sizeof(float));
-    if (!data) return;
     struct weight *w = allocate(1, sizeof *w);
-    *w = (struct weight){.count = floats, .data = (const float *)data}; // aligned, for the binary itself is
+    if (floats & IN_FILE) {
+      *w = (struct weight){.count = floats & ~IN_FILE, .file = get_text(r)};
+      w->offset = get64(r);
+      if (w->count > (uint64_t)MAX_ELEMENTS) r->bad = true;
+    } else {
+      if (floats > r->size / sizeof(float)) r->bad = true;
+      *w = (struct weight){.count = floats, .data = (const float *)get(r, WEIGHT_ALIGNMENT, floats * sizeof(float))}; // aligned, for the binary itself is
+    }
     c->weight = grow(c->weight, c->weights, sizeof *c->weight);
     c->weight[c->weights++] = w;
   }

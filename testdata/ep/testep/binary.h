@@ -7,7 +7,8 @@
 //   24  u64       checksum: FNV-1a, 64 bits, of everything from byte 32 on
 //   32  text      SDK version
 //       text      hardware architecture
-//       u64       number of weights, then each: u64 number of floats; padding to a multiple of 64 from the beginning; the floats
+//       u64       number of weights, then each: u64 number of floats; padding to a multiple of 64 from the beginning; the floats. Those of one that
+//                 stands in the source model's external data are left out: the number has bit 63 set, and text file, u64 offset follow
 //       u64       number of programs, then each:
 //         text    name of the partition
 //         u32     inputs, outputs, values, steps

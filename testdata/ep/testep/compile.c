@@ -67,6 +67,9 @@ static OrtStatus *plan(struct compilation *c) {
   if (o->context_enable && o->share && o->embed) {
     return fail(ORT_INVALID_ARGUMENT, "models that share a context cannot each embed it: ep.share_ep_contexts needs ep.context_embed_mode=0");
   }
+  if (o->context_enable && o->share && o->refer) {
+    return fail(ORT_INVALID_ARGUMENT, "models that share a context may have their weights in files of equal names: ep.enable_weightless is for single models");
+  }
   if (o->context_enable && !o->embed) TRY(context_path(c, &compiled));
   OrtStatus *failed = NULL;
   if (compiled && o->share) {
@@ -87,7 +90,7 @@ static OrtStatus *compile_programs(struct compilation *c, const OrtGraph *const 
     const char *name = NULL;
     TRY(ort->Node_GetName(fused[i], &name));
     char *partition = format_text("%s%s", c->ep->options.name_prefix, name);
-    OrtStatus *failed = compile_graph(graphs[i], fused[i], partition, c->context[i], &c->program[i]);
+    OrtStatus *failed = compile_graph(graphs[i], fused[i], partition, c->ep->options.refer, c->context[i], &c->program[i]);
     free(partition);
     TRY(failed);
   }

@@ -22,6 +22,12 @@ void drop_context(struct context *c);
 // add_weight gives the context's weight of these bytes: one that it has already, or a copy.
 uint32_t add_weight(struct context *c, const float *data, uint64_t count);
 
+// refer_weight is add_weight for one that stands in a file of the source model: binaries only say where.
+uint32_t refer_weight(struct context *c, const float *data, uint64_t count, const char *file, uint64_t offset);
+
+// read_weights reads those that stand in files, which are relative to folder. NULL: nobody knows where they are.
+OrtStatus *read_weights(struct context *c, const char *folder);
+
 // add_program hands a program over to the context. A name that is taken is refused, and the program freed.
 OrtStatus *add_program(struct context *c, struct program *p);
 

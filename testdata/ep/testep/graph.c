@@ -255,6 +255,7 @@ struct builder {
   struct program *program;
   const char **name;
   struct context *context;
+  bool refer; // weights that the source model has in files stay there
 };
 
 static bool find_value(const struct builder *b, const char *name, uint32_t *value) {
@@ -290,7 +291,12 @@ static OrtStatus *new_weight(struct builder *b, const char *name, const OrtValue
   TRY(ort->GetTensorMutableData((OrtValue *)tensor, &data)); // only read
   uint64_t count = (uint64_t)elements(shape);
   if (size != count * sizeof(float)) return fail(ORT_EP_FAIL, "weight \"%s\": %zu bytes do not fit its shape", name, size);
-  *value = new_value(b, name, FROM_WEIGHT, add_weight(b->context, data, count), shape);
+  OrtExternalInitializerInfo *place = NULL;
+  if (b->refer) TRY(ort->ValueInfo_GetExternalInitializerInfo(info, &place));
+  uint32_t weight = place ? refer_weight(b->context, data, count, ort->ExternalInitializerInfo_GetFilePath(place), (uint64_t)ort->ExternalInitializerInfo_GetFileOffset(place))
+                          : add_weight(b->context, data, count);
+  if (place) ort->ReleaseExternalInitializerInfo(place);
+  *value = new_value(b, name, FROM_WEIGHT, weight, shape);
   return NULL;
 }
 
@@ -356,8 +362,8 @@ static OrtStatus *build(struct builder *b, const OrtNode *const *nodes, size_t c
   return wrong ? fail(ORT_EP_FAIL, "partition \"%s\": bad %s", b->program->name, wrong) : NULL;
 }
 
-OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, struct context *c, const struct program **out) {
-  struct builder b = {.program = allocate(1, sizeof *b.program), .context = c};
+OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, bool refer, struct context *c, const struct program **out) {
+  struct builder b = {.program = allocate(1, sizeof *b.program), .context = c, .refer = refer};
   b.program->name = copy_text(name);
   const OrtNode **nodes = NULL;
   struct values inputs = {0}, outputs = {0};

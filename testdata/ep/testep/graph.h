@@ -22,7 +22,8 @@ OrtStatus *value_name(const OrtValueInfo *value, const char **name);
 // else groups of the nodes that it can compile.
 OrtStatus *choose_nodes(const OrtGraph *graph, const struct options *o, OrtEpGraphSupportInfo *support);
 
-// compile_graph turns a partition into a program of the context. fused gives the order of inputs and outputs.
-OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, struct context *c, const struct program **out);
+// compile_graph turns a partition into a program of the context. fused gives the order of inputs and outputs. With refer weights that the source model
+// has in files are not copied into binaries.
+OrtStatus *compile_graph(const OrtGraph *graph, const OrtNode *fused, const char *name, bool refer, struct context *c, const struct program **out);
 
 #endif

@@ -38,15 +38,6 @@ static OrtStatus *find_folder(struct loading *l, const OrtGraph *graph) {
   return NULL;
 }
 
-// is_below tells whether a name stays in the model's folder, or below it: anything else could name any file of the machine.
-static bool is_below(const char *name) {
-  if (*name == '/' || !*name) return false;
-  for (const char *part = name; part; part = strchr(part, '/') ? strchr(part, '/') + 1 : NULL) {
-    if (strncmp(part, "..", 2) == 0 && (part[2] == '/' || !part[2])) return false;
-  }
-  return true;
-}
-
 static OrtStatus *binary_file(const struct loading *l, const struct context_node *n, char **path) {
   const char *name = n->cache.data ? (const char *)n->cache.data : "";
   if (strlen(name) != n->cache.size || !is_below(name)) {
@@ -72,11 +63,21 @@ static OrtStatus *check_target(const struct ep *ep, const struct context *c, con
   return fail(ORT_INVALID_GRAPH, "context binary %s is for SDK %s on %s, this is SDK %s on %s", where, c->sdk, c->hardware, ep->release->sdk, ep->hardware);
 }
 
+// read_sources: weights that stand in the source model's files are where ep.context_source_model_path says that this model is, else beside this one.
+static OrtStatus *read_sources(const struct loading *l, struct context *c) {
+  const char *source = l->ep->options.source_path;
+  char *folder = source ? folder_of(source) : NULL;
+  OrtStatus *failed = read_weights(c, folder ? folder : l->folder);
+  free(folder);
+  return failed;
+}
+
 static OrtStatus *add_opened(struct loading *l, struct bytes *b, const char *path, struct context **out) {
   const char *where = path ? path : "in the model";
   struct context *c = NULL;
   TRY(decode(b, l->ep->options.check, where, &c));
   OrtStatus *failed = check_target(l->ep, c, where);
+  if (!failed) failed = read_sources(l, c);
   if (failed) {
     drop_context(c);
     return failed;

@@ -25,6 +25,8 @@ static void read_session(const OrtKeyValuePairs *pairs, struct options *o) {
   o->share = is_on(ort->GetKeyValue(pairs, "ep.share_ep_contexts"));
   o->stop_share = is_on(ort->GetKeyValue(pairs, "ep.stop_share_ep_contexts"));
   o->weightless = is_on(ort->GetKeyValue(pairs, "ep.enable_weightless_ep_context_nodes"));
+  o->refer = is_on(ort->GetKeyValue(pairs, "ep.enable_weightless"));
+  o->source_path = take(pairs, "ep.context_source_model_path");
 }
 
 // choose sets a field to whether the value is the second of two words.
@@ -78,6 +80,7 @@ OrtStatus *read_options(const OrtSessionOptions *session, struct options *out) {
 void free_options(struct options *o) {
   free(o->context_path);
   free(o->name_prefix);
+  free(o->source_path);
   free(o->ops);
   free(o->notes);
   free(o->faults);

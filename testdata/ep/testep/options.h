@@ -13,6 +13,8 @@ struct options {
   bool share;           // ep.share_ep_contexts
   bool stop_share;      // ep.stop_share_ep_contexts
   bool weightless;      // ep.enable_weightless_ep_context_nodes: weights stay in the model, and are inputs of the EPContext nodes
+  bool refer;           // ep.enable_weightless: binaries only say where in the source model's external data the weights stand
+  char *source_path;    // ep.context_source_model_path; NULL: not set
 
   // this EP's
   char *ops;        // operators that it takes, separated by commas; default: all that it knows

@@ -57,6 +57,14 @@ char *format_text(const char *format, ...) {
   return text;
 }
 
+bool is_below(const char *name) {
+  if (*name == '/' || !*name) return false;
+  for (const char *part = name; part; part = strchr(part, '/') ? strchr(part, '/') + 1 : NULL) {
+    if (strncmp(part, "..", 2) == 0 && (part[2] == '/' || !part[2])) return false;
+  }
+  return true;
+}
+
 bool has_suffix(const char *text, const char *suffix) {
   size_t length = strlen(text), end = strlen(suffix);
   return length >= end && strcmp(text + length - end, suffix) == 0;

@@ -36,6 +36,10 @@ void *grow(void *array, size_t count, size_t size);
 
 char *copy_text(const char *text);
 char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// is_below tells whether a name stays in a folder, or below it: anything else could name any file of the machine.
+bool is_below(const char *name);
+
 bool has_suffix(const char *text, const char *suffix);
 
 // bytes is a buffer that grows.

@@ -35,9 +35,11 @@ struct step {
 
 // weight is a constant tensor. Weights of equal bytes are one weight, whichever graph they come from.
 struct weight {
-  uint64_t count; // of floats
-  const float *data;
-  void *owned; // memory to free with it; NULL where data points into a binary that was read
+  uint64_t count;    // of floats
+  const float *data; // NULL for one of a file until read_weights
+  void *owned;       // memory to free with it; NULL where data points into a binary that was read
+  char *file;        // not NULL: it stands in this file of the source model's external data, relative to that model, and not in binaries
+  uint64_t offset;   // in the file
 };
 
 struct program {
