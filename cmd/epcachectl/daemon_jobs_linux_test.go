@@ -15,9 +15,10 @@ func (b *standIn) Put(context.Context, unixsock.Peer, *wire.Put, []*os.File, fun
 	return b.hit()
 }
 
-func (b *standIn) GiveUp(context.Context, unixsock.Peer, *wire.GiveUp) (*wire.GiveUpReply, error) {
+func (b *standIn) GiveUp(_ context.Context, _ unixsock.Peer, g *wire.GiveUp) (*wire.GiveUpReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.changes = append(b.changes, "give up "+g.GetClaim()+": "+g.GetText())
 	return &wire.GiveUpReply{}, b.err
 }
 

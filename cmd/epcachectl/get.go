@@ -32,7 +32,8 @@ type getCall struct {
 	progress bool
 	keep     bool
 	share    bool
-	program  []string // behind "--", empty: none
+	program  []string  // behind "--", empty: none
+	claimant *claimant // for --on-miss claim
 }
 
 // got is what one model came to.
@@ -73,13 +74,17 @@ graph. Of several models an argument {} becomes all paths, and {1}, {2}, ... eac
 long as the program runs; signals and the exit status are the program's own.
 
 --on-miss says what to do where nothing is there: wait (compile, and wait for it), background (have it compiled, and do
-not wait: it prints "queued" and the job), fail, refresh (compile anew even so), or bypass (compile for this call only, and
-keep nothing). What is queued is done as far as get is concerned, unless it was to be copied or run: then it is not found.
+not wait: it prints "queued" and the job), claim (see below), fail, refresh (compile anew even so), or bypass (compile for
+this call only, and keep nothing). What is queued is done as far as get is concerned, unless it was to be copied or run: then it is not found.
 A compile ends when all who wait for it have gone; with --keep-going it is finished all the same.
 
 With --share the models, two or more, become one weight-sharing group: they are compiled together, in the given order, and
 their graphs share what is equal in them. The group is kept, and found damaged, as one. A model of it that is asked for
 alone later, with the same options, is answered from the group.
+
+claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which has to be given. The model is
+compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
+checks and keeps it for all programs of the same user with the same libraries.
 
 With -n nothing is compiled or written; it prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitStale, exitNotAllowed),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
@@ -100,7 +105,7 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
 	}
 	g.request.addFlags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&g.onMiss, "on-miss", "wait", "wait, background, fail, refresh or bypass")
+	f.StringVar(&g.onMiss, "on-miss", "wait", "wait, background, claim, fail, refresh or bypass")
 	f.BoolVar(&g.keep, "keep-going", false, "finish the compile though this call is interrupted")
 	f.StringVar(&g.out, "out", "", "write a copy of each model's files into `DIR`")
 	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
@@ -110,10 +115,16 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
 	return cmd
 }
 
-func (g *getCall) run(ctx context.Context, models []string) error {
+func (g *getCall) run(ctx context.Context, models []string) (err error) {
 	onMiss, err := g.check(models)
 	if err != nil {
 		return err
+	}
+	if g.onMiss == "claim" {
+		if g.claimant, err = newClaimant(g.request.runtime); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, g.claimant.close()) }()
 	}
 	return g.app.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		acquire := g.acquireAll
@@ -152,6 +163,12 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if err := g.request.complete(); err != nil {
 		return 0, err
 	}
+	if g.onMiss == "claim" && g.share {
+		return 0, usageError{errors.New("get: --on-miss claim is for one model at a time, and --share for several at once")}
+	}
+	if g.onMiss == "claim" && g.request.runtime == "" {
+		return 0, usageError{&hintedError{errors.New("get: --on-miss claim compiles with libraries of your own, and there is no --runtime"), "name their folder: --runtime DIR"}}
+	}
 	if g.dryRun {
 		return wire.OnMiss_FAIL, nil
 	}
@@ -167,9 +184,9 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	case "background":
 		return wire.OnMiss_BACKGROUND, nil
 	case "claim":
-		return 0, usageError{&hintedError{errors.New("get: --on-miss claim is not supported yet"), "use wait, background, fail, refresh or bypass"}}
+		return wire.OnMiss_CLAIM, nil
 	}
-	return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, background, fail, refresh or bypass", g.onMiss)}
+	return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, background, claim, fail, refresh or bypass", g.onMiss)}
 }
 
 // acquireAll asks for all models at once, and answers in their order.
@@ -213,9 +230,23 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	defer closeExtra(files)
 	files = addGroup(message, files, models[1:]) // which closeModels closes
 	message.OnMiss, message.KeepGoing = onMiss, g.keep
+	if g.claimant != nil {
+		before := len(files)
+		files, err = g.claimant.show(message, files)
+		defer closeFiles(files[before:])
+		if err != nil {
+			result.err = verbError{"get", path, err}
+			return result
+		}
+	}
 	start := time.Now()
+	external := func(i int, location string) (*os.File, error) { return models[i].external(location) }
+	progress := func(p *wire.Progress) { show.phase(path, p) }
 	ask := func(c *unixsock.Client) error {
-		result.reply, result.view, err = c.Acquire(ctx, message, files, func(i int, location string) (*os.File, error) { return models[i].external(location) }, func(p *wire.Progress) { show.phase(path, p) })
+		result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress)
+		if err == nil && g.claimant != nil && result.reply.GetClaim() != nil {
+			result.reply, result.view, err = g.claimant.work(ctx, c, models[0], &g.request, result.reply, progress)
+		}
 		return err
 	}
 	err = ask(c)
@@ -307,7 +338,7 @@ func (r *got) line(dryRun bool) string {
 	for _, f := range a.GetFiles() {
 		size += f.GetSize()
 	}
-	outcome := printable(a.GetOutcome())
+	outcome := printable(outcomeOf(a))
 	if dryRun {
 		outcome = "would hit"
 	}
@@ -319,6 +350,14 @@ func (r *got) line(dryRun bool) string {
 		text += memberNote(a)
 	}
 	return text
+}
+
+// outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put has been compiled.
+func outcomeOf(a *wire.AcquireReply) string {
+	if a.GetOutcome() == "put" {
+		return "compiled"
+	}
+	return a.GetOutcome()
 }
 
 func closeViews(results []got) {

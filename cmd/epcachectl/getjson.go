@@ -71,7 +71,7 @@ func (r *got) json(dryRun bool) any {
 	}
 	a := r.reply
 	out := getResult{
-		Outcome: a.GetOutcome(), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
+		Outcome: outcomeOf(a), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
 		SDKVersion: a.GetSdkVersion(), HardwareArchitecture: a.GetHardwareArchitecture(), Compatibility: a.GetCompatibility(),
 		View: a.GetView(), Graph: r.graph, Files: filesOf(a.GetFiles()), CompileSeconds: a.GetCompileSeconds(),
 		ElapsedSeconds: r.elapsed.Seconds(), DryRun: dryRun, Why: a.GetWhy(), Warnings: a.GetWarnings(),

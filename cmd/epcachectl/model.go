@@ -16,7 +16,8 @@ import (
 type modelFile struct {
 	path    string
 	file    *os.File
-	folders []string // where its external data is looked for, in order
+	folders []string               // where its external data is looked for, in order
+	shown   map[string]os.FileInfo // by path: what was opened
 }
 
 // openModel opens a model. Caches of model hubs are full of links, and put either the links or what they point to
@@ -26,7 +27,10 @@ func openModel(path string) (*modelFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &modelFile{path: path, file: f, folders: []string{filepath.Dir(path)}}
+	m := &modelFile{path: path, file: f, folders: []string{filepath.Dir(path)}, shown: make(map[string]os.FileInfo)}
+	if err := m.note(path, f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
 	if real, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(real) != filepath.Dir(path) {
 		m.folders = append(m.folders, filepath.Dir(real))
 	}
@@ -79,15 +83,28 @@ func (m *modelFile) external(location string) (*os.File, error) {
 	}
 	var failed error
 	for _, folder := range m.folders {
-		f, err := openRegular(filepath.Join(folder, local))
+		path := filepath.Join(folder, local)
+		f, err := openRegular(path)
 		if err == nil {
-			return f, nil
+			if err = m.note(path, f); err == nil {
+				return f, nil
+			}
+			err = errors.Join(err, f.Close())
 		}
 		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
 			failed = fmt.Errorf("external data %q in %q: %w", location, folder, err)
 		}
 	}
 	return nil, failed
+}
+
+// note remembers what an opened file was.
+func (m *modelFile) note(path string, f *os.File) error {
+	info, err := f.Stat()
+	if err == nil {
+		m.shown[path] = info
+	}
+	return err
 }
 
 // digest is the model digest, computed here.

@@ -278,10 +278,4 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 	return files, nil
 }
 
-func closeExtra(files []*os.File) {
-	for i, f := range files {
-		if i > 0 {
-			f.Close() // only read from
-		}
-	}
-}
+func closeExtra(files []*os.File) { closeFiles(files[1:]) }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,6 +93,26 @@ def reachable(runtime: Callable[[str], Path], programs: Path) -> Iterator[Path]:
         shutil.copytree(runtime("openvino-1.8.1"), folder / "runtime", symlinks=True)
         shutil.copy(programs / "epcached-ort", folder)
         yield folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user: run `make test` as root")
+def test_command_line_of_another_user(daemon: Daemon, programs: Path, reachable: Path, models: Any) -> None:
+    """What it put an application of the same user is served, and no other's."""
+    model = reachable / "other.onnx"
+    shutil.copy(models.path("tiny-mlp"), model)
+    model.chmod(0o644)
+    shutil.copy(programs / "epcachectl", reachable)
+
+    def get(user: int) -> Any:
+        command = [reachable / "epcachectl", "--socket", daemon.socket, "--json", "get", model, "--ep", f"{EP}:CPU"]
+        command += ["--on-miss", "claim", "--runtime", reachable / "runtime"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, user=user, group=user, extra_groups=[], cwd="/")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)[0]["outcome"]
+
+    assert get(NOBODY) == "compiled"
+    assert get(NOBODY) == "hit"
+    assert get(NOBODY - 1) == "compiled"
 
 
 def worker(folder: Path, script: str) -> str:

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// ownRuntime is a folder that looks like a runtime, with libraries that nothing loads.
+func ownRuntime(t *testing.T) string {
+	dir := t.TempDir()
+	for _, name := range []string{"libonnxruntime.so.1.31.1", "libonnxruntime_providers_openvino_plugin.so", "libopenvino.so.2641", "libtbb.so", "notes.txt", "libtbb.so.bak"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
+	}
+	require.NoError(t, os.Symlink("libtbb.so", filepath.Join(dir, "libtbb.so.12")))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "folder.so"), 0o700))
+	return dir
+}
+
+func TestClaimShowsTheLibraries(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	dir := ownRuntime(t)
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", dir)
+	require.Equal(t, exitDone, r.code, r.err)
+	a := b.first()
+	require.Equal(t, wire.OnMiss_CLAIM, a.GetOnMiss())
+	require.Equal(t, "1.31.1", a.GetRuntime().GetOrtVersion())
+	lib := a.GetRuntime().GetEpLibraries()[0]
+	require.Equal(t, filepath.Join(dir, "libonnxruntime_providers_openvino_plugin.so"), lib.GetPath())
+	require.NotNil(t, lib.Fd)
+	var beside []string
+	for _, x := range lib.GetBeside() {
+		beside = append(beside, x.GetLocation())
+	}
+	require.Equal(t, []string{"libonnxruntime.so.1.31.1", "libopenvino.so.2641", "libtbb.so"}, beside)
+}
+
+func TestClaimWhoseCompilerCrashes(t *testing.T) {
+	worker := filepath.Join(t.TempDir(), "worker")
+	require.NoError(t, os.WriteFile(worker, []byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
+	t.Setenv(workerVariable, worker)
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000, Route: "compile_api"}
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "claim", Claim: claim}}, nil
+	}
+	b.serve()
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", ownRuntime(t))
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.err, "last words")
+	require.Len(t, b.changed(), 1)
+	require.Contains(t, b.changed()[0], "give up c1: ")
+	require.Contains(t, b.changed()[0], "last words", "whoever waits is told why")
+}
+
+func TestClaimWithoutARuntime(t *testing.T) {
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--on-miss", "claim", "--runtime", t.TempDir())
+	require.NotEqual(t, exitDone, r.code)
+	require.Contains(t, r.err, "libonnxruntime.so")
+}
+
+func TestModelThatChanges(t *testing.T) {
+	path := tinyModel(t, "tiny.onnx")
+	m, err := openModel(path)
+	require.NoError(t, err)
+	defer m.close()
+	data := filepath.Join(filepath.Dir(path), "w.bin")
+	require.NoError(t, os.WriteFile(data, []byte("weights"), 0o600))
+	f, err := m.external("w.bin")
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.NoError(t, m.unchanged())
+	require.NoError(t, os.WriteFile(data, []byte("other"), 0o600))
+	require.ErrorContains(t, m.unchanged(), "w.bin")
+}
