@@ -371,3 +371,12 @@ func TestClaimsOfWhatFailed(t *testing.T) {
 	require.Equal(t, Claimed, a.Outcome)
 	require.NoError(t, b.cache.GiveUp(context.Background(), b.self(), a.Claim.ID, "", 0))
 }
+
+func TestWhatFailedIsNotQueued(t *testing.T) {
+	b := newBench(t)
+	b.refused(b.failing(1, standin.Refuse))
+	r := b.failing(1, standin.Refuse)
+	r.OnMiss = Background
+	require.Contains(t, b.refused(r).Text, "failed once")
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
