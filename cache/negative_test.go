@@ -3,6 +3,8 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/epmodel"
 )
 
 // failing is a request for a model that fails in the given way.
@@ -379,4 +382,54 @@ func TestWhatFailedIsNotQueued(t *testing.T) {
 	r.OnMiss = Background
 	require.Contains(t, b.refused(r).Text, "failed once")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
+
+// How long failures are remembered may be changed while the daemon runs.
+func TestFailureOptionsAreReloaded(t *testing.T) {
+	b := newBench(t)
+	b.refused(b.failing(1, standin.Refuse))
+	o := b.options()
+	o.Failures.Off = true
+	require.NoError(t, b.cache.Reload(o))
+	b.refused(b.failing(1, standin.Refuse))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	o.Failures = FailureOptions{Refused: time.Hour}
+	require.NoError(t, b.cache.Reload(o))
+	b.refused(b.failing(2, standin.Refuse))
+	b.waits(time.Hour + time.Second)
+	b.refused(b.failing(2, standin.Refuse))
+	require.EqualValues(t, 4, b.compiler.Compiles.Load())
+}
+
+func TestClassesOfReasons(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		reason Reason
+		class  Class
+	}{
+		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), ReasonNoWorker, Unavailable},
+		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), ReasonCPU, CompileFailed},
+		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), ReasonMemory, CompileFailed},
+		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), ReasonOutputLimit, CompileFailed},
+		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), ReasonInvalid, CompileFailed},
+		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), ReasonInvalid, CompileFailed},
+		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), ReasonInvalid, CompileFailed},
+		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), ReasonCancelled, Cancelled},
+		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", BadRequest},
+		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", Unavailable},
+		"replaced meanwhile":  {errReplaced, "", Unavailable},
+		"something else":      {os.ErrPermission, "", CompileFailed},
+		"left without a word": {&compilers.ExitError{Code: 3}, ReasonCrash, CompileFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var e *Error
+			require.ErrorAs(t, compileError(c.err, "before\nlast words\n", "model"), &e)
+			require.Equal(t, c.class, e.Class)
+			if c.reason == "" {
+				require.Nil(t, e.Failure, "it is no failure of a compile's")
+				return
+			}
+			require.Equal(t, c.reason, e.Failure.Reason)
+		})
+	}
 }

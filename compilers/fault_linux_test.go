@@ -59,11 +59,35 @@ func TestWorkerFaults(t *testing.T) {
 			var exit *compilers.ExitError
 			require.ErrorAs(t, err, &exit)
 			require.Equal(t, c.signal, exit.Signal)
+			require.Equal(t, map[string]string{"segmentation fault": "SIGSEGV", "aborted": "SIGABRT"}[c.signal], exit.Name)
 			require.Equal(t, c.code, exit.Code)
 			require.Equal(t, openVINO, exit.Compiler)
 			require.ErrorContains(t, err, c.says)
 		})
 	}
+}
+
+// Whether code brought its end upon itself is told from the signal.
+func TestWhoEndedTheWorker(t *testing.T) {
+	for signal, outside := range map[string]bool{"KILL": true, "TERM": true, "INT": true, "SEGV": false, "BUS": false, "FPE": false, "ILL": false, "ABRT": false} {
+		t.Run(signal, func(t *testing.T) {
+			_, err := fakeCompile(t, t.Context(), "kill -"+signal+" $$", compilers.Limits{})
+			var exit *compilers.ExitError
+			require.ErrorAs(t, err, &exit)
+			require.Equal(t, "SIG"+signal, exit.Name)
+			require.Equal(t, outside, exit.FromOutside())
+			if !outside {
+				require.ErrorContains(t, err, "compiler crashed (SIG"+signal+")")
+			}
+		})
+	}
+}
+
+// A worker that cannot make itself ready has not run anything of a vendor's.
+func TestWorkerThatIsNotReady(t *testing.T) {
+	_, err := fakeCompile(t, t.Context(), "echo 'no such limit' >&2; exit 62", compilers.Limits{})
+	require.ErrorIs(t, err, compilers.ErrStart)
+	require.ErrorContains(t, err, "no such limit")
 }
 
 func TestDialogueFaults(t *testing.T) {
@@ -107,7 +131,7 @@ func TestOutputThatIsNone(t *testing.T) {
 
 func TestOutputGrowsWithoutEnd(t *testing.T) {
 	_, err := fakeCompile(t, t.Context(), "i=0; while true; do head -c 500000 /dev/zero > ../$i; i=$((i+1)); sleep 0.05; done", compilers.Limits{Output: 2000000})
-	require.ErrorIs(t, err, compilers.ErrOutput)
+	require.ErrorIs(t, err, compilers.ErrOutputLimit)
 }
 
 func TestTimeLimit(t *testing.T) {
@@ -199,6 +223,7 @@ func TestWorkerThatIsMissing(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{Worker: "/nowhere/epcached-ort"})
 	_, err := c.Probe(t.Context(), fakeRuntime())
 	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, err, compilers.ErrStart)
 	require.ErrorContains(t, err, "/nowhere/epcached-ort")
 }
 
