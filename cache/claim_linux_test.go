@@ -346,6 +346,38 @@ func TestAClaimDelaysNobodyElse(t *testing.T) {
 	require.Equal(t, Compiled, b.acquire(other).Outcome)
 }
 
+// Other processes of its user's wait for the claim, though the daemon could compile.
+func TestTheClaimsOwnUserWaits(t *testing.T) {
+	b := newBench(t)
+	spec, err := compilers.Find(b.runtime)
+	require.NoError(t, err)
+	app := &application{bench: b, uid: stranger, spec: spec, worker: standin.New()}
+	r := b.request(b.model(1))
+	r.Peer.UID, r.OnMiss = stranger, ForClaim
+	claim := app.claim(r)
+	wait := b.request(r.Graph)
+	wait.Peer.UID = stranger
+	waits := b.asked(wait)
+	got := app.put(app.compile(r, claim.Claim))
+	one := <-waits
+	require.NoError(t, one.err)
+	require.Equal(t, Waited, one.answer.Outcome)
+	require.Equal(t, got.Graph, one.answer.Graph)
+	require.Zero(t, b.compiler.Compiles.Load())
+}
+
+// With another processor, device or driver it is another machine.
+func TestAnotherMachine(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "7.1")
+	r := app.ask(b.model(1))
+	app.put(app.compile(r, app.claim(r).Claim))
+	b.cache.machine.now()
+	b.cache.machine.current.Store(&machine{1})
+	r.OnMiss = Fail
+	require.Equal(t, NotFound, b.refused(r).Class)
+}
+
 func TestClaimWaitsForTheDaemonsJob(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Delay = 200 * time.Millisecond

@@ -152,6 +152,8 @@ func TestHostilePuts(t *testing.T) {
 			left, err := os.ReadDir(filepath.Join(b.state, "staging"))
 			require.NoError(t, err)
 			require.Empty(t, left)
+			require.Zero(t, b.cache.claims.puts.reserved)
+			require.Empty(t, b.cache.claims.puts.tracks)
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, NotFound, ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
@@ -246,6 +248,7 @@ func TestPutsThatAreNobodys(t *testing.T) {
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, NotFound, ClassOf(err))
 	require.ErrorContains(t, err, "put already")
+	require.Zero(t, b.cache.claims.puts.reserved)
 	require.Len(t, b.list(), 1)
 }
 
@@ -382,4 +385,31 @@ func FuzzPutName(f *testing.F) {
 		require.True(t, strings.HasPrefix(at, "/store/put-1/"), at)
 		require.Equal(t, "/store/put-1/"+name, at, "one spelling a file")
 	})
+}
+
+// What an artefact says of itself is what its maker wrote. Where it would be served to an application with libraries that the daemon
+// has, it is loaded first.
+func TestWhatIsPutIsNotBelieved(t *testing.T) {
+	for fault, hit := range map[standin.Fault]bool{standin.None: true, standin.Mutilate: false} {
+		b := newBench(t)
+		b.acquire(b.request(b.model(2))).View.Close() // something loads here
+		app := b.application(stranger, "1.0")
+		app.worker.Fault = fault
+		r := app.ask(b.model(1))
+		r.EPs[0].Devices = []compilers.Device{{Type: "CPU", VendorID: 0x1234, DeviceID: 1}}
+		put := app.put(app.compile(r, app.claim(r).Claim))
+		checks := b.compiler.Checks.Load()
+		other := b.request(r.Graph)
+		other.Peer.UID, other.OnMiss = stranger, Fail
+		a, err := b.cache.Acquire(context.Background(), other, nil)
+		require.Greater(t, b.compiler.Checks.Load(), checks, "it was loaded")
+		if !hit {
+			require.Equal(t, Stale, ClassOf(err), "%v", err)
+			continue
+		}
+		require.NoError(t, err)
+		defer a.View.Close()
+		require.Equal(t, put.RequestKey, a.RequestKey)
+		require.Equal(t, put.Graph, a.Graph)
+	}
 }
