@@ -278,8 +278,8 @@ func (j *job) untaken(m *epmodel.Model) (warnings []string) {
 			warnings = append(warnings, fmt.Sprintf("%s took no node of this model", ep.Name))
 		}
 	}
-	if rest := m.Nodes - len(m.Contexts); rest > 0 {
-		warnings = append(warnings, fmt.Sprintf("%d nodes stay outside the compiled parts and run on another execution provider: %s", rest, m.NodeSummary(8)))
+	if m.Nodes > len(m.Contexts) {
+		warnings = append(warnings, "left out of the compiled parts, for another execution provider: "+m.UncompiledSummary(8))
 		if len(j.open) > 0 {
 			warnings = append(warnings, dimensionsHint(j.open))
 		}

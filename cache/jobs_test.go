@@ -105,6 +105,9 @@ func TestBackgroundAnswersAtOnceAndCompiles(t *testing.T) {
 	require.True(t, jobs[0].Background)
 	require.Zero(t, jobs[0].Waiting)
 	require.Equal(t, a.Job, b.later1(1, somebody).Job, "one job, however often it is asked for")
+	impatient := b.laterRequest(1, somebody)
+	impatient.OnMiss = Fail
+	require.Contains(t, b.refused(impatient).Error(), "being compiled now")
 	close(g.pass)
 	done := b.follow(somebody, a.Job)
 	require.Equal(t, JobDone, done.State)

@@ -131,7 +131,7 @@ func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	require.Equal(t, 1, mains)
 	require.Equal(t, parts-1, m.OpTypes["ai.onnx::Shrink"])
 	require.Len(t, a.Warnings, 1)
-	require.Contains(t, a.Warnings[0], "15 nodes of this model stay outside")
+	require.Contains(t, a.Warnings[0], "15 nodes (15 Shrink)")
 	complete := ask()
 	complete.Output.Complete = true
 	e := b.refused(complete)

@@ -114,6 +114,9 @@ func TestNodeSummary(t *testing.T) {
 	require.Equal(t, "4 nodes (2 Conv, 1 Relu, and 1 more operators)", m.NodeSummary(2))
 	require.Equal(t, []string{`ai.onnx::Conv "c1"`, "ai.onnx::Relu", `ai.onnx::Conv "c2"`, `my::Op "o"`}, m.FirstNodes)
 	require.Equal(t, "0 nodes", mustRead(t, model(nil)).NodeSummary(2))
+
+	partly := mustRead(t, model(msg{}.sub(1, contextNode("n")).sub(1, node("", "Relu", ""))))
+	require.Equal(t, "1 node (1 Relu)", partly.UncompiledSummary(2))
 }
 
 // what real EPs write
