@@ -30,8 +30,7 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 @pytest.fixture
 def ask(daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: Any) -> Callable[..., Any]:
     """Runs an application; each test has a store of its own for all it can tell."""
-    for one in daemon.control("list"):
-        daemon.control("rm", one["build"])
+    daemon.control("rm", "--all")
 
     def run(worker: str = str(programs / "epcached-ort"), where: Path | None = None, **more: Any) -> Any:
         environment = {"EPCACHE_SOCKET": daemon.socket, "EPCACHE_WORKER": worker}
