@@ -189,7 +189,6 @@ var sessionOptions = map[string]sessionRule{
 	"ep.context_node_name_prefix":                             {},
 	"ep.enable_weightless_ep_context_nodes":                   {kind: "bool", def: "0"},
 	"ep.enable_weightless":                                    {kind: "bool", def: "0"},
-	"ep.enable_weightless_mode":                               {kind: "int", def: "0"},
 	"ep.context_source_model_path":                            {refused: "it names a file: what is needed of the model is part of a weightless build"},
 }
 

@@ -97,6 +97,23 @@ func TestInitializersOfTheOutput(t *testing.T) {
 // weightless leaves the weights to the model: the EPContext nodes take them as inputs.
 var weightless = map[string]string{"ep.enable_weightless_ep_context_nodes": "1"}
 
+// No real EP that there is leaves weights to the source, and ONNX Runtime says so before one is asked.
+func TestWeightlessOnRealEPs(t *testing.T) {
+	for _, name := range []string{"openvino-1.8.1", "qnn-2.7.0"} {
+		r := compilertest.Runtime(t, name)
+		ep := compilers.EP{Name: r.EPs[0].EP}
+		if ep.Name == qnn {
+			ep.Options = map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}
+		}
+		job := apartJob(t, r, ep, layers(1, 2, false))
+		job.SessionOptions = byReference
+		_, err := newORT(t, compilers.ORTOptions{}).Compile(t.Context(), job, nil)
+		var refused *compilers.RefusedError
+		require.ErrorAs(t, err, &refused, name)
+		require.Contains(t, refused.Text, "Weightless mode requested")
+	}
+}
+
 // byReference leaves the weights to the source model, where the EP finds them itself.
 var byReference = map[string]string{"ep.enable_weightless": "1"}
 

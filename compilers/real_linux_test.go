@@ -166,6 +166,28 @@ func TestRefusalsOfORT(t *testing.T) {
 	}
 }
 
+// OpenVINO lists the NPUs that it knows, whether they are there or not, but its wheel lacks their compiler.
+func TestOpenVINOForDevicesThatAreNotThere(t *testing.T) {
+	r, c := compilertest.Runtime(t, "openvino-1.8.1"), newORT(t, compilers.ORTOptions{})
+	virtual := map[string]string{compilers.IsVirtual: "1"}
+	for name, row := range map[string]struct {
+		device compilers.Device
+		says   string
+	}{
+		"one of several": {compilers.Device{Type: "NPU", Metadata: virtual}, "say which, by its device id"},
+		"none":           {compilers.Device{Type: "NPU", DeviceID: 1, Metadata: virtual}, "it lists NPU of vendor 0x8086"},
+		"one":            {compilers.Device{Type: "NPU", DeviceID: 0x643e, Metadata: virtual}, "compiler loading failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := writeJob(t, r, compilers.EP{Name: openVINO, Devices: []compilers.Device{row.device}}, tinymodel.Dense(1, 8, 1))
+			_, err := c.Compile(t.Context(), job, nil)
+			var refused *compilers.RefusedError
+			require.ErrorAs(t, err, &refused)
+			require.ErrorContains(t, err, row.says)
+		})
+	}
+}
+
 func TestProbeTellsOfAnEPThatDoesNotLoad(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	r.EPs = append(r.EPs, compilers.EPLibrary{EP: qnn, Path: r.ORTLibrary})

@@ -212,13 +212,17 @@ func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
 	}
 	taken := make([]bool, len(devices))
 	for _, s := range selectors {
-		found := false
+		found := 0
 		for i, d := range devices {
 			if matches(s, d) {
-				taken[i], found = true, true
+				taken[i] = true
+				found++
 			}
 		}
-		if !found {
+		if found > 1 && s.Metadata[dialogue.IsVirtual] == "1" { // EPs list every kind there is, and compile for one
+			return nil, fmt.Errorf("%d devices of %s are %s: say which, by its device id: it lists %s", found, ep.Name, describe(s), list(devices))
+		}
+		if found == 0 {
 			return nil, fmt.Errorf("no device of %s is %s: it lists %s", ep.Name, describe(s), list(devices))
 		}
 	}
