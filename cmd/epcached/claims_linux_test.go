@@ -24,16 +24,24 @@ type owner struct {
 	spec    compilers.Runtime
 	library compilers.EPLibrary
 	worker  *compilers.ORT
+	options map[string]string
+	embed   bool
 }
 
 func newOwner(t *testing.T, d *epcached, uid int) *owner {
 	t.Helper()
+	return newOwnerOf(t, d, uid, openVINO, openVINOProvider())
+}
+
+func newOwnerOf(t *testing.T, d *epcached, uid int, folder string, ep *wire.ExecutionProvider) *owner {
+	t.Helper()
 	o := &owner{epcached: d, uid: uid, worker: compilers.NewORT(compilers.ORTOptions{Worker: filepath.Join(programs, "epcached-ort"), Scratch: t.TempDir()})}
 	var err error
-	o.spec, err = compilers.Find(runtimeFolder(t, openVINO))
+	o.spec, err = compilers.Find(runtimeFolder(t, folder))
 	require.NoError(t, err)
-	o.library, err = o.spec.Library("OpenVINOExecutionProvider")
+	o.library, err = o.spec.Library(ep.Name)
 	require.NoError(t, err)
+	o.options = ep.Options
 	return o
 }
 
@@ -67,8 +75,8 @@ func (o *owner) connect() *unixsock.Client {
 
 // ask asks for a model, showing its libraries.
 func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss, progress func(*wire.Progress)) (lease, error) {
-	r := forModel(path)
-	r.OnMiss = miss
+	r := forModel(path, &wire.ExecutionProvider{Name: o.library.EP, Options: o.options})
+	r.OnMiss, r.Embed = miss, o.embed
 	fds := []*os.File{openFile(o, path)}
 	show := func(path string) uint32 {
 		fds = append(fds, openFile(o, path))
@@ -97,7 +105,7 @@ func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	o.Helper()
 	folder := o.TempDir()
 	result, err := o.worker.Compile(limited(o), compilers.Job{Runtime: o.spec, Model: path, Folder: folder, Output: claim.Claim.Output, Route: claim.Claim.Route,
-		GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions,
+		GraphOptimizationLevel: claim.GraphOptimizationLevel, SessionOptions: claim.SessionOptions, Embed: o.embed,
 		EPs: []compilers.EP{{Name: o.library.EP, Library: o.library.Path, Options: claim.ProviderOptions[o.library.EP].GetEntries()}}}, nil)
 	require.NoError(o, err)
 	put := &wire.Put{Claim: claim.Claim.Id, CompileSeconds: result.Seconds, OrtVersion: result.ORTVersion}
@@ -201,4 +209,31 @@ func TestAClaimEndsWithItsConnection(t *testing.T) {
 	put := &wire.Put{Claim: claim.Claim.Id, Files: []*wire.PutFile{{Name: claim.Claim.Output}}}
 	_, _, err = second.Put(limited(t), put, []*os.File{openFile(t, model)}, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound)
+}
+
+// Each execution provider's own artefacts, in both forms, pass for what they are.
+func TestRealArtefactsThatArePut(t *testing.T) {
+	d := newSite(t).start(t)
+	for name, o := range map[string]*owner{
+		"OpenVINO": newOwner(t, d, stranger),
+		"QNN":      newOwnerOf(t, d, stranger, qnn, qnnProvider()),
+	} {
+		for _, embed := range []bool{false, true} {
+			o.embed = embed
+			model := writeModel(t, t.TempDir(), 3)
+			c := o.connect()
+			claim, err := o.ask(c, model, wire.OnMiss_CLAIM, nil)
+			require.NoError(t, err, name)
+			put, fds := o.compile(model, claim)
+			reply, view, err := c.Put(limited(t), put, fds, nil)
+			require.NoError(t, err, "%s, embed %v", name, embed)
+			lease{reply, view}.requireRight(t)
+			require.NoError(t, view.Close())
+			require.NotEmpty(t, reply.SdkVersion, name)
+			require.Equal(t, embed, len(reply.Files) == 1, name)
+			hit, err := o.ask(c, model, wire.OnMiss_FAIL, nil)
+			require.NoError(t, err, name)
+			require.Equal(t, reply.Graph, hit.Graph)
+		}
+	}
 }
