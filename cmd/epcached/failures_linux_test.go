@@ -114,6 +114,30 @@ func TestNoNodeIsRemembered(t *testing.T) {
 	d.failsFromMemory(t, first, path)
 }
 
+// A limit so small that nothing at all compiles is the machine's fault, and nothing is known against the model afterwards.
+func TestNothingCompilesUnderTheLimits(t *testing.T) {
+	s := newSite(t, runtimeFolder(t, openVINO))
+	d := s.start(t)
+	dir := t.TempDir()
+	require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, dir, 1)).Outcome)
+	d.stop() // it knows the runtime, and does not look at it again
+	s.config = unmeasured + "[limits]\nmemory_bytes = 30000000\n"
+	d = s.start(t)
+	path := writeModel(t, dir, 2)
+	_, err := tryGet(t, d.dial(), path)
+	require.ErrorIs(t, err, unixsock.ErrUnavailable)
+	var e *unixsock.Error
+	require.ErrorAs(t, err, &e)
+	t.Log(err)
+	require.Equal(t, "sandbox", e.Facts["reason"])
+	require.Contains(t, e.Hint, "epcachectl doctor")
+	require.Empty(t, d.failures())
+	d.stop()
+	s.config = unmeasured
+	d = s.start(t)
+	require.Equal(t, "compiled", get(t, d.dial(), path).Outcome)
+}
+
 // misbehaving stands between ONNX Runtime and OpenVINO's library, and does what it finds in the model that is compiled:
 // all other models OpenVINO gets.
 const misbehaving = `
@@ -180,8 +204,8 @@ func misbehavingSite(t *testing.T, seconds string) *site {
 	dir := faultyRuntime(t, real, func(string) {})
 	vendorLibrary(t, filepath.Join(dir, filepath.Base(plugin)), fmt.Sprintf(misbehaving, plugin, seconds))
 	s := newSite(t, dir)
-	s.config = unmeasured + fmt.Sprintf("[limits]\nwall_seconds = 20\ncpu_seconds = 6\nmemory_bytes = %d\noutput_bytes = %d\n[sandbox]\nread = [%q]\n",
-		2<<30, 64<<20, filepath.Dir(plugin))
+	s.config = unmeasured + fmt.Sprintf("[limits]\nwall_seconds = 20\ncpu_seconds = 4\nmemory_bytes = %d\noutput_bytes = %d\n[sandbox]\nread = [%q]\n",
+		1<<30, 64<<20, filepath.Dir(plugin))
 	return s
 }
 
