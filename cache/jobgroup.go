@@ -48,10 +48,9 @@ func (j *job) members(result compilers.Result) []index.Member {
 func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
 		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
-		SessionOptions: options, FreeDimensions: j.request.FreeDimensions,
-		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
-		GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
-		Idle:                       j.urgent,
+		SessionOptions:         options, // and no dimensions: they are fixed in the graph, and clients are told of none
+		GraphOptimizationLevel: loadLevel(j.plan.canonical.GraphOptimizationLevel),
+		Idle:                   j.urgent,
 	}
 	for i := 1; i < j.request.models(); i++ {
 		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))

@@ -313,7 +313,7 @@ func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (comp
 // checkJob loads a graph as an application would that asked for what is judged.
 func (a *against) checkJob(graph, level string) compilers.CheckJob {
 	return compilers.CheckJob{Runtime: a.rc.spec, EPs: a.eps, Graph: graph, SessionOptions: a.request.SessionOptions,
-		FreeDimensions: a.request.FreeDimensions, FreeDimensionsByDenotation: a.request.FreeDimensionsByDenotation, GraphOptimizationLevel: level}
+		GraphOptimizationLevel: level}
 }
 
 // checkJobOf loads a build from its view: a group's graphs together, in order.

@@ -128,8 +128,14 @@ func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Requ
 	}
 	check := p.against("", rc).checkJob(filepath.Join(folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(p.canonical.GraphOptimizationLevel)))
 	return still(rc, func() (compilers.VerifyResult, error) {
-		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: check, Source: source, Most: r.VerifyOutput})
+		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: p.withDimensions(check), Source: source, Most: r.VerifyOutput})
 	})
+}
+
+// withDimensions adds the sizes that the source model is run with; in the compiled one they are fixed.
+func (p *plan) withDimensions(check compilers.CheckJob) compilers.CheckJob {
+	check.FreeDimensions, check.FreeDimensionsByDenotation = p.canonical.FreeDimensions, p.canonical.FreeDimensionsByDenotation
+	return check
 }
 
 func copyPath(from, to string) error {
@@ -148,7 +154,7 @@ func (j *job) verified(ctx context.Context, out string, b *index.Build) float64 
 		return 0
 	}
 	check := j.plan.against("", j.rc).checkJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(j.plan.canonical.GraphOptimizationLevel)))
-	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: check, Source: j.copies[0].path, Most: j.request.VerifyOutput})
+	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.plan.withDimensions(check), Source: j.copies[0].path, Most: j.request.VerifyOutput})
 	j.spent(result.CPUSeconds)
 	if err != nil || result.Outcome != compilers.Passed {
 		return 0 // whoever asked for it is told why

@@ -20,7 +20,7 @@ var _ OutputVerifier = (*ORT)(nil)
 
 // VerifyJob asks whether a graph computes what another model does.
 type VerifyJob struct {
-	CheckJob         // the compiled graph, and how it is loaded
+	CheckJob         // the compiled graph, and how it is loaded; free dimensions are the source model's alone
 	Source   string  // absolute path of the source model, which ONNX Runtime runs on the CPU with kernels of its own
 	Most     float64 // by which a value may differ, as it is or as a part of the source model's
 }

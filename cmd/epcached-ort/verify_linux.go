@@ -18,6 +18,8 @@ func (j *job) verify() error {
 	if err := j.memberPhase(dialogue.PhaseLoading, 0); err != nil {
 		return err
 	}
+	sizes := j.req.Options
+	j.req.Options.FreeDimensions, j.req.Options.FreeDimensionsByDenotation = nil, nil // fixed when it was compiled
 	o, err := j.options()
 	if err != nil {
 		return err
@@ -39,6 +41,7 @@ func (j *job) verify() error {
 	if err := j.memberPhase(dialogue.PhaseRunning, 1); err != nil {
 		return err
 	}
+	j.req.Options = sizes
 	want, err := j.original(inputs)
 	if err != nil {
 		j.result.Compared = &dialogue.Compared{Without: "the source model does not run on the CPU: " + err.Error()}
