@@ -54,6 +54,9 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			switch fate := random.IntN(8); {
 			case i > 30 || fate == 0:
 				if err := compileAndPut(&one, r, a.Claim, t.TempDir()); err != nil {
+					if time.Now().After(a.Claim.Deadline) {
+						return // a slow machine: another has the claim by now
+					}
 					t.Errorf("asker %d: put: %v", i, err)
 					return
 				}
@@ -61,7 +64,7 @@ func TestManyApplicationsOneClaim(t *testing.T) {
 			case fate == 1:
 				time.Sleep(350 * time.Millisecond) // the deadline
 			case fate < 5:
-				if err := b.cache.GiveUp(context.Background(), r.Peer, a.Claim.ID, "no", 0); err != nil {
+				if err := b.cache.GiveUp(context.Background(), r.Peer, a.Claim.ID, "no", 0); err != nil && time.Now().Before(a.Claim.Deadline) {
 					t.Errorf("asker %d: give up: %v", i, err)
 				}
 			}
@@ -105,9 +108,21 @@ func compileAndPut(a *application, r *Request, claim *Claim, folder string) erro
 	return err
 }
 
+func (cs *claims) claimIs(id string, state claimState) bool {
+	cs.mu.Lock()
+	cl := cs.open[id]
+	cs.mu.Unlock()
+	if cl == nil {
+		return state == claimOver
+	}
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	return cl.state == state
+}
+
 // A put that was begun in time is finished after the deadline.
 func TestPutBegunInTime(t *testing.T) {
-	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 200 * time.Millisecond })
+	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 1500 * time.Millisecond })
 	c := newClaimed(b, nil)
 	leave, err := b.cache.claims.puts.enter(context.Background(), stranger, nil)
 	require.NoError(t, err)
@@ -119,7 +134,9 @@ func TestPutBegunInTime(t *testing.T) {
 		}
 		got <- err
 	}()
-	require.Never(t, func() bool { return b.cache.flights.count() == 0 }, 300*time.Millisecond, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return !b.cache.claims.claimIs(c.claim.ID, claimHeld) }, 5*time.Second, time.Millisecond)
+	time.Sleep(time.Until(c.claim.Deadline) + 50*time.Millisecond)
+	require.True(t, b.cache.claims.claimIs(c.claim.ID, claimPutting))
 	leave()
 	require.NoError(t, <-got)
 	require.Len(t, b.list(), 1)
