@@ -12,6 +12,11 @@ Without a daemon, or when anything goes wrong with it, the session is a plain on
 there is one EpcacheWarning. It never ends up on the CPU execution provider unasked. An artefact that ONNX Runtime
 refuses is reported, and the daemon asked once more.
 
+Several models that share weights, such as two stages of one, are compiled as one group and loaded in one process:
+
+    with epcache.sessions(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
+        ...
+
 `Client` gives the artefact itself, for those who load it in another way, reports, explanations and events. It needs no ONNX Runtime: the package is
 imported only when one of the session classes is used.
 """
@@ -20,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._artefact import Artefact, File, Progress
+from ._artefact import Artefact, File, Member, Progress
 from ._claim import Claim
 from ._client import Client, default_sockets
 from ._errors import (
@@ -53,8 +58,14 @@ from ._version import __version__
 if TYPE_CHECKING:
     from ._session import InferenceSession
     from ._session_options import SessionOptions
+    from ._sessions import Sessions, sessions
 
-_NEEDS_ORT = {"InferenceSession": "_session", "SessionOptions": "_session_options"}
+_NEEDS_ORT = {
+    "InferenceSession": "_session",
+    "SessionOptions": "_session_options",
+    "Sessions": "_sessions",
+    "sessions": "_sessions",
+}
 
 __all__ = [
     "Artefact",
@@ -82,6 +93,7 @@ __all__ = [
     "Job",
     "Jobs",
     "Library",
+    "Member",
     "Neighbour",
     "NoDaemon",
     "NoSpace",
@@ -93,12 +105,14 @@ __all__ = [
     "Report",
     "Runtime",
     "SessionOptions",
+    "Sessions",
     "Stale",
     "Subscription",
     "Unavailable",
     "VersionMismatch",
     "__version__",
     "default_sockets",
+    "sessions",
 ]
 
 

@@ -42,6 +42,16 @@ class File:
     digest: str
 
 
+@dataclass(frozen=True)
+class Member:
+    """One model of a weight-sharing group."""
+
+    name: str
+    model_digest: str
+    graph: str  # relative to the view
+    session_options: dict[str, str]  # besides the artefact's, when several members are loaded in one process
+
+
 @dataclass
 class Artefact:
     """A compiled model, and the lease on it.
@@ -73,6 +83,8 @@ class Artefact:
     runtime: str
     warnings: list[str]
     job: str = ""  # of "background": the compile, for Client.follow
+    members: list[Member] = field(default_factory=list)  # of a group: all, in the order in which to load several in one process
+    member: int = 0  # which of them was asked for; `graph` is its
     fd: int | None = None  # descriptor of the view's folder; None without a view, or when closed
     round_trip_seconds: float = 0.0  # from the first byte of the last request frame to the last of its answer
     connect_seconds: float = 0.0
@@ -182,6 +194,9 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
         raise _errors.ProtocolError(f"the view is descriptor {reply['fd']} of {len(received)}")
     if (reply["view"] or "fd" in reply) and not clean(reply["graph"]):
         raise _errors.ProtocolError(f"the graph {reply['graph']!r} does not lie in the view")
+    members = [Member(**one) for one in reply["members"]]
+    if any(not clean(one.graph) for one in members) or reply["member"] >= max(1, len(members)):
+        raise _errors.ProtocolError("a graph of the group does not lie in the view, or the model is none of it")
     fd = None
     if "fd" in reply:
         if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):
@@ -194,6 +209,8 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
         provider_options={ep: options["entries"] for ep, options in reply["provider_options"].items()},
         explanation=explanation(reply["explanation"]) if "explanation" in reply else None,
         claimed=reply.get("claim"),
+        members=members,
+        member=reply["member"],
         fd=fd,
     )
 

@@ -12,7 +12,7 @@ from . import _errors, _wire
 from ._artefact import Artefact, Progress, artefact, clean, progress
 from ._connection import Connection, Lost, close_all
 from ._model import Model, stamp_of
-from ._request import ExecutionProvider, Runtime
+from ._request import ExecutionProvider, Runtime, Send
 from ._version import __version__
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Acquire(Call[Artefact]):
     def __init__(
         self,
         client: Client,
-        model: Model,
+        models: list[Model],
         eps: list[ExecutionProvider],
         runtime: Runtime | None,
         request: _wire.Message,
@@ -153,7 +153,7 @@ class Acquire(Call[Artefact]):
         progress: Callable[[Progress], None] | None,
     ) -> None:
         super().__init__(client, deadline, progress)
-        self.model = model
+        self.models = models  # more than one: a group
         self.eps = eps
         self.runtime = runtime
         self.request = request
@@ -161,15 +161,16 @@ class Acquire(Call[Artefact]):
 
     def _rounds(self, connection: Connection) -> Artefact:
         """Asks, and once more with the external data that the daemon said the model refers to."""
-        locations = self.client._known_locations(self.model.stamp)
+        locations = [self.client._known_locations(model.stamp) for model in self.models]
         for _ in range(3):
             answer = self._ask(connection, locations)
             if isinstance(answer, Artefact):
                 answer.connect_seconds = self.connect_seconds
                 answer.server = connection.server
                 return answer
-            locations = answer
-            self.client._remember(self.model.stamp, locations)
+            for number, more in answer.items():
+                locations[number] = more
+                self.client._remember(self.models[number].stamp, more)
         raise _errors.ProtocolError("the daemon asks for external data again and again")
 
     def _done(self, connection: Connection, result: Artefact) -> None:
@@ -181,13 +182,14 @@ class Acquire(Call[Artefact]):
 
         result.claim = Claim(self.client, connection, result.claimed, self.sources)
 
-    def _ask(self, connection: Connection, locations: list[str]) -> Artefact | list[str]:
+    def _ask(self, connection: Connection, locations: list[list[str]]) -> Artefact | dict[int, list[str]]:
+        """Returns the answer, or the locations that the daemon asks for, by the number of the model."""
         with self._opened(locations) as (body, descriptors):
             connection.start({"acquire": body}, descriptors, self.deadline)
             envelope, received = self._answer(connection)
         try:
             if "need" in envelope:
-                return _checked_locations(envelope["need"]["locations"])
+                return self._needed(envelope["need"])
             reply = envelope.get("acquire_reply")
             if reply is None:
                 raise _errors.ProtocolError("the daemon's answer to an Acquire is something else")
@@ -197,32 +199,50 @@ class Acquire(Call[Artefact]):
         finally:
             close_all(received)
 
+    def _needed(self, need: _wire.Message) -> dict[int, list[str]]:
+        locations = _checked_locations(need["locations"])
+        members = need["members"] or [0] * len(locations)
+        if len(members) != len(locations) or any(member >= len(self.models) for member in members):
+            raise _errors.ProtocolError("the daemon asks for external data of models that it was not given")
+        wanted: dict[int, list[str]] = {}
+        for member, location in zip(members, locations, strict=True):
+            wanted.setdefault(member, []).append(location)
+        return wanted
+
     @contextlib.contextmanager
-    def _opened(self, locations: list[str]) -> Iterator[tuple[_wire.Message, list[int]]]:
+    def _opened(self, locations: list[list[str]]) -> Iterator[tuple[_wire.Message, list[int]]]:
         """Yields the Acquire and its descriptors; those that were opened for it are closed afterwards."""
         with contextlib.ExitStack() as stack:
-            descriptors = [self.model.fd]
+            descriptors: list[int] = []
             self.sources = {}
-            if self.model.folder:
-                self.sources[os.path.join(self.model.folder, self.model.name)] = stamp_of(self.model.fd)
 
             def send(descriptor: int) -> int:
                 descriptors.append(descriptor)
                 return len(descriptors) - 1
 
-            external = []
-            for location in locations:
-                descriptor = self.model.open_external(location)
-                stack.callback(os.close, descriptor)
-                if self.model.folder and self.model.external is None:
-                    self.sources[os.path.join(self.model.folder, location)] = stamp_of(descriptor)
-                external.append({"location": location, "fd": send(descriptor)})
             body = dict(self.request)
-            body["model"] = {"fd": 0, "name": self.model.name, "external": external}
+            messages = [
+                self._model_message(model, wanted, send, stack)
+                for model, wanted in zip(self.models, locations, strict=True)
+            ]
+            body["model"], body["group"] = messages[0], messages[1:]
             body["eps"] = [ep.message(send, stack) for ep in self.eps]
             if self.runtime is not None:
                 body["runtime"] = self.runtime.message(send, stack)
             yield body, descriptors
+
+    def _model_message(self, model: Model, locations: list[str], send: Send, stack: contextlib.ExitStack) -> _wire.Message:
+        number = send(model.fd)
+        if model.folder:
+            self.sources[os.path.join(model.folder, model.name)] = stamp_of(model.fd)
+        external = []
+        for location in locations:
+            descriptor = model.open_external(location)
+            stack.callback(os.close, descriptor)
+            if model.folder and model.external is None:
+                self.sources[os.path.join(model.folder, location)] = stamp_of(descriptor)
+            external.append({"location": location, "fd": send(descriptor)})
+        return {"fd": number, "name": model.name, "external": external}
 
 
 def _checked_locations(locations: list[str]) -> list[str]:

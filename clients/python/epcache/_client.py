@@ -81,6 +81,7 @@ class Client:
         progress: Callable[[Progress], None] | None = None,
         external: Callable[[str], int] | None = None,
         output: Output | None = None,
+        group: Sequence[ModelSource] = (),
     ) -> Artefact:
         """Returns the compiled form of a model, with a lease on it.
 
@@ -95,6 +96,8 @@ class Client:
         folder, or by `external`, which returns a descriptor that is closed afterwards. `output` says how it is to be written.
         With `verify_output` the compiled model runs once on zeros beside the model, and CompileFailed is raised where a value differs by
         more than that, both as it is and as a part of the model's.
+        `group` are further models that are compiled together with this one, after it and in this order, so that all share what is
+        equal in them: `members` of the answer has their graphs.
 
         Raises an epcache.Error: NoDaemon when none answers.
         """
@@ -114,9 +117,11 @@ class Client:
         }
         if output is not None:
             request["output"] = output.message()
-        with open_model(model, external) as source:
+        with contextlib.ExitStack() as stack:
+            sources = [stack.enter_context(open_model(model, external))]
+            sources += [stack.enter_context(open_model(one, None)) for one in group]
             where = Runtime(directory=os.path.abspath(runtime)) if isinstance(runtime, str) else runtime
-            return Acquire(self, source, providers(eps), where, request, deadline, progress).run()
+            return Acquire(self, sources, providers(eps), where, request, deadline, progress).run()
 
     def explain(self, model: ModelSource, eps: EPSpec | Sequence[EPSpec], **request: Any) -> Explanation:
         """Returns what the daemon would do for a request, and why; nothing is compiled. It takes what acquire takes."""
