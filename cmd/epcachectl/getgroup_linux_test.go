@@ -140,7 +140,8 @@ func TestGetShareBringsTheFilesOfEachModel(t *testing.T) {
 	require.NotEqual(t, filepath.Dir(first), filepath.Dir(second))
 	r := call(t, "get", "--share", first, second, ep)
 	require.Equal(t, exitDone, r.code, r.err)
-	last := b.asked[len(b.asked)-1]
+	var last *wire.Acquire
+	b.set(func() { last = b.asked[len(b.asked)-1] })
 	require.Equal(t, "w.bin", last.GetModel().GetExternal()[0].GetLocation())
 	require.Equal(t, "w.bin", last.GetGroup()[0].GetExternal()[0].GetLocation())
 	require.NotEqual(t, last.GetModel().GetExternal()[0].GetFd(), last.GetGroup()[0].GetExternal()[0].GetFd())

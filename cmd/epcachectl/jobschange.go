@@ -16,10 +16,10 @@ func (a *app) jobsCancelCommand() *cobra.Command {
 	var all, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "cancel JOB... | cancel --all",
-		Short: "end compiles",
-		Long: `cancel ends compiles: whoever waits for one is told that it was cancelled, and the next request compiles. Everybody may
-end what they asked for, administrators any. --all ends all that the caller may end. With -n it prints what would be
-ended.` + statusHelp(askingCodes...),
+		Short: "give compiles up",
+		Long: `cancel takes the caller out of compiles: its requests are answered with "cancelled", and a compile that nobody else wants
+ends. An administrator ends it for all. --all is all that the caller asked for, of an administrator all that there are. With -n it
+prints what would be cancelled.` + statusHelp(askingCodes...),
 		Example: `  epcachectl jobs cancel 6524d4
   epcachectl jobs cancel --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -51,8 +51,8 @@ ended.` + statusHelp(askingCodes...),
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "end all of them")
-	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "end nothing, print what would be")
+	cmd.Flags().BoolVar(&all, "all", false, "give all of them up")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be")
 	return cmd
 }
 
@@ -119,7 +119,11 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 		a.print.line("%s nothing", did)
 	}
 	for _, j := range reply.GetJobs() {
-		a.print.line("%s %s: %s, job %s", did, modelOf(j), orDash(j.GetEp()), orDash(j.GetId()))
+		what := did + " " + modelOf(j)
+		if !dryRun && j.GetState() != "cancelled" {
+			what = "left " + modelOf(j) + " to others, who want it"
+		}
+		a.print.line("%s: %s, job %s", what, orDash(j.GetEp()), orDash(short(j.GetId())))
 	}
 	for _, f := range reply.GetFailures() {
 		a.print.line("%s %s: %s, %s", did, orDash(f.GetModelName()), orDash(f.GetEp()), orDash(f.GetReason()))

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -27,7 +28,7 @@ func (a *app) warmCommand() *cobra.Command {
 		Short: "have models compiled in the background",
 		Long: `warm asks for the compiled form of each MODEL, and of each *.onnx file in DIR and the folders below it, and does not
 wait: what is not there is compiled in the background, after what somebody waits for. It is what an installer calls. The
-compiles go on when this program has ended; epcachectl jobs shows them.
+compiles go on when this program has ended; epcachectl jobs shows them. Where the daemon takes no more at once, it waits for room.
 
 With --follow it waits for all of them, shows how far they are, and prints how each ended. To interrupt it ends none of
 them. The flags are those of get. With -n nothing is compiled; it prints what would be.` +
@@ -50,6 +51,7 @@ Done means that all are there or queued, with --follow that all are there.`,
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				results := g.acquireAll(ctx, c, models, onMiss)
 				closeViews(results)
+				g.askAgain(ctx, c, results, onMiss)
 				if follow && !g.dryRun {
 					g.followAll(ctx, c, results)
 				}
@@ -89,6 +91,34 @@ func modelsBelow(args []string) ([]string, error) {
 		}
 	}
 	return models, nil
+}
+
+// askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.
+func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, results []got, onMiss wire.OnMiss) {
+	if !slices.ContainsFunc(results, func(r got) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
+		return
+	}
+	show := newPhases(g.app.print, g.progress, len(results))
+	defer show.end()
+	next := 0
+	for i := range results {
+		r := &results[i]
+		for errors.Is(r.err, unixsock.ErrBusy) {
+			for next < len(results) && results[next].reply.GetJob() == "" {
+				next++
+			}
+			if next == len(results) {
+				break // it is not these that take the room
+			}
+			before := &results[next]
+			next++
+			// How it ends is looked at by who follows it; here it only has to.
+			_, _ = c.Follow(ctx, &wire.Follow{Job: before.reply.GetJob()}, func(p *wire.Progress) { show.phase(before.path, p) })
+			show.done(before.path)
+			*r = g.acquire(ctx, c, r.path, onMiss, show)
+			closeViews([]got{*r})
+		}
+	}
 }
 
 // followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.

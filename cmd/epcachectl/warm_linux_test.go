@@ -93,6 +93,32 @@ func TestWarmFollow(t *testing.T) {
 	}
 }
 
+// The daemon takes only so many compiles that nobody waits for: the others are asked for as soon as there is room.
+func TestWarmWaitsForRoom(t *testing.T) {
+	b := newStandIn(t)
+	b.jobs = []*wire.Job{{Id: "one.onnx", State: "done"}, {Id: "two.onnx", State: "done"}, {Id: "three.onnx", State: "done"}}
+	taken := 0
+	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
+		if taken > len(b.changes) { // one at a time, and one more for each that was waited for
+			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_BUSY, Text: "too many compiles in the background"}
+		}
+		taken++
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: a.GetModel().GetName()}}, nil
+	}
+	b.serve()
+	r := call(t, "warm", tinyModel(t, "one.onnx"), tinyModel(t, "two.onnx"), tinyModel(t, "three.onnx"), ep)
+	require.Equal(t, exitDone, r.code, r.err)
+	for _, name := range []string{"one", "two", "three"} {
+		require.Regexp(t, "queued .*/"+name+".onnx: job "+name, r.out)
+	}
+	require.Len(t, b.changed(), 2, "no more was waited for than had to be")
+
+	b.set(func() { taken = 100 })
+	r = call(t, "warm", tinyModel(t, "one.onnx"), ep)
+	require.Equal(t, exitFailed, r.code, "others take the room")
+	require.Contains(t, r.err, "too many compiles")
+}
+
 // A job that ended before it was followed, or with a daemon, is asked for again; a daemon that never knows it is not asked for ever.
 func TestWarmFollowsAJobThatIsGone(t *testing.T) {
 	b := newStandIn(t)
