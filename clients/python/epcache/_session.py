@@ -20,7 +20,7 @@ from ._plugins import Plugin
 from ._refusal import Refusal, refusal_of
 from ._report import Attempts, Pending, Report
 from ._request import EPSpec, ExecutionProvider, providers
-from ._session_options import LEVELS_BY_NAME, Record
+from ._session_options import LEVELS_BY_NAME, Record, resolve_policy
 
 # How long a session waits for a daemon that went away during its request: longer than a restart, shorter than a
 # compile in this process is worth.
@@ -338,6 +338,8 @@ def _prepare(
         return [_plugins.plugin(one) for one in providers(ep)]
     if not named:
         raise ValueError("no execution provider is named; for example ep='OpenVINOExecutionProvider:CPU'")
+    if record is not None:
+        resolve_policy(record)
     recorded: list[tuple[ExecutionProvider, Any]] = record.providers if record is not None else []
     return [_plugins.plugin(one, devices) for one, devices in recorded]
 

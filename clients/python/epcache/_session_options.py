@@ -16,6 +16,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from . import _policy
 from ._request import Device, ExecutionProvider, option_text
 
 LEVELS = {
@@ -57,6 +58,7 @@ class Record:
     dims_by_denotation: dict[str, int] = field(default_factory=dict)
     level: str = ""
     providers: list[tuple[ExecutionProvider, Any]] = field(default_factory=list)  # with ONNX Runtime's own devices
+    policy: Any = None  # a device policy: it counts where no provider is added
     reasons: list[str] = field(default_factory=list)  # why this cannot be answered from the cache
 
     def compile_entries(self) -> dict[str, str]:
@@ -132,6 +134,16 @@ def _add_dimension_by_denotation(record: Record, denotation: str, value: int) ->
     record.dims_by_denotation[str(denotation)] = int(value)
 
 
+def resolve_policy(record: Record) -> None:
+    """Puts the provider and the device that the policy chooses in its place, or the reason why that cannot be."""
+    if record.policy is None or record.providers or record.reasons:
+        return
+    try:
+        _add_provider_for_devices(record, [_policy.chosen(record.policy)], {})
+    except _policy.Undecided as undecided:
+        record.reasons.append(str(undecided))
+
+
 def _add_provider_for_devices(record: Record, devices: Sequence[Any], options: Mapping[str, Any]) -> None:
     devices = list(devices)
     selectors = tuple(_selector(device) for device in devices)
@@ -139,6 +151,10 @@ def _add_provider_for_devices(record: Record, devices: Sequence[Any], options: M
         record.reasons.append("two of the devices cannot be told apart by type, vendor and device id")
     settings = {str(key): option_text(value) for key, value in options.items()}
     record.providers.append((ExecutionProvider(devices[0].ep_name, selectors, settings), devices))
+
+
+def _set_policy(record: Record, policy: Any) -> None:
+    record.policy = policy
 
 
 def _selector(device: Any) -> Device:
@@ -151,6 +167,7 @@ _RECORDED: dict[str, Callable[..., None]] = {
     "add_free_dimension_override_by_name": _add_dimension,
     "add_free_dimension_override_by_denotation": _add_dimension_by_denotation,
     "add_provider_for_devices": _add_provider_for_devices,
+    "set_provider_selection_policy": _set_policy,
 }
 
 

@@ -122,10 +122,6 @@ def initializer(options: epcache.SessionOptions) -> None:
     [
         pytest.param(write_optimized_model, id="optimized model"),
         pytest.param(initializer, id="initializer"),
-        pytest.param(
-            lambda o: o.set_provider_selection_policy(ort.OrtExecutionProviderDevicePolicy.PREFER_CPU),
-            id="device policy",
-        ),
         pytest.param(lambda o: o.set_provider_selection_policy_delegate(lambda *_: []), id="device delegate"),
         pytest.param(lambda o: o.add_session_config_entry("ep.context_enable", "1"), id="own compile"),
         pytest.param(lambda o: o.add_session_config_entry("ep.context_file_path", "/x"), id="own context file"),

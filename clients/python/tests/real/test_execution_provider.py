@@ -118,3 +118,22 @@ def test_model_that_the_provider_takes_nothing_of(daemon: Daemon, where: Path, t
     assert session["outcome"] == "failed"
     (warning,) = session["warnings"]
     assert "took no node" in warning and "StringNormalizer" in warning
+
+
+def test_device_policies_are_resolved_by_the_client(daemon: Daemon, where: Path, models: Any) -> None:
+    """What ONNX Runtime chooses by a policy here is asked for; what only it can choose makes a plain session, which says why."""
+    result = child.run(
+        "policy", where, environment={"EPCACHE_SOCKET": daemon.socket},
+        model=models.entry("tiny-mlp"), path=str(models.path("tiny-mlp")), ep=OPENVINO,
+    )  # fmt: skip
+    delegate, nothing = result.pop("delegate"), result.pop("nothing registered")
+    assert "PREFER_NPU" in result
+    assert sorted(session["outcome"] for session in result.values()) == ["compiled"] + ["hit"] * (len(result) - 1)
+    for policy, session in result.items():
+        assert session["warnings"] == [], policy
+        assert session["providers"] == session["plain"]["providers"] and session["providers"][0] == OPENVINO
+        assert session["outputs"] == session["plain"]["outputs"], policy
+    assert (delegate["outcome"], delegate["providers"][0]) == ("bypassed", OPENVINO)
+    assert "set_provider_selection_policy_delegate" in delegate["why"]
+    assert (nothing["outcome"], nothing["providers"]) == ("bypassed", ["CPUExecutionProvider"])
+    assert "PREFER_NPU chooses CPUExecutionProvider" in nothing["why"]

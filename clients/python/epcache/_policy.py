@@ -1,0 +1,40 @@
+"""Device policies: which execution provider and which device ONNX Runtime chooses by one, asked of ONNX Runtime itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnxruntime as ort
+
+CPU = "CPUExecutionProvider"
+
+# The smallest model that execution providers take: y = Relu(x), one float.
+_MODEL = (
+    b'\x08\x08:3\n\x0c\n\x01x\x12\x01y"\x04Relu\x12\x01g'
+    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x11"
+)
+
+
+class Undecided(Exception):
+    """What a policy chooses is nothing that the daemon could be asked for. The text says why."""
+
+
+def chosen(policy: Any) -> Any:
+    """Returns the device that a policy chooses in this process, as ONNX Runtime's OrtEpDevice.
+
+    A policy goes by the devices that there are and not by the model, so the smallest one shows it.
+    """
+    options = ort.SessionOptions()
+    options.set_provider_selection_policy(policy)
+    try:
+        session = ort.InferenceSession(_MODEL, options, enable_fallback=0)
+        names = [name for name in session.get_providers() if name != CPU]
+        devices = [device for device in session.get_input_epdevices() if device is not None]
+    except Exception as error:  # ONNX Runtime raises what it likes
+        raise Undecided(f"device policy {policy.name}: {error}") from error
+    if len(names) > 1:
+        raise Undecided(f"device policy {policy.name} chooses several execution providers: {', '.join(names)}")
+    if not names or not devices or devices[0].ep_name == CPU:
+        raise Undecided(f"device policy {policy.name} chooses {CPU}, which is part of ONNX Runtime itself")
+    return devices[0]
