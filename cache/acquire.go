@@ -313,7 +313,7 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
 		a.Warnings = append(a.Warnings, a.Build.Warnings...)
 		a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
-		a.tellMembers(p.canonical.Model)
+		a.tellMembers(r, p.canonical.Model)
 		c.seen(r.Peer, a.Build)
 	}
 	for _, name := range sortedKeys(r.FreeDimensions) {

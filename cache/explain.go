@@ -57,6 +57,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	for i := range out.Candidates {
 		if l := &out.Candidates[i].Listing; !c.maySee(r.Peer, &l.Build) {
 			l.Build.ModelName = r.Name // whoever has the model may know of the build, and not what others call it
+			l.Build.Members = r.named(l.Build.Members)
 		}
 	}
 	record, err := recordFields(p.recordJSON)
@@ -108,7 +109,34 @@ func (c *Cache) order(ctx context.Context, r *Request, id identity, p *plan, rt 
 	if p.outside {
 		return c.arrangeOwn(r, p, rt, all), nil
 	}
-	return c.arrange(ctx, r, p, rt, rc, all)
+	out, err := c.arrange(ctx, r, p, rt, rc, all)
+	if err != nil || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
+		return out, err
+	}
+	groups, err := c.orderGroups(ctx, r, id, rt, rc)
+	return append(out, groups...), err
+}
+
+// orderGroups is order for the groups that have the request's model among their members.
+func (c *Cache) orderGroups(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent) ([]considered, error) {
+	member, p, err := c.planMember(ctx, r, id, rc, func(string) {})
+	if p == nil || err != nil {
+		return nil, err
+	}
+	var all []index.Build
+	_, look := c.scopes(r, id)
+	for _, scope := range look {
+		builds, err := c.index.Lookup(p.requestKey, scope)
+		if err != nil {
+			return nil, fail(Internal, err, "look-up of %s", p.requestKey)
+		}
+		for i := range builds {
+			if c.maySee(r.Peer, &builds[i]) { // of the others one does not hear
+				all = append(all, builds[i])
+			}
+		}
+	}
+	return c.arrange(ctx, member, p, rt, rc, all)
 }
 
 // arrange puts builds in the order of a look-up: those of the request's own build key, then the others by how they suit

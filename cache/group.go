@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	"slices"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -158,17 +159,9 @@ func (c *canonical) alone(member int) index.RequestKey {
 // lookUpMember looks for a group that has the request's model among its members and was asked for with the same options.
 // It is served to whoever has had the group itself: who brings one model has not shown the others.
 func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
-	if len(r.Group) > 0 || r.Embed {
-		return nil, nil
-	}
-	member := r.sharing()
-	member.member = true
-	pm, err := c.plan(ctx, member, id.Digest, rc, phase)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, err
-		}
-		return nil, nil // there is no such group then; the request itself is answered as if nobody had looked
+	member, pm, err := c.planMember(ctx, r, id, rc, phase)
+	if pm == nil || err != nil {
+		return nil, err
 	}
 	found, err := c.lookUp(ctx, member, pm, rt, rc, phase)
 	if found.answer == nil || err != nil {
@@ -180,15 +173,45 @@ func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *pl
 	return a, nil
 }
 
+// planMember thinks the request through as one for a group that has its model among its members. Without a plan there is no
+// such group.
+func (c *Cache) planMember(ctx context.Context, r *Request, id identity, rc *runtimeContent, phase func(string)) (*Request, *plan, error) {
+	if len(r.group) > 0 || r.Embed {
+		return nil, nil, nil
+	}
+	member := r.sharing()
+	member.member = true
+	p, err := c.plan(ctx, member, id.Digest, rc, phase)
+	if err != nil && ctx.Err() == nil {
+		return nil, nil, nil // the request itself is answered as if nobody had looked
+	}
+	return member, p, err
+}
+
+// named gives a group's members the names that the request has for them, where it has one for each: not what others call them.
+func (r *Request) named(members []index.Member) []index.Member {
+	out := slices.Clone(members)
+	for i := range out {
+		out[i].ModelName = ""
+		if len(r.Group) > 0 && i < r.models() {
+			out[i].ModelName = r.model(i).Name
+		}
+	}
+	return out
+}
+
 // tellMembers says what a group consists of, and which of its models was asked for.
-func (a *Answer) tellMembers(model cas.Digest) {
+func (a *Answer) tellMembers(r *Request, model cas.Digest) {
 	b := a.Build
 	if len(b.Members) == 0 {
 		return
 	}
-	dir := path.Dir(a.Graph)
-	for i := range b.Members {
-		m := &b.Members[i]
+	dir, members := path.Dir(a.Graph), b.Members
+	if len(r.Group) > 0 {
+		members = r.named(members)
+	}
+	for i := range members {
+		m := &members[i]
 		a.Members = append(a.Members, Member{Name: m.ModelName, ModelDigest: m.ModelDigest, Graph: path.Join(dir, m.Graph), SessionOptions: m.SessionOptions})
 	}
 	a.Member = max(0, b.MemberOf(model))

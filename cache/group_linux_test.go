@@ -51,15 +51,17 @@ func (b *bench) outputs(ort *compilers.ORT, job compilers.CheckJob) []byte {
 func TestRealGroupsCompute(t *testing.T) {
 	for name, c := range map[string]struct {
 		ep      EP
-		runtime func() compilers.Runtime
+		runtime func(*testing.T) compilers.Runtime
 	}{
 		"OpenVINO": {EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}},
-			func() compilers.Runtime { return compilertest.Runtime(t, "openvino-1.8.1") }},
+			func(t *testing.T) compilers.Runtime { return compilertest.Runtime(t, "openvino-1.8.1") }},
 		"test EP": {EP{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}},
-			func() compilers.Runtime { return compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{}) }},
+			func(t *testing.T) compilers.Runtime {
+				return compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := c.runtime()
+			r := c.runtime(t)
 			b, ort := newRealBench(t, r)
 			var groups []*Answer
 			for _, seed := range []uint64{1, 2} { // of equal names and shapes

@@ -94,6 +94,32 @@ func TestAMemberAloneIsAnsweredFromTheGroup(t *testing.T) {
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 }
 
+func TestAnExplanationKnowsOfGroups(t *testing.T) {
+	b := newBench(t)
+	require.Equal(t, decidedMiss, b.explain(b.request(b.model(2))).Decision)
+	group := b.acquire(b.group(1, 2))
+	e := b.explain(b.request(b.model(2)))
+	require.Equal(t, decidedHit, e.Decision)
+	require.Equal(t, group.Build.ID, e.Candidates[0].Listing.Build.ID)
+	other := b.request(b.model(2))
+	other.Peer.UID = 4711
+	e = b.explain(other)
+	require.Equal(t, decidedMiss, e.Decision)
+	require.Empty(t, e.Candidates, "who has not had the group does not hear of it")
+}
+
+// What somebody else calls a model is nobody's business.
+func TestMembersHaveTheNamesOfWhoAsks(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.group(1, 2))
+	r := b.group(1, 2)
+	r.Peer.UID, r.Name, r.Group[0].Name = 4711, "mine.onnx", "also mine.onnx"
+	a := b.acquire(r)
+	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, "mine.onnx", a.Members[0].Name)
+	require.Equal(t, "also mine.onnx", a.Members[1].Name)
+}
+
 func TestABuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
 	b := newBench(t)
 	own := b.acquire(b.request(b.model(2)))
