@@ -82,7 +82,8 @@ func TestReadPassesOverHugeFields(t *testing.T) {
 		}, func(t *testing.T, m *epmodel.Model) {
 			require.Equal(t, "n", m.Contexts[0].Node)
 			require.EqualValues(t, 3<<30, m.Contexts[0].Inline.Length)
-			require.NoError(t, epmodel.Validate(m, nil))
+			var large *epmodel.TooLargeError
+			require.ErrorAs(t, epmodel.Validate(m, nil), &large, "it can be read, and not be loaded")
 		}},
 	}
 	for name, c := range cases {
