@@ -435,6 +435,14 @@ func TestOneUsersBytesAreBounded(t *testing.T) {
 	require.NotEmpty(t, b.list())
 }
 
+// An execution provider that leaves weights in the source needs it again, and what is put is the compiled model alone.
+func TestWeightlessBuildsAreNotClaimed(t *testing.T) {
+	b := newBench(t)
+	r := b.application(stranger, "7.1").ask(b.model(1))
+	r.SessionOptions = map[string]string{"ep.enable_weightless": "1"}
+	require.Equal(t, NotAllowed, b.refused(r).Class)
+}
+
 func TestNothingToClaim(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")

@@ -111,6 +111,10 @@ const maxHandOvers = 16
 // claimOrWait gives the caller the claim, or has it wait for whoever compiles already. rc is nil for libraries that are
 // not run here.
 func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
+	if compilers.Weightless(r.SessionOptions) {
+		return nil, fail(NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", r.Name).
+			hint("leave ep.enable_weightless out, or let the daemon compile it")
+	}
 	if rc != nil { // else what is known of failures is of other libraries
 		if f := c.failedBefore(r, id, p, rc); f != nil && f.Reason.ofProvider() {
 			return nil, f.remembered(r)

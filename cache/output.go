@@ -1,12 +1,14 @@
 package cache
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
 )
 
 // Output says how the compiled model is to be written, beyond Request.Embed. All of it counts for identity.
@@ -88,6 +90,27 @@ func (o Output) canonical(route string) (*canonicalOutput, error) {
 func plainName(name string) bool {
 	return len(name) <= 100 && name == filepath.Base(name) && name[0] != '.' && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == ':' }) &&
 		!strings.HasSuffix(name, ".onnx")
+}
+
+// suits compares a graph that others made with what was asked for, and says what differs.
+func (o *canonicalOutput) suits(m *epmodel.Model) error {
+	for _, location := range m.Locations() {
+		switch {
+		case o == nil:
+			return fmt.Errorf("initializers are in the file %q, and none was asked for", location)
+		case !o.InitializersInSource && location != o.InitializersFile:
+			return fmt.Errorf("initializers are in the file %q, and %q was asked for", location, o.InitializersFile)
+		}
+	}
+	return nil
+}
+
+// complete compares a graph with the wish that no node is left to the CPU.
+func (c *canonical) complete(m *epmodel.Model) error {
+	if rest := m.Nodes - len(m.Contexts); rest > 0 && c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
+		return fmt.Errorf("%d nodes are left to other execution providers, and none was to be", rest)
+	}
+	return nil
 }
 
 // encode gives the record of the output: {1 initializers file, 2 threshold (varint), 3 in the source (varint)}.

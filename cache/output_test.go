@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/epmodel"
 )
 
 // A wish that is a session option as well is one wish, however it is spelled.
@@ -52,4 +54,27 @@ func TestOutputsThatCannotBe(t *testing.T) {
 			require.Zero(t, b.compiler.Compiles.Load())
 		})
 	}
+}
+
+// What applications put has its initializers where they were asked for, and nothing left to the CPU where that was the wish.
+func TestOutputsOfOthers(t *testing.T) {
+	graph := func(nodes int, locations ...string) *epmodel.Model {
+		m := &epmodel.Model{Contexts: make([]epmodel.Context, 1), Nodes: nodes}
+		for _, l := range append(locations, "") {
+			m.Initializers = append(m.Initializers, epmodel.Initializer{Location: l})
+		}
+		return m
+	}
+	inFile := &canonicalOutput{InitializersFile: "rest.bin"}
+	require.NoError(t, (*canonicalOutput)(nil).suits(graph(2)))
+	require.ErrorContains(t, (*canonicalOutput)(nil).suits(graph(2, "rest.bin")), `"rest.bin"`)
+	require.NoError(t, inFile.suits(graph(2, "rest.bin")))
+	require.NoError(t, inFile.suits(graph(1)), "nothing was left to put there")
+	require.ErrorContains(t, inFile.suits(graph(2, "rest.bin", "other.bin")), `"other.bin"`)
+	require.NoError(t, (&canonicalOutput{InitializersInSource: true}).suits(graph(2, "m.data")))
+
+	complete := canonical{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
+	require.NoError(t, complete.complete(graph(1)))
+	require.ErrorContains(t, complete.complete(graph(3)), "2 nodes")
+	require.NoError(t, (&canonical{}).complete(graph(3)))
 }

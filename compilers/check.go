@@ -79,7 +79,7 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	}
 	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps),
 		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
-	if source, found := sourceOf(job.Graph); found && weightless(job.SessionOptions) {
+	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.Entries = maps.Clone(req.Options.Entries)
 		req.Options.Entries["ep.context_source_model_path"] = source
 	}

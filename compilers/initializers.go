@@ -16,7 +16,7 @@ import (
 func (job Job) checkInitializers() error {
 	i := job.Initializers
 	switch {
-	case weightless(job.SessionOptions) && len(job.Share) > 0:
+	case Weightless(job.SessionOptions) && len(job.Share) > 0:
 		return fmt.Errorf("%w: weightless contexts of a group: its models may have weights in files of equal names", ErrOption)
 	case i != (Initializers{}) && len(job.Share) > 0:
 		return fmt.Errorf("%w: external initializers of a group: its graphs would all write into one file", ErrOption)
@@ -34,8 +34,8 @@ func (job Job) checkInitializers() error {
 	return nil
 }
 
-// weightless tells whether session options ask the EP to leave weights in the source model, and to find them there by itself.
-func weightless(entries map[string]string) bool {
+// Weightless tells whether session options ask the EP to leave weights in the source model, and to find them there by itself.
+func Weightless(entries map[string]string) bool {
 	on, err := CanonicalValue("bool", entries["ep.enable_weightless"])
 	mode := entries["ep.enable_weightless_mode"]
 	return err == nil && on == "1" || mode != "" && mode != "0"
@@ -70,7 +70,7 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 	}
 	defer root.Close() // nothing is written through it any more
 	names := model.Locations()
-	if weightless(job.SessionOptions) {
+	if Weightless(job.SessionOptions) {
 		whole, err := readGraph(ctx, job.Model)
 		if err != nil {
 			return nil, err

@@ -101,7 +101,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err != nil {
 		return Result{Log: done.log, CPUSeconds: done.cpu}, fmt.Errorf("%q: %w", filepath.Base(job.Model), err)
 	}
-	if job.Initializers.InSource || weightless(job.SessionOptions) {
+	if job.Initializers.InSource || Weightless(job.SessionOptions) {
 		if before, err = keepSources(ctx, job, before); err != nil {
 			return Result{Log: done.log, CPUSeconds: done.cpu}, err
 		}
