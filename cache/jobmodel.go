@@ -23,6 +23,7 @@ func (j *job) copyModel(ctx context.Context) (string, error) {
 	if err := j.makeRoom(); err != nil {
 		return "", storeError(err, j.request.Name)
 	}
+	j.copies, j.open = nil, nil // of an earlier try, if the job made room for another and begins again
 	made := &copying{files: make(map[string]*os.File)}
 	for i := range j.request.models() {
 		got, err := j.copyMember(ctx, i, made)

@@ -12,9 +12,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// errNotYet answers the requests that this version knows and does not serve.
-var errNotYet = &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "not supported by this version"}
-
 // Jobs lists compiles and failures.
 func (b *backend) Jobs(ctx context.Context, p unixsock.Peer, _ *wire.Jobs) (*wire.JobsReply, error) {
 	jobs, err := b.cache.Jobs(ctx, peer(p))
