@@ -125,7 +125,9 @@ class _Process:
             stack.callback(os.close, answers)
             # Not subprocess: that gives descriptors on, but not under other numbers.
             nothing, said, request_fd = opened
-            actions = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate((nothing, said, said, request_fd, answers))]
+            given = (nothing, said, said, request_fd, answers)
+            actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given)]
+            actions += [(os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one >= len(given)]
             limits = json.dumps({"CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1))})
             command = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, program, "prepare", limits]
             try:
@@ -199,6 +201,16 @@ class _Process:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
             return file.read(LAST_WORDS).decode(errors="replace").strip()
         return ""
+
+
+def _inheritable() -> list[int]:
+    """Returns what a child would get: pipes, say, whose end somebody waits for."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found
 
 
 def _shell_status(status: int) -> int:
