@@ -163,7 +163,7 @@ func (j *job) failed(ctx context.Context, err error) error {
 	}
 	f := e.Failure
 	if f.Reason.ofModel() {
-		broken, err2 := c.control(ctx, j.plan.against("", j.rc))
+		broken, err2 := j.control(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
@@ -182,6 +182,18 @@ func (j *job) failed(ctx context.Context, err error) error {
 		c.failures.remember(j.plan.failureKey(j.rc, f.Scope), f, c.settings.Load().failures)
 	}
 	return j.tellFailed(f.Reason, err)
+}
+
+// control says why not even the smallest model compiles and loads here, "" if it does. The job has left the queue by now, so
+// it waits for a turn as load checks do.
+func (j *job) control(ctx context.Context) (string, error) {
+	select {
+	case j.c.checks <- struct{}{}:
+		defer func() { <-j.c.checks }()
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	return j.c.control(ctx, j.plan.against("", j.rc))
 }
 
 // sandboxFailure is what stands in the place of a failure that says nothing of a model.
