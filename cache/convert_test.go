@@ -153,6 +153,23 @@ func TestManyWhoWantTheOtherFormShareOneConversion(t *testing.T) {
 	require.Len(t, b.list(), 2)
 }
 
+// who looked before an earlier conversion was done, and comes after it, gets what that made
+func TestConversionIsNotDoneAgain(t *testing.T) {
+	b := newBench(t)
+	made := b.acquire(b.form(false))
+	first := b.acquire(b.form(true))
+	ctx, r, quiet := context.Background(), b.form(true), func(string) {}
+	id, err := b.cache.identify(ctx, r, quiet)
+	require.NoError(t, err)
+	_, rc, err := b.cache.resolve(ctx, r, quiet)
+	require.NoError(t, err)
+	p, err := b.cache.plan(ctx, r, id.Digest, rc, quiet)
+	require.NoError(t, err)
+	again, err := b.cache.convertOnce(ctx, r, id, p, rc, made.Build)
+	require.NoError(t, err)
+	require.Equal(t, first.Build.ID, again.build.ID)
+}
+
 func TestWhatDoesNotLoadConvertedIsCompiled(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.form(false))

@@ -34,6 +34,8 @@ func TestOutputIsComparedWhereAskedFor(t *testing.T) {
 	require.Equal(t, 0.01, again.Build.VerifiedOutput, "its record says so")
 	require.EqualValues(t, 1, b.compiler.Comparisons.Load(), "what passed with a smaller tolerance passes")
 	require.Empty(t, again.Warnings)
+	b.acquire(b.verifying(0.001))
+	require.EqualValues(t, 2, b.compiler.Comparisons.Load(), "and with a smaller one it is compared again")
 }
 
 func TestOutputIsNotComparedWhereNotAskedFor(t *testing.T) {
@@ -94,6 +96,20 @@ func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	passed := b.acquire(own)
 	require.Equal(t, PassThrough, passed.Outcome)
 	require.Contains(t, passed.Warnings, "output not verified, not checkable here: the model is compiled already, and there is none to compare with")
+}
+
+func TestWhatCouldNotBeComparedIsTriedAgain(t *testing.T) {
+	b := newBench(t)
+	b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
+		return compilers.VerifyResult{Outcome: compilers.NotCheckable, Text: "not now"}
+	}
+	require.Len(t, b.acquire(b.verifying(0.01)).Warnings, 1)
+	before := b.compiler.Comparisons.Load()
+	b.acquire(b.verifying(0.01))
+	require.Equal(t, before, b.compiler.Comparisons.Load(), "not at once")
+	b.compiler.Comparison = nil
+	b.later.Add(int64(2 * failureHolds))
+	require.Empty(t, b.acquire(b.verifying(0.01)).Warnings)
 }
 
 // what was unkept is compared as well
