@@ -95,6 +95,7 @@ func TestEverythingIsTold(t *testing.T) {
 		"build":       {buildReply(filled[cache.Listing]()), nil},
 		"explanation": {explanationReply(filled[cache.Explanation](), maxReply), nil},
 		"event":       {eventReply(filled[cache.Event]()), nil},
+		"failure":     {failureReply(filled[cache.Failure]()), nil},
 		"runtime":     {runtimeReply(filled[cache.RuntimeFacts]()), nil},
 	}
 	for name, tc := range cases {
@@ -102,6 +103,23 @@ func TestEverythingIsTold(t *testing.T) {
 			require.Equal(t, tc.empty, unset("", tc.reply.ProtoReflect()))
 		})
 	}
+}
+
+// However many failures there are, and however much they said, they fit: the newest with all that they said.
+func TestFailuresFitIntoAnAnswer(t *testing.T) {
+	words := strings.Repeat("x", 4<<10)
+	list := make([]cache.Failure, 2048)
+	for i := range list {
+		list[i] = cache.Failure{ModelName: "m.onnx", Text: words, Facts: map[string]string{"reason": "crash", "stderr": words}}
+	}
+	reply := &wire.JobsReply{Failures: failuresReply(list, maxReply)}
+	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	require.Greater(t, len(reply.Failures), 500)
+	require.Equal(t, words, reply.Failures[0].Facts["stderr"])
+	last := reply.Failures[len(reply.Failures)-1]
+	require.Equal(t, "crash", last.Facts["reason"])
+	require.Len(t, last.Text, 256)
+	require.Equal(t, words, list[len(list)-1].Facts["stderr"], "the cache's own are left alone")
 }
 
 func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
@@ -143,6 +161,7 @@ func TestTextThatIsNone(t *testing.T) {
 		buildReply(&cache.Listing{Judgement: cache.Judgement{Reason: bad}}),
 		jobReply(&cache.Job{ModelName: bad, Why: bad, Err: &cache.Error{Class: cache.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		progressReply(&cache.Progress{Detail: bad}, 0),
+		failureReply(&cache.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
 		acquireReply(&cache.Answer{Why: bad, Compatibility: cache.Judgement{Reason: bad}}),
 	} {
 		_, err := proto.Marshal(reply)
