@@ -211,3 +211,24 @@ func TestEventsFitIntoAFrame(t *testing.T) {
 	require.Less(t, reply.Events[0].Sequence, reply.Events[1].Sequence)
 	require.Len(t, eventsReply(events[:3]).Events, 3)
 }
+
+// Each way to have the compiled model written arrives at the cache.
+func TestTheOutputArrives(t *testing.T) {
+	asked := &wire.Output{}
+	fields := asked.ProtoReflect().Descriptor().Fields()
+	values := map[protoreflect.Kind]protoreflect.Value{protoreflect.StringKind: protoreflect.ValueOfString("x"), protoreflect.Int64Kind: protoreflect.ValueOfInt64(1),
+		protoreflect.BoolKind: protoreflect.ValueOfBool(true)}
+	for i := range fields.Len() {
+		asked.ProtoReflect().Set(fields.Get(i), values[fields.Get(i).Kind()])
+	}
+	r, err := acquireRequest(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked}, []*os.File{nil})
+	require.NoError(t, err)
+	got := reflect.ValueOf(r.Output)
+	require.Equal(t, fields.Len(), got.NumField())
+	for i := range got.NumField() {
+		require.False(t, got.Field(i).IsZero(), got.Type().Field(i).Name)
+	}
+	r, err = acquireRequest(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}}, []*os.File{nil})
+	require.NoError(t, err)
+	require.Zero(t, r.Output)
+}
