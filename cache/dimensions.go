@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/epcached/epcached/epmodel"
@@ -66,12 +67,13 @@ func dimensionsHint(open []openDimension) string {
 			what = append(what, fmt.Sprintf("%d more", len(open)-i))
 			break
 		}
-		of := fmt.Sprintf(" of %q", d.inputs)
+		of := " of " + spelledNames(d.inputs)
+		name, denotation := spelledName(d.name), spelledName(d.denotation)
 		switch {
 		case d.name != "":
-			what, how = append(what, d.name+of), append(how, "--dim "+d.name+"=N")
+			what, how = append(what, name+of), append(how, "--dim "+name+"=N")
 		case d.denotation != "":
-			what, how = append(what, d.denotation+of), append(how, "--dim-by-denotation "+d.denotation+"=N")
+			what, how = append(what, denotation+of), append(how, "--dim-by-denotation "+denotation+"=N")
 		default:
 			what = append(what, "a dimension without a name"+of+", which only the model's author can fix")
 		}
@@ -92,6 +94,31 @@ func (j *job) addOpen(open []openDimension) {
 	}
 }
 
+// spelledName gives a name that a model chose as it can be told, and typed: plain ones as they are, others in quotes.
+func spelledName(name string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-.:/", r)
+	}
+	name = shortened(name)
+	if strings.IndexFunc(name, func(r rune) bool { return !plain(r) }) < 0 {
+		return name
+	}
+	return strconv.Quote(name)
+}
+
+// spelledNames lists names, the first few of them.
+func spelledNames(names []string) string {
+	var list []string
+	for i, name := range names {
+		if i == maxNamedDimensions {
+			list = append(list, fmt.Sprintf("%d more", len(names)-i))
+			break
+		}
+		list = append(list, strconv.Quote(shortened(name)))
+	}
+	return strings.Join(list, " and ")
+}
+
 // aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
 func (j *job) aboutDimensions(err error) error {
 	var e *Error
@@ -101,7 +128,7 @@ func (j *job) aboutDimensions(err error) error {
 	var names []string
 	for _, d := range j.open {
 		if d.name != "" {
-			names = append(names, d.name)
+			names = append(names, spelledName(d.name))
 		}
 	}
 	f := e.Failure

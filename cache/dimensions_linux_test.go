@@ -30,9 +30,10 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 		fix   func(*Request)
 		says  []string
 	}{
-		"by name":                         {"batch", func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} }, []string{`batch of ["x"]`, "--dim batch=N"}},
-		"by denotation":                   {tinymodel.Meaning("DATA_BATCH"), func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4} }, []string{`DATA_BATCH of ["x"]`, "--dim-by-denotation DATA_BATCH=N"}},
+		"by name":                         {"batch", func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} }, []string{`batch of "x"`, "--dim batch=N"}},
+		"by denotation":                   {tinymodel.Meaning("DATA_BATCH"), func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4} }, []string{`DATA_BATCH of "x"`, "--dim-by-denotation DATA_BATCH=N"}},
 		"by denotation, in other letters": {tinymodel.Meaning("DATA_BATCH"), func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"data_batch": 4} }, []string{"DATA_BATCH"}},
+		"by a name that is no word":       {"a \x1b[2J\"b", func(r *Request) { r.FreeDimensions = map[string]int64{"a \x1b[2J\"b": 4} }, []string{`--dim "a \x1b[2J\"b"=N`}},
 		"not at all":                      {"", nil, []string{"without a name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +73,7 @@ func TestOpenDimensionsOfABuild(t *testing.T) {
 	r.EPs = []EP{{Name: compilertest.TestEP}}
 	a := b.acquire(r)
 	require.Len(t, a.Warnings, 2)
-	require.Contains(t, a.Warnings[1], `length of ["ids"]`)
+	require.Contains(t, a.Warnings[1], `length of "ids"`)
 }
 
 // QNN ahead of time needs fixed shapes, and is a real case.
