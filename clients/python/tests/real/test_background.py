@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import child
+import epcache
 import numpy as np
 import pytest
 from daemon import Daemon
@@ -68,3 +69,21 @@ def test_cancelled_job_is_no_build(daemon: Daemon, models: Any) -> None:
     assert daemon.control("list") == []
     (compiled,) = daemon.control("get", model, "--ep", EP)
     assert compiled["outcome"] == "compiled", "that it was cancelled is no failure of the model"
+
+
+def test_failure_is_remembered_listed_and_forgotten(daemon: Daemon, models: Any) -> None:
+    wish = (EP, {"load_config": json.dumps({"CPU": {"NO_SUCH_PROPERTY": "1"}})})
+    with epcache.Client(daemon.socket, hello_limit=10) as client:
+        queued = client.acquire(models.path("tiny-mlp"), wish, on_miss="background")
+        ended = client.follow(queued.job, timeout=120)
+        assert ended.state == "failed"
+        assert isinstance(ended.error, epcache.CompileFailed)
+        assert "NO_SUCH_PROPERTY" in ended.error.text
+        with pytest.raises(epcache.CompileFailed, match="NO_SUCH_PROPERTY"):
+            client.acquire(models.path("tiny-mlp"), wish, on_miss="background")
+        (failure,) = client.jobs().failures
+        assert (failure.reason, failure.ep, failure.count) == ("refused", "OpenVINOExecutionProvider", 1)
+        assert failure.retry > failure.last
+        assert [one.build for one in client.retry(failure.build)] == [failure.build]
+        assert client.jobs().failures == []
+        assert client.acquire(models.path("tiny-mlp"), wish, on_miss="background").job, "it is tried again"
