@@ -1152,7 +1152,7 @@ func (x *Error) GetFacts() map[string]string {
 // Progress reports that a request goes on. Sent at each change of phase and at most once a second otherwise.
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "compiling", "claimed" (an application compiles it), "checking", "storing", "verifying"
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "converting", "compiling", "claimed" (an application compiles it), "checking", "storing", "verifying", "comparing"
 	ElapsedMs     int64                  `protobuf:"varint,2,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"` // since the request arrived
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`                         // for people
 	DoneBytes     int64                  `protobuf:"varint,4,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // for reading, storing and verifying

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request is. `phase` is one of reading, queued, probing, converting, compiling, checking, storing, verifying."""
+    """How far a request is. `phase` is one of reading, queued, probing, converting, compiling, checking, storing, verifying,
+    comparing."""
 
     phase: str
     elapsed_seconds: float
