@@ -25,9 +25,10 @@ type reading struct {
 
 // begin marks an inline answer as under way.
 func (r *reading) begin() (turn uint64) {
-	r.last++
-	r.turn.Store(r.last)
-	return r.last
+	turn = r.last + 1
+	r.last = turn
+	r.turn.Store(turn) // from here on another goroutine may read, and give out turns
+	return turn
 }
 
 // end tells whether the goroutine still is the one that reads.
