@@ -138,7 +138,7 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	queued := make(chan struct{}, 100)
 	other := o.connect()
 	go func() {
-		a, err := o.ask(other, model, wire.OnMiss_WAIT, func(*wire.Progress) { queued <- struct{}{} })
+		a, err := o.ask(other, model, wire.OnMiss_WAIT, whenClaimed(queued))
 		if err != nil {
 			a.AcquireReply = &wire.AcquireReply{Outcome: err.Error()}
 		}
@@ -178,6 +178,15 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	require.Contains(t, hit.Why, "uid 4242")
 }
 
+// whenClaimed tells when a request waits for who holds the claim; what comes before is reading.
+func whenClaimed(queued chan<- struct{}) func(*wire.Progress) {
+	return func(p *wire.Progress) {
+		if p.GetPhase() == "claimed" {
+			queued <- struct{}{}
+		}
+	}
+}
+
 // A claim ends with its connection, whoever closes that, and the next gets it.
 func TestAClaimEndsWithItsConnection(t *testing.T) {
 	d := newSite(t).start(t)
@@ -190,7 +199,7 @@ func TestAClaimEndsWithItsConnection(t *testing.T) {
 	next := make(chan lease, 1)
 	queued := make(chan struct{}, 100)
 	go func() {
-		a, err := o.ask(second, model, wire.OnMiss_CLAIM, func(*wire.Progress) { queued <- struct{}{} })
+		a, err := o.ask(second, model, wire.OnMiss_CLAIM, whenClaimed(queued))
 		if err != nil {
 			a.AcquireReply = &wire.AcquireReply{Outcome: err.Error()}
 		}
