@@ -238,3 +238,16 @@ func TestToolWithoutALibrary(t *testing.T) {
 	_, err = c.Fingerprint(ctx, r, eps)
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+// what a tool starts ends with it, whatever it did to get away
+func TestToolsLeaveNobodyBehind(t *testing.T) {
+	tool := script(t, `setsid sleep 86399.5 >/dev/null 2>&1 & exit 1`)
+	_, err := newCommand(t, compilers.ORTOptions{}, tool).Compile(t.Context(), scriptJob(t, tool), nil)
+	require.Error(t, err)
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	for _, path := range commands {
+		line, err := os.ReadFile(path)
+		require.False(t, err == nil && strings.Contains(string(line), "86399.5"), "still there: %s", path)
+	}
+}
