@@ -81,7 +81,7 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.Entries = maps.Clone(req.Options.Entries)
-		req.Options.Entries["ep.context_source_model_path"] = source
+		req.Options.Entries[sourceOption] = source
 	}
 	for _, path := range job.Share {
 		if filepath.Dir(path) != filepath.Dir(job.Graph) {

@@ -41,6 +41,9 @@ func Weightless(entries map[string]string) bool {
 	return err == nil && on == "1" || mode != "" && mode != "0"
 }
 
+// sourceOption tells an EP where the source model of a weightless artefact is.
+const sourceOption = "ep.context_source_model_path"
+
 // sourceOf finds the source model of a weightless artefact: beside the compiled graph, under the name that it was compiled by.
 func sourceOf(graph string) (string, bool) {
 	entries, err := os.ReadDir(filepath.Dir(graph))

@@ -141,3 +141,49 @@ func TestProcessesAreLimited(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, facts.EPs[0].Error, "Resource temporarily unavailable")
 }
+
+// Workers of another user reach what a model has in folders below its own, and the source of a weightless build, and nothing stays open.
+func TestWorkersOfAnotherUserReachTheSource(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("NOT TESTED: only root can start processes of another user")
+	}
+	const nobody = 65534
+	base, err := os.MkdirTemp("/var/tmp", "epcached-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
+	require.NoError(t, os.Chmod(base, 0o711))
+	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
+	r.ORTLibrary, r.EPs[0].Path = copied(t, r.ORTLibrary, base), copied(t, r.EPs[0].Path, base)
+	r.EPs[0].Files = []string{r.EPs[0].Path}
+	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base), User: &compilers.Credential{UID: nobody, GID: nobody}, Scratch: filepath.Join(base, "staging")})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	job := compilers.Job{Runtime: r, EPs: []compilers.EP{testEP(nil)}, Folder: filepath.Join(base, "staging", "job", "out"), Output: "m_ctx.onnx", SessionOptions: byReference}
+	require.NoError(t, os.MkdirAll(job.Folder, 0o700))
+	source := filepath.Join(base, "staging", "job", "model")
+	require.NoError(t, os.MkdirAll(filepath.Join(source, "w", "deep"), 0o700))
+	m := externalized(t, filepath.Join(source, "w", "deep"), layers(1, 2, false))
+	for i := range m.Initializers {
+		m.Initializers[i].Location = "w/deep/m.data"
+	}
+	job.Model = write(t, source, "m.onnx", m)
+	result, err := c.Compile(t.Context(), job, nil)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"m_ctx.onnx", "m_epcachedtest.bin", "m.onnx", "w/deep/m.data"}, result.Files)
+	for path, mode := range map[string]os.FileMode{"w": 0o700, "w/deep": 0o700, "w/deep/m.data": 0o600, "m.onnx": 0o600} {
+		info, err := os.Stat(filepath.Join(source, path))
+		require.NoError(t, err)
+		require.Equal(t, mode, info.Mode().Perm(), path)
+	}
+	require.NoError(t, os.RemoveAll(source))
+	check := func(folder string) {
+		checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph), SessionOptions: byReference})
+		require.NoError(t, err)
+		require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
+	}
+	check(job.Folder)
+	store := filepath.Join(base, "store") // where that user does not come
+	require.NoError(t, os.Rename(job.Folder, store))
+	require.NoError(t, os.Chown(store, 0, 0))
+	require.NoError(t, os.Chmod(store, 0o700))
+	check(store)
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,6 +39,10 @@ func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, fu
 		return req, nil, fmt.Errorf("model for the worker: %w", err)
 	}
 	req.Model = filepath.Join(given, filepath.Base(req.Model))
+	if source, has := req.Options.Entries[sourceOption]; has {
+		req.Options.Entries = maps.Clone(req.Options.Entries)
+		req.Options.Entries[sourceOption] = filepath.Join(given, filepath.Base(source)) // it stands beside it, too
+	}
 	req.Share = slices.Clone(req.Share)
 	for i, m := range req.Share { // they stand beside it
 		req.Share[i].Model = filepath.Join(given, filepath.Base(m.Model))
@@ -110,31 +115,40 @@ func (o *ORT) share(path string, rights fs.FileMode) error {
 	return nil
 }
 
-// openFiles lets the group read the files of a folder until undo is called.
+// openFiles lets the group read the files of a folder, and of those below it, until undo is called.
 func (o *ORT) openFiles(folder string) (undo func(), err error) {
-	entries, err := os.ReadDir(folder)
-	if err != nil {
-		return nil, fmt.Errorf("workers' way: %w", err)
-	}
 	var shared []string
 	undo = func() {
-		for _, path := range shared {
+		for _, path := range slices.Backward(shared) {
 			if info, err := os.Lstat(path); err == nil { // else it was removed meanwhile
 				_ = os.Lchown(path, -1, os.Getegid()) // only the daemon's folder lets anybody reach it
-				_ = os.Chmod(path, info.Mode().Perm()&^0o040)
+				_ = os.Chmod(path, info.Mode().Perm()&^0o050)
 			}
 		}
 	}
-	for _, e := range entries {
-		path := filepath.Join(folder, e.Name())
-		if info, err := e.Info(); err != nil || !info.Mode().IsRegular() || info.Mode()&0o004 != 0 {
-			continue
+	err = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return fmt.Errorf("workers' way: %w", err)
 		}
-		if err := o.share(path, 0o040); err != nil {
-			undo()
-			return nil, err
+		info, err := entry.Info()
+		rights := fs.FileMode(0o040)
+		switch {
+		case err != nil || path == folder:
+			return nil // removed meanwhile; or opened already
+		case info.IsDir() && info.Mode()&0o001 == 0:
+			rights = 0o010
+		case !info.Mode().IsRegular() || info.Mode()&0o004 != 0:
+			return nil
+		}
+		if err := o.share(path, rights); err != nil {
+			return err
 		}
 		shared = append(shared, path)
+		return nil
+	})
+	if err != nil {
+		undo()
+		return nil, err
 	}
 	return undo, nil
 }
