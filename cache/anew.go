@@ -51,7 +51,7 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p
 			return nil, err
 		}
 		own = j
-		j.anew, j.sources, j.replaces = t.why, m.sources, b.ID
+		j.id, j.anew, j.sources, j.replaces = t.id, t.why, m.sources, b.ID
 		return j, nil
 	})
 	var cpu time.Duration

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -158,7 +159,8 @@ func (fs *flights) add(key flightKey, work runner) *flight {
 		fs.open, fs.all = make(map[flightKey]*flight), make(map[string]*flight)
 	}
 	fs.number++
-	f := &flight{flights: fs, id: newID(), about: work.facts(), number: fs.number, queued: fs.now(), done: make(chan struct{}), state: JobQueued,
+	about := work.facts()
+	f := &flight{flights: fs, id: cmp.Or(about.ID, newID()), about: about, number: fs.number, queued: fs.now(), done: make(chan struct{}), state: JobQueued,
 		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), askers: make(map[uint32]bool), urgent: make(chan struct{})}
 	fs.open[key], fs.all[f.id] = f, f
 	return f

@@ -22,6 +22,7 @@ type job struct {
 	plan    *plan
 	rc      *runtimeContent
 	scope   string // "" to keep nothing
+	id      string // that users know it by already; "": they do not
 	folder  string
 	name    string // 16 hex digits of the build key: EPs write file names into what they make
 
@@ -114,7 +115,7 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error)
 func (j *job) facts() jobFacts {
 	r := j.request
 	a := jobFacts{scope: j.scope, anew: j.replaces, files: len(r.files())}
-	a.Job = Job{ModelName: r.Name, ModelDigest: j.plan.canonical.Model, RequestKey: j.plan.requestKey, Build: j.plan.buildKey,
+	a.Job = Job{ID: j.id, ModelName: r.Name, ModelDigest: j.plan.canonical.Model, RequestKey: j.plan.requestKey, Build: j.plan.buildKey,
 		EP: j.plan.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
 	if j.anew != "" {
 		a.Why = j.anew

@@ -135,7 +135,8 @@ func (c *Cache) toldTo(p Peer, j Job) Job {
 }
 
 // Jobs gives the jobs that the peer may see, in the order in which they run: its own, those that make a build anew that
-// it had, and for administrators all.
+// it had, and for administrators all. Of those that the daemon wants by itself and has not begun there are the ones
+// that have waited longest; the most used of all of them is the next.
 func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
 	type placed struct {
 		job      Job
@@ -165,7 +166,7 @@ func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
 	for i := range all {
 		jobs[i] = all[i].job
 	}
-	return jobs, nil
+	return append(jobs, c.jobsAnew(p)...), nil
 }
 
 // has tells whether there is a flight that can be joined.
@@ -186,6 +187,12 @@ func (fs *flights) list() []*flight {
 // change of phase, and not after Follow returned. Who only follows a job does not keep it going.
 func (c *Cache) Follow(ctx context.Context, p Peer, id string, progress func(Progress)) (Job, error) {
 	f, past, err := c.findJob(p, id)
+	if err != nil {
+		return Job{}, err
+	}
+	if f == nil && past.State == JobQueued {
+		f, past, err = c.awaitAnew(ctx, p, *past)
+	}
 	if err != nil {
 		return Job{}, err
 	}
@@ -229,16 +236,20 @@ func (f *flight) watch(w *waiter, on bool) {
 	}
 }
 
-// findJob gives the job that an id names, under way or past, if the peer may follow it.
+// findJob gives the job that an id names, if the peer may follow it: the flight of one that is under way, else what is known
+// of one that has ended, or that the daemon wants by itself and has not begun.
 func (c *Cache) findJob(p Peer, id string) (*flight, *Job, error) {
+	anew := c.jobAnew(p, id) // looked for first: what it becomes then is found
 	fs := &c.flights
 	fs.mu.Lock()
 	fs.forget()
 	f := fs.all[id]
-	i := slices.IndexFunc(fs.past, func(one pastJob) bool { return one.job.ID == id })
-	var past pastJob
-	if i >= 0 {
-		past = fs.past[i]
+	var past *pastJob
+	for i := range fs.past { // one that failed may have been begun again
+		if fs.past[i].job.ID == id {
+			one := fs.past[i]
+			past = &one
+		}
 	}
 	fs.mu.Unlock()
 	if f != nil {
@@ -248,8 +259,12 @@ func (c *Cache) findJob(p Peer, id string) (*flight, *Job, error) {
 		if c.mayFollow(p, &f.about, asked) {
 			return f, nil, nil
 		}
-	} else if i >= 0 && c.mayFollow(p, &past.about, past.askers[p.UID]) {
-		return nil, &past.job, nil
+	} else if past != nil {
+		if c.mayFollow(p, &past.about, past.askers[p.UID]) {
+			return nil, &past.job, nil
+		}
+	} else if anew != nil {
+		return nil, anew, nil
 	}
 	return nil, nil, fail(NotFound, nil, "no job %.80q", id).hint("epcachectl jobs shows those that wait or run")
 }
@@ -295,14 +310,19 @@ func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past [
 				flights = append(flights, f)
 			}
 		}
-		return flights, nil, nil
+		return flights, c.dropAnew(p), nil
 	}
 	for _, id := range ids {
 		f, old, err := c.findJob(p, id)
 		switch {
 		case err != nil:
 			return nil, nil, err
+		case f == nil && old.State == JobQueued && !c.Administrator(p):
+			return nil, nil, fail(NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
+			if old.State == JobQueued && c.rebuilds.drop(id) {
+				old.State = JobCancelled
+			}
 			past = append(past, c.toldTo(p, *old))
 		case !f.askedBy(p.UID) && !c.Administrator(p):
 			return nil, nil, fail(NotAllowed, nil, "job %.80q: you did not ask for it", id)

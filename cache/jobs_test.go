@@ -303,7 +303,7 @@ func TestABackgroundJobMakesRoomAndBeginsAgain(t *testing.T) {
 	b.begins(g, 1)
 	waiting := b.ask(context.Background(), b.request(b.model(2)))
 	b.begins(g, 2)
-	require.Equal(t, JobQueued, b.jobs(somebody)[0].State)
+	require.Eventually(t, func() bool { return b.jobs(somebody)[0].State == JobQueued }, soon, time.Millisecond)
 	require.NotEqual(t, g.begun()[0], g.begun()[1])
 	g.pass <- struct{}{}
 	b.served(waiting)
@@ -363,7 +363,13 @@ func TestWhoFollowsKeepsNothingGoing(t *testing.T) {
 	b.begins(g, 1)
 	followed := make(chan Job, 1)
 	id := b.jobs(0)[0].ID
-	go func() { followed <- b.follow(0, id) }()
+	go func() {
+		j, err := b.cache.Follow(context.Background(), Peer{}, id, nil)
+		if err == nil {
+			followed <- j
+		}
+		close(followed)
+	}()
 	require.Eventually(t, func() bool { return b.followers() == 1 }, soon, time.Millisecond)
 	cancel()
 	require.Equal(t, Cancelled, ClassOf((<-asked).err))
@@ -430,28 +436,6 @@ func TestPastJobsAreForgotten(t *testing.T) {
 		fs.remember(&flight{flights: fs, ended: fs.now()})
 	}
 	require.Len(t, fs.past, maxPastJobs)
-}
-
-func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
-	b, g := gated(t, nil)
-	r := b.request(b.model(1))
-	r.Peer.UID = somebody
-	first := b.acquire(r)
-	b.age()
-	g.holding(true)
-	b.cache.rebuilds.want(wish{build: first.Build, why: "test", runtime: b.cache.runtimes.all()[0], refresh: true, request: r})
-	b.begins(g, 2)
-	require.Empty(t, b.jobs(somebodyElse))
-	jobs := b.jobs(somebody)
-	require.Len(t, jobs, 1)
-	require.Equal(t, "test", jobs[0].Why)
-	require.True(t, jobs[0].Background)
-	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{jobs[0].ID}, false)
-	require.Equal(t, NotAllowed, ClassOf(err))
-	ended, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{jobs[0].ID}, false)
-	require.NoError(t, err)
-	require.Equal(t, JobCancelled, ended[0].State)
-	require.Empty(t, b.settles(), "and it is not begun again")
 }
 
 func TestBackgroundOutlivesAClaimThatBringsNothing(t *testing.T) {

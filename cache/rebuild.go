@@ -64,6 +64,7 @@ type taskKey struct {
 
 // task is a wish in the queue.
 type task struct {
+	id       string // of its job
 	key      taskKey
 	build    index.BuildID
 	model    string
@@ -128,7 +129,7 @@ func (q *rebuilds) want(w wish) {
 	case t == nil && len(q.tasks) >= maxTasks:
 		return // the next judging asks again
 	case t == nil:
-		t = &task{key: key, since: now}
+		t = &task{id: newID(), key: key, since: now}
 		q.tasks[key] = t
 	case t.state == rebuildRunning:
 		again := w
@@ -202,6 +203,7 @@ func (q *rebuilds) made(b *index.Build) {
 
 // Rebuild is a build that is being made anew, or waits for that.
 type Rebuild struct {
+	ID           string // of its job
 	RequestKey   index.RequestKey
 	Scope        string
 	Build        index.BuildID // the one that asked for it
@@ -214,14 +216,18 @@ type Rebuild struct {
 	Tries        int
 }
 
+func (t *task) told() Rebuild {
+	return Rebuild{ID: t.id, RequestKey: t.key.request, Scope: t.key.scope, Build: t.build, ModelName: t.model, Runtime: t.key.runtime,
+		Why: t.why, State: t.state, Text: t.text, Since: t.since, After: t.after, Tries: t.tries}
+}
+
 // list gives what is queued and what waits, in the order in which it came.
 func (q *rebuilds) list() []Rebuild {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	out := make([]Rebuild, 0, len(q.tasks))
 	for _, t := range q.tasks {
-		out = append(out, Rebuild{RequestKey: t.key.request, Scope: t.key.scope, Build: t.build, ModelName: t.model, Runtime: t.key.runtime,
-			Why: t.why, State: t.state, Text: t.text, Since: t.since, After: t.after, Tries: t.tries})
+		out = append(out, t.told())
 	}
 	slices.SortFunc(out, func(a, b Rebuild) int {
 		return cmp.Or(a.Since.Compare(b.Since), slices.Compare(a.RequestKey[:], b.RequestKey[:]))

@@ -1,0 +1,112 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/standin"
+)
+
+func TestARebuildIsAJobOfThoseWhoHaveTheBuild(t *testing.T) {
+	b, g := gated(t, nil)
+	r := b.request(b.model(1))
+	r.Peer.UID = somebody
+	first := b.acquire(r)
+	b.age()
+	g.holding(true)
+	b.cache.rebuilds.want(wish{build: first.Build, why: "test", runtime: b.cache.runtimes.all()[0], refresh: true, request: r})
+	b.begins(g, 2)
+	require.Empty(t, b.jobs(somebodyElse))
+	jobs := b.jobs(somebody)
+	require.Len(t, jobs, 1)
+	require.Equal(t, "test", jobs[0].Why)
+	require.True(t, jobs[0].Background)
+	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{jobs[0].ID}, false)
+	require.Equal(t, NotAllowed, ClassOf(err))
+	ended, err := b.cache.CancelJobs(context.Background(), Peer{}, []string{jobs[0].ID}, false)
+	require.NoError(t, err)
+	require.Equal(t, JobCancelled, ended[0].State)
+	require.Empty(t, b.settles(), "and it is not begun again")
+}
+
+// wantedByItself has the daemon want a build anew while it must not begin: a request waits.
+func wantedByItself(t *testing.T) (b *bench, g *gate, waiting <-chan got, job Job) {
+	b, g = gated(t, nil)
+	r := b.request(b.model(1))
+	r.Peer.UID = somebody
+	first := b.acquire(r)
+	b.age()
+	g.holding(true)
+	waiting = b.ask(context.Background(), b.request(b.model(2)))
+	b.begins(g, 2)
+	b.cache.rebuilds.want(wish{build: first.Build, why: "test", runtime: b.cache.runtimes.all()[0], refresh: true, request: r})
+	require.Empty(t, b.jobs(somebodyElse))
+	jobs := b.jobs(somebody)
+	require.Len(t, jobs, 1)
+	require.Equal(t, first.RequestKey, jobs[0].RequestKey)
+	require.Equal(t, JobQueued, jobs[0].State)
+	require.Equal(t, standin.EP, jobs[0].EP)
+	require.True(t, jobs[0].Background)
+	require.Len(t, b.jobs(0), 2)
+	require.Equal(t, jobs[0].ID, b.jobs(0)[1].ID, "behind what a request waits for")
+	return b, g, waiting, jobs[0]
+}
+
+func TestWhatIsWantedAnewCanBeFollowedFromTheQueueOn(t *testing.T) {
+	b, g, waiting, job := wantedByItself(t)
+	var h heard
+	followed := make(chan Job, 1)
+	go func() {
+		j, err := b.cache.Follow(context.Background(), Peer{UID: somebody}, job.ID, h.tell)
+		if err == nil {
+			followed <- j
+		}
+		close(followed)
+	}()
+	g.pass <- struct{}{}
+	b.served(waiting)
+	b.begins(g, 3)
+	require.Eventually(t, func() bool { return b.followers() == 1 }, soon, time.Millisecond)
+	require.Equal(t, job.ID, b.jobs(somebody)[0].ID)
+	close(g.pass)
+	require.Equal(t, JobDone, (<-followed).State)
+	require.Contains(t, h.phases(), "compiling")
+}
+
+func TestWhatIsWantedAnewCanBeCancelledByAdministrators(t *testing.T) {
+	for name, ids := range map[string]func(Job) []string{
+		"by its id": func(j Job) []string { return []string{j.ID} },
+		"all":       func(Job) []string { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, g, waiting, job := wantedByItself(t)
+			_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, []string{job.ID}, false)
+			require.Equal(t, NotAllowed, ClassOf(err))
+			ended, err := b.cache.CancelJobs(context.Background(), Peer{}, ids(job), ids(job) == nil)
+			require.NoError(t, err)
+			require.Equal(t, JobCancelled, ended[0].State)
+			require.Equal(t, job.ID, ended[0].ID)
+			require.Empty(t, b.jobs(somebody))
+			close(g.pass)
+			if one := <-waiting; one.answer != nil {
+				one.answer.View.Close()
+			}
+			require.Empty(t, b.settles())
+			require.Len(t, g.begun(), 2)
+		})
+	}
+}
+
+func TestWhatIsNotNeededAnyMoreIsDone(t *testing.T) {
+	b, _, _, job := wantedByItself(t)
+	_, _, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+	require.NoError(t, err)
+	_, ended, err := b.cache.awaitAnew(context.Background(), Peer{UID: somebody}, job)
+	require.NoError(t, err)
+	require.Equal(t, JobDone, ended.State)
+	_, err = b.cache.CancelJobs(context.Background(), Peer{}, nil, true)
+	require.NoError(t, err)
+}
