@@ -100,23 +100,25 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, results []go
 	}
 	show := newPhases(g.app.print, g.progress, len(results))
 	defer show.end()
-	next := 0
+	var jobs []*got // that may still be under way, in the order in which they were taken
+	for i := range results {
+		if results[i].reply.GetJob() != "" {
+			jobs = append(jobs, &results[i])
+		}
+	}
 	for i := range results {
 		r := &results[i]
-		for errors.Is(r.err, unixsock.ErrBusy) {
-			for next < len(results) && results[next].reply.GetJob() == "" {
-				next++
-			}
-			if next == len(results) {
-				break // it is not these that take the room
-			}
-			before := &results[next]
-			next++
+		for errors.Is(r.err, unixsock.ErrBusy) && len(jobs) > 0 { // else it is not these that take the room
+			before := jobs[0]
+			jobs = jobs[1:]
 			// How it ends is looked at by who follows it; here it only has to.
 			_, _ = c.Follow(ctx, &wire.Follow{Job: before.reply.GetJob()}, func(p *wire.Progress) { show.phase(before.path, p) })
 			show.done(before.path)
 			*r = g.acquire(ctx, c, r.path, onMiss, show)
 			closeViews([]got{*r})
+			if r.reply.GetJob() != "" {
+				jobs = append(jobs, r)
+			}
 		}
 	}
 }
