@@ -421,3 +421,60 @@ func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
 	r.EPs[0].Options["enable_htp_weight_sharing"] = "0"
 	require.Equal(t, "0", r.sharing().EPs[0].Options["enable_htp_weight_sharing"])
 }
+
+// What others compiled is tried as applications will load it: together, in order, with the options that make it share.
+func TestAGroupOfOtherLibrariesIsTriedTogether(t *testing.T) {
+	b := newBench(t)
+	noted := &notesChecks{opinion: opinion{Compiler: b.compiler, load: compilers.Passed}}
+	b.close()
+	b.wrap = noted
+	b.open()
+	first := b.acquire(b.group(1, 2, 3))
+	b.library("2.0")
+	noted.jobs = nil
+	again := b.acquire(b.group(1, 2, 3))
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, first.Build.ID, again.Build.ID)
+	require.Equal(t, sourceLoadCheck, again.Compatibility.Source)
+	require.Len(t, noted.jobs, 1)
+	job := noted.jobs[0]
+	require.Equal(t, "1", job.SessionOptions["ep.share_ep_contexts"])
+	require.Len(t, job.Share, 2)
+	for i, path := range job.Share {
+		require.Equal(t, filepath.Join(filepath.Dir(job.Graph), graphName(again, i+1)), path)
+	}
+}
+
+// graphName is the name of a member's graph.
+func graphName(a *Answer, member int) string { return path.Base(a.Members[member].Graph) }
+
+// notesChecks notes what is loaded of what others made.
+type notesChecks struct {
+	opinion
+	jobs []compilers.CheckJob
+}
+
+func (n *notesChecks) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+	n.jobs = append(n.jobs, job)
+	return n.opinion.Check(ctx, job)
+}
+
+// A further model that is changed under the work is noticed like the first.
+func TestAGroupWhoseModelsChangeMeanwhile(t *testing.T) {
+	for i := range 2 {
+		t.Run(fmt.Sprint("model ", i+1), func(t *testing.T) {
+			b := newBench(t)
+			r := b.group(1, 2)
+			_, err := b.cache.Acquire(context.Background(), r, func(p Progress) {
+				if p.Phase == "queued" { // it is identified, and not copied yet
+					if err := os.WriteFile(r.model(i).Graph.Name(), tinymodel.Dense(9, 8, 1), 0o644); err != nil {
+						panic(err)
+					}
+				}
+			})
+			require.Equal(t, BadModel, ClassOf(err))
+			require.ErrorContains(t, err, fmt.Sprintf(`"model%d.onnx" changed while being read`, i+1))
+			require.Zero(t, b.compiler.Compiles.Load())
+		})
+	}
+}

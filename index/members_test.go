@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -49,8 +50,22 @@ func TestAGroupIsFoundByEachOfItsMembers(t *testing.T) {
 	x = open(t, dir)
 	require.NotEmpty(t, x.Rebuilt(), "else this would prove nothing of manifests")
 	found(x, b)
-	require.NoError(t, x.Retract(context.Background(), b.ID, "by hand"))
+	closeSound(t, x)
+	x = open(t, dir)
+	found(x, b)
+	other := publish(t, x, group, func(b *Build) { // another group with the same second model
+		b.RequestKey, b.ModelDigest = RequestKey{4}, cas.Digest{9}
+		b.Members[0].ModelDigest, b.Members[0].AloneKey = b.ModelDigest, RequestKey{33}
+		b.Created = b.Created.Add(time.Second)
+	})
+	builds, err := x.Lookup(RequestKey{32}, "shared")
+	require.NoError(t, err)
+	require.Equal(t, []Build{other, b}, builds, "what was looked up before is not all")
+	for _, id := range []BuildID{other.ID, b.ID} {
+		require.NoError(t, x.Retract(context.Background(), id, "by hand"))
+	}
 	found(x)
+	require.Empty(t, x.Rebuilt(), "no row is left that would say that the database is damaged")
 	closeSound(t, x)
 	x = open(t, dir)
 	found(x)
