@@ -109,3 +109,43 @@ func TestGroupComputes(t *testing.T) {
 		})
 	}
 }
+
+// Workers of another user reach every model of a group, in whatever folder of the job's it is, and its graphs in the store, only for as long as they work.
+func TestGroupOfAnotherUsersWorker(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("NOT TESTED: only root starts workers of another user")
+	}
+	r := compilertest.Runtime(t, "openvino-1.8.1")
+	user := &compilers.Credential{UID: 65534, GID: 65534}
+	if err := user.CanPass(r.ORTLibrary); err != nil {
+		t.Skipf("NOT TESTED: the runtime is where other users do not come: %v", err)
+	}
+	base, err := os.MkdirTemp("/var/tmp", "epcached-test-") // a folder of t.TempDir has parents that only root passes
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
+	require.NoError(t, os.Chmod(base, 0o711))
+	c := compilers.NewORT(compilers.ORTOptions{Worker: copied(t, compilertest.Worker(t), base), User: user, Scratch: filepath.Join(base, "staging")})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	folder, models := filepath.Join(base, "staging", "job", "out"), filepath.Join(base, "staging", "job", "model")
+	require.NoError(t, os.MkdirAll(folder, 0o700))
+	require.NoError(t, os.MkdirAll(filepath.Join(models, "2"), 0o700))
+	job := compilers.Job{Runtime: r, EPs: []compilers.EP{{Name: openVINO}}, Model: filepath.Join(models, "m.onnx"), Folder: folder, Output: "m_ctx.onnx",
+		Share: []compilers.ShareMember{{Model: filepath.Join(models, "2", "m_2.onnx"), Output: "m_2_ctx.onnx"}}}
+	for i, path := range []string{job.Model, job.Share[0].Model} {
+		require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 32, i+1), 0o600))
+	}
+	result, err := c.Compile(t.Context(), job, nil)
+	require.NoError(t, err)
+	for _, path := range []string{job.Model, job.Share[0].Model} {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.EqualValues(t, 0o600, info.Mode().Perm(), "the model is the daemon's alone again")
+	}
+	store := filepath.Join(base, "store")
+	require.NoError(t, os.Rename(folder, store))
+	require.NoError(t, os.Chmod(store, 0o700))
+	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(store, result.Graphs[0]),
+		Share: []string{filepath.Join(store, result.Graphs[1])}, SessionOptions: compilers.ShareOptions()})
+	require.NoError(t, err)
+	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
+}
