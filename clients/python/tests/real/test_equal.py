@@ -21,6 +21,10 @@ OPENVINO_MODELS = [
     "tiny-mlp", "tiny-free-dimension", "tiny-convolution", "tiny-external",
 ]  # fmt: skip
 
+# OpenVINO refuses several main contexts in one graph ("Multiple embedded native EPContext main contexts are not supported"),
+# so what it compiled in several parts cannot be had embedded by conversion.
+SEVERAL_PARTS = ["ddddocr-old"]
+
 
 @pytest.fixture(scope="module")
 def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daemon:
@@ -33,7 +37,8 @@ def require_equal(daemon: Daemon, runtime: Path, models: Any, name: str, ep: str
     served = child.run("served", runtime, socket=daemon.socket, runtime=str(runtime), **common)
     for form, expected in plain.items():
         assert expected["providers"][0] == ep
-        first = {"sidecar": "compiled", "embedded": "hit"}[form]  # converted from the other form, and not compiled again
+        converted = form == "embedded" and name not in SEVERAL_PARTS
+        first = "hit" if converted else "compiled"
         assert served[form]["outcomes"] == [first, "hit", "hit"], form
         assert served[form]["files"] == expected["files"] == {"sidecar": 2, "embedded": 1}[form]
         assert not any(output["blank"] for output in expected["outputs"])
