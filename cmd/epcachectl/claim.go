@@ -140,10 +140,25 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r 
 	if err != nil {
 		return compilers.Result{}, err
 	}
+	start := time.Now()
+	result, err := cl.worker.Compile(ctx, cl.job(folder, model, r, claimed), func(phase string) {
+		progress(&wire.Progress{Phase: "compiling", Detail: phase, ElapsedMs: time.Since(start).Milliseconds()})
+	})
+	if err == nil {
+		err = m.unchanged()
+	}
+	return result, err
+}
+
+// job is what was asked for, as the daemon would compile it.
+func (cl *claimant) job(folder, model string, r *request, claimed *wire.AcquireReply) compilers.Job {
+	claim := claimed.GetClaim()
 	job := compilers.Job{
 		Runtime: cl.runtime, Model: model, Folder: folder, Output: claim.GetOutput(), Route: claim.GetRoute(), Embed: r.embed,
 		SessionOptions: claimed.GetSessionOptions(), FreeDimensions: r.dims, FreeDimensionsByDenotation: r.denotations,
 		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(),
+		Initializers: compilers.Initializers{File: r.output.GetExternalInitializersFile(), Threshold: r.output.GetExternalInitializersThreshold(),
+			InSource: r.output.GetKeepInitializersInSource()},
 	}
 	for _, ep := range r.eps {
 		one := compilers.EP{Name: ep.GetName(), Options: ep.GetOptions()}
@@ -152,14 +167,7 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r 
 		}
 		job.EPs = append(job.EPs, one)
 	}
-	start := time.Now()
-	result, err := cl.worker.Compile(ctx, job, func(phase string) {
-		progress(&wire.Progress{Phase: "compiling", Detail: phase, ElapsedMs: time.Since(start).Milliseconds()})
-	})
-	if err == nil {
-		err = m.unchanged()
-	}
-	return result, err
+	return job
 }
 
 func closeFiles(files []*os.File) {
