@@ -40,6 +40,7 @@ type buildResult struct {
 	DriverVersion        string          `json:"driver_version"`
 	ConvertedFrom        string          `json:"converted_from,omitempty"`  // build key of the other form, which it was made of
 	VerifiedOutput       float64         `json:"verified_output,omitempty"` // the tolerance at which it was compared with its model; 0: it was not
+	MadeBy               string          `json:"made_by,omitempty"`         // who compiled it and put it; not there: the daemon did
 	Members              []memberResult  `json:"members,omitempty"`         // of a weight-sharing group, in order; their graphs are named as in files
 	Record               json.RawMessage `json:"record,omitempty"`          // show only: the request record
 }
@@ -55,7 +56,7 @@ func buildOf(b *wire.Build) buildResult {
 		Compatibility: b.GetCompatibility(), CompatibilitySource: b.GetCompatibilitySource(), CompatibilityReason: b.GetCompatibilityReason(),
 		CompatibilityRuntime: b.GetCompatibilityRuntime(), JudgedMs: b.GetJudgedMs(), LoadSeconds: b.GetLoadSeconds(),
 		SourceLoadSeconds: b.GetSourceLoadSeconds(), DriverVersion: b.GetDriverVersion(), ConvertedFrom: b.GetConvertedFrom(), VerifiedOutput: b.GetVerifiedOutput(),
-		Members: membersOf(b.GetMembers()),
+		MadeBy: b.GetMadeBy(), Members: membersOf(b.GetMembers()),
 	}
 }
 

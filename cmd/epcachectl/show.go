@@ -90,6 +90,9 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"load check", orDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}
+	if by := b.GetMadeBy(); by != "" {
+		rows = append(rows, []string{"compiled by", printable(by) + ", with libraries of its own"})
+	}
 	if from := b.GetConvertedFrom(); from != "" {
 		rows = append(rows, []string{"converted from", from})
 	}

@@ -26,6 +26,14 @@ func TestList(t *testing.T) {
 	require.Equal(t, "tiny.onnx", builds[0].ModelName)
 }
 
+func TestShowSaysWhoCompiledWhatWasPut(t *testing.T) {
+	b := newStandIn(t)
+	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "a.onnx", MadeBy: "uid 1000"}}
+	b.serve()
+	require.Regexp(t, `compiled by +uid 1000, with libraries of its own\n`, call(t, "show", "a.onnx").out)
+	require.Contains(t, call(t, "list", "--json").out, `"made_by": "uid 1000"`)
+}
+
 func TestShow(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
