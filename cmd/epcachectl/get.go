@@ -169,24 +169,19 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if g.onMiss == "claim" && g.request.runtime == "" {
 		return 0, usageError{&hintedError{errors.New("get: --on-miss claim compiles with libraries of your own, and there is no --runtime"), "name their folder: --runtime DIR"}}
 	}
-	if g.dryRun {
+	onMiss, known := onMissNames[g.onMiss]
+	switch {
+	case !known:
+		return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, background, claim, fail, refresh or bypass", g.onMiss)}
+	case g.dryRun:
 		return wire.OnMiss_FAIL, nil
 	}
-	switch g.onMiss {
-	case "wait":
-		return wire.OnMiss_WAIT, nil
-	case "fail":
-		return wire.OnMiss_FAIL, nil
-	case "refresh":
-		return wire.OnMiss_REFRESH, nil
-	case "bypass":
-		return wire.OnMiss_BYPASS, nil
-	case "background":
-		return wire.OnMiss_BACKGROUND, nil
-	case "claim":
-		return wire.OnMiss_CLAIM, nil
-	}
-	return 0, usageError{fmt.Errorf("get: --on-miss %q: it is wait, background, claim, fail, refresh or bypass", g.onMiss)}
+	return onMiss, nil
+}
+
+var onMissNames = map[string]wire.OnMiss{
+	"wait": wire.OnMiss_WAIT, "fail": wire.OnMiss_FAIL, "refresh": wire.OnMiss_REFRESH, "bypass": wire.OnMiss_BYPASS,
+	"background": wire.OnMiss_BACKGROUND, "claim": wire.OnMiss_CLAIM,
 }
 
 // acquireAll asks for all models at once, and answers in their order.

@@ -165,6 +165,10 @@ func TestGetExitCodes(t *testing.T) {
 		}
 		require.Equal(t, fmt.Sprintf("epcachectl: get %q: no such luck\nepcachectl: hint: %s\n", model, hint), r.err)
 		require.Empty(t, r.out)
+
+		var list []failedResult
+		require.NoError(t, json.Unmarshal([]byte(call(t, "get", model, ep, "--on-miss=fail", "--json").out), &list))
+		require.Equal(t, hint, list[0].Hint, "a script is told what a person is")
 	}
 	t.Run("no daemon", func(t *testing.T) {
 		t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
@@ -173,6 +177,29 @@ func TestGetExitCodes(t *testing.T) {
 		require.Contains(t, r.err, "no daemon answers at ")
 		require.Contains(t, r.err, "epcachectl: hint: start one")
 	})
+}
+
+// What the hint says asks for the very thing that was missing: it has the same request key.
+func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no build"}
+	}
+	b.serve()
+	model := tinyModel(t, "tiny.onnx")
+	flags := "--ep StandInExecutionProvider:NPU --option a=1 --session-option b=2 --dim batch=1 --dim-by-denotation DATA_BATCH=2 --runtime /opt/ort " +
+		"--optimization-level basic --route session_options --store user --initializers-file rest.bin --initializers-threshold 64 --node-name-prefix p " +
+		"--verify-output 0.01 --embed --strict-ort --keep-initializers --complete"
+	r := call(t, append([]string{"get", model, "--on-miss=fail"}, strings.Fields(flags)...)...)
+	require.Equal(t, exitNotFound, r.code, r.err)
+	require.Contains(t, r.err, "hint: compile it: epcachectl get "+flags+" "+model+"\n")
+	for _, name := range (&request{}).flagNames() {
+		require.Contains(t, flags+" ", "--"+name+" ", "the test leaves out a flag")
+	}
+}
+
+func TestDryRunWithAnUnknownOnMiss(t *testing.T) {
+	require.Equal(t, exitUsage, call(t, "get", "model.onnx", ep, "-n", "--on-miss=later").code)
 }
 
 // One model that fails does not keep the others from their places.

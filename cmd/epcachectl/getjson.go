@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"maps"
+	"strings"
 
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -62,10 +63,10 @@ func (r *got) json(dryRun bool) any {
 		return failedResult{Outcome: "missing", DryRun: dryRun}
 	}
 	if r.err != nil {
-		f := failedResult{Outcome: "failed", DryRun: dryRun, Error: r.err.Error()}
+		f := failedResult{Outcome: "failed", DryRun: dryRun, Error: r.err.Error(), Hint: strings.Join(hints(r.err), "; ")}
 		var e *unixsock.Error
 		if errors.As(r.err, &e) {
-			f.Class, f.Hint, f.Facts = wire.ErrorClass_name[int32(e.Class)], e.Hint, e.Facts
+			f.Class, f.Facts = wire.ErrorClass_name[int32(e.Class)], e.Facts
 		}
 		return f
 	}

@@ -203,26 +203,6 @@ func (r *request) setNamed(o pair) error {
 	return fmt.Errorf("--option %s/%s: there is no --ep %s", brief(o.ep), brief(o.key), brief(o.ep))
 }
 
-// flags spells the execution providers and their options as on a command line.
-func (r *request) flags() string {
-	text := ""
-	for _, ep := range r.eps {
-		text += "--ep " + printable(ep.GetName())
-		if len(ep.GetDevices()) > 0 {
-			device := ep.GetDevices()[0]
-			text += ":" + printable(device.GetType())
-			for _, key := range sorted(device.GetMetadata()) {
-				text += "," + printable(brief(key+"="+device.GetMetadata()[key]))
-			}
-		}
-		text += " "
-		for _, option := range sorted(ep.GetOptions()) {
-			text += "--option " + printable(brief(option+"="+ep.GetOptions()[option])) + " "
-		}
-	}
-	return text
-}
-
 // message makes the request for one model. Options that name a file go as descriptors of what this process opened:
 // the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
 // with closeExtra.
