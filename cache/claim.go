@@ -56,6 +56,7 @@ type claim struct {
 	state  claimState
 	result *compiled // of one whose artefact was put
 	end    *claimEnd // of any other that is over
+	due    *claimEnd // what should have ended it while its artefact was stored: it does if that fails
 }
 
 // claimState is how far a claim has come.
@@ -92,10 +93,14 @@ func (cl *claim) finish(text string, code int32) bool { return cl.finishUpTo(cla
 func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
+	end := &claimEnd{uid: cl.request.Peer.UID, text: text, code: code}
 	if cl.state > latest {
+		if cl.due == nil {
+			cl.due = end
+		}
 		return false
 	}
-	cl.end = &claimEnd{uid: cl.request.Peer.UID, text: text, code: code}
+	cl.end = end
 	cl.over()
 	return true
 }
@@ -137,6 +142,11 @@ func (cl *claim) move(from, to claimState) bool {
 	defer cl.mu.Unlock()
 	if cl.state != from {
 		return false
+	}
+	if to == claimHeld && cl.due != nil {
+		cl.end = cl.due
+		cl.over()
+		return true
 	}
 	cl.state = to
 	switch to {

@@ -76,11 +76,11 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 
 // putFailed ends the claim, unless another try may succeed.
 func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		err = contextError(ctx, cl.request)
-		cl.move(claimPutting, claimHeld)
-	case ClassOf(err) == NoSpace || ClassOf(err) == Busy:
+	}
+	switch {
+	case ctx.Err() != nil || ClassOf(err) == NoSpace || ClassOf(err) == Busy:
 		if !cl.move(claimPutting, claimHeld) {
 			cl.move(claimStoring, claimHeld)
 		}

@@ -413,3 +413,38 @@ func TestWhatIsPutIsNotBelieved(t *testing.T) {
 		require.Equal(t, put.Graph, a.Graph)
 	}
 }
+
+// A store that fails half way leaves the claim as it would be had nothing been put: it is held, unless it ended meanwhile.
+func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(*claimed)
+		held      bool
+	}{
+		"the put alone":  {func(*claimed) {}, true},
+		"the connection": {func(c *claimed) { c.leave() }, false},
+		"the job": {func(c *claimed) {
+			for _, f := range c.cache.flights.list() {
+				c.cache.giveUp(c.request.Peer, f)
+			}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			claim := newClaimed(b, nil)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			_, err := b.cache.Put(ctx, claim.request.Peer, claim.put, func(p Progress) {
+				if p.Phase == "storing" {
+					c.meanwhile(claim)
+					cancel()
+				}
+			})
+			require.Equal(t, Cancelled, ClassOf(err), "%v", err)
+			require.Empty(t, b.list())
+			if c.held {
+				require.Equal(t, Taken, claim.application.put(claim.put).Outcome)
+			}
+			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+		})
+	}
+}
