@@ -28,7 +28,7 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan,
 	if err != nil || found.answer == nil {
 		return nil, err
 	}
-	if len(found.answer.Build.Members) > 0 {
+	if len(found.answer.Build.Members) > 0 || c.withheldWith(r, p, found.answer.Build) {
 		return nil, found.answer.View.Close()
 	}
 	from, judgement := found.answer.Build, found.answer.Compatibility
@@ -55,6 +55,24 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan,
 	return a, nil
 }
 
+// withheldWith tells whether a build in the form that is asked for is withheld, and is of the same compile as the one in the other
+// form: a conversion would bring back the very context that is withheld.
+func (c *Cache) withheldWith(r *Request, p *plan, from *index.Build) bool {
+	_, look := c.scopes(r, identity{})
+	for _, scope := range look {
+		builds, err := c.index.Lookup(p.requestKey, scope)
+		if err != nil {
+			return true // whoever compiles will say so
+		}
+		for i := range builds {
+			if c.index.StateOf(builds[i].ID).Name == index.Withheld && builds[i].Compiled().Equal(from.Compiled()) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // inOtherForm is the plan for the same but for where the context stands.
 func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
 	out := *p
@@ -75,7 +93,7 @@ func (c *Cache) explainOtherForm(ctx context.Context, out *Explanation, r *Reque
 		return err
 	}
 	for _, o := range order {
-		if o.refused == "" && len(o.build.Members) == 0 && c.unsound(ctx, o.build) == "" {
+		if o.refused == "" && len(o.build.Members) == 0 && !c.withheldWith(r, p, o.build) && c.unsound(ctx, o.build) == "" {
 			out.Reason = fmt.Sprintf("not there in this form; it would be converted from the %s form, without a compile: build %s of %s",
 				formName(o.build.Embed), o.build.BuildKey, o.build.Created.Format(time.RFC3339))
 			return nil

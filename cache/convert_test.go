@@ -256,3 +256,23 @@ func values(m map[string]string) (out []string) {
 	}
 	return out
 }
+
+// what is withheld must not come back by way of its other form
+func TestWithheldContextsAreNotConverted(t *testing.T) {
+	for name, embed := range map[string]bool{"what was converted": true, "what it was converted from": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.acquire(b.form(false))
+			b.acquire(b.form(true))
+			withheld := b.acquire(b.form(embed))
+			_, err := b.cache.Invalidate(context.Background(), b.self(), []string{withheld.Build.BuildKey.String()}, "it computes nonsense", false)
+			require.NoError(t, err)
+			r := b.form(embed)
+			r.OnMiss = Explain
+			require.Contains(t, b.acquire(r).Explanation.Reason, "it computes nonsense")
+			again := b.acquire(b.form(embed))
+			require.Equal(t, Compiled, again.Outcome, again.Why)
+			require.EqualValues(t, 2, b.compiler.Compiles.Load())
+		})
+	}
+}
