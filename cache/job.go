@@ -114,7 +114,8 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error)
 // facts are what is told of the job.
 func (j *job) facts() jobFacts {
 	r := j.request
-	a := jobFacts{scope: j.scope, anew: j.replaces, files: len(r.files())}
+	files := r.descriptors()
+	a := jobFacts{scope: j.scope, anew: j.replaces, files: len(files)}
 	a.Job = Job{ID: j.id, ModelName: r.Name, ModelDigest: j.plan.canonical.Model, RequestKey: j.plan.requestKey, Build: j.plan.buildKey,
 		EP: j.plan.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
 	if j.anew != "" {
@@ -126,7 +127,7 @@ func (j *job) facts() jobFacts {
 	for _, ep := range j.plan.eps {
 		a.eps = append(a.eps, ep.Name)
 	}
-	for _, f := range r.files() {
+	for _, f := range files {
 		if info, err := f.Stat(); err == nil { // else the copy will tell
 			a.size += info.Size()
 		}

@@ -170,6 +170,19 @@ func (r *Request) files() []*os.File {
 	return out
 }
 
+// descriptors are the files of the models, each once: one descriptor may stand for several of them.
+func (r *Request) descriptors() []*os.File {
+	var out []*os.File
+	seen := make(map[*os.File]bool)
+	for _, f := range r.files() {
+		if !seen[f] {
+			seen[f] = true
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
 // freeDimensions names the dimensions of the inputs that the model leaves open.
 func freeDimensions(m *epmodel.Model) []string {
 	seen := make(map[string]int64)
@@ -191,7 +204,7 @@ type witness struct {
 }
 
 func newWitness(r *Request, now time.Time) (*witness, error) {
-	w := &witness{files: r.files(), began: now}
+	w := &witness{files: r.descriptors(), began: now}
 	for _, f := range w.files {
 		// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
 		// the pages, so that every later store faults and moves the times that we compare.

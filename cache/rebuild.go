@@ -97,7 +97,7 @@ const (
 	askAgain     = time.Hour       // before a source that was not there is looked for again without a request
 	holdFor      = 5 * time.Minute // a request's files: held for longer they would keep file systems mounted
 	maxHeld      = 16              // requests whose files are held
-	maxHeldFiles = 64              // external files of one of them
+	maxHeldFiles = 64              // of one of them
 	maxTasks     = 1 << 16
 	longestWait  = time.Minute // of a timer: clocks are set, and machines sleep
 )
@@ -167,7 +167,7 @@ func (q *rebuilds) hold(t *task, r *Request, now time.Time) bool {
 	if t.request != nil {
 		return true
 	}
-	if r == nil || q.held >= maxHeld || len(r.External) > maxHeldFiles || q.limits().window.opens(now) > 0 {
+	if r == nil || q.held >= maxHeld || len(r.descriptors()) > maxHeldFiles || q.limits().window.opens(now) > 0 {
 		return false
 	}
 	own, err := r.own()

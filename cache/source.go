@@ -250,8 +250,23 @@ func (r *Request) close() {
 	}
 }
 
-// own gives a copy of the request with descriptors of its own, for whoever asked may leave.
+// own gives a copy of the request with descriptors of its own, for whoever asked may leave. Of those that stand for several
+// files it makes one: a request may name each as often as it likes.
 func (r *Request) own() (*Request, error) {
+	made := make(map[*os.File]*os.File)
+	return r.ownBy(func(f *os.File) (*os.File, error) {
+		if made[f] != nil {
+			return made[f], nil
+		}
+		own, err := duplicate(f)
+		if err == nil {
+			made[f] = own
+		}
+		return own, err
+	})
+}
+
+func (r *Request) ownBy(duplicate func(*os.File) (*os.File, error)) (*Request, error) {
 	out := *r
 	var err error
 	if out.Graph, err = duplicate(r.Graph); err != nil {
@@ -267,7 +282,7 @@ func (r *Request) own() (*Request, error) {
 		}
 	}
 	for i := range r.Group {
-		one, err := r.model(i + 1).own()
+		one, err := r.model(i + 1).ownBy(duplicate)
 		if err != nil {
 			out.close()
 			return nil, err

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -239,4 +240,44 @@ func TestFoundDamageHeals(t *testing.T) {
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, again.Outcome)
 	require.Equal(t, files, b.read(again))
+}
+
+// A request may name one descriptor as often as fits into a message.
+func TestOneDescriptorStaysOne(t *testing.T) {
+	b := newBench(t)
+	r := b.group(1, 2)
+	r.External, r.Group[0].External = make(map[string]*os.File), make(map[string]*os.File)
+	for i := range 100 {
+		r.External[fmt.Sprint(i)], r.Group[0].External[fmt.Sprint(i)] = r.Graph, r.Graph
+	}
+	own, err := r.own()
+	require.NoError(t, err)
+	defer own.close()
+	require.Len(t, own.External, 100)
+	require.Len(t, own.descriptors(), 2)
+	for _, f := range own.descriptors() {
+		require.NotContains(t, r.files(), f)
+	}
+}
+
+// What is held for a task is bounded over all models of a group.
+func TestARequestOfManyFilesIsNotHeld(t *testing.T) {
+	for name, c := range map[string]struct {
+		files int
+		held  bool
+	}{"few": {maxHeldFiles - 2, true}, "many": {maxHeldFiles - 1, false}} {
+		t.Run(name, func(t *testing.T) {
+			b := rebuilding(t, nil)
+			r := b.group(1, 2)
+			r.Group[0].External = make(map[string]*os.File)
+			for i := range c.files {
+				r.Group[0].External[fmt.Sprint(i)] = b.openFile(r.Graph.Name())
+			}
+			q, one := &b.cache.rebuilds, &task{}
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			require.Equal(t, c.held, q.hold(one, r, b.cache.now()))
+			q.release(one)
+		})
+	}
 }
