@@ -101,6 +101,9 @@ func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
 	if p.outside {
 		return // with libraries that are not run here
 	}
+	if r.member {
+		r = nil // it brings one of the group's models
+	}
 	policy := c.policyOf(p.eps)
 	switch {
 	case j.Verdict == compilers.PreferRecompilation && cmp.Or(policy.PreferRecompilation, PolicyServeAndRefresh) == PolicyServeAndRefresh:

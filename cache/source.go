@@ -159,7 +159,7 @@ func (c *Cache) sourceRequest(ctx context.Context, b *index.Build) (*Request, er
 // sameModel compares the models of the request with what the build was made from, and closes them if they are others.
 func (c *Cache) sameModel(ctx context.Context, r *Request, b *index.Build) error {
 	id, again, err := c.identifyAll(ctx, r, func(string) {})
-	if err == nil && id.Digest == b.ModelDigest && slices.Equal(again.group, r.group) {
+	if err == nil && id.Digest == b.ModelDigest && len(r.Group) == len(r.group) && slices.Equal(again.group, r.group) {
 		return nil
 	}
 	where := r.Graph.Name()

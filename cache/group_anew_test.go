@@ -1,0 +1,33 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
+func TestAGroupIsNotMadeAnewOfOneOfItsModels(t *testing.T) {
+	b := rebuilding(t, func(o *Options) {
+		o.KeepSource = KeepNone
+		o.Policies = map[string]Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}
+	})
+	group := b.acquire(b.group(1, 2))
+	b.age()
+	require.Equal(t, group.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
+	b.settles()
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+	require.Len(t, b.acquire(b.group(1, 2)).Members, 2)
+}
+
+func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
+	b := newBench(t)
+	group := b.acquire(b.group(1, 2))
+	_, err := b.cache.askedWith(context.Background(), b.request(b.model(1)), group.Build)
+	require.ErrorIs(t, err, errNoSource)
+	whole, err := b.cache.askedWith(context.Background(), b.group(1, 2), group.Build)
+	require.NoError(t, err)
+	whole.close()
+}
