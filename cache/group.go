@@ -120,7 +120,7 @@ func (c *Cache) identifyAll(ctx context.Context, r *Request, progress func(strin
 		}
 		out.group = append(out.group, id.Digest)
 		all.Store = narrower(all.Store, id.Store)
-		all.FreeDims = append(all.FreeDims, id.FreeDims...)
+		all.FreeDims = slices.Concat(all.FreeDims, id.FreeDims) // what the memo remembers is others' too
 	}
 	if len(need.Locations) > 0 {
 		return identity{}, nil, need

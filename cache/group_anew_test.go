@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
 )
 
 // Who asks for one model of a group has not brought the others: what is compiled of it would be in the group's place.
@@ -30,4 +32,20 @@ func TestOneModelIsNotTheSameAsItsGroup(t *testing.T) {
 	whole, err := b.cache.askedWith(context.Background(), b.group(1, 2), group.Build)
 	require.NoError(t, err)
 	whole.close()
+}
+
+// What the memo has of a model is for all who ask for it, at the same time too.
+func TestAGroupLeavesAloneWhatIsRememberedOfItsModels(t *testing.T) {
+	b := newBench(t)
+	r := b.group(1, 2)
+	names := [2]string{"batch", "untouched"}
+	for i := range 2 {
+		key, ok := memoKey(r.Peer.UID, r.model(i).Graph)
+		require.True(t, ok)
+		b.cache.memo.keep(memoEntry{key, "graph"}, identity{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]})
+	}
+	id, _, err := b.cache.identifyAll(context.Background(), r, func(string) {})
+	require.NoError(t, err)
+	require.Equal(t, []string{"batch", "batch"}, id.FreeDims)
+	require.Equal(t, "untouched", names[1])
 }
