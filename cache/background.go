@@ -65,7 +65,7 @@ func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *pl
 // a request is kept until then.
 func (c *Cache) inherit(f *flight, key flightKey, r *Request, begin func(*Request) func() (runner, error)) error {
 	f.mu.Lock()
-	heir := f.state == JobClaimed && !f.heirs[r.Peer.UID]
+	heir := f.about.claim && !f.heirs[r.Peer.UID]
 	if heir {
 		if f.heirs == nil {
 			f.heirs = make(map[uint32]bool)

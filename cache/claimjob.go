@@ -224,7 +224,7 @@ func (ref *RuntimeRef) close() {
 }
 
 func (c *Cache) newOutsider(key flightKey, a *claimer) *outsider {
-	o := &outsider{c: c, key: key, first: jobFacts{scope: key.scope}}
+	o := &outsider{c: c, key: key, first: jobFacts{scope: key.scope, claim: true}}
 	o.first.Job = Job{ModelName: a.request.Name, ModelDigest: a.plan.canonical.Model, RequestKey: a.plan.requestKey, Build: a.plan.buildKey,
 		EP: a.plan.eps[0].Name, UID: a.request.Peer.UID, Why: "claimed by an application that compiles it itself"}
 	for _, ep := range a.plan.eps {

@@ -52,6 +52,7 @@ type jobFacts struct {
 	files int           // that it is in
 	scope string        // of the build; "" for one that is not kept
 	anew  index.BuildID // the build that it is to replace; zero: somebody asked for it
+	claim bool          // applications compile it, which may bring nothing
 }
 
 // pastJob is one that has ended.
