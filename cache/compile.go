@@ -26,6 +26,10 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 			key, scope = own, own.scope // an application of the same user's holds the claim
 		}
 		result, first, err = c.flights.join(ctx, key, c.asking(r, t), c.begin(r, id, p, rc, scope))
+		if err == nil && !first && r.StrictORT && result.build.ORTVersion != rc.spec.ORTVersion {
+			err = fail(Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, result.build.ORTVersion).hint("ask again")
+			continue // which the build key does not tell apart
+		}
 		if !errors.As(err, new(*claimEnd)) {
 			break // else what was claimed is compiled here after all
 		}
