@@ -50,9 +50,10 @@ func (e *MemberError) Error() string {
 }
 func (e *MemberError) Unwrap() error { return e.Err }
 
-// ofMember says of which model of a group an error is. An error of a single model stays as it is.
+// ofMember says of which model of a group an error is. An error of a single model stays as it is, and so does one of a model that
+// there is not: the number may be a worker's.
 func ofMember(member, count int, err error) error {
-	if err == nil || count < 2 {
+	if err == nil || count < 2 || member < 0 || member >= count {
 		return err
 	}
 	return &MemberError{Member: member, Err: err}
