@@ -87,5 +87,5 @@ func (a *app) printCheck(out checkResult) {
 			verdict = "damage found"
 		}
 	}
-	a.print.line("%d builds, %d files, %s: %s", out.Builds, out.Blobs, byteSize(out.Bytes), verdict)
+	a.print.line("%s, %s, %s: %s", counted(out.Builds, "build"), counted(out.Blobs, "file"), byteSize(out.Bytes), verdict)
 }

@@ -194,9 +194,15 @@ func ending(text string) string {
 }
 
 // counted spells a number of things.
-func counted(n int, thing string) string {
+func counted[N int | uint32 | uint64](n N, thing string) string {
 	if n == 1 {
 		return "1 " + thing
+	}
+	switch {
+	case strings.HasSuffix(thing, "s"):
+		thing += "e"
+	case strings.HasSuffix(thing, "ry"):
+		thing = strings.TrimSuffix(thing, "y") + "ie"
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 
@@ -64,7 +63,7 @@ func (a *app) confirmAll(ctx context.Context, c *unixsock.Client) error {
 	if err != nil {
 		return err
 	}
-	a.print.ask(fmt.Sprintf("delete %d builds?", len(plan.GetBuilds())))
+	a.print.ask("delete " + counted(len(plan.GetBuilds()), "build") + "?")
 	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
 	if err != nil || !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
 		return &hintedError{errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm --all -f"}

@@ -85,7 +85,7 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"onnx runtime", orDash(b.GetOrtVersion())},
 		{"scope", orDash(b.GetScope())},
 		{"created", timeOf(b.GetCreatedMs()) + ", compiled in " + seconds(b.GetCompileSeconds())},
-		{"last used", fmt.Sprintf("%s, %d hits", timeOf(b.GetLastUsedMs()), b.GetHits())},
+		{"last used", timeOf(b.GetLastUsedMs()) + ", " + counted(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
 		{"load check", orDash(b.GetLoadCheck())},
 		{"gain", gain(b)},

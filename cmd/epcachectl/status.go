@@ -113,10 +113,10 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 		{"state", orDash(s.GetStateDirectory())},
 		{"socket", orDash(s.GetSocket())},
 		{"you", you},
-		{"requests", fmt.Sprintf("%d hits, %d misses, %d compiles, %d failures", s.GetHits(), s.GetMisses(), s.GetCompiles(), s.GetFailures())},
+		{"requests", strings.Join([]string{counted(s.GetHits(), "hit"), counted(s.GetMisses(), "miss"), counted(s.GetCompiles(), "compile"), counted(s.GetFailures(), "failure")}, ", ")},
 		{"saved", seconds(s.GetCompileSecondsSaved()) + " of compiling"},
-		{"now", fmt.Sprintf("%d connections, %d jobs", s.GetConnections(), s.GetJobs())},
-		{"space", fmt.Sprintf("%s stored, %s served, %d entries, %d builds", byteSize(space.GetStoredBytes()), byteSize(space.GetLogicalBytes()), space.GetEntries(), space.GetBuilds())},
+		{"now", counted(s.GetConnections(), "connection") + ", " + counted(s.GetJobs(), "job")},
+		{"space", fmt.Sprintf("%s stored, %s served, %s, %s", byteSize(space.GetStoredBytes()), byteSize(space.GetLogicalBytes()), counted(space.GetEntries(), "entry"), counted(space.GetBuilds(), "build"))},
 		{"sandbox", sandboxSummary(s.GetSandbox())},
 	})
 }

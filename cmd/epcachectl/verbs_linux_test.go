@@ -84,7 +84,7 @@ func TestChangesAndDryRun(t *testing.T) {
 func TestCheckFindsDamage(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, result{exitDone, "1 builds, 2 files, 0 B: no damage\n", ""}, call(t, "check"))
+	require.Equal(t, result{exitDone, "1 build, 2 files, 0 B: no damage\n", ""}, call(t, "check"))
 	leftover := &wire.Finding{Kind: "leftover", Object: "x"}
 	damage := &wire.Finding{Kind: "damaged", Object: "y", Detail: "one byte", Builds: []string{"0123456789abcdef"}}
 	b.set(func() { b.findings = []*wire.Finding{leftover} })
