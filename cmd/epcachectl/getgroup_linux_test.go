@@ -160,4 +160,5 @@ func TestGroupsAreListedAndShown(t *testing.T) {
 	require.Regexp(t, `model 2 +b.onnx  22  x_2_ctx.onnx`, r.out)
 	r = call(t, "list", "--json")
 	require.Contains(t, r.out, `"graph": "x_2_ctx.onnx"`)
+	require.Contains(t, call(t, "rm", "b.onnx", "-n").out, "would delete a.onnx +1: ", "one that is not named goes with it")
 }

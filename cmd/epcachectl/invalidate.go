@@ -57,7 +57,7 @@ func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeRep
 		a.print.line("%s nothing: there are no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
-		a.print.line("%s %s: build %s of %s", done, orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()))
+		a.print.line("%s %s: build %s of %s", done, modelColumn(b), short(b.GetBuild()), orDash(b.GetEp()))
 	}
 	if n := reply.GetFreedBytes(); n > 0 {
 		a.print.line("%s %s", byteSize(n), freed)
