@@ -55,6 +55,13 @@ type exitError int
 
 func (e exitError) Error() string { return exitMeaning[int(e)] }
 
+// missing says in words of its own what is not there: errors.Is(err, fs.ErrNotExist) holds.
+type missing string
+
+func (m missing) Error() string { return string(m) }
+
+func (m missing) Is(target error) bool { return target == fs.ErrNotExist }
+
 func exitCode(err error) int {
 	var usage usageError
 	var done exitError

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,9 +21,10 @@ import (
 // atOnce is how many models one call asks for at the same time; the daemon queues what is too much for it.
 const atOnce = 8
 
-// getCall is one call of get.
+// getCall is one call of get, or of a verb that asks as get does.
 type getCall struct {
 	app      *app
+	verb     string // empty: get
 	request  request
 	onMiss   string
 	out      string
@@ -55,8 +56,11 @@ func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.j
 
 // errQueued is why nothing can be done yet with what is compiled in the background.
 func (r *got) errQueued() error {
-	return &hintedError{fmt.Errorf("it is being compiled: %w", fs.ErrNotExist), "wait for it: epcachectl jobs follow " + printable(r.reply.GetJob())}
+	return &hintedError{missing("it is being compiled"), "wait for it: epcachectl jobs follow " + printable(r.reply.GetJob())}
 }
+
+// name is the verb's, for messages.
+func (g *getCall) name() string { return cmp.Or(g.verb, "get") }
 
 func (a *app) getCommand() *cobra.Command {
 	g := &getCall{app: a}
@@ -213,13 +217,13 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	defer show.done(path)
 	models, failed, err := openModels(paths)
 	if err != nil {
-		result.err = verbError{"get", failed, err}
+		result.err = verbError{g.name(), failed, err}
 		return result
 	}
 	defer closeModels(models)
 	message, files, err := g.request.message(models[0])
 	if err != nil {
-		result.err = verbError{"get", path, err}
+		result.err = verbError{g.name(), path, err}
 		return result
 	}
 	defer closeExtra(files)
@@ -230,7 +234,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 		files, err = g.claimant.show(message, files)
 		defer closeFiles(files[before:])
 		if err != nil {
-			result.err = verbError{"get", path, err}
+			result.err = verbError{g.name(), path, err}
 			return result
 		}
 	}
@@ -255,7 +259,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	case g.dryRun && errors.Is(err, unixsock.ErrNotFound) && !failedBefore(err):
 		result.missing = true
 	default:
-		result.err = verbError{"get", path, g.withHint(err, paths)}
+		result.err = verbError{g.name(), path, g.withHint(err, paths)}
 	}
 	return result
 }
@@ -296,7 +300,7 @@ func (g *getCall) report(results []got) error {
 			continue
 		}
 		for _, warning := range r.reply.GetWarnings() {
-			g.app.print.warning(fmt.Sprintf("get %q: %s", r.path, warning))
+			g.app.print.warning(fmt.Sprintf("%s %q: %s", g.name(), r.path, warning))
 		}
 		if !g.app.json && len(g.program) == 0 {
 			g.app.print.line("%s", r.line(g.dryRun))

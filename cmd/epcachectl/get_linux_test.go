@@ -198,6 +198,19 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 	}
 }
 
+func TestValuesThatNoRequestHas(t *testing.T) {
+	for _, flag := range []string{"--route=later", "--verify-output=-1", "--verify-output=nan", "--verify-output=inf", "--optimization-level=most", "--store=all"} {
+		require.Equal(t, exitUsage, call(t, "get", "model.onnx", ep, flag).code, flag)
+	}
+}
+
+func TestCounted(t *testing.T) {
+	for want, n := range map[string]int{"0 entries": 0, "1 entry": 1, "2 entries": 2} {
+		require.Equal(t, want, counted(n, "entry"))
+	}
+	require.Equal(t, []string{"1 miss", "2 misses", "1 hit", "2 hits"}, []string{counted(1, "miss"), counted(2, "miss"), counted(1, "hit"), counted(2, "hit")})
+}
+
 func TestDryRunWithAnUnknownOnMiss(t *testing.T) {
 	require.Equal(t, exitUsage, call(t, "get", "model.onnx", ep, "-n", "--on-miss=later").code)
 }

@@ -41,7 +41,7 @@ looked up or compiled. The flags are those of get.` + statusHelp(askingCodes...)
 }
 
 func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *request) error {
-	g := getCall{app: a, request: *r}
+	g := getCall{app: a, verb: "key", request: *r}
 	show := newPhases(a.print, false, 1)
 	result := g.acquire(ctx, c, path, wire.OnMiss_KEY_ONLY, show)
 	show.end()

@@ -19,7 +19,7 @@ func (a *app) probeCommand() *cobra.Command {
 		Long: `probe prints which runtimes the daemon has, with their execution providers, the devices that these can compile for, and
 their drivers; what is different from the probe before; how changes are noticed; and what keeps the providers' code from doing
 harm on this machine. --refresh looks again even if nothing
-seems to have changed.
+seems to have changed. --json prints a list of the runtimes; what workers are kept to is in status --json.
 
 --find needs no daemon: it looks for runtimes in well-known places and in Python environments, loads nothing of
 them, and prints configuration for epcached --config.` + statusHelp(askingCodes...),

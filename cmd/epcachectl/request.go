@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -185,6 +186,14 @@ func (r *request) complete() error {
 	case "", "disable_all", "basic", "extended", "layout", "all":
 	default:
 		return usageError{fmt.Errorf("--optimization-level %q: it is disable_all, basic, extended, layout or all", r.level)}
+	}
+	switch r.route {
+	case "", "compile_api", "session_options":
+	default:
+		return usageError{fmt.Errorf("--route %q: it is compile_api or session_options", r.route)}
+	}
+	if !(r.verify >= 0 && r.verify <= math.MaxFloat64) { // nor NaN
+		return usageError{fmt.Errorf("--verify-output %v: a tolerance is 0 or more", r.verify)}
 	}
 	switch r.store {
 	case "", "shared", "user", "none":

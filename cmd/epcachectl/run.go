@@ -65,7 +65,7 @@ func (a *app) root() *cobra.Command {
 daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
 or the system's.
 
-Every verb has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed),
+Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl list`,
 		SilenceUsage:  true,

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -21,7 +20,7 @@ import (
 const mostAsks = 3
 
 func (a *app) warmCommand() *cobra.Command {
-	g := &getCall{app: a, onMiss: "background"}
+	g := &getCall{app: a, verb: "warm", onMiss: "background"}
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "warm MODEL|DIR... --ep EP[:DEVICE]... [flags]",
@@ -87,7 +86,7 @@ func modelsBelow(args []string) ([]string, error) {
 			return nil, verbError{"warm", arg, plainPathError(err)}
 		}
 		if len(models) == before {
-			return nil, verbError{"warm", arg, &hintedError{fmt.Errorf("no *.onnx file is in it: %w", fs.ErrNotExist), "name the models themselves if they are called otherwise"}}
+			return nil, verbError{"warm", arg, &hintedError{missing("no model is in it: no *.onnx file that is not *_ctx.onnx"), "name the models themselves if they are called otherwise"}}
 		}
 	}
 	return models, nil

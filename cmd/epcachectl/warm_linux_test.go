@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -56,7 +57,12 @@ func TestWarm(t *testing.T) {
 
 	r = call(t, "warm", filepath.Join(dir, "sub"), ep, "-n")
 	require.Contains(t, r.out, "would hit")
-	require.Equal(t, exitNotFound, call(t, "warm", t.TempDir(), ep).code, "an empty folder is a mistake")
+	empty := t.TempDir()
+	require.Equal(t, result{exitNotFound, "", fmt.Sprintf("epcachectl: warm %q: no model is in it: no *.onnx file that is not *_ctx.onnx\n", empty) +
+		"epcachectl: hint: name the models themselves if they are called otherwise\n"}, call(t, "warm", empty, ep))
+	for _, verb := range []string{"warm", "key", "why", "get"} {
+		require.Contains(t, call(t, verb, "nosuch.onnx", ep).err, verb+` "nosuch.onnx": no such file or directory`)
+	}
 	require.Equal(t, exitUsage, call(t, "warm", ep).code)
 	require.Equal(t, exitUsage, call(t, "warm", dir).code, "which execution provider?")
 }

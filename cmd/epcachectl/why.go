@@ -67,17 +67,12 @@ func (a *app) explanation(ctx context.Context, c *unixsock.Client, arg string, r
 		}
 		return e, nil
 	}
-	g := getCall{app: a, request: *r}
+	g := getCall{app: a, verb: "why", request: *r}
 	show := newPhases(a.print, false, 1)
 	result := g.acquire(ctx, c, arg, wire.OnMiss_EXPLAIN, show)
 	show.end()
 	defer closeViews([]got{result})
 	if result.err != nil {
-		var failed verbError
-		if errors.As(result.err, &failed) {
-			failed.verb = "why"
-			result.err = failed
-		}
 		if errors.Is(result.err, fs.ErrNotExist) {
 			return nil, &hintedError{result.err, "of an entry, give no flags of a request: epcachectl why " + printable(brief(arg))}
 		}
