@@ -259,7 +259,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	case g.dryRun && errors.Is(err, unixsock.ErrNotFound) && !failedBefore(err):
 		result.missing = true
 	default:
-		result.err = verbError{g.name(), path, g.withHint(err, paths)}
+		result.err = g.app.late(verbError{g.name(), path, g.withHint(err, paths)})
 	}
 	return result
 }

@@ -204,6 +204,20 @@ func TestValuesThatNoRequestHas(t *testing.T) {
 	}
 }
 
+func TestTimeoutIsToldAsSuch(t *testing.T) {
+	b := newStandIn(t)
+	over := make(chan struct{})
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		<-over
+		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_CANCELLED, Text: "cancelled"}
+	}
+	b.serve()
+	t.Cleanup(func() { close(over) })
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--timeout", "100ms")
+	require.Equal(t, exitFailed, r.code)
+	require.Regexp(t, `^epcachectl: get ".*tiny.onnx": given up after 100ms\nepcachectl: hint: allow more with --timeout\n$`, r.err)
+}
+
 func TestCounted(t *testing.T) {
 	for want, n := range map[string]int{"0 entries": 0, "1 entry": 1, "2 entries": 2} {
 		require.Equal(t, want, counted(n, "entry"))

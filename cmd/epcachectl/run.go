@@ -116,10 +116,30 @@ func (a *app) withDaemon(ctx context.Context, do func(context.Context, *unixsock
 	}
 	client, err := a.connect(ctx)
 	if err != nil {
+		return a.late(err)
+	}
+	return a.late(errors.Join(do(ctx, client), client.Close()))
+}
+
+// late says in this program's words that the time of --timeout is over, where that is what the error comes from.
+func (a *app) late(err error) error {
+	if a.timeout == 0 || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
 	}
-	return errors.Join(do(ctx, client), client.Close())
+	over := &hintedError{lateError(a.timeout), "allow more with --timeout"}
+	var failed verbError
+	if errors.As(err, &failed) {
+		return verbError{failed.verb, failed.object, over}
+	}
+	return over
 }
+
+// lateError is the time after which a call was given up.
+type lateError time.Duration
+
+func (e lateError) Error() string { return fmt.Sprintf("given up after %v", time.Duration(e)) }
+
+func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
 // sockets lists where the daemon is looked for, in order.
 func (a *app) sockets() []string {
