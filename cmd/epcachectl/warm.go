@@ -157,7 +157,7 @@ func (g *getCall) follow(ctx context.Context, c *unixsock.Client, r *got, show *
 			return
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
-			r.err = verbError{"follow", r.path, err}
+			r.err = g.app.late(verbError{"follow", r.path, err})
 			return
 		}
 		*r = g.acquire(ctx, c, r.path, wire.OnMiss_BACKGROUND, show)
