@@ -281,7 +281,7 @@ func (c *Command) version(ctx context.Context, t Tool) (string, error) {
 		return "", nil
 	}
 	req := t.request()
-	req.Args = append([]string{t.Program}, t.Version...)
+	req.Args, req.Tell = append([]string{t.Program}, t.Version...), true
 	done, err := c.scratchJob(ctx, req, nil)
 	if err != nil {
 		return "", fmt.Errorf("version: %w", t.said(err, done.log))

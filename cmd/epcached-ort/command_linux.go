@@ -25,21 +25,29 @@ func (j *job) command() error {
 		return err
 	}
 	name := filepath.Base(j.req.Args[0])
-	printed, stdout, err := os.Pipe()
-	if err != nil {
-		return step(err, "start %s", name)
+	first := make(chan string, 1)
+	out := os.Stderr
+	if j.req.Tell {
+		printed, stdout, err := os.Pipe()
+		if err != nil {
+			return step(err, "start %s", name)
+		}
+		out = stdout
+		go func() { first <- passOn(printed) }()
+	} else {
+		first <- ""
 	}
 	start := time.Now()
 	// Not os.StartProcess: see supervise.
 	tool, err := syscall.ForkExec(j.req.Args[0], j.req.Args, &syscall.ProcAttr{
-		Env: os.Environ(), Files: []uintptr{0, stdout.Fd(), 2}, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+		Env: os.Environ(), Files: []uintptr{0, out.Fd(), 2}, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	})
-	_ = stdout.Close() // the tool has its own
+	if out != os.Stderr {
+		_ = out.Close() // the tool has its own
+	}
 	if err != nil {
 		return step(err, "start %s", name)
 	}
-	first := make(chan string, 1)
-	go func() { first <- passOn(printed) }()
 	var status unix.WaitStatus
 	var usage unix.Rusage
 	for {

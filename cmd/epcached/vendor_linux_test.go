@@ -128,7 +128,7 @@ func TestCompilerCrash(t *testing.T) {
 	}
 	for i, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			require.NoError(t, os.WriteFile(path, tinymodel.Dense(uint64(2+i), 2500, 1), 0o644)) // takes a while
+			require.NoError(t, os.WriteFile(path, tinymodel.Dense(uint64(2+i), 4000, 1), 0o644)) // takes a while
 			ended := make(chan struct{})
 			var striker sync.WaitGroup
 			striker.Go(func() { r.strike(2, c.signal, ended) })

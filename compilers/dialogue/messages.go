@@ -66,6 +66,7 @@ type Request struct {
 	Most    float64  // Compare: by which a value may differ; the source model is the only one of Share
 
 	Args []string // Command: the program, an absolute path, and its arguments
+	Tell bool     // Command: the beginning of what it prints to standard output is wanted; else that goes where its errors go, in the order of both
 
 	// Not sent. Fill gives Args once it is known at which path the worker finds the model.
 	Fill func(model string) []string `json:"-"`
