@@ -160,8 +160,10 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 			return nil, f.missing(r)
 		}
 	}
-	if key, _ := c.flightKey(r, id, p); r.OnMiss == Fail && c.flights.has(key) {
-		found.why += "; it is being compiled now"
+	if r.OnMiss == Fail {
+		if key, _ := c.flightKey(r, id, p); c.flights.has(key) {
+			found.why += "; it is being compiled now"
+		}
 	}
 	if err := c.mayCompile(r, p, rc, &found); err != nil {
 		return nil, err
