@@ -160,18 +160,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     def _acquire(
         self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
-        started = time.perf_counter()
-        try:
+        def ask() -> Artefact:
             return self._question(client, wishes)(timeout=max(0.0, deadline - time.monotonic()))
-        except (_errors.Error, OSError) as error:
-            if _crashed(error):
-                raise
-            if isinstance(error, _errors.NoDaemon) and not attempts.said:
-                attempts.outcome = "no daemon"
-            attempts.said.append(str(error))
-            return None
-        finally:
-            attempts.seconds += time.perf_counter() - started
+
+        return _answered(ask, attempts)
 
     def _compile(
         self, claimed: Artefact, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
@@ -342,6 +334,22 @@ def _prepare(
         resolve_policy(record)
     recorded: list[tuple[ExecutionProvider, Any]] = record.providers if record is not None else []
     return [_plugins.plugin(one, devices) for one, devices in recorded]
+
+
+def _answered(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None:
+    """What the daemon answers; None, and noted, where it answers with nothing that a session could be made from."""
+    started = time.perf_counter()
+    try:
+        return ask()
+    except (_errors.Error, OSError) as error:
+        if _crashed(error):
+            raise
+        if isinstance(error, _errors.NoDaemon) and not attempts.said:
+            attempts.outcome = "no daemon"
+        attempts.said.append(str(error))
+        return None
+    finally:
+        attempts.seconds += time.perf_counter() - started
 
 
 def _crashed(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from ._plugins import Plugin
 from ._refusal import Refusal
 from ._report import Attempts, Report
 from ._request import EPSpec
-from ._session import InferenceSession, _crashed, _prepare, _shared_client
+from ._session import InferenceSession, _answered, _prepare, _shared_client
 from ._session_options import Record
 
 
@@ -219,19 +219,12 @@ class _Group:
         self, client: Client, deadline: float, attempts: Attempts, wishes: dict[str, Any]
     ) -> Artefact | None:
         first = self.begin()[0]
-        started = time.perf_counter()
-        try:
+
+        def ask() -> Artefact:
             question = first._question(client, {**wishes, "group": self.models[1:]})
             return question(timeout=max(0.0, deadline - time.monotonic()))
-        except (_errors.Error, OSError) as error:
-            if _crashed(error):
-                raise
-            if isinstance(error, _errors.NoDaemon) and not attempts.said:
-                attempts.outcome = "no daemon"
-            attempts.said.append(str(error))
-            return None
-        finally:
-            attempts.seconds += time.perf_counter() - started
+
+        return _answered(ask, attempts)
 
     def _load(self, artefact: Artefact, attempts: Attempts) -> tuple[list[InferenceSession], Refusal | None]:
         """Loads the members in order. Where one does not load, those before it are destroyed, and the lease stays the artefact's."""
