@@ -138,22 +138,11 @@ func (c *Cache) convertOnce(ctx context.Context, r *Request, id identity, p *pla
 	if scope == "" {
 		key += newID()
 	}
-	ch := c.conversions.DoChan(key, func() (any, error) {
-		ctx, end := running{c.ctx, &c.work}.begin(ctx)
-		defer end()
+	return together(ctx, running{c.ctx, &c.work}, &c.conversions, key, func(ctx context.Context) (*compiled, error) {
 		c.checks <- struct{}{}
 		defer func() { <-c.checks }()
 		return (&conversion{c: c, request: r, plan: p, rc: rc, from: from, scope: scope}).run(ctx)
 	})
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case done := <-ch:
-		if done.Err != nil {
-			return nil, done.Err
-		}
-		return done.Val.(*compiled), nil
-	}
 }
 
 func (v *conversion) run(ctx context.Context) (*compiled, error) {

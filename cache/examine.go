@@ -38,34 +38,21 @@ func newExaminations(now func() time.Time, running running) *examinations {
 
 // examineOnce runs find for the key unless it did lately, once however many ask. What fails is not remembered.
 func examineOnce[T any](ctx context.Context, x *examinations, key string, find func(context.Context) (T, error)) (T, error) {
-	var none T
 	if v, ok := x.load(key).(T); ok {
 		return v, nil
 	}
-	ch := x.flight.DoChan(key, func() (any, error) {
-		ctx, end := x.begin(ctx)
-		defer end()
+	return together(ctx, x.running, &x.flight, key, func(ctx context.Context) (T, error) {
 		x.slots <- struct{}{}
 		defer func() { <-x.slots }()
 		if v, ok := x.load(key).(T); ok {
 			return v, nil // found between the look above and here
 		}
 		v, err := find(ctx)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			x.keep(key, v)
 		}
-		x.keep(key, v)
-		return v, nil
+		return v, err
 	})
-	select {
-	case <-ctx.Done():
-		return none, ctx.Err()
-	case r := <-ch:
-		if r.Err != nil {
-			return none, r.Err
-		}
-		return r.Val.(T), nil
-	}
 }
 
 func (x *examinations) load(key string) any {

@@ -37,14 +37,30 @@ type running struct {
 	work  *sync.WaitGroup
 }
 
-func (r running) begin(asker context.Context) (ctx context.Context, end func()) {
+// together runs do for the key, once however many ask at that time, and gives all of them what it brought.
+func together[T any](ctx context.Context, r running, group *singleflight.Group, key string, do func(context.Context) (T, error)) (T, error) {
+	var none T
+	// Before it starts, not in it: who asks is waited for at the end, and may leave before it has started.
 	r.work.Add(1)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(asker))
-	stop := context.AfterFunc(r.until, cancel)
-	return ctx, func() {
-		stop()
-		cancel()
+	ch := group.DoChan(key, func() (any, error) {
+		ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		defer context.AfterFunc(r.until, cancel)()
+		return do(ctx)
+	})
+	select {
+	case <-ctx.Done():
+		go func() {
+			<-ch
+			r.work.Done()
+		}()
+		return none, ctx.Err()
+	case out := <-ch:
 		r.work.Done()
+		if out.Err != nil {
+			return none, out.Err
+		}
+		return out.Val.(T), nil
 	}
 }
 
@@ -79,19 +95,17 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, las
 			return out, nil
 		}
 	}
-	ch := p.flight.DoChan(key, func() (any, error) {
+	return together(ctx, p.running, &p.flight, key, func(ctx context.Context) (T, error) {
 		if v, ok := p.load(key).(T); ok && !fresh {
 			return v, nil // found between the look above and here
 		}
-		ctx, end := p.running.begin(ctx)
-		defer end()
 		v, err := find(ctx)
 		if err != nil {
-			return nil, err
+			return out, err
 		}
 		raw, err := json.Marshal(v)
 		if err != nil {
-			return nil, err
+			return out, err
 		}
 		p.hold(key, v, lasts(v))
 		if !lasts(v) {
@@ -101,15 +115,6 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, las
 		_ = p.book.SaveMemo([]byte("probe:"+key), raw)
 		return v, nil
 	})
-	select {
-	case <-ctx.Done():
-		return out, ctx.Err()
-	case r := <-ch:
-		if r.Err != nil {
-			return out, r.Err
-		}
-		return r.Val.(T), nil
-	}
 }
 
 func (p *probes) load(key string) any {
