@@ -14,7 +14,7 @@ import (
 // Dialer says how to connect. The zero value does not wait for a daemon that is not there.
 type Dialer struct {
 	Name         string        // for the daemon's log: "epcachectl 0.1.0"
-	Wait         time.Duration // for a daemon that is just starting: nobody listens at the path yet
+	Wait         time.Duration // for a daemon that is just starting: nobody listens at the path yet, or nobody answers there any more
 	HelloTimeout time.Duration // for the first answer; 0: 10 s. A restart under socket activation, and a stopped daemon, look like a slow answer
 }
 
@@ -29,20 +29,35 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 	if len(paths) == 0 {
 		paths = DefaultSocket()
 	}
-	conn, path, err := d.connect(ctx, paths)
-	if err != nil {
-		return nil, err
+	end := time.Now().Add(d.Wait)
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		conn, path, err := d.connect(ctx, paths, end)
+		if err != nil {
+			return nil, err
+		}
+		client, err := d.greet(ctx, conn)
+		if err == nil {
+			return client, nil
+		}
+		// A daemon that was just killed may leave its socket to a child that is being started, and a connection that
+		// nobody accepts. It lasts for as long as that takes.
+		if !errors.Is(err, ErrConnectionLost) || !time.Now().Before(end) {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if waitErr := pauseUntil(ctx, pause, end); ctx.Err() != nil {
+			return nil, errors.Join(waitErr, fmt.Errorf("%s: %w", path, err))
+		}
 	}
-	client, err := d.greet(ctx, conn)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return client, nil
 }
 
-func (d Dialer) connect(ctx context.Context, paths []string) (*net.UnixConn, string, error) {
-	end := time.Now().Add(d.Wait)
-	for pause := 2 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+// How long a daemon that is not there yet is waited for at first, and at last: twice as long each time.
+const (
+	firstPause   = 2 * time.Millisecond
+	longestPause = 100 * time.Millisecond
+)
+
+func (d Dialer) connect(ctx context.Context, paths []string, end time.Time) (*net.UnixConn, string, error) {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		conn, path, err := connectFirst(ctx, paths)
 		if err == nil || !errors.Is(err, ErrNoDaemon) || !time.Now().Before(end) {
 			return conn, path, err

@@ -159,6 +159,41 @@ func TestDialWaitsForAStartingDaemon(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
+// What a killed daemon leaves of its socket takes connections, and drops them.
+func TestDialWaitsForADaemonThatWasKilled(t *testing.T) {
+	dropping := func(t *testing.T, times int) (path string, next chan net.Listener) {
+		path, next = filepath.Join(shortDir(t), "s"), make(chan net.Listener, 1)
+		l, err := Listen(path, 0o600)
+		require.NoError(t, err)
+		go func() {
+			for range times {
+				if conn, err := l.Accept(); err == nil {
+					_ = conn.Close() // what the test is about
+				}
+			}
+			next <- l
+		}()
+		return path, next
+	}
+	t.Run("patient", func(t *testing.T) {
+		path, next := dropping(t, 3)
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- (&Server{Backend: &standIn{}}).Serve(ctx, <-next) }()
+		c, err := Dialer{Wait: 5 * time.Second}.Dial(background(t), path)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		cancel()
+		require.NoError(t, <-ended)
+	})
+	t.Run("not waiting", func(t *testing.T) {
+		path, next := dropping(t, 1)
+		_, err := Dial(background(t), path)
+		require.ErrorIs(t, err, ErrConnectionLost)
+		require.NoError(t, (<-next).Close())
+	})
+}
+
 func TestDialStoppedDaemon(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
 	l, err := Listen(path, 0o600) // which nobody serves
