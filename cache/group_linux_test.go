@@ -4,6 +4,7 @@ package cache
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -129,4 +130,47 @@ func TestAQNNGroupStoresItsWeightsOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, failures)
 	require.NotContains(t, kinds(b.events(b.self())), EventFailed)
+}
+
+// sharing asks for models as a group whose weights are in files of their own, each in the folder that is given for it.
+func (b *bench) sharing(ep EP, seed uint64, folders ...string) *Request {
+	var r *Request
+	for i, folder := range folders {
+		model := tinymodel.DenseModel(seed, 64, 1<<i)
+		weights := &model.Initializers[0]
+		require.NoError(b, os.WriteFile(filepath.Join(folder, "weights.bin"), weights.Raw, 0o644))
+		weights.Location, weights.Offset, weights.Length = "weights.bin", "0", fmt.Sprint(len(weights.Raw)) // OpenVINO guesses neither
+		path := filepath.Join(folder, fmt.Sprintf("m%d.onnx", i))
+		require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))
+		files := map[string]*os.File{"weights.bin": b.openFile(filepath.Join(folder, "weights.bin"))}
+		if i > 0 {
+			r.Group = append(r.Group, ModelFiles{Name: filepath.Base(path), Graph: b.openFile(path), External: files})
+			continue
+		}
+		r = b.request(b.openFile(path))
+		r.EPs, r.External = []EP{ep}, files
+	}
+	return r
+}
+
+// OpenVINO leaves weights of a group in the models' external data: that file is part of the build, once.
+func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
+	r := compilertest.Runtime(t, "openvino-1.8.1")
+	b, ort := newRealBench(t, r)
+	ep := EP{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}
+	folder := t.TempDir()
+	request := b.sharing(ep, 1, folder, folder)
+	a := b.acquire(request)
+	require.Equal(t, Compiled, a.Outcome)
+	require.Len(t, a.Build.Files, 4, "two graphs, one binary and the weights")
+	eps := []compilers.EP{{Name: ep.Name, Options: a.ProviderOptions[ep.Name]}}
+	var want []byte
+	for i := range request.models() {
+		want = append(want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: request.model(i).Graph.Name(), Source: true})...)
+	}
+	require.Equal(t, want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph),
+		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, SessionOptions: a.Build.LoadOptions(0)}))
+
+	_, err := b.cache.Acquire(t.Context(), b.sharing(ep, 2, t.TempDir(), t.TempDir()), nil)
+	require.ErrorContains(t, err, `different files of theirs are called "weights.bin"`)
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/epcached/epcached/epmodel"
 )
 
 // checkInitializers tells which wishes for initializers ONNX Runtime cannot fulfil. job.Route is filled in.
@@ -93,6 +95,81 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 		}
 	}
 	return before, nil
+}
+
+// keepShared copies those files of a group's models beside their graphs that the shared context binaries refer to: OpenVINO leaves weights that the models
+// have in external data there. Which of the models a name is of no binary says.
+func keepShared(ctx context.Context, job Job, before []string, limits Limits) error {
+	written, _, err := listOutput(job.Folder, outputs(job), before, limits.orDefault())
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(job.Folder)
+	if err != nil {
+		return err
+	}
+	defer root.Close() // nothing is written through it any more
+	var folders map[string][]string
+	for _, name := range written {
+		refs, err := referencesOf(filepath.Join(job.Folder, filepath.FromSlash(name)))
+		if err != nil {
+			return err
+		}
+		if len(refs) > 0 && folders == nil {
+			if folders, err = sourceFolders(ctx, job); err != nil {
+				return err
+			}
+		}
+		for _, ref := range refs {
+			from := folders[path.Clean(ref.Name)]
+			if len(from) > 1 {
+				return fmt.Errorf("%w: the execution provider leaves shared weights in the models' files, and different files of theirs are called %q", ErrOption, ref.Name)
+			}
+			if len(from) == 0 {
+				continue // of no model: whether it is there at all is validated like all references
+			}
+			if err := keepSource(ctx, root, from[0], path.Clean(ref.Name)); err != nil {
+				return fmt.Errorf("source's file %q: %w", ref.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// referencesOf gives what a context binary refers to by itself.
+func referencesOf(binary string) ([]epmodel.Reference, error) {
+	f, err := openPlain(binary)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // read only
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return epmodel.BinaryReferences(filepath.Base(binary), fileSource{f, info.Size()})
+}
+
+// sourceFolders tells in which folders the models of a group have a file of external data, by its location.
+func sourceFolders(ctx context.Context, job Job) (map[string][]string, error) {
+	models := []string{job.Model}
+	for _, m := range job.Share {
+		models = append(models, m.Model)
+	}
+	folders := make(map[string][]string)
+	for _, name := range models {
+		model, err := readGraph(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		for _, location := range model.Locations() {
+			location, folder := path.Clean(location), filepath.Dir(name)
+			if !slices.Contains(folders[location], folder) {
+				folders[location] = append(folders[location], folder)
+			}
+		}
+	}
+	return folders, nil
 }
 
 // keepSource copies one file, unless the artefact has it.

@@ -106,6 +106,11 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 			return Result{Log: done.log, CPUSeconds: done.cpu}, err
 		}
 	}
+	if len(job.Share) > 0 {
+		if err := keepShared(ctx, job, before, o.opts.Limits); err != nil {
+			return Result{Log: done.log, CPUSeconds: done.cpu}, err
+		}
+	}
 	files, _, err := CollectAll(ctx, job.Folder, outputs(job), before, o.opts.Limits)
 	if err != nil {
 		if req.Route == RouteSessionOptions {
