@@ -14,7 +14,7 @@ refuses is reported, and the daemon asked once more.
 
 Several models that share weights, such as two stages of one, are compiled as one group and loaded in one process:
 
-    with epcache.sessions(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
+    with epcache.SessionGroup(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
         ...
 
 `Client` gives the artefact itself, for those who load it in another way, reports, explanations and events. It needs no ONNX Runtime: the package is
@@ -58,13 +58,12 @@ from ._version import __version__
 if TYPE_CHECKING:
     from ._session import InferenceSession
     from ._session_options import SessionOptions
-    from ._sessions import Sessions, sessions
+    from ._session_group import SessionGroup
 
 _NEEDS_ORT = {
     "InferenceSession": "_session",
     "SessionOptions": "_session_options",
-    "Sessions": "_sessions",
-    "sessions": "_sessions",
+    "SessionGroup": "_session_group",
 }
 
 __all__ = [
@@ -105,14 +104,13 @@ __all__ = [
     "Report",
     "Runtime",
     "SessionOptions",
-    "Sessions",
+    "SessionGroup",
     "Stale",
     "Subscription",
     "Unavailable",
     "VersionMismatch",
     "__version__",
     "default_sockets",
-    "sessions",
 ]
 
 

@@ -141,7 +141,7 @@ def _in_process(job: Job, answer: Artefact, claim: Claim, output: str) -> _worke
     except Exception as error:
         refusal = refusal_of(error)
         raise _errors.CompileFailed(refusal.text, facts={"reason": "refused", "code": str(refusal.code or -1)}) from error
-    versions = [(p.ep.name, str(p.devices[0].ep_metadata.get("version", ""))) for p in job.plugins]
+    versions = [(p.ep.name, p.version) for p in job.plugins]
     return _worker.Result(ort.__version__, time.monotonic() - started, versions)
 
 

@@ -11,6 +11,7 @@ import glob
 import importlib
 import os
 import pkgutil
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,8 @@ _PACKAGES = {
     "OpenVINOExecutionProvider": "onnxruntime_ep_openvino",
     "QNNExecutionProvider": "onnxruntime_qnn",
 }
-_PACKAGE_PREFIX = "onnxruntime_ep_"
+_PACKAGE_PREFIX = "onnxruntime_"
+_LIBRARIES = "libonnxruntime_providers_*.so*"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class LibraryOption:
     default: str  # passed where the option is absent
     unless: str  # another option, with which the default is not passed
 
+
+# By which a provider that is built into ONNX Runtime takes its device, and which its plugin passes over.
+_DEVICE_OPTIONS = {"OpenVINOExecutionProvider": "device_type"}
+_DEVICE = re.compile(r"(CPU|GPU|NPU)(\.\d+)?")
 
 _LIBRARY_OPTIONS = {"QNNExecutionProvider": LibraryOption("backend_path", "libQnnHtp.so", "backend_type")}
 
@@ -53,7 +59,7 @@ class Plugin:
     """An execution provider that is ready for use in this process."""
 
     ep: ExecutionProvider
-    devices: list[Any]  # ONNX Runtime's OrtEpDevice
+    devices: list[Any]  # ONNX Runtime's OrtEpDevice; empty for one of ONNX Runtime's own that goes by name only
     library: Library | None  # None: part of ONNX Runtime itself
 
     def options(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -70,8 +76,16 @@ class Plugin:
                 result[option.name] = beside
         return result
 
+    @property
+    def version(self) -> str:
+        """What the execution provider says of its version; "" for one that goes by name only."""
+        return str(self.devices[0].ep_metadata.get("version", "")) if self.devices else ""
+
     def add_to(self, options: ort.SessionOptions, given: Mapping[str, str]) -> None:
-        options.add_provider_for_devices(self.devices, self.options(given))
+        if self.devices:
+            options.add_provider_for_devices(self.devices, self.options(given))
+        else:
+            options.add_provider(self.ep.name, dict(given))
 
 
 def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
@@ -81,8 +95,45 @@ def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
     """
     with _lock:
         if devices is None:
+            if _by_name_only(ep):
+                return Plugin(_named_device(ep), [], None)
+            ep = _device_of_option(ep)
             devices = _choose(ep, _listed(ep))
         return Plugin(ep, devices, _library_of(ep, devices[0]))
+
+
+def _by_name_only(ep: ExecutionProvider) -> bool:
+    """Whether it is a part of this ONNX Runtime that lists no devices, and that no plugin stands for."""
+    if ep.library or ep.name not in ort.get_available_providers():
+        return False
+    if ep.name in _registered or any(device.ep_name == ep.name for device in ort.get_ep_devices()):
+        return False
+    return _carrier(ep.name) is None
+
+
+def _named_device(ep: ExecutionProvider) -> ExecutionProvider:
+    """Puts the device into the option by which a part of ONNX Runtime takes it."""
+    if not ep.devices:
+        return ep
+    option = _DEVICE_OPTIONS.get(ep.name)
+    if option is None or len(ep.devices) > 1 or replace(ep.devices[0], type="") != Device():
+        text = f"{ep.name} is part of this ONNX Runtime and lists no devices here: name it without one"
+        raise _errors.Unavailable(text, "options such as device_id say which")
+    return replace(ep, devices=(), options={option: ep.devices[0].type, **ep.options})
+
+
+def _device_of_option(ep: ExecutionProvider) -> ExecutionProvider:
+    """The other way round: as a plugin it passes over that option, and would take whatever device comes first."""
+    option = _DEVICE_OPTIONS.get(ep.name, "")
+    if ep.devices or option not in ep.options:
+        return ep
+    options = dict(ep.options)
+    wanted = _DEVICE.fullmatch(options.pop(option).upper())
+    if wanted is None:
+        text = f"{ep.name} as a plugin has no device {ep.options[option]!r}"
+        raise _errors.Unavailable(text, f"its combinations of devices have names of their own, such as {ep.name}.AUTO")
+    metadata = {"ov_device": wanted[0]} if wanted[2] else {}
+    return replace(ep, devices=(Device(wanted[1], metadata=metadata),), options=options)
 
 
 def _listed(ep: ExecutionProvider) -> list[Any]:
@@ -121,17 +172,38 @@ def _candidates(name: str) -> Iterator[str]:
     """Yields the packages that may carry the provider's library. To list what is installed takes milliseconds, so only last."""
     if name in _PACKAGES:
         yield _PACKAGES[name]
-    yield from (
-        m.name for m in pkgutil.iter_modules() if m.name.startswith(_PACKAGE_PREFIX) and m.name != _PACKAGES.get(name)
-    )
+    yield from (one for one in packages() if one != _PACKAGES.get(name))
+
+
+def packages() -> Iterator[str]:
+    """Yields the installed packages that look as if they carried an execution provider, by their names and files, without importing them."""
+    for module in pkgutil.iter_modules():
+        if module.ispkg and module.name.startswith(_PACKAGE_PREFIX):
+            folder = os.path.join(getattr(module.module_finder, "path", ""), module.name)
+            if module.name.startswith(_PACKAGE_PREFIX + "ep_") or glob.glob(os.path.join(glob.escape(folder), _LIBRARIES)):
+                yield module.name
+
+
+def carried(package: str) -> tuple[list[str], str]:
+    """Returns the execution providers that a package names, and their library. Raises what the package does."""
+    imported = importlib.import_module(package)
+    names = imported.get_ep_names() if hasattr(imported, "get_ep_names") else [imported.get_ep_name()]
+    return [str(name) for name in names], str(imported.get_library_path())
+
+
+def _carrier(name: str) -> str | None:
+    """Returns the library that an installed package carries for the provider."""
+    for candidate in _candidates(name):
+        with contextlib.suppress(Exception):  # a package that is broken, or of another kind, is not the one
+            names, library = carried(candidate)
+            if name in names:
+                return library
+    return None
 
 
 def _find_library(name: str) -> str:
-    for candidate in _candidates(name):
-        with contextlib.suppress(Exception):  # a package that is broken, or of another kind, is not the one
-            package = importlib.import_module(candidate)
-            if name in package.get_ep_names():
-                return str(package.get_library_path())
+    if library := _carrier(name):
+        return library
     hint = (
         f"pip install {_PACKAGES[name].replace('_', '-')}"
         if name in _PACKAGES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -14,26 +13,27 @@ from typing import Any
 import onnxruntime as ort
 
 from . import _compile, _errors, _plugins
-from ._artefact import Artefact, Progress
+from ._artefact import Artefact
 from ._client import Client
-from ._plugins import Plugin
 from ._refusal import Refusal, refusal_of
 from ._report import Attempts, Pending, Report
-from ._request import EPSpec, ExecutionProvider, providers
-from ._session_options import LEVELS_BY_NAME, Record, resolve_policy
+from ._request import EPSpec, Output
+from ._session_options import LEVELS_BY_NAME, Record
+from ._shown import Progressing, model_name, shown
+from ._wanted import Source, Wanted, wanted
 
 # How long a session waits for a daemon that went away during its request: longer than a restart, shorter than a
 # compile in this process is worth.
 RESTART_LIMIT = 2.0
 
-_PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers"))
+_PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers", "enable_fallback"))
 
 
 _default_client: Client | None = None
 _default_lock = threading.Lock()
 
 
-def _shared_client() -> Client:
+def shared_client() -> Client:
     """One client for all sessions: it keeps its connection."""
     global _default_client
     with _default_lock:
@@ -65,43 +65,60 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
 
     def __init__(
         self,
-        path_or_bytes: str | bytes | os.PathLike[str],
+        path_or_bytes: Source,
         sess_options: ort.SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
         *,
         ep: EPSpec | Sequence[EPSpec] | None = None,
         client: Client | bool | None = None,
         on_miss: str = "wait",
         embed: bool = False,
+        output: Output | None = None,
         store: str = "",
         keep_going: bool = False,
         meanwhile: str = "",
         timeout: float | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Progressing = None,
         **kwargs: Any,
     ) -> None:
         if unknown := set(kwargs) - _PASSED_ON:
-            raise TypeError(
-                f"InferenceSession does not take {', '.join(sorted(unknown))}; name execution providers with ep="
-            )
+            raise TypeError(f"InferenceSession does not take {', '.join(sorted(unknown))}")
         if meanwhile and (on_miss != "background" or meanwhile not in ort.get_available_providers()):
             raise ValueError(f"meanwhile={meanwhile!r}: it is for on_miss='background', and ONNX Runtime has to have it built in")
-        self._source, self._source_options, self._more = path_or_bytes, sess_options, kwargs
+        if output is not None and on_miss == "claim":
+            raise ValueError("output= is for what the daemon compiles, and not for on_miss='claim'")
+        falls_back = bool(kwargs.pop("enable_fallback", False))
         self._meanwhile = meanwhile
-        self._record = Record() if sess_options is None else getattr(sess_options, "_record", None)
-        self._plugins = _prepare(ep, sess_options, self._record)
-        reason = self._why_not(client, on_miss)
+        self._begin(wanted(path_or_bytes, sess_options, ep, providers, provider_options, **kwargs))
+        reason = "the application asked for no cache" if client is False else self._wanted.why_not(on_miss)
         if reason:
             self._report = Report("bypassed", reason)
             self._load_plain()
         else:
-            asked = client if isinstance(client, Client) else _shared_client()
-            wishes = {"on_miss": on_miss, "embed": embed, "store": store, "keep_going": keep_going}
-            self._load_cached(asked, timeout=timeout, progress=progress, **wishes)
+            asked = client if isinstance(client, Client) else shared_client()
+            wishes = {"on_miss": on_miss, "embed": embed, "output": output, "store": store, "keep_going": keep_going}
+            with shown(progress, model_name(path_or_bytes)) as step:
+                self._load_cached(asked, timeout=timeout, progress=step, **wishes)
         if not (self._report.outcome == "background" and meanwhile):
             self._check_providers()
-        if self._report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
-            text = f"{self._report.outcome}: {self._report.why}; the model is compiled in this process"
+        self._report.warnings[:0] = self._wanted.missing
+        if falls_back:  # while it runs, as the application wishes; what it is made of has been seen to
+            self.enable_fallback()
+        if text := self._warning(client):
             warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
+
+    def _begin(self, wanted: Wanted) -> None:
+        """Takes up what is wanted; the session itself comes with _load."""
+        self._wanted = wanted
+        self._report = Report("failed")
+
+    def _warning(self, client: Client | bool | None) -> str:
+        """Returns what the application is to be warned of, all of it in one."""
+        said = list(self._wanted.missing)
+        if self._report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
+            said.insert(0, f"{self._report.outcome}: {self._report.why}; the model is compiled in this process")
+        return "; ".join(said)
 
     @property
     def epcache(self) -> Report:
@@ -112,25 +129,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         """As ONNX Runtime's: makes the session anew, from the source model and not from the compiled one."""
         if self._report.cached:
             self._report = Report("bypassed", "set_providers was called")
-            record = self._record or Record()
+            record = self._wanted.record or Record()
             self._sess_options_initial = record.replay(only_running=False)
         super().set_providers(providers, provider_options)
-
-    def _why_not(self, client: Client | bool | None, on_miss: str) -> str:
-        """Returns why the cache cannot be asked, "" if it can."""
-        if client is False:
-            return "the application asked for no cache"
-        if self._record is None:
-            kind = type(self._source_options).__name__
-            return f"a plain onnxruntime.{kind} cannot be read back: use epcache.SessionOptions"
-        reasons = list(self._record.reasons)
-        if on_miss != "claim":  # the daemon has no such ONNX Runtime, but this process compiles for it
-            reasons += [f"{p.ep.name} is part of ONNX Runtime itself" for p in self._plugins if p.library is None]
-        if self._more.get("disabled_optimizers"):
-            reasons.append("disabled_optimizers is given")
-        if int(self._more.get("read_config_from_model", os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1")):
-            reasons.append("options are to be read from the model")
-        return "; ".join(reasons)
 
     def _load_cached(self, client: Client, timeout: float | None, **wishes: Any) -> None:
         """Loads what the daemon gives, or what it gives instead; else the source model, on the same execution provider."""
@@ -161,20 +162,20 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         self, client: Client, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
         def ask() -> Artefact:
-            return self._question(client, wishes)(timeout=max(0.0, deadline - time.monotonic()))
+            return self._wanted.question(client, wishes)(timeout=max(0.0, deadline - time.monotonic()))
 
-        return _answered(ask, attempts)
+        return answered(ask, attempts)
 
     def _compile(
         self, claimed: Artefact, deadline: float, attempts: Attempts, wishes: Mapping[str, Any]
     ) -> Artefact | None:
         """Compiles under a claim, and returns what the daemon made of it; None if that brought nothing."""
-        record, started = self._record, time.perf_counter()
+        wanted, record, started = self._wanted, self._wanted.record, time.perf_counter()
         assert record is not None
         job = _compile.Job(
-            source=self._source if isinstance(self._source, bytes) else os.fspath(self._source),
-            plugins=self._plugins,
-            ort_library=_plugins.runtime(self._plugins).ort_library,
+            source=wanted.source if isinstance(wanted.source, bytes) else os.fspath(wanted.source),
+            plugins=wanted.plugins,
+            ort_library=_plugins.runtime(wanted.plugins).ort_library,
             dims=record.dims,
             dims_by_denotation=record.dims_by_denotation,
             embed=wishes["embed"],
@@ -191,27 +192,14 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         finally:
             attempts.seconds += time.perf_counter() - started
 
-    def _question(self, client: Client, wishes: Mapping[str, Any]) -> Callable[..., Artefact]:
-        """Returns what asks for this session's model; it takes, and prefers, what Client.acquire takes."""
-        record = self._record
-        assert record is not None  # or it would be a bypass
-        asked: dict[str, Any] = {
-            "session_options": record.compile_entries(),
-            "dims": record.dims,
-            "dims_by_denotation": record.dims_by_denotation,
-            "graph_optimization_level": record.compile_level(),
-            "runtime": _plugins.runtime(self._plugins, beside=wishes["on_miss"] == "claim"),
-        }
-        return functools.partial(client.acquire, self._source, [p.ep for p in self._plugins], **asked, **wishes)
-
     def _load_meanwhile(self, client: Client, artefact: Artefact, wishes: Mapping[str, Any]) -> None:
         quiet = {**wishes, "progress": None}
-        self._report._pending = Pending(client, artefact.job, self._question(client, quiet))
+        self._report._pending = Pending(client, artefact.job, self._wanted.question(client, quiet))
         if not self._meanwhile:
             self._load_plain()
             return
-        assert self._record is not None
-        self._load(self._source, self._record.replay(only_running=True), providers=[self._meanwhile])
+        assert self._wanted.record is not None
+        self._load(self._wanted.source, self._wanted.record.replay(only_running=True), providers=[self._meanwhile])
 
     def _load_artefact(self, artefact: Artefact) -> Refusal | None:
         """Returns what ONNX Runtime, or the execution provider, has against the artefact; None if it is loaded."""
@@ -239,7 +227,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         try:
             if refusal.code is None or not artefact.build:
                 return False  # nothing that the daemon could look into
-            decision = client.report(artefact, refusal.code, refusal.text, runtime=_plugins.runtime(self._plugins))
+            decision = client.report(artefact, refusal.code, refusal.text, runtime=_plugins.runtime(self._wanted.plugins))
         except (_errors.Error, OSError) as error:
             attempts.said.append(f"the daemon has not answered to that: {error}")
             return False
@@ -277,66 +265,52 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
 
     def _options_for(self, artefact: Artefact) -> ort.SessionOptions:
         """Returns the options that the artefact has to be loaded with, and what the application said of running."""
-        assert self._record is not None
-        options = self._record.replay(only_running=True)
+        assert self._wanted.record is not None
+        options = self._wanted.record.replay(only_running=True)
         for key, value in artefact.load_options().items():
             options.add_session_config_entry(key, value)
         if artefact.graph_optimization_level:
             options.graph_optimization_level = LEVELS_BY_NAME[artefact.graph_optimization_level]
-        for p in self._plugins:
+        for p in self._wanted.plugins:
             p.add_to(options, artefact.provider_options.get(p.ep.name, p.ep.options))
         return options
 
     def _load_plain(self) -> None:
         """Loads the source model as plain ONNX Runtime does, on the execution providers that were asked for."""
-        options = self._source_options if self._record is None else self._record.replay(only_running=False)
+        wanted = self._wanted
+        options = wanted.options if wanted.record is None else wanted.record.replay(only_running=False)
         assert options is not None  # without any there is a record, an empty one
-        if not options.has_providers():
-            for p in self._plugins:
-                p.add_to(options, p.ep.options)
-        self._load(self._source, options)
+        if wanted.given is not None:
+            self._load(wanted.source, options, *wanted.given)
+            return
+        wanted.add_providers(options)
+        self._load(wanted.source, options)
 
     def _load(
-        self, source: str | bytes | os.PathLike[str], options: ort.SessionOptions, providers: list[str] | None = None
+        self, source: Source, options: ort.SessionOptions, providers: Any = None, provider_options: Any = None
     ) -> None:
         started = time.perf_counter()
         # enable_fallback: or ONNX Runtime prints an "EP Error" and goes on with the CPU execution provider.
-        super().__init__(source, options, providers, enable_fallback=0, **self._more)
+        super().__init__(source, options, providers, provider_options, enable_fallback=0, **self._wanted.more)
         self._report.load_seconds = time.perf_counter() - started
         self._report.path = "" if isinstance(source, bytes) else os.fspath(source)
         # What the application knows the model by, and what is loaded if it is ever loaded again.
         self._model_path: str | None = None
         self._model_bytes: bytes | None = None
-        if isinstance(self._source, bytes):
-            self._model_bytes = self._source
+        if isinstance(self._wanted.source, bytes):
+            self._model_bytes = self._wanted.source
         else:
-            self._model_path = os.fspath(self._source)
+            self._model_path = os.fspath(self._wanted.source)
 
     def _check_providers(self) -> None:
-        missing = {p.ep.name for p in self._plugins} - set(self.get_providers())
+        missing = {p.ep.name for p in self._wanted.plugins} - set(self.get_providers())
         if missing:
             raise _errors.Unavailable(
                 f"the session has {', '.join(self.get_providers())}, and not {', '.join(missing)}"
             )
 
 
-def _prepare(
-    ep: EPSpec | Sequence[EPSpec] | None, options: ort.SessionOptions | None, record: Record | None
-) -> list[Plugin]:
-    named = options is not None and options.has_providers()
-    if ep is not None and named:
-        raise ValueError("execution providers are named twice: by ep=, and in the session options")
-    if ep is not None:
-        return [_plugins.plugin(one) for one in providers(ep)]
-    if not named:
-        raise ValueError("no execution provider is named; for example ep='OpenVINOExecutionProvider:CPU'")
-    if record is not None:
-        resolve_policy(record)
-    recorded: list[tuple[ExecutionProvider, Any]] = record.providers if record is not None else []
-    return [_plugins.plugin(one, devices) for one, devices in recorded]
-
-
-def _answered(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None:
+def answered(ask: Callable[[], Artefact], attempts: Attempts) -> Artefact | None:
     """What the daemon answers; None, and noted, where it answers with nothing that a session could be made from."""
     started = time.perf_counter()
     try:

@@ -95,7 +95,7 @@ def test_a_graph_of_a_member_outside_the_view(group: list[str], view: Path) -> N
 
 def test_the_parts_of_a_group_have_one_descriptor_and_the_last_one_ends_the_lease(group: list[str], view: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
-    from epcache._sessions import member_artefacts
+    from epcache._session_group import member_artefacts
 
     with FakeDaemon(Script(view, None)) as daemon, connect(daemon) as client:
         first, second = member_artefacts(client.acquire(group[0], "E", group=group[1:]))
@@ -117,6 +117,6 @@ def test_the_parts_of_a_group_have_one_descriptor_and_the_last_one_ends_the_leas
 def test_a_group_is_waited_for(group: list[str], wishes: dict[str, Any]) -> None:
     pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
     with pytest.raises(ValueError, match="for a group"):
-        epcache.sessions(group, ep="OpenVINOExecutionProvider", **wishes)
+        epcache.SessionGroup(group, ep="OpenVINOExecutionProvider", **wishes)
     with pytest.raises(ValueError, match="two models or more"):
-        epcache.sessions(group[:1], ep="OpenVINOExecutionProvider")
+        epcache.SessionGroup(group[:1], ep="OpenVINOExecutionProvider")

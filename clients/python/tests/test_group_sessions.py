@@ -17,7 +17,7 @@ def test_without_a_daemon_every_session_is_a_plain_one(tmp_path: Path) -> None:
         pytest.skip(reason)
     paths = [make_model(tmp_path / f"{seed}.onnx", seed) for seed in (1, 2)]
     with pytest.warns(epcache.EpcacheWarning, match="no daemon") as warned:
-        loaded = epcache.sessions(paths, ep=(OPENVINO.name, OPENVINO.options), client=epcache.Client(tmp_path / "nobody"))
+        loaded = epcache.SessionGroup(paths, ep=(OPENVINO.name, OPENVINO.options), client=epcache.Client(tmp_path / "nobody"))
     assert len(warned) == 1
     with loaded:
         assert [s.epcache.outcome for s in loaded] == ["no daemon"] * 2

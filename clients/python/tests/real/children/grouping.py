@@ -41,7 +41,7 @@ def right(session: Any, path: Path) -> bool:
 
 def together(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
     """All groups live at the same time, and each is closed in reverse while the other computes on."""
-    loaded = [epcache.sessions(paths, ep=EP, client=client) for paths in groups]
+    loaded = [epcache.SessionGroup(paths, ep=EP, client=client) for paths in groups]
     answer: dict[str, Any] = {
         "outcomes": [[s.epcache.outcome for s in one] for one in loaded],
         "builds": [len({s.epcache.build for s in one}) for one in loaded],
@@ -51,7 +51,7 @@ def together(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]
     loaded[0].close()
     answer["after"] = [right(s, p) for s, p in zip(loaded[1], groups[1], strict=True)]
     loaded[1].close()
-    with epcache.sessions(groups[0], ep=EP, client=client) as again:
+    with epcache.SessionGroup(groups[0], ep=EP, client=client) as again:
         answer["again"] = [s.epcache.outcome for s in again]
         answer["right again"] = [right(s, p) for s, p in zip(again, groups[0], strict=True)]
     views = [name for name in map(_read, Path("/proc/self/fd").iterdir()) if "/views/" in name]
@@ -67,7 +67,7 @@ def _read(link: Path) -> str:
 
 def alone(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
     """A model that was compiled as one of a group is there for who asks for it alone."""
-    with epcache.sessions(groups[0], ep=EP, client=client) as loaded:
+    with epcache.SessionGroup(groups[0], ep=EP, client=client) as loaded:
         build = loaded[0].epcache.build
     sessions = [epcache.InferenceSession(path, ep=EP, client=client) for path in groups[0]]
     return {
@@ -98,7 +98,7 @@ def refused(client: epcache.Client, groups: list[list[Path]]) -> dict[str, Any]:
     assert client._socket is not None
     spoiling = Spoiling(client._socket)
     spoiling.state = Path(client._socket).parent / "state"
-    with epcache.sessions(groups[0], ep=EP, client=spoiling) as loaded:
+    with epcache.SessionGroup(groups[0], ep=EP, client=spoiling) as loaded:
         return {
             "outcomes": [s.epcache.outcome for s in loaded],
             "decisions": [d.decision for d in loaded[0].epcache.decisions],

@@ -1,4 +1,4 @@
-"""sessions: the models of a weight-sharing group, as sessions of one process."""
+"""SessionGroup: the models of a weight-sharing group, as sessions of one process."""
 
 from __future__ import annotations
 
@@ -6,67 +6,67 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
 import onnxruntime as ort
 
 from . import _errors
-from ._artefact import Artefact, Progress
+from ._artefact import Artefact
 from ._client import Client
-from ._plugins import Plugin
 from ._refusal import Refusal
 from ._report import Attempts, Report
 from ._request import EPSpec
-from ._session import InferenceSession, _answered, _prepare, _shared_client
-from ._session_options import Record
+from ._session import InferenceSession, answered, shared_client
+from ._shown import Progressing, shown
+from ._wanted import Source, Wanted, wanted
 
 
-def sessions(
-    models: Sequence[str | bytes | os.PathLike[str]],
-    sess_options: ort.SessionOptions | None = None,
-    *,
-    ep: EPSpec | Sequence[EPSpec] | None = None,
-    client: Client | bool | None = None,
-    on_miss: str = "wait",
-    store: str = "",
-    timeout: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Sessions:
-    """Returns a session for each of the models, which are compiled as one weight-sharing group, in this order.
+class SessionGroup(Sequence[InferenceSession]):
+    """A session for each of several models, which are compiled as one weight-sharing group, in this order.
 
     The sessions are created in this order in this process, with the options that make the execution provider share what
-    the models have in common, and have to be destroyed in reverse: close the result, or use it as a context. All hold the lease.
+    the models have in common, and have to be destroyed in reverse: close the group, or use it as a context. All hold the lease.
 
     The arguments are those of InferenceSession; `on_miss` is wait, fail, refresh or bypass. Where the cache cannot give the
-    whole group, every session is a plain one.
+    whole group, every session is a plain one. `output` is not taken: the names of the graphs of a group are the daemon's.
+
+        with epcache.SessionGroup(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
+            ...
     """
-    if len(models) < 2:
-        raise ValueError(f"a group has two models or more, not {len(models)}")
-    if on_miss not in ("wait", "fail", "refresh", "bypass"):
-        raise ValueError(f"on_miss {on_miss!r}: for a group it is wait, fail, refresh or bypass")
-    record = Record() if sess_options is None else getattr(sess_options, "_record", None)
-    group = _Group(models, sess_options, record, _prepare(ep, sess_options, record))
-    made = group.begin()
-    if reason := made[0]._why_not(client, on_miss):
-        report = Report("bypassed", reason)
-        loaded = group.plain(report)
-    else:
-        asked = client if isinstance(client, Client) else _shared_client()
-        deadline = time.monotonic() + (asked._timeout if timeout is None else timeout)
-        loaded, report = group.cached(asked, deadline, on_miss=on_miss, store=store, progress=progress)
-    if report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
-        text = f"{report.outcome}: {report.why}; the models are compiled in this process"
-        warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
-    return Sessions(loaded)
 
-
-class Sessions(Sequence[InferenceSession]):
-    """The sessions of a group, in order."""
-
-    def __init__(self, loaded: list[InferenceSession]) -> None:
-        self._sessions = loaded
+    def __init__(
+        self,
+        models: Sequence[Source],
+        sess_options: ort.SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+        *,
+        ep: EPSpec | Sequence[EPSpec] | None = None,
+        client: Client | bool | None = None,
+        on_miss: str = "wait",
+        store: str = "",
+        timeout: float | None = None,
+        progress: Progressing = None,
+    ) -> None:
+        self._sessions: list[InferenceSession] = []
+        if len(models) < 2:
+            raise ValueError(f"a group has two models or more, not {len(models)}")
+        if on_miss not in ("wait", "fail", "refresh", "bypass"):
+            raise ValueError(f"on_miss {on_miss!r}: for a group it is wait, fail, refresh or bypass")
+        group = _Group(models, wanted(models[0], sess_options, ep, providers, provider_options))
+        reason = "the application asked for no cache" if client is False else group.first.why_not(on_miss)
+        if reason:
+            report = Report("bypassed", reason)
+            self._sessions = group.plain(report)
+        else:
+            asked = client if isinstance(client, Client) else shared_client()
+            deadline = time.monotonic() + (asked._timeout if timeout is None else timeout)
+            with shown(progress, f"{len(models)} models") as step:
+                self._sessions, report = group.cached(asked, deadline, on_miss=on_miss, store=store, progress=step)
+        if text := self._sessions[0]._warning(client):
+            warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
 
     @overload
     def __getitem__(self, index: int) -> InferenceSession: ...
@@ -85,7 +85,7 @@ class Sessions(Sequence[InferenceSession]):
         """Destroys the sessions, the last one first; none of them can be used afterwards. May be called again."""
         _destroy(self._sessions)
 
-    def __enter__(self) -> Sessions:
+    def __enter__(self) -> SessionGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,31 +153,21 @@ def member_artefacts(artefact: Artefact) -> list[Artefact]:
 class _GroupSession(InferenceSession):
     """A session of a group. What it is made from comes from the group."""
 
-    def __init__(self, group: _Group, source: str | bytes | os.PathLike[str]) -> None:
-        self._source, self._source_options, self._more = source, group.options, {}
+    def __init__(self, wanted: Wanted) -> None:
         self._meanwhile = ""
-        self._record, self._plugins = group.record, group.plugins
-        self._report = Report("failed")
+        self._begin(wanted)
 
 
 class _Group:
     """The models of a group and how they are to be loaded."""
 
-    def __init__(
-        self,
-        models: Sequence[str | bytes | os.PathLike[str]],
-        options: ort.SessionOptions | None,
-        record: Record | None,
-        plugins: list[Plugin],
-    ) -> None:
+    def __init__(self, models: Sequence[Source], first: Wanted) -> None:
         self.models = list(models)
-        self.options = options
-        self.record = record
-        self.plugins = plugins
+        self.first = first
 
     def begin(self) -> list[InferenceSession]:
         """Returns a session object for each model, without ONNX Runtime's session yet."""
-        return [_GroupSession(self, model) for model in self.models]
+        return [_GroupSession(replace(self.first, source=model)) for model in self.models]
 
     def plain(self, report: Report) -> list[InferenceSession]:
         """Loads the source models as plain ONNX Runtime does; they share nothing."""
@@ -218,13 +208,11 @@ class _Group:
     def _acquire(
         self, client: Client, deadline: float, attempts: Attempts, wishes: dict[str, Any]
     ) -> Artefact | None:
-        first = self.begin()[0]
-
         def ask() -> Artefact:
-            question = first._question(client, {**wishes, "group": self.models[1:]})
+            question = self.first.question(client, {**wishes, "group": self.models[1:]})
             return question(timeout=max(0.0, deadline - time.monotonic()))
 
-        return _answered(ask, attempts)
+        return answered(ask, attempts)
 
     def _load(self, artefact: Artefact, attempts: Attempts) -> tuple[list[InferenceSession], Refusal | None]:
         """Loads the members in order. Where one does not load, those before it are destroyed, and the lease stays the artefact's."""

@@ -1,0 +1,78 @@
+"""Progress that people see: with progress=True, on standard error, by tqdm where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Union
+
+from ._artefact import Progress
+
+Progressing = Union[Callable[[Progress], None], bool, None]
+
+
+@contextlib.contextmanager
+def shown(progress: Progressing, name: str) -> Iterator[Callable[[Progress], None] | None]:
+    """Yields what is to be called with each step: the application's own, or with True one that shows it until the end."""
+    if progress is not True:
+        yield progress or None
+        return
+    view = _View(name)
+    try:
+        yield view.step
+    finally:
+        view.close()
+
+
+class _View:
+    """Shows nothing before the first step: what is there at once needs no bar."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar: Any = None
+        self._phase = ""
+        self._plain = False
+
+    def step(self, progress: Progress) -> None:
+        if self._bar is None and not self._plain:
+            self._open()
+        if self._bar is not None:
+            self._advance(progress)
+        elif progress.phase != self._phase:
+            print(f"{self._name}: {_text(progress)}", file=sys.stderr, flush=True)
+        self._phase = progress.phase
+
+    def _open(self) -> None:
+        try:
+            from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            self._plain = True
+            return
+        self._bar = tqdm(total=None, desc=self._name, unit="s", bar_format="{desc}: {n:.1f} s{postfix}", leave=False)
+
+    def _advance(self, progress: Progress) -> None:
+        bar = self._bar
+        estimate = progress.estimate_seconds
+        if estimate > 0 and bar.total is None:
+            bar.bar_format = "{desc}: {bar} {n:.1f} s of about {total:.0f} s{postfix}"
+        # One that takes longer than was thought has a bar that is full, and none that runs over.
+        bar.total = max(estimate, progress.elapsed_seconds) if estimate > 0 else None
+        bar.set_postfix_str(progress.phase, refresh=False)
+        bar.n = progress.elapsed_seconds
+        bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _text(progress: Progress) -> str:
+    about = f", about {progress.estimate_seconds:.0f} s in all" if progress.estimate_seconds > 0 else ""
+    return f"{progress.phase}{about}"
+
+
+def model_name(model: object) -> str:
+    """Returns what a model is called when people are told of it."""
+    return os.path.basename(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else "model"

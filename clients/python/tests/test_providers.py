@@ -1,0 +1,203 @@
+"""Execution providers by ONNX Runtime's own arguments: names in `providers`, and what is part of ONNX Runtime itself."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+
+import epcache  # noqa: E402
+from epcache import _plugins, _providers, _session  # noqa: E402
+from fake_daemon import FakeDaemon  # noqa: E402
+from providers import INPUTS, OPENVINO, compile_plain, equal, make_model, run_plain  # noqa: E402
+from test_session import client, serves  # noqa: E402
+
+CPU = "CPUExecutionProvider"
+NOWHERE = "NoSuchExecutionProvider"
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("EPCACHE_SOCKET", "/nowhere")
+    monkeypatch.setattr(_session, "_default_client", None)
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    if reason := OPENVINO.missing():
+        pytest.skip(reason)
+    return make_model(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def view(source: str, tmp_path: Path) -> Path:
+    compile_plain(OPENVINO, source, tmp_path / "view" / "abc", "x_ctx.onnx")
+    return tmp_path / "view"
+
+
+NAMED = [
+    pytest.param({"providers": [(OPENVINO.name, OPENVINO.options)]}, id="pair"),
+    pytest.param({"providers": [OPENVINO.name], "provider_options": [OPENVINO.options]}, id="options beside"),
+    pytest.param({"providers": [(OPENVINO.name, OPENVINO.options), CPU]}, id="and the CPU"),
+    pytest.param({"providers": [OPENVINO.name, CPU], "provider_options": [OPENVINO.options, {}]}, id="options of both"),
+    pytest.param({"providers": [(OPENVINO.name, OPENVINO.options), OPENVINO.name]}, id="twice"),
+    pytest.param({"providers": [(OPENVINO.name, {**OPENVINO.options, "device_type": "CPU"})]}, id="device as an option"),
+]
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_names_are_what_ep_is(source: str, view: Path, named: dict[str, Any]) -> None:
+    seen: list = []
+    with FakeDaemon(serves(view, seen)) as daemon, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        by_name = epcache.InferenceSession(source, client=client(daemon), **named)
+        epcache.InferenceSession(source, client=client(daemon), ep=OPENVINO.name)
+    assert by_name.epcache.cached
+    assert by_name.get_providers()[0] == OPENVINO.name
+    (asked, _), (by_ep, _) = seen
+    assert [ep["name"] for ep in asked["eps"]] == [OPENVINO.name]
+    assert asked["eps"][0]["options"] == OPENVINO.options
+    if "device_type" in str(named):
+        assert [device["type"] for device in asked["eps"][0]["devices"]] == ["CPU"]
+    else:
+        assert asked["eps"][0]["devices"] == by_ep["eps"][0]["devices"]
+
+
+def test_positions_are_onnxruntimes(source: str) -> None:
+    session = epcache.InferenceSession(source, epcache.SessionOptions(), [OPENVINO.name], [OPENVINO.options], client=False)
+    assert session.get_providers()[0] == OPENVINO.name
+    assert equal(session.run(None, INPUTS), run_plain(OPENVINO, source))
+
+
+def test_name_that_is_not_there_is_passed_over_with_one_warning(source: str, view: Path) -> None:
+    with FakeDaemon(serves(view)) as daemon, pytest.warns(epcache.EpcacheWarning, match=f"library of {NOWHERE}") as caught:
+        session = epcache.InferenceSession(source, providers=[NOWHERE, OPENVINO.spec, CPU], client=client(daemon))
+    assert len(caught) == 1
+    assert session.epcache.cached
+    assert session.get_providers()[0] == OPENVINO.name
+    assert NOWHERE in session.epcache.warnings[0]
+
+
+def test_cpu_is_what_is_left_only_where_it_is_named(source: str) -> None:
+    with pytest.warns(epcache.EpcacheWarning, match=f"bypassed: .*library of {NOWHERE}") as caught:
+        session = epcache.InferenceSession(source, providers=[NOWHERE, CPU])
+    assert len(caught) == 1
+    assert session.get_providers() == [CPU]
+    with pytest.raises(epcache.Unavailable, match=f"library of {NOWHERE}"):
+        epcache.InferenceSession(source, providers=[NOWHERE])
+
+
+def test_cpu_in_front_is_what_was_asked_for(source: str) -> None:
+    with pytest.warns(epcache.EpcacheWarning, match=f"bypassed: {CPU} is part of ONNX Runtime itself"):
+        session = epcache.InferenceSession(source, providers=[CPU, OPENVINO.name])
+    assert session.get_providers()[0] == CPU
+
+
+def test_part_of_onnxruntime_that_lists_no_devices(source: str) -> None:
+    """Such as CUDA's, which goes by its name; here is one that is always there."""
+    if "AzureExecutionProvider" not in ort.get_available_providers():
+        pytest.skip("this ONNX Runtime has no execution provider that lists no devices")
+    with pytest.warns(epcache.EpcacheWarning, match="bypassed: AzureExecutionProvider is part of ONNX Runtime itself"):
+        session = epcache.InferenceSession(source, ep=[OPENVINO.spec, "AzureExecutionProvider"])
+    assert session.get_providers() == [OPENVINO.name, "AzureExecutionProvider", CPU]
+    with pytest.raises(epcache.Unavailable, match="name it without one"):
+        epcache.InferenceSession(source, ep="AzureExecutionProvider:GPU")
+
+
+def test_names_go_before_the_devices_of_the_options_as_in_onnxruntime(source: str) -> None:
+    options = epcache.SessionOptions()
+    options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == OPENVINO.name][:1], {})
+    with pytest.warns() as caught:
+        session = epcache.InferenceSession(source, options, providers=[CPU])
+    assert session.get_providers() == [CPU]
+    (ours,) = [str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)]
+    assert ours.startswith("bypassed: execution providers are named by providers=, and in the session options as well")
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ({"ep": OPENVINO.name, "providers": [CPU]}, "named twice"),
+        ({"providers": [CPU], "provider_options": []}, ""),
+        ({"providers": [CPU], "provider_options": [{}, {}]}, "1 names, and provider_options 2 entries"),
+        ({"providers": [(CPU, {"a": "1"})], "provider_options": [{"b": "1"}]}, "given twice"),
+        ({"providers": CPU}, "a list of names"),
+        ({"provider_options": [{}]}, "without providers"),
+        ({}, "no execution provider is named"),
+    ],
+)
+def test_what_makes_no_sense_is_said(source: str, named: dict[str, Any], why: str) -> None:
+    if not why:
+        assert epcache.InferenceSession(source, client=False, **named).get_providers() == [CPU]
+        return
+    with pytest.raises(ValueError, match=why):
+        epcache.InferenceSession(source, **named)
+
+
+@pytest.mark.parametrize(
+    ("value", "device"),
+    [
+        ("GPU", epcache.Device("GPU")),
+        ("npu", epcache.Device("NPU")),
+        ("GPU.1", epcache.Device("GPU", metadata={"ov_device": "GPU.1"})),
+    ],
+)
+def test_openvinos_device_type(value: str, device: epcache.Device) -> None:
+    """As a plugin it passes over that option, and would run on whatever device comes first."""
+    asked = epcache.ExecutionProvider(OPENVINO.name, options={"device_type": value, "precision": "FP32"})
+    assert _plugins._device_of_option(asked) == epcache.ExecutionProvider(OPENVINO.name, (device,), {"precision": "FP32"})
+
+
+def test_device_type_that_no_plugin_has(source: str) -> None:
+    with pytest.raises(epcache.Unavailable, match="has no device 'HETERO:GPU,CPU'.*AUTO"):
+        epcache.InferenceSession(source, providers=[(OPENVINO.name, {"device_type": "HETERO:GPU,CPU"})])
+
+
+def test_same_plain_options_twice(source: str) -> None:
+    """They cannot be copied, so the first session adds the execution provider to them: the second knows that it was not the application."""
+    options = ort.SessionOptions()
+    for _ in range(2):
+        session = epcache.InferenceSession(source, options, ep=OPENVINO.spec, client=False)
+        assert session.get_providers() == [OPENVINO.name, CPU]
+    with pytest.raises(ValueError, match="used for other execution providers before"):
+        epcache.InferenceSession(source, options, ep=OPENVINO.name, client=False)
+
+
+def test_fallback_while_it_runs_is_the_applications_wish(source: str) -> None:
+    plain = epcache.InferenceSession(source, ep=OPENVINO.spec, client=False)
+    asked = epcache.InferenceSession(source, ep=OPENVINO.spec, client=False, enable_fallback=1)
+    assert (plain._enable_fallback, asked._enable_fallback) == (False, True)
+
+
+def test_packages_are_found_by_name_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in {
+        "onnxruntime_ep_new": "",
+        "onnxruntime_other": "libonnxruntime_providers_other.so",
+        "onnxruntime_tools": "",
+        "unrelated": "libonnxruntime_providers_unrelated.so",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(
+            f"from pathlib import Path\ndef get_library_path(): return str(Path(__file__).with_name('lib.so'))\n"
+            f"def get_ep_name(): return '{name}ExecutionProvider'\n"
+        )
+        if file:
+            (tmp_path / name / file).write_bytes(b"")
+    monkeypatch.syspath_prepend(tmp_path)
+    ours = [name for name in _plugins.packages() if (tmp_path / name).exists()]
+    assert sorted(ours) == ["onnxruntime_ep_new", "onnxruntime_other"]
+    assert _plugins._carrier("onnxruntime_otherExecutionProvider") == str(tmp_path / "onnxruntime_other" / "lib.so")
+    assert _plugins._carrier("unrelatedExecutionProvider") is None
+
+
+def test_cpu_alone_is_kept() -> None:
+    plugins, missing = _providers.available(_providers.specified([CPU], None))
+    assert ([p.ep.name for p in plugins], missing) == ([CPU], [])
