@@ -19,6 +19,8 @@ type Listing struct {
 	LastUsed time.Time
 	Hits     uint64
 	Leased   bool
+	Pinned   bool  // it is not collected
+	Own      int64 // bytes on disk that its removal would free now; filled in where it is asked for
 
 	Judgement Judgement // the best for the runtimes that are here
 	Gain      Gain
@@ -80,6 +82,7 @@ func (c *Cache) listing(b index.Build) Listing {
 	}
 	c.uses.mu.Unlock()
 	l.Gain = c.gains.of(b.ID)
+	_, l.Pinned = c.index.Pinned(b.ID)
 	l.Build.Warnings = slices.Concat(b.Warnings, c.gains.warnings(b.ID))
 	c.views.mu.Lock()
 	v := c.views.live[b.ID]

@@ -39,6 +39,9 @@ func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled,
 		c.happened(eventOf(b, EventRebuilt, "by %s in %.2f s: %s", makers(b), b.CompileSeconds, j.anew))
 	}
 	c.rebuilds.made(b)
+	if j.anew != "" {
+		c.inheritPin(j.replaces, b) // of other libraries, perhaps
+	}
 	c.supersede(ctx, b)
 	c.gains.after(j, b)
 	return &compiled{build: b}, nil
@@ -75,6 +78,7 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 			if c.index.StateOf(old.ID).Name == index.Damaged {
 				c.happened(eventOf(b, EventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
 			}
+			c.inheritPin(old.ID, b)
 			if _, err := c.retract(ctx, old, "compiled anew", pathGrace); err != nil {
 				c.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
 			}

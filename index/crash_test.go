@@ -30,6 +30,8 @@ type outcome struct {
 	there  bool   // has to be there
 	absent bool   // has to be gone; neither: may be there or not
 	state  string // if it is there; "": any
+	pinned bool   // has to be
+	ghost  bool   // has to have left one
 }
 
 // operation is one call of the index on a store with the build old; new is
@@ -76,6 +78,25 @@ var operations = []operation{
 		func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
+		"pin",
+		func(x *Index, old, _ Build) error { return x.Pin(old.ID, Pin{UID: 7}) },
+		func(old, _ Build) []outcome { return []outcome{{build: old, there: true, pinned: true}} },
+		func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
+	},
+	{
+		"leave a ghost and go",
+		func(x *Index, old, _ Build) error {
+			if _, err := x.Get(old.ID); err == nil { // not gone in an earlier try
+				if err := x.Haunt(ctx, []Ghost{{BuildID: old.ID, RequestKey: old.RequestKey, BuildKey: old.BuildKey, Reason: "a test"}}); err != nil {
+					return err
+				}
+			}
+			return x.Retract(ctx, old.ID, "a test")
+		},
+		func(old, _ Build) []outcome { return []outcome{{build: old, absent: true, ghost: true}} },
+		func(old, _ Build) []outcome { return []outcome{{build: old, ghost: true}} }, // which counts where the build is gone
+	},
+	{
 		"make the database anew",
 		func(x *Index, _, _ Build) error {
 			return x.db.replace(x.db.handle, &faultError{"a test"})
@@ -96,12 +117,20 @@ func requireIndex(t *testing.T, dir string, want []outcome) {
 		case o.there, !o.absent && err == nil:
 			require.NoError(t, err)
 			require.Equal(t, o.build, got)
+			_, pinned := x.Pinned(o.build.ID)
+			require.False(t, o.pinned && !pinned, "the pin is lost")
 			if o.state != "" {
 				require.Equal(t, o.state, x.StateOf(o.build.ID).Name)
 			}
 		default:
 			require.ErrorIs(t, err, ErrNotFound)
 		}
+	}
+	for _, o := range want {
+		left := x.Ghosts(func(g *Ghost) bool { return g.BuildID == o.build.ID })
+		_, err := x.Get(o.build.ID)
+		require.False(t, o.ghost && err != nil && len(left) == 0, "gone, and no ghost says why")
+		require.False(t, err == nil && len(left) > 0, "the ghost of a build that is there")
 	}
 	require.Empty(t, x.Problems())
 	space, err := x.Space()

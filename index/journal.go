@@ -26,15 +26,17 @@ type journal struct {
 	limit    int64 // from which size on it is written anew
 	unsynced bool
 	states   map[BuildID]State // never Current
-	events   []Event           // oldest first
-	last     uint64            // sequence of the latest event
-	heard    func(Event)       // nil, or told of each new event, in order
+	pins     map[BuildID]Pin
+	ghosts   ghosts
+	events   []Event     // oldest first
+	last     uint64      // sequence of the latest event
+	heard    func(Event) // nil, or told of each new event, in order
 }
 
 // openJournal reads the journal or makes one. damage is what was wrong with
 // it; what could still be read of it is kept then.
 func openJournal(fsys cas.FS, dir string) (j *journal, damage error, err error) {
-	j = &journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), states: make(map[BuildID]State)}
+	j = &journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
 	file, err := readFile(fsys, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil, j.rewrite()
@@ -93,6 +95,14 @@ func (j *journal) apply(rec *manifestpb.Record) error {
 			return err
 		}
 		j.addEvent(e)
+	case *manifestpb.Record_Pin:
+		return j.applyPin(kind.Pin)
+	case *manifestpb.Record_Ghost:
+		g, err := ghostOf(kind.Ghost)
+		if err != nil {
+			return err
+		}
+		j.ghosts.add(g)
 	}
 	return nil // of a kind that a newer epcached has added, and that may be ignored
 }
@@ -166,16 +176,18 @@ func (j *journal) state(id BuildID, s State) error {
 	return j.append(stateRecord(id, s), true)
 }
 
-// forget drops the state of a build that is gone. The file need not say so: a
+// forget drops the state and the pin of a build that is gone. The file need not say so: a
 // build id is never used again.
 func (j *journal) forget(id BuildID) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.states, id)
+	delete(j.pins, id)
 }
 
-// prune drops the states of builds that are gone, which the file may still
-// have.
+// prune drops the states and pins of builds that are gone, which the file may
+// still have, and the ghosts of those that are there: a crash kept them from
+// going.
 func (j *journal) prune(there func(BuildID) bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -184,6 +196,12 @@ func (j *journal) prune(there func(BuildID) bool) {
 			delete(j.states, id)
 		}
 	}
+	for id := range j.pins {
+		if !there(id) {
+			delete(j.pins, id)
+		}
+	}
+	j.ghosts.drop(func(g *Ghost) bool { return there(g.BuildID) })
 }
 
 func (j *journal) stateOf(id BuildID) (State, bool) {
@@ -277,16 +295,16 @@ func (j *journal) flush() error {
 	return j.sync()
 }
 
-// needs returns roughly what the states take that have to be kept.
+// needs returns roughly what states, pins and ghosts take, which have to be kept.
 func (j *journal) needs() int64 {
-	n := int64(0)
+	n := int64(len(j.pins))*(recordHeaderSize+48) + j.ghosts.bytes()
 	for _, s := range j.states {
 		n += recordHeaderSize + 64 + int64(len(s.Reason))
 	}
 	return n
 }
 
-// rewrite makes a new journal of all states and the latest events. The rename
+// rewrite makes a new journal of all states, pins and ghosts, and the latest events. The rename
 // is its commit point; before it the old file stands.
 func (j *journal) rewrite() (err error) {
 	if j.file != nil {
@@ -330,12 +348,23 @@ func (j *journal) rewrite() (err error) {
 }
 
 // image returns the bytes of a journal that says what memory holds: every
-// state, and the latest events up to half the limit.
+// state, pin and ghost, and the latest events up to half the limit.
 func (j *journal) image() ([]byte, error) {
 	b := appendJournalHeader(nil)
 	var err error
 	for id, s := range j.states {
 		if b, err = appendRecord(b, stateRecord(id, s)); err != nil {
+			return nil, err
+		}
+	}
+	for id, p := range j.pins {
+		if b, err = appendRecord(b, pinRecord(id, p, false)); err != nil {
+			return nil, err
+		}
+	}
+	j.ghosts.list = j.ghosts.list[max(0, len(j.ghosts.list)-maxGhosts):]
+	for i := range j.ghosts.list {
+		if b, err = appendRecord(b, ghostRecord(&j.ghosts.list[i])); err != nil {
 			return nil, err
 		}
 	}

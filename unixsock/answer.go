@@ -80,6 +80,10 @@ func putReply(envelope *wire.Envelope, reply proto.Message) {
 		envelope.Body = &wire.Envelope_EventsReply{EventsReply: m}
 	case *wire.DoctorReply:
 		envelope.Body = &wire.Envelope_DoctorReply{DoctorReply: m}
+	case *wire.CollectReply:
+		envelope.Body = &wire.Envelope_CollectReply{CollectReply: m}
+	case *wire.UsageReply:
+		envelope.Body = &wire.Envelope_UsageReply{UsageReply: m}
 	case *wire.JobsReply:
 		envelope.Body = &wire.Envelope_JobsReply{JobsReply: m}
 	case *wire.GiveUpReply:

@@ -50,6 +50,11 @@ type Backend interface {
 	Show(context.Context, Peer, *wire.Show) (*wire.ShowReply, error)
 	Invalidate(context.Context, Peer, *wire.Invalidate) (*wire.ChangeReply, error)
 	Remove(context.Context, Peer, *wire.Remove) (*wire.ChangeReply, error)
+	Pin(context.Context, Peer, *wire.Pin) (*wire.ChangeReply, error)
+	Unpin(context.Context, Peer, *wire.Unpin) (*wire.ChangeReply, error)
+	// Collect, like Usage, must keep its reply within a frame. Progress is as for Acquire.
+	Collect(ctx context.Context, peer Peer, request *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error)
+	Usage(context.Context, Peer, *wire.Usage) (*wire.UsageReply, error)
 	Status(context.Context, Peer, *wire.Status) (*wire.StatusReply, error)
 	Probe(context.Context, Peer, *wire.Probe) (*wire.ProbeReply, error)
 	Check(context.Context, Peer, *wire.Check) (*wire.CheckReply, error)

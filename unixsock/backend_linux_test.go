@@ -67,6 +67,23 @@ func (b *standIn) Remove(context.Context, Peer, *wire.Remove) (*wire.ChangeReply
 	return &wire.ChangeReply{FreedBytes: 2}, nil
 }
 
+func (b *standIn) Pin(context.Context, Peer, *wire.Pin) (*wire.ChangeReply, error) {
+	return &wire.ChangeReply{FreedBytes: 3}, nil
+}
+
+func (b *standIn) Unpin(context.Context, Peer, *wire.Unpin) (*wire.ChangeReply, error) {
+	return &wire.ChangeReply{FreedBytes: 4}, nil
+}
+
+func (b *standIn) Collect(_ context.Context, _ Peer, _ *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
+	progress(&wire.Progress{Phase: "collecting"})
+	return &wire.CollectReply{Removed: 5}, nil
+}
+
+func (b *standIn) Usage(context.Context, Peer, *wire.Usage) (*wire.UsageReply, error) {
+	return &wire.UsageReply{SharedBytes: 6}, nil
+}
+
 func (b *standIn) Status(ctx context.Context, _ Peer, _ *wire.Status) (*wire.StatusReply, error) {
 	if b.status != nil {
 		return b.status(ctx)

@@ -88,6 +88,35 @@ func (c *Client) Remove(ctx context.Context, r *wire.Remove) (*wire.ChangeReply,
 	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Remove{Remove: r}}, (*wire.Envelope).GetChangeReply)
 }
 
+// Pin keeps builds whatever space is short.
+func (c *Client) Pin(ctx context.Context, r *wire.Pin) (*wire.ChangeReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Pin{Pin: r}}, (*wire.Envelope).GetChangeReply)
+}
+
+// Unpin takes that back.
+func (c *Client) Unpin(ctx context.Context, r *wire.Unpin) (*wire.ChangeReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Unpin{Unpin: r}}, (*wire.Envelope).GetChangeReply)
+}
+
+// Collect removes builds until the store keeps to its bounds, or plans to. Progress may be nil; it is called on this
+// goroutine.
+func (c *Client) Collect(ctx context.Context, r *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
+	answer, err := c.ask(ctx, &wire.Envelope{Body: &wire.Envelope_Collect{Collect: r}}, nil, progress)
+	if err != nil {
+		return nil, err
+	}
+	closeFiles(answer.files)
+	if reply := answer.envelope.GetCollectReply(); reply != nil {
+		return reply, nil
+	}
+	return nil, unexpected(answer.envelope)
+}
+
+// Usage tells where the space goes, a page at a time.
+func (c *Client) Usage(ctx context.Context, r *wire.Usage) (*wire.UsageReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Usage{Usage: r}}, (*wire.Envelope).GetUsageReply)
+}
+
 // Status tells how the daemon is.
 func (c *Client) Status(ctx context.Context) (*wire.StatusReply, error) {
 	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Status{Status: &wire.Status{}}}, (*wire.Envelope).GetStatusReply)

@@ -99,6 +99,12 @@ func (c *connection) follow(r *request, message *wire.Follow) (*wire.JobsReply, 
 	return c.server.Backend.Follow(r.ctx, c.peer, message, reporter.report)
 }
 
+func (c *connection) collect(r *request, message *wire.Collect) (*wire.CollectReply, error) {
+	reporter := c.reporter(r)
+	defer reporter.end()
+	return c.server.Backend.Collect(r.ctx, c.peer, message, reporter.report)
+}
+
 func (c *connection) ask(r *request, message proto.Message) (proto.Message, error) {
 	b, ctx := c.server.Backend, r.ctx
 	switch m := message.(type) {
@@ -112,6 +118,14 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 		return b.Invalidate(ctx, c.peer, m)
 	case *wire.Remove:
 		return b.Remove(ctx, c.peer, m)
+	case *wire.Pin:
+		return b.Pin(ctx, c.peer, m)
+	case *wire.Unpin:
+		return b.Unpin(ctx, c.peer, m)
+	case *wire.Collect:
+		return c.collect(r, m)
+	case *wire.Usage:
+		return b.Usage(ctx, c.peer, m)
 	case *wire.Status:
 		return b.Status(ctx, c.peer, m)
 	case *wire.Probe:

@@ -68,6 +68,14 @@ func requestOf(envelope *wire.Envelope) proto.Message {
 		return body.Invalidate
 	case *wire.Envelope_Remove:
 		return body.Remove
+	case *wire.Envelope_Pin:
+		return body.Pin
+	case *wire.Envelope_Unpin:
+		return body.Unpin
+	case *wire.Envelope_Collect:
+		return body.Collect
+	case *wire.Envelope_Usage:
+		return body.Usage
 	case *wire.Envelope_Status:
 		return body.Status
 	case *wire.Envelope_Probe:

@@ -30,6 +30,7 @@ type buildResult struct {
 	Reason               string          `json:"reason,omitempty"`
 	LoadCheck            string          `json:"load_check"`
 	Leased               bool            `json:"leased"`
+	Pinned               bool            `json:"pinned"`
 	Compatibility        string          `json:"compatibility"`        // for the runtime named below; "": not judged
 	CompatibilitySource  string          `json:"compatibility_source"` // who says so
 	CompatibilityReason  string          `json:"compatibility_reason"`
@@ -52,7 +53,7 @@ func buildOf(b *wire.Build) buildResult {
 		HardwareArchitecture: b.GetHardwareArchitecture(), CompatibilityString: b.GetCompatibilityString(), ORTVersion: b.GetOrtVersion(),
 		Scope: b.GetScope(), Graph: b.GetGraph(), Files: filesOf(b.GetFiles()), CreatedMs: b.GetCreatedMs(), LastUsedMs: b.GetLastUsedMs(),
 		Hits: b.GetHits(), CompileSeconds: b.GetCompileSeconds(), State: b.GetState(), Reason: b.GetReason(),
-		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0,
+		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0, Pinned: b.GetPinned(),
 		Compatibility: b.GetCompatibility(), CompatibilitySource: b.GetCompatibilitySource(), CompatibilityReason: b.GetCompatibilityReason(),
 		CompatibilityRuntime: b.GetCompatibilityRuntime(), JudgedMs: b.GetJudgedMs(), LoadSeconds: b.GetLoadSeconds(),
 		SourceLoadSeconds: b.GetSourceLoadSeconds(), DriverVersion: b.GetDriverVersion(), ConvertedFrom: b.GetConvertedFrom(), VerifiedOutput: b.GetVerifiedOutput(),

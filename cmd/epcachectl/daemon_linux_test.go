@@ -146,6 +146,33 @@ func (b *standIn) Invalidate(_ context.Context, _ unixsock.Peer, i *wire.Invalid
 	return &wire.ChangeReply{Builds: []*wire.Build{b.build()}}, b.err
 }
 
+func (b *standIn) Pin(_ context.Context, _ unixsock.Peer, r *wire.Pin) (*wire.ChangeReply, error) {
+	return b.changePin("pin", r.GetEntries(), r.GetDryRun())
+}
+
+func (b *standIn) Unpin(_ context.Context, _ unixsock.Peer, r *wire.Unpin) (*wire.ChangeReply, error) {
+	return b.changePin("unpin", r.GetEntries(), r.GetDryRun())
+}
+
+func (b *standIn) changePin(verb string, entries []string, dryRun bool) (*wire.ChangeReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !dryRun {
+		b.changes = append(b.changes, verb+" "+strings.Join(entries, " "))
+	}
+	build := b.build()
+	build.Pinned = verb == "pin" && !dryRun
+	return &wire.ChangeReply{Builds: []*wire.Build{build}}, b.err
+}
+
+func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _ func(*wire.Progress)) (*wire.CollectReply, error) {
+	return &wire.CollectReply{}, nil
+}
+
+func (b *standIn) Usage(context.Context, unixsock.Peer, *wire.Usage) (*wire.UsageReply, error) {
+	return &wire.UsageReply{}, nil
+}
+
 func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*wire.ChangeReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

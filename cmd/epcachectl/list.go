@@ -18,7 +18,7 @@ func (a *app) listCommand() *cobra.Command {
 		Short: "list what is kept",
 		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
 the execution provider with its version and SDK, what it is good for on this machine, size, hits, how many times faster than
-its source it loads, and state. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+its source it loads, and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,7 +48,7 @@ func (p *printer) builds(builds []*wire.Build) error {
 	for _, b := range builds {
 		rows = append(rows, []string{
 			short(b.GetBuild()), modelColumn(b), orDash(b.GetEp()), orDash(b.GetEpVersion()), orDash(b.GetSdkVersion()), fits(b), byteSize(sizeOf(b)),
-			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), orDash(b.GetState()),
+			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), stateColumn(b),
 		})
 	}
 	return p.table(rows)
@@ -60,6 +60,13 @@ func modelColumn(b *wire.Build) string {
 		return fmt.Sprintf("%s +%d", orDash(b.GetModelName()), n-1)
 	}
 	return orDash(b.GetModelName())
+}
+
+func stateColumn(b *wire.Build) string {
+	if b.GetPinned() {
+		return orDash(b.GetState()) + ", pinned"
+	}
+	return orDash(b.GetState())
 }
 
 func fits(b *wire.Build) string {

@@ -131,5 +131,8 @@ func stateOf(b *wire.Build) string {
 	if b.GetLeases() > 0 {
 		text += ", in use"
 	}
+	if b.GetPinned() {
+		text += ", pinned"
+	}
 	return text
 }

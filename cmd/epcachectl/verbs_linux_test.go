@@ -81,6 +81,23 @@ func TestChangesAndDryRun(t *testing.T) {
 	require.EqualValues(t, 2048, out.FreedBytes)
 }
 
+func TestPins(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	require.Equal(t, "would pin tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "pin", "x", "-n").out)
+	require.Empty(t, b.changed())
+	require.Equal(t, "pinned tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n", call(t, "pin", "x", "y").out)
+	var out changeResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "pin", "x", "--json").out), &out))
+	require.True(t, out.Builds[0].Pinned)
+	require.Equal(t, exitDone, call(t, "unpin", "x").code)
+	require.Equal(t, []string{"pin x y", "pin x", "unpin x"}, b.changed())
+	require.Equal(t, exitUsage, call(t, "pin").code)
+	b.set(func() { b.builds = []*wire.Build{{Build: "cd", State: "current", Pinned: true}} })
+	require.Contains(t, call(t, "list").out, "current, pinned")
+	require.Contains(t, call(t, "show", "x").out, "current, pinned")
+}
+
 func TestCheckFindsDamage(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()

@@ -779,6 +779,8 @@ type Record struct {
 	//
 	//	*Record_State
 	//	*Record_Event
+	//	*Record_Pin
+	//	*Record_Ghost
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -839,6 +841,24 @@ func (x *Record) GetEvent() *Event {
 	return nil
 }
 
+func (x *Record) GetPin() *Pin {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_Pin); ok {
+			return x.Pin
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetGhost() *Ghost {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_Ghost); ok {
+			return x.Ghost
+		}
+	}
+	return nil
+}
+
 type isRecord_Kind interface {
 	isRecord_Kind()
 }
@@ -851,9 +871,208 @@ type Record_Event struct {
 	Event *Event `protobuf:"bytes,2,opt,name=event,proto3,oneof"`
 }
 
+type Record_Pin struct {
+	Pin *Pin `protobuf:"bytes,3,opt,name=pin,proto3,oneof"`
+}
+
+type Record_Ghost struct {
+	Ghost *Ghost `protobuf:"bytes,4,opt,name=ghost,proto3,oneof"`
+}
+
 func (*Record_State) isRecord_Kind() {}
 
 func (*Record_Event) isRecord_Kind() {}
+
+func (*Record_Pin) isRecord_Kind() {}
+
+func (*Record_Ghost) isRecord_Kind() {}
+
+// Pin says that a build is kept whatever space is short; the newest record of a build counts.
+type Pin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BuildId       []byte                 `protobuf:"bytes,1,opt,name=build_id,json=buildId,proto3" json:"build_id,omitempty"` // 16 bytes
+	Off           bool                   `protobuf:"varint,2,opt,name=off,proto3" json:"off,omitempty"`                       // takes back what was said before
+	At            int64                  `protobuf:"fixed64,3,opt,name=at,proto3" json:"at,omitempty"`                        // nanoseconds since 1970, UTC
+	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`                       // whose wish it was
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pin) Reset() {
+	*x = Pin{}
+	mi := &file_manifest_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pin) ProtoMessage() {}
+
+func (x *Pin) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pin.ProtoReflect.Descriptor instead.
+func (*Pin) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Pin) GetBuildId() []byte {
+	if x != nil {
+		return x.BuildId
+	}
+	return nil
+}
+
+func (x *Pin) GetOff() bool {
+	if x != nil {
+		return x.Off
+	}
+	return false
+}
+
+func (x *Pin) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *Pin) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+// Ghost is what is left of a build that was collected. It is written before the build goes; that of a build which is
+// still there means nothing.
+type Ghost struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BuildId        []byte                 `protobuf:"bytes,1,opt,name=build_id,json=buildId,proto3" json:"build_id,omitempty"`          // 16 bytes
+	RequestKey     []byte                 `protobuf:"bytes,2,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // 32 bytes
+	BuildKey       []byte                 `protobuf:"bytes,3,opt,name=build_key,json=buildKey,proto3" json:"build_key,omitempty"`       // 32 bytes
+	ModelName      string                 `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	Scope          string                 `protobuf:"bytes,5,opt,name=scope,proto3" json:"scope,omitempty"` // who may hear of it, as of the build
+	At             int64                  `protobuf:"fixed64,6,opt,name=at,proto3" json:"at,omitempty"`     // nanoseconds since 1970, UTC
+	Reason         string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	Bytes          int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`                                          // that it freed
+	CompileSeconds float64                `protobuf:"fixed64,9,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"` // that it takes to have it back
+	LastUsed       int64                  `protobuf:"fixed64,10,opt,name=last_used,json=lastUsed,proto3" json:"last_used,omitempty"`                  // 0: never, as far as is known
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Ghost) Reset() {
+	*x = Ghost{}
+	mi := &file_manifest_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ghost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ghost) ProtoMessage() {}
+
+func (x *Ghost) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ghost.ProtoReflect.Descriptor instead.
+func (*Ghost) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Ghost) GetBuildId() []byte {
+	if x != nil {
+		return x.BuildId
+	}
+	return nil
+}
+
+func (x *Ghost) GetRequestKey() []byte {
+	if x != nil {
+		return x.RequestKey
+	}
+	return nil
+}
+
+func (x *Ghost) GetBuildKey() []byte {
+	if x != nil {
+		return x.BuildKey
+	}
+	return nil
+}
+
+func (x *Ghost) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Ghost) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *Ghost) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *Ghost) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Ghost) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Ghost) GetCompileSeconds() float64 {
+	if x != nil {
+		return x.CompileSeconds
+	}
+	return 0
+}
+
+func (x *Ghost) GetLastUsed() int64 {
+	if x != nil {
+		return x.LastUsed
+	}
+	return 0
+}
 
 // BuildState is what is known against a build, the newest record of a build
 // counts. The name "current" takes back what was said before.
@@ -869,7 +1088,7 @@ type BuildState struct {
 
 func (x *BuildState) Reset() {
 	*x = BuildState{}
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +1100,7 @@ func (x *BuildState) String() string {
 func (*BuildState) ProtoMessage() {}
 
 func (x *BuildState) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +1113,7 @@ func (x *BuildState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
 func (*BuildState) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{9}
+	return file_manifest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BuildState) GetBuildId() []byte {
@@ -943,7 +1162,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1174,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1187,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Event) GetAt() int64 {
@@ -1124,11 +1343,32 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06values\x18\x01 \x03(\v2&.epcached.index.v1.Options.ValuesEntryR\x06values\x1a9\n" +
 	"\vValuesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"y\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x01\n" +
 	"\x06Record\x125\n" +
 	"\x05state\x18\x01 \x01(\v2\x1d.epcached.index.v1.BuildStateH\x00R\x05state\x120\n" +
-	"\x05event\x18\x02 \x01(\v2\x18.epcached.index.v1.EventH\x00R\x05eventB\x06\n" +
-	"\x04kind\"c\n" +
+	"\x05event\x18\x02 \x01(\v2\x18.epcached.index.v1.EventH\x00R\x05event\x12*\n" +
+	"\x03pin\x18\x03 \x01(\v2\x16.epcached.index.v1.PinH\x00R\x03pin\x120\n" +
+	"\x05ghost\x18\x04 \x01(\v2\x18.epcached.index.v1.GhostH\x00R\x05ghostB\x06\n" +
+	"\x04kind\"T\n" +
+	"\x03Pin\x12\x19\n" +
+	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x10\n" +
+	"\x03off\x18\x02 \x01(\bR\x03off\x12\x0e\n" +
+	"\x02at\x18\x03 \x01(\x10R\x02at\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\"\x99\x02\n" +
+	"\x05Ghost\x12\x19\n" +
+	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1f\n" +
+	"\vrequest_key\x18\x02 \x01(\fR\n" +
+	"requestKey\x12\x1b\n" +
+	"\tbuild_key\x18\x03 \x01(\fR\bbuildKey\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x04 \x01(\tR\tmodelName\x12\x14\n" +
+	"\x05scope\x18\x05 \x01(\tR\x05scope\x12\x0e\n" +
+	"\x02at\x18\x06 \x01(\x10R\x02at\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x14\n" +
+	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12'\n" +
+	"\x0fcompile_seconds\x18\t \x01(\x01R\x0ecompileSeconds\x12\x1b\n" +
+	"\tlast_used\x18\n" +
+	" \x01(\x10R\blastUsed\"c\n" +
 	"\n" +
 	"BuildState\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x12\n" +
@@ -1160,7 +1400,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_manifest_proto_goTypes = []any{
 	(*Manifest)(nil),   // 0: epcached.index.v1.Manifest
 	(*Member)(nil),     // 1: epcached.index.v1.Member
@@ -1171,33 +1411,37 @@ var file_manifest_proto_goTypes = []any{
 	(*EP)(nil),         // 6: epcached.index.v1.EP
 	(*Options)(nil),    // 7: epcached.index.v1.Options
 	(*Record)(nil),     // 8: epcached.index.v1.Record
-	(*BuildState)(nil), // 9: epcached.index.v1.BuildState
-	(*Event)(nil),      // 10: epcached.index.v1.Event
-	nil,                // 11: epcached.index.v1.Manifest.ProviderOptionsEntry
-	nil,                // 12: epcached.index.v1.Manifest.SessionOptionsEntry
-	nil,                // 13: epcached.index.v1.Member.SessionOptionsEntry
-	nil,                // 14: epcached.index.v1.Options.ValuesEntry
+	(*Pin)(nil),        // 9: epcached.index.v1.Pin
+	(*Ghost)(nil),      // 10: epcached.index.v1.Ghost
+	(*BuildState)(nil), // 11: epcached.index.v1.BuildState
+	(*Event)(nil),      // 12: epcached.index.v1.Event
+	nil,                // 13: epcached.index.v1.Manifest.ProviderOptionsEntry
+	nil,                // 14: epcached.index.v1.Manifest.SessionOptionsEntry
+	nil,                // 15: epcached.index.v1.Member.SessionOptionsEntry
+	nil,                // 16: epcached.index.v1.Options.ValuesEntry
 }
 var file_manifest_proto_depIdxs = []int32{
 	6,  // 0: epcached.index.v1.Manifest.eps:type_name -> epcached.index.v1.EP
 	5,  // 1: epcached.index.v1.Manifest.files:type_name -> epcached.index.v1.File
-	11, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
-	12, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
+	13, // 2: epcached.index.v1.Manifest.provider_options:type_name -> epcached.index.v1.Manifest.ProviderOptionsEntry
+	14, // 3: epcached.index.v1.Manifest.session_options:type_name -> epcached.index.v1.Manifest.SessionOptionsEntry
 	3,  // 4: epcached.index.v1.Manifest.source:type_name -> epcached.index.v1.Source
 	2,  // 5: epcached.index.v1.Manifest.converted:type_name -> epcached.index.v1.Origin
 	1,  // 6: epcached.index.v1.Manifest.members:type_name -> epcached.index.v1.Member
-	13, // 7: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
+	15, // 7: epcached.index.v1.Member.session_options:type_name -> epcached.index.v1.Member.SessionOptionsEntry
 	3,  // 8: epcached.index.v1.Member.source:type_name -> epcached.index.v1.Source
 	4,  // 9: epcached.index.v1.Source.files:type_name -> epcached.index.v1.SourceFile
-	14, // 10: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
-	9,  // 11: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
-	10, // 12: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
-	7,  // 13: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	16, // 10: epcached.index.v1.Options.values:type_name -> epcached.index.v1.Options.ValuesEntry
+	11, // 11: epcached.index.v1.Record.state:type_name -> epcached.index.v1.BuildState
+	12, // 12: epcached.index.v1.Record.event:type_name -> epcached.index.v1.Event
+	9,  // 13: epcached.index.v1.Record.pin:type_name -> epcached.index.v1.Pin
+	10, // 14: epcached.index.v1.Record.ghost:type_name -> epcached.index.v1.Ghost
+	7,  // 15: epcached.index.v1.Manifest.ProviderOptionsEntry.value:type_name -> epcached.index.v1.Options
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1208,6 +1452,8 @@ func file_manifest_proto_init() {
 	file_manifest_proto_msgTypes[8].OneofWrappers = []any{
 		(*Record_State)(nil),
 		(*Record_Event)(nil),
+		(*Record_Pin)(nil),
+		(*Record_Ghost)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1215,7 +1461,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

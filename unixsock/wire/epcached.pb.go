@@ -232,6 +232,12 @@ type Envelope struct {
 	//	*Envelope_Put
 	//	*Envelope_GiveUp
 	//	*Envelope_GiveUpReply
+	//	*Envelope_Pin
+	//	*Envelope_Unpin
+	//	*Envelope_Collect
+	//	*Envelope_CollectReply
+	//	*Envelope_Usage
+	//	*Envelope_UsageReply
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -673,6 +679,60 @@ func (x *Envelope) GetGiveUpReply() *GiveUpReply {
 	return nil
 }
 
+func (x *Envelope) GetPin() *Pin {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Pin); ok {
+			return x.Pin
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetUnpin() *Unpin {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Unpin); ok {
+			return x.Unpin
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetCollect() *Collect {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Collect); ok {
+			return x.Collect
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetCollectReply() *CollectReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_CollectReply); ok {
+			return x.CollectReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetUsage() *Usage {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Usage); ok {
+			return x.Usage
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetUsageReply() *UsageReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_UsageReply); ok {
+			return x.UsageReply
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -746,7 +806,7 @@ type Envelope_Remove struct {
 }
 
 type Envelope_ChangeReply struct {
-	ChangeReply *ChangeReply `protobuf:"bytes,36,opt,name=change_reply,json=changeReply,proto3,oneof"` // answers Invalidate and Remove
+	ChangeReply *ChangeReply `protobuf:"bytes,36,opt,name=change_reply,json=changeReply,proto3,oneof"` // answers Invalidate, Remove, Pin and Unpin
 }
 
 type Envelope_Status struct {
@@ -845,6 +905,30 @@ type Envelope_GiveUpReply struct {
 	GiveUpReply *GiveUpReply `protobuf:"bytes,60,opt,name=give_up_reply,json=giveUpReply,proto3,oneof"`
 }
 
+type Envelope_Pin struct {
+	Pin *Pin `protobuf:"bytes,61,opt,name=pin,proto3,oneof"` // answered with ChangeReply, like Unpin
+}
+
+type Envelope_Unpin struct {
+	Unpin *Unpin `protobuf:"bytes,62,opt,name=unpin,proto3,oneof"`
+}
+
+type Envelope_Collect struct {
+	Collect *Collect `protobuf:"bytes,63,opt,name=collect,proto3,oneof"` // answered with any number of Progress frames and CollectReply
+}
+
+type Envelope_CollectReply struct {
+	CollectReply *CollectReply `protobuf:"bytes,64,opt,name=collect_reply,json=collectReply,proto3,oneof"`
+}
+
+type Envelope_Usage struct {
+	Usage *Usage `protobuf:"bytes,65,opt,name=usage,proto3,oneof"`
+}
+
+type Envelope_UsageReply struct {
+	UsageReply *UsageReply `protobuf:"bytes,66,opt,name=usage_reply,json=usageReply,proto3,oneof"`
+}
+
 func (*Envelope_Hello) isEnvelope_Body() {}
 
 func (*Envelope_HelloReply) isEnvelope_Body() {}
@@ -928,6 +1012,18 @@ func (*Envelope_Put) isEnvelope_Body() {}
 func (*Envelope_GiveUp) isEnvelope_Body() {}
 
 func (*Envelope_GiveUpReply) isEnvelope_Body() {}
+
+func (*Envelope_Pin) isEnvelope_Body() {}
+
+func (*Envelope_Unpin) isEnvelope_Body() {}
+
+func (*Envelope_Collect) isEnvelope_Body() {}
+
+func (*Envelope_CollectReply) isEnvelope_Body() {}
+
+func (*Envelope_Usage) isEnvelope_Body() {}
+
+func (*Envelope_UsageReply) isEnvelope_Body() {}
 
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1733,6 +1829,7 @@ type Acquire struct {
 	Output                     *Output                `protobuf:"bytes,15,opt,name=output,proto3" json:"output,omitempty"`                                   // how the compiled model is to be written
 	KeepGoing                  bool                   `protobuf:"varint,16,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`           // finish the compile though nobody waits for it any more
 	VerifyOutput               float64                `protobuf:"fixed64,17,opt,name=verify_output,json=verifyOutput,proto3" json:"verify_output,omitempty"` // not 0: run the compiled and the source model once, and refuse a difference above this (absolute and relative)
+	HoldsView                  bool                   `protobuf:"varint,18,opt,name=holds_view,json=holdsView,proto3" json:"holds_view,omitempty"`           // the caller keeps AcquireReply.fd open for as long as it uses the files; without, they stay ten minutes for who has but the path
 	unknownFields              protoimpl.UnknownFields
 	sizeCache                  protoimpl.SizeCache
 }
@@ -1884,6 +1981,13 @@ func (x *Acquire) GetVerifyOutput() float64 {
 		return x.VerifyOutput
 	}
 	return 0
+}
+
+func (x *Acquire) GetHoldsView() bool {
+	if x != nil {
+		return x.HoldsView
+	}
+	return false
 }
 
 // Output is how ONNX Runtime is to write the compiled model, beyond Acquire.embed. Every field is part of the request's identity.
@@ -3557,6 +3661,8 @@ type Build struct {
 	DriverVersion        string                 `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
 	ConvertedFrom        string                 `protobuf:"bytes,31,opt,name=converted_from,json=convertedFrom,proto3" json:"converted_from,omitempty"`      // the build key of the build whose other form this is, embedded or not; empty: it was compiled
 	VerifiedOutput       float64                `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
+	Pinned               bool                   `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
+	OwnBytes             int64                  `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; List, Show and Usage say it
 	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields        protoimpl.UnknownFields
@@ -3813,6 +3919,20 @@ func (x *Build) GetConvertedFrom() string {
 func (x *Build) GetVerifiedOutput() float64 {
 	if x != nil {
 		return x.VerifiedOutput
+	}
+	return 0
+}
+
+func (x *Build) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+func (x *Build) GetOwnBytes() int64 {
+	if x != nil {
+		return x.OwnBytes
 	}
 	return 0
 }
@@ -4161,6 +4281,824 @@ func (x *ChangeReply) GetFreedBytes() int64 {
 	return 0
 }
 
+// Pin keeps builds whatever space is short; a weight-sharing group is one build. Shared ones are for administrators to
+// pin, everybody pins the own ones. What is compiled in a pinned build's place is pinned in turn.
+type Pin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"` // as in Show
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pin) Reset() {
+	*x = Pin{}
+	mi := &file_epcached_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pin) ProtoMessage() {}
+
+func (x *Pin) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pin.ProtoReflect.Descriptor instead.
+func (*Pin) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *Pin) GetEntries() []string {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Pin) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type Unpin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unpin) Reset() {
+	*x = Unpin{}
+	mi := &file_epcached_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unpin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unpin) ProtoMessage() {}
+
+func (x *Unpin) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unpin.ProtoReflect.Descriptor instead.
+func (*Unpin) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Unpin) GetEntries() []string {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Unpin) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// Collect removes builds until the store keeps to its bounds. Administrators collect everything, others among their own.
+type Collect struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`          // plan only
+	ToBytes       *int64                 `protobuf:"varint,2,opt,name=to_bytes,json=toBytes,proto3,oneof" json:"to_bytes,omitempty"` // as if this were the budget, if it is the smaller one; of the caller's own for who is no administrator
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Collect) Reset() {
+	*x = Collect{}
+	mi := &file_epcached_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Collect) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Collect) ProtoMessage() {}
+
+func (x *Collect) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Collect.ProtoReflect.Descriptor instead.
+func (*Collect) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *Collect) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *Collect) GetToBytes() int64 {
+	if x != nil && x.ToBytes != nil {
+		return *x.ToBytes
+	}
+	return 0
+}
+
+type CollectReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Removals      []*Removal             `protobuf:"bytes,1,rep,name=removals,proto3" json:"removals,omitempty"`                        // in their order; the list is cut where the frame is full
+	More          uint32                 `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`                               // removals that are not listed
+	Removed       uint64                 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`                         // builds that were removed, or would be
+	FreedBytes    int64                  `protobuf:"varint,4,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"` // on disk
+	UsedBytes     int64                  `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`    // on disk, before
+	BudgetBytes   int64                  `protobuf:"varint,6,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"`
+	ShortBytes    int64                  `protobuf:"varint,7,opt,name=short_bytes,json=shortBytes,proto3" json:"short_bytes,omitempty"` // not 0: so much more should go, and may not
+	Kept          []*Kept                `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`                                // what may not go, by reason
+	PlanSeconds   float64                `protobuf:"fixed64,9,opt,name=plan_seconds,json=planSeconds,proto3" json:"plan_seconds,omitempty"`
+	Considered    uint64                 `protobuf:"varint,10,opt,name=considered,proto3" json:"considered,omitempty"` // builds that were looked at
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectReply) Reset() {
+	*x = CollectReply{}
+	mi := &file_epcached_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectReply) ProtoMessage() {}
+
+func (x *CollectReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectReply.ProtoReflect.Descriptor instead.
+func (*CollectReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *CollectReply) GetRemovals() []*Removal {
+	if x != nil {
+		return x.Removals
+	}
+	return nil
+}
+
+func (x *CollectReply) GetMore() uint32 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+func (x *CollectReply) GetRemoved() uint64 {
+	if x != nil {
+		return x.Removed
+	}
+	return 0
+}
+
+func (x *CollectReply) GetFreedBytes() int64 {
+	if x != nil {
+		return x.FreedBytes
+	}
+	return 0
+}
+
+func (x *CollectReply) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *CollectReply) GetBudgetBytes() int64 {
+	if x != nil {
+		return x.BudgetBytes
+	}
+	return 0
+}
+
+func (x *CollectReply) GetShortBytes() int64 {
+	if x != nil {
+		return x.ShortBytes
+	}
+	return 0
+}
+
+func (x *CollectReply) GetKept() []*Kept {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+func (x *CollectReply) GetPlanSeconds() float64 {
+	if x != nil {
+		return x.PlanSeconds
+	}
+	return 0
+}
+
+func (x *CollectReply) GetConsidered() uint64 {
+	if x != nil {
+		return x.Considered
+	}
+	return 0
+}
+
+// Removal is one build that goes.
+type Removal struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Build          string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	ModelName      string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	Ep             string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
+	Scope          string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
+	FreesBytes     int64                  `protobuf:"varint,5,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk, after those before it
+	Reason         string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Outcome        string                 `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"` // "planned", "removed", or "kept: <why>": it was looked at once more
+	CompileSeconds float64                `protobuf:"fixed64,8,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
+	LastUsedMs     int64                  `protobuf:"varint,9,opt,name=last_used_ms,json=lastUsedMs,proto3" json:"last_used_ms,omitempty"`
+	Models         uint32                 `protobuf:"varint,10,opt,name=models,proto3" json:"models,omitempty"` // of a group: how many it serves
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Removal) Reset() {
+	*x = Removal{}
+	mi := &file_epcached_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Removal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Removal) ProtoMessage() {}
+
+func (x *Removal) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Removal.ProtoReflect.Descriptor instead.
+func (*Removal) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Removal) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *Removal) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Removal) GetEp() string {
+	if x != nil {
+		return x.Ep
+	}
+	return ""
+}
+
+func (x *Removal) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *Removal) GetFreesBytes() int64 {
+	if x != nil {
+		return x.FreesBytes
+	}
+	return 0
+}
+
+func (x *Removal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Removal) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *Removal) GetCompileSeconds() float64 {
+	if x != nil {
+		return x.CompileSeconds
+	}
+	return 0
+}
+
+func (x *Removal) GetLastUsedMs() int64 {
+	if x != nil {
+		return x.LastUsedMs
+	}
+	return 0
+}
+
+func (x *Removal) GetModels() uint32 {
+	if x != nil {
+		return x.Models
+	}
+	return 0
+}
+
+// Kept is what stays, and why.
+type Kept struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // "pinned", "in use", "given out by path lately", "pays most"
+	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // on disk
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Kept) Reset() {
+	*x = Kept{}
+	mi := &file_epcached_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Kept) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Kept) ProtoMessage() {}
+
+func (x *Kept) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Kept.ProtoReflect.Descriptor instead.
+func (*Kept) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Kept) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Kept) GetBuilds() uint64 {
+	if x != nil {
+		return x.Builds
+	}
+	return 0
+}
+
+func (x *Kept) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// Usage tells where the space goes: of all builds that the caller may see, or of these. Two entries are compared.
+type Usage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"` // as in Show
+	After         string                 `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`     // page token from UsageReply.next
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Usage) Reset() {
+	*x = Usage{}
+	mi := &file_epcached_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Usage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Usage) ProtoMessage() {}
+
+func (x *Usage) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Usage.ProtoReflect.Descriptor instead.
+func (*Usage) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *Usage) GetEntries() []string {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Usage) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+type UsageReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Space         *Space                 `protobuf:"bytes,1,opt,name=space,proto3" json:"space,omitempty"`
+	Builds        []*BuildUsage          `protobuf:"bytes,2,rep,name=builds,proto3" json:"builds,omitempty"`                               // by model, the largest first
+	Next          string                 `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`                                   // empty: that was all
+	Users         []*UsageSum            `protobuf:"bytes,4,rep,name=users,proto3" json:"users,omitempty"`                                 // on the first page: by who asked for them
+	Eps           []*UsageSum            `protobuf:"bytes,5,rep,name=eps,proto3" json:"eps,omitempty"`                                     // by execution provider
+	Shared        []*SharedBlob          `protobuf:"bytes,6,rep,name=shared,proto3" json:"shared,omitempty"`                               // of two entries: what both need, the largest first
+	SharedBytes   int64                  `protobuf:"varint,7,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // the sum of all of it, also of what is not listed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageReply) Reset() {
+	*x = UsageReply{}
+	mi := &file_epcached_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageReply) ProtoMessage() {}
+
+func (x *UsageReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
+func (*UsageReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *UsageReply) GetSpace() *Space {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+func (x *UsageReply) GetBuilds() []*BuildUsage {
+	if x != nil {
+		return x.Builds
+	}
+	return nil
+}
+
+func (x *UsageReply) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+func (x *UsageReply) GetUsers() []*UsageSum {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *UsageReply) GetEps() []*UsageSum {
+	if x != nil {
+		return x.Eps
+	}
+	return nil
+}
+
+func (x *UsageReply) GetShared() []*SharedBlob {
+	if x != nil {
+		return x.Shared
+	}
+	return nil
+}
+
+func (x *UsageReply) GetSharedBytes() int64 {
+	if x != nil {
+		return x.SharedBytes
+	}
+	return 0
+}
+
+type BuildUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         *Build                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`                                    // without files
+	LogicalBytes  int64                  `protobuf:"varint,2,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"` // its files, and its copied source model
+	OwnBytes      int64                  `protobuf:"varint,3,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`             // on disk: what its removal would free now
+	SharedBytes   int64                  `protobuf:"varint,4,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`    // of its blobs' bytes on disk those that other builds need as well
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BuildUsage) Reset() {
+	*x = BuildUsage{}
+	mi := &file_epcached_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BuildUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BuildUsage) ProtoMessage() {}
+
+func (x *BuildUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BuildUsage.ProtoReflect.Descriptor instead.
+func (*BuildUsage) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *BuildUsage) GetBuild() *Build {
+	if x != nil {
+		return x.Build
+	}
+	return nil
+}
+
+func (x *BuildUsage) GetLogicalBytes() int64 {
+	if x != nil {
+		return x.LogicalBytes
+	}
+	return 0
+}
+
+func (x *BuildUsage) GetOwnBytes() int64 {
+	if x != nil {
+		return x.OwnBytes
+	}
+	return 0
+}
+
+func (x *BuildUsage) GetSharedBytes() int64 {
+	if x != nil {
+		return x.SharedBytes
+	}
+	return 0
+}
+
+type UsageSum struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "uid:1000", "QNNExecutionProvider"
+	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
+	LogicalBytes  int64                  `protobuf:"varint,3,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"`
+	OwnBytes      int64                  `protobuf:"varint,4,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`          // blobs that nobody else's builds need
+	QuotaBytes    int64                  `protobuf:"varint,5,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`    // 0: none
+	StoredBytes   int64                  `protobuf:"varint,6,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"` // every blob once
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageSum) Reset() {
+	*x = UsageSum{}
+	mi := &file_epcached_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageSum) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageSum) ProtoMessage() {}
+
+func (x *UsageSum) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageSum.ProtoReflect.Descriptor instead.
+func (*UsageSum) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *UsageSum) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UsageSum) GetBuilds() uint64 {
+	if x != nil {
+		return x.Builds
+	}
+	return 0
+}
+
+func (x *UsageSum) GetLogicalBytes() int64 {
+	if x != nil {
+		return x.LogicalBytes
+	}
+	return 0
+}
+
+func (x *UsageSum) GetOwnBytes() int64 {
+	if x != nil {
+		return x.OwnBytes
+	}
+	return 0
+}
+
+func (x *UsageSum) GetQuotaBytes() int64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *UsageSum) GetStoredBytes() int64 {
+	if x != nil {
+		return x.StoredBytes
+	}
+	return 0
+}
+
+type SharedBlob struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	FirstName     string                 `protobuf:"bytes,3,opt,name=first_name,json=firstName,proto3" json:"first_name,omitempty"` // what the one calls it, and the other
+	SecondName    string                 `protobuf:"bytes,4,opt,name=second_name,json=secondName,proto3" json:"second_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SharedBlob) Reset() {
+	*x = SharedBlob{}
+	mi := &file_epcached_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SharedBlob) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SharedBlob) ProtoMessage() {}
+
+func (x *SharedBlob) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SharedBlob.ProtoReflect.Descriptor instead.
+func (*SharedBlob) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *SharedBlob) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *SharedBlob) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SharedBlob) GetFirstName() string {
+	if x != nil {
+		return x.FirstName
+	}
+	return ""
+}
+
+func (x *SharedBlob) GetSecondName() string {
+	if x != nil {
+		return x.SecondName
+	}
+	return ""
+}
+
 type Status struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4169,7 +5107,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[43]
+	mi := &file_epcached_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4181,7 +5119,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[43]
+	mi := &file_epcached_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4194,7 +5132,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{43}
+	return file_epcached_proto_rawDescGZIP(), []int{54}
 }
 
 type StatusReply struct {
@@ -4221,7 +5159,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[44]
+	mi := &file_epcached_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4233,7 +5171,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[44]
+	mi := &file_epcached_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4246,7 +5184,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{44}
+	return file_epcached_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -4371,13 +5309,22 @@ type Space struct {
 	BudgetBytes         int64                  `protobuf:"varint,6,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"`
 	Entries             uint64                 `protobuf:"varint,7,opt,name=entries,proto3" json:"entries,omitempty"`
 	Builds              uint64                 `protobuf:"varint,8,opt,name=builds,proto3" json:"builds,omitempty"`
+	DiskBytes           int64                  `protobuf:"varint,9,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`              // what the blobs take on disk, in whole blocks; this and the next three count against the budget
+	HeldBytes           int64                  `protobuf:"varint,10,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`             // on disk, of removed builds that programs still have open
+	ReservedBytes       int64                  `protobuf:"varint,11,opt,name=reserved_bytes,json=reservedBytes,proto3" json:"reserved_bytes,omitempty"` // set aside for what is being stored
+	ManifestBytes       int64                  `protobuf:"varint,12,opt,name=manifest_bytes,json=manifestBytes,proto3" json:"manifest_bytes,omitempty"` // on disk, about
+	FreeBytes           int64                  `protobuf:"varint,13,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`             // of the file system
+	FloorBytes          int64                  `protobuf:"varint,14,opt,name=floor_bytes,json=floorBytes,proto3" json:"floor_bytes,omitempty"`          // that are to stay free
+	PinnedBytes         int64                  `protobuf:"varint,15,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`       // on disk, of pinned builds
+	MaxEntries          uint64                 `protobuf:"varint,16,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	Evicted             uint64                 `protobuf:"varint,17,opt,name=evicted,proto3" json:"evicted,omitempty"` // builds that were collected since the counters began
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[45]
+	mi := &file_epcached_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +5336,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[45]
+	mi := &file_epcached_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +5349,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{45}
+	return file_epcached_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -4461,6 +5408,69 @@ func (x *Space) GetBuilds() uint64 {
 	return 0
 }
 
+func (x *Space) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *Space) GetHeldBytes() int64 {
+	if x != nil {
+		return x.HeldBytes
+	}
+	return 0
+}
+
+func (x *Space) GetReservedBytes() int64 {
+	if x != nil {
+		return x.ReservedBytes
+	}
+	return 0
+}
+
+func (x *Space) GetManifestBytes() int64 {
+	if x != nil {
+		return x.ManifestBytes
+	}
+	return 0
+}
+
+func (x *Space) GetFreeBytes() int64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *Space) GetFloorBytes() int64 {
+	if x != nil {
+		return x.FloorBytes
+	}
+	return 0
+}
+
+func (x *Space) GetPinnedBytes() int64 {
+	if x != nil {
+		return x.PinnedBytes
+	}
+	return 0
+}
+
+func (x *Space) GetMaxEntries() uint64 {
+	if x != nil {
+		return x.MaxEntries
+	}
+	return 0
+}
+
+func (x *Space) GetEvicted() uint64 {
+	if x != nil {
+		return x.Evicted
+	}
+	return 0
+}
+
 type Probe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Refresh       bool                   `protobuf:"varint,1,opt,name=refresh,proto3" json:"refresh,omitempty"` // probe again even if nothing changed
@@ -4471,7 +5481,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[46]
+	mi := &file_epcached_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4483,7 +5493,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[46]
+	mi := &file_epcached_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4496,7 +5506,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{46}
+	return file_epcached_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -4525,7 +5535,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +5547,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +5560,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{47}
+	return file_epcached_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -4587,7 +5597,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4599,7 +5609,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4612,7 +5622,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{48}
+	return file_epcached_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -4715,7 +5725,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4727,7 +5737,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +5750,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{49}
+	return file_epcached_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *EpFacts) GetName() string {
@@ -4817,7 +5827,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4829,7 +5839,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4842,7 +5852,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{50}
+	return file_epcached_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -4931,7 +5941,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4943,7 +5953,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4956,7 +5966,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{51}
+	return file_epcached_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Report) GetBuild() string {
@@ -5015,7 +6025,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5027,7 +6037,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5040,7 +6050,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{52}
+	return file_epcached_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -5088,7 +6098,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5100,7 +6110,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5113,7 +6123,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{53}
+	return file_epcached_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Why) GetEntry() string {
@@ -5140,7 +6150,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5152,7 +6162,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5165,7 +6175,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{54}
+	return file_epcached_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -5236,7 +6246,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +6258,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +6271,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{55}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -5304,7 +6314,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5316,7 +6326,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5329,7 +6339,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{56}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -5372,7 +6382,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +6394,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +6407,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{57}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Difference) GetField() string {
@@ -5437,7 +6447,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5449,7 +6459,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5462,7 +6472,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{58}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -5531,7 +6541,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5543,7 +6553,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5556,7 +6566,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{59}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -5582,7 +6592,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5594,7 +6604,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5607,7 +6617,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{60}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -5628,7 +6638,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5640,7 +6650,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5653,7 +6663,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{61}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -5665,7 +6675,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5677,7 +6687,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5690,7 +6700,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{62}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 type DoctorReply struct {
@@ -5702,7 +6712,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5714,7 +6724,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5727,7 +6737,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{63}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -5749,7 +6759,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5761,7 +6771,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5774,7 +6784,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{64}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -5809,13 +6819,14 @@ type Check struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Deep          bool                   `protobuf:"varint,1,opt,name=deep,proto3" json:"deep,omitempty"`     // hash every byte; else stamps and structure
 	Repair        bool                   `protobuf:"varint,2,opt,name=repair,proto3" json:"repair,omitempty"` // quarantine what is damaged
+	Space         bool                   `protobuf:"varint,3,opt,name=space,proto3" json:"space,omitempty"`   // compare what is accounted with what the file system says, instead of looking at files
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5827,7 +6838,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5840,7 +6851,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{65}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Check) GetDeep() bool {
@@ -5857,19 +6868,27 @@ func (x *Check) GetRepair() bool {
 	return false
 }
 
+func (x *Check) GetSpace() bool {
+	if x != nil {
+		return x.Space
+	}
+	return false
+}
+
 type CheckReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Blobs         uint64                 `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"`
 	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
 	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Findings      []*Finding             `protobuf:"bytes,4,rep,name=findings,proto3" json:"findings,omitempty"`
+	Space         []*SpaceLine           `protobuf:"bytes,5,rep,name=space,proto3" json:"space,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5881,7 +6900,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5894,7 +6913,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -5925,9 +6944,85 @@ func (x *CheckReply) GetFindings() []*Finding {
 	return nil
 }
 
+func (x *CheckReply) GetSpace() []*SpaceLine {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+// SpaceLine is one kind of file below the state folder.
+type SpaceLine struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "objects", "manifests", "views", ...
+	Files          uint64                 `protobuf:"varint,2,opt,name=files,proto3" json:"files,omitempty"`
+	DiskBytes      int64                  `protobuf:"varint,3,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                      // as the file system says, every inode once
+	AccountedBytes *int64                 `protobuf:"varint,4,opt,name=accounted_bytes,json=accountedBytes,proto3,oneof" json:"accounted_bytes,omitempty"` // as the daemon has it; not there: it keeps no account of these
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SpaceLine) Reset() {
+	*x = SpaceLine{}
+	mi := &file_epcached_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpaceLine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpaceLine) ProtoMessage() {}
+
+func (x *SpaceLine) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
+func (*SpaceLine) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *SpaceLine) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SpaceLine) GetFiles() uint64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *SpaceLine) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *SpaceLine) GetAccountedBytes() int64 {
+	if x != nil && x.AccountedBytes != nil {
+		return *x.AccountedBytes
+	}
+	return 0
+}
+
 type Finding struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "damaged", "missing", "leftover", "stale view"
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "damaged", "missing", "leftover", "stale view", "space"
 	Object        string                 `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	Builds        []string               `protobuf:"bytes,4,rep,name=builds,proto3" json:"builds,omitempty"` // what needs it
@@ -5937,7 +7032,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5949,7 +7044,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5962,7 +7057,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Finding) GetKind() string {
@@ -5997,7 +7092,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\x80\x12\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xae\x14\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -6055,7 +7150,14 @@ const file_epcached_proto_rawDesc = "" +
 	"retry_jobs\x189 \x01(\v2\x16.epcached.v1.RetryJobsH\x00R\tretryJobs\x12$\n" +
 	"\x03put\x18: \x01(\v2\x10.epcached.v1.PutH\x00R\x03put\x12.\n" +
 	"\agive_up\x18; \x01(\v2\x13.epcached.v1.GiveUpH\x00R\x06giveUp\x12>\n" +
-	"\rgive_up_reply\x18< \x01(\v2\x18.epcached.v1.GiveUpReplyH\x00R\vgiveUpReplyB\x06\n" +
+	"\rgive_up_reply\x18< \x01(\v2\x18.epcached.v1.GiveUpReplyH\x00R\vgiveUpReply\x12$\n" +
+	"\x03pin\x18= \x01(\v2\x10.epcached.v1.PinH\x00R\x03pin\x12*\n" +
+	"\x05unpin\x18> \x01(\v2\x12.epcached.v1.UnpinH\x00R\x05unpin\x120\n" +
+	"\acollect\x18? \x01(\v2\x14.epcached.v1.CollectH\x00R\acollect\x12@\n" +
+	"\rcollect_reply\x18@ \x01(\v2\x19.epcached.v1.CollectReplyH\x00R\fcollectReply\x12*\n" +
+	"\x05usage\x18A \x01(\v2\x12.epcached.v1.UsageH\x00R\x05usage\x12:\n" +
+	"\vusage_reply\x18B \x01(\v2\x17.epcached.v1.UsageReplyH\x00R\n" +
+	"usageReplyB\x06\n" +
 	"\x04body\"U\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1a\n" +
@@ -6134,7 +7236,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x13\n" +
 	"\x02fd\x18\x03 \x01(\rH\x00R\x02fd\x88\x01\x01\x121\n" +
 	"\x06beside\x18\x04 \x03(\v2\x19.epcached.v1.ExternalFileR\x06besideB\x05\n" +
-	"\x03_fd\"\x8e\b\n" +
+	"\x03_fd\"\xad\b\n" +
 	"\aAcquire\x12(\n" +
 	"\x05model\x18\x01 \x01(\v2\x12.epcached.v1.ModelR\x05model\x120\n" +
 	"\x03eps\x18\x02 \x03(\v2\x1e.epcached.v1.ExecutionProviderR\x03eps\x12Q\n" +
@@ -6156,7 +7258,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06output\x18\x0f \x01(\v2\x13.epcached.v1.OutputR\x06output\x12\x1d\n" +
 	"\n" +
 	"keep_going\x18\x10 \x01(\bR\tkeepGoing\x12#\n" +
-	"\rverify_output\x18\x11 \x01(\x01R\fverifyOutput\x1aA\n" +
+	"\rverify_output\x18\x11 \x01(\x01R\fverifyOutput\x12\x1d\n" +
+	"\n" +
+	"holds_view\x18\x12 \x01(\bR\tholdsView\x1aA\n" +
 	"\x13SessionOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
@@ -6325,7 +7429,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xad\t\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xe2\t\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -6367,7 +7471,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\x13source_load_seconds\x18\x1d \x01(\x01R\x11sourceLoadSeconds\x12%\n" +
 	"\x0edriver_version\x18\x1e \x01(\tR\rdriverVersion\x12%\n" +
 	"\x0econverted_from\x18\x1f \x01(\tR\rconvertedFrom\x12'\n" +
-	"\x0fverified_output\x18  \x01(\x01R\x0everifiedOutput\x12\x17\n" +
+	"\x0fverified_output\x18  \x01(\x01R\x0everifiedOutput\x12\x16\n" +
+	"\x06pinned\x18! \x01(\bR\x06pinned\x12\x1b\n" +
+	"\town_bytes\x18\" \x01(\x03R\bownBytes\x12\x17\n" +
 	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
 	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"K\n" +
 	"\tListReply\x12*\n" +
@@ -6391,7 +7497,87 @@ const file_epcached_proto_rawDesc = "" +
 	"\vChangeReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x1f\n" +
 	"\vfreed_bytes\x18\x02 \x01(\x03R\n" +
-	"freedBytes\"\b\n" +
+	"freedBytes\"8\n" +
+	"\x03Pin\x12\x18\n" +
+	"\aentries\x18\x01 \x03(\tR\aentries\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\":\n" +
+	"\x05Unpin\x12\x18\n" +
+	"\aentries\x18\x01 \x03(\tR\aentries\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"O\n" +
+	"\aCollect\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\x12\x1e\n" +
+	"\bto_bytes\x18\x02 \x01(\x03H\x00R\atoBytes\x88\x01\x01B\v\n" +
+	"\t_to_bytes\"\xdc\x02\n" +
+	"\fCollectReply\x120\n" +
+	"\bremovals\x18\x01 \x03(\v2\x14.epcached.v1.RemovalR\bremovals\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
+	"\aremoved\x18\x03 \x01(\x04R\aremoved\x12\x1f\n" +
+	"\vfreed_bytes\x18\x04 \x01(\x03R\n" +
+	"freedBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x05 \x01(\x03R\tusedBytes\x12!\n" +
+	"\fbudget_bytes\x18\x06 \x01(\x03R\vbudgetBytes\x12\x1f\n" +
+	"\vshort_bytes\x18\a \x01(\x03R\n" +
+	"shortBytes\x12%\n" +
+	"\x04kept\x18\b \x03(\v2\x11.epcached.v1.KeptR\x04kept\x12!\n" +
+	"\fplan_seconds\x18\t \x01(\x01R\vplanSeconds\x12\x1e\n" +
+	"\n" +
+	"considered\x18\n" +
+	" \x01(\x04R\n" +
+	"considered\"\x9a\x02\n" +
+	"\aRemoval\x12\x14\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
+	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x14\n" +
+	"\x05scope\x18\x04 \x01(\tR\x05scope\x12\x1f\n" +
+	"\vfrees_bytes\x18\x05 \x01(\x03R\n" +
+	"freesBytes\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x18\n" +
+	"\aoutcome\x18\a \x01(\tR\aoutcome\x12'\n" +
+	"\x0fcompile_seconds\x18\b \x01(\x01R\x0ecompileSeconds\x12 \n" +
+	"\flast_used_ms\x18\t \x01(\x03R\n" +
+	"lastUsedMs\x12\x16\n" +
+	"\x06models\x18\n" +
+	" \x01(\rR\x06models\"L\n" +
+	"\x04Kept\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"7\n" +
+	"\x05Usage\x12\x18\n" +
+	"\aentries\x18\x01 \x03(\tR\aentries\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\tR\x05after\"\xa5\x02\n" +
+	"\n" +
+	"UsageReply\x12(\n" +
+	"\x05space\x18\x01 \x01(\v2\x12.epcached.v1.SpaceR\x05space\x12/\n" +
+	"\x06builds\x18\x02 \x03(\v2\x17.epcached.v1.BuildUsageR\x06builds\x12\x12\n" +
+	"\x04next\x18\x03 \x01(\tR\x04next\x12+\n" +
+	"\x05users\x18\x04 \x03(\v2\x15.epcached.v1.UsageSumR\x05users\x12'\n" +
+	"\x03eps\x18\x05 \x03(\v2\x15.epcached.v1.UsageSumR\x03eps\x12/\n" +
+	"\x06shared\x18\x06 \x03(\v2\x17.epcached.v1.SharedBlobR\x06shared\x12!\n" +
+	"\fshared_bytes\x18\a \x01(\x03R\vsharedBytes\"\x9b\x01\n" +
+	"\n" +
+	"BuildUsage\x12(\n" +
+	"\x05build\x18\x01 \x01(\v2\x12.epcached.v1.BuildR\x05build\x12#\n" +
+	"\rlogical_bytes\x18\x02 \x01(\x03R\flogicalBytes\x12\x1b\n" +
+	"\town_bytes\x18\x03 \x01(\x03R\bownBytes\x12!\n" +
+	"\fshared_bytes\x18\x04 \x01(\x03R\vsharedBytes\"\xbc\x01\n" +
+	"\bUsageSum\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12#\n" +
+	"\rlogical_bytes\x18\x03 \x01(\x03R\flogicalBytes\x12\x1b\n" +
+	"\town_bytes\x18\x04 \x01(\x03R\bownBytes\x12\x1f\n" +
+	"\vquota_bytes\x18\x05 \x01(\x03R\n" +
+	"quotaBytes\x12!\n" +
+	"\fstored_bytes\x18\x06 \x01(\x03R\vstoredBytes\"x\n" +
+	"\n" +
+	"SharedBlob\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x1d\n" +
+	"\n" +
+	"first_name\x18\x03 \x01(\tR\tfirstName\x12\x1f\n" +
+	"\vsecond_name\x18\x04 \x01(\tR\n" +
+	"secondName\"\b\n" +
 	"\x06Status\"\x86\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
@@ -6410,7 +7596,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\vconnections\x18\r \x01(\rR\vconnections\x12\x12\n" +
 	"\x04jobs\x18\x0e \x01(\rR\x04jobs\x125\n" +
 	"\bruntimes\x18\x0f \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\x12\x18\n" +
-	"\asandbox\x18\x10 \x03(\tR\asandbox\"\x9f\x02\n" +
+	"\asandbox\x18\x10 \x03(\tR\asandbox\"\xc9\x04\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x03R\vstoredBytes\x12%\n" +
@@ -6420,7 +7606,22 @@ const file_epcached_proto_rawDesc = "" +
 	"dead_bytes\x18\x05 \x01(\x03R\tdeadBytes\x12!\n" +
 	"\fbudget_bytes\x18\x06 \x01(\x03R\vbudgetBytes\x12\x18\n" +
 	"\aentries\x18\a \x01(\x04R\aentries\x12\x16\n" +
-	"\x06builds\x18\b \x01(\x04R\x06builds\"Q\n" +
+	"\x06builds\x18\b \x01(\x04R\x06builds\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\t \x01(\x03R\tdiskBytes\x12\x1d\n" +
+	"\n" +
+	"held_bytes\x18\n" +
+	" \x01(\x03R\theldBytes\x12%\n" +
+	"\x0ereserved_bytes\x18\v \x01(\x03R\rreservedBytes\x12%\n" +
+	"\x0emanifest_bytes\x18\f \x01(\x03R\rmanifestBytes\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\r \x01(\x03R\tfreeBytes\x12\x1f\n" +
+	"\vfloor_bytes\x18\x0e \x01(\x03R\n" +
+	"floorBytes\x12!\n" +
+	"\fpinned_bytes\x18\x0f \x01(\x03R\vpinnedBytes\x12\x1f\n" +
+	"\vmax_entries\x18\x10 \x01(\x04R\n" +
+	"maxEntries\x12\x18\n" +
+	"\aevicted\x18\x11 \x01(\x04R\aevicted\"Q\n" +
 	"\x05Probe\x12\x18\n" +
 	"\arefresh\x18\x01 \x01(\bR\arefresh\x12.\n" +
 	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"]\n" +
@@ -6546,16 +7747,25 @@ const file_epcached_proto_rawDesc = "" +
 	"\bseverity\x18\x01 \x01(\tR\bseverity\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x12\n" +
-	"\x04hint\x18\x04 \x01(\tR\x04hint\"3\n" +
+	"\x04hint\x18\x04 \x01(\tR\x04hint\"I\n" +
 	"\x05Check\x12\x12\n" +
 	"\x04deep\x18\x01 \x01(\bR\x04deep\x12\x16\n" +
-	"\x06repair\x18\x02 \x01(\bR\x06repair\"\x82\x01\n" +
+	"\x06repair\x18\x02 \x01(\bR\x06repair\x12\x14\n" +
+	"\x05space\x18\x03 \x01(\bR\x05space\"\xb0\x01\n" +
 	"\n" +
 	"CheckReply\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x04R\x05blobs\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x120\n" +
-	"\bfindings\x18\x04 \x03(\v2\x14.epcached.v1.FindingR\bfindings\"e\n" +
+	"\bfindings\x18\x04 \x03(\v2\x14.epcached.v1.FindingR\bfindings\x12,\n" +
+	"\x05space\x18\x05 \x03(\v2\x16.epcached.v1.SpaceLineR\x05space\"\x96\x01\n" +
+	"\tSpaceLine\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05files\x18\x02 \x01(\x04R\x05files\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x03 \x01(\x03R\tdiskBytes\x12,\n" +
+	"\x0faccounted_bytes\x18\x04 \x01(\x03H\x00R\x0eaccountedBytes\x88\x01\x01B\x12\n" +
+	"\x10_accounted_bytes\"e\n" +
 	"\aFinding\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06object\x18\x02 \x01(\tR\x06object\x12\x16\n" +
@@ -6603,7 +7813,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -6650,150 +7860,177 @@ var file_epcached_proto_goTypes = []any{
 	(*Invalidate)(nil),        // 42: epcached.v1.Invalidate
 	(*Remove)(nil),            // 43: epcached.v1.Remove
 	(*ChangeReply)(nil),       // 44: epcached.v1.ChangeReply
-	(*Status)(nil),            // 45: epcached.v1.Status
-	(*StatusReply)(nil),       // 46: epcached.v1.StatusReply
-	(*Space)(nil),             // 47: epcached.v1.Space
-	(*Probe)(nil),             // 48: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 49: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 50: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 51: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 52: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 53: epcached.v1.Report
-	(*ReportReply)(nil),       // 54: epcached.v1.ReportReply
-	(*Why)(nil),               // 55: epcached.v1.Why
-	(*Explanation)(nil),       // 56: epcached.v1.Explanation
-	(*Candidate)(nil),         // 57: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 58: epcached.v1.Neighbour
-	(*Difference)(nil),        // 59: epcached.v1.Difference
-	(*Event)(nil),             // 60: epcached.v1.Event
-	(*Events)(nil),            // 61: epcached.v1.Events
-	(*EventsReply)(nil),       // 62: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 63: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 64: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 65: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 66: epcached.v1.Advice
-	(*Check)(nil),             // 67: epcached.v1.Check
-	(*CheckReply)(nil),        // 68: epcached.v1.CheckReply
-	(*Finding)(nil),           // 69: epcached.v1.Finding
-	nil,                       // 70: epcached.v1.Error.FactsEntry
-	nil,                       // 71: epcached.v1.Device.MetadataEntry
-	nil,                       // 72: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 73: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 74: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 75: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 76: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 77: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 78: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 79: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 80: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 81: epcached.v1.Failure.FactsEntry
-	nil,                       // 82: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 83: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Pin)(nil),               // 45: epcached.v1.Pin
+	(*Unpin)(nil),             // 46: epcached.v1.Unpin
+	(*Collect)(nil),           // 47: epcached.v1.Collect
+	(*CollectReply)(nil),      // 48: epcached.v1.CollectReply
+	(*Removal)(nil),           // 49: epcached.v1.Removal
+	(*Kept)(nil),              // 50: epcached.v1.Kept
+	(*Usage)(nil),             // 51: epcached.v1.Usage
+	(*UsageReply)(nil),        // 52: epcached.v1.UsageReply
+	(*BuildUsage)(nil),        // 53: epcached.v1.BuildUsage
+	(*UsageSum)(nil),          // 54: epcached.v1.UsageSum
+	(*SharedBlob)(nil),        // 55: epcached.v1.SharedBlob
+	(*Status)(nil),            // 56: epcached.v1.Status
+	(*StatusReply)(nil),       // 57: epcached.v1.StatusReply
+	(*Space)(nil),             // 58: epcached.v1.Space
+	(*Probe)(nil),             // 59: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 60: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 61: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 62: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 63: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 64: epcached.v1.Report
+	(*ReportReply)(nil),       // 65: epcached.v1.ReportReply
+	(*Why)(nil),               // 66: epcached.v1.Why
+	(*Explanation)(nil),       // 67: epcached.v1.Explanation
+	(*Candidate)(nil),         // 68: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 69: epcached.v1.Neighbour
+	(*Difference)(nil),        // 70: epcached.v1.Difference
+	(*Event)(nil),             // 71: epcached.v1.Event
+	(*Events)(nil),            // 72: epcached.v1.Events
+	(*EventsReply)(nil),       // 73: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 74: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 75: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 76: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 77: epcached.v1.Advice
+	(*Check)(nil),             // 78: epcached.v1.Check
+	(*CheckReply)(nil),        // 79: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 80: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 81: epcached.v1.Finding
+	nil,                       // 82: epcached.v1.Error.FactsEntry
+	nil,                       // 83: epcached.v1.Device.MetadataEntry
+	nil,                       // 84: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 85: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 86: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 87: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 88: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 89: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 90: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 91: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 92: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 93: epcached.v1.Failure.FactsEntry
+	nil,                       // 94: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 95: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
-	3,  // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
-	4,  // 1: epcached.v1.Envelope.hello_reply:type_name -> epcached.v1.HelloReply
-	5,  // 2: epcached.v1.Envelope.error:type_name -> epcached.v1.Error
-	6,  // 3: epcached.v1.Envelope.progress:type_name -> epcached.v1.Progress
-	7,  // 4: epcached.v1.Envelope.cancel:type_name -> epcached.v1.Cancel
-	8,  // 5: epcached.v1.Envelope.attach:type_name -> epcached.v1.Attach
-	15, // 6: epcached.v1.Envelope.acquire:type_name -> epcached.v1.Acquire
-	18, // 7: epcached.v1.Envelope.acquire_reply:type_name -> epcached.v1.AcquireReply
-	22, // 8: epcached.v1.Envelope.need:type_name -> epcached.v1.Need
-	23, // 9: epcached.v1.Envelope.release:type_name -> epcached.v1.Release
-	24, // 10: epcached.v1.Envelope.release_reply:type_name -> epcached.v1.ReleaseReply
-	37, // 11: epcached.v1.Envelope.list:type_name -> epcached.v1.List
-	39, // 12: epcached.v1.Envelope.list_reply:type_name -> epcached.v1.ListReply
-	40, // 13: epcached.v1.Envelope.show:type_name -> epcached.v1.Show
-	41, // 14: epcached.v1.Envelope.show_reply:type_name -> epcached.v1.ShowReply
-	42, // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
-	43, // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
-	44, // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	45, // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	46, // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	48, // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	49, // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	67, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	68, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	53, // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	54, // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	55, // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	56, // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	61, // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	62, // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	63, // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	60, // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	64, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	65, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
-	30, // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
-	33, // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
-	34, // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
-	35, // 37: epcached.v1.Envelope.cancel_jobs:type_name -> epcached.v1.CancelJobs
-	36, // 38: epcached.v1.Envelope.retry_jobs:type_name -> epcached.v1.RetryJobs
-	25, // 39: epcached.v1.Envelope.put:type_name -> epcached.v1.Put
-	28, // 40: epcached.v1.Envelope.give_up:type_name -> epcached.v1.GiveUp
-	29, // 41: epcached.v1.Envelope.give_up_reply:type_name -> epcached.v1.GiveUpReply
-	0,  // 42: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	70, // 43: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,  // 44: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	71, // 45: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11, // 46: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	72, // 47: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	73, // 48: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14, // 49: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	9,  // 50: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
-	10, // 51: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12, // 52: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	74, // 53: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	75, // 54: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	76, // 55: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13, // 56: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,  // 57: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10, // 58: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16, // 59: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17, // 60: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	77, // 61: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	78, // 62: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	56, // 63: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20, // 64: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19, // 65: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	79, // 66: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	80, // 67: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26, // 68: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27, // 69: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	5,  // 70: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	81, // 71: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	31, // 72: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	32, // 73: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17, // 74: epcached.v1.Build.files:type_name -> epcached.v1.File
-	19, // 75: epcached.v1.Build.members:type_name -> epcached.v1.Member
-	38, // 76: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	38, // 77: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	38, // 78: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	47, // 79: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	50, // 80: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13, // 81: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	50, // 82: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	51, // 83: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	52, // 84: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	82, // 85: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	83, // 86: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13, // 87: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	57, // 88: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	58, // 89: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	60, // 90: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38, // 91: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	59, // 92: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	59, // 93: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	60, // 94: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	66, // 95: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	69, // 96: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	21, // 97: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	98, // [98:98] is the sub-list for method output_type
-	98, // [98:98] is the sub-list for method input_type
-	98, // [98:98] is the sub-list for extension type_name
-	98, // [98:98] is the sub-list for extension extendee
-	0,  // [0:98] is the sub-list for field type_name
+	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
+	4,   // 1: epcached.v1.Envelope.hello_reply:type_name -> epcached.v1.HelloReply
+	5,   // 2: epcached.v1.Envelope.error:type_name -> epcached.v1.Error
+	6,   // 3: epcached.v1.Envelope.progress:type_name -> epcached.v1.Progress
+	7,   // 4: epcached.v1.Envelope.cancel:type_name -> epcached.v1.Cancel
+	8,   // 5: epcached.v1.Envelope.attach:type_name -> epcached.v1.Attach
+	15,  // 6: epcached.v1.Envelope.acquire:type_name -> epcached.v1.Acquire
+	18,  // 7: epcached.v1.Envelope.acquire_reply:type_name -> epcached.v1.AcquireReply
+	22,  // 8: epcached.v1.Envelope.need:type_name -> epcached.v1.Need
+	23,  // 9: epcached.v1.Envelope.release:type_name -> epcached.v1.Release
+	24,  // 10: epcached.v1.Envelope.release_reply:type_name -> epcached.v1.ReleaseReply
+	37,  // 11: epcached.v1.Envelope.list:type_name -> epcached.v1.List
+	39,  // 12: epcached.v1.Envelope.list_reply:type_name -> epcached.v1.ListReply
+	40,  // 13: epcached.v1.Envelope.show:type_name -> epcached.v1.Show
+	41,  // 14: epcached.v1.Envelope.show_reply:type_name -> epcached.v1.ShowReply
+	42,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
+	43,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
+	44,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
+	56,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	57,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	59,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	60,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	78,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	79,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	64,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	65,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	66,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	67,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	72,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	73,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	74,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	71,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	75,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	76,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	30,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
+	33,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
+	34,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
+	35,  // 37: epcached.v1.Envelope.cancel_jobs:type_name -> epcached.v1.CancelJobs
+	36,  // 38: epcached.v1.Envelope.retry_jobs:type_name -> epcached.v1.RetryJobs
+	25,  // 39: epcached.v1.Envelope.put:type_name -> epcached.v1.Put
+	28,  // 40: epcached.v1.Envelope.give_up:type_name -> epcached.v1.GiveUp
+	29,  // 41: epcached.v1.Envelope.give_up_reply:type_name -> epcached.v1.GiveUpReply
+	45,  // 42: epcached.v1.Envelope.pin:type_name -> epcached.v1.Pin
+	46,  // 43: epcached.v1.Envelope.unpin:type_name -> epcached.v1.Unpin
+	47,  // 44: epcached.v1.Envelope.collect:type_name -> epcached.v1.Collect
+	48,  // 45: epcached.v1.Envelope.collect_reply:type_name -> epcached.v1.CollectReply
+	51,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
+	52,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
+	0,   // 48: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	82,  // 49: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,   // 50: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	83,  // 51: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11,  // 52: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	84,  // 53: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	85,  // 54: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14,  // 55: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	9,   // 56: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10,  // 57: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12,  // 58: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	86,  // 59: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	87,  // 60: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	88,  // 61: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13,  // 62: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,   // 63: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10,  // 64: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16,  // 65: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17,  // 66: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	89,  // 67: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	90,  // 68: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	67,  // 69: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20,  // 70: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19,  // 71: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	91,  // 72: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	92,  // 73: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26,  // 74: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27,  // 75: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	5,   // 76: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	93,  // 77: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	31,  // 78: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	32,  // 79: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17,  // 80: epcached.v1.Build.files:type_name -> epcached.v1.File
+	19,  // 81: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	38,  // 82: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	38,  // 83: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	38,  // 84: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	49,  // 85: epcached.v1.CollectReply.removals:type_name -> epcached.v1.Removal
+	50,  // 86: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	58,  // 87: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	53,  // 88: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	54,  // 89: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	54,  // 90: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	55,  // 91: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	38,  // 92: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	58,  // 93: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	61,  // 94: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13,  // 95: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	61,  // 96: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	62,  // 97: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	63,  // 98: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	94,  // 99: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	95,  // 100: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 101: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	68,  // 102: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	69,  // 103: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	71,  // 104: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38,  // 105: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	70,  // 106: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	70,  // 107: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	71,  // 108: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	77,  // 109: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	81,  // 110: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	80,  // 111: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 112: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	113, // [113:113] is the sub-list for method output_type
+	113, // [113:113] is the sub-list for method input_type
+	113, // [113:113] is the sub-list for extension type_name
+	113, // [113:113] is the sub-list for extension extendee
+	0,   // [0:113] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -6844,16 +8081,24 @@ func file_epcached_proto_init() {
 		(*Envelope_Put)(nil),
 		(*Envelope_GiveUp)(nil),
 		(*Envelope_GiveUpReply)(nil),
+		(*Envelope_Pin)(nil),
+		(*Envelope_Unpin)(nil),
+		(*Envelope_Collect)(nil),
+		(*Envelope_CollectReply)(nil),
+		(*Envelope_Usage)(nil),
+		(*Envelope_UsageReply)(nil),
 	}
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[45].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[78].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   82,
+			NumMessages:   94,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

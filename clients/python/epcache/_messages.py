@@ -157,6 +157,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(15, "output", "Output"),
         Field(16, "keep_going", "bool"),
         Field(17, "verify_output", "double"),
+        Field(18, "holds_view", "bool"),
     ),
     "Output": (
         Field(1, "external_initializers_file", "string"),
@@ -322,6 +323,8 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(30, "driver_version", "string"),
         Field(31, "converted_from", "string"),
         Field(32, "verified_output", "double"),
+        Field(33, "pinned", "bool"),
+        Field(34, "own_bytes", "int64"),
         Field(40, "made_by", "string"),
         Field(50, "members", "Member", "repeated"),
     ),

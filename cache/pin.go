@@ -1,0 +1,52 @@
+package cache
+
+import (
+	"context"
+
+	"github.com/epcached/epcached/index"
+)
+
+// Pin has the builds that the names mean kept whatever space is short, and those that are made in their place. With
+// dryRun it tells what it would do.
+func (c *Cache) Pin(ctx context.Context, p Peer, names []string, dryRun bool) ([]Listing, error) {
+	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error {
+		return c.index.Pin(b.ID, index.Pin{At: c.now(), UID: p.UID})
+	})
+}
+
+// Unpin takes that back. It is no error if a build was not pinned.
+func (c *Cache) Unpin(ctx context.Context, p Peer, names []string, dryRun bool) ([]Listing, error) {
+	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error { return c.index.Unpin(b.ID) })
+}
+
+func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun bool, change func(*index.Build) error) ([]Listing, error) {
+	builds, err := c.changeable(ctx, p, names)
+	if err != nil {
+		return nil, err
+	}
+	var out []Listing
+	for i := range builds {
+		if !dryRun {
+			if err := change(&builds[i]); err != nil {
+				return out, storeError(err, builds[i].ModelName)
+			}
+		}
+		out = append(out, c.listing(builds[i]))
+	}
+	return out, nil
+}
+
+// inheritPin moves the pin of a build to the one that was made in its place.
+func (c *Cache) inheritPin(from index.BuildID, to *index.Build) {
+	pin, pinned := c.index.Pinned(from)
+	if !pinned || from == to.ID {
+		return
+	}
+	err := c.index.Pin(to.ID, pin)
+	if err == nil {
+		err = c.index.Unpin(from)
+	}
+	if err != nil {
+		c.log.Error("pin not moved to the build made anew", "from", from.String(), "to", to.ID.String(), "error", err)
+	}
+}

@@ -1,0 +1,121 @@
+package index
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/index/manifestpb"
+)
+
+// Ghost is what is left of a build that was collected: so that it can be said
+// where it went, and what that costs.
+type Ghost struct {
+	BuildID        BuildID
+	RequestKey     RequestKey
+	BuildKey       BuildKey
+	ModelName      string
+	Scope          string // who may hear of it, as of the build
+	At             time.Time
+	Reason         string
+	Bytes          int64   // that it freed
+	CompileSeconds float64 // that it takes to have it back
+	LastUsed       time.Time
+}
+
+// maxGhosts bounds what is remembered; the oldest go. One takes some 400 bytes.
+const maxGhosts = 4 << 10
+
+// ghosts are in the order in which their builds went.
+type ghosts struct{ list []Ghost }
+
+func (g *ghosts) add(one Ghost) {
+	if len(g.list) >= 2*maxGhosts { // now and then, not for each
+		g.list = slices.Clone(g.list[len(g.list)-maxGhosts:])
+	}
+	g.list = append(g.list, one)
+}
+
+func (g *ghosts) drop(drop func(*Ghost) bool) {
+	g.list = slices.DeleteFunc(g.list, func(one Ghost) bool { return drop(&one) })
+}
+
+func (g *ghosts) bytes() (n int64) {
+	for i := range g.list {
+		n += recordHeaderSize + 160 + int64(len(g.list[i].Reason)+len(g.list[i].ModelName))
+	}
+	return n
+}
+
+// Haunt leaves ghosts of builds that are about to be retracted, durably when
+// it returns: a crash between the two leaves ghosts of builds that are there,
+// which the next Open drops. After an error (a full disk) they are known until
+// Close, and written as soon as the journal can be written again.
+func (x *Index) Haunt(ctx context.Context, list []Ghost) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return x.journal.haunt(list)
+}
+
+// Exorcise forgets the ghost of a build that stays after all. The file need
+// not say so: the ghost of a build that is there means nothing.
+func (x *Index) Exorcise(id BuildID) {
+	x.journal.mu.Lock()
+	defer x.journal.mu.Unlock()
+	x.journal.ghosts.drop(func(g *Ghost) bool { return g.BuildID == id })
+}
+
+// Ghosts returns what is still known of builds that were collected, oldest
+// first: some 4,000 at least, and never more than twice as many. match may be
+// nil.
+func (x *Index) Ghosts(match func(*Ghost) bool) []Ghost {
+	x.journal.mu.Lock()
+	defer x.journal.mu.Unlock()
+	var out []Ghost
+	for i := range x.journal.ghosts.list {
+		if one := &x.journal.ghosts.list[i]; match == nil || match(one) {
+			out = append(out, *one)
+		}
+	}
+	return out
+}
+
+func (j *journal) haunt(list []Ghost) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var first error
+	for i := range list {
+		g := &list[i]
+		g.At, g.LastUsed, g.Reason = trimTime(g.At), trimTime(g.LastUsed), shorten(g.Reason, maxText)
+		g.ModelName, g.Scope = shorten(g.ModelName, maxName), shorten(g.Scope, 64)
+		j.ghosts.add(*g)
+		if err := j.append(ghostRecord(g), false); err != nil && first == nil {
+			first = err
+		}
+	}
+	if first == nil {
+		first = j.sync()
+	}
+	if first != nil && j.file != nil {
+		// Some of them are in memory only: the next append writes all that memory holds.
+		_ = j.file.Close() // what it has is kept; what closing could report is written anew
+		j.file = nil
+	}
+	return first
+}
+
+func ghostOf(m *manifestpb.Ghost) (Ghost, error) {
+	g := Ghost{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()), Reason: m.GetReason(), Bytes: m.GetBytes(),
+		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed())}
+	err := fixed("build_id", g.BuildID[:], m.GetBuildId())
+	err = firstOf(err, fixed("request_key", g.RequestKey[:], m.GetRequestKey()))
+	return g, firstOf(err, fixed("build_key", g.BuildKey[:], m.GetBuildKey()))
+}
+
+func ghostRecord(g *Ghost) *manifestpb.Record {
+	return &manifestpb.Record{Kind: &manifestpb.Record_Ghost{Ghost: &manifestpb.Ghost{
+		BuildId: g.BuildID[:], RequestKey: g.RequestKey[:], BuildKey: g.BuildKey[:], ModelName: g.ModelName, Scope: g.Scope,
+		At: nanos(g.At), Reason: g.Reason, Bytes: g.Bytes, CompileSeconds: g.CompileSeconds, LastUsed: nanos(g.LastUsed),
+	}}}
+}

@@ -1,0 +1,96 @@
+package index
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/epcached/epcached/index/manifestpb"
+)
+
+// Pin is the wish that a build is kept whatever space is short.
+type Pin struct {
+	At  time.Time
+	UID uint32 // whose wish it was
+}
+
+// Pin keeps a build, durably when it returns. Pinning it again changes nothing
+// but who wished it, and when.
+func (x *Index) Pin(id BuildID, p Pin) error {
+	if _, err := x.Get(id); err != nil {
+		return fmt.Errorf("pin build %s: %w", id, err)
+	}
+	if p.At.IsZero() {
+		p.At = x.now()
+	}
+	p.At = trimTime(p.At)
+	if err := x.journal.pin(id, p); err != nil {
+		return fmt.Errorf("pin build %s: %w", id, err)
+	}
+	return nil
+}
+
+// Unpin takes that back, durably when it returns. It is no error if the build
+// was not pinned.
+func (x *Index) Unpin(id BuildID) error {
+	if err := x.journal.unpin(id); err != nil {
+		return fmt.Errorf("unpin build %s: %w", id, err)
+	}
+	return nil
+}
+
+// Pinned returns the build's pin, from memory.
+func (x *Index) Pinned(id BuildID) (Pin, bool) {
+	x.journal.mu.Lock()
+	defer x.journal.mu.Unlock()
+	p, ok := x.journal.pins[id]
+	return p, ok
+}
+
+// pin notes a wish, durably when it returns. If that fails nothing is pinned:
+// whoever asked is told so.
+func (j *journal) pin(id BuildID, p Pin) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	before, was := j.pins[id]
+	j.pins[id] = p
+	err := j.append(pinRecord(id, p, false), true)
+	if err != nil {
+		delete(j.pins, id)
+		if was {
+			j.pins[id] = before
+		}
+	}
+	return err
+}
+
+func (j *journal) unpin(id BuildID) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	before, was := j.pins[id]
+	if !was {
+		return nil
+	}
+	delete(j.pins, id)
+	err := j.append(pinRecord(id, before, true), true)
+	if err != nil {
+		j.pins[id] = before
+	}
+	return err
+}
+
+func (j *journal) applyPin(m *manifestpb.Pin) error {
+	var id BuildID
+	if err := fixed("build_id", id[:], m.GetBuildId()); err != nil {
+		return err
+	}
+	if m.Off {
+		delete(j.pins, id)
+		return nil
+	}
+	j.pins[id] = Pin{At: fromNanos(m.At), UID: m.Uid}
+	return nil
+}
+
+func pinRecord(id BuildID, p Pin, off bool) *manifestpb.Record {
+	return &manifestpb.Record{Kind: &manifestpb.Record_Pin{Pin: &manifestpb.Pin{BuildId: id[:], Off: off, At: nanos(p.At), Uid: p.UID}}}
+}
