@@ -82,6 +82,7 @@ func TestWrongValues(t *testing.T) {
 		"no pause":                    {"[failures]\ncrash = \"0s\"\n", `:2:1: field "failures.crash": "0s" is not 1s to 365d`},
 		"pause that is none":          {"[failures]\nlimit = \"soon\"\n", `:2:1: field "failures.limit": "soon" is no duration`},
 		"empty pause":                 {"[failures]\nrefused = \"\"\n", `:2:1: field "failures.refused": "" is no duration`},
+		"idle for an instant":         {"idle_exit = \"soon\"\n", `:1:1: field "idle_exit": "soon" is no duration`},
 		"a time for a text":           {"state = 2026-11-21\n", `:1:1: field "state": it is a time`},
 	}
 	for name, c := range cases {
@@ -187,6 +188,8 @@ keep_source = "copy"
 trusted_reporters = [4]
 publishers = [6]
 report_quorum = 5
+autostart = false
+idle_exit = "1h"
 [limits]
 wall_seconds = 1.5
 cpu_seconds = 2.5

@@ -12,14 +12,7 @@ func defaultState() string {
 	if os.Geteuid() == 0 {
 		return "/var/lib/epcached"
 	}
-	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "epcached")
-	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return ""
-	}
-	return filepath.Join(home, ".local", "state", "epcached")
+	return unixsock.UserState()
 }
 
 func defaultSocket() string {
@@ -27,4 +20,13 @@ func defaultSocket() string {
 		return unixsock.SystemSocket
 	}
 	return unixsock.UserSocket()
+}
+
+// UserFile is where a user has the configuration of the daemon that clients start; "" without a home.
+func UserFile() string {
+	dir, err := os.UserConfigDir()
+	if err != nil || !filepath.IsAbs(dir) {
+		return ""
+	}
+	return filepath.Join(dir, "epcached", "epcached.toml")
 }

@@ -13,6 +13,7 @@ import (
 var whenEmpty = map[string]string{
 	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own", "jobs": "one for each processor",
 	"jobs_memory_bytes": "half of the machine's memory", "max_age": "no limit", "window": "always",
+	"idle_exit": "never, and 15m for a daemon that a client started",
 }
 
 // Print writes the settings in force as a file that would make them, with a comment behind each value that says where it is from.

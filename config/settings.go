@@ -36,6 +36,8 @@ type Settings struct {
 	KeepSource       string   // "reference", "copy", "none"
 	TrustedReporters []uint32 // user ids
 	ReportQuorum     uint64
+	Autostart        bool   // clients may start the user's own daemon
+	IdleExit         string // as ParseDuration reads it; "": as for IdleAfter
 	Drivers          []Driver
 	Compilers        []Compiler
 	Policies         map[string]Policy // by execution provider, "" for all others
@@ -111,6 +113,24 @@ func (p Policy) Age() time.Duration {
 	return d
 }
 
+// AutostartedIdle is how long a daemon that a client started waits for the next one, where nothing else is said.
+const AutostartedIdle = 15 * time.Minute
+
+// IdleAfter is the time without use after which the daemon leaves; 0: never. started says that a client started it.
+func (s *Settings) IdleAfter(started bool) time.Duration {
+	if s.IdleExit == "" && started {
+		return AutostartedIdle
+	}
+	if s.IdleExit == "" {
+		return 0
+	}
+	d, err := ParseDuration(s.IdleExit)
+	if err != nil {
+		return 0 // what is wrong was refused when it was read
+	}
+	return d
+}
+
 // Claims bound what applications compile themselves, with libraries of their own.
 type Claims struct {
 	DeadlineSeconds float64
@@ -150,7 +170,7 @@ func Defaults() *Settings {
 		},
 		Sandbox: Sandbox{Namespaces: true},
 		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
-		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3,
+		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3, Autostart: true,
 		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
@@ -191,6 +211,8 @@ func (s *Settings) read(t *table) {
 	t.choice("keep_source", &s.KeepSource, "reference", "copy", "none")
 	t.users("trusted_reporters", &s.TrustedReporters)
 	t.count("report_quorum", &s.ReportQuorum, 1, 1<<20)
+	t.truth("autostart", &s.Autostart)
+	t.text("idle_exit", &s.IdleExit, checkDuration)
 	runtimes := t.tables("runtime")
 	s.Runtimes = make([]Runtime, len(runtimes))
 	for i := range runtimes {

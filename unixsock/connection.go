@@ -60,6 +60,12 @@ func (c *connection) refuse(err error) {
 	c.cancel()
 	// The client sees the connection close either way.
 	_ = c.send(c.ctx, &wire.Envelope{Body: &wire.Envelope_Error{Error: toWire(err)}}, nil)
+	c.turnAway()
+}
+
+// turnAway closes a connection that is not served, without a word: the client may find, or start, another daemon.
+func (c *connection) turnAway() {
+	c.cancel()
 	c.stream.closeDescriptors()
 	_ = c.stream.conn.Close()
 }

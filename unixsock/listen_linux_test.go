@@ -208,15 +208,37 @@ func TestDialStoppedDaemon(t *testing.T) {
 }
 
 func TestDefaultSocket(t *testing.T) {
+	const inState = "/home/a/.local/state/epcached/epcached.sock"
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
-	t.Setenv(SocketVariable, "")
-	require.Equal(t, []string{"/run/user/7/epcached/epcached.sock", SystemSocket}, DefaultSocket())
-	t.Setenv("XDG_RUNTIME_DIR", "")
-	t.Setenv("XDG_STATE_HOME", "/home/a/state")
-	require.Equal(t, []string{"/home/a/state/epcached/epcached.sock", SystemSocket}, DefaultSocket())
 	t.Setenv("XDG_STATE_HOME", "relative, so not valid")
 	t.Setenv("HOME", "/home/a")
-	require.Equal(t, "/home/a/.local/state/epcached/epcached.sock", DefaultSocket()[0])
+	t.Setenv(SocketVariable, "")
+	require.Equal(t, []string{"/run/user/7/epcached/epcached.sock", inState, SystemSocket}, DefaultSocket())
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	require.Equal(t, []string{inState, SystemSocket}, DefaultSocket())
+	t.Setenv("XDG_STATE_HOME", "/home/a/state")
+	require.Equal(t, []string{"/home/a/state/epcached/epcached.sock", SystemSocket}, DefaultSocket())
 	t.Setenv(SocketVariable, "/elsewhere")
 	require.Equal(t, []string{"/elsewhere"}, DefaultSocket())
+}
+
+// With sudo HOME is another user's, and so may be the daemon there.
+func TestForeignFoldersAreNotOurs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root can give a folder away")
+	}
+	dir := shortDir(t)
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	t.Setenv("XDG_STATE_HOME", "/nowhere")
+	t.Setenv(SocketVariable, "")
+	ours := filepath.Join(dir, "epcached")
+	require.NoError(t, OwnFolder(ours))
+	require.Contains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
+	require.NoError(t, os.Chmod(ours, 0o770))
+	require.ErrorContains(t, OwnFolder(ours), "may be changed by other users")
+	require.NoError(t, os.Chown(ours, 4711, 4711))
+	require.NotContains(t, DefaultSocket(), filepath.Join(ours, "epcached.sock"))
+	require.ErrorContains(t, OwnFolder(ours), "belongs to user 4711")
+	require.ErrorContains(t, OwnFolder(filepath.Join(ours, "state", "epcached")), "nothing is made in it")
+	require.NoDirExists(t, filepath.Join(ours, "state"))
 }

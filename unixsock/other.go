@@ -19,6 +19,11 @@ func DefaultSocketMode() os.FileMode { return 0o600 }
 // Listen answers errors.ErrUnsupported: descriptors travel as on Linux, so the daemon runs only there.
 func Listen(string, os.FileMode) (net.Listener, error) { return nil, errors.ErrUnsupported }
 
+// OwnFolder answers errors.ErrUnsupported: see Listen.
+func OwnFolder(string) error { return errors.ErrUnsupported }
+
+func foreign(string) bool { return false }
+
 // CheckDescriptor answers errors.ErrUnsupported: see Listen.
 func CheckDescriptor(*os.File) error { return errors.ErrUnsupported }
 

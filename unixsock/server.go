@@ -33,6 +33,8 @@ type Server struct {
 	listeners map[net.Listener]struct{}
 	users     map[uint32]*user
 	total     int
+	accepted  uint64
+	leaving   bool
 }
 
 // user is what one uid takes of the daemon.
@@ -162,6 +164,30 @@ func (s *Server) Connections() int {
 	return s.total
 }
 
+// Accepted counts the clients that ever came.
+func (s *Server) Accepted() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.accepted
+}
+
+// Leave stops accepting if there is no client, and tells whether that is so; Serve returns then. A client that comes at this moment is sent away
+// without a word, as if it had come a moment later and found nobody.
+func (s *Server) Leave() bool {
+	s.init()
+	s.mu.Lock()
+	if s.total > 0 {
+		s.mu.Unlock()
+		return false
+	}
+	s.leaving = true
+	s.mu.Unlock()
+	s.drain()
+	s.closeListeners()
+	s.stop()
+	return true
+}
+
 // admit starts a connection, or refuses it where there are too many.
 func (s *Server) admit(accepted net.Conn) {
 	c, err := s.newConnection(accepted)
@@ -173,6 +199,10 @@ func (s *Server) admit(accepted net.Conn) {
 		return
 	}
 	if err := s.register(c); err != nil {
+		if errors.Is(err, errLeaving) {
+			c.turnAway()
+			return
+		}
 		s.Log.Warn("connection refused", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 		c.refuse(err)
 		return
@@ -185,6 +215,8 @@ func (s *Server) admit(accepted net.Conn) {
 	}()
 }
 
+var errLeaving = errors.New("the daemon leaves")
+
 func (s *Server) register(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,6 +226,8 @@ func (s *Server) register(c *connection) error {
 	}
 	busy := &Error{Class: wire.ErrorClass_BUSY, Hint: "close connections that are not needed"}
 	switch {
+	case s.leaving:
+		return errLeaving
 	case s.draining():
 		busy.Text, busy.Hint = "the daemon is stopping", ""
 		return busy
@@ -208,6 +242,7 @@ func (s *Server) register(c *connection) error {
 	u.connections[c] = struct{}{}
 	c.user = u
 	s.total++
+	s.accepted++
 	s.running.Add(1)
 	return nil
 }

@@ -18,24 +18,46 @@ func DefaultSocket() []string {
 		return []string{path}
 	}
 	var paths []string
-	if own := UserSocket(); own != "" {
-		paths = append(paths, own)
+	for _, own := range UserSockets() {
+		if !foreign(filepath.Dir(own)) {
+			paths = append(paths, own)
+		}
 	}
 	return append(paths, SystemSocket)
 }
 
+// UserSockets lists where the user's own daemon may listen: in the runtime folder, then in the state folder. A client looks at both, for a
+// daemon that was started from a desktop has a runtime folder, and a job of cron that asks it has none.
+func UserSockets() []string {
+	var paths []string
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		paths = append(paths, filepath.Join(dir, "epcached", socketName))
+	}
+	if dir := UserState(); dir != "" {
+		paths = append(paths, filepath.Join(dir, socketName))
+	}
+	return paths
+}
+
+const socketName = "epcached.sock"
+
 // UserSocket is where the user's own daemon listens: in the runtime folder, else in the state folder; empty if the
 // user has neither.
 func UserSocket() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "epcached", "epcached.sock")
+	if paths := UserSockets(); len(paths) > 0 {
+		return paths[0]
 	}
+	return ""
+}
+
+// UserState is the state folder of the user's own daemon; empty for a user without a home.
+func UserState() string {
 	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "epcached", "epcached.sock")
+		return filepath.Join(dir, "epcached")
 	}
 	home, err := os.UserHomeDir()
-	if err != nil {
+	if err != nil || !filepath.IsAbs(home) {
 		return ""
 	}
-	return filepath.Join(home, ".local", "state", "epcached", "epcached.sock")
+	return filepath.Join(home, ".local", "state", "epcached")
 }

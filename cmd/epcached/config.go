@@ -19,6 +19,10 @@ type call struct {
 	socket   string
 	runtimes []string
 	logLevel logLevel
+	idleExit string
+
+	autostart bool // a client starts it
+	detached  bool // and this is the process that stays
 }
 
 // logLevel is a flag that takes the configuration's words.
@@ -46,6 +50,12 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.runtimes, "runtime", nil, "`DIR` with ONNX Runtime and execution providers, as pip --target or a virtual environment leaves it; repeatable")
 	f.StringVar(&c.config, "config", "", "configuration `FILE` (TOML)")
 	f.BoolVar(&c.check, "check-config", false, "print the configuration in force, and where each value is from, and do nothing else")
+	f.StringVar(&c.idleExit, "idle-exit", "", "leave after `DURATION` without connection, lease or job, such as 15m; 0s: never")
+	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon apart from the caller, as clients do that find none, and return when it answers")
+	f.BoolVar(&c.detached, "detached", false, "")
+	if err := f.MarkHidden("detached"); err != nil {
+		panic(err) // it is defined a line above
+	}
 	f.Var(&c.logLevel, "log-level", "least `LEVEL` that is logged: debug, info, warn or error")
 }
 
@@ -64,9 +74,12 @@ func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) 
 
 // settings reads the configuration file, and puts the flags that were given over it.
 func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
-	s, err := config.Load(c.config)
+	s, err := config.Load(c.file())
 	if err != nil {
 		return nil, usageError{fmt.Errorf("configuration %w", err)}
+	}
+	if c.autostart {
+		ownPlaces(s)
 	}
 	for flag, to := range map[string]*string{"state": &s.State, "socket": &s.Socket} {
 		if !given.Changed(flag) {
@@ -80,6 +93,13 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 	if given.Changed("log-level") {
 		s.LogLevel = string(c.logLevel)
 		s.Flag("log_level", "log-level")
+	}
+	if given.Changed("idle-exit") {
+		if _, err := config.ParseDuration(c.idleExit); err != nil {
+			return nil, usageError{fmt.Errorf("--idle-exit: %w", err)}
+		}
+		s.IdleExit = c.idleExit
+		s.Flag("idle_exit", "idle-exit")
 	}
 	if s.State == "" || s.Socket == "" {
 		return nil, usageError{errors.New("no home directory to put the state in: give --state and --socket")}

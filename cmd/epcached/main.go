@@ -1,7 +1,8 @@
 // Command epcached is the daemon that keeps compiled ONNX Runtime models.
 //
 // It only wires: flags and configuration (config.go, options.go), the cache behind the socket (backend.go), signals and systemd
-// (serve.go), and a configuration that changes (reload.go). The logic is in package cache.
+// (serve.go), a configuration that changes (reload.go), and the daemon that a client starts, which leaves when nobody needs it (autostart.go,
+// idle.go). The logic is in package cache.
 package main
 
 import (
@@ -64,6 +65,9 @@ Flags go before the configuration file, which goes before the defaults. The defa
 file; --check-config prints what would be in force, or all that is wrong with it. While the daemon runs, a changed
 file, and changed rules, are put into force as soon as they are at rest, and upon SIGHUP.
 
+With --autostart it starts the user's own daemon as a process of its own, with $XDG_CONFIG_HOME/epcached/epcached.toml, and returns when that
+answers: so clients do that find no daemon. It logs to epcached.log in the state folder and leaves when it was idle for 15 minutes.
+
 Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
 		Version:       version,
@@ -79,7 +83,14 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 			if c.check {
 				return s.Print(stdout)
 			}
-			return serve(cmd.Context(), s, set, read, stderr)
+			if c.autostart && !c.detached {
+				return c.launch(cmd.Context(), s)
+			}
+			p := &process{read: read, stderr: stderr, idle: s.IdleAfter(c.autostart)}
+			if c.detached {
+				return p.detached(cmd.Context(), s, set)
+			}
+			return p.serve(cmd.Context(), s, set)
 		},
 	}
 	c.addFlags(cmd.Flags())

@@ -26,14 +26,22 @@ import (
 // stopGrace is how long requests under way may take after SIGTERM; systemd kills after 90 s by default.
 const stopGrace = 20 * time.Second
 
-// serve runs the daemon until the context ends.
-func serve(ctx context.Context, s *config.Settings, set *rules.Set, read reader, stderr io.Writer) error {
+// process is one run of the daemon.
+type process struct {
+	read   reader
+	stderr io.Writer
+	idle   time.Duration // how long nobody may need it until it leaves; 0: it stays
+	ready  func()        // is called when it answers; may be nil
+}
+
+// serve runs the daemon until the context ends, or nobody needs it any more.
+func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // from here on it ends nobody
 	defer signal.Stop(hangup)
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	log := slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level}))
 	worker, err := findWorker(s.Worker)
 	if err != nil {
 		return err
@@ -59,15 +67,15 @@ func serve(ctx context.Context, s *config.Settings, set *rules.Set, read reader,
 	if err != nil {
 		return errors.Join(err, compiler.Close())
 	}
-	r := &reloader{read: read, cache: c, level: level, log: log, started: s, inForce: s, rules: set,
+	r := &reloader{read: p.read, cache: c, level: level, log: log, started: s, inForce: s, rules: set,
 		options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
-	err = answer(ctx, s, c, log, func() func() { return r.follow(ctx, hangup) })
+	err = p.answer(ctx, s, c, log, func() func() { return r.follow(ctx, hangup) })
 	return errors.Join(err, c.Close(), compiler.Close())
 }
 
-// answer serves the socket until the context ends, and then lets requests under way finish. begin is called when it is
-// ready, and gives what ends what it began.
-func answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger, begin func() func()) error {
+// answer serves the socket until the context ends, and then lets requests under way finish, or until nobody needs it. begin is called when it
+// is ready, and gives what ends what it began.
+func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger, begin func() func()) error {
 	l, err := listen(s.Socket)
 	if err != nil {
 		return err
@@ -79,12 +87,21 @@ func answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.L
 	go func() { failed <- server.Serve(context.Background(), l) }()
 	log.Info("ready", "version", version, "socket", s.Socket, "state", c.Directory(), "runtimes", len(s.Runtimes))
 	notify(log, daemon.SdNotifyReady)
+	if p.ready != nil {
+		p.ready()
+	}
 	defer watchdog(ctx, log)()
+	unneeded, stop := p.untilUnneeded(s.Socket, server, c)
+	defer stop()
 	end := begin()
 	defer end()
 	select {
 	case err := <-failed:
 		return err
+	case why := <-unneeded:
+		end()
+		log.Info("leaving", "why", why)
+		return <-failed // it has no clients any more
 	case <-ctx.Done():
 	}
 	end() // who stops is not ready again

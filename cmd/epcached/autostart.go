@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/unixsock"
+)
+
+// A client that finds no daemon runs `epcached --autostart --socket PATH`, and holds the lock PATH.start meanwhile, so that one does it
+// for all. This process looks whether that is wanted, starts another one that stays, waits until that answers or gives up, and ends: the
+// application is left with no child that lives on, and with no reason to wait for one.
+
+// startLimit bounds the wait for a daemon that neither answers nor fails.
+const startLimit = 30 * time.Second
+
+// isReady is what the process that stays says to the one that started it.
+const isReady = "ready"
+
+// file is the configuration file: as named, or the user's own where a client starts the daemon.
+func (c *call) file() string {
+	if c.config != "" || !c.autostart {
+		return c.config
+	}
+	path := config.UserFile()
+	if _, err := os.Stat(path); err != nil {
+		return "" // a user without one has the defaults
+	}
+	return path
+}
+
+// ownPlaces puts the user's own places in place of the defaults, which for root are those of the system's daemon.
+func ownPlaces(s *config.Settings) {
+	defaults := config.Defaults()
+	if s.State == defaults.State {
+		s.State = unixsock.UserState()
+	}
+	if s.Socket == defaults.Socket {
+		s.Socket = unixsock.UserSocket()
+	}
+}
+
+// switchedOff tells by which file autostart is switched off, if it is.
+func switchedOff(s *config.Settings) error {
+	if !s.Autostart {
+		return fmt.Errorf("autostart is switched off in %s", s.File)
+	}
+	system, err := config.Load(config.DefaultFile)
+	if err == nil && !system.Autostart { // one that is wrong, or not for this user's eyes, is the system daemon's matter
+		return fmt.Errorf("autostart is switched off in %s", config.DefaultFile)
+	}
+	return nil
+}
+
+// launch starts the process that stays, and waits until it answers.
+func (c *call) launch(ctx context.Context, s *config.Settings) error {
+	if err := switchedOff(s); err != nil {
+		return err
+	}
+	for _, dir := range []string{s.State, filepath.Dir(s.Socket)} {
+		if err := unixsock.OwnFolder(dir); err != nil {
+			return fmt.Errorf("autostart: %w", err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("autostart: %w", err)
+	}
+	answers, told, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("autostart: %w", err)
+	}
+	defer answers.Close() // only read from
+	log, err := openLog(s.State)
+	if err != nil {
+		return errors.Join(fmt.Errorf("autostart: %w", err), told.Close())
+	}
+	err = detach(self, c.arguments(s), log, told)
+	err = errors.Join(err, told.Close(), log.Close())
+	if err != nil {
+		return fmt.Errorf("autostart: %w", err)
+	}
+	return heard(ctx, answers, s)
+}
+
+// heard waits for what the process that stays has to say.
+func heard(ctx context.Context, answers *os.File, s *config.Settings) error {
+	defer context.AfterFunc(ctx, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })() // fails only if it is closed
+	if err := answers.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
+		return fmt.Errorf("autostart: %w", err)
+	}
+	text, err := io.ReadAll(io.LimitReader(answers, 4096))
+	switch said := strings.TrimSpace(string(text)); {
+	case said == isReady:
+		return nil
+	case said != "":
+		return errors.New(said)
+	case err != nil:
+		return fmt.Errorf("the daemon that was started does not answer: %w", err)
+	}
+	return fmt.Errorf("the daemon that was started ended at once: see %s", logPath(s.State))
+}
+
+// arguments are those of the process that stays. What they name is absolute: its folder is another one.
+func (c *call) arguments(s *config.Settings) []string {
+	args := []string{"--autostart", "--detached", "--state", s.State, "--socket", s.Socket}
+	if s.File != "" {
+		if abs, err := filepath.Abs(s.File); err == nil { // else there is no working folder, and the name is absolute or of no use
+			args = append(args, "--config", abs)
+		}
+	}
+	if c.idleExit != "" {
+		args = append(args, "--idle-exit", c.idleExit)
+	}
+	if c.logLevel != "" {
+		args = append(args, "--log-level", string(c.logLevel))
+	}
+	for _, rt := range s.Runtimes[:len(c.runtimes)] {
+		args = append(args, "--runtime", rt.Directory)
+	}
+	return args
+}
+
+// environment is what the process that stays keeps of the application's: no secrets, and nothing that changes how programs are loaded.
+func environment() []string {
+	var out []string
+	for _, one := range os.Environ() {
+		name, _, _ := strings.Cut(one, "=")
+		switch {
+		case name == "PATH", name == "HOME", name == "USER", name == "LOGNAME", name == "TZ", name == "LANG", name == "TMPDIR",
+			strings.HasPrefix(name, "LC_"), strings.HasPrefix(name, "XDG_"):
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+// detached is the process that stays: it tells the one that started it when it answers, or why it does not.
+func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.Set) error {
+	tell, err := starter()
+	if err != nil {
+		return err
+	}
+	log := &logFile{path: logPath(s.State), out: os.Stderr}
+	p.stderr = log
+	var link string
+	p.ready = func() {
+		link = linkSocket(s)
+		_, _ = tell.WriteString(isReady) // who started it may have gone
+		_ = tell.Close()
+	}
+	err = p.serve(ctx, s, set)
+	if link != "" {
+		_ = os.Remove(link) // who finds it finds no socket behind it
+	}
+	if err != nil {
+		_, _ = tell.WriteString(err.Error()) // fails where it was ready before
+		_ = tell.Close()
+	}
+	return err
+}
+
+// linkSocket lets clients find the socket that have no runtime folder, as jobs of cron: they look in the state folder.
+func linkSocket(s *config.Settings) string {
+	link := filepath.Join(s.State, filepath.Base(s.Socket))
+	info, err := os.Lstat(link)
+	switch {
+	case link == s.Socket:
+		return ""
+	case err == nil && info.Mode().Type()&(fs.ModeSymlink|fs.ModeSocket) == 0:
+		return "" // nothing of ours
+	case err == nil:
+		_ = os.Remove(link) // of an earlier daemon: this one has the state folder to itself
+	}
+	if os.Symlink(s.Socket, link) != nil {
+		return "" // then they start no daemon either, for this one has the state folder
+	}
+	return link
+}
