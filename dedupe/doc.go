@@ -1,27 +1,28 @@
 // Package dedupe finds what context binaries share, packs and unpacks them
 // byte for byte.
 //
-// Nothing packs yet: this package holds the words, Extent and Recipe, and what
-// the design has settled.
+// A Recipe rebuilds a packed blob from extents: ranges of other blobs, its
+// containers, which stand whole in the store. What stands nowhere else is a
+// container too, the recipe's own literals, which later recipes may use
+// directly. Recipes have depth one: what a recipe refers to is never itself
+// packed. A short run that is repeated, such as zeros, is one extent with a
+// period. doc/format.md has the bytes of a recipe.
 //
-//   - Maximal extents, not chunks. A hash is rolled over a new blob; at
-//     content-defined anchors, about one in 4 KiB, the same anchor is looked up
-//     in stored blobs, the bytes are compared, and the match is extended both
-//     ways as far as it goes. The variants of a real model share nearly all of
-//     their bytes in long runs, but at other offsets: multiples of 4 or 8,
-//     rarely of 4096. Fixed blocks find nothing of that.
-//   - No trust in a hash: bytes are compared before they count as shared.
-//   - Matches shorter than a floor of some KiB stay literals. A longer extent
-//     is quicker to rebuild than many short ones, and its recipe is smaller.
-//   - Known containers (OVEP_BIN, ONNX initializers and external data,
-//     safetensors) are hints: they give extents directly, named by tensor.
-//   - Publish first, share later: a new artefact is stored whole and answered;
-//     extents are looked for in the background.
-//   - A whole blob that recipes refer to is their container and stays while
-//     they need it. A recipe's own literals are a container too. Recipes have
-//     depth one: what a recipe refers to is never itself packed.
-//   - What is unpacked is checked against the blob's digest, so a wrong extent
-//     can cost a compile but never gives a wrong artefact.
-//   - A private blob may refer to containers of the shared scope or of the same
-//     user, never to another user's.
+// A Sketch is a few hundred numbers that tell which stored blobs are likely to
+// share bytes with a new one; Candidates ranks them in memory that does not
+// depend on how many there are. A sketch decides where to look and nothing
+// else: no hash is trusted to say that bytes are equal.
+//
+// Recipes that are read are foreign bytes: DecodeRecipe accepts only what is
+// sound in itself, and Apply hashes what comes out, so a wrong extent or a
+// wrong container can cost a compile but never gives a wrong artefact. With
+// ApplyOptions.Trusted, which is for containers with valid stamps, the kernel
+// copies and nothing is hashed.
+//
+// Who may refer to whose containers is for the caller to see to: a private blob
+// may use those of the shared scope or of the same user, never another user's.
+//
+// All functions may be called at the same time, also with the same Recipe,
+// which nothing here changes. Start with SketchOf, Candidates, DecodeRecipe and
+// Apply. Finding the extents is not there yet.
 package dedupe

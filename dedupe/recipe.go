@@ -1,22 +1,187 @@
 package dedupe
 
-import "github.com/epcached/epcached/cas"
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
 
-// Extent is a range of one blob whose bytes also stand in another: typically a
-// weight tensor that a batch-1 and a batch-4 form have in common.
-type Extent struct {
-	At     int64      // where the range begins in the blob that is rebuilt, in bytes
-	Length int64      // bytes, greater than zero
-	Source cas.Digest // the blob, or the recipe's own literals, that holds the bytes
-	From   int64      // where the range begins in Source, in bytes
-	Name   string     // the tensor, where a container's format tells it, else ""
+	"github.com/epcached/epcached/cas"
+)
+
+// Limits of a recipe. They bound what reading one takes to some 50 MB; Match
+// raises its floor where a plan would not keep them.
+const (
+	MaxExtents    = 1 << 19
+	MaxContainers = 256
+	MaxTensors    = 1 << 14
+	maxName       = 512 // bytes of a tensor's name
+	maxSize       = 1 << 56
+)
+
+// Container is a blob that stands whole in the store and that recipes take
+// bytes from. What a recipe refers to is never itself packed.
+type Container struct {
+	Digest cas.Digest
+	Size   int64 // bytes of the whole blob
 }
+
+// Extent is a range of one blob whose bytes stand in a container: typically the
+// weights that a batch-1 and a batch-4 form have in common.
+type Extent struct {
+	At        int64 // where the range begins in the blob that is rebuilt, in bytes
+	Length    int64 // bytes, greater than zero
+	From      int64 // where the bytes begin in the container
+	Period    int64 // 0, or: the container has only this many bytes, less than Length, which are repeated
+	Container int   // index in Recipe.Containers or Plan.Containers
+}
+
+// used returns how many bytes of the container the extent takes.
+func (e Extent) used() int64 {
+	if e.Period > 0 {
+		return e.Period
+	}
+	return e.Length
+}
+
+// Tensor is a range of a blob, or of a candidate, that has a name.
+type Tensor struct {
+	Name   string
+	At     int64 // where it begins, in bytes
+	Length int64 // bytes
+}
+
+// NoLiterals is the Literals of a recipe that needs no bytes of its own.
+const NoLiterals = -1
 
 // Recipe rebuilds one packed blob byte for byte: its extents, in order of At,
 // cover the blob from 0 to Size without gap or overlap.
 type Recipe struct {
-	Blob     cas.Digest // the digest of the plain bytes that come out
-	Size     int64      // bytes that come out
-	Literals int64      // bytes that stand in no container and are kept with the recipe
-	Extents  []Extent
+	Blob       cas.Digest // the digest of the plain bytes that come out
+	Size       int64      // bytes that come out
+	Containers []Container
+	Literals   int // the container that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
+	Extents    []Extent
+	Tensors    []Tensor // what the blob's ranges are called, for people; in order of At
+}
+
+// Validate returns a *FormatError unless the recipe is sound in itself: extents
+// that cover the blob, inside their containers, limits kept, no container that
+// is the blob, stands twice, or is not needed.
+func (r *Recipe) Validate() error {
+	if r.Size < 0 || r.Size > maxSize {
+		return invalid("size", "%d bytes", r.Size)
+	}
+	if err := r.validateContainers(); err != nil {
+		return err
+	}
+	if len(r.Extents) > MaxExtents {
+		return invalid("extents", "%d of them, more than %d", len(r.Extents), MaxExtents)
+	}
+	used := make([]bool, len(r.Containers))
+	at := int64(0)
+	for i, e := range r.Extents {
+		if err := r.validateExtent(i, e, at); err != nil {
+			return err
+		}
+		used[e.Container] = true
+		at += e.Length
+	}
+	if at != r.Size {
+		return invalid("extents", "they end at %d, the blob at %d", at, r.Size)
+	}
+	for i, u := range used {
+		if !u {
+			return invalid(fmt.Sprintf("container %d", i), "no extent needs it")
+		}
+	}
+	return r.validateTensors()
+}
+
+func (r *Recipe) validateContainers() error {
+	if len(r.Containers) > MaxContainers {
+		return invalid("containers", "%d of them, more than %d", len(r.Containers), MaxContainers)
+	}
+	seen := make(map[cas.Digest]bool, len(r.Containers))
+	for i, c := range r.Containers {
+		field := fmt.Sprintf("container %d", i)
+		switch {
+		case c.Digest == r.Blob:
+			return invalid(field, "it is the blob itself")
+		case c.Digest.IsZero():
+			return invalid(field, "no digest")
+		case seen[c.Digest]:
+			return invalid(field, "it is there twice")
+		case c.Size <= 0 || c.Size > maxSize:
+			return invalid(field, "%d bytes", c.Size)
+		}
+		seen[c.Digest] = true
+	}
+	if r.Literals < NoLiterals || r.Literals >= len(r.Containers) {
+		return invalid("literals", "container %d of %d", r.Literals, len(r.Containers))
+	}
+	return nil
+}
+
+// validateExtent is told where the extents before end.
+func (r *Recipe) validateExtent(i int, e Extent, at int64) error {
+	reason := ""
+	switch {
+	case e.Container < 0 || e.Container >= len(r.Containers):
+		reason = fmt.Sprintf("container %d of %d", e.Container, len(r.Containers))
+	case e.At > at:
+		reason = fmt.Sprintf("a gap: it begins at %d, the one before ends at %d", e.At, at)
+	case e.At < at:
+		reason = fmt.Sprintf("an overlap: it begins at %d, the one before ends at %d", e.At, at)
+	case e.Length <= 0 || e.Length > r.Size-at:
+		reason = fmt.Sprintf("%d bytes at %d of %d", e.Length, at, r.Size)
+	case e.Period < 0 || e.Period >= e.Length:
+		reason = fmt.Sprintf("a period of %d in %d bytes", e.Period, e.Length)
+	case e.From < 0 || e.used() > r.Containers[e.Container].Size || e.From > r.Containers[e.Container].Size-e.used():
+		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.used(), r.Containers[e.Container].Size)
+	default:
+		return nil
+	}
+	return invalid(fmt.Sprintf("extent %d", i), "%s", reason)
+}
+
+func (r *Recipe) validateTensors() error {
+	if len(r.Tensors) > MaxTensors {
+		return invalid("tensors", "%d of them, more than %d", len(r.Tensors), MaxTensors)
+	}
+	last := int64(0)
+	for i, t := range r.Tensors {
+		field := fmt.Sprintf("tensor %d", i)
+		switch {
+		case t.Name == "" || len(t.Name) > maxName || !utf8.ValidString(t.Name) || strings.ContainsRune(t.Name, 0):
+			return invalid(field, "a name of %d bytes, or no text", len(t.Name))
+		case t.At < last:
+			return invalid(field, "it begins at %d, before the one before it", t.At)
+		case t.Length <= 0 || t.Length > r.Size || t.At > r.Size-t.Length:
+			return invalid(field, "bytes %d+%d of %d", t.At, t.Length, r.Size)
+		}
+		last = t.At
+	}
+	return nil
+}
+
+func invalid(field, format string, args ...any) error {
+	return &FormatError{Offset: -1, Field: field, Reason: fmt.Sprintf(format, args...)}
+}
+
+// Taken returns how many bytes of the blob come from each container, in the
+// order of Containers. A repeated range counts with all its bytes.
+func (r *Recipe) Taken() []int64 {
+	taken := make([]int64, len(r.Containers))
+	for _, e := range r.Extents {
+		taken[e.Container] += e.Length
+	}
+	return taken
+}
+
+// Needs calls fn with each range of a container that the recipe needs, in order
+// of extents: what a container has to keep.
+func (r *Recipe) Needs(fn func(c cas.Digest, from, length int64)) {
+	for _, e := range r.Extents {
+		fn(r.Containers[e.Container].Digest, e.From, e.used())
+	}
 }

@@ -1,0 +1,137 @@
+package dedupe
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+	"sync"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Assembled is a packed blob that reads as if it stood whole. Its bytes are not
+// verified: whoever reads all of them hashes them, as Apply does.
+type Assembled struct {
+	recipe *Recipe
+	open   func(cas.Digest) (Source, error)
+
+	mu      sync.Mutex // guards sources
+	sources []Source   // in the order of the recipe's containers; nil: not opened yet
+}
+
+// Assemble gives the blob of a valid recipe as a Source. open is called at most
+// once for each container, when its bytes are first needed, and must answer
+// with a blob that stands whole: with cas.ErrNotFound for one that is packed.
+// Close closes what was opened.
+func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, error) {
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	return &Assembled{recipe: r, open: open, sources: make([]Source, len(r.Containers))}, nil
+}
+
+// Size returns the length of the blob in bytes.
+func (a *Assembled) Size() int64 { return a.recipe.Size }
+
+// Close closes the containers that were opened and are io.Closers.
+func (a *Assembled) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var all error
+	for i, s := range a.sources {
+		if c, ok := s.(io.Closer); ok {
+			all = errors.Join(all, c.Close())
+		}
+		a.sources[i] = nil
+	}
+	return all
+}
+
+// source returns an open container, after comparing its size with what the
+// recipe says of it.
+func (a *Assembled) source(i int) (Source, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.sources[i]; s != nil {
+		return s, nil
+	}
+	c := a.recipe.Containers[i]
+	s, err := a.open(c.Digest)
+	if err != nil {
+		return nil, &ContainerError{c.Digest, err}
+	}
+	a.sources[i] = s
+	if s.Size() != c.Size {
+		return nil, &ContainerError{c.Digest, fmt.Errorf("%d bytes, the recipe says %d", s.Size(), c.Size)}
+	}
+	return s, nil
+}
+
+// ReadAt is io.ReaderAt. Errors of containers are *ContainerError.
+func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, fmt.Errorf("read at offset %d", off)
+	}
+	n := 0
+	for i := a.at(off); n < len(p) && i < len(a.recipe.Extents); i++ {
+		e := a.recipe.Extents[i]
+		skip := off + int64(n) - e.At
+		part := p[n:min(int64(len(p)), int64(n)+e.Length-skip)]
+		if err := a.fill(part, e, skip); err != nil {
+			return n, err
+		}
+		n += len(part)
+	}
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// at returns the index of the extent that has the byte at off.
+func (a *Assembled) at(off int64) int {
+	ext := a.recipe.Extents
+	return sort.Search(len(ext), func(i int) bool { return ext[i].At+ext[i].Length > off })
+}
+
+// fill reads the bytes of one extent, from skip on.
+func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
+	s, err := a.source(e.Container)
+	if err != nil {
+		return err
+	}
+	if e.Period > 0 {
+		err = fillRepeated(p, s, e, skip)
+	} else {
+		err = readFull(s, p, e.From+skip)
+	}
+	if err != nil {
+		return &ContainerError{a.recipe.Containers[e.Container].Digest, err}
+	}
+	return nil
+}
+
+// fillRepeated reads at most one period from the source, and doubles what it
+// has, so that neither a short nor a long period is slow.
+func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
+	phase := skip % e.Period
+	n := int(min(int64(len(p)), e.Period-phase))
+	if err := readFull(s, p[:n], e.From+phase); err != nil {
+		return err
+	}
+	if n == len(p) {
+		return nil
+	}
+	rest := p[n:]
+	unit := int(min(int64(len(rest)), e.Period))
+	head := min(unit, int(phase)) // of the period's beginning, what has not been read yet
+	if err := readFull(s, rest[:head], e.From); err != nil {
+		return err
+	}
+	copy(rest[head:unit], p[:unit-head])
+	for done := unit; done < len(rest); {
+		done += copy(rest[done:], rest[:done])
+	}
+	return nil
+}

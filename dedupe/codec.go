@@ -1,0 +1,170 @@
+package dedupe
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+
+	"github.com/zeebo/blake3"
+)
+
+// A recipe file; numbers are little-endian, uv is an unsigned varint in its
+// shortest form, sv a signed one (zigzag).
+//
+//	offset  size  what
+//	0       8     magic "epcrecip"
+//	8       4     version of the format, 1
+//	12      4     n, the length of the body, at most 32 MiB
+//	16      n     body
+//	16+n    32    BLAKE3 of all before
+//
+// The body:
+//
+//	0       32    digest of the blob
+//	32      8     size of the blob
+//	40      4     c, number of containers, at most 256
+//	44      4     e, number of extents, at most 524,288
+//	48      4     t, number of tensors, at most 16,384
+//	52      4     1 + index of the container with the recipe's own literals; 0: none
+//	56      40 c  containers: 32 digest, 8 size
+//	        e     extents: uv 2 x container + (1 if repeated); uv length; sv from, less the end of what
+//	              the extent before took from that container (0 for the first); uv period, if repeated
+//	        t     tensors: uv length of the name, the name; uv at, less that of the tensor before; uv length
+//
+// Extents have no offsets: each begins where the one before it ends.
+const (
+	recipeMagic   = "epcrecip"
+	formatVersion = 1 // of recipes and of sketches
+	headerSize    = 16
+	sumSize       = 32
+	maxBody       = 32 << 20
+	bodyHead      = 56
+	containerSize = 40
+	minExtent     = 3 // bytes that an extent takes at least
+	minTensor     = 4
+)
+
+// Encode returns the recipe as the bytes of a file, after Validate. One recipe
+// has one encoding.
+func (r *Recipe) Encode() ([]byte, error) {
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+12*len(r.Extents)+64*len(r.Tensors)+sumSize)
+	copy(b, recipeMagic)
+	binary.LittleEndian.PutUint32(b[8:], formatVersion)
+	b = append(b, r.Blob[:]...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(r.Size))
+	for _, n := range []int{len(r.Containers), len(r.Extents), len(r.Tensors), r.Literals + 1} {
+		b = binary.LittleEndian.AppendUint32(b, uint32(n))
+	}
+	for _, c := range r.Containers {
+		b = append(b, c.Digest[:]...)
+		b = binary.LittleEndian.AppendUint64(b, uint64(c.Size))
+	}
+	b = r.appendExtents(b)
+	b = r.appendTensors(b)
+	if len(b)-headerSize > maxBody {
+		return nil, invalid("body", "%d bytes, more than %d", len(b)-headerSize, maxBody)
+	}
+	binary.LittleEndian.PutUint32(b[12:], uint32(len(b)-headerSize))
+	sum := blake3.Sum256(b)
+	return append(b, sum[:]...), nil
+}
+
+func (r *Recipe) appendExtents(b []byte) []byte {
+	ends := make([]int64, len(r.Containers))
+	for _, e := range r.Extents {
+		head := uint64(e.Container) << 1
+		if e.Period > 0 {
+			head |= 1
+		}
+		b = binary.AppendUvarint(b, head)
+		b = binary.AppendUvarint(b, uint64(e.Length))
+		b = binary.AppendVarint(b, e.From-ends[e.Container])
+		if e.Period > 0 {
+			b = binary.AppendUvarint(b, uint64(e.Period))
+		}
+		ends[e.Container] = e.From + e.used()
+	}
+	return b
+}
+
+func (r *Recipe) appendTensors(b []byte) []byte {
+	last := int64(0)
+	for _, t := range r.Tensors {
+		b = binary.AppendUvarint(b, uint64(len(t.Name)))
+		b = append(b, t.Name...)
+		b = binary.AppendUvarint(b, uint64(t.At-last))
+		b = binary.AppendUvarint(b, uint64(t.Length))
+		last = t.At
+	}
+	return b
+}
+
+// ReadRecipe reads one recipe and expects the end after it. Memory is taken as
+// the bytes come, not as a header promises them. Errors are *FormatError,
+// ErrNewer, or the reader's.
+func ReadRecipe(in io.Reader) (*Recipe, error) {
+	b, err := io.ReadAll(io.LimitReader(in, headerSize+maxBody+sumSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("read recipe: %w", err)
+	}
+	return DecodeRecipe(b)
+}
+
+// DecodeRecipe reads the bytes of a recipe file. What it accepts is sound as
+// Validate says, and Encode gives the same bytes again. Errors are *FormatError
+// or ErrNewer.
+func DecodeRecipe(b []byte) (*Recipe, error) {
+	body, err := openFile(recipeMagic, b, maxBody)
+	if err != nil {
+		return nil, err
+	}
+	d := &decoder{b: body}
+	r := &Recipe{}
+	copy(r.Blob[:], d.fixed("blob", len(r.Blob)))
+	r.Size = d.int64("size")
+	containers := d.count("containers", MaxContainers, containerSize)
+	extents := d.count("extents", MaxExtents, minExtent)
+	tensors := d.count("tensors", MaxTensors, minTensor)
+	r.Literals = d.count("literals", containers, 0) - 1
+	d.containers(r, containers)
+	d.extents(r, extents)
+	d.tensors(r, tensors)
+	if d.err == nil && len(d.b) > d.at {
+		d.fail("body", "%d bytes after its end", len(d.b)-d.at)
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// openFile checks what stands around a body. The version comes before the
+// checksum, which a newer format may have elsewhere.
+func openFile(magic string, b []byte, most int) ([]byte, error) {
+	if len(b) < headerSize || string(b[:8]) != magic {
+		return nil, &FormatError{0, "magic", fmt.Sprintf("it does not begin with %q and a header", magic)}
+	}
+	if v := binary.LittleEndian.Uint32(b[8:]); v > formatVersion {
+		return nil, fmt.Errorf("format %d: %w", v, ErrNewer)
+	} else if v == 0 {
+		return nil, &FormatError{8, "version", "0"}
+	}
+	n := int64(binary.LittleEndian.Uint32(b[12:]))
+	if n > int64(most) {
+		return nil, &FormatError{12, "length", fmt.Sprintf("%d, more than %d", n, most)}
+	}
+	if int64(len(b)) != headerSize+n+sumSize {
+		return nil, &FormatError{12, "length", fmt.Sprintf("%d, but the file has %d bytes", n, len(b))}
+	}
+	end := headerSize + n
+	if sum := blake3.Sum256(b[:end]); string(sum[:]) != string(b[end:]) {
+		return nil, &FormatError{end, "checksum", "it does not fit the bytes before"}
+	}
+	return b[headerSize:end], nil
+}

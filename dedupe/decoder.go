@@ -1,0 +1,169 @@
+package dedupe
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// decoder reads a body from its beginning. After the first error it gives zero
+// values, so that callers look once at the end.
+type decoder struct {
+	b   []byte
+	at  int
+	err error
+}
+
+func (d *decoder) fail(field, format string, args ...any) {
+	if d.err == nil {
+		d.err = &FormatError{Offset: int64(headerSize + d.at), Field: field, Reason: fmt.Sprintf(format, args...)}
+	}
+}
+
+func (d *decoder) fixed(field string, n int) []byte {
+	if d.err != nil {
+		return nil
+	}
+	if len(d.b)-d.at < n {
+		d.fail(field, "the body ends within it")
+		return nil
+	}
+	d.at += n
+	return d.b[d.at-n : d.at]
+}
+
+func (d *decoder) int64(field string) int64 {
+	b := d.fixed(field, 8)
+	if b == nil {
+		return 0
+	}
+	v := binary.LittleEndian.Uint64(b)
+	if v > math.MaxInt64 {
+		d.at -= 8
+		d.fail(field, "%d", v)
+		return 0
+	}
+	return int64(v)
+}
+
+// count reads how many things follow, of which each takes at least each bytes:
+// a number that the rest of the body cannot hold takes no memory.
+func (d *decoder) count(field string, most, each int) int {
+	b := d.fixed(field, 4)
+	if b == nil {
+		return 0
+	}
+	v := int64(binary.LittleEndian.Uint32(b))
+	if v > int64(most) || v*int64(each) > int64(len(d.b)-d.at) {
+		d.at -= 4
+		d.fail(field, "%d, more than there can be", v)
+		return 0
+	}
+	return int(v)
+}
+
+// uvarint reads an unsigned varint below 2^63 in its shortest form.
+func (d *decoder) uvarint(field string) int64 {
+	if d.err != nil {
+		return 0
+	}
+	v, n := binary.Uvarint(d.b[d.at:])
+	if n <= 0 || v > math.MaxInt64 || n > 1 && d.b[d.at+n-1] == 0 {
+		d.fail(field, "no number, or not in its shortest form")
+		return 0
+	}
+	d.at += n
+	return int64(v)
+}
+
+func (d *decoder) varint(field string) int64 {
+	if d.err != nil {
+		return 0
+	}
+	v, n := binary.Varint(d.b[d.at:])
+	if n <= 0 || n > 1 && d.b[d.at+n-1] == 0 {
+		d.fail(field, "no number, or not in its shortest form")
+		return 0
+	}
+	d.at += n
+	return v
+}
+
+func (d *decoder) containers(r *Recipe, n int) {
+	if d.err != nil || n == 0 {
+		return
+	}
+	r.Containers = make([]Container, n)
+	for i := range r.Containers {
+		copy(r.Containers[i].Digest[:], d.fixed("container", 32))
+		r.Containers[i].Size = d.int64("container size")
+	}
+}
+
+func (d *decoder) extents(r *Recipe, n int) {
+	if d.err != nil || n == 0 {
+		return
+	}
+	r.Extents = make([]Extent, n)
+	ends := make([]int64, len(r.Containers))
+	at := int64(0)
+	for i := range r.Extents {
+		start := d.at
+		head := d.uvarint("extent")
+		e := Extent{At: at, Length: d.uvarint("extent length"), Container: int(head >> 1)}
+		delta := d.varint("extent from")
+		if head&1 != 0 {
+			e.Period = d.uvarint("extent period")
+		}
+		if d.err != nil {
+			return
+		}
+		field := fmt.Sprintf("extent %d", i)
+		if head>>1 >= int64(len(ends)) {
+			d.at = start
+			d.fail(field, "container %d of %d", head>>1, len(ends))
+			return
+		}
+		if head&1 != 0 && e.Period == 0 {
+			d.at = start
+			d.fail(field, "repeated, with a period of 0")
+			return
+		}
+		e.From = ends[e.Container] + delta // a sum that wraps is negative, or beyond any container
+		if err := r.validateExtent(i, e, at); err != nil {
+			d.at = start
+			d.fail(field, "%s", err.(*FormatError).Reason)
+			return
+		}
+		ends[e.Container] = e.From + e.used()
+		at += e.Length
+		r.Extents[i] = e
+	}
+}
+
+func (d *decoder) tensors(r *Recipe, n int) {
+	if d.err != nil || n == 0 {
+		return
+	}
+	r.Tensors = make([]Tensor, n)
+	last := int64(0)
+	for i := range r.Tensors {
+		length := d.uvarint("tensor name")
+		if length > maxName {
+			d.fail("tensor name", "%d bytes, more than %d", length, maxName)
+			return
+		}
+		name := d.fixed("tensor name", int(length))
+		delta := d.uvarint("tensor at")
+		size := d.uvarint("tensor length")
+		if d.err != nil {
+			return
+		}
+		if delta > maxSize || last > maxSize {
+			d.fail("tensor at", "%d after %d", delta, last)
+			return
+		}
+		last += delta
+		r.Tensors[i] = Tensor{Name: string(name), At: last, Length: size}
+	}
+}

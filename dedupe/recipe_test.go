@@ -1,0 +1,259 @@
+package dedupe
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/zeebo/blake3"
+	"pgregory.net/rapid"
+
+	"github.com/epcached/epcached/cas"
+)
+
+var writeSample = flag.Bool("write-sample", false, "write the sample of a new format; never for one that was released")
+
+var (
+	base     = bytes.Repeat([]byte("weights of a layer, "), 20000)
+	literals = []byte("header of batch 4|01234567|tail")
+)
+
+// sampleRecipe takes from two containers, out of order, and repeats.
+func sampleRecipe() (*Recipe, []byte) {
+	var plain []byte
+	plain = append(plain, literals[:17]...)
+	plain = append(plain, base[1003:201003]...)
+	plain = append(plain, bytes.Repeat(literals[18:26], 500)[:3999]...)
+	plain = append(plain, base[3:70003]...)
+	plain = append(plain, literals[26:]...)
+	return &Recipe{
+		Blob: cas.Digest(blake3.Sum256(plain)), Size: int64(len(plain)), Literals: 0,
+		Containers: []Container{
+			{cas.Digest(blake3.Sum256(literals)), int64(len(literals))},
+			{cas.Digest(blake3.Sum256(base)), int64(len(base))},
+		},
+		Extents: []Extent{
+			{At: 0, Length: 17, From: 0, Container: 0},
+			{At: 17, Length: 200000, From: 1003, Container: 1},
+			{At: 200017, Length: 3999, From: 18, Period: 8, Container: 0},
+			{At: 204016, Length: 70000, From: 3, Container: 1},
+			{At: 274016, Length: 5, From: 26, Container: 0},
+		},
+		Tensors: []Tensor{{"layer.0.weight", 17, 200000}},
+	}, plain
+}
+
+func openSample(d cas.Digest) (Source, error) {
+	for _, b := range [][]byte{base, literals} {
+		if cas.Digest(blake3.Sum256(b)) == d {
+			return NewSource(bytes.NewReader(b), int64(len(b))), nil
+		}
+	}
+	return nil, cas.ErrNotFound
+}
+
+func TestRecipeOfFormat1(t *testing.T) {
+	path := filepath.Join("..", "testdata", "format", "v1", "recipe")
+	r, _ := sampleRecipe()
+	if *writeSample {
+		b, err := r.Encode()
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, b, 0o644))
+	}
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	got, err := ReadRecipe(bytes.NewReader(b))
+	require.NoError(t, err)
+	require.Equal(t, r, got)
+}
+
+func TestApply(t *testing.T) {
+	for _, trusted := range []bool{false, true} {
+		r, plain := sampleRecipe()
+		f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		require.NoError(t, err)
+		require.NoError(t, Apply(context.Background(), r, openSample, f, ApplyOptions{Trusted: trusted}))
+		require.NoError(t, f.Close())
+		got, err := os.ReadFile(f.Name())
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(plain, got), "trusted %v", trusted)
+	}
+}
+
+func TestApplyCopiesBetweenFiles(t *testing.T) {
+	r, plain := sampleRecipe()
+	dir := t.TempDir()
+	open := func(d cas.Digest) (Source, error) {
+		s, err := openSample(d)
+		if err != nil {
+			return nil, err
+		}
+		b := make([]byte, s.Size())
+		if err := readFull(s, b, 0); err != nil {
+			return nil, err
+		}
+		path := filepath.Join(dir, d.String())
+		if err := os.WriteFile(path, b, 0o444); err != nil {
+			return nil, err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		return NewFile(f)
+	}
+	f, err := os.Create(filepath.Join(dir, "out"))
+	require.NoError(t, err)
+	require.NoError(t, Apply(context.Background(), r, open, f, ApplyOptions{Trusted: true}))
+	require.NoError(t, f.Close())
+	got, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(plain, got))
+}
+
+func TestAssembledReadsAnyRange(t *testing.T) {
+	r, plain := sampleRecipe()
+	a, err := Assemble(r, openSample)
+	require.NoError(t, err)
+	rapid.Check(t, func(t *rapid.T) {
+		off := rapid.IntRange(0, len(plain)).Draw(t, "off")
+		n := rapid.IntRange(0, len(plain)-off).Draw(t, "n")
+		got := make([]byte, n)
+		require.NoError(t, readFull(a, got, int64(off)))
+		require.True(t, bytes.Equal(plain[off:off+n], got))
+	})
+	require.NoError(t, a.Close())
+}
+
+func TestApplyRefuses(t *testing.T) {
+	apply := func(r *Recipe, open func(cas.Digest) (Source, error)) error {
+		f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		require.NoError(t, err)
+		err = Apply(context.Background(), r, open, f, ApplyOptions{})
+		require.NoError(t, f.Close())
+		return err
+	}
+	t.Run("a lie about the digest", func(t *testing.T) {
+		r, plain := sampleRecipe()
+		r.Blob[0] ^= 1
+		var corrupt *cas.CorruptError
+		require.ErrorAs(t, apply(r, openSample), &corrupt)
+		require.Equal(t, cas.Digest(blake3.Sum256(plain)), corrupt.Got)
+	})
+	t.Run("a lie about a container's length", func(t *testing.T) {
+		r, _ := sampleRecipe()
+		r.Containers[1].Size++
+		var c *ContainerError
+		require.ErrorAs(t, apply(r, openSample), &c)
+		require.Equal(t, r.Containers[1].Digest, c.Digest)
+	})
+	t.Run("a missing container", func(t *testing.T) {
+		r, _ := sampleRecipe()
+		err := apply(r, func(cas.Digest) (Source, error) { return nil, cas.ErrNotFound })
+		require.ErrorIs(t, err, cas.ErrNotFound)
+	})
+}
+
+func TestValidateRefuses(t *testing.T) {
+	cases := map[string]func(*Recipe){
+		"points behind its container":    func(r *Recipe) { r.Extents[4].From = 27 },
+		"points before its container":    func(r *Recipe) { r.Extents[0].From = -1 },
+		"a sum that wraps":               func(r *Recipe) { r.Extents[0].From = 1<<63 - 1 },
+		"a gap":                          func(r *Recipe) { r.Extents[1].At++ },
+		"an overlap":                     func(r *Recipe) { r.Extents[1].At-- },
+		"too short":                      func(r *Recipe) { r.Extents = r.Extents[:4] },
+		"too long":                       func(r *Recipe) { r.Extents[4].Length++ },
+		"an empty extent":                func(r *Recipe) { r.Extents[0].Length = 0 },
+		"a period of the whole length":   func(r *Recipe) { r.Extents[2].Period = 3999 },
+		"a period behind its container":  func(r *Recipe) { r.Extents[2].Period = 14 },
+		"a container that is not there":  func(r *Recipe) { r.Extents[0].Container = 2 },
+		"a container that is the blob":   func(r *Recipe) { r.Containers[1].Digest = r.Blob },
+		"a container twice":              func(r *Recipe) { r.Containers[1].Digest = r.Containers[0].Digest },
+		"a container that nothing needs": func(r *Recipe) { r.Containers = append(r.Containers, Container{cas.Digest{1}, 1}) },
+		"literals that are not there":    func(r *Recipe) { r.Literals = 2 },
+		"a negative size":                func(r *Recipe) { r.Size = -1 },
+		"too many extents":               func(r *Recipe) { r.Extents = make([]Extent, MaxExtents+1) },
+		"a tensor outside":               func(r *Recipe) { r.Tensors[0].Length = r.Size },
+	}
+	for name, damage := range cases {
+		t.Run(name, func(t *testing.T) {
+			r, _ := sampleRecipe()
+			damage(r)
+			var f *FormatError
+			require.ErrorAs(t, r.Validate(), &f)
+			_, err := r.Encode()
+			require.ErrorAs(t, err, &f)
+		})
+	}
+}
+
+// seal makes header and checksum of a damaged body right again.
+func seal(b []byte) []byte {
+	binary.LittleEndian.PutUint32(b[12:], uint32(len(b)-headerSize))
+	sum := blake3.Sum256(b)
+	return append(b, sum[:]...)
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	r, _ := sampleRecipe()
+	sound, err := r.Encode()
+	require.NoError(t, err)
+	body := len(sound) - sumSize
+	cases := map[string]struct {
+		offset int64
+		damage func(b []byte) []byte
+	}{
+		"empty":                 {0, func([]byte) []byte { return nil }},
+		"another magic":         {0, func(b []byte) []byte { b[0]++; return b }},
+		"version 0":             {8, func(b []byte) []byte { b[8] = 0; return b }},
+		"cut off":               {12, func(b []byte) []byte { return b[:len(b)-1] }},
+		"something behind":      {12, func(b []byte) []byte { return append(b, 0) }},
+		"a flipped bit":         {int64(body), func(b []byte) []byte { b[60] ^= 1; return b }},
+		"too many containers":   {56, func(b []byte) []byte { b[57] = 2; return seal(b[:body]) }},
+		"more extents than fit": {60, func(b []byte) []byte { b[61] = 9; return seal(b[:body]) }},
+		"a container outside":   {152, func(b []byte) []byte { b[152] = 4; return seal(b[:body]) }},
+		"a longer number":       {152, func(b []byte) []byte { return seal(append(append(b[:152:152], 0x80, 0), b[153:body]...)) }},
+		"bytes after its end":   {int64(body), func(b []byte) []byte { return seal(append(b[:body:body], 0)) }},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := DecodeRecipe(c.damage(bytes.Clone(sound)))
+			var f *FormatError
+			require.ErrorAs(t, err, &f)
+			require.Equal(t, c.offset, f.Offset, "%v", err)
+		})
+	}
+	newer := bytes.Clone(sound)
+	newer[8] = 2
+	_, err = DecodeRecipe(newer)
+	require.ErrorIs(t, err, ErrNewer)
+}
+
+func FuzzDecodeRecipe(f *testing.F) {
+	r, _ := sampleRecipe()
+	b, err := r.Encode()
+	require.NoError(f, err)
+	f.Add(b[headerSize : len(b)-sumSize])
+	f.Fuzz(func(t *testing.T, body []byte) {
+		head := make([]byte, headerSize, headerSize+len(body)+sumSize)
+		copy(head, recipeMagic)
+		head[8] = formatVersion
+		file := seal(append(head, body...))
+		r, err := DecodeRecipe(file)
+		if err != nil {
+			var fe *FormatError
+			require.True(t, errors.As(err, &fe), "%v", err)
+			require.LessOrEqual(t, fe.Offset, int64(len(file)))
+			return
+		}
+		again, err := r.Encode()
+		require.NoError(t, err)
+		require.Equal(t, file, again)
+	})
+}

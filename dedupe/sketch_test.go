@@ -1,0 +1,88 @@
+package dedupe
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+func randomBytes(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b) // never fails
+	return b
+}
+
+func sketchOf(t *testing.T, b []byte) Sketch {
+	t.Helper()
+	s, err := SketchOf(context.Background(), NewSource(bytes.NewReader(b), int64(len(b))))
+	require.NoError(t, err)
+	return s
+}
+
+func TestCandidatesAreRankedByWhatTheyAdd(t *testing.T) {
+	a, b := randomBytes(1, 3<<20), randomBytes(2, 2<<20)
+	target := bytes.Join([][]byte{a, []byte("shifted"), b}, nil)
+	known := map[cas.Digest]Sketch{
+		{1}: sketchOf(t, a),
+		{2}: sketchOf(t, a[1<<20:]), // adds nothing to the first
+		{3}: sketchOf(t, b[3:]),
+		{4}: sketchOf(t, randomBytes(3, 4<<20)),
+	}
+	got := Candidates(sketchOf(t, target), maps.All(known), 8)
+	require.Len(t, got, 2)
+	require.Equal(t, cas.Digest{1}, got[0].Digest)
+	require.InDelta(t, 0.6, got[0].Share, 0.15)
+	require.Equal(t, cas.Digest{3}, got[1].Digest)
+	require.InDelta(t, 0.4, got[1].Share, 0.15)
+}
+
+func TestSketchCodec(t *testing.T) {
+	s := sketchOf(t, randomBytes(4, 1<<20))
+	require.Len(t, s.Keys, sketchKeys)
+	b, err := s.AppendBinary(nil)
+	require.NoError(t, err)
+	got, err := DecodeSketch(b)
+	require.NoError(t, err)
+	require.Equal(t, s, got)
+
+	var f *FormatError
+	_, err = DecodeSketch(b[:len(b)-1])
+	require.ErrorAs(t, err, &f)
+	b[sketchHead+7] = 0xff // the first key is now greater than the second
+	_, err = DecodeSketch(b)
+	require.ErrorAs(t, err, &f)
+	b[0] = 2
+	_, err = DecodeSketch(b)
+	require.ErrorIs(t, err, ErrNewer)
+}
+
+// Anchors are where the bytes say, whatever stands before them and however the blob is cut.
+func TestAnchorsMoveWithTheBytes(t *testing.T) {
+	b := randomBytes(5, 3*segmentSize+12345)
+	scan := func(b []byte) map[int64]uint64 {
+		all, err := scanAll(context.Background(), NewSource(bytes.NewReader(b), int64(len(b))), 0, nil)
+		require.NoError(t, err)
+		found := map[int64]uint64{}
+		for _, list := range all {
+			for _, a := range list {
+				found[a.at] = a.key
+			}
+		}
+		return found
+	}
+	plain, shifted := scan(b), scan(append(make([]byte, 1001), b...))
+	require.InDelta(t, len(b)/anchorEvery, len(plain), 300)
+	for at, key := range plain {
+		require.Equal(t, key, shifted[at+1001])
+	}
+}
+
+func TestZerosHaveNoAnchors(t *testing.T) {
+	require.Empty(t, sketchOf(t, make([]byte, 1<<20)).Keys)
+}

@@ -1,0 +1,77 @@
+package dedupe
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Source is a blob whose bytes do not change while it is used: a File, bytes in
+// memory (NewSource), or an Assembled blob. ReadAt is called from several
+// goroutines.
+//
+// Files are read in windows and not mapped: a mapping of a file that a failing
+// disk cannot read, or that somebody cut, kills the process or needs
+// SetPanicOnFault in every goroutine, and its pages count as the daemon's memory.
+type Source interface {
+	io.ReaderAt
+	Size() int64
+}
+
+// NewSource gives an io.ReaderAt of a known size as a Source.
+func NewSource(r io.ReaderAt, size int64) Source { return sized{r, size} }
+
+type sized struct {
+	io.ReaderAt
+	size int64
+}
+
+func (s sized) Size() int64 { return s.size }
+
+// Candidate is a container that Match looks for shared bytes in.
+type Candidate struct {
+	Digest  cas.Digest
+	Source  Source
+	Tensors []Tensor // what its ranges are called, where that is known; any order
+}
+
+// readFull fills p from off. The end before that is io.ErrUnexpectedEOF: a
+// source has the size that it states.
+func readFull(r io.ReaderAt, p []byte, off int64) error {
+	n, err := r.ReadAt(p, off)
+	if n == len(p) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read at offset %d: %w", off+int64(n), err)
+}
+
+// File is an open file as a Source. It takes its size when it is made; store
+// files do not change.
+type File struct {
+	file *os.File
+	size int64
+}
+
+// NewFile returns f as a Source, which closes f when it is closed.
+func NewFile(f *os.File) (*File, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return &File{f, info.Size()}, nil
+}
+
+// ReadAt is io.ReaderAt.
+func (f *File) ReadAt(p []byte, off int64) (int, error) { return f.file.ReadAt(p, off) }
+
+// Size returns the length of the file in bytes.
+func (f *File) Size() int64 { return f.size }
+
+// Close closes the file.
+func (f *File) Close() error { return f.file.Close() }
