@@ -85,6 +85,18 @@ func operations() []operation {
 			_, _, err = s.Adopt(ctx, path)
 			return err
 		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
+		{"adopt what was hashed", func(s *cas.Store, root string) error {
+			path, err := staged(root, 0o600)
+			if err != nil {
+				return err
+			}
+			known, err := s.HashAhead(ctx, path)
+			if err != nil {
+				return err
+			}
+			_, _, err = s.AdoptHashed(ctx, path, known)
+			return err
+		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
 		{"remove", func(s *cas.Store, _ string) error { return s.Remove(digestOf(old)) }, nil, [][]byte{old}, nil},
 		{"quarantine", func(s *cas.Store, _ string) error { return s.Quarantine(digestOf(old), "a test") }, nil, [][]byte{old}, nil},
 	}

@@ -120,6 +120,14 @@ func ownAlone(fs FS, f *os.File) (bool, error) {
 	return err == nil, nil // refused, or a file system without leases: the caller copies
 }
 
+// startWriting has the system begin to write a file's bytes to the disk. What
+// goes wrong with that is told by the sync that follows, for nothing is waited
+// for, and so no error taken, here.
+func startWriting(f *os.File) {
+	// A hint: a file system that cannot do it writes all at the sync.
+	_ = control(f, func(fd int) error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
+}
+
 // Boot returns the kernel's id of this boot, for the stamps of files that are
 // not synced.
 var Boot = sync.OnceValue(func() string {

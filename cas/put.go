@@ -69,52 +69,95 @@ func (s *Store) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) 
 // could still write it, it is copied instead. Either way path is gone
 // afterwards; after an error it may be.
 func (s *Store) Adopt(ctx context.Context, path string) (Digest, int64, error) {
+	return s.AdoptHashed(ctx, path, Hashed{})
+}
+
+// AdoptHashed is Adopt of a file that HashAhead has hashed: if it is still as
+// it was then, it is not hashed again.
+func (s *Store) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
 	f, err := s.fs.Open(path)
 	if err != nil {
 		return Digest{}, 0, fmt.Errorf("adopt a blob: %w", err)
 	}
-	d, n, err := s.adopt(ctx, f, path)
+	d, n, err := s.adopt(ctx, f, path, known)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return Digest{}, 0, fmt.Errorf("adopt %s: %w", path, err)
 	}
 	return d, n, nil
 }
 
-func (s *Store) adopt(ctx context.Context, f *os.File, path string) (Digest, int64, error) {
-	if err := regular(f); err != nil {
-		return Digest{}, 0, err
-	}
-	alone, err := ownAlone(s.fs, f)
+func (s *Store) adopt(ctx context.Context, f *os.File, path string, known Hashed) (Digest, int64, error) {
+	now, err := StampOf(f)
 	if err != nil {
 		return Digest{}, 0, err
 	}
-	if !alone {
+	if known.stamp != now {
+		if known, err = s.hash(ctx, f); err != nil {
+			return Digest{}, 0, err
+		}
+	}
+	if known == (Hashed{}) {
 		d, n, err := s.PutFile(ctx, f)
 		if err != nil {
 			return Digest{}, 0, err
 		}
 		return d, n, s.fs.Remove(path)
 	}
-	before, err := StampOf(f)
-	if err != nil {
-		return Digest{}, 0, err
-	}
-	d, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
-	if err == nil {
-		err = unchanged(f, before)
-	}
-	if err != nil {
-		return Digest{}, 0, err
-	}
-	err = s.commit(ctx, f, path, d)
+	err = s.commit(ctx, f, path, known.digest)
 	if !errors.Is(err, errElsewhere) {
-		return d, before.Size, err
+		return known.digest, known.stamp.Size, err
 	}
 	d, n, err := s.PutFile(ctx, f)
 	if err != nil {
 		return Digest{}, 0, err
 	}
 	return d, n, s.fs.Remove(path)
+}
+
+// Hashed is what HashAhead found out about a staged file.
+type Hashed struct {
+	digest Digest
+	stamp  Stamp
+}
+
+// HashAhead hashes a staged file whose writer is done, and has the system begin
+// to write it to the disk, so that AdoptHashed, after whatever else is done
+// with the file, has little left to do. From here on it is read-only. The zero
+// Hashed says that somebody could still write it, and that nothing was hashed.
+func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
+	f, err := s.fs.Open(path)
+	if err != nil {
+		return Hashed{}, fmt.Errorf("hash %s: %w", path, err)
+	}
+	startWriting(f)
+	known, err := s.hash(ctx, f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return Hashed{}, fmt.Errorf("hash %s: %w", path, err)
+	}
+	return known, nil
+}
+
+// hash hashes a file that nobody else can write. Its stamp is taken before:
+// whoever changes it from here on changes that.
+func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
+	if err := regular(f); err != nil {
+		return Hashed{}, err
+	}
+	if alone, err := ownAlone(s.fs, f); err != nil || !alone {
+		return Hashed{}, err
+	}
+	before, err := StampOf(f)
+	if err != nil {
+		return Hashed{}, err
+	}
+	d, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
+	if err == nil {
+		err = unchanged(f, before)
+	}
+	if err != nil {
+		return Hashed{}, err
+	}
+	return Hashed{d, before}, nil
 }
 
 func result(d Digest, n int64, err error) (Digest, int64, error) {
