@@ -249,7 +249,7 @@ func (v *conversion) store(ctx context.Context, b *index.Build) (*compiled, erro
 	if b.Source.Kind == index.SourceCopy && !c.hasAll(b.Source.Files) {
 		b.Source = index.Source{}
 	}
-	err := c.put(ctx, b, v.folder)
+	err := c.put(ctx, b, v.folder, nil)
 	c.publishing.RUnlock()
 	if err != nil {
 		return nil, storeError(err, b.ModelName)

@@ -341,7 +341,7 @@ func (gs *gains) model(ctx context.Context, m *measurement) (string, error) {
 		return "", err
 	}
 	again := &job{c: gs.c, request: r, plan: m.job.plan, folder: folder, name: m.job.name}
-	graph, err := again.copyModel(ctx)
+	graph, err := again.copyProven(ctx)
 	if err == nil {
 		m.copy = folder + "-model"
 		err = os.Rename(again.modelFolder(), m.copy)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
@@ -143,10 +144,12 @@ func (j *job) spent(seconds float64) {
 // compile makes the artefact in the staging folder and publishes it.
 func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error) {
 	phase("reading")
-	model, err := j.copyModel(ctx)
+	model, proof, err := j.copyModel(ctx)
 	if err != nil {
 		return nil, err
 	}
+	proven := alongside(func() error { return proof(ctx) })
+	defer proven() // nobody reads in the folder when it is removed
 	out := filepath.Join(j.folder, "out")
 	if err := os.Mkdir(out, 0o700); err != nil {
 		return nil, storeError(err, j.request.Name)
@@ -165,6 +168,9 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
 	}
+	if err := proven(); err != nil {
+		return nil, err
+	}
 	if err != nil {
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
 			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
@@ -172,6 +178,8 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		return nil, j.aboutDimensions(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
 	phase("checking")
+	hashed := j.hashAhead(ctx, out, result.Files)
+	defer hashed()
 	b, err := j.check(ctx, out, result)
 	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
@@ -190,7 +198,44 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		}
 		return result, err
 	}
-	return j.store(ctx, b, out)
+	return j.store(ctx, b, out, hashed())
+}
+
+// alongside starts do, and gives a function that waits for it and gives its result, as often as it is called.
+func alongside[T any](do func() T) (wait func() T) {
+	done := make(chan struct{})
+	var result T
+	go func() {
+		defer close(done)
+		result = do()
+	}()
+	return func() T {
+		<-done
+		return result
+	}
+}
+
+// worthAhead is the size in bytes of a file that is hashed ahead: below it, that would gain nothing.
+const worthAhead = 1 << 20
+
+// hashAhead hashes the large files of what was compiled while that is checked, and gives what it found, by name.
+func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed func() map[string]cas.Hashed) {
+	if j.scope == "" {
+		return func() map[string]cas.Hashed { return nil }
+	}
+	return alongside(func() map[string]cas.Hashed {
+		found := make(map[string]cas.Hashed)
+		for _, name := range files {
+			path := filepath.Join(out, filepath.FromSlash(name))
+			if info, err := os.Lstat(path); err != nil || info.Size() < worthAhead {
+				continue // what is wrong with it the check tells
+			}
+			if h, err := j.c.cas.HashAhead(ctx, path); err == nil { // else it is hashed, and the error told, when it is stored
+				found[name] = h
+			}
+		}
+		return found
+	})
 }
 
 // moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may

@@ -17,24 +17,62 @@ type modelCopy struct {
 	locations []string // of external data, beside it
 }
 
-// copyModel makes the private copies that are compiled, and proves that they have the bytes that the key is made of. It gives
-// the path of the first model's.
-func (j *job) copyModel(ctx context.Context) (string, error) {
+// copyModel makes the private copies that are compiled. It gives the path of the first model's, and the proof, which takes as
+// long as hashing them, that they have the bytes that the key is made of: without it nothing that came of them may be used.
+func (j *job) copyModel(ctx context.Context) (path string, proof func(context.Context) error, err error) {
 	if err := j.makeRoom(); err != nil {
-		return "", storeError(err, j.request.Name)
+		return "", nil, storeError(err, j.request.Name)
 	}
 	j.copies, j.open = nil, nil // of an earlier try, if the job made room for another and begins again
 	made := &copying{files: make(map[string]*os.File)}
+	var models []*epmodel.Model
 	for i := range j.request.models() {
-		got, err := j.copyMember(ctx, i, made)
+		m, err := j.copyMember(ctx, i, made)
 		if err != nil {
-			return "", err
+			return "", nil, err
+		}
+		models = append(models, m)
+	}
+	return j.copies[0].path, func(ctx context.Context) error { return j.prove(ctx, models) }, nil
+}
+
+// copyProven is copyModel with its proof.
+func (j *job) copyProven(ctx context.Context) (path string, err error) {
+	path, proof, err := j.copyModel(ctx)
+	if err == nil {
+		err = proof(ctx)
+	}
+	return path, err
+}
+
+// prove compares the copies with the digests that the key is made of.
+func (j *job) prove(ctx context.Context, models []*epmodel.Model) error {
+	var seen sums
+	for i, m := range models {
+		got, err := j.copies[i].digest(ctx, m, &seen)
+		if err != nil {
+			return modelError(j.request.model(i), err)
 		}
 		if got != j.plan.canonical.member(i) {
-			return "", j.changed(i)
+			return j.changed(i)
 		}
 	}
-	return j.copies[0].path, nil
+	return nil
+}
+
+// digest gives the digest of a copied model with its external data.
+func (c modelCopy) digest(ctx context.Context, m *epmodel.Model, seen *sums) (cas.Digest, error) {
+	opened := &openFiles{sums: seen}
+	defer opened.close()
+	graph, err := opened.source(c.path)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	folder := filepath.Dir(c.path)
+	d, err := epmodel.Digest(ctx, m, graph, func(location string) (epmodel.Source, error) {
+		return opened.source(filepath.Join(folder, filepath.FromSlash(location)))
+	}, seen.of)
+	return cas.Digest(d), err
 }
 
 // member gives the digest of one of the request's models.
@@ -76,7 +114,6 @@ func (j *job) changed(member int) error {
 // copying is what the models of a job have in common.
 type copying struct {
 	files map[string]*os.File // copied already beside the first model, by location: from which file
-	sums  sums                // of the copies
 }
 
 // taken tells whether external data of this name stands beside the first model, and whether it is the very file.
@@ -93,35 +130,35 @@ func (c *copying) taken(location string, f *os.File) (there, same bool) {
 	return true, err == nil && os.SameFile(a, b)
 }
 
-// copyMember copies one of the models with its external data, and gives the digest of both. Only what the graph refers to is
+// copyMember copies one of the models with its external data, and gives the former. Only what the graph refers to is
 // copied, for that was checked: what else a client sent may have any name. What several models of a group have in one file is
 // copied once; where they call different files the same, a model gets a folder of its own.
-func (j *job) copyMember(ctx context.Context, i int, made *copying) (cas.Digest, error) {
+func (j *job) copyMember(ctx context.Context, i int, made *copying) (*epmodel.Model, error) {
 	r := j.request.model(i)
 	path := filepath.Join(j.modelFolder(), j.memberName(i)+".onnx")
 	if err := copyPrivate(r.Graph, path); err != nil {
-		return cas.Digest{}, storeError(err, r.Name)
+		return nil, storeError(err, r.Name)
 	}
-	opened := &openFiles{sums: &made.sums}
+	opened := &openFiles{}
 	defer opened.close()
 	graph, err := opened.source(path)
 	if err != nil {
-		return cas.Digest{}, storeError(err, r.Name)
+		return nil, storeError(err, r.Name)
 	}
 	m, err := epmodel.Read(ctx, filepath.Base(path), graph)
 	if err != nil {
-		return cas.Digest{}, modelError(r, err)
+		return nil, modelError(r, err)
 	}
 	locations := m.Locations()
 	j.addOpen(r.openDimensions(m))
 	folder, err := j.folderFor(i, r, locations, made)
 	if err != nil {
-		return cas.Digest{}, err
+		return nil, err
 	}
 	if folder != filepath.Dir(path) {
 		moved := filepath.Join(folder, filepath.Base(path))
 		if err := os.Rename(path, moved); err != nil {
-			return cas.Digest{}, storeError(err, r.Name)
+			return nil, storeError(err, r.Name)
 		}
 		path = moved
 	}
@@ -131,18 +168,14 @@ func (j *job) copyMember(ctx context.Context, i int, made *copying) (cas.Digest,
 			continue
 		}
 		if err := copyPrivate(r.External[location], beside(location)); err != nil {
-			return cas.Digest{}, storeError(err, r.Name)
+			return nil, storeError(err, r.Name)
 		}
 		if folder == j.modelFolder() {
 			made.files[location] = r.External[location]
 		}
 	}
 	j.copies = append(j.copies, modelCopy{path, locations})
-	d, err := epmodel.Digest(ctx, m, graph, func(location string) (epmodel.Source, error) { return opened.source(beside(location)) }, made.sums.of)
-	if err != nil {
-		return cas.Digest{}, modelError(r, err)
-	}
-	return cas.Digest(d), nil
+	return m, nil
 }
 
 // folderFor gives the folder for a model: that of the first one, unless another file has one of its names there.

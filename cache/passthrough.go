@@ -126,7 +126,7 @@ func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers
 		return compilers.CheckResult{}, storeError(err, r.Name)
 	}
 	j := &job{c: c, request: r, plan: &plan{canonical: a.request}, name: newID()[:16], folder: folder}
-	graph, err := j.copyModel(ctx)
+	graph, err := j.copyProven(ctx)
 	if err != nil {
 		return compilers.CheckResult{}, err
 	}

@@ -8,18 +8,19 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
 
 // store puts the files and then the manifest: from there on the build is acknowledged.
-func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled, error) {
+func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*compiled, error) {
 	c := j.c
 	c.publishing.RLock()
 	b.Source = j.keepSource(ctx, 0)
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i)
 	}
-	err := c.put(ctx, b, out)
+	err := c.put(ctx, b, out, hashed)
 	c.publishing.RUnlock()
 	if err != nil && ctx.Err() != nil {
 		return nil, fail(Cancelled, err, "model %q", b.ModelName)
@@ -47,12 +48,12 @@ func (j *job) store(ctx context.Context, b *index.Build, out string) (*compiled,
 	return &compiled{build: b}, nil
 }
 
-func (c *Cache) put(ctx context.Context, b *index.Build, out string) error {
+func (c *Cache) put(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) error {
 	for i := range b.Files {
 		f := &b.Files[i]
 		path := filepath.Join(out, filepath.FromSlash(f.Name))
 		var err error
-		if f.Digest, f.Size, err = c.cas.Adopt(ctx, path); err != nil {
+		if f.Digest, f.Size, err = c.cas.AdoptHashed(ctx, path, hashed[f.Name]); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}

@@ -156,7 +156,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 // storePut makes a build of it.
 func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder string) (*compiled, error) {
 	c.publishing.RLock()
-	err := c.put(ctx, b, folder)
+	err := c.put(ctx, b, folder, nil)
 	c.publishing.RUnlock()
 	if err != nil {
 		return nil, storeError(err, b.ModelName)

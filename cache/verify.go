@@ -117,7 +117,7 @@ func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Requ
 		}
 	}()
 	j := &job{c: c, request: r, plan: p, rc: rc, name: newID()[:16], folder: folder}
-	source, err := j.copyModel(ctx)
+	source, err := j.copyProven(ctx)
 	if err != nil {
 		return none, err
 	}
