@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from . import _errors, _wire
 from ._artefact import Artefact, Progress, artefact, clean, progress
+from ._autostart import PATIENCE
 from ._connection import Connection, Lost, close_all
+from ._messages import ENUMS
 from ._model import Model, stamp_of
 from ._request import ExecutionProvider, Runtime, Send
 from ._version import __version__
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 SILENCE = 5.0  # after that long without a word it is asked on another connection whether it still lives
 SIGN_OF_LIFE = 2.0
 
+_PATIENT = [ENUMS["OnMiss"][name] for name in ("WAIT", "REFRESH", "CLAIM", "KEY_ONLY", "EXPLAIN")]
+
 T = TypeVar("T")
 
 
 class Call(Generic[T]):
     """A request that may be sent again when the daemon goes away."""
+
+    patience: float | None = None  # for a daemon that has to be started, in seconds; None: it is not worth one
 
     def __init__(
         self, client: Client, deadline: float, progress: Callable[[Progress], None] | None = None
@@ -61,7 +67,7 @@ class Call(Generic[T]):
 
     def _dial(self) -> Connection:
         started = time.monotonic()
-        connection = self.client._connect(self.deadline)
+        connection = self.client._connect(self.deadline, self.patience)
         self.connect_seconds = time.monotonic() - started
         return connection
 
@@ -157,6 +163,8 @@ class Acquire(Call[Artefact]):
         self.eps = eps
         self.runtime = runtime
         self.request = request
+        # Who waits for a compile waits for who does it; others only as long as for a daemon that is there.
+        self.patience = PATIENCE if request["on_miss"] in _PATIENT else 0.0
         self.sources: dict[str, tuple[int, ...]] = {}  # path -> stamp of what was sent last
 
     def _rounds(self, connection: Connection) -> Artefact:

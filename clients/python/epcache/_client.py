@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _errors, _wire
+from . import _autostart, _errors, _wire
 from ._artefact import Artefact, Progress
 from ._call import Acquire, Question
 from ._connection import Connection, Lost
@@ -216,16 +216,33 @@ class Client:
         with contextlib.suppress(Exception):  # the interpreter may be half gone, or this half made
             self.close()
 
-    def _connect(self, deadline: float) -> Connection:
-        """Returns a connection to the first daemon that answers, all of them together within the limit for a Hello."""
+    def _connect(self, deadline: float, patience: float | None = None) -> Connection:
+        """Returns a connection to the first daemon that answers, all of them together within the limit for a Hello.
+
+        Where there is none, one is started, unless `patience` is None: the seconds that it may take, beyond that limit.
+        """
         limit = min(deadline, time.monotonic() + self._hello_limit)
-        tried = []
+        tried, absent = [], True
+        named = self._socket or os.environ.get(SOCKET_VARIABLE)
         for path in [self._socket] if self._socket else default_sockets():
+            system = path == SYSTEM_SOCKET
             try:
-                return Connection(path, limit, f"python epcache {__version__}")
+                young = _autostart.youth(path) if patience and not named else 0.0
+                return self._dial(path, max(limit, min(deadline, time.monotonic() + young)))
             except (Lost, _errors.DeadlineExceeded) as error:
                 tried.append(str(error))
+                absent = absent and _autostart.absent(path, error, system)
+        if patience is not None and absent and not named and _autostart.switched_on():
+            until = min(deadline, limit + patience)
+            try:
+                if connection := _autostart.connect(lambda path: self._dial(path, max(until, limit)), until):
+                    return connection
+            except _errors.NoDaemon as error:
+                tried.append(error.text)
         raise _errors.NoDaemon("no daemon: " + "; ".join(tried))
+
+    def _dial(self, path: str, limit: float) -> Connection:
+        return Connection(path, limit, f"python epcache {__version__}")
 
     def _take(self) -> Connection | None:
         with self._lock:
@@ -259,17 +276,7 @@ def default_sockets() -> list[str]:
     """Returns where a daemon is looked for, in this order. EPCACHE_SOCKET, where it is set, is meant alone."""
     if path := os.environ.get(SOCKET_VARIABLE):
         return [path]
-    own = _user_socket()
-    return [own, SYSTEM_SOCKET] if own else [SYSTEM_SOCKET]
-
-
-def _user_socket() -> str:
-    for variable in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
-        folder = os.environ.get(variable, "")
-        if os.path.isabs(folder):
-            return os.path.join(folder, "epcached", "epcached.sock")
-    home = os.path.expanduser("~")
-    return os.path.join(home, ".local", "state", "epcached", "epcached.sock") if os.path.isabs(home) else ""
+    return [own for own in _autostart.user_sockets() if not _autostart.foreign(own)] + [SYSTEM_SOCKET]
 
 
 def _on_miss(name: str) -> int:

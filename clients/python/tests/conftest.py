@@ -10,11 +10,14 @@ EPCACHED_MODELS    folder of models as testdata/fetch-models makes it
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ["EPCACHE_AUTOSTART"] = "0"  # a test that wants a daemon started says so
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]

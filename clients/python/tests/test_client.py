@@ -467,8 +467,8 @@ def _fork(action) -> int:
     [
         pytest.param({"EPCACHE_SOCKET": "/s"}, ["/s"], id="named: that one alone"),
         pytest.param(
-            {"XDG_RUNTIME_DIR": "/run/user/7"},
-            ["/run/user/7/epcached/epcached.sock", "/run/epcached/epcached.sock"],
+            {"XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/home/u"},
+            ["/run/user/7/epcached/epcached.sock", "/home/u/.local/state/epcached/epcached.sock", "/run/epcached/epcached.sock"],
             id="runtime folder",
         ),
         pytest.param(

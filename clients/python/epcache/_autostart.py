@@ -1,0 +1,257 @@
+"""Starts the user's own daemon where none answers, so that nobody has to install a service.
+
+One process does it for all that ask at the same time: it holds a lock beside the socket. What it starts is `epcached --autostart`, which
+starts the daemon apart from this application (a session of its own, nothing inherited, no child of this process), says when that answers
+or why it does not, and ends. The daemon leaves by itself when nobody has used it for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from . import _errors
+from ._connection import Connection, Lost
+
+VARIABLE = "EPCACHE_AUTOSTART"
+PROGRAM = "epcached"
+PROGRAM_VARIABLE = "EPCACHE_DAEMON"
+FOLDERS = ("/usr/bin", "/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
+
+PATIENCE = 10.0  # seconds that who waits for a compile waits for a daemon that is being started
+AGAIN_AFTER = 30.0  # seconds for which nobody tries again what failed
+PAUSE = 0.003
+MAX_SOCKET_PATH = 107
+MAX_REASON = 1024
+
+Dial = Callable[[str], Connection]
+
+
+def user_sockets() -> list[str]:
+    """Returns where the user's own daemon may listen: in the runtime folder, then in the state folder."""
+    folders = []
+    runtime, state = os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(runtime):
+        folders.append(runtime)
+    if not os.path.isabs(state):
+        home = os.path.expanduser("~")
+        state = os.path.join(home, ".local", "state") if os.path.isabs(home) else ""
+    if state:
+        folders.append(state)
+    return [os.path.join(folder, "epcached", "epcached.sock") for folder in folders]
+
+
+def foreign(path: str) -> bool:
+    """Tells of a socket in another user's folder: whose daemon answers there nobody knows. With sudo HOME is another's."""
+    try:
+        return os.stat(os.path.dirname(path)).st_uid != os.geteuid()
+    except OSError:
+        return False
+
+
+def absent(path: str, error: BaseException, system: bool) -> bool:
+    """Tells whether a connection failed because no daemon is there, and not because one is stopped or refuses.
+
+    A system's daemon that left its socket is about to come back, and its users are not to be scattered.
+    """
+    if system or not os.path.lexists(path):
+        return not os.path.lexists(path)  # the error may be that there was no time left to look
+    if error.__cause__ is None:
+        return isinstance(error, Lost)  # it closed the connection at once: it was just leaving
+    return isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError, ConnectionError, PermissionError))
+
+
+def youth(path: str) -> float:
+    """Returns for how long, in seconds, a daemon is still new: it may be busy with all those who waited for it to start."""
+    if path not in user_sockets():
+        return 0.0
+    try:
+        return max(0.0, PATIENCE - abs(time.time() - os.stat(path).st_mtime))
+    except OSError:
+        return 0.0
+
+
+def switched_on() -> bool:
+    return os.environ.get(VARIABLE, "1").lower() not in ("0", "no", "off", "false")
+
+
+def find() -> str:
+    """Returns the daemon's program, "" where there is none: EPCACHE_DAEMON, else where this package's programs were put."""
+    if named := os.environ.get(PROGRAM_VARIABLE):
+        return os.path.abspath(named)
+    packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    prefix = os.path.dirname(os.path.dirname(os.path.dirname(packages)))
+    # Beside the packages with pip --target; in the environment's folder of programs else.
+    for folder in (os.path.join(packages, "bin"), os.path.join(prefix, "bin")):
+        if os.access(program := os.path.join(folder, PROGRAM), os.X_OK):
+            return program
+    return shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
+
+
+def connect(dial: Dial, until: float) -> Connection | None:
+    """Returns a connection to the daemon that this or another process starts, None where nothing can be started here.
+
+    Raises NoDaemon, with the reason, where that failed or takes longer than `until`, a time of time.monotonic().
+    """
+    program = find()
+    if not program:
+        return None
+    socket, reason = _place()
+    if not socket:
+        raise _errors.NoDaemon(f"none can be started: {reason}")
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = os.open(socket + ".start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _errors.NoDaemon(f"none can be started: {error}") from error
+        stack.callback(os.close, lock)
+        while not _locked(lock):
+            if connection := _try(dial, socket):
+                return connection
+            if time.monotonic() >= until:
+                raise _errors.NoDaemon("one is being started, and does not answer yet")
+            time.sleep(PAUSE)
+        if connection := _try(dial, socket):
+            return connection
+        if failed := _failed(lock):
+            raise _errors.NoDaemon(f"none can be started: {failed}")
+        try:
+            connection = _Starter(program, socket).wait(dial, until)
+        except _Failed as error:
+            _note(lock, str(error))
+            raise _errors.NoDaemon(f"none can be started: {error}") from None
+        _note(lock, "")
+        return connection
+
+
+class _Failed(Exception):
+    pass
+
+
+def _place() -> tuple[str, str]:
+    """Returns the socket in the first folder that can be this user's own, or why there is none."""
+    reasons = ["there is no home directory"]
+    for path in user_sockets():
+        folder = os.path.dirname(path)
+        try:
+            if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+                raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket", path)
+            _own(folder, made_by_others=folder.startswith(os.environ.get("XDG_RUNTIME_DIR") or "\0"))
+            return path, ""
+        except OSError as error:
+            reasons.append(str(error))
+    return "", reasons[-1]
+
+
+def _own(folder: str, made_by_others: bool) -> None:
+    """Makes the folder for this user alone. Raises OSError for one that is another's, and where only another's could hold it."""
+    if not os.path.isdir(folder):
+        above = os.path.dirname(folder)
+        while not made_by_others and not os.path.exists(above):
+            above = os.path.dirname(above)
+        if os.stat(above).st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, "the folder above belongs to another user", folder)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    info = os.stat(folder)
+    if info.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "the folder belongs to another user", folder)
+    if info.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "the folder may be changed by other users", folder)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # a file system without locks
+        raise _errors.NoDaemon(f"none can be started: {error}") from error
+    return True
+
+
+def _try(dial: Dial, socket: str) -> Connection | None:
+    with contextlib.suppress(Lost, _errors.DeadlineExceeded):
+        return dial(socket)
+    return None
+
+
+def _failed(lock: int) -> str:
+    """Returns why the last start failed, if that was a moment ago: a hundred processes are not to try it one after the other."""
+    info = os.fstat(lock)
+    if not info.st_size or not 0 <= time.time() - info.st_mtime < AGAIN_AFTER:
+        return ""
+    return os.pread(lock, MAX_REASON, 0).decode(errors="replace")
+
+
+def _note(lock: int, reason: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk: then the next one tries
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, reason.encode(errors="replace")[:MAX_REASON], 0)
+
+
+class _Starter:
+    """`epcached --autostart`, which ends when the daemon answers, or says why it does not."""
+
+    def __init__(self, program: str, socket: str) -> None:
+        from ._worker import _high, _inheritable  # of what nobody needs who finds a daemon
+
+        self._socket = socket
+        with contextlib.ExitStack() as stack:
+            nothing = _high(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            stack.callback(os.close, nothing)
+            answers, said = os.pipe()
+            self._answers = _high(answers)
+            said = _high(said)
+            stack.callback(os.close, said)
+            given = (nothing, nothing, said)
+            actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given)]
+            actions += [(os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one >= len(given)]
+            try:
+                self._pid = os.posix_spawn(
+                    program,
+                    [program, "--autostart", "--socket", socket],
+                    os.environ,
+                    file_actions=actions,
+                    setsid=True,
+                    setsigmask=[],
+                    setsigdef=[signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM],
+                )
+            except OSError as error:
+                os.close(self._answers)
+                raise _Failed(f"{program}: {error.strerror}") from error
+
+    def wait(self, dial: Dial, until: float) -> Connection:
+        """Returns a connection as soon as there is one."""
+        reaped = False
+        try:
+            while True:
+                connection = _try(dial, self._socket)
+                if connection is not None:
+                    return connection
+                if reaped:
+                    raise _Failed(self._reason())
+                if time.monotonic() >= until:
+                    raise _errors.NoDaemon("one is being started, and does not answer yet")
+                reaped = self._ended(os.WNOHANG)
+                time.sleep(0.0 if reaped else PAUSE)
+        finally:
+            os.close(self._answers)
+            if not reaped and not self._ended(os.WNOHANG):
+                threading.Thread(target=self._ended, args=(0,), name="epcache-autostart", daemon=True).start()
+
+    def _ended(self, flags: int) -> bool:
+        try:
+            return os.waitpid(self._pid, flags)[0] != 0
+        except ChildProcessError:
+            return True  # the application waits for all of its children, or ignores them
+
+    def _reason(self) -> str:
+        text = os.read(self._answers, 4096).decode(errors="replace").strip()
+        return text.partition("\n")[0].removeprefix("epcached: ") or "it ended without a word"

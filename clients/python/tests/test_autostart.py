@@ -1,0 +1,209 @@
+"""Without a daemon the client starts the user's own: one for all, apart from the application, and gone when nobody needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import epcache
+import pytest
+from descriptors import open_descriptors
+from epcache import _autostart
+
+BIN = os.environ.get("EPCACHED_BIN", "")
+real = pytest.mark.skipif(not BIN, reason="EPCACHED_BIN is not set: the folder with epcached, see make build")
+
+PROCESSES = int(os.environ.get("EPCACHE_TEST_PROCESSES", "40"))  # that start at once; a hundred take ten seconds and more
+
+# Asks for what the daemon cannot give, having no runtime, and prints which process it was that said so.
+ASK = """
+import os, socket, struct, sys, epcache
+client = epcache.Client()
+try:
+    client.acquire(b"no model", "OpenVINOExecutionProvider")
+except epcache.Error as caught:
+    error = caught
+    kind = type(error).__name__
+if not client._idle:
+    sys.exit(f"no daemon answered: {kind}, see {error!r}")
+peer = client._idle[0]._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+print(kind, struct.unpack("3i", peer)[0])
+"""
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user who has nothing: neither daemon nor configuration nor runtime folder."""
+    folder = Path(tempfile.mkdtemp(prefix="epc-"))  # a short path, for sockets
+    for name in ("EPCACHE_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", _autostart.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv(_autostart.PROGRAM_VARIABLE, f"{BIN}/epcached")
+    monkeypatch.setattr("epcache._client.SYSTEM_SOCKET", "/nowhere/epcached.sock")
+    yield folder
+    for pid in daemons(folder):
+        os.kill(pid, signal.SIGTERM)
+        until(lambda pid=pid: not os.path.lexists(f"/proc/{pid}/exe"))
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def configure(home: Path, text: str) -> None:
+    file = home / ".config" / "epcached" / "epcached.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def until(true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def state(home: Path) -> Path:
+    return home / ".local" / "state" / "epcached"
+
+
+def daemons(home: Path) -> list[int]:
+    """Returns the processes that have this user's state folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"--state\0{state(home)}\0".encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                pass  # it has just ended
+    return found
+
+
+def ask(home: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(epcache.__file__).parents[1])}
+    return subprocess.Popen([sys.executable, "-c", ASK], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def answer(process: subprocess.Popen[str]) -> tuple[str, int]:
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    kind, pid = out.split()
+    return kind, int(pid)
+
+
+@real
+def test_many_at_once_get_one_daemon(home: Path) -> None:
+    answers = [answer(process) for process in [ask(home) for _ in range(PROCESSES)]]
+    assert {kind for kind, _ in answers} <= {"Unavailable", "BadModel"}, "the daemon's own answers"
+    assert len({pid for _, pid in answers}) == 1
+    assert {pid for _, pid in answers} == set(daemons(home))
+
+
+@real
+def test_it_leaves_and_comes_back(home: Path) -> None:
+    configure(home, 'idle_exit = "0.3s"\n')
+    first = answer(ask(home))[1]
+    until(lambda: not daemons(home))
+    assert "idle for 300ms" in (state(home) / "epcached.log").read_text()
+    assert answer(ask(home))[1] != first
+
+
+@real
+def test_it_is_no_part_of_the_application(home: Path, no_leak: None) -> None:
+    """No child is left to wait for, nothing of the application's is kept open, and a signal to its group goes past the daemon."""
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    with epcache.Client() as client, pytest.raises(epcache.Error):
+        client.acquire(b"no model", "OpenVINOExecutionProvider")
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "else somebody has the other end"
+    os.close(reading)
+    (pid,) = daemons(home)
+    assert os.getsid(pid) != os.getsid(0)
+    assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+    assert "EPCACHE_DAEMON" not in Path(f"/proc/{pid}/environ").read_text()
+    with pytest.raises(ChildProcessError):  # once the program that started it is reaped, there is none
+        limit = time.monotonic() + 60
+        while time.monotonic() < limit:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            time.sleep(0.02)
+    assert state(home).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("how", ["environment", "a socket by name", "EPCACHE_SOCKET"])
+def test_what_is_not_wanted_is_not_started(home: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    client = epcache.Client(str(home / "s") if how == "a socket by name" else None)
+    if how == "environment":
+        monkeypatch.setenv(_autostart.VARIABLE, "0")
+    if how == "EPCACHE_SOCKET":
+        monkeypatch.setenv("EPCACHE_SOCKET", str(home / "s"))
+    with pytest.raises(epcache.NoDaemon):
+        client.acquire(b"no model", "OpenVINOExecutionProvider")
+    assert list(home.iterdir()) == []
+
+
+@real
+def test_configuration_switches_it_off(home: Path) -> None:
+    configure(home, "autostart = false\n")
+    with pytest.raises(epcache.NoDaemon, match="switched off in"):
+        epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
+    assert daemons(home) == []
+
+
+def program(home: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
+    path = home / "epcached"
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    monkeypatch.setenv(_autostart.PROGRAM_VARIABLE, str(path))
+    return path
+
+
+def test_a_failure_is_told_and_not_tried_again_at_once(home: Path, monkeypatch: pytest.MonkeyPatch, no_leak: None) -> None:
+    program(home, monkeypatch, f"echo x >> {home}/tried; echo 'epcached: the disk is full' >&2; exit 1\n")
+    for _ in range(3):
+        with pytest.raises(epcache.NoDaemon, match="none can be started: the disk is full"):
+            epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
+    assert (home / "tried").read_text() == "x\n"
+
+
+def test_who_does_not_wait_goes_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(home, monkeypatch, "sleep 1\n")
+    with pytest.raises(epcache.NoDaemon, match="does not answer yet"):
+        epcache.Client(hello_limit=0.01).acquire(b"no model", "OpenVINOExecutionProvider", on_miss="background")
+
+
+@pytest.mark.parametrize("how", ["no home", "home is a file", "open to others"])
+def test_where_nothing_can_be_kept(home: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "open to others":
+        state(home).mkdir(parents=True)
+        state(home).chmod(0o777)
+    else:
+        (home / "file").touch()
+        monkeypatch.setenv("HOME", str(home / "file") if how == "home is a file" else "relative")
+    before = open_descriptors()
+    with pytest.raises(epcache.NoDaemon, match="none can be started"):
+        epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
+    assert open_descriptors() == before
+    assert daemons(home) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_another_users_folder_is_refused(home: Path) -> None:
+    """With sudo HOME is another user's: neither is asked who answers there, nor anything made."""
+    state(home).mkdir(parents=True, mode=0o700)
+    os.chown(state(home), 4711, 4711)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(state(home) / "epcached.sock"))
+        other.listen()
+        assert epcache.default_sockets() == ["/nowhere/epcached.sock"]
+        with pytest.raises(epcache.NoDaemon, match="belongs to another user"):
+            epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
