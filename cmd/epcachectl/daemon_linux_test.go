@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -166,7 +167,15 @@ func (b *standIn) changePin(verb string, entries []string, dryRun bool) (*wire.C
 }
 
 func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _ func(*wire.Progress)) (*wire.CollectReply, error) {
-	return &wire.CollectReply{}, nil
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	outcome := "planned"
+	if !r.GetDryRun() {
+		b.changes, outcome = append(b.changes, fmt.Sprintf("collect %d", r.GetToBytes())), "removed"
+	}
+	return &wire.CollectReply{UsedBytes: 8192, FreedBytes: 4096, BudgetBytes: r.GetToBytes(), ShortBytes: 1024, Removed: 1,
+		Removals: []*wire.Removal{{Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why", Outcome: outcome, Models: 2}},
+		Kept:     []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096}}}, b.err
 }
 
 func (b *standIn) Usage(context.Context, unixsock.Peer, *wire.Usage) (*wire.UsageReply, error) {

@@ -1,0 +1,112 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+// stored is a bench with n builds that nobody holds any more, and whose paths are too old to be in use.
+func stored(t *testing.T, n uint64) (*bench, []index.Build) {
+	b := newBench(t)
+	var out []index.Build
+	for seed := range n {
+		a := b.acquire(b.request(b.model(seed + 1)))
+		out = append(out, *a.Build)
+		require.NoError(t, a.View.Close())
+		b.later.Add(int64(time.Hour))
+	}
+	return b, out
+}
+
+func (b *bench) plan(to int64) *Collection {
+	b.Helper()
+	plan, err := b.cache.PlanCollection(context.Background(), Peer{UID: b.cache.uid}, to)
+	require.NoError(b, err)
+	return plan
+}
+
+func (b *bench) collect(plan *Collection) {
+	b.Helper()
+	require.NoError(b, b.cache.Collect(context.Background(), plan, func(int64, int64) {}))
+}
+
+func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
+	b, builds := stored(t, 3)
+	plan := b.plan(0)
+	require.Len(t, b.list(), 3)
+	require.Len(t, plan.Removals, 3)
+	require.Equal(t, plan.Used, plan.Freed)
+	b.collect(plan)
+	require.Empty(t, b.list())
+	require.Equal(t, plan.Used, plan.Freed)
+	for i := range plan.Removals {
+		require.Equal(t, "removed", plan.Removals[i].Outcome)
+	}
+	require.Len(t, b.cache.index.Ghosts(nil), len(builds))
+	b.reopen()
+	require.Len(t, b.cache.index.Ghosts(nil), len(builds), "after a restart as well")
+	why, err := b.cache.Why(context.Background(), Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
+	require.NoError(t, err)
+	require.Contains(t, why.Reason, "evicted on ")
+}
+
+func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
+	b, builds := stored(t, 4)
+	ctx := context.Background()
+	_, err := b.cache.Pin(ctx, Peer{UID: b.cache.uid}, []string{builds[0].BuildKey.String()}, false)
+	require.NoError(t, err)
+	held := b.acquire(b.request(b.model(2)))
+	require.Equal(t, builds[1].ID, held.Build.ID)
+	b.later.Add(int64(time.Hour)) // the lease alone keeps it
+
+	plan := b.plan(0)
+	require.Len(t, plan.Removals, 2)
+	require.Equal(t, []Kept{{"in use", 1, plan.Kept[0].Bytes}, {"pinned", 1, plan.Kept[1].Bytes}}, plan.Kept)
+	require.Positive(t, plan.Short)
+	used := b.acquire(b.request(b.model(3)))
+	require.NoError(t, used.View.Close())
+	b.collect(plan)
+	left := make(map[index.BuildID]bool)
+	for _, l := range b.list() {
+		left[l.Build.ID] = true
+	}
+	require.Equal(t, map[index.BuildID]bool{builds[0].ID: true, builds[1].ID: true, builds[2].ID: true}, left)
+}
+
+func TestNoMoreGoesThanHasTo(t *testing.T) {
+	b, builds := stored(t, 3)
+	plan := b.plan(b.plan(0).Used - 1)
+	require.Len(t, plan.Removals, 1)
+	require.Zero(t, plan.Short)
+	b.collect(plan)
+	require.Len(t, b.list(), len(builds)-1)
+}
+
+func TestAPathThatWasGivenOutLatelyStays(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.request(b.model(1)))
+	require.NoError(t, a.View.Close())
+	require.Empty(t, b.plan(0).Removals)
+	b.later.Add(int64(pathGrace + time.Second))
+	require.Len(t, b.plan(0).Removals, 1)
+}
+
+func TestUsersCollectTheirOwn(t *testing.T) {
+	b, _ := stored(t, 1)
+	other := Peer{UID: b.cache.uid + 1}
+	r := b.request(b.model(9))
+	r.Peer, r.Store = other, "user"
+	own := b.acquire(r)
+	require.NoError(t, own.View.Close())
+	b.later.Add(int64(time.Hour))
+	plan, err := b.cache.PlanCollection(context.Background(), other, 0)
+	require.NoError(t, err)
+	require.Len(t, plan.Removals, 1)
+	require.Equal(t, own.Build.ID, plan.Removals[0].Build.ID)
+	require.EqualValues(t, 1, plan.Considered)
+}
