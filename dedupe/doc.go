@@ -13,6 +13,13 @@
 // depend on how many there are. A sketch decides where to look and nothing
 // else: no hash is trusted to say that bytes are equal.
 //
+// Match finds the extents. It reads the target once and lists its anchors,
+// positions that the bytes themselves choose, about one in a KiB; then it goes
+// through each candidate, and where an anchor stands in both, compares the bytes
+// both ways as far as they are equal. What the target has twice counts too.
+// Runs without anchors, such as zeros, are shared where they stand beside
+// something that is.
+//
 // Recipes that are read are foreign bytes: DecodeRecipe accepts only what is
 // sound in itself, and Apply hashes what comes out, so a wrong extent or a
 // wrong container can cost a compile but never gives a wrong artefact. With
@@ -23,6 +30,5 @@
 // may use those of the shared scope or of the same user, never another user's.
 //
 // All functions may be called at the same time, also with the same Recipe,
-// which nothing here changes. Start with SketchOf, Candidates, DecodeRecipe and
-// Apply. Finding the extents is not there yet.
+// which nothing here changes. Start with SketchOf, Candidates, Match and Apply.
 package dedupe

@@ -11,6 +11,10 @@ import (
 // cutting changes nothing.
 const segmentSize = 1 << 20
 
+// denseSegment is how many anchors of a segment count: four times what random
+// bytes have. Bytes that were made to have more take no more memory.
+const denseSegment = 4 * segmentSize / anchorEvery
+
 // segments is a source's anchors, segment by segment, in order.
 type segments [][]anchor
 
@@ -83,7 +87,7 @@ func (s *scanner) segment(i int, buf []byte, found []anchor) ([]anchor, error) {
 		return nil, err
 	}
 	kept := 0
-	for at, ok := nextAnchor(b, 0); ok; at, ok = nextAnchor(b, at+1) {
+	for at, ok := nextAnchor(b, 0); ok && len(found) < denseSegment; at, ok = nextAnchor(b, at+1) {
 		a := anchor{keyOf(b[at:]), start + int64(at)}
 		found = append(found, a)
 		if a.key&s.mask == 0 {

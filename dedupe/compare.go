@@ -1,0 +1,109 @@
+package dedupe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+)
+
+const (
+	firstCompare = 1 << 10   // bytes that are read to begin with: many comparisons end there
+	mostCompare  = 256 << 10 // fits a core's cache, twice
+)
+
+// comparer finds how far two runs are equal. It is one goroutine's.
+type comparer struct {
+	a, b     []byte
+	compared int64 // bytes that were read from either side, all in all
+}
+
+// buffers returns windows of n bytes; nearly all blobs need small ones only now
+// and then, so they grow when they have to.
+func (c *comparer) buffers(n int64) (a, b []byte) {
+	if int64(len(c.a)) < n {
+		c.a, c.b = make([]byte, n), make([]byte, n)
+	}
+	return c.a[:n], c.b[:n]
+}
+
+func (c *comparer) read(a Source, ai int64, b Source, bi, n int64) (pa, pb []byte, err error) {
+	pa, pb = c.buffers(n)
+	if err := readFull(a, pa, ai); err != nil {
+		return nil, nil, err
+	}
+	c.compared += n
+	return pa, pb, readFull(b, pb, bi)
+}
+
+// forward returns how many bytes from a[ai:] and b[bi:] are equal, at most limit.
+func (c *comparer) forward(a Source, ai int64, b Source, bi, limit int64) (int64, error) {
+	done := int64(0)
+	for step := int64(firstCompare); done < limit; step = min(2*step, mostCompare) {
+		n := min(step, limit-done)
+		pa, pb, err := c.read(a, ai+done, b, bi+done, n)
+		if err != nil {
+			return 0, err
+		}
+		k := commonPrefix(pa, pb)
+		done += int64(k)
+		if int64(k) < n {
+			break
+		}
+	}
+	return done, nil
+}
+
+// backward returns how many bytes before a[ai] and b[bi] are equal, at most limit.
+func (c *comparer) backward(a Source, ai int64, b Source, bi, limit int64) (int64, error) {
+	done := int64(0)
+	for step := int64(firstCompare); done < limit; step = min(2*step, mostCompare) {
+		n := min(step, limit-done)
+		pa, pb, err := c.read(a, ai-done-n, b, bi-done-n, n)
+		if err != nil {
+			return 0, err
+		}
+		k := commonSuffix(pa, pb)
+		done += int64(k)
+		if int64(k) < n {
+			break
+		}
+	}
+	return done, nil
+}
+
+// block is what is compared at once by the processor's widest instructions.
+const block = 1 << 10
+
+func commonPrefix(a, b []byte) int {
+	b = b[:len(a)]
+	i := 0
+	for i+block <= len(a) && bytes.Equal(a[i:i+block], b[i:i+block]) {
+		i += block
+	}
+	for ; i+8 <= len(a); i += 8 {
+		if x := binary.LittleEndian.Uint64(a[i:]) ^ binary.LittleEndian.Uint64(b[i:]); x != 0 {
+			return i + bits.TrailingZeros64(x)/8
+		}
+	}
+	for i < len(a) && a[i] == b[i] {
+		i++
+	}
+	return i
+}
+
+func commonSuffix(a, b []byte) int {
+	b = b[:len(a)]
+	n := len(a)
+	for n >= block && bytes.Equal(a[n-block:n], b[n-block:n]) {
+		n -= block
+	}
+	for ; n >= 8; n -= 8 {
+		if x := binary.LittleEndian.Uint64(a[n-8:]) ^ binary.LittleEndian.Uint64(b[n-8:]); x != 0 {
+			return len(a) - n + bits.LeadingZeros64(x)/8
+		}
+	}
+	for n > 0 && a[n-1] == b[n-1] {
+		n--
+	}
+	return len(a) - n
+}
