@@ -17,8 +17,11 @@ Several models that share weights, such as two stages of one, are compiled as on
     with epcache.SessionGroup(["prefill.onnx", "decode.onnx"], options, ep="QNNExecutionProvider:NPU") as (prefill, decode):
         ...
 
+Without a session: `why` tells what the daemon would do for one, `warm` has models compiled before they are needed, and `compile` writes a
+compiled model into a folder.
+
 `Client` gives the artefact itself, for those who load it in another way, reports, explanations and events. It needs no ONNX Runtime: the package is
-imported only when one of the session classes is used.
+imported only when one of the session classes or one of these functions is used.
 """
 
 from __future__ import annotations
@@ -56,11 +59,18 @@ from ._request import Device, ExecutionProvider, Library, Output, Runtime
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from ._copied import Compiled
+    from ._functions import Warmed, compile, warm, why
     from ._session import InferenceSession
     from ._session_options import SessionOptions
     from ._session_group import SessionGroup
 
 _NEEDS_ORT = {
+    "Compiled": "_copied",
+    "Warmed": "_functions",
+    "compile": "_functions",
+    "warm": "_functions",
+    "why": "_functions",
     "InferenceSession": "_session",
     "SessionOptions": "_session_options",
     "SessionGroup": "_session_group",
@@ -76,6 +86,7 @@ __all__ = [
     "Claim",
     "Client",
     "CompileFailed",
+    "Compiled",
     "DeadlineExceeded",
     "Decision",
     "Device",
@@ -109,8 +120,12 @@ __all__ = [
     "Subscription",
     "Unavailable",
     "VersionMismatch",
+    "Warmed",
     "__version__",
+    "compile",
     "default_sockets",
+    "warm",
+    "why",
 ]
 
 

@@ -1,0 +1,85 @@
+"""A compiled model as a copy that stands on its own."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from . import _errors
+from ._artefact import Artefact, clean
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled model that the application has files of. Load `path` with exactly these options."""
+
+    path: str  # of the graph
+    files: list[str]  # all paths, the graph's last
+    provider_options: dict[str, dict[str, str]]  # by execution provider
+    session_options: dict[str, str]  # session config entries
+    graph_optimization_level: str  # "" where it does not matter
+    outcome: str  # "hit", "compiled" or "waited"
+    build: str
+    request_key: str
+
+
+def copied(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:
+    """Writes the files of an open artefact into the folder, which is made where it is not there. The graph comes last.
+
+    Each file appears whole or not at all. Raises FileExistsError, before anything is written, where one is there and is another.
+    """
+    beside = os.path.dirname(artefact.graph)
+    sources = {}
+    for name in sorted((f.name for f in artefact.files), key=lambda name: name == artefact.graph):
+        if not clean(name) or os.path.commonpath([beside, name]) != beside:
+            raise _errors.ProtocolError(f"the file {name!r} does not lie beside the graph")
+        sources[os.path.relpath(name, beside or ".")] = f"/proc/self/fd/{artefact.fd}/{name}"
+    graph = os.path.relpath(artefact.graph, beside or ".")
+    if graph not in sources:
+        raise _errors.ProtocolError(f"the graph {artefact.graph!r} is none of the files")
+    os.makedirs(folder, exist_ok=True)
+    there = {name for name in sources if os.path.exists(os.path.join(folder, name))}
+    same = {name for name in there if filecmp.cmp(sources[name], os.path.join(folder, name), shallow=False)}
+    if different := sorted(there - same):
+        if not overwrite:
+            raise FileExistsError(f"{os.path.join(folder, different[0])} is there, and is another file")
+    for name, source in sources.items():
+        if name not in same:
+            _copy(source, os.path.join(folder, name))
+    return Compiled(
+        path=os.path.join(folder, graph),
+        files=[os.path.join(folder, name) for name in sources],
+        provider_options=artefact.provider_options,
+        session_options=_moved(artefact.load_options(), os.path.dirname(artefact.path), folder),
+        graph_optimization_level=artefact.graph_optimization_level,
+        outcome=artefact.outcome,
+        build=artefact.build,
+        request_key=artefact.request_key,
+    )
+
+
+def _copy(source: str, path: str) -> None:
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=".epcache-", dir=os.path.dirname(path) or ".")
+    try:
+        with open(source, "rb") as one, open(descriptor, "wb") as other:
+            shutil.copyfileobj(one, other, 1 << 20)
+            os.fchmod(other.fileno(), 0o644)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error counts
+            os.unlink(temporary)
+        raise
+
+
+def _moved(options: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    """Returns the options with paths beside the graph as they are in the copy."""
+    return {
+        key: os.path.abspath(os.path.join(new, value.removeprefix(old + "/"))) if value.startswith(old + "/") else value
+        for key, value in options.items()
+    }

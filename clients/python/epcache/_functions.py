@@ -1,0 +1,198 @@
+"""What an application asks of the cache without making a session: why, warm, compile.
+
+Each takes what InferenceSession takes and asks for exactly what a session would ask for, with the same execution providers registered.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnxruntime as ort
+
+from . import _errors
+from ._artefact import Artefact
+from ._client import Client
+from ._copied import Compiled, copied
+from ._explanation import Explanation
+from ._request import EPSpec, Output
+from ._session import shared_client
+from ._shown import Progressing, model_name, shown
+from ._wanted import Source, Wanted, wanted
+
+Names = Sequence[Any]
+NameOptions = Sequence[Mapping[Any, Any]]
+
+
+def why(
+    model: Source,
+    sess_options: ort.SessionOptions | None = None,
+    providers: Names | None = None,
+    provider_options: NameOptions | None = None,
+    *,
+    ep: EPSpec | Sequence[EPSpec] | None = None,
+    client: Client | None = None,
+    embed: bool = False,
+    output: Output | None = None,
+) -> Explanation:
+    """Returns what the daemon would do for a session of this model, and why. Nothing is compiled.
+
+        print(epcache.why("model.onnx", ep="OpenVINOExecutionProvider:CPU").reason)
+
+    Where the daemon would not even be asked, the decision is "bypassed" and the reason says what the cause is. Raises an
+    epcache.Error: NoDaemon when none answers, Unavailable where the execution provider is not there.
+    """
+    one = wanted(model, sess_options, ep, providers, provider_options)
+    if reason := one.why_not():
+        return Explanation("bypassed", reason, "", "", "", [], [], [])
+    ask = one.question(client or shared_client(), {"embed": embed, "output": output, "on_miss": "explain"})
+    with ask() as answer:
+        if answer.explanation is None:
+            raise _errors.ProtocolError("the daemon gave no explanation")
+        return answer.explanation
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What came of one model of warm: `outcome` is "hit", "background" (it is being compiled), "compiled", "bypassed" or "failed"."""
+
+    model: str
+    outcome: str
+    why: str = ""
+    job: str = ""  # of "background": the compile, for Client.follow
+
+    @property
+    def ready(self) -> bool:
+        """Whether a session would be made from the cache now."""
+        return self.outcome in ("hit", "compiled")
+
+
+def warm(
+    models: Source | Sequence[Source],
+    sess_options: ort.SessionOptions | None = None,
+    providers: Names | None = None,
+    provider_options: NameOptions | None = None,
+    *,
+    ep: EPSpec | Sequence[EPSpec] | None = None,
+    client: Client | None = None,
+    embed: bool = False,
+    output: Output | None = None,
+    store: str = "",
+    wait: bool = False,
+    timeout: float | None = None,
+    progress: Progressing = None,
+) -> list[Warmed]:
+    """Has models compiled in the background, so that the sessions made of them later are hits. It is for installers, and for idle times.
+
+        epcache.warm(["det.onnx", "rec.onnx"], options, ep="OpenVINOExecutionProvider:CPU")
+
+    The compiles go on when this process has ended. With `wait` this returns at their end, or after `timeout` seconds, the client's own
+    limit where none is given. What is wrong with one model is said in its `why`, and keeps none of the others. Raises NoDaemon when none
+    answers, and Unavailable where the execution provider is not there.
+    """
+    asked = client or shared_client()
+    until = time.monotonic() + (asked._timeout if timeout is None else timeout)
+    wishes = {"on_miss": "background", "keep_going": True, "embed": embed, "output": output, "store": store}
+    sources: Sequence[Source] = [models] if isinstance(models, (str, bytes, os.PathLike)) else models
+    found: list[tuple[Warmed, Wanted]] = []
+    for source, one in [(source, wanted(source, sess_options, ep, providers, provider_options)) for source in sources]:
+        found.append((_warmed(asked, source, one, wishes, until, _jobs(found)), one))
+    if not wait:
+        return [warmed for warmed, _ in found]
+    return [_followed(asked, *pair, wishes, until, progress) for pair in found]
+
+
+def _jobs(found: Sequence[tuple[Warmed, Wanted]]) -> Iterator[str]:
+    return (warmed.job for warmed, _ in found if warmed.job)
+
+
+def _warmed(
+    client: Client, source: Source, one: Wanted, wishes: Mapping[str, Any], until: float, before: Iterator[str]
+) -> Warmed:
+    """Asks for one model. Where the daemon takes no more at once, the end of a compile of those `before` makes room."""
+    name = "model" if isinstance(source, bytes) else os.fspath(source)
+    if reason := one.why_not("background"):
+        return Warmed(name, "bypassed", reason)
+    while True:
+        try:
+            with one.question(client, wishes)(timeout=max(0.0, until - time.monotonic())) as answer:
+                return Warmed(name, answer.outcome, answer.why, answer.job)
+        except _errors.NoDaemon:
+            raise
+        except _errors.Busy as error:
+            job = next(before, "")
+            if not job or time.monotonic() >= until:
+                return Warmed(name, "failed", str(error))
+            _ended(client, job, until, None)
+        except (_errors.Error, OSError) as error:
+            return Warmed(name, "failed", str(error))
+
+
+def _followed(
+    client: Client, warmed: Warmed, one: Wanted, wishes: Mapping[str, Any], until: float, progress: Progressing
+) -> Warmed:
+    if not warmed.job:
+        return warmed
+    with shown(progress, model_name(warmed.model)) as step:
+        state, said = _ended(client, warmed.job, until, step)
+    if state == "gone":  # what has come of it, the daemon's store tells
+        return _warmed(client, one.source, one, {**wishes, "on_miss": "fail"}, until, iter(()))
+    if state == "done":
+        return Warmed(warmed.model, "compiled", warmed.why)
+    if state:
+        return Warmed(warmed.model, "failed", said)
+    return Warmed(warmed.model, warmed.outcome, said, warmed.job)
+
+
+def _ended(client: Client, job: str, until: float, step: Callable[..., None] | None) -> tuple[str, str]:
+    """Waits for the end of a compile; returns its state and what is to be said. The state is "" where it is still under way."""
+    try:
+        ended = client.follow(job, timeout=max(0.0, until - time.monotonic()), progress=step)
+    except _errors.DeadlineExceeded as error:
+        return "", str(error)
+    except _errors.NotFound as error:
+        return "gone", str(error)  # it ended some time ago
+    return ended.state, str(ended.error or ended.state)
+
+
+def compile(
+    model: Source,
+    folder: str | os.PathLike[str],
+    sess_options: ort.SessionOptions | None = None,
+    providers: Names | None = None,
+    provider_options: NameOptions | None = None,
+    *,
+    ep: EPSpec | Sequence[EPSpec] | None = None,
+    client: Client | None = None,
+    on_miss: str = "wait",
+    embed: bool = False,
+    output: Output | None = None,
+    store: str = "",
+    overwrite: bool = False,
+    timeout: float | None = None,
+    progress: Progressing = None,
+) -> Compiled:
+    """Writes the compiled form of a model into a folder, from the cache or after the daemon has compiled it, as a copy that stands on its own.
+
+        made = epcache.compile("model.onnx", "compiled/", options, ep="OpenVINOExecutionProvider:CPU")
+        made.path                       # compiled/0123456789abcdef_ctx.onnx
+
+    The copy needs no daemon and no lease; it has to be loaded with the options of the answer, and nobody tells when it is no longer good
+    for the libraries of the machine. `on_miss` is wait, fail or refresh. Raises FileExistsError where a file of that name is there and is
+    another one, unless `overwrite`; Unavailable where the cache cannot be asked for this model, with the reason; else what Client.acquire raises.
+    """
+    if on_miss not in ("wait", "fail", "refresh"):
+        raise ValueError(f"on_miss {on_miss!r}: to write a compiled model it is wait, fail or refresh")
+    one = wanted(model, sess_options, ep, providers, provider_options)
+    if reason := one.why_not(on_miss):
+        raise _errors.Unavailable(f"the cache cannot be asked: {reason}")
+    wishes: dict[str, Any] = {"on_miss": on_miss, "embed": embed, "output": output, "store": store}
+    with shown(progress, model_name(model)) as step:
+        answer: Artefact = one.question(client or shared_client(), wishes)(timeout=timeout, progress=step)
+    with answer:
+        if answer.fd is None:
+            raise _errors.BadModel(f"there is nothing to write, the daemon answered {answer.outcome}: {answer.why}")
+        return copied(answer, os.fspath(folder), overwrite)

@@ -1,0 +1,223 @@
+"""why, warm and compile: they ask for what a session asks for. A scripted daemon, a real execution provider."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+
+import epcache  # noqa: E402
+from epcache import _messages, _session  # noqa: E402
+from fake_daemon import FakeDaemon, Peer  # noqa: E402
+from providers import INPUTS, OPENVINO, compile_plain, equal, make_model, run_plain  # noqa: E402
+from test_client import answer  # noqa: E402
+from test_session import client, serves  # noqa: E402
+
+ON_MISS = _messages.ENUMS["OnMiss"]
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("EPCACHE_SOCKET", "/nowhere")
+    monkeypatch.setattr(_session, "_default_client", None)
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    if reason := OPENVINO.missing():
+        pytest.skip(reason)
+    return make_model(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def view(source: str, tmp_path: Path) -> Path:
+    compile_plain(OPENVINO, source, tmp_path / "view" / "abc", "x_ctx.onnx")
+    return tmp_path / "view"
+
+
+@pytest.fixture
+def options() -> epcache.SessionOptions:
+    options = epcache.SessionOptions()
+    options.add_free_dimension_override_by_name("batch", 1)
+    return options
+
+
+class Scripted:
+    """A daemon that answers each request with the next of its replies, on any connection."""
+
+    def __init__(self, *replies: dict[str, Any]) -> None:
+        self.replies = list(replies)
+        self.seen: list[dict[str, Any]] = []
+
+    def __call__(self, peer: Peer) -> None:
+        peer.hello()
+        while True:
+            request = peer.read()
+            if "attach" in request:
+                continue
+            self.seen.append(request)
+            peer.send({"request": request["request"], **self.replies.pop(0)})
+
+
+def background(job: str) -> dict[str, Any]:
+    return {"acquire_reply": {"outcome": "background", "job": job, "why": "it is being compiled"}}
+
+
+def ended(job: str, state: str, **more: Any) -> dict[str, Any]:
+    return {"jobs_reply": {"jobs": [{"id": job, "state": state, **more}]}}
+
+
+BUSY = {"error": {"class": 4, "text": "too much at once"}}
+MISSING = {"error": {"class": 1, "text": "there is none"}}
+
+
+# why
+
+
+def test_why_asks_what_a_session_asks(source: str, view: Path, options: epcache.SessionOptions) -> None:
+    explains = Scripted({"acquire_reply": {"outcome": "explanation", "explanation": {"decision": "hit", "reason": "it is there"}}})
+    asked: list = []
+    with FakeDaemon(explains) as daemon:
+        told = epcache.why(source, options, ep=OPENVINO.spec, client=client(daemon))
+    with FakeDaemon(serves(view, asked)) as daemon:
+        epcache.InferenceSession(source, options, ep=OPENVINO.spec, client=client(daemon))
+    assert (told.decision, told.reason) == ("hit", "it is there")
+    ((session, _),) = asked
+    ours = explains.seen[0]["acquire"]
+    assert ours.pop("on_miss") == ON_MISS["EXPLAIN"]
+    session.pop("on_miss")
+    assert ours == session
+
+
+def test_why_says_what_keeps_the_daemon_from_being_asked(source: str) -> None:
+    told = epcache.why(source, ort.SessionOptions(), ep=OPENVINO.spec)
+    assert told.decision == "bypassed"
+    assert "use epcache.SessionOptions" in told.reason
+
+
+def test_without_a_daemon_that_is_said(source: str, tmp_path: Path) -> None:
+    for ask in (epcache.why, epcache.warm, lambda *a, **k: epcache.compile(*a, tmp_path / "out", **k)):
+        with pytest.raises(epcache.NoDaemon):
+            ask(source, ep=OPENVINO.spec)
+    assert not (tmp_path / "out").exists()
+
+
+# warm
+
+
+def test_warm_does_not_wait_and_goes_on(source: str, options: epcache.SessionOptions) -> None:
+    daemon_says = Scripted(background("j1"))
+    with FakeDaemon(daemon_says) as daemon:
+        (warmed,) = epcache.warm(source, options, ep=OPENVINO.spec, client=client(daemon))
+    assert warmed == epcache.Warmed(source, "background", "it is being compiled", "j1")
+    assert not warmed.ready
+    asked = daemon_says.seen[0]["acquire"]
+    assert (asked["on_miss"], asked["keep_going"], asked["free_dimensions"]) == (ON_MISS["BACKGROUND"], True, {"batch": 1})
+
+
+def test_warm_waits_and_one_that_fails_keeps_none_of_the_others(source: str) -> None:
+    error = {"class": 3, "text": "the compiler crashed"}
+    daemon_says = Scripted(background("j1"), background("j2"), ended("j1", "failed", error=error), ended("j2", "done"))
+    with FakeDaemon(daemon_says) as daemon:
+        first, second = epcache.warm([source, source], ep=OPENVINO.spec, client=client(daemon), wait=True)
+    assert (first.outcome, first.why, first.ready) == ("failed", "the compiler crashed", False)
+    assert (second.outcome, second.ready) == ("compiled", True)
+
+
+def test_warm_makes_room_where_the_daemon_takes_no_more(source: str) -> None:
+    daemon_says = Scripted(background("j1"), BUSY, ended("j1", "done"), background("j2"))
+    with FakeDaemon(daemon_says) as daemon:
+        warmed = epcache.warm([source, source], ep=OPENVINO.spec, client=client(daemon))
+    assert [one.job for one in warmed] == ["j1", "j2"]
+    assert daemon_says.seen[2]["follow"] == {"job": "j1"}
+
+
+def test_warm_ends_where_no_compile_of_its_own_takes_the_room(source: str) -> None:
+    with FakeDaemon(Scripted(BUSY)) as daemon:
+        (warmed,) = epcache.warm(source, ep=OPENVINO.spec, client=client(daemon))
+    assert (warmed.outcome, warmed.why) == ("failed", "too much at once")
+
+
+@pytest.mark.parametrize(("reply", "outcome"), [(MISSING, "failed"), ({"acquire_reply": {"outcome": "hit"}}, "hit")])
+def test_warm_asks_the_store_for_what_ended_long_ago(source: str, reply: dict[str, Any], outcome: str) -> None:
+    daemon_says = Scripted(background("j1"), MISSING, reply)
+    with FakeDaemon(daemon_says) as daemon:
+        (warmed,) = epcache.warm(source, ep=OPENVINO.spec, client=client(daemon), wait=True)
+    assert warmed.outcome == outcome
+    assert daemon_says.seen[2]["acquire"]["on_miss"] == ON_MISS["FAIL"]
+
+
+def test_warm_of_what_cannot_be_asked_for(source: str) -> None:
+    (warmed,) = epcache.warm(source, ort.SessionOptions(), ep=OPENVINO.spec)
+    assert warmed.outcome == "bypassed"
+    assert "use epcache.SessionOptions" in warmed.why
+
+
+# compile
+
+
+def files(view: Path) -> list[dict[str, Any]]:
+    return [{"name": f"abc/{path.name}", "size": path.stat().st_size} for path in (view / "abc").iterdir()]
+
+
+def test_compile_writes_a_copy_that_loads_without_the_daemon(source: str, view: Path, tmp_path: Path) -> None:
+    with FakeDaemon(serves(view, files=files(view), provider_options={OPENVINO.name: {"entries": OPENVINO.options}})) as daemon:
+        made = epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
+    assert made.outcome == "hit"
+    assert made.path == str(tmp_path / "out" / "x_ctx.onnx")
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(path.name for path in (view / "abc").iterdir())
+    assert made.provider_options == {OPENVINO.name: OPENVINO.options}
+    assert equal(run_plain(OPENVINO, made.path), run_plain(OPENVINO, source, INPUTS))
+
+
+def test_compile_replaces_no_other_file_unasked(source: str, view: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with FakeDaemon(serves(view, files=files(view))) as daemon:
+        first = epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon))
+        assert epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon)).path == first.path, "the same is there"
+        Path(first.path).write_bytes(b"another")
+        with pytest.raises(FileExistsError, match="x_ctx.onnx is there"):
+            epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon))
+        assert Path(first.path).read_bytes() == b"another"
+        epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon), overwrite=True)
+    assert Path(first.path).read_bytes() == (view / "abc" / "x_ctx.onnx").read_bytes()
+    assert not [name for name in os.listdir(out) if name.startswith(".")]
+
+
+def test_compile_writes_nothing_outside_the_folder(source: str, view: Path, tmp_path: Path) -> None:
+    with FakeDaemon(serves(view, files=[{"name": "abc/x_ctx.onnx"}, {"name": "abc/../../escaped"}])) as daemon:
+        with pytest.raises(epcache.ProtocolError, match="escaped"):
+            epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
+    assert not (tmp_path / "out").exists()
+
+
+def test_compile_moves_the_source_of_a_weightless_one(source: str, view: Path, tmp_path: Path) -> None:
+    (view / "abc" / "source.onnx").write_bytes(b"weights")
+    with FakeDaemon(serves(view, files=files(view), session_options={"ep.enable_weightless": "1"})) as daemon:
+        made = epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
+    assert made.session_options["ep.context_source_model_path"] == str(tmp_path / "out" / "source.onnx")
+
+
+def test_compile_of_what_has_no_files(source: str, tmp_path: Path) -> None:
+    with FakeDaemon(Scripted({"acquire_reply": {"outcome": "passthrough", "why": "it is compiled already"}})) as daemon:
+        with pytest.raises(epcache.BadModel, match="passthrough: it is compiled already"):
+            epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, client=client(daemon))
+    with pytest.raises(epcache.Unavailable, match="use epcache.SessionOptions"):
+        epcache.compile(source, tmp_path / "out", ort.SessionOptions(), ep=OPENVINO.spec)
+    with pytest.raises(ValueError, match="on_miss 'background'"):
+        epcache.compile(source, tmp_path / "out", ep=OPENVINO.spec, on_miss="background")
+
+
+def test_import_alone_brings_no_onnxruntime() -> None:
+    code = "import sys, epcache; assert 'onnxruntime' not in sys.modules; assert {'why', 'warm', 'compile'} <= set(epcache.__all__)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
