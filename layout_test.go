@@ -20,27 +20,29 @@ const module = "github.com/epcached/epcached/"
 // cmd -> cache -> {compilers -> epmodel, dedupe -> cas, index -> cas}; unixsock declares the requests and knows no
 // storage; cas and epmodel import nothing of ours. A package that is not listed fails, so that it is thought about.
 var allowed = map[string][]string{
-	"cas":                    {},
-	"cas/crashfs":            {"cas"},
-	"epmodel":                {},
-	"dedupe":                 {"cas"},
-	"index":                  {"cas", "index/manifestpb"},
-	"index/manifestpb":       {},
-	"compilers":              {"epmodel", "compilers/dialogue", "compilers/tinymodel"},
-	"compilers/dialogue":     {},
-	"compilers/tinymodel":    {},
-	"compilers/ort":          {"compilers/dialogue"},
-	"compilers/standin":      {"compilers", "epmodel", "compilers/tinymodel"},
-	"compilers/compilertest": {"compilers", "epmodel", "compilers/tinymodel"},
-	"unixsock":               {"unixsock/wire"},
-	"unixsock/wire":          {},
-	"rules":                  {"compilers"}, // for its verdicts
-	"watch":                  {},
-	"cache":                  {"cas", "compilers", "dedupe", "epmodel", "index", "rules", "watch"},
-	"config":                 {"compilers", "rules", "unixsock"},                                                            // the names of execution providers, and where the socket is by default
-	"cmd/epcached":           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire", "watch"},               // watch: the configuration, while the daemon runs
-	"cmd/epcachectl":         {"cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
-	"cmd/epcached-ort":       {"compilers/dialogue", "compilers/ort"},
+	"cas":                            {},
+	"cas/crashfs":                    {"cas"},
+	"epmodel":                        {},
+	"dedupe":                         {"cas"},
+	"index":                          {"cas", "index/manifestpb"},
+	"index/manifestpb":               {},
+	"compilers":                      {"epmodel", "compilers/dialogue", "compilers/tinymodel"},
+	"compilers/dialogue":             {},
+	"compilers/tinymodel":            {},
+	"compilers/ort":                  {"compilers/dialogue"},
+	"compilers/standin":              {"compilers", "epmodel", "compilers/tinymodel"},
+	"compilers/compilertest":         {"compilers", "epmodel", "compilers/tinymodel"},
+	"unixsock":                       {"unixsock/wire"},
+	"unixsock/wire":                  {},
+	"rules":                          {"compilers"}, // for its verdicts
+	"watch":                          {},
+	"cache":                          {"cas", "compilers", "dedupe", "epmodel", "index", "rules", "watch"},
+	"config":                         {"compilers", "rules", "unixsock"},                                                            // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                   {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire", "watch"},               // watch: the configuration, while the daemon runs
+	"cmd/epcachectl":                 {"cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
+	"clients/conformance":            {"unixsock/wire"},                                                                             // in its test
+	"clients/conformance/drivers/go": {"unixsock", "unixsock/wire"},
+	"cmd/epcached-ort":               {"compilers/dialogue", "compilers/ort"},
 }
 
 // purego makes a binary dynamic: only the worker may be.

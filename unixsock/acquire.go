@@ -4,7 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
+	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -40,7 +44,7 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 			return nil, nil, err
 		}
 	}
-	return nil, nil, refused("acquire: the daemon keeps asking for external data; is the model being changed?")
+	return nil, nil, violation("the daemon keeps asking for external data; is the model being changed?")
 }
 
 // Put brings what the caller compiled under a claim, which has to be of this connection. The files' fields "fd" are
@@ -69,16 +73,13 @@ func (c *Client) askWith(ctx context.Context, what string, envelope *wire.Envelo
 // buildOf finds the descriptor that the answer names, and closes any other.
 func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
 	r := answer.envelope.GetAcquireReply()
-	if r == nil || r.Fd == nil {
+	if r == nil {
 		closeFiles(answer.files)
-		if r == nil {
-			return nil, nil, unexpected(answer.envelope)
-		}
-		return r, nil, nil
+		return nil, nil, unexpected(answer.envelope)
 	}
-	if int64(r.GetFd()) >= int64(len(answer.files)) {
+	if err := checkBuild(r, answer.files); err != nil || r.Fd == nil {
 		closeFiles(answer.files)
-		return r, nil, violation("the reply names descriptor %d of %d", r.GetFd(), len(answer.files))
+		return r, nil, err
 	}
 	view := answer.files[r.GetFd()]
 	for _, f := range answer.files {
@@ -87,6 +88,42 @@ func buildOf(answer reply) (*wire.AcquireReply, *os.File, error) {
 		}
 	}
 	return r, view, nil
+}
+
+// withBuild are the outcomes that come with a build.
+var withBuild = []string{"hit", "compiled", "waited", "put"}
+
+// checkBuild looks whether an answer has what it says, and leads nowhere but into the view: a graph is loaded by its name.
+func checkBuild(r *wire.AcquireReply, files []*os.File) error {
+	if r.Fd == nil && r.GetView() == "" {
+		if slices.Contains(withBuild, r.GetOutcome()) {
+			return violation("the reply says %q, and has no view", r.GetOutcome())
+		}
+		return nil
+	}
+	graphs := []string{r.GetGraph()}
+	for _, m := range r.GetMembers() {
+		graphs = append(graphs, m.GetGraph())
+	}
+	for _, graph := range graphs {
+		if graph == "." || !filepath.IsLocal(filepath.FromSlash(graph)) || path.Clean(graph) != graph || strings.ContainsRune(graph, 0) {
+			return violation("the graph %q does not lie in the view", graph)
+		}
+	}
+	if len(r.GetMembers()) > 0 && int64(r.GetMember()) >= int64(len(r.GetMembers())) {
+		return violation("the model is member %d of %d", r.GetMember(), len(r.GetMembers()))
+	}
+	if r.Fd == nil {
+		return nil
+	}
+	if int64(r.GetFd()) >= int64(len(files)) {
+		return violation("the reply names descriptor %d of %d", r.GetFd(), len(files))
+	}
+	info, err := files[r.GetFd()].Stat()
+	if err == nil && !info.IsDir() {
+		return violation("the descriptor of the view is not one of a folder")
+	}
+	return err
 }
 
 // openNeeded adds external data to a request. What it opened is in the result also when it fails.
@@ -116,10 +153,14 @@ func openNeeded(request *wire.Acquire, files []*os.File, need *wire.Need, extern
 	return files, nil
 }
 
+// mayNeed refuses what no model may refer to, whatever the daemon, or the model, asks for.
 func mayNeed(model *wire.Model, location string, external External, files int) error {
+	if !filepath.IsLocal(filepath.FromSlash(location)) {
+		return &Error{Class: wire.ErrorClass_BAD_MODEL, Text: fmt.Sprintf("external data %q lies outside the model's folder", location), Facts: map[string]string{"file": location}}
+	}
 	for _, x := range model.GetExternal() {
 		if x.GetLocation() == location {
-			return refused("acquire: external data %q was sent and asked for again", location)
+			return violation("external data %q was sent, and is asked for again", location)
 		}
 	}
 	if external == nil {

@@ -16,8 +16,13 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// clientWriteTimeout is how long the daemon may leave a request unread that does not fit into the socket.
-const clientWriteTimeout = 30 * time.Second
+// Limits of a client's patience, beside the caller's own. A daemon that keeps to the protocol never comes near them.
+const (
+	clientWriteTimeout = 2 * time.Second // for which a request that does not fit into the socket may stay unread
+	clientFrameTimeout = 2 * time.Second // from the first byte of an answer to its last
+	silenceLimit       = 5 * time.Second // without a word: then it is asked on another connection whether it still lives
+	signOfLife         = 2 * time.Second // for that
+)
 
 // Client is one connection to a daemon. Its methods may be called at the same time; their requests run at the same
 // time in the daemon. An error from the daemon is an *Error; when the connection breaks, every call answers
@@ -29,6 +34,10 @@ type Client struct {
 	done   chan struct{} // closed when the reader has gone
 	reason error         // why it went; valid after done is closed
 	closed atomic.Bool
+	alive  func(context.Context) error // asks on another connection
+	mute   atomic.Bool                 // and it has not answered
+	heard  atomic.Int64                // when a frame came last, in nanoseconds since made
+	made   time.Time
 
 	mu    sync.Mutex
 	calls map[uint64]*call
@@ -48,8 +57,8 @@ type reply struct {
 	files    []*os.File
 }
 
-func newClient(s *stream, hello *wire.HelloReply) *Client {
-	c := &Client{stream: s, hello: hello, done: make(chan struct{}), calls: make(map[uint64]*call)}
+func newClient(s *stream, hello *wire.HelloReply, alive func(context.Context) error) *Client {
+	c := &Client{stream: s, hello: hello, done: make(chan struct{}), calls: make(map[uint64]*call), alive: alive, made: time.Now()}
 	go c.read()
 	return c
 }
@@ -79,16 +88,19 @@ func (c *Client) read() {
 	c.gone = true
 	c.mu.Unlock()
 	c.stream.closeDescriptors()
-	c.reason = lost(err)
+	if c.reason = lost(err); c.mute.Load() {
+		c.reason = fmt.Errorf("%w: it said nothing for %v, and does not answer another", ErrConnectionLost, silenceLimit)
+	}
 	// Only now nobody reads: the kernel tells the daemon, which then cancels what is still under way.
 	_ = c.stream.conn.Close()
 }
 
 func (c *Client) receive() error {
-	payload, at, err := c.stream.frame(0)
+	payload, at, err := c.stream.frame(clientFrameTimeout)
 	if err != nil {
 		return err
 	}
+	c.heard.Store(int64(time.Since(c.made)))
 	envelope, err := decode(payload)
 	if err != nil {
 		return err
@@ -152,6 +164,9 @@ func lost(err error) error {
 		return fmt.Errorf("%w: %w", ErrConnectionLost, e)
 	case err == nil, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), closedByPeer(err):
 		return ErrConnectionLost
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("%w: it stopped in the middle of a frame: %w", ErrConnectionLost, err)
 	}
 	return fmt.Errorf("%w: %w", ErrConnectionLost, err)
 }
@@ -263,8 +278,12 @@ func (c *Client) sendCancel(number uint64) {
 
 // wait gives the answer to a call. The files are the caller's.
 func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progress func(*wire.Progress)) (reply, error) {
+	silence := time.NewTimer(silenceLimit)
+	defer silence.Stop()
 	for {
 		select {
+		case <-silence.C:
+			silence.Reset(c.silent(ctx))
 		case r := <-waiting.answer:
 			drainProgress(waiting, progress)
 			return r, nil
@@ -282,6 +301,24 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 			return reply{}, c.reason
 		}
 	}
+}
+
+// silent asks whether a daemon still lives of which nothing was heard for long, and gives after how long to look again. A
+// daemon that was stopped holds its connections open: they are given up here.
+func (c *Client) silent(ctx context.Context) time.Duration {
+	quiet := time.Since(c.made) - time.Duration(c.heard.Load())
+	if quiet < silenceLimit {
+		return silenceLimit - quiet
+	}
+	limited, stop := context.WithTimeout(ctx, signOfLife)
+	defer stop()
+	err := c.alive(limited)
+	if ctx.Err() == nil && (errors.Is(err, ErrNoDaemon) || errors.Is(err, context.DeadlineExceeded)) {
+		c.mute.Store(true)
+		// The reader sees this and tells everybody; closing twice is harmless.
+		_ = c.stream.conn.Close()
+	}
+	return silenceLimit
 }
 
 // drainProgress shows the phases that came with the answer.

@@ -35,7 +35,7 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 		if err != nil {
 			return nil, err
 		}
-		client, err := d.greet(ctx, conn)
+		client, err := d.greet(ctx, conn, path)
 		if err == nil {
 			return client, nil
 		}
@@ -104,7 +104,7 @@ func (e *noDaemonError) Unwrap() error { return e.cause }
 
 func (e *noDaemonError) Is(target error) bool { return target == ErrNoDaemon }
 
-func (d Dialer) greet(ctx context.Context, conn *net.UnixConn) (*Client, error) {
+func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Client, error) {
 	limit := d.HelloTimeout
 	if limit <= 0 {
 		limit = 10 * time.Second
@@ -128,7 +128,16 @@ func (d Dialer) greet(ctx context.Context, conn *net.UnixConn) (*Client, error) 
 		}
 		return nil, errors.Join(err, conn.Close())
 	}
-	return newClient(stream, reply), nil
+	return newClient(stream, reply, func(ctx context.Context) error { return d.answers(ctx, path) }), nil
+}
+
+// answers says Hello at a path, and nothing more.
+func (d Dialer) answers(ctx context.Context, path string) error {
+	c, err := Dialer{Name: d.Name, HelloTimeout: signOfLife}.Dial(ctx, path)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }
 
 func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloReply, error) {
@@ -173,8 +182,8 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 		return nil, fromWire(refusal)
 	}
 	reply := envelope.GetHelloReply()
-	if reply == nil {
-		return nil, violation("the daemon's first frame is no HelloReply")
+	if reply == nil || envelope.GetRequest() != 0 {
+		return nil, violation("the daemon's first frame is no HelloReply under request number 0")
 	}
 	if reply.GetVersion() != Version {
 		return nil, &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("the daemon speaks protocol version %d, this client %d", reply.GetVersion(), Version)}

@@ -14,7 +14,7 @@ import (
 // violation is a breach of the framing rules. The connection cannot go on after one: where the next frame begins,
 // or whose descriptors are whose, is no longer known.
 func violation(format string, args ...any) *Error {
-	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "protocol: " + fmt.Sprintf(format, args...)}
+	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "protocol: " + fmt.Sprintf(format, args...), Err: ErrProtocol}
 }
 
 var errTooLarge = errors.New("does not fit into a frame")

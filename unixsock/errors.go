@@ -51,6 +51,7 @@ var classText = map[wire.ErrorClass]string{
 var (
 	ErrNoDaemon       = errors.New("no daemon answers")
 	ErrConnectionLost = errors.New("the daemon closed the connection")
+	ErrProtocol       = errors.New("the other end does not keep to the protocol")
 )
 
 // Error is an error that crosses the socket.
@@ -121,8 +122,13 @@ func toWire(err error) *wire.Error {
 	return w
 }
 
+// fromWire takes a class of a later version for an internal error: what a caller could do about it is not known here.
 func fromWire(w *wire.Error) *Error {
-	return &Error{Class: w.GetClass(), Text: w.GetText(), Hint: w.GetHint(), Facts: maps.Clone(w.GetFacts())}
+	class := w.GetClass()
+	if classText[class] == "" {
+		class = wire.ErrorClass_INTERNAL
+	}
+	return &Error{Class: class, Text: w.GetText(), Hint: w.GetHint(), Facts: maps.Clone(w.GetFacts())}
 }
 
 func boundFacts(facts map[string]string) map[string]string {

@@ -193,6 +193,8 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
     """Turns a reply into an artefact, which takes its descriptor out of `received`; the others stay there."""
     if "fd" in reply and reply["fd"] >= len(received):
         raise _errors.ProtocolError(f"the view is descriptor {reply['fd']} of {len(received)}")
+    if reply["outcome"] in SERVED and not reply["view"] and "fd" not in reply:
+        raise _errors.ProtocolError(f"the answer says {reply['outcome']!r}, and has no view")
     if (reply["view"] or "fd" in reply) and not clean(reply["graph"]):
         raise _errors.ProtocolError(f"the graph {reply['graph']!r} does not lie in the view")
     members = [Member(**one) for one in reply["members"]]
@@ -215,6 +217,8 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
         fd=fd,
     )
 
+
+SERVED = ("hit", "compiled", "waited", "put")  # outcomes that come with a build
 
 # Fields that an Artefact takes from the reply as they are.
 _PLAIN = (

@@ -32,6 +32,9 @@ REPORT_LIMIT = 5.0  # the daemon may look into the artefact; an application has 
 QUESTION_LIMIT = 10.0
 MOST_PATIENCE = 10 * 365 * 86400.0  # deadlines travel as milliseconds, which infinity is not
 MAX_IDLE = 4  # connections kept for the next request
+# For how long they are kept, seconds. A later request says Hello once more, in a fraction of a millisecond: so a daemon that
+# was stopped since is found out within the limit for a Hello, and not after the silence that a compile may take.
+MAX_IDLE_AGE = 1.0
 
 
 class Client:
@@ -248,9 +251,10 @@ class Client:
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
-                if connection.pid == os.getpid():
+                fresh = time.perf_counter() - connection.received_at < MAX_IDLE_AGE
+                if fresh and connection.pid == os.getpid():
                     return connection
-                # The parent process uses it: two would read each other's answers. Closing ends it here only.
+                # If the parent process uses it, two would read each other's answers. Closing ends it here only.
                 connection.close()
         return None
 

@@ -25,6 +25,9 @@ PROTOCOL_VERSION = 1
 MAX_FRAME = 1 << 20
 MAX_DESCRIPTORS = 64  # a frame
 MAX_POLL = 86_400.0  # seconds; poll() counts milliseconds in 31 bits
+# For the rest of a frame that has begun, either way: a daemon that gives or takes a byte now and then is no daemon.
+FRAME_LIMIT = 2.0
+STUCK = f"the daemon stopped in the middle of a frame, for more than {FRAME_LIMIT:g} s"
 
 
 class Lost(_errors.NoDaemon):
@@ -110,6 +113,8 @@ class Connection:
             close_all(descriptors)
         try:
             _raise_error(envelope)
+            if envelope["request"] == 0:
+                raise _errors.ProtocolError(f"{self.path}: a frame under request number 0")
         except BaseException:
             close_all(descriptors)
             raise
@@ -127,9 +132,10 @@ class Connection:
     def _send(self, data: bytes, descriptors: Sequence[int], deadline: float) -> None:
         frame = memoryview(data)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        limit = time.monotonic() + FRAME_LIMIT
         try:
             while frame:
-                self._limit(deadline)
+                self._limit(deadline, limit)
                 sent = self._socket.sendmsg([frame], ancillary)
                 frame, ancillary = frame[sent:], []
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -146,12 +152,14 @@ class Connection:
             _raise_error(envelope)
 
     def _receive(self, deadline: float) -> tuple[_wire.Message, list[int]]:
-        header, descriptors = self._header(deadline)
+        begun, descriptors = self._begin(deadline)
+        limit = time.monotonic() + FRAME_LIMIT
         try:
+            header = begun + self._exactly(4 - len(begun), deadline, limit)
             (length,) = struct.unpack("<I", header)
             if not 1 <= length <= MAX_FRAME:
                 raise _errors.ProtocolError(f"{self.path}: a frame of {length} bytes")
-            data = self._exactly(length, deadline)
+            data = self._exactly(length, deadline, limit)
             self.received_at = time.perf_counter()
             envelope = self._decode(data)
             if envelope["descriptors"] != len(descriptors):
@@ -162,7 +170,8 @@ class Connection:
             raise
         return envelope, descriptors
 
-    def _header(self, deadline: float) -> tuple[bytes, list[int]]:
+    def _begin(self, deadline: float) -> tuple[bytes, list[int]]:
+        """Returns the first bytes of a frame, at most its length, and all of its descriptors."""
         self._limit(deadline)
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
         try:
@@ -175,15 +184,15 @@ class Connection:
                 raise _errors.ProtocolError(f"{self.path}: more descriptors than a frame may have, or no room for them")
             if not data:
                 raise Lost(f"{self.path}: the daemon closed the connection")
-            return data + self._exactly(4 - len(data), deadline), descriptors
+            return data, descriptors
         except BaseException:
             close_all(descriptors)
             raise
 
-    def _exactly(self, length: int, deadline: float) -> bytes:
+    def _exactly(self, length: int, deadline: float, limit: float) -> bytes:
         data = bytearray()
         while len(data) < length:
-            self._limit(deadline)
+            self._limit(deadline, limit)
             try:
                 part = self._socket.recv(length - len(data))
             except OSError as error:
@@ -199,15 +208,20 @@ class Connection:
         except _wire.WireError as error:
             raise _errors.ProtocolError(f"{self.path}: {error}") from error
 
-    def _limit(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
+    def _limit(self, deadline: float, frame_limit: float = math.inf) -> None:
+        now = time.monotonic()
+        if now >= deadline:
             raise _errors.DeadlineExceeded(f"{self.path}: no answer in time")
-        self._socket.settimeout(min(left, MAX_POLL))  # Python counts these in 31 bits of milliseconds, too
+        if now >= frame_limit:
+            raise Lost(f"{self.path}: {STUCK}")
+        # Python counts these in 31 bits of milliseconds, too.
+        self._socket.settimeout(min(deadline - now, frame_limit - now, MAX_POLL))
 
     def _lost(self, what: str, error: OSError, deadline: float) -> _errors.Error:
-        if isinstance(error, TimeoutError) or time.monotonic() >= deadline:
+        if time.monotonic() >= deadline - 0.001:  # the kernel counts whole milliseconds
             return _errors.DeadlineExceeded(f"{self.path}: no answer in time")
+        if isinstance(error, TimeoutError):
+            return Lost(f"{self.path}: {STUCK}")
         return Lost(f"{self.path}: {what}: {_reason(error)}")
 
 

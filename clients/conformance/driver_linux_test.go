@@ -1,0 +1,126 @@
+package conformance
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// client is a client of the protocol, by the program that drives it.
+type client struct {
+	name    string
+	command func(t *testing.T) []string
+}
+
+// clients are all that there are. A further one is added here.
+var clients = []client{
+	{"go", func(t *testing.T) []string {
+		program := filepath.Join(t.TempDir(), "go")
+		out, err := exec.Command("go", "build", "-o", program, "./drivers/go").CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return []string{program}
+	}},
+	{"python", func(t *testing.T) []string {
+		python := os.Getenv("EPCACHED_PYTHON")
+		if _, err := exec.LookPath(python); err != nil { // its client needs nothing but the language
+			python = "python3"
+		}
+		return []string{python, "drivers/python/driver.py"}
+	}},
+}
+
+// question and answer are the lines of the dialogue with a driver; README.md describes them.
+type question struct {
+	Do        string `json:"do"`
+	Socket    string `json:"socket,omitempty"`
+	Model     string `json:"model,omitempty"`
+	Options   int    `json:"options,omitempty"`
+	TimeoutMs int    `json:"timeout_ms,omitempty"`
+}
+
+type answer struct {
+	Outcome string   `json:"outcome"`
+	Content string   `json:"content"`
+	Phases  []string `json:"phases"`
+	Error   string   `json:"error"` // a class of the protocol, NO_DAEMON or PROTOCOL
+	Text    string   `json:"text"`
+}
+
+// driver is a client's program that runs.
+type driver struct {
+	t       *testing.T
+	process *exec.Cmd
+	in      io.WriteCloser
+	lines   chan []byte
+}
+
+func startDriver(t *testing.T, command []string) *driver {
+	t.Helper()
+	d := &driver{t: t, process: exec.Command(command[0], command[1:]...), lines: make(chan []byte)}
+	d.process.Stderr = os.Stderr
+	var err error
+	d.in, err = d.process.StdinPipe()
+	require.NoError(t, err)
+	out, err := d.process.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, d.process.Start())
+	go func() {
+		defer close(d.lines)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			d.lines <- append([]byte(nil), lines.Bytes()...)
+		}
+	}()
+	t.Cleanup(func() {
+		d.in.Close()
+		// A client that hangs does not hold up the test, and one that is well has ended by itself.
+		timer := time.AfterFunc(5*time.Second, func() { d.process.Process.Kill() })
+		defer timer.Stop()
+		for range d.lines {
+		}
+		require.NoError(t, d.process.Wait())
+	})
+	return d
+}
+
+// ask waits for the answer. A client that gives none in time hangs, and hanging is what it must never do.
+func (d *driver) ask(q question) answer {
+	d.t.Helper()
+	line, err := json.Marshal(q)
+	require.NoError(d.t, err)
+	_, err = d.in.Write(append(line, '\n'))
+	require.NoError(d.t, err, "the driver has ended")
+	select {
+	case line, ok := <-d.lines:
+		require.True(d.t, ok, "the driver has ended")
+		var a answer
+		require.NoError(d.t, json.Unmarshal(line, &a), "%s", line)
+		return a
+	case <-time.After(30 * time.Second):
+		d.process.Process.Kill()
+		require.FailNow(d.t, "the client hangs")
+	}
+	return answer{}
+}
+
+// descriptors tells what the driver has open.
+func (d *driver) descriptors() map[string]string {
+	folder := fmt.Sprintf("/proc/%d/fd", d.process.Process.Pid)
+	entries, err := os.ReadDir(folder)
+	require.NoError(d.t, err)
+	open := map[string]string{}
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(folder, e.Name()))
+		if err == nil {
+			open[e.Name()] = target
+		}
+	}
+	return open
+}

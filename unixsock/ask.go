@@ -1,0 +1,50 @@
+package unixsock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// HelloLimit is the HelloTimeout for an application that goes on without a daemon: nobody notices it.
+const HelloLimit = 50 * time.Millisecond
+
+// Ask connects, calls ask, and closes the connection. Where that ends before there is an answer, because the daemon went
+// away, it waits up to back for another one and asks it the same, once: it may be this very request that the daemon dies of.
+// What the daemon said, and what is no protocol, is the answer. A view that ask got stays good.
+func (d Dialer) Ask(ctx context.Context, back time.Duration, ask func(*Client) error, paths ...string) error {
+	client, err := d.Dial(ctx, paths...)
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(ask(client), client.Close()); !wentAway(err) {
+		return err
+	}
+	again, dialErr := d.dialAgain(ctx, back, paths)
+	if dialErr != nil {
+		return fmt.Errorf("it did not come back: %w: %w", dialErr, err)
+	}
+	return errors.Join(ask(again), again.Close())
+}
+
+// dialAgain waits also for a daemon that is there and not ready to answer.
+func (d Dialer) dialAgain(ctx context.Context, back time.Duration, paths []string) (*Client, error) {
+	d.Wait = 0
+	end := time.Now().Add(back)
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		client, err := d.Dial(ctx, paths...)
+		if err == nil || !errors.Is(err, ErrNoDaemon) && !wentAway(err) || !time.Now().Before(end) {
+			return client, err
+		}
+		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
+			return nil, errors.Join(waitErr, err)
+		}
+	}
+}
+
+// wentAway tells a connection that ended from one that was ended for a reason.
+func wentAway(err error) bool {
+	var said *Error
+	return errors.Is(err, ErrConnectionLost) && !errors.As(err, &said)
+}
