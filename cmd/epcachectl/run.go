@@ -94,6 +94,7 @@ Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFa
 	})
 	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
 		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand())
 	return root
 }
 

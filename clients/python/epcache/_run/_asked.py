@@ -1,0 +1,122 @@
+"""Which execution providers a program asks for, and what that comes to under `epcachectl run`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnxruntime as ort
+
+from .. import _errors, _plugins
+from .._request import Device, ExecutionProvider, option_text
+from ._settings import settings
+
+CPU = "CPUExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+# What every onnxruntime has, and no compiler: a program that names no other asks for the CPU.
+_UNCOMPILED = frozenset((CPU, "AzureExecutionProvider"))
+# What OpenVINO's older form takes as an option is a device of the plugin.
+_DEVICE_OPTION = "device_type"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a session is to be made on.
+
+    `eps` are compiled execution providers; none where the session options name devices themselves. `sent`: the program asked for
+    the CPU, and is sent there. `why` says why epcache has no part in the session; "" if it has.
+    """
+
+    names: list[str]
+    eps: list[ExecutionProvider] = field(default_factory=list)
+    sent: bool = False
+    why: str = ""
+
+
+def asked(options: Any, providers: Any, provider_options: Any) -> Asked:
+    """Understands the arguments of ONNX Runtime's InferenceSession. What it does not understand is left to ONNX Runtime."""
+    named = _named(providers, provider_options)
+    if named is None:
+        return Asked([], why="the providers are given in a way that ONNX Runtime does not know")
+    names = [name for name, _ in named]
+    if options is not None and options.has_providers():
+        if named:
+            return Asked(names, why="execution providers are named both in the session options and as providers")
+        return Asked([])
+    if options is not None and getattr(options, "_record", None) is None:
+        return Asked(names or [CPU], why="the session options were made by ONNX Runtime itself, and cannot be read back")
+    built_in = [name for name in names if name in ort.get_available_providers() and name not in _UNCOMPILED]
+    if built_in:
+        return Asked(names, why=f"it asks for {built_in[0]}, which is part of the program's own ONNX Runtime")
+    plugins, missing = _plugins_of(named)
+    if plugins:
+        return Asked(names, plugins)
+    if not settings().eps:
+        return Asked(names or [CPU], why=missing or f"it asks for {CPU}, and no --ep was given")
+    return Asked(names or [CPU], [_as_on_cpu(ep) for ep in settings().eps], sent=True)
+
+
+def _named(providers: Any, provider_options: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """Returns names with options, in order; None for what ONNX Runtime would refuse."""
+    if providers is None:
+        return []
+    try:
+        if provider_options is not None:
+            pairs = list(zip(providers, provider_options, strict=True))
+        else:
+            pairs = [(one, {}) if isinstance(one, str) else (one[0], one[1]) for one in providers]
+    except (TypeError, ValueError, IndexError):
+        return None
+    if not all(isinstance(name, str) and isinstance(options, Mapping) for name, options in pairs):
+        return None
+    return pairs
+
+
+def _plugins_of(named: list[tuple[str, Mapping[str, Any]]]) -> tuple[list[ExecutionProvider], str]:
+    """Returns those of the providers that are plugins which can be had here, and why others cannot."""
+    found, missing = [], ""
+    for name, options in named:
+        if name in _UNCOMPILED:
+            continue
+        ep = _with_device(ExecutionProvider(name, options={str(k): option_text(v) for k, v in options.items()}))
+        try:
+            if _is_plugin(name):
+                _plugins.plugin(ep)
+                found.append(ep)
+        except _errors.Unavailable as error:
+            missing = missing or f"it asks for {name}: {error}"
+    return found, missing
+
+
+def _is_plugin(name: str) -> bool:
+    """Whether the name may be a plugin's: one that has a package, or that the program registered. Most names never are."""
+    family = name.partition(".")[0]
+    return family in _plugins._PACKAGES or any(device.ep_name == name for device in ort.get_ep_devices())
+
+
+def _with_device(ep: ExecutionProvider) -> ExecutionProvider:
+    device = ep.options.get(_DEVICE_OPTION, "")
+    if ep.name != OPENVINO or device not in ("CPU", "GPU", "NPU"):
+        return ep
+    options = {key: value for key, value in ep.options.items() if key != _DEVICE_OPTION}
+    return replace(ep, devices=(Device(type=device),), options=options)
+
+
+def _as_on_cpu(ep: ExecutionProvider) -> ExecutionProvider:
+    """Returns the execution provider so that it computes as the CPU's does, where the caller did not choose.
+
+    OpenVINO takes half precision where the hardware prefers that; a program that asked for the CPU has results in
+    single precision. NPUs have no other than their own.
+    """
+    if ep.name != OPENVINO or "load_config" in ep.options:
+        return ep
+    try:
+        device = _plugins.plugin(ep).devices[0].device.type.name
+    except _errors.Unavailable:
+        return ep  # which the session finds as well, and reports
+    if device not in ("CPU", "GPU"):
+        return ep
+    config = json.dumps({device: {"INFERENCE_PRECISION_HINT": "f32"}})
+    return replace(ep, options={**ep.options, "load_config": config})

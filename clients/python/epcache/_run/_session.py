@@ -1,0 +1,148 @@
+"""The classes that stand where ONNX Runtime's stood: called as those are, and made from the cache where that is possible."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import onnxruntime as ort
+
+from .. import _errors, _session, _session_options
+from .._client import Client
+from .._report import Report
+from . import _report
+from ._asked import Asked, asked
+from ._settings import settings
+
+_COLLECTION = "onnxruntime.capi.onnxruntime_inference_collection"
+_KNOWN = frozenset(("enable_fallback", "read_config_from_model", "disabled_optimizers"))
+
+
+class _AnyOptions(type(ort.SessionOptions)):  # type: ignore[misc]
+    """Lets isinstance say of ONNX Runtime's own options what it said before: InferenceSession.get_session_options gives such."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or (cls is SessionOptions and type(instance) is _plain_options)
+
+
+_plain_options = ort.SessionOptions
+
+
+class SessionOptions(_session_options.SessionOptions, metaclass=_AnyOptions):
+    __doc__ = ort.SessionOptions.__doc__
+    __slots__ = ()
+
+
+class InferenceSession(_session.InferenceSession):
+    __doc__ = ort.InferenceSession.__doc__
+
+    def __init__(
+        self,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self._arguments = (path_or_bytes, sess_options, providers, provider_options, kwargs)
+        self._as_asked = False  # made as the program asked for it, by ONNX Runtime alone
+        self._changing = threading.Lock()
+        self._asked = _understood(*self._arguments)
+        if self._asked.why:
+            self._make_as_asked(Report("bypassed", self._asked.why))
+        else:
+            self._make()
+        self._report_it()
+
+    def _make(self) -> None:
+        """Makes the session from the cache, or as epcache does without it; as asked, where even that fails."""
+        path_or_bytes, options, _, _, kwargs = self._arguments
+        passed = {name: value for name, value in kwargs.items() if name != "enable_fallback"}
+        before = self.__dict__.copy()
+        try:
+            super().__init__(path_or_bytes, options, ep=self._asked.eps or None, on_miss=settings().on_miss, **passed)
+        except Exception as error:
+            if self._as_asked:
+                raise  # ONNX Runtime's answer to what the program asked for
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            text = str(error) if isinstance(error, _errors.Error) else f"{type(error).__name__}: {error}"
+            self._make_as_asked(Report("failed", text))
+
+    def _make_as_asked(self, report: Report) -> None:
+        path_or_bytes, options, providers, provider_options, kwargs = self._arguments
+        self._as_asked, self._report = True, report
+        ort.InferenceSession.__init__(self, path_or_bytes, options, providers, provider_options, **kwargs)
+
+    def _load_plain(self) -> None:
+        # A program that asked for the CPU is not to compile in its own process each time: that would be worse than without.
+        if self._asked.sent:
+            self._make_as_asked(self._report)
+        else:
+            super()._load_plain()
+
+    def _check_providers(self) -> None:
+        if not self._as_asked:
+            super()._check_providers()
+
+    def _warning(self, client: Client | bool | None) -> str:
+        return ""  # it is in the report; a program may have warnings made errors
+
+    def run(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return super().run(*arguments, **named)
+        except Exception as error:
+            if not self._asked.sent or self._as_asked:
+                raise
+            return self._run_as_asked(error, arguments, named)
+
+    def _run_as_asked(self, error: Exception, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Does what the program asked for, after the execution provider that it was sent to failed.
+
+        If that fails as well it was not the execution provider, and the session stays as it is.
+        """
+        path_or_bytes, options, providers, provider_options, kwargs = self._arguments
+        plain = ort.InferenceSession(path_or_bytes, options, providers, provider_options, **kwargs)
+        result = plain.run(*arguments, **named)
+        with self._changing:
+            if not self._as_asked:
+                self.__dict__.update(plain.__dict__)
+                self._as_asked = True
+                names = ", ".join(ep.name for ep in self._asked.eps)
+                self._report = Report("failed", f"{names} failed at run: {error}")
+                self._report_it()
+        return result
+
+    def _report_it(self) -> None:
+        report, source = self._report, self._arguments[0]
+        _report.add(
+            "session",
+            model=f"{len(source)} bytes" if isinstance(source, bytes) else os.path.abspath(os.fspath(source)),
+            outcome=report.outcome,
+            why=report.why,
+            asked=self._asked.names,
+            sent=self._asked.sent,
+            providers=self.get_providers(),
+            compatibility=report.compatibility,
+            build=report.build,
+            compile_seconds=report.compile_seconds,
+            acquire_seconds=report.acquire_seconds,
+            load_seconds=report.load_seconds,
+        )
+
+
+def _understood(path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]) -> Asked:
+    if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
+        return Asked([], why=f"a model of type {type(path_or_bytes).__name__}")
+    if unknown := set(kwargs) - _KNOWN:
+        return Asked([], why=f"InferenceSession has arguments that epcache does not know: {', '.join(sorted(unknown))}")
+    try:
+        return asked(options, providers, provider_options)
+    except Exception as error:
+        return Asked([], why=f"epcache does not understand what is asked for: {type(error).__name__}: {error}")
+
+
+for _class, _where in ((InferenceSession, _COLLECTION), (SessionOptions, ort.SessionOptions.__module__)):
+    _class.__module__ = _where
+    _class.__qualname__ = _class.__name__

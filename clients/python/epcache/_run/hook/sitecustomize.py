@@ -1,0 +1,158 @@
+# Goes before every Python program that `epcachectl run` starts, and its children: this folder is on their PYTHONPATH.
+#
+# It does next to nothing until the program imports onnxruntime. Then epcache, which this file is a part of, is loaded from
+# beside it, and takes the place of ONNX Runtime's classes; see ../__init__.py. Whatever fails here, the program runs on
+# as if nothing had been there, and the report says so. Written for any Python, for nobody knows which one it will be.
+#
+# EPCACHE_RUN         what is wanted, JSON; see ../_settings.py
+# EPCACHE_RUN_REPORT  the file that what happens is appended to, a line of JSON each; may be missing
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+NAME = "onnxruntime"
+
+
+def report(line):
+    # One write to a file that is open for appending: lines of several processes do not mix.
+    path = os.environ.get("EPCACHE_RUN_REPORT")
+    if not path:
+        return
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(fd, line.encode("utf-8"))
+        finally:
+            os.close(fd)
+    except OSError:
+        pass  # nobody listens any more, or the process has become another user's
+
+
+class Loader(object):
+    """Loads onnxruntime as its own loader does, and hands it to epcache before the program sees it."""
+
+    def __init__(self, finder, loader):
+        self._finder = finder
+        self._loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._finder.loaded(module)
+
+
+class Finder(object):
+    """Notices the import of onnxruntime, and finds it, and its execution providers, in the folder of --runtime."""
+
+    def __init__(self):
+        self._run = None  # epcache._run, once it is needed
+        self._broken = False
+
+    def find_spec(self, name, path=None, target=None):
+        if not name.startswith(NAME) or path is not None:
+            return None
+        spec = self._lent(name) or self._found(name, path, target)
+        if name == NAME and spec is not None and hasattr(spec.loader, "exec_module") and not self._broken:
+            spec.loader = Loader(self, spec.loader)
+        return spec
+
+    def find_distributions(self, context=None):
+        # So that importlib.metadata gives the version of what is imported.
+        name = getattr(context, "name", None) or ""
+        run = self._loaded_run() if name.replace("-", "_").startswith(NAME) else None
+        return run.lent_distributions(name) if run is not None else []
+
+    def invalidate_caches(self):
+        pass
+
+    def loaded(self, module):
+        run = self._loaded_run()
+        if run is not None:
+            run.take_over(module)
+
+    def _lent(self, name):
+        run = self._loaded_run()
+        return run.lent_spec(name) if run is not None else None
+
+    def _found(self, name, path, target):
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is not self and find is not None:
+                spec = find(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+    def _loaded_run(self):
+        if self._run is None and not self._broken:
+            try:
+                self._run = load()
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    raise
+                self._broken = True
+                failed(error)
+        return self._run
+
+
+def load():
+    """Loads epcache from the folder above, and from nowhere else: PYTHONPATH has this folder only, so as to give the
+    program nothing else that stands beside epcache."""
+    import importlib
+    import importlib.util
+
+    if "epcache" not in sys.modules:
+        folder = os.path.dirname(os.path.dirname(HERE))
+        init = os.path.join(folder, "__init__.py")
+        spec = importlib.util.spec_from_file_location("epcache", init, submodule_search_locations=[folder])
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["epcache"] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules["epcache"]
+            raise
+    return importlib.import_module("epcache._run")
+
+
+def failed(error):
+    import json
+
+    why = "epcache cannot be used in this process: %s: %s" % (type(error).__name__, error)
+    report(json.dumps({"kind": "failed", "pid": os.getpid(), "why": why}) + "\n")
+
+
+def chain():
+    """Runs the sitecustomize that this one hides, if there is one."""
+    import importlib.machinery
+    import importlib.util
+
+    others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def begin():
+    if not os.environ.get("EPCACHE_RUN"):
+        return
+    version = "%d.%d.%d" % sys.version_info[:3]
+    old = sys.version_info < (3, 10)
+    report('{"kind": "python", "pid": %d, "version": "%s", "old": %s}\n' % (os.getpid(), version, str(old).lower()))
+    if not old:
+        sys.meta_path.insert(0, Finder())
+
+
+begin()
+if sys.version_info >= (3, 4):
+    chain()

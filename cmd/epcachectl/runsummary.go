@@ -1,0 +1,193 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// runSummary is what run --json prints. The names are a contract for scripts.
+type runSummary struct {
+	Sessions []runEvent `json:"sessions"`
+	Notes    []string   `json:"notes"`    // what was not reached, and why
+	Outcomes runCounts  `json:"outcomes"` // sessions by outcome
+	Pythons  int        `json:"pythons"`  // Python processes that were reached
+	// What the compiles of the hits took when they were made, less what the hits took.
+	SavedSeconds float64 `json:"saved_seconds"`
+}
+
+type runCounts map[string]int
+
+// cachedOutcomes are those of a session that was made from the cache.
+var cachedOutcomes = []string{"hit", "compiled", "waited", "put"}
+
+func (e *runEvent) cached() bool { return slices.Contains(cachedOutcomes, e.Outcome) }
+
+// inPlace tells whether a session is as it should be: from the cache, or compiled already.
+func (e *runEvent) inPlace() bool { return e.cached() || e.Outcome == "passthrough" }
+
+func summaryOf(events []runEvent, more bool) *runSummary {
+	s := &runSummary{Sessions: []runEvent{}, Notes: []string{}, Outcomes: runCounts{}}
+	var imported bool
+	for _, e := range events {
+		switch e.Kind {
+		case "python":
+			s.Pythons++
+			if e.Old {
+				s.note("Python " + e.Version + " is older than 3.10, and epcache is for that and later")
+			}
+		case "onnxruntime":
+			imported = true
+			s.note(e.Why)
+		case "failed":
+			imported = true
+			s.note(e.Why)
+		case "other":
+			s.note(fmt.Sprintf("%s was used: %s; what it does is not seen here", e.What, e.Why))
+		case "session":
+			s.add(e)
+		}
+	}
+	switch {
+	case s.Pythons == 0:
+		s.note("no Python was reached: the program is in another language, or its Python ignores PYTHONPATH")
+	case !imported && len(s.Notes) == 0:
+		s.note("onnxruntime was not imported, in " + counted(s.Pythons, "Python process"))
+	case len(s.Sessions) == 0 && len(s.Notes) == 0:
+		s.note("no session was made with onnxruntime")
+	}
+	if more {
+		s.note("there was more than is told here")
+	}
+	return s
+}
+
+// note adds what is worth saying once.
+func (s *runSummary) note(text string) {
+	if text != "" && !slices.Contains(s.Notes, text) {
+		s.Notes = append(s.Notes, text)
+	}
+}
+
+func (s *runSummary) add(e runEvent) {
+	s.Sessions = append(s.Sessions, e)
+	s.Outcomes[e.Outcome]++
+	if e.Outcome == "hit" {
+		s.SavedSeconds += max(0, e.CompileSeconds-e.AcquireSeconds)
+	}
+}
+
+// summarise says at the end what is to be said.
+func (r *runCall) summarise(log *runLog) error {
+	events, more, err := log.read()
+	if err != nil {
+		return err
+	}
+	s := summaryOf(events, more)
+	p := r.app.print
+	if r.report != "" && r.report != toStderr {
+		return s.writeFile(r.report, r.app.json)
+	}
+	if r.app.json {
+		return s.writeJSON(p.err)
+	}
+	for _, line := range s.lines(r.report != "") {
+		p.note("run: " + line)
+	}
+	return nil
+}
+
+func (s *runSummary) writeFile(path string, asJSON bool) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = s.writeJSON(f)
+	} else {
+		_, err = io.WriteString(f, strings.Join(s.lines(true), "\n")+"\n")
+	}
+	return cmp.Or(err, f.Close())
+}
+
+func (s *runSummary) writeJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(s)
+}
+
+// lines is the summary for people: with all, every session; else what was not served.
+func (s *runSummary) lines(all bool) []string {
+	var lines []string
+	if all && len(s.Sessions) > 0 {
+		lines = append(lines, s.total())
+	}
+	for _, group := range grouped(s.Sessions) {
+		if all || !group.inPlace() {
+			lines = append(lines, group.line())
+		}
+	}
+	return append(lines, s.Notes...)
+}
+
+func (s *runSummary) total() string {
+	var parts []string
+	for _, outcome := range sorted(s.Outcomes) {
+		parts = append(parts, fmt.Sprintf("%d %s", s.Outcomes[outcome], outcome))
+	}
+	text := fmt.Sprintf("%s: %s", counted(len(s.Sessions), "session"), strings.Join(parts, ", "))
+	if s.SavedSeconds > 0 {
+		text += fmt.Sprintf("; %s of compiling saved", seconds(s.SavedSeconds))
+	}
+	return text
+}
+
+// sameSessions are sessions of one model that came to the same.
+type sameSessions struct {
+	runEvent
+	count int
+}
+
+// grouped puts together what differs in times only: programs make many sessions of one model.
+func grouped(sessions []runEvent) []*sameSessions {
+	var groups []*sameSessions
+	for _, e := range sessions {
+		same := func(g *sameSessions) bool {
+			return g.Model == e.Model && g.Outcome == e.Outcome && g.Why == e.Why && slices.Equal(g.Providers, e.Providers)
+		}
+		if i := slices.IndexFunc(groups, same); i >= 0 {
+			groups[i].count++
+			continue
+		}
+		groups = append(groups, &sameSessions{e, 1})
+	}
+	return groups
+}
+
+func (g *sameSessions) line() string {
+	text := fmt.Sprintf("%s %s on %s", printable(g.Outcome), printable(filepath.Base(g.Model)), printable(firstOf(g.Providers)))
+	if g.count > 1 {
+		text += fmt.Sprintf(" (%d sessions)", g.count)
+	}
+	if !g.inPlace() {
+		return text + ": " + printable(ending(g.Why))
+	}
+	text += fmt.Sprintf(": ready in %s", seconds(g.AcquireSeconds+g.LoadSeconds))
+	if g.CompileSeconds > 0 {
+		text += fmt.Sprintf(", compiling took %s", seconds(g.CompileSeconds))
+	}
+	return text
+}
+
+func firstOf(names []string) string {
+	if len(names) == 0 {
+		return "-"
+	}
+	return names[0]
+}

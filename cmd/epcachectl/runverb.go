@@ -1,0 +1,227 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// runCall is one call of run.
+type runCall struct {
+	app     *app
+	request request // only --ep, --option and --runtime
+	onMiss  string
+	report  string // where the summary goes; "-": standard error
+	program []string
+}
+
+// toStderr is what --report without a file stands for.
+const toStderr = "-"
+
+func (a *app) runCommand() *cobra.Command {
+	r := &runCall{app: a}
+	cmd := &cobra.Command{
+		Use:   "run [--ep EP[:DEVICE]]... [--runtime DIR] [--report[=FILE]] -- PROGRAM ARGS",
+		Short: "run a Python program unchanged, with its ONNX Runtime sessions from the cache",
+		Long: `run starts PROGRAM with epcache's classes in the place of onnxruntime.InferenceSession and SessionOptions, in it and in
+all Python programs that it starts: scripts, "python -m", what pip installed as a command. They need not be changed, nor know of epcache,
+which comes from beside epcachectl.
+
+A session that names a compiled execution provider, or devices of one, is made from the cache. With --ep, a session that asks for the
+CPU is sent to EP as well, computing in the same precision where the execution provider leaves a choice. Where that fails, or no
+daemon answers, the session is what it would have been without, on the CPU, and run says so at the end.
+
+--runtime DIR is a folder of Python packages ("pip install --target DIR") whose onnxruntime and execution providers come before the
+program's own; nothing else in it does. An onnxruntime there for another Python is left out, and the program keeps its own.
+
+Signals go on to PROGRAM, and run ends as PROGRAM does: with its exit status, or by the same signal. At the end it says on standard
+error which sessions were not made from the cache, and why; nothing, if all were. --report adds all others with what they gained,
+--report=FILE writes that to FILE instead, and --json makes it JSON.
+
+What run does not reach, and says nothing of unless it notices: programs in other languages, C and C++ libraries that use ONNX
+Runtime themselves (it notices a second libonnxruntime in a Python process), Python that ignores its environment ("python -I", "-E", frozen
+programs), onnxruntime before 1.24, ORTModule and onnxruntime_genai. See "epcachectl get --help" for programs that take the path of a model.
+
+Exit status: PROGRAM's own; 2 wrong usage, 3 no such program, 1 it could not be started.`,
+		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img invoice.png
+  epcachectl run --ep QNNExecutionProvider:NPU --runtime ~/qnn --report -- python -m myapp
+  epcachectl run --report=run.json --json -- python serve.py`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.program = args
+			return r.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what stands behind the program is the program's
+	f.Var(setter{r.request.addEP, "EP[:DEVICE]"}, "ep", "send sessions that ask for the CPU here, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference")
+	f.Var(setter{r.request.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
+	f.StringVar(&r.request.runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
+	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
+	f.StringVar(&r.report, "report", "", "at the end tell of every session, on standard error or into `FILE`")
+	f.Lookup("report").NoOptDefVal = toStderr
+	return cmd
+}
+
+func (r *runCall) run(ctx context.Context) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	program, err := exec.LookPath(r.program[0])
+	if err != nil {
+		return verbError{"run", r.program[0], cmp.Or(errors.Unwrap(err), err)}
+	}
+	hook, err := findHook()
+	if err != nil {
+		return verbError{"run", r.program[0], err}
+	}
+	log, err := newRunLog()
+	if err != nil {
+		return verbError{"run", r.program[0], err}
+	}
+	defer log.remove()
+	environment, err := r.environment(hook, log.path)
+	if err != nil {
+		return verbError{"run", r.program[0], err}
+	}
+	r.app.print.clear()
+	status, err := runChild(&exec.Cmd{
+		Path: program, Args: r.program, Env: environment,
+		Stdin: r.app.stdin, Stdout: r.app.print.out, Stderr: r.app.print.err,
+	})
+	if err != nil {
+		return verbError{"run", program, err}
+	}
+	if err := r.summarise(log); err != nil {
+		r.app.print.failure(verbError{"run", program, err}) // and yet the program's own status counts
+	}
+	status.repeat()
+	if status.code == 0 {
+		return nil
+	}
+	return exitError(status.code)
+}
+
+func (r *runCall) check() error {
+	if len(r.program) == 0 {
+		return usageError{&hintedError{errors.New("run: no program"), "epcachectl run --ep EP -- python program.py"}}
+	}
+	if len(r.request.eps) > 0 {
+		if err := r.request.complete(); err != nil {
+			return err
+		}
+	} else if len(r.request.early)+len(r.request.named) > 0 {
+		return usageError{errors.New("run: --option is for an --ep, and there is none")}
+	}
+	switch r.onMiss {
+	case "wait", "background", "claim", "fail":
+	default:
+		return usageError{fmt.Errorf("run: --on-miss %q: it is wait, background, claim or fail", r.onMiss)}
+	}
+	if r.request.runtime == "" {
+		return nil
+	}
+	if found, err := filepath.Glob(filepath.Join(r.request.runtime, "onnxruntime*")); err != nil || len(found) == 0 {
+		return usageError{fmt.Errorf("run: --runtime %q: no packages of ONNX Runtime stand there", r.request.runtime)}
+	}
+	return nil
+}
+
+// runSettings is what the Python side reads; clients/python/epcache/_run/_settings.py is its twin.
+type runSettings struct {
+	EPs     []runEP `json:"eps,omitempty"`
+	Runtime string  `json:"runtime,omitempty"`
+	OnMiss  string  `json:"on_miss"`
+}
+
+type runEP struct {
+	Name    string            `json:"name"`
+	Devices []runDevice       `json:"devices,omitempty"`
+	Options map[string]string `json:"options,omitempty"`
+}
+
+type runDevice struct {
+	Type     string            `json:"type,omitempty"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+func (r *runCall) environment(hook, report string) ([]string, error) {
+	settings := runSettings{OnMiss: r.onMiss}
+	for _, ep := range r.request.eps {
+		settings.EPs = append(settings.EPs, runEP{ep.GetName(), devicesOf(ep.GetDevices()), ep.GetOptions()})
+	}
+	if r.request.runtime != "" {
+		dir, err := filepath.Abs(r.request.runtime)
+		if err != nil {
+			return nil, err
+		}
+		settings.Runtime = dir
+	}
+	text, err := json.Marshal(settings)
+	if err != nil {
+		return nil, err
+	}
+	path := hook
+	if own := os.Getenv("PYTHONPATH"); own != "" {
+		path += string(os.PathListSeparator) + own
+	}
+	// Of two of one name the last counts.
+	environment := append(os.Environ(), "PYTHONPATH="+path, "EPCACHE_RUN="+string(text), "EPCACHE_RUN_REPORT="+report)
+	if r.app.socket != "" {
+		socket, err := filepath.Abs(r.app.socket)
+		if err != nil {
+			return nil, err
+		}
+		environment = append(environment, "EPCACHE_SOCKET="+socket)
+	}
+	return environment, nil
+}
+
+func devicesOf(devices []*wire.Device) []runDevice {
+	var out []runDevice
+	for _, d := range devices {
+		out = append(out, runDevice{d.GetType(), d.GetMetadata()})
+	}
+	return out
+}
+
+// hookFolder is what goes to the front of PYTHONPATH, in the Python package.
+var hookFolder = filepath.Join("epcache", "_run", "hook")
+
+// findHook returns the hook's folder in the Python package that belongs to this program.
+func findHook() (string, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	if real, err := filepath.EvalSymlinks(program); err == nil {
+		program = real
+	}
+	for _, place := range hookPlaces(filepath.Dir(program)) {
+		found, err := filepath.Glob(filepath.Join(place, hookFolder, "sitecustomize.py"))
+		if err == nil && len(found) > 0 {
+			return filepath.Dir(found[len(found)-1]), nil
+		}
+	}
+	return "", &hintedError{missing("the Python package epcache does not stand beside epcachectl"), "pip install epcache brings both"}
+}
+
+// hookPlaces are the folders, as patterns, that may hold the package, for a program in dir.
+func hookPlaces(dir string) []string {
+	return []string{
+		filepath.Join(dir, "..", ".."),                // the wheel: epcache/NAME/epcachectl
+		filepath.Join(dir, "..", "clients", "python"), // a checkout: bin/epcachectl
+		filepath.Join(dir, "..", "lib", "python3*", "site-packages"),
+		filepath.Join(dir, "..", "lib", "epcached", "python"),
+		filepath.Join(dir, "..", "share", "epcached", "python"),
+		filepath.Join(dir, "..", "lib", "python3", "dist-packages"),
+	}
+}
