@@ -51,7 +51,7 @@ What run does not reach, and says nothing of unless it notices: programs in othe
 Runtime themselves (it notices a second libonnxruntime in a Python process), Python that ignores its environment ("python -I", "-E", frozen
 programs), onnxruntime before 1.24, ORTModule and onnxruntime_genai. See "epcachectl get --help" for programs that take the path of a model.
 
-Exit status: PROGRAM's own; 2 wrong usage, 3 no such program, 1 it could not be started.`,
+Where PROGRAM could not be started:` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNotAllowed),
 		Example: `  epcachectl run --ep OpenVINOExecutionProvider:CPU -- rapidocr text --img invoice.png
   epcachectl run --ep QNNExecutionProvider:NPU --runtime ~/qnn --report -- python -m myapp
   epcachectl run --report=run.json --json -- python serve.py`,
