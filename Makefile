@@ -31,6 +31,16 @@ deps: ## fetch ONNX Runtime, execution providers, models and test tools into .de
 	@testdata/fetch-runtimes $(DEPS)/runtimes
 	@testdata/fetch-models $(DEPS)/models
 
+.PHONY: wheel
+wheel: ## build the Python package with the programs in it, for x86-64 and arm64, into dist/: the same bytes each time
+	@testdata/fetch-python $(DEPS)/python
+	$(VENV) clients/python/build_wheel.py $(CURDIR)/dist
+
+.PHONY: wheel-proof
+wheel-proof: wheel ## install the wheel as a new user with nothing, and run five lines twice; build it elsewhere, and compare
+	@testdata/fetch-models $(DEPS)/models
+	testdata/wheel-proof $(CURDIR)/dist $(DEPS)/wheels $(DEPS)/models/tiny-mlp
+
 .PHONY: demo
 demo: build deps ## compile real models once, serve them to a second application, and show the gain
 	@$(VENV) testdata/demo.py

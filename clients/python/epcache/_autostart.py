@@ -86,13 +86,18 @@ def find() -> str:
     """Returns the daemon's program, "" where there is none: EPCACHE_DAEMON, else where this package's programs were put."""
     if named := os.environ.get(PROGRAM_VARIABLE):
         return os.path.abspath(named)
+    return installed(PROGRAM) or shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
+
+
+def installed(program: str) -> str:
+    """Returns the program that came with this package, "" for a package that came without."""
     packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     prefix = os.path.dirname(os.path.dirname(os.path.dirname(packages)))
     # Beside the packages with pip --target; in the environment's folder of programs else.
     for folder in (os.path.join(packages, "bin"), os.path.join(prefix, "bin")):
-        if os.access(program := os.path.join(folder, PROGRAM), os.X_OK):
-            return program
-    return shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
+        if os.access(path := os.path.join(folder, program), os.X_OK):
+            return path
+    return ""
 
 
 def connect(dial: Dial, until: float) -> Connection | None:

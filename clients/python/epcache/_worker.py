@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import _errors
+from . import _autostart, _errors
 
 PROGRAM = "epcached-ort"
 PROGRAM_VARIABLE = "EPCACHE_WORKER"
@@ -47,10 +47,10 @@ class Result:
 
 
 def find() -> str:
-    """Returns the worker's path, "" where there is none: EPCACHE_WORKER, else beside other programs or of an installed epcached."""
+    """Returns the worker's path, "" where there is none: EPCACHE_WORKER, else that of this package, beside other programs or of an installed epcached."""
     if named := os.environ.get(PROGRAM_VARIABLE):
         return os.path.abspath(named)
-    return shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
+    return _autostart.installed(PROGRAM) or shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
 
 
 def compile(program: str, request: dict[str, Any], deadline: float, told: Callable[[str], None]) -> Result:
