@@ -1,0 +1,157 @@
+"""Progress that people see, and how a session passes on what it is told of the output."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+
+import epcache  # noqa: E402
+from epcache import _shown  # noqa: E402
+from fake_daemon import FakeDaemon, Peer  # noqa: E402
+from providers import OPENVINO, compile_plain, make_model  # noqa: E402
+from test_client import answer  # noqa: E402
+from test_session import client, serves  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    if reason := OPENVINO.missing():
+        pytest.skip(reason)
+    return make_model(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def view(source: str, tmp_path: Path) -> Path:
+    compile_plain(OPENVINO, source, tmp_path / "view" / "abc", "x_ctx.onnx")
+    return tmp_path / "view"
+
+
+STEPS = [("queued", 0, 0), ("compiling", 500, 4000), ("compiling", 1500, 4000), ("checking", 5000, 4000)]
+
+
+def compiling(view: Path) -> Any:
+    """A daemon that tells some steps, and then gives what it has."""
+
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        for phase, elapsed, estimate in STEPS:
+            progress = {"phase": phase, "elapsed_ms": elapsed, "estimate_ms": estimate}
+            peer.send({"request": request["request"], "progress": progress})
+        answer(peer, request, view, outcome="compiled")
+        peer.wait_for_end()
+
+    return script
+
+
+@pytest.fixture
+def no_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+
+
+class Bar:
+    """What stands in for tqdm's: it keeps what was shown at each step."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.total = settings["total"]
+        self.bar_format = settings["bar_format"]
+        self.n = 0.0
+        self.shown: list[tuple[str, float, float | None]] = []
+        self.closed = False
+
+    def set_postfix_str(self, text: str, refresh: bool) -> None:
+        self.text = text
+
+    def refresh(self) -> None:
+        self.shown.append((self.text, self.n, self.total))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
+    made: list[Bar] = []
+
+    def tqdm(**settings: Any) -> Bar:
+        made.append(Bar(**settings))
+        return made[-1]
+
+    module = types.ModuleType("tqdm")
+    module.tqdm = tqdm  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tqdm", module)
+    return made
+
+
+def test_without_tqdm_each_phase_is_a_line(source: str, view: Path, no_tqdm: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeDaemon(compiling(view)) as daemon:
+        session = epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=True)
+    assert session.epcache.outcome == "compiled"
+    said = capsys.readouterr()
+    assert said.out == ""
+    ours = [line for line in said.err.splitlines() if line.startswith("model.onnx: ")]
+    assert ours == ["model.onnx: queued", "model.onnx: compiling, about 4 s in all", "model.onnx: checking, about 4 s in all"]
+
+
+def test_with_tqdm_a_bar_that_never_runs_over(source: str, view: Path, bars: list[Bar]) -> None:
+    with FakeDaemon(compiling(view)) as daemon:
+        epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=True)
+    (bar,) = bars
+    assert bar.settings["desc"] == "model.onnx"
+    assert bar.shown == [("queued", 0.0, None), ("compiling", 0.5, 4.0), ("compiling", 1.5, 4.0), ("checking", 5.0, 5.0)]
+    assert bar.closed
+
+
+def test_what_is_there_shows_nothing(source: str, view: Path, bars: list[Bar]) -> None:
+    with FakeDaemon(serves(view)) as daemon:
+        session = epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=True)
+    assert session.epcache.outcome == "hit"
+    assert bars == []
+
+
+def test_bar_ends_with_an_error(bars: list[Bar]) -> None:
+    with pytest.raises(ZeroDivisionError), _shown.shown(True, "m") as step:
+        assert step is not None
+        step(epcache.Progress("compiling", 1.0))
+        raise ZeroDivisionError
+    assert [bar.closed for bar in bars] == [True]
+
+
+def test_functions_of_the_application_and_none(source: str, view: Path, bars: list[Bar]) -> None:
+    said: list[epcache.Progress] = []
+    with FakeDaemon(compiling(view)) as daemon:
+        epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=said.append)
+    with FakeDaemon(compiling(view)) as daemon:
+        epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), progress=False)
+    assert [(one.phase, one.elapsed_seconds) for one in said] == [(phase, ms / 1000) for phase, ms, _ in STEPS]
+    assert bars == []
+
+
+def test_output_of_a_session_is_asked_for(source: str, view: Path) -> None:
+    seen: list = []
+    with FakeDaemon(serves(view, seen)) as daemon:
+        output = epcache.Output(external_initializers_file="rest.bin", external_initializers_threshold=64, complete=True)
+        session = epcache.InferenceSession(source, ep=OPENVINO.spec, client=client(daemon), output=output)
+    assert session.epcache.cached
+    ((asked, _),) = seen
+    assert asked["output"] == {**epcache.Output().message(), "external_initializers_file": "rest.bin", "external_initializers_threshold": 64, "complete": True}
+
+
+def test_output_is_not_for_what_this_process_compiles(source: str) -> None:
+    with pytest.raises(ValueError, match="output= is for what the daemon compiles"):
+        epcache.InferenceSession(source, ep=OPENVINO.spec, output=epcache.Output(), on_miss="claim")
