@@ -58,7 +58,7 @@ def test_installed_programs_find_each_other(wheel: Path, tmp_path: Path) -> None
     for package in (tmp_path / "target", *tmp_path.glob("prefix/lib/python3*/site-packages")):
         ask = "from epcache import _autostart, _worker; print(_autostart.find(), _worker.find())"
         environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(package)}
-        found = subprocess.check_output([sys.executable, "-c", ask], env=environment, text=True).split()
+        found = subprocess.check_output([sys.executable, "-c", ask], env=environment, cwd=tmp_path, text=True).split()
         assert [os.path.basename(path) for path in found] == ["epcached", "epcached-ort"]
         for path in found:
             assert path.startswith(str(tmp_path)) and os.access(path, os.X_OK)
