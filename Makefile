@@ -70,6 +70,11 @@ check: ## gofmt, vet, staticcheck, mypy, tidy, and builds for the other systems
 testep: ## build the plugin execution provider of the tests, testdata/ep/testep, into bin/testep/ (the tests build their own)
 	testdata/ep/testep/build $(BIN)/testep
 
+.PHONY: packages
+packages: build deps ## run real packages, unchanged, under epcachectl run; report/packages.md
+	@testdata/fetch-packages $(DEPS)/packages
+	$(DEPS)/packages/bin/python testdata/packages.py $(DEPS)/packages
+
 .PHONY: bench
 bench: build deps ## measure hits, digests and first inference next to their peers; report/bench.txt
 	@mkdir -p report

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 
 	"github.com/epcached/epcached/compilers"
@@ -56,6 +57,7 @@ func withoutVerifying(a *Answer, r *Request) *Answer {
 
 func outputDiffers(r *Request, result compilers.VerifyResult) error {
 	return fail(CompileFailed, nil, "model %q: what is compiled computes something else: %s", r.Name, result.Text).fact("reason", "output differs").
+		fact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
 		hint("allow more with a larger tolerance, or load the model without epcached; execution providers may compute in smaller types unless told otherwise")
 }
 

@@ -83,6 +83,16 @@ func TestOutputThatDiffersIsRefusedToWhoAsked(t *testing.T) {
 	require.Zero(t, a.Build.VerifiedOutput)
 }
 
+func TestWhatWasComparedIsToldOfWhatDiffers(t *testing.T) {
+	for outputs, told := range map[int]string{0: "0", 2: "2"} { // 0: it did not run
+		b := newBench(t)
+		b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
+			return compilers.VerifyResult{Outcome: compilers.Failed, Text: "so", Outputs: outputs}
+		}
+		require.Equal(t, told, b.refused(b.verifying(0.01)).Facts["outputs"])
+	}
+}
+
 func TestOutputThatCannotBeComparedIsServedAndToldOf(t *testing.T) {
 	b := newBench(t)
 	b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {

@@ -24,6 +24,9 @@ type runCall struct {
 	program []string
 }
 
+// sentTolerance tells rounding from another result, such as quantised models have on processors that their kernels saturate on.
+const sentTolerance = 0.01
+
 // toStderr is what --report without a file stands for.
 const toStderr = "-"
 
@@ -37,8 +40,8 @@ all Python programs that it starts: scripts, "python -m", what pip installed as 
 which comes from beside epcachectl.
 
 A session that names a compiled execution provider, or devices of one, is made from the cache. With --ep, a session that asks for the
-CPU is sent to EP as well, computing in the same precision where the execution provider leaves a choice. Where that fails, or no
-daemon answers, the session is what it would have been without, on the CPU, and run says so at the end.
+CPU is sent to EP as well, computing in the same precision where the execution provider leaves a choice, unless the model is found to compute
+something else there (--verify-output). Where that fails, or no daemon answers, the session is what it would have been without, on the CPU, and run says so at the end.
 
 --runtime DIR is a folder of Python packages ("pip install --target DIR") whose onnxruntime and execution providers come before the
 program's own; nothing else in it does. An onnxruntime there for another Python is left out, and the program keeps its own.
@@ -66,6 +69,7 @@ Where PROGRAM could not be started:` + statusHelp(exitDone, exitFailed, exitUsag
 	f.Var(setter{r.request.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.StringVar(&r.request.runtime, "runtime", "", "`DIR` with onnxruntime and execution providers that come before the program's own")
 	f.StringVar(&r.onMiss, "on-miss", "wait", "wait, background (the session is what it would have been without, until it is compiled), claim, or fail")
+	f.Float64Var(&r.request.verify, "verify-output", sentTolerance, "with --ep: run each model once on zeros, on EP and on the CPU, and leave it on the CPU where a value differs by more than `TOLERANCE`, as it is and as a part; 0: do not")
 	f.StringVar(&r.report, "report", "", "at the end tell of every session, on standard error or into `FILE`")
 	f.Lookup("report").NoOptDefVal = toStderr
 	return cmd
@@ -137,9 +141,10 @@ func (r *runCall) check() error {
 
 // runSettings is what the Python side reads; clients/python/epcache/_run/_settings.py is its twin.
 type runSettings struct {
-	EPs     []runEP `json:"eps,omitempty"`
-	Runtime string  `json:"runtime,omitempty"`
-	OnMiss  string  `json:"on_miss"`
+	EPs          []runEP `json:"eps,omitempty"`
+	Runtime      string  `json:"runtime,omitempty"`
+	OnMiss       string  `json:"on_miss"`
+	VerifyOutput float64 `json:"verify_output,omitempty"`
 }
 
 type runEP struct {
@@ -154,7 +159,7 @@ type runDevice struct {
 }
 
 func (r *runCall) environment(hook, report string) ([]string, error) {
-	settings := runSettings{OnMiss: r.onMiss}
+	settings := runSettings{OnMiss: r.onMiss, VerifyOutput: r.request.verify}
 	for _, ep := range r.request.eps {
 		settings.EPs = append(settings.EPs, runEP{ep.GetName(), devicesOf(ep.GetDevices()), ep.GetOptions()})
 	}

@@ -17,12 +17,14 @@ class Settings:
     """Every field may be missing in the variable.
 
     `eps` is what a program that asks for the CPU is sent to; none: it is left on the CPU. `runtime` is a folder with packages
-    of ONNX Runtime, which come before the program's own. `on_miss` is InferenceSession's.
+    of ONNX Runtime, which come before the program's own. `on_miss` is InferenceSession's. `verify_output` is Client.acquire's, for
+    sessions that are sent.
     """
 
     eps: list[ExecutionProvider] = field(default_factory=list)
     runtime: str = ""
     on_miss: str = "wait"
+    verify_output: float = 0.0
 
 
 @functools.cache
@@ -32,7 +34,7 @@ def settings() -> Settings:
     if not isinstance(said, dict):
         raise ValueError(f"{VARIABLE} is no JSON object")
     eps = [_provider(one) for one in said.get("eps", [])]
-    return Settings(eps, str(said.get("runtime", "")), str(said.get("on_miss", "wait")))
+    return Settings(eps, str(said.get("runtime", "")), str(said.get("on_miss", "wait")), float(said.get("verify_output", 0)))
 
 
 def _provider(said: object) -> ExecutionProvider:
