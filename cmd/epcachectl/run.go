@@ -24,6 +24,7 @@ type app struct {
 	timeout time.Duration
 	wait    time.Duration
 	waitSet bool
+	looks   bool // at the daemon itself: where there is none, none is started
 
 	replace func(path string, argv []string, files []*os.File) error // becomes another program; see program.go
 }
@@ -63,7 +64,8 @@ func (a *app) root() *cobra.Command {
 		Short: "ask for compiled ONNX models, and see what is kept",
 		Long: `epcachectl asks the epcached daemon for the compiled form of ONNX models, and shows and changes what the
 daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
-or the system's.
+or the system's. Where there is neither, every verb but status and doctor has the user's own started, if epcached stands beside this
+program or in PATH; EPCACHE_AUTOSTART=0 keeps it from that.
 
 Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
@@ -115,7 +117,11 @@ func (a *app) withDaemon(ctx context.Context, do func(context.Context, *unixsock
 		ctx, cancel = context.WithTimeout(ctx, a.timeout)
 		defer cancel()
 	}
-	client, err := a.connect(ctx)
+	connect := a.connectOrStart
+	if a.looks {
+		connect = a.connect
+	}
+	client, err := connect(ctx)
 	if err != nil {
 		return a.late(err)
 	}

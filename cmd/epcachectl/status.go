@@ -66,6 +66,7 @@ and the space that is used. --watch prints it again and again until it is interr
 			if watch {
 				return a.watchStatus(cmd.Context(), every)
 			}
+			a.looks = true
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				s, err := c.Status(ctx)
 				if err != nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/unixsock"
@@ -47,6 +48,23 @@ func ownPlaces(s *config.Settings) {
 	if s.Socket == defaults.Socket {
 		s.Socket = unixsock.UserSocket()
 	}
+}
+
+// addOwnRuntime registers what stands in the environment that this program was installed into, if it has execution providers: then
+// epcachectl needs to be told of none. Applications name their own libraries in any case.
+func addOwnRuntime(s *config.Settings) {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	prefix := filepath.Dir(filepath.Dir(self))
+	if err != nil || filepath.Base(filepath.Dir(self)) != "bin" {
+		return
+	}
+	if _, err := compilers.Find(prefix); err != nil {
+		return // nothing is there, which is no mistake
+	}
+	s.Runtimes = append(s.Runtimes, config.Runtime{Directory: prefix})
 }
 
 // switchedOff tells by which file autostart is switched off, if it is.

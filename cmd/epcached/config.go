@@ -109,6 +109,9 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 			return nil, err
 		}
 	}
+	if c.detached {
+		addOwnRuntime(s)
+	}
 	return s, c.addRuntimes(s)
 }
 
