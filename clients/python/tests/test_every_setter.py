@@ -24,7 +24,12 @@ PROPERTIES = [name for name in MEMBERS if name not in METHODS]
 # What becomes of each. One that is not here, of a later ONNX Runtime, has to keep the daemon from being asked.
 REQUEST, RUNNING, BYPASSED = "part of the request", "set on the session that loads", "the daemon is not asked"
 FATES = {
-    **dict.fromkeys(_session_options._RUN_PROPERTIES, RUNNING),
+    **dict.fromkeys(
+        "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode execution_order "
+        "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid profile_file_prefix "
+        "use_deterministic_compute use_per_session_threads".split(),
+        RUNNING,
+    ),
     "graph_optimization_level": REQUEST,
     "add_session_config_entry": REQUEST,
     "add_free_dimension_override_by_name": REQUEST,

@@ -1,0 +1,31 @@
+"""python -m epcache: what an installed epcache tells of itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ._version import __version__
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m epcache", description="Compiled ONNX Runtime models from the machine's cache.")
+    parser.add_argument("--version", action="version", version=f"epcache {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    doctor = verbs.add_parser(
+        "doctor",
+        help="what this Python's sessions would use, and what keeps them from the cache",
+        description="Looks for the daemon, for ONNX Runtime and for execution providers as a session would, starts each of them in a "
+        "process of its own, and asks the daemon whether it would serve it. Changes nothing, compiles nothing, starts no daemon.",
+        epilog="Exit status: 0 nothing is wrong, 1 there are problems, 2 wrong usage, 5 no daemon answers, and none would be started.",
+    )
+    doctor.add_argument("--socket", default="", help="ask this daemon, and no other")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object, as epcachectl doctor does")
+    given = parser.parse_args(arguments)
+    from . import _doctor
+
+    return _doctor.run(given.socket, given.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

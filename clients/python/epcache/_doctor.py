@@ -1,0 +1,173 @@
+"""What this Python's sessions would use, and what keeps them from the cache: python -m epcache doctor.
+
+ONNX Runtime and each package of an execution provider are loaded in a process of their own, for they may crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import _autostart, _errors, _worker
+from ._client import SOCKET_VARIABLE, Client, default_sockets
+from ._connection import Connection
+from ._version import __version__
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+DONE, FAILED, NO_DAEMON = 0, 1, 5  # exit statuses, those of epcachectl
+
+OLDEST = (1, 24)  # of ONNX Runtime
+CONNECT_LIMIT = 2.0  # longer than a session waits: what is slow is to be told from what is not there
+CHILD_LIMIT = 60.0
+MARK = "epcache-doctor:"  # before the one line that counts: vendors' libraries print, too
+_CHILD = "import sys; from epcache import _doctor_child as d; d.tell(*sys.argv[1:])"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. The names are those of epcachectl doctor --json."""
+
+    severity: str  # "ok", "warning", "problem"
+    subject: str
+    text: str
+    hint: str = ""
+    side: str = "application"  # who looked: "client" at the daemon, "application" at this Python
+
+
+def run(socket: str, as_json: bool) -> int:
+    """Prints what is found and returns the exit status."""
+    found, answering = look(socket)
+    counts = {severity: sum(one.severity == severity for one in found) for severity in (OK, WARNING, PROBLEM)}
+    if as_json:
+        findings = [asdict(one) for one in found]
+        print(json.dumps({"problems": counts[PROBLEM], "warnings": counts[WARNING], "daemon": bool(answering), "findings": findings}, indent=2))
+    else:
+        for one in found:
+            print(f"{one.severity:8} {one.subject}: {one.text}")
+            if one.hint:
+                print(f"{'':8}   {one.hint}")
+    if any(one.subject == "daemon" and one.severity == PROBLEM for one in found):
+        return NO_DAEMON
+    return FAILED if counts[PROBLEM] else DONE
+
+
+def look(socket: str = "") -> tuple[list[Finding], str]:
+    """Returns what is found, and the socket of the daemon that answers, "" where none does."""
+    found: list[Finding] = []
+    answering = _daemon(found, socket)
+    found.append(_worker_here())
+    if _onnxruntime(found):
+        _execution_providers(found, answering)
+    return found, answering
+
+
+def _daemon(found: list[Finding], named: str) -> str:
+    """Finds the daemon that a session would ask."""
+    failed = []
+    for path in [named] if named else default_sockets():
+        started = time.monotonic()
+        try:
+            connection = Connection(path, started + CONNECT_LIMIT, f"python epcache {__version__} doctor")
+        except _errors.Error as error:
+            failed.append(str(error))
+            continue
+        seconds = time.monotonic() - started
+        connection.close()
+        text = f"{connection.server} answers at {path} in {seconds * 1000:.0f} ms"
+        found.append(Finding(OK, "daemon", text, side="client"))
+        return path
+    reason = "; ".join(failed)
+    program = _autostart.find()
+    if named or os.environ.get(SOCKET_VARIABLE):
+        hint = "start epcached there, or unset EPCACHE_SOCKET: where it is set, no other daemon is asked"
+    elif not _autostart.switched_on():
+        hint = f"start epcached; sessions do not start one, for {_autostart.VARIABLE} says so"
+    elif not program:
+        hint = "start epcached, or install the package with the programs: there is none that a session could start"
+    else:
+        found.append(Finding(OK, "daemon", f"none runs; the first session starts {program}", f"looked for: {reason}", "client"))
+        return ""
+    found.append(Finding(PROBLEM, "daemon", f"none answers, sessions compile for themselves: {reason}", hint, "client"))
+    return ""
+
+
+def _worker_here() -> Finding:
+    program = _worker.find()
+    text = f"on_miss='claim' compiles in {program}" if program else "none is found: on_miss='claim' compiles in the application's own process"
+    return Finding(OK, "worker", text)
+
+
+def _onnxruntime(found: list[Finding]) -> bool:
+    """Looks at ONNX Runtime itself; whether execution providers can be looked for."""
+    from importlib import metadata
+
+    owners = sorted(set(metadata.packages_distributions().get("onnxruntime", [])))
+    if len(owners) > 1:
+        text = f"several packages are installed over each other: {', '.join(owners)}"
+        found.append(Finding(PROBLEM, "onnxruntime", text, "uninstall all of them, and install one"))
+    told = _child("onnxruntime")
+    if error := told.get("error"):
+        found.append(Finding(PROBLEM, "onnxruntime", error, "pip install onnxruntime"))
+        return False
+    text = f"{told['version']} in {told['folder']}, with {', '.join(told['providers'])} built in"
+    if tuple(int(part) for part in told["version"].split(".")[:2]) < OLDEST or not told["plugins"]:
+        hint = f"version {'.'.join(map(str, OLDEST))} or later is needed, one that takes plugins"
+        found.append(Finding(PROBLEM, "onnxruntime", text, hint))
+        return False
+    found.append(Finding(OK, "onnxruntime", text))
+    return True
+
+
+def _execution_providers(found: list[Finding], socket: str) -> None:
+    usable = 0
+    for package in _child("packages").get("packages", []):
+        told = _child("package", package, socket)
+        if error := told.get("error"):
+            found.append(Finding(PROBLEM, package, error, "reinstall the package, or another version of it"))
+        for one in told.get("providers", []):
+            finding = _execution_provider(package, one)
+            usable += finding.severity == OK
+            found.append(finding)
+    if not usable:
+        text = "there is none that sessions could use from the cache"
+        found.append(Finding(PROBLEM, "execution providers", text, "for example: pip install onnxruntime-ep-openvino"))
+
+
+def _execution_provider(package: str, told: dict[str, Any]) -> Finding:
+    subject = told["name"]
+    if error := told.get("error"):
+        severity = WARNING if "no device" in error else PROBLEM
+        return Finding(severity, subject, f"{package}: {error}", told.get("hint", ""))
+    text = f"{told['library']}, version {told['version'] or 'unknown'}, on {', '.join(told['devices'])}"
+    if refusal := told.get("refusal"):
+        return Finding(PROBLEM, subject, f"{text}; the daemon does not serve it: {refusal}", told.get("hint", ""))
+    return Finding(OK, subject, text + ("; the daemon serves it" if told.get("decision") else ""))
+
+
+def _child(*arguments: str) -> dict[str, Any]:
+    """Has a process of its own look, and returns what it tells; an `error` where it does not get to that."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    command = [sys.executable, "-c", _CHILD, *arguments]
+    try:
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no end of loading it within {CHILD_LIMIT:.0f} s"}
+    except OSError as error:
+        return {"error": f"{sys.executable}: {error.strerror}"}
+    for line in done.stdout.decode(errors="replace").splitlines():
+        if line.startswith(MARK):
+            told: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            return told
+    words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+    return {"error": f"it ends the process that loads it, with {how}: {words}"}
+
+
+def client(socket: str) -> Client:
+    """Returns whom the child asks: that daemon, which has answered before."""
+    return Client(socket, CHILD_LIMIT / 2, hello_limit=CONNECT_LIMIT)

@@ -1,0 +1,70 @@
+"""The doctor's other process: loads ONNX Runtime, or an execution provider, and tells what came of it in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import _errors
+from ._doctor import MARK, client
+
+
+def tell(what: str, *arguments: str) -> None:
+    looks: dict[str, Callable[..., dict[str, Any]]] = {"onnxruntime": _onnxruntime, "packages": _packages, "package": _package}
+    try:
+        told = looks[what](*arguments)
+    except Exception as error:  # libraries and their packages raise what they like
+        told = {"error": f"{type(error).__name__}: {error}"}
+    print(f"\n{MARK}{json.dumps(told)}", flush=True)
+    os._exit(0)  # some libraries crash when they are unloaded, which is no news to anybody
+
+
+def _onnxruntime() -> dict[str, Any]:
+    import onnxruntime as ort
+
+    return {
+        "version": ort.__version__,
+        "folder": os.path.dirname(os.path.abspath(ort.__file__)),
+        "providers": ort.get_available_providers(),
+        "plugins": hasattr(ort, "register_execution_provider_library"),
+    }
+
+
+def _packages() -> dict[str, Any]:
+    from . import _plugins
+
+    return {"packages": sorted(_plugins.packages())}
+
+
+def _package(package: str, socket: str) -> dict[str, Any]:
+    from . import _plugins
+
+    names, _ = _plugins.carried(package)
+    return {"providers": [{"name": name, **_provider(name, socket)} for name in names]}
+
+
+def _provider(name: str, socket: str) -> dict[str, Any]:
+    import onnxruntime as ort
+
+    from . import _plugins, _policy
+    from ._functions import why
+    from ._request import ExecutionProvider
+
+    try:
+        plugin = _plugins.plugin(ExecutionProvider(name))
+    except _errors.Unavailable as error:
+        return {"error": error.text, "hint": error.hint}
+    told: dict[str, Any] = {
+        "library": plugin.library.path if plugin.library else "",
+        "version": plugin.version,
+        "devices": sorted({device.device.type.name for device in ort.get_ep_devices() if device.ep_name == name}),
+    }
+    if socket:
+        try:
+            with client(socket) as asked:
+                told["decision"] = why(_policy._MODEL, ep=name, client=asked).decision
+        except _errors.Error as error:
+            told.update(refusal=error.text, hint=error.hint or "on_miss='claim' compiles with this process's own libraries")
+    return told

@@ -1,0 +1,122 @@
+"""python -m epcache doctor: run as people run it, against a scripted daemon, a real execution provider, and what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_daemon import FakeDaemon, Peer
+
+pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+
+from providers import OPENVINO  # noqa: E402
+
+CLIENT = str(Path(__file__).parent.parent)
+
+
+def doctor(*arguments: str, path: list[str] | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    folders = [CLIENT, *sys.path] if path is None else path
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "EPCACHE_SOCKET": "/nowhere", **environment}
+    given = {name: value for name, value in given.items() if value}
+    command = [sys.executable, "-m", "epcache", "doctor", *arguments]
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120, check=False)
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    assert done.stdout, done.stderr
+    return {one["subject"]: one for one in json.loads(done.stdout)["findings"]}
+
+
+def explains(peer: Peer) -> None:
+    peer.hello()
+    while True:
+        request = peer.acquire()
+        explanation = {"decision": "miss", "reason": "there is none"}
+        peer.send({"request": request["request"], "acquire_reply": {"outcome": "explanation", "explanation": explanation}})
+
+
+def refuses(peer: Peer) -> None:
+    peer.hello()
+    request = peer.acquire()
+    peer.send({"request": request["request"], "error": {"class": 11, "text": "no such runtime", "hint": "add it"}})
+    peer.wait_for_end()
+
+
+@pytest.fixture
+def openvino() -> None:
+    if reason := OPENVINO.missing():
+        pytest.skip(reason)
+
+
+def test_all_is_well(openvino: None) -> None:
+    with FakeDaemon(explains) as daemon:
+        done = doctor("--json", EPCACHE_SOCKET=daemon.path)
+    found = findings(done)
+    assert found["daemon"]["severity"] == "ok"
+    assert f"fake answers at {daemon.path}" in found["daemon"]["text"]
+    assert found["onnxruntime"]["severity"] == "ok"
+    assert found[OPENVINO.name]["severity"] == "ok"
+    assert "onnxruntime_ep_openvino" in found[OPENVINO.name]["text"]
+    assert found[OPENVINO.name]["text"].endswith("the daemon serves it")
+    told = json.loads(done.stdout)
+    assert told["daemon"] is True
+    assert (done.returncode == 0) == (told["problems"] == 0)
+
+
+def test_daemon_that_does_not_serve_it(openvino: None) -> None:
+    with FakeDaemon(refuses) as daemon:
+        done = doctor("--socket", daemon.path, "--json")
+    one = findings(done)[OPENVINO.name]
+    assert (one["severity"], one["hint"]) == ("problem", "add it")
+    assert one["text"].endswith("the daemon does not serve it: no such runtime")
+    assert done.returncode == 1
+
+
+def test_no_daemon_is_a_status_of_its_own(openvino: None) -> None:
+    done = doctor()
+    assert done.returncode == 5
+    assert "problem  daemon: none answers" in done.stdout
+    assert "unset EPCACHE_SOCKET" in done.stdout
+    assert f"ok       {OPENVINO.name}: " in done.stdout, "the rest is looked at all the same"
+
+
+def test_daemon_that_a_session_would_start(tmp_path: Path) -> None:
+    program = tmp_path / "epcached"
+    program.write_text("#!/bin/sh\ntouch \"$0.started\"\n")
+    program.chmod(0o755)
+    own = {"EPCACHE_SOCKET": "", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "EPCACHE_DAEMON": str(program)}
+    one = findings(doctor("--json", EPCACHE_AUTOSTART="1", **own))["daemon"]
+    assert one["severity"] == "ok"
+    assert str(program) in one["text"]
+    assert not Path(f"{program}.started").exists(), "it only looks"
+    one = findings(doctor("--json", EPCACHE_AUTOSTART="0", **own))["daemon"]
+    assert (one["severity"], "EPCACHE_AUTOSTART" in one["hint"]) == ("problem", True)
+
+
+def test_without_onnxruntime(tmp_path: Path) -> None:
+    done = doctor("--json", path=[CLIENT])
+    one = findings(done)["onnxruntime"]
+    assert (one["severity"], one["hint"]) == ("problem", "pip install onnxruntime")
+    assert "No module named 'onnxruntime'" in one["text"]
+
+
+def test_packages_that_are_broken(tmp_path: Path, openvino: None) -> None:
+    for name, code in {"crash": "import os; os.kill(os.getpid(), 11)", "raise": "raise RuntimeError('half installed')"}.items():
+        folder = tmp_path / f"onnxruntime_ep_{name}"
+        folder.mkdir()
+        (folder / "__init__.py").write_text(code)
+    found = findings(doctor("--json", path=[CLIENT, str(tmp_path), *sys.path]))
+    crash, raised = found["onnxruntime_ep_crash"], found["onnxruntime_ep_raise"]
+    assert (crash["severity"], raised["severity"]) == ("problem", "problem")
+    assert "signal 11" in crash["text"]
+    assert raised["text"] == "RuntimeError: half installed"
+    assert found[OPENVINO.name]["severity"] == "ok"
+
+
+def test_wrong_usage() -> None:
+    assert doctor("--no-such-flag").returncode == 2
