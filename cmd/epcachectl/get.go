@@ -75,7 +75,8 @@ the names that it refers to them by. A file that is there already and differs is
 
 With -- PROGRAM it becomes that program, with {} in the arguments replaced by the path of the compiled
 graph. Of several models an argument {} becomes all paths, and {1}, {2}, ... each one. The build is held for as
-long as the program runs; signals and the exit status are the program's own.
+long as the program runs; signals and the exit status are the program's own. The environment variable EPCACHE_GET has what --json
+prints, a list with an element for each MODEL: load the graph with its provider_options and session_options.
 
 --on-miss says what to do where nothing is there: wait (compile, and wait for it), background (have it compiled, and do
 not wait: it prints "queued" and the job), claim (see below), fail, refresh (compile anew even so), or bypass (compile for

@@ -433,6 +433,15 @@ func TestGetProgram(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "graphgraphgraph3\n", string(out))
 	})
+	t.Run("is told what to load it with", func(t *testing.T) {
+		out, err := program(one, two, "--", "sh", "-c", `printf %s "$EPCACHE_GET"`, "sh", "{}").Output()
+		require.NoError(t, err)
+		var told []getResult
+		require.NoError(t, json.Unmarshal(out, &told))
+		require.Len(t, told, 2)
+		require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", told[1].Graph)
+		require.NotEmpty(t, told[0].ProviderOptions)
+	})
 	t.Run("its exit status", func(t *testing.T) {
 		var exit *exec.ExitError
 		require.ErrorAs(t, program(one, "--", "sh", "-c", "exit 9", "{}").Run(), &exit)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -30,11 +31,29 @@ func (g *getCall) become(results []got) error {
 		return verbError{"run", g.program[0], errors.Unwrap(err)}
 	}
 	argv := fillPlaces(g.program, paths)
+	if err := tellProgram(results); err != nil {
+		return verbError{"run", program, err}
+	}
 	g.app.print.clear()
 	if err := g.app.replace(program, argv, views); err != nil {
 		return verbError{"run", program, err}
 	}
 	return nil
+}
+
+// toldVariable has for the program what get --json prints: a graph is to be loaded with exactly the options that stand there.
+const toldVariable = "EPCACHE_GET"
+
+func tellProgram(results []got) error {
+	list := make([]any, len(results))
+	for i := range results {
+		list[i] = results[i].json(false)
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	return os.Setenv(toldVariable, string(text))
 }
 
 // checkPlaces holds the places in a program's arguments against the number of models, before anything is compiled.
