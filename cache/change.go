@@ -62,6 +62,13 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 			return removed, freed, fail(Internal, err, "remove %s", builds[i].BuildKey)
 		}
 	}
+	if all && !dryRun && c.Administrator(p) {
+		rest, err := c.removeRest(ctx)
+		freed += rest
+		if err != nil {
+			return removed, freed, fail(Internal, err, "remove all")
+		}
+	}
 	return removed, freed, nil
 }
 

@@ -21,7 +21,7 @@ func (a *app) rmCommand() *cobra.Command {
 		Use:   "rm ENTRY|MODEL... | rm --all",
 		Short: "delete builds",
 		Long: `rm deletes all builds of the entries. What programs have loaded stays readable for them until they end. ENTRY is as for
-show. --all deletes everything that the caller may delete; on a terminal it asks first, unless -f is given. With -n it
+show. --all deletes everything that the caller may delete, for administrators also what crashes left and the quarantine; on a terminal it asks first, unless -f is given. With -n it
 prints what would be deleted.` + statusHelp(askingCodes...),
 		Example: `  epcachectl rm mobilenet.onnx
   epcachectl rm --all -n`,

@@ -1,0 +1,39 @@
+package cache
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// After everything was removed no file of a model is left, neither what a crash left nor what was put aside.
+func TestRemoveAllLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.request(b.model(1)))
+	require.NoError(t, a.View.Close())
+	_, _, err := b.cache.cas.Put(context.Background(), strings.NewReader("of a put that was never acknowledged"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(b.cache.path("quarantine", "20260101-x"), []byte("damaged"), 0o600))
+
+	me := Peer{UID: b.cache.uid}
+	_, would, err := b.cache.Remove(context.Background(), me, nil, true, true)
+	require.NoError(t, err)
+	require.Len(t, b.list(), 1, "a dry run")
+	_, freed, err := b.cache.Remove(context.Background(), me, nil, true, false)
+	require.NoError(t, err)
+	require.Equal(t, would+int64(len("of a put that was never acknowledged")+len("damaged")), freed)
+	for _, folder := range []string{"objects", "manifests", "views", "staging", "quarantine"} {
+		err := filepath.WalkDir(b.cache.path(folder), func(path string, d fs.DirEntry, err error) error {
+			if err == nil {
+				require.False(t, d.Type().IsRegular(), path)
+			}
+			return err
+		})
+		require.NoError(t, err)
+	}
+}
