@@ -44,10 +44,12 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 	client, err := a.connect(ctx)
 	if err != nil {
 		a.notConnected(f, there, err)
+		a.howStarted(f)
 		return nil, f.list
 	}
 	took := time.Since(start)
 	f.ok(subjectSocket, "%s answers", orDash(strings.Join(there, ", ")))
+	a.howFound(ctx, f, client)
 	if took > slow {
 		f.warning(subjectDaemon, fmt.Sprintf("it took %s to answer at all; applications wait 50 ms and then compile for themselves", seconds(took.Seconds())),
 			"see what the machine is busy with; of a daemon that is started by its socket the first answer is slow")
@@ -113,5 +115,32 @@ func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
 	// Readable only of one's own processes, or by root: else it is not known.
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil && strings.HasSuffix(exe, " (deleted)") {
 		f.warning(subjectDaemon, "its program was replaced since it was started, and it still runs the earlier one", "start it again: systemctl restart epcached")
+	}
+}
+
+// howFound says why it is this daemon that is asked, and whether a client started it.
+func (a *app) howFound(ctx context.Context, f *findings, c *unixsock.Client) {
+	how := "found where a user's own daemon listens, or the system's"
+	if a.socket != "" {
+		how = "named by --socket"
+	} else if os.Getenv(unixsock.SocketVariable) != "" {
+		how = "named by " + unixsock.SocketVariable
+	}
+	status, err := c.Status(ctx)
+	if err != nil {
+		return // what is wrong with its status is told with its version
+	}
+	// Readable only of one's own processes where /proc hides others': else it is not known.
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", status.GetPid()))
+	if err == nil && strings.Contains(string(line), "\x00--autostart\x00") {
+		how += "; a client started it, and it leaves when nobody needs it; its log is epcached.log in " + status.GetStateDirectory()
+	}
+	f.ok(subjectDaemon, "%s", how)
+}
+
+// howStarted says whether the next client would start a daemon.
+func (a *app) howStarted(f *findings) {
+	if program := a.daemonProgram(); program != "" {
+		f.ok(subjectDaemon, "the next program that needs one starts it: %s --autostart", program)
 	}
 }
