@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import glob
 import importlib.machinery
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING
 
 from ._settings import settings
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 _CORE = "onnxruntime"
 
@@ -31,6 +34,8 @@ def lent_distributions(name: str) -> Iterable[importlib.metadata.Distribution]:
     folder = _folder()
     if not folder or (name == _CORE and not _fits(folder)):
         return []
+    import importlib.metadata  # only here: it takes longer than the rest of this package
+
     context = importlib.metadata.DistributionFinder.Context(name=name, path=[folder])
     return importlib.metadata.MetadataPathFinder.find_distributions(context)
 
