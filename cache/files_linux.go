@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -90,10 +91,18 @@ func tryLock(f *os.File) (bool, error) {
 	return err == nil, err
 }
 
-// shareLock takes a shared lock on the open file.
+// shareLock takes a shared lock on the open file. Who looks whether anybody holds it has it alone for a moment.
 func shareLock(f *os.File) error {
-	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	for began := time.Now(); err == unix.EWOULDBLOCK && time.Since(began) < lockMoment; {
+		time.Sleep(100 * time.Microsecond)
+		err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	}
+	return err
 }
+
+// lockMoment bounds the wait for a lock that nobody keeps.
+const lockMoment = time.Second
 
 // duplicate gives a second descriptor of an open file.
 func duplicate(f *os.File) (*os.File, error) {
