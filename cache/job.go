@@ -144,26 +144,31 @@ func (j *job) spent(seconds float64) {
 // compile makes the artefact in the staging folder and publishes it.
 func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error) {
 	phase("reading")
-	model, proof, err := j.copyModel(ctx)
-	if err != nil {
-		return nil, err
-	}
-	proven := alongside(func() error { return proof(ctx) })
-	defer proven() // nobody reads in the folder when it is removed
 	out := filepath.Join(j.folder, "out")
-	if err := os.Mkdir(out, 0o700); err != nil {
-		return nil, storeError(err, j.request.Name)
+	for _, folder := range []string{out, j.modelFolder()} {
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			return nil, storeError(err, j.request.Name)
+		}
 	}
-	phase("compiling")
 	spec := compilers.Job{
-		Runtime: j.rc.spec, EPs: j.plan.eps, Model: model, Folder: out, Output: j.memberOutput(0), Share: j.share(),
+		Runtime: j.rc.spec, EPs: j.plan.eps, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
 		Initializers: j.plan.canonical.Output.initializers(),
 		Idle:         j.urgent,
 	}
-	result, err := j.compileTwice(ctx, spec)
+	workers := j.startEarly(ctx, spec)
+	defer workers.end() // before the folder is removed
+	proof, err := j.copyModel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	proven := alongside(func() error { return proof(ctx) })
+	defer proven() // likewise
+	phase("compiling")
+	spec.Share = j.share()
+	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
 	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
@@ -180,7 +185,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	phase("checking")
 	hashed := j.hashAhead(ctx, out, result.Files)
 	defer hashed()
-	b, err := j.check(ctx, out, result)
+	b, err := j.check(ctx, out, result, workers)
 	if ctx.Err() == nil && !j.rc.stands() {
 		return nil, j.moved()
 	}
@@ -245,7 +250,7 @@ func (j *job) moved() error {
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
-func (j *job) check(ctx context.Context, out string, result compilers.Result) (*index.Build, error) {
+func (j *job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
 	models, err := readArtefacts(ctx, out, result)
 	if err != nil {
 		return nil, outputFailure(err).error(err, "model %q does not compile", j.request.Name)
@@ -255,7 +260,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result) (*
 	if len(b.Members) > 0 {
 		options = sharingOptions(options)
 	}
-	checked, err := j.loadGraphs(ctx, out, result, options)
+	checked, err := workers.load(ctx, out, result, options)
 	if err != nil {
 		return nil, err
 	}

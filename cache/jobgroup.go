@@ -45,11 +45,12 @@ func (j *job) members(result compilers.Result) []index.Member {
 
 // loadGraphs loads what was compiled as applications will: a group in order in one process, with the options that make its members
 // share.
-func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string) (compilers.CheckResult, error) {
+func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Result, options map[string]string, ready <-chan struct{}) (compilers.CheckResult, error) {
 	check := compilers.CheckJob{
 		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
 		SessionOptions:         options, // and no dimensions: they are fixed in the graph, and clients are told of none
 		GraphOptimizationLevel: loadLevel(j.plan.canonical.GraphOptimizationLevel),
+		Ready:                  ready,
 		Idle:                   j.urgent,
 	}
 	for i := 1; i < j.request.models(); i++ {
@@ -75,7 +76,7 @@ func (j *job) checkAlone(ctx context.Context, out string, result compilers.Resul
 	if len(b.Members) == 0 || b.LoadCheck != compilers.Passed {
 		return nil
 	}
-	checked, err := j.loadGraphs(ctx, out, result, j.request.SessionOptions)
+	checked, err := j.loadGraphs(ctx, out, result, j.request.SessionOptions, nil)
 	if err != nil {
 		return err
 	}

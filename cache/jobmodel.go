@@ -17,11 +17,11 @@ type modelCopy struct {
 	locations []string // of external data, beside it
 }
 
-// copyModel makes the private copies that are compiled. It gives the path of the first model's, and the proof, which takes as
-// long as hashing them, that they have the bytes that the key is made of: without it nothing that came of them may be used.
-func (j *job) copyModel(ctx context.Context) (path string, proof func(context.Context) error, err error) {
+// copyModel makes the private copies that are compiled. It gives the proof, which takes as long as hashing them, that they have
+// the bytes that the key is made of: without it nothing that came of them may be used.
+func (j *job) copyModel(ctx context.Context) (proof func(context.Context) error, err error) {
 	if err := j.makeRoom(); err != nil {
-		return "", nil, storeError(err, j.request.Name)
+		return nil, storeError(err, j.request.Name)
 	}
 	j.copies, j.open = nil, nil // of an earlier try, if the job made room for another and begins again
 	made := &copying{files: make(map[string]*os.File)}
@@ -29,21 +29,24 @@ func (j *job) copyModel(ctx context.Context) (path string, proof func(context.Co
 	for i := range j.request.models() {
 		m, err := j.copyMember(ctx, i, made)
 		if err != nil {
-			return "", nil, err
+			return nil, err
 		}
 		models = append(models, m)
 	}
-	return j.copies[0].path, func(ctx context.Context) error { return j.prove(ctx, models) }, nil
+	return func(ctx context.Context) error { return j.prove(ctx, models) }, nil
 }
 
-// copyProven is copyModel with its proof.
+// copyProven is copyModel with its proof. It gives the path of the first model's copy.
 func (j *job) copyProven(ctx context.Context) (path string, err error) {
-	path, proof, err := j.copyModel(ctx)
+	proof, err := j.copyModel(ctx)
 	if err == nil {
 		err = proof(ctx)
 	}
-	return path, err
+	return j.modelPath(0), err
 }
+
+// modelPath is where a model is copied to at first, and the first one stays.
+func (j *job) modelPath(i int) string { return filepath.Join(j.modelFolder(), j.memberName(i)+".onnx") }
 
 // prove compares the copies with the digests that the key is made of.
 func (j *job) prove(ctx context.Context, models []*epmodel.Model) error {
@@ -135,7 +138,7 @@ func (c *copying) taken(location string, f *os.File) (there, same bool) {
 // copied once; where they call different files the same, a model gets a folder of its own.
 func (j *job) copyMember(ctx context.Context, i int, made *copying) (*epmodel.Model, error) {
 	r := j.request.model(i)
-	path := filepath.Join(j.modelFolder(), j.memberName(i)+".onnx")
+	path := j.modelPath(i)
 	if err := copyPrivate(r.Graph, path); err != nil {
 		return nil, storeError(err, r.Name)
 	}

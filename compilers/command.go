@@ -172,6 +172,7 @@ func (c *Command) compile(ctx context.Context, t Tool, job Job, progress func(ph
 		return Result{}, err
 	}
 	req := t.request()
+	req.Ready = job.Ready
 	req.Model, req.Output = job.Model, filepath.Join(job.Folder, job.Output)
 	req.Fill = func(model string) []string { return t.arguments(job, model) }
 	done, err := c.work(ctx, req, job.Folder, job.Idle, progress)

@@ -76,6 +76,9 @@ type Job struct {
 	// context binary. It is named after the first. One that fails fails all, with a *MemberError.
 	Share []ShareMember
 
+	// Ready, if not nil, is closed when Model is there, in a folder that is there already: until then the worker gets ready.
+	Ready <-chan struct{}
+
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
 }
 
@@ -124,7 +127,8 @@ type CheckJob struct {
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string
 
-	Idle <-chan struct{} // as for a Job
+	Ready <-chan struct{} // as for a Job, of Graph and the files beside it
+	Idle  <-chan struct{} // as for a Job
 }
 
 // Outcomes of a load check.

@@ -160,7 +160,7 @@ func compileRequest(job Job) (dialogue.Request, error) {
 	req := dialogue.Request{
 		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, Output: filepath.Join(job.Folder, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
-		Readable: readable(job.Runtime, eps), Keep: dialogue.Keep(job.Initializers),
+		Readable: readable(job.Runtime, eps), Keep: dialogue.Keep(job.Initializers), Ready: job.Ready,
 	}
 	return req, shareRequest(job, &req)
 }

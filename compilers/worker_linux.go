@@ -52,10 +52,14 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if wall := o.opts.Limits.Wall; wall > 0 {
-		timer := time.AfterFunc(wall, func() { cancel(fmt.Errorf("%s: %w: %v", compilerName(req), ErrTimeout, wall)) })
-		defer timer.Stop()
+	if o.opts.User != nil || req.Do == dialogue.Command {
+		// The way to the model is made before the worker starts, and a tool does not wait for it.
+		if !await(ctx, req.Ready) {
+			return answer{}, context.Cause(ctx)
+		}
+		req.Ready = nil
 	}
+	go o.limitTime(ctx, req, cancel)
 	private := filepath.Join(folder, privateFolder)
 	if err := o.makePrivate(private); err != nil {
 		return answer{}, err
@@ -69,6 +73,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 	if given.Fill != nil {
 		given.Args = given.Fill(given.Model)
 	}
+	given.Waits = given.Ready != nil
 	w, err := o.start(given, folder, idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
@@ -83,6 +88,34 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 		err = ofMember(w.member-1, len(req.Share)+1, err)
 	}
 	return done, err
+}
+
+// limitTime ends a worker that takes too long: from when its model is there.
+func (o *ORT) limitTime(ctx context.Context, req dialogue.Request, cancel context.CancelCauseFunc) {
+	wall := o.opts.Limits.Wall
+	if wall <= 0 || !await(ctx, req.Ready) {
+		return
+	}
+	timer := time.NewTimer(wall)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		cancel(fmt.Errorf("%s: %w: %v", compilerName(req), ErrTimeout, wall))
+	case <-ctx.Done():
+	}
+}
+
+// await waits until ready is closed, and tells whether that was before the end of ctx. nil is ready.
+func await(ctx context.Context, ready <-chan struct{}) bool {
+	if ready == nil {
+		return true
+	}
+	select {
+	case <-ready:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (o *ORT) makePrivate(folder string) error {
@@ -106,7 +139,14 @@ func (w *worker) converse(req dialogue.Request, progress func(string)) {
 		defer w.readers.Done()
 		defer w.request.Close()
 		// A worker that does not take its request ends without a result, which tells more than this error.
-		_ = dialogue.WriteRequest(w.request, req)
+		if err := dialogue.WriteRequest(w.request, req); err != nil || !req.Waits {
+			return
+		}
+		select {
+		case <-req.Ready:
+			_ = dialogue.WriteGo(w.request) // likewise
+		case <-w.answered:
+		}
 	}()
 	go func() {
 		defer w.readers.Done()

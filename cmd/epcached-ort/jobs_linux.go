@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
 	"os"
 	"strings"
@@ -15,23 +16,30 @@ import (
 // job is the state of one request.
 type job struct {
 	req     dialogue.Request
+	in      *bufio.Reader // that the request came from
 	env     *ort.Env
 	tell    func(dialogue.Event) error
 	result  dialogue.Result
 	devices [][]ort.Device // per EP: those that were chosen
 }
 
-func do(req dialogue.Request, tell func(dialogue.Event) error) (dialogue.Result, error) {
+func do(req dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) error) (dialogue.Result, error) {
 	if req.Do == dialogue.Try {
 		return try(req), nil
 	}
-	j := &job{req: req, tell: tell}
+	j := &job{req: req, in: in, tell: tell}
 	if req.Do == dialogue.Command {
 		err := j.command()
 		return j.result, err
 	}
 	if err := j.open(); err != nil {
 		return dialogue.Result{}, err
+	}
+	if req.Do != dialogue.Compile {
+		// Execution providers may open their device as they are registered: not beside another process that is using it.
+		if err := j.awaitModel(); err != nil {
+			return dialogue.Result{}, err
+		}
 	}
 	if err := j.phase(dialogue.PhaseRegistering); err != nil {
 		return dialogue.Result{}, err
@@ -43,6 +51,11 @@ func do(req dialogue.Request, tell func(dialogue.Event) error) (dialogue.Result,
 	if err := j.register(); err != nil {
 		return dialogue.Result{}, err
 	}
+	if req.Do == dialogue.Compile {
+		if err := j.awaitModel(); err != nil {
+			return j.result, err
+		}
+	}
 	steps := map[string]func() error{dialogue.Compile: j.compile, dialogue.Load: j.load, dialogue.Compatibility: j.compatibility, dialogue.Run: j.run, dialogue.Compare: j.verify}
 	next, ok := steps[req.Do]
 	if !ok {
@@ -50,6 +63,14 @@ func do(req dialogue.Request, tell func(dialogue.Event) error) (dialogue.Result,
 	}
 	err := next()
 	return j.result, err
+}
+
+// awaitModel returns when the model is there.
+func (j *job) awaitModel() error {
+	if !j.req.Waits {
+		return nil
+	}
+	return dialogue.ReadGo(j.in)
 }
 
 func (j *job) open() error {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -27,16 +28,13 @@ func work() int {
 		return dialogue.ExitSetup
 	}
 	in, out := os.NewFile(requestFD, "request"), os.NewFile(answerFD, "answer")
-	req, err := dialogue.ReadRequest(in)
+	lines := bufio.NewReader(in)
+	req, err := dialogue.ReadRequest(lines)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
 		return dialogue.ExitDialogue
 	}
-	if err := in.Close(); err != nil {
-		fmt.Fprintln(os.Stderr, "epcached-ort: close request:", err)
-		return dialogue.ExitDialogue
-	}
-	event, status := answer(req, out)
+	event, status := answer(req, lines, out)
 	if err := dialogue.WriteEvent(out, event); err != nil {
 		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
 		return dialogue.ExitDialogue
@@ -75,8 +73,8 @@ func defaultSignals() error {
 }
 
 // answer does the request and gives its last event.
-func answer(req dialogue.Request, out io.Writer) (dialogue.Event, int) {
-	result, err := do(req, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
+func answer(req dialogue.Request, in *bufio.Reader, out io.Writer) (dialogue.Event, int) {
+	result, err := do(req, in, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
 	if err != nil {
 		return dialogue.Event{Refusal: refusal(req.Do, err)}, dialogue.ExitRefused
 	}

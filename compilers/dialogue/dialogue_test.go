@@ -1,6 +1,7 @@
 package dialogue_test
 
 import (
+	"bufio"
 	"bytes"
 	"io"
 	"strings"
@@ -14,7 +15,7 @@ func TestRequestArrives(t *testing.T) {
 	sent := dialogue.Request{Do: dialogue.Compile, Model: "/a\nb.onnx", EPs: []dialogue.EP{{Name: "X", Options: map[string]string{"k": "ü\x00"}}}}
 	var pipe bytes.Buffer
 	require.NoError(t, dialogue.WriteRequest(&pipe, sent))
-	got, err := dialogue.ReadRequest(&pipe)
+	got, err := dialogue.ReadRequest(bufio.NewReader(&pipe))
 	require.NoError(t, err)
 	sent.Version = dialogue.Version
 	require.Equal(t, sent, got)
@@ -27,12 +28,25 @@ func TestRequestIsRefused(t *testing.T) {
 		"not json":      "hello\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := dialogue.ReadRequest(strings.NewReader(text))
+			_, err := dialogue.ReadRequest(bufio.NewReader(strings.NewReader(text)))
 			require.ErrorIs(t, err, dialogue.ErrMalformed)
 		})
 	}
-	_, err := dialogue.ReadRequest(strings.NewReader(`{"Version":1}`)) // no line feed: cut off
+	_, err := dialogue.ReadRequest(bufio.NewReader(strings.NewReader(`{"Version":2}`))) // no line feed: cut off
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+}
+
+func TestTheWorkerIsToldToGoOn(t *testing.T) {
+	var pipe bytes.Buffer
+	require.NoError(t, dialogue.WriteRequest(&pipe, dialogue.Request{Do: dialogue.Compile, Waits: true}))
+	require.NoError(t, dialogue.WriteGo(&pipe))
+	lines := bufio.NewReader(&pipe)
+	got, err := dialogue.ReadRequest(lines)
+	require.NoError(t, err)
+	require.True(t, got.Waits)
+	require.NoError(t, dialogue.ReadGo(lines))
+	require.ErrorIs(t, dialogue.ReadGo(lines), io.ErrUnexpectedEOF, "the caller gave up")
+	require.ErrorIs(t, dialogue.ReadGo(bufio.NewReader(strings.NewReader("{}\n"))), dialogue.ErrMalformed)
 }
 
 func TestEventsEndWithTheAnswer(t *testing.T) {

@@ -18,8 +18,8 @@ func WriteRequest(w io.Writer, r Request) error {
 }
 
 // ReadRequest reads the one request.
-func ReadRequest(r io.Reader) (Request, error) {
-	line, err := readLine(bufio.NewReader(r), MaxRequest)
+func ReadRequest(r *bufio.Reader) (Request, error) {
+	line, err := readLine(r, MaxRequest)
 	if err != nil {
 		return Request{}, fmt.Errorf("request: %w", err)
 	}
@@ -31,6 +31,25 @@ func ReadRequest(r io.Reader) (Request, error) {
 		return Request{}, fmt.Errorf("request: %w: version %d, this worker speaks %d: epcached and epcached-ort must be of one installation", ErrMalformed, req.Version, Version)
 	}
 	return req, nil
+}
+
+// goOn is the line that a worker waits for.
+type goOn struct{ Go bool }
+
+// WriteGo tells a worker that waits that the model is there.
+func WriteGo(w io.Writer) error { return writeLine(w, goOn{true}, MaxRequest) }
+
+// ReadGo waits for WriteGo. io.ErrUnexpectedEOF means that the caller gave up. The reader has to be that of ReadRequest.
+func ReadGo(r *bufio.Reader) error {
+	line, err := readLine(r, MaxRequest)
+	if err != nil {
+		return fmt.Errorf("wait for the model: %w", err)
+	}
+	var told goOn
+	if err := json.Unmarshal(line, &told); err != nil || !told.Go {
+		return fmt.Errorf("wait for the model: %w: %q", ErrMalformed, line)
+	}
+	return nil
 }
 
 // WriteEvent sends one event.

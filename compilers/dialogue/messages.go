@@ -1,7 +1,7 @@
 package dialogue
 
 // Version must be equal on both ends.
-const Version = 1
+const Version = 2
 
 // The worker's exit statuses. They are unlike those of the Go runtime (2) and of shells (126 and above), so that a crash in vendor code is never
 // mistaken for an answer.
@@ -65,12 +65,17 @@ type Request struct {
 	Times   int      // Run: how often; 0 is once
 	Most    float64  // Compare: by which a value may differ; the source model is the only one of Share
 
+	Waits bool // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
+
 	Args []string // Command: the program, an absolute path, and its arguments
 	Tell bool     // Command: the beginning of what it prints to standard output is wanted; else that goes where its errors go, in the order of both
 
 	// Not sent. Fill gives Args once it is known at which path the worker finds the model.
 	Fill func(model string) []string `json:"-"`
 	Read []string                    `json:"-"` // folders and files that the worker may read
+
+	// Not sent. Ready is closed when the model is there; nil: it is.
+	Ready <-chan struct{} `json:"-"`
 
 	Readable []string `json:"-"` // not sent: files whose folders the worker may read, besides those of the libraries and the model
 }

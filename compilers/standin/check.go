@@ -18,15 +18,15 @@ import (
 // Check implements compilers.Compiler. A compiled graph fails, with ORT's code for an invalid graph, when the graph or its binary are not as written, or were
 // made by another major version or for other hardware.
 func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+	if err := await(ctx, job.Ready); err != nil {
+		return compilers.CheckResult{}, err
+	}
 	if job.Source {
 		c.SourceChecks.Add(1)
 	} else {
 		c.Checks.Add(1)
 	}
 	start := time.Now()
-	if err := ctx.Err(); err != nil {
-		return compilers.CheckResult{}, err
-	}
 	if len(job.EPs) == 0 {
 		return compilers.CheckResult{}, fmt.Errorf("check %q: no EP", job.Graph)
 	}

@@ -119,6 +119,9 @@ func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep co
 
 // Compile implements compilers.Compiler.
 func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+	if err := await(ctx, job.Ready); err != nil {
+		return compilers.Result{}, fmt.Errorf("compile %q: %w", job.Model, err)
+	}
 	if controlled(job) {
 		c.Controls.Add(1)
 	} else {
@@ -309,6 +312,18 @@ func names(folder string) ([]string, error) {
 		list = append(list, e.Name())
 	}
 	return list, nil
+}
+
+// await waits for what a job is about.
+func await(ctx context.Context, ready <-chan struct{}) error {
+	if ready == nil {
+		return ctx.Err()
+	}
+	select {
+	case <-ready:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
