@@ -28,53 +28,63 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._artefact import Artefact, File, Member, Progress
-from ._claim import Claim
-from ._client import Client, default_sockets
-from ._errors import (
-    BadModel,
-    BadRequest,
-    Busy,
-    Cancelled,
-    CompileFailed,
-    DeadlineExceeded,
-    EpcacheWarning,
-    Error,
-    Internal,
-    NoDaemon,
-    NoSpace,
-    NotAllowed,
-    NotFound,
-    ProtocolError,
-    Stale,
-    Unavailable,
-    VersionMismatch,
-)
-from ._events import Event, Subscription
-from ._explanation import Candidate, Difference, Explanation, Neighbour
-from ._jobs import Failure, Job, Jobs
-from ._refusal import Decision
-from ._report import Report
-from ._request import Device, ExecutionProvider, Library, Output, Runtime
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from ._artefact import Artefact, File, Member, Progress
+    from ._claim import Claim
+    from ._client import Client, default_sockets
     from ._copied import Compiled
+    from ._errors import (
+        BadModel,
+        BadRequest,
+        Busy,
+        Cancelled,
+        CompileFailed,
+        DeadlineExceeded,
+        EpcacheWarning,
+        Error,
+        Internal,
+        NoDaemon,
+        NoSpace,
+        NotAllowed,
+        NotFound,
+        ProtocolError,
+        Stale,
+        Unavailable,
+        VersionMismatch,
+    )
+    from ._events import Event, Subscription
+    from ._explanation import Candidate, Difference, Explanation, Neighbour
     from ._functions import Warmed, compile, warm, why
+    from ._jobs import Failure, Job, Jobs
+    from ._refusal import Decision
+    from ._report import Report
+    from ._request import Device, ExecutionProvider, Library, Output, Runtime
     from ._session import InferenceSession
-    from ._session_options import SessionOptions
     from ._session_group import SessionGroup
+    from ._session_options import SessionOptions
 
-_NEEDS_ORT = {
-    "Compiled": "_copied",
-    "Warmed": "_functions",
-    "compile": "_functions",
-    "warm": "_functions",
-    "why": "_functions",
-    "InferenceSession": "_session",
-    "SessionOptions": "_session_options",
-    "SessionGroup": "_session_group",
+# Where each name comes from. Nothing is imported before it is used: a program that only might use the cache pays nothing for that.
+_FROM = {
+    "_artefact": "Artefact File Member Progress",
+    "_claim": "Claim",
+    "_client": "Client default_sockets",
+    "_copied": "Compiled",
+    "_errors": "BadModel BadRequest Busy Cancelled CompileFailed DeadlineExceeded EpcacheWarning Error "
+    "Internal NoDaemon NoSpace NotAllowed NotFound ProtocolError Stale Unavailable VersionMismatch",
+    "_events": "Event Subscription",
+    "_explanation": "Candidate Difference Explanation Neighbour",
+    "_functions": "Warmed compile warm why",
+    "_jobs": "Failure Job Jobs",
+    "_refusal": "Decision",
+    "_report": "Report",
+    "_request": "Device ExecutionProvider Library Output Runtime",
+    "_session": "InferenceSession",
+    "_session_group": "SessionGroup",
+    "_session_options": "SessionOptions",
 }
+_MODULES = {name: module for module, names in _FROM.items() for name in names.split()}
 
 __all__ = [
     "Artefact",
@@ -130,10 +140,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_ORT:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f".{_NEEDS_ORT[name]}", __name__), name)
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
