@@ -3,7 +3,9 @@ package dialogue_test
 import (
 	"bufio"
 	"bytes"
+	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
 
@@ -19,6 +21,13 @@ func TestRequestArrives(t *testing.T) {
 	require.NoError(t, err)
 	sent.Version = dialogue.Version
 	require.Equal(t, sent, got)
+}
+
+// The Python client starts workers too.
+func TestPythonSpeaksThisVersion(t *testing.T) {
+	source, err := os.ReadFile("../../clients/python/epcache/_worker.py")
+	require.NoError(t, err)
+	require.Contains(t, string(source), fmt.Sprintf("\nVERSION = %d  # of the dialogue\n", dialogue.Version))
 }
 
 func TestRequestIsRefused(t *testing.T) {

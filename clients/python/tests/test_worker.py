@@ -47,7 +47,7 @@ def test_request_phases_and_result(tmp_path: Path) -> None:
     assert result == _worker.Result("1.31.1", 1.5, [("E", "2.0")])
     assert phases == ["registering", "compiling"]
     request = json.loads((tmp_path / "request").read_text())
-    assert (request["Version"], request["Do"], request["Model"]) == (1, "compile", "/m.onnx")
+    assert (request["Version"], request["Do"], request["Model"]) == (_worker.VERSION, "compile", "/m.onnx")
     folder = (tmp_path / "folder").read_text().strip()
     assert not os.path.exists(folder), "its folder goes with it"
     environment = (tmp_path / "environment").read_text()
