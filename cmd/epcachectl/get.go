@@ -77,6 +77,7 @@ With -- PROGRAM it becomes that program, with {} in the arguments replaced by th
 graph. Of several models an argument {} becomes all paths, and {1}, {2}, ... each one. The build is held for as
 long as the program runs; signals and the exit status are the program's own. The environment variable EPCACHE_GET has what --json
 prints, a list with an element for each MODEL: load the graph with its provider_options and session_options.
+Where that is too long for a variable (128 KiB: very many models) it is left out, with a warning.
 
 --on-miss says what to do where nothing is there: wait (compile, and wait for it), background (have it compiled, and do
 not wait: it prints "queued" and the job), claim (see below), fail, refresh (compile anew even so), or bypass (compile for

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -441,6 +442,12 @@ func TestGetProgram(t *testing.T) {
 		require.Len(t, told, 2)
 		require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", told[1].Graph)
 		require.NotEmpty(t, told[0].ProviderOptions)
+	})
+	t.Run("of more than a variable holds", func(t *testing.T) {
+		args := append(slices.Repeat([]string{one}, 400), "--", "sh", "-c", `printf %s "${EPCACHE_GET-none}"; echo " $#"`, "sh", "{}")
+		out, err := program(args...).Output()
+		require.NoError(t, err)
+		require.Equal(t, "none 400\n", string(out))
 	})
 	t.Run("its exit status", func(t *testing.T) {
 		var exit *exec.ExitError

@@ -31,10 +31,12 @@ func (g *getCall) become(results []got) error {
 		return verbError{"run", g.program[0], errors.Unwrap(err)}
 	}
 	argv := fillPlaces(g.program, paths)
-	if err := tellProgram(results); err != nil {
-		return verbError{"run", program, err}
-	}
 	g.app.print.clear()
+	if told, err := tellProgram(results); err != nil {
+		return verbError{"run", program, err}
+	} else if !told {
+		g.app.print.warning(fmt.Sprintf("run %q: %s is left out: it would take more than %d bytes; ask for fewer models at once", program, toldVariable, maxTold))
+	}
 	if err := g.app.replace(program, argv, views); err != nil {
 		return verbError{"run", program, err}
 	}
@@ -44,16 +46,23 @@ func (g *getCall) become(results []got) error {
 // toldVariable has for the program what get --json prints: a graph is to be loaded with exactly the options that stand there.
 const toldVariable = "EPCACHE_GET"
 
-func tellProgram(results []got) error {
+// maxTold bounds it, in bytes: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no program.
+const maxTold = 128<<10 - len(toldVariable) - len("=\x00")
+
+// tellProgram sets the variable, and tells whether there is room for all of it: a part would be read as the whole.
+func tellProgram(results []got) (told bool, err error) {
 	list := make([]any, len(results))
 	for i := range results {
 		list[i] = results[i].json(false)
 	}
 	text, err := json.Marshal(list)
 	if err != nil {
-		return err
+		return false, err
 	}
-	return os.Setenv(toldVariable, string(text))
+	if len(text) > maxTold {
+		return false, os.Unsetenv(toldVariable) // what the caller's own caller was told is not about these models
+	}
+	return true, os.Setenv(toldVariable, string(text))
 }
 
 // checkPlaces holds the places in a program's arguments against the number of models, before anything is compiled.
