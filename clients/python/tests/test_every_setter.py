@@ -15,7 +15,8 @@ import epcache  # noqa: E402
 import numpy as np  # noqa: E402
 from epcache import _session_options  # noqa: E402
 from epcache._wanted import Wanted, wanted  # noqa: E402
-from providers import OPENVINO, make_model  # noqa: E402
+from openvino_model import source  # noqa: E402, F401
+from providers import OPENVINO  # noqa: E402
 
 MEMBERS = [name for name in dir(ort.SessionOptions) if not name.startswith("_")]
 METHODS = [name for name in MEMBERS if callable(getattr(ort.SessionOptions, name))]
@@ -69,13 +70,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
 def collected() -> Iterator[None]:
     yield
     gc.collect()
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    if reason := OPENVINO.missing():
-        pytest.skip(reason)
-    return make_model(tmp_path / "model.onnx")
 
 
 def another(value: Any) -> Any:

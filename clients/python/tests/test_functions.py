@@ -17,7 +17,8 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 import epcache  # noqa: E402
 from epcache import _messages, _session  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
-from providers import INPUTS, OPENVINO, compile_plain, equal, make_model, run_plain  # noqa: E402
+from openvino_model import source, view  # noqa: E402, F401
+from providers import INPUTS, OPENVINO, equal, run_plain  # noqa: E402
 from test_client import answer  # noqa: E402
 from test_session import client, serves  # noqa: E402
 
@@ -30,19 +31,6 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_session, "_default_client", None)
     yield
     gc.collect()
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    if reason := OPENVINO.missing():
-        pytest.skip(reason)
-    return make_model(tmp_path / "model.onnx")
-
-
-@pytest.fixture
-def view(source: str, tmp_path: Path) -> Path:
-    compile_plain(OPENVINO, source, tmp_path / "view" / "abc", "x_ctx.onnx")
-    return tmp_path / "view"
 
 
 @pytest.fixture

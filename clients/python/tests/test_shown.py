@@ -16,7 +16,8 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 import epcache  # noqa: E402
 from epcache import _shown  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
-from providers import OPENVINO, compile_plain, make_model  # noqa: E402
+from openvino_model import source, view  # noqa: E402, F401
+from providers import OPENVINO  # noqa: E402
 from test_client import answer  # noqa: E402
 from test_session import client, serves  # noqa: E402
 
@@ -25,19 +26,6 @@ from test_session import client, serves  # noqa: E402
 def collected() -> Iterator[None]:
     yield
     gc.collect()
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    if reason := OPENVINO.missing():
-        pytest.skip(reason)
-    return make_model(tmp_path / "model.onnx")
-
-
-@pytest.fixture
-def view(source: str, tmp_path: Path) -> Path:
-    compile_plain(OPENVINO, source, tmp_path / "view" / "abc", "x_ctx.onnx")
-    return tmp_path / "view"
 
 
 STEPS = [("queued", 0, 0), ("compiling", 500, 4000), ("compiling", 1500, 4000), ("checking", 5000, 4000)]
