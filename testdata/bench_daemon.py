@@ -28,8 +28,8 @@ def models() -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def daemon() -> Iterator[tuple[Path, Path]]:
-    """Runs epcached, which measures nothing by itself meanwhile; gives a scratch folder and the socket."""
+def daemon() -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
+    """Runs epcached, which measures nothing by itself meanwhile; gives a scratch folder, the socket and the process."""
     scratch = Path(tempfile.mkdtemp(prefix="epcached-bench-"))
     socket = scratch / "s"
     (scratch / "epcached.toml").write_text("[policy]\nmeasure_gain = false\n")
@@ -37,7 +37,7 @@ def daemon() -> Iterator[tuple[Path, Path]]:
                                 "--config", scratch / "epcached.toml",
                                 "--socket", socket, "--runtime", runtime(), "--log-level", "error"])
     try:
-        yield scratch, socket
+        yield scratch, socket, process
     finally:
         process.terminate()
         process.wait(30)

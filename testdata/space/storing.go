@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/epcached/epcached/cache"
+)
+
+// The store itself: every artefact is put, as by the application that compiled
+// it, and then all are packed, as upon `epcachectl pack --all`. What counts is
+// what the state folder takes of the disk in whole blocks, database, manifests,
+// journal and folders included.
+
+func storeIn(c corpus, store string) (stored []int64, err error) {
+	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: cache.PackOff})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err2 := s.cache.Close(); err == nil {
+			err = err2
+		}
+		if err == nil {
+			var sum int64
+			sum, err = onDisk(s.dir)
+			stored = []int64{sum}
+		}
+	}()
+	for _, one := range s.builds {
+		if err := s.put(one); err != nil {
+			return nil, err
+		}
+	}
+	s.forward(time.Hour) // what was put was given out by path, and nobody packs that at once
+	_, err = s.cache.Pack(context.Background(), self, nil, true, false, nil)
+	return nil, err
+}
+
+// storeColdIn is storeIn, and then nothing is used for more than a week, so that what the builds have of their own is compressed where that
+// gains. It stands beside a bound that compresses nothing, so it may come below it.
+func storeColdIn(c corpus, store string) ([]int64, error) {
+	if _, err := storeIn(c, store); err != nil {
+		return nil, err
+	}
+	later := new(atomic.Int64)
+	later.Store(int64(8 * 24 * time.Hour))
+	s, err := openStanding(c, store, later, cache.Options{Pack: cache.PackCold})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(s.cache.PackNow(context.Background()), s.cache.Close()); err != nil {
+		return nil, err
+	}
+	sum, err := onDisk(s.dir)
+	return []int64{sum}, err
+}
+
+// storeOut asks for every artefact. What comes out stays where it is in the store: a view is what applications load from.
+func storeOut(c corpus, store, into string) error {
+	s, err := openStanding(c, store, new(atomic.Int64), cache.Options{Pack: cache.PackOff})
+	if err != nil {
+		return err
+	}
+	for _, one := range s.builds {
+		err := s.served(one, func(path func(fileInfo) string) error { return linked(one, path, into) })
+		if err != nil {
+			return err
+		}
+	}
+	return s.cache.Close()
+}
+
+// linked leads from where a restored file is looked for to where the store has it.
+func linked(one onebuild, path func(fileInfo) string, into string) error {
+	for _, f := range one.files {
+		link := filepath.Join(into, f.Path)
+		if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+			return err
+		}
+		if err := os.Symlink(path(f), link); err != nil && !os.IsExist(err) { // what two graphs refer to
+			return err
+		}
+	}
+	return nil
+}
