@@ -178,6 +178,7 @@ worker = "/w"
 worker_user = "epcached-worker:990"
 jobs = 3
 jobs_memory_bytes = 12
+standby_seconds = 4.5
 path_access = true
 administrators = [1, 2]
 allow_options = ["QNNExecutionProvider/x", "session/y"]
@@ -243,6 +244,11 @@ enabled = false
 jobs = 2
 cpu_share = 0.25
 window = "22:00-06:00"
+[space]
+pack = "always"
+pack_after = "5d"
+compress_after = ""
+unpacked_dir = "/dev/shm"
 `
 
 // What is printed makes the same settings again, and leaves nothing out.
@@ -340,7 +346,7 @@ func TestSampleFile(t *testing.T) {
 		said[spell(f.path)] = f.origin != fromDefault
 	}
 	for _, f := range d.fields {
-		if name := spell(f.path); name != "state" && name != "socket" && name != "worker" && name != "rules" && name != "administrators" {
+		if name := spell(f.path); name != "state" && name != "socket" && name != "worker" && name != "rules" && name != "administrators" && name != "space.unpacked_dir" {
 			require.True(t, said[name], "%s is not in the sample", name)
 		}
 	}

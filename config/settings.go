@@ -22,6 +22,7 @@ type Settings struct {
 	WorkerUser     string   // "name", "uid", either with ":group"; "": the daemon's own
 	Jobs           uint64   // compiles at the same time; 0: one per processor
 	JobsMemory     uint64   // bytes that compiles may take together; 0: half of the machine's memory
+	StandbySeconds float64  // for which a worker is kept ready after a compile; 0: none is
 	PathAccess     bool     // shared models may be opened by path by every local user
 	Administrators []uint32 // user ids
 	AllowOptions   []string // "EP/option", "session/key"
@@ -43,6 +44,7 @@ type Settings struct {
 	Policies         map[string]Policy // by execution provider, "" for all others
 	Rebuild          Rebuild
 	Failures         Failures
+	Space            Space
 
 	fields []field
 }
@@ -156,10 +158,25 @@ type Failures struct {
 	Refused  string // of what the execution provider refuses, or makes no use of
 }
 
+// Space bounds what is kept, and says when builds are packed and where they are unpacked. Amounts are as ParseAmount reads them, durations as
+// ParseDuration does; "" and 0: no bound.
+type Space struct {
+	Budget     string // on disk
+	FreeFloor  string // that stays free on the file system
+	MaxUnused  string // builds that were not used for so long go
+	MaxEntries uint64
+	UserBytes  string // of all builds that one user asked for
+
+	Pack          string // "cold", "always", "off"
+	PackAfter     string // time without use after which a build is cold, as ParseDuration reads it
+	CompressAfter string // time without use after which what a build has of its own is compressed; "": never
+	UnpackedDir   string // "": in the state directory
+}
+
 // Defaults are the settings of an empty file.
 func Defaults() *Settings {
 	return &Settings{
-		State: defaultState(), Socket: defaultSocket(), LogLevel: "info",
+		State: defaultState(), Socket: defaultSocket(), LogLevel: "info", StandbySeconds: 30,
 		Limits: Limits{
 			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
 			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
@@ -174,6 +191,7 @@ func Defaults() *Settings {
 		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
+		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h", CompressAfter: "7d"},
 	}
 }
 
@@ -201,6 +219,7 @@ func (s *Settings) read(t *table) {
 	t.text("worker_user", &s.WorkerUser, checkUser)
 	t.count("jobs", &s.Jobs, 0, 4096)
 	t.count("jobs_memory_bytes", &s.JobsMemory, 0, math.MaxInt64)
+	t.number("standby_seconds", &s.StandbySeconds, 0, 86400)
 	t.truth("path_access", &s.PathAccess)
 	t.users("administrators", &s.Administrators)
 	t.users("publishers", &s.Publishers)
@@ -235,6 +254,7 @@ func (s *Settings) read(t *table) {
 	s.readPolicies(t.table("policy"))
 	s.Rebuild.read(t.table("rebuild"))
 	s.Failures.read(t.table("failures"))
+	s.Space.read(t.table("space"))
 	t.done()
 }
 
@@ -281,6 +301,19 @@ func (f *Failures) read(t *table) {
 	t.text("limit", &f.Limit, checkPause)
 	t.text("longest", &f.Longest, checkPause)
 	t.text("refused", &f.Refused, checkPause)
+	t.done()
+}
+
+func (x *Space) read(t *table) {
+	t.text("budget", &x.Budget, checkAmount)
+	t.text("free_floor", &x.FreeFloor, checkAmount)
+	t.text("max_unused", &x.MaxUnused, checkUnused)
+	t.count("max_entries", &x.MaxEntries, 0, math.MaxInt64)
+	t.text("user_bytes", &x.UserBytes, checkAmount)
+	t.choice("pack", &x.Pack, "cold", "always", "off")
+	t.text("pack_after", &x.PackAfter, checkPause)
+	t.text("compress_after", &x.CompressAfter, checkUnused)
+	t.file("unpacked_dir", &x.UnpackedDir)
 	t.done()
 }
 

@@ -1,0 +1,93 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Amount is a number of bytes, or a part of what a file system holds. The zero Amount is no bound.
+type Amount struct {
+	Bytes   int64
+	Percent float64 // above 0 and up to 100: then Bytes is 0
+}
+
+// units are those of an amount, the longest names first.
+var units = []struct {
+	name  string
+	bytes float64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}}
+
+// ParseAmount reads "20GiB", "500MiB", "1073741824" or "15%". Nothing at all is no bound.
+func ParseAmount(text string) (Amount, error) {
+	if text == "" {
+		return Amount{}, nil
+	}
+	bad := fmt.Errorf("%q is no amount, such as 20GiB, 500MiB, 1073741824 or 15%%; \"\" is no bound", text)
+	if digits, ok := strings.CutSuffix(text, "%"); ok {
+		n, err := strconv.ParseFloat(digits, 64)
+		if err != nil || !(n > 0 && n <= 100) {
+			return Amount{}, bad
+		}
+		return Amount{Percent: n}, nil
+	}
+	digits, unit := text, 1.0
+	for _, u := range units {
+		if rest, ok := strings.CutSuffix(text, u.name); ok {
+			digits, unit = rest, u.bytes
+		}
+	}
+	n, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+	if err != nil || !(n >= 0) || n*unit >= math.MaxInt64 {
+		return Amount{}, bad
+	}
+	if n*unit < 1 {
+		return Amount{}, fmt.Errorf("%q would keep nothing; \"\" is no bound", text)
+	}
+	return Amount{Bytes: int64(n * unit)}, nil
+}
+
+// amount is ParseAmount of what was checked when it was read.
+func amount(text string) Amount {
+	a, err := ParseAmount(text)
+	if err != nil {
+		return Amount{}
+	}
+	return a
+}
+
+// Amounts are Budget, FreeFloor and UserBytes, read.
+func (x Space) Amounts() (budget, floor, user Amount) {
+	return amount(x.Budget), amount(x.FreeFloor), amount(x.UserBytes)
+}
+
+// Unused is MaxUnused as a duration; 0: any time.
+func (x Space) Unused() time.Duration {
+	if x.MaxUnused == "" {
+		return 0
+	}
+	d, err := ParseDuration(x.MaxUnused)
+	if err != nil {
+		return 0 // what is wrong was refused when it was read
+	}
+	return d
+}
+
+func checkAmount(text string) error {
+	_, err := ParseAmount(text)
+	return err
+}
+
+// checkUnused finds what is wrong with an age: what is younger than the grace that paths have could not go anyway.
+func checkUnused(text string) error {
+	if text == "" {
+		return nil
+	}
+	d, err := ParseDuration(text)
+	if err == nil && d < time.Hour {
+		return fmt.Errorf("%q is less than 1h", text)
+	}
+	return err
+}
