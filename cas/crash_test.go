@@ -3,6 +3,7 @@ package cas_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -97,7 +98,23 @@ func operations() []operation {
 			_, _, err = s.AdoptHashed(ctx, path, known)
 			return err
 		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
+		{"adopt what was copied", func(s *cas.Store, root string) error {
+			path := filepath.Join(root, "copied")
+			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of the try before
+				return err
+			}
+			known, err := s.CopyAhead(ctx, bytes.NewReader(fresh), path, int64(len(fresh)))
+			if err != nil {
+				return err
+			}
+			_, _, err = s.AdoptHashed(ctx, path, known)
+			return err
+		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
 		{"remove", func(s *cas.Store, _ string) error { return s.Remove(digestOf(old)) }, nil, [][]byte{old}, nil},
+		{"remove unless needed", func(s *cas.Store, _ string) error {
+			_, err := s.RemoveUnless(digestOf(old), unneeded)
+			return err
+		}, nil, [][]byte{old}, nil},
 		{"quarantine", func(s *cas.Store, _ string) error { return s.Quarantine(digestOf(old), "a test") }, nil, [][]byte{old}, nil},
 	}
 }
@@ -163,7 +180,7 @@ func requireAfterCrash(t *testing.T, fs *crashfs.FS, has, may [][]byte) {
 func TestStopAtEveryStep(t *testing.T) {
 	for _, op := range operations() {
 		t.Run(op.name, func(t *testing.T) {
-			for step := 1; ; step++ {
+			for step := 1; ; step += crashfs.Stride {
 				fs, s, root := start(t)
 				before := fs.Steps()
 				fs.StopAt(before + step)
@@ -186,7 +203,7 @@ func TestStopAtEveryStep(t *testing.T) {
 func TestFailAtEveryStep(t *testing.T) {
 	for _, op := range operations() {
 		t.Run(op.name, func(t *testing.T) {
-			for step := 1; ; step++ {
+			for step := 1; ; step += crashfs.Stride {
 				fs, s, root := start(t)
 				before := fs.Steps()
 				fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])
@@ -209,7 +226,7 @@ func TestFailAtEveryStep(t *testing.T) {
 }
 
 func TestStopWhileOpening(t *testing.T) {
-	for step := 1; ; step += 20 { // there are hundreds, and they are alike
+	for step := 1; ; step += 20 * crashfs.Stride { // there are hundreds, and they are alike
 		fs, _, root := start(t)
 		require.NoError(t, os.RemoveAll(filepath.Join(root, "state", "quarantine")))
 		before := fs.Steps()

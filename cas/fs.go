@@ -31,6 +31,9 @@ type FS interface {
 	// Clone makes dst, which is empty, share the bytes of src.
 	Clone(dst, src *os.File) error
 	Truncate(f *os.File, size int64) error
+	// Allocate makes f, which is empty, that many bytes long, and has the disk
+	// keep room for all of them.
+	Allocate(f *os.File, size int64) error
 	Chmod(f *os.File, mode os.FileMode) error
 	// Sync makes the bytes and the size of f durable.
 	Sync(f *os.File) error
@@ -102,6 +105,17 @@ func (OS) SyncDir(path string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+// writeZeros is Allocate where the file system cannot do it by itself.
+func writeZeros(f *os.File, size int64) error {
+	zeros := make([]byte, 256<<10)
+	for at := int64(0); at < size; at += int64(len(zeros)) {
+		if _, err := f.WriteAt(zeros[:min(int64(len(zeros)), size-at)], at); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // at reads a file through the seam.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,6 +15,21 @@ const openSafely = unix.O_NOFOLLOW | unix.O_NONBLOCK
 // Clone shares extents (XFS, btrfs, bcachefs); elsewhere it is an error.
 func (OS) Clone(dst, src *os.File) error {
 	return control2(dst, src, "clone", func(d, s int) error { return unix.IoctlFileClone(d, s) })
+}
+
+// Allocate takes no time where the file system can do it; elsewhere zeros are
+// written.
+func (OS) Allocate(f *os.File, size int64) error {
+	err := control(f, func(fd int) error {
+		if err := unix.Fallocate(fd, 0, 0, size); err != nil {
+			return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
+		}
+		return nil
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		return writeZeros(f, size)
+	}
+	return err
 }
 
 func (OS) LinkAt(from string, dir *os.File, name string) error {
@@ -149,4 +165,21 @@ func otherDevice(err error) bool { return errors.Is(err, unix.EXDEV) }
 // symbolic link (ELOOP) or a socket (ENXIO) stands in for them.
 func unreadable(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
+}
+
+// DiskBytes returns what the file at path takes on the disk, in whole blocks.
+func DiskBytes(path string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return 0, &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	return st.Blocks * 512, nil
+}
+
+// diskBytesOf is DiskBytes of what was looked at already.
+func diskBytesOf(info os.FileInfo) int64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return info.Size()
 }

@@ -12,6 +12,9 @@ const openSafely = 0
 // Clone is not to be had here.
 func (OS) Clone(dst, src *os.File) error { return errors.ErrUnsupported }
 
+// Allocate writes zeros.
+func (OS) Allocate(f *os.File, size int64) error { return writeZeros(f, size) }
+
 // LinkAt is not to be had here.
 func (OS) LinkAt(from string, dir *os.File, name string) error { return errors.ErrUnsupported }
 
@@ -36,3 +39,14 @@ func tooManyLinks(err error) bool { return false }
 func otherDevice(err error) bool { return false }
 
 func unreadable(err error) bool { return false }
+
+// DiskBytes returns what the file at path takes on the disk, about.
+func DiskBytes(path string) (int64, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0, err
+	}
+	return diskBytesOf(info), nil
+}
+
+func diskBytesOf(info os.FileInfo) int64 { return (info.Size() + 4095) / 4096 * 4096 }

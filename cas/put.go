@@ -18,6 +18,10 @@ import (
 // Put stores what r gives until io.EOF, and returns its digest and length when
 // it is durable. A blob that is there already is kept, if its bytes are right.
 func (s *Store) Put(ctx context.Context, r io.Reader) (Digest, int64, error) {
+	return s.put(ctx, r, nil)
+}
+
+func (s *Store) put(ctx context.Context, r io.Reader, h *Hold) (Digest, int64, error) {
 	f, path, err := s.stage()
 	if err != nil {
 		return Digest{}, 0, fmt.Errorf("store a blob: %w", err)
@@ -26,7 +30,7 @@ func (s *Store) Put(ctx context.Context, r io.Reader) (Digest, int64, error) {
 	if err != nil {
 		err = errors.Join(err, s.fs.Remove(path))
 	} else {
-		err = s.commit(ctx, f, path, d)
+		err = s.commit(ctx, f, path, d, false, h)
 	}
 	return result(d, n, errors.Join(err, f.Close()))
 }
@@ -37,6 +41,10 @@ func (s *Store) Put(ctx context.Context, r io.Reader) (Digest, int64, error) {
 // can. What is hashed is the store's copy. ErrChanged: the size or the time of
 // the last change was another afterwards.
 func (s *Store) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
+	return s.putFile(ctx, f, nil)
+}
+
+func (s *Store) putFile(ctx context.Context, f *os.File, h *Hold) (Digest, int64, error) {
 	before, err := StampOf(f)
 	if err == nil {
 		err = regular(f)
@@ -55,7 +63,7 @@ func (s *Store) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) 
 	if err != nil {
 		err = errors.Join(err, s.fs.Remove(path))
 	} else {
-		err = s.commit(ctx, staged, path, d)
+		err = s.commit(ctx, staged, path, d, false, h)
 	}
 	if err = errors.Join(err, staged.Close()); err != nil {
 		return Digest{}, 0, fmt.Errorf("store %s: %w", f.Name(), err)
@@ -67,97 +75,57 @@ func (s *Store) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) 
 // its digest and length when it is durable. The file has to be on the store's
 // file system and its writer has to be done. If it can be seen that somebody
 // could still write it, it is copied instead. Either way path is gone
-// afterwards; after an error it may be.
+// afterwards; after an error it is there still, unless its bytes could not be
+// synced.
 func (s *Store) Adopt(ctx context.Context, path string) (Digest, int64, error) {
 	return s.AdoptHashed(ctx, path, Hashed{})
 }
 
-// AdoptHashed is Adopt of a file that HashAhead has hashed: if it is still as
+// AdoptHashed is Adopt of a file that HashAhead or CopyAhead has hashed: if it is still as
 // it was then, it is not hashed again.
 func (s *Store) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
+	return s.adoptHashed(ctx, path, known, nil)
+}
+
+func (s *Store) adoptHashed(ctx context.Context, path string, known Hashed, h *Hold) (Digest, int64, error) {
 	f, err := s.fs.Open(path)
 	if err != nil {
 		return Digest{}, 0, fmt.Errorf("adopt a blob: %w", err)
 	}
-	d, n, err := s.adopt(ctx, f, path, known)
+	d, n, err := s.adopt(ctx, f, path, known, h)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return Digest{}, 0, fmt.Errorf("adopt %s: %w", path, err)
 	}
 	return d, n, nil
 }
 
-func (s *Store) adopt(ctx context.Context, f *os.File, path string, known Hashed) (Digest, int64, error) {
+func (s *Store) adopt(ctx context.Context, f *os.File, path string, known Hashed, h *Hold) (Digest, int64, error) {
 	now, err := StampOf(f)
 	if err != nil {
 		return Digest{}, 0, err
 	}
 	if known.stamp != now {
+		startWriting(f) // while it is hashed
 		if known, err = s.hash(ctx, f); err != nil {
 			return Digest{}, 0, err
 		}
 	}
 	if known == (Hashed{}) {
-		d, n, err := s.PutFile(ctx, f)
+		d, n, err := s.putFile(ctx, f, h)
 		if err != nil {
 			return Digest{}, 0, err
 		}
 		return d, n, s.fs.Remove(path)
 	}
-	err = s.commit(ctx, f, path, known.digest)
+	err = s.commit(ctx, f, path, known.digest, true, h)
 	if !errors.Is(err, errElsewhere) {
 		return known.digest, known.stamp.Size, err
 	}
-	d, n, err := s.PutFile(ctx, f)
+	d, n, err := s.putFile(ctx, f, h)
 	if err != nil {
 		return Digest{}, 0, err
 	}
 	return d, n, s.fs.Remove(path)
-}
-
-// Hashed is what HashAhead found out about a staged file.
-type Hashed struct {
-	digest Digest
-	stamp  Stamp
-}
-
-// HashAhead hashes a staged file whose writer is done, and has the system begin
-// to write it to the disk, so that AdoptHashed, after whatever else is done
-// with the file, has little left to do. From here on it is read-only. The zero
-// Hashed says that somebody could still write it, and that nothing was hashed.
-func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
-	f, err := s.fs.Open(path)
-	if err != nil {
-		return Hashed{}, fmt.Errorf("hash %s: %w", path, err)
-	}
-	startWriting(f)
-	known, err := s.hash(ctx, f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return Hashed{}, fmt.Errorf("hash %s: %w", path, err)
-	}
-	return known, nil
-}
-
-// hash hashes a file that nobody else can write. Its stamp is taken before:
-// whoever changes it from here on changes that.
-func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
-	if err := regular(f); err != nil {
-		return Hashed{}, err
-	}
-	if alone, err := ownAlone(s.fs, f); err != nil || !alone {
-		return Hashed{}, err
-	}
-	before, err := StampOf(f)
-	if err != nil {
-		return Hashed{}, err
-	}
-	d, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
-	if err == nil {
-		err = unchanged(f, before)
-	}
-	if err != nil {
-		return Hashed{}, err
-	}
-	return Hashed{d, before}, nil
 }
 
 func result(d Digest, n int64, err error) (Digest, int64, error) {
@@ -199,11 +167,14 @@ var errElsewhere = errors.New("staged on another file system")
 //  3. folder synced: from here on the name survives a power cut, and only then
 //     may anybody be told.
 //
+// A staged file that is adopted stays after an error, unless it is the sync
+// that failed. h, if it is not nil, keeps the blob from step 2 on.
+//
 // After a failed sync nobody knows which bytes are on the disk and a second
 // sync would succeed without writing them, so the file is dropped: the next
 // Put writes a new one.
-func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest) (err error) {
-	keep := false // path is needed once more, by the caller
+func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, adopted bool, h *Hold) (err error) {
+	keep := false // path is the caller's, and sound
 	defer func() {
 		if err == nil || keep {
 			return
@@ -218,18 +189,17 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest) (
 	if err := s.fs.Sync(f); err != nil {
 		return err
 	}
+	keep = adopted
 	unlock, err := s.locks.lock(ctx, d)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	linked, err := s.linkNew(ctx, f, path, d)
-	if errors.Is(err, errElsewhere) {
-		keep = true
-	}
 	if err != nil {
 		return err
 	}
+	h.keep(d)
 	// Synced also when the name was there: whoever made it may not have got
 	// as far as this.
 	if err := s.fs.SyncDir(s.folder(d)); err != nil {
@@ -378,37 +348,4 @@ func (s *Store) fill(ctx context.Context, f *os.File, r io.Reader) (Digest, int6
 		pieces.Put(<-free)
 	}
 	return h.tree.root(), total, nil
-}
-
-// copy makes the empty file dst hold the n bytes of src and returns their
-// digest.
-func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, error) {
-	if s.fs.Clone(dst, src) == nil {
-		info, err := dst.Stat()
-		if err != nil {
-			return Digest{}, err
-		}
-		if info.Size() != n {
-			return Digest{}, fmt.Errorf("%w: %d bytes before, %d after", ErrChanged, n, info.Size())
-		}
-		return Sum(ctx, at{s.fs, dst}, 0, n)
-	}
-	return Sum(ctx, &copier{fs: s.fs, dst: dst, src: src}, 0, n)
-}
-
-// copier copies each range that is read, so that every core copies a piece and
-// hashes it while it is in its cache. copy_file_range was tried: the copy has
-// to be read again for hashing, which made the whole 1.5 times slower, and
-// where it shares bytes Clone does so too.
-type copier struct {
-	fs       FS
-	dst, src *os.File
-}
-
-func (c *copier) ReadAt(p []byte, off int64) (int, error) {
-	n, err := c.fs.ReadAt(c.src, p, off)
-	if k, err := c.fs.WriteAt(c.dst, p[:n], off); err != nil {
-		return k, err
-	}
-	return n, err
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 )
 
 // Store is a folder of blobs. See the package comment for what it promises.
@@ -16,16 +17,27 @@ type Store struct {
 	incoming string // blobs that have no name yet
 	fs       FS
 	stamps   stampCache
+	volatile bool
 
 	// locks orders what happens to one blob: linking, unlinking, hashing,
 	// removing. A blob's lock is taken first; no other lock is held over it.
 	locks keyLocks
+
+	heldMu sync.Mutex     // guards held; taken last
+	held   map[Digest]int // how many Holds keep a blob
 }
 
 // Options of Open.
 type Options struct {
 	Stamps StampBook // nil: stamps live as long as the Store
 	FS     FS        // nil: OS
+
+	Waits *Waits // nil: nobody wants to know how long was waited for removals
+
+	// Volatile is for blobs that can be made again at any time: nothing is
+	// synced, stamps die with the boot, and a file that does not fit its stamp
+	// is removed instead of hashed. Such a store has no quarantine. See Fill.
+	Volatile bool
 }
 
 // The folders below the state folder that a Store owns. Names of mode 0700,
@@ -46,15 +58,25 @@ func Open(dir string, o Options) (*Store, error) {
 		incoming: filepath.Join(dir, objectsName, incomingName),
 		fs:       o.FS,
 		stamps:   stampCache{book: o.Stamps, held: make(map[Digest]Stamp)},
+		held:     make(map[Digest]int),
+		locks:    keyLocks{waits: o.Waits},
 	}
 	if s.fs == nil {
 		s.fs = OS{}
+	}
+	if s.volatile = o.Volatile; s.volatile {
+		s.fs = unsynced{s.fs}
 	}
 	if err := s.makeFolders(); err != nil {
 		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
 	}
 	if err := s.removeLeftovers(); err != nil {
 		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
+	}
+	if s.volatile {
+		if err := s.removeStale(); err != nil {
+			return nil, fmt.Errorf("open blob store %s: %w", dir, err)
+		}
 	}
 	return s, nil
 }
@@ -66,10 +88,17 @@ func (s *Store) makeFolders() error {
 	if err := MakeFolder(s.fs, s.dir); err != nil {
 		return err
 	}
-	for _, path := range []string{s.objects, s.incoming, filepath.Join(s.dir, quarantineName)} {
+	folders := []string{s.objects, s.incoming}
+	if !s.volatile {
+		folders = append(folders, filepath.Join(s.dir, quarantineName))
+	}
+	for _, path := range folders {
 		if err := s.fs.Mkdir(path); err != nil {
 			return err
 		}
+	}
+	if s.volatile {
+		return nil // each blob's folder is made with its first blob: there is nothing to sync
 	}
 	if err := MakeShards(s.fs, s.objects); err != nil {
 		return err
@@ -143,6 +172,21 @@ func (s *Store) Size(d Digest) (int64, error) {
 		return 0, fmt.Errorf("blob %s: %w", d, errNotRegular)
 	}
 	return info.Size(), nil
+}
+
+// Block is what a file's size is rounded up to on the disk.
+const Block = 4096
+
+// OnDisk returns what a file of so many bytes takes on the disk, in whole
+// blocks, where that is not known yet, if it has no holes.
+func OnDisk(size int64) int64 { return (size + Block - 1) / Block * Block }
+
+// DiskBytesIn returns what a blob of the store in the state folder dir takes on
+// the disk, in whole blocks. It needs no open store, for the index, which a
+// Store is opened with, wants to know it as well.
+func DiskBytesIn(dir string, d Digest) (int64, error) {
+	name := d.String()
+	return DiskBytes(filepath.Join(dir, objectsName, name[:2], name))
 }
 
 // Stamp returns the stamp that the file of a verified blob has had since the
@@ -224,6 +268,9 @@ func (s *Store) Quarantine(d Digest, why string) error {
 // quarantine is called with the blob's lock held.
 func (s *Store) quarantine(d Digest, why string) error {
 	s.stamps.forget(d)
+	if s.volatile {
+		return s.gone(d, s.fs.Remove(s.path(d)))
+	}
 	return s.gone(d, SetAside(s.fs, s.dir, s.path(d), why))
 }
 
@@ -231,18 +278,29 @@ func (s *Store) quarantine(d Digest, why string) error {
 // at fn's first error, which it returns. It reads no blob. Blobs that come or
 // go meanwhile may be given or not.
 func (s *Store) Walk(ctx context.Context, fn func(Digest, int64) error) error {
-	return s.each(ctx, func(_ string, d Digest, size int64, ok bool) error {
+	return s.each(ctx, func(_ string, d Digest, info fs.FileInfo, ok bool) error {
 		if !ok {
 			return nil
 		}
-		return fn(d, size)
+		return fn(d, info.Size())
+	})
+}
+
+// WalkDisk is Walk with the bytes that each blob takes on the disk, in whole blocks,
+// instead of its length.
+func (s *Store) WalkDisk(ctx context.Context, fn func(d Digest, disk int64) error) error {
+	return s.each(ctx, func(_ string, d Digest, info fs.FileInfo, ok bool) error {
+		if !ok {
+			return nil
+		}
+		return fn(d, diskBytesOf(info))
 	})
 }
 
 // Foreign returns the paths of what stands among the objects and is no blob.
 func (s *Store) Foreign(ctx context.Context) ([]string, error) {
 	var paths []string
-	err := s.each(ctx, func(path string, _ Digest, _ int64, ok bool) error {
+	err := s.each(ctx, func(path string, _ Digest, _ fs.FileInfo, ok bool) error {
 		if !ok {
 			paths = append(paths, path)
 		}
@@ -251,7 +309,7 @@ func (s *Store) Foreign(ctx context.Context) ([]string, error) {
 	return paths, err
 }
 
-func (s *Store) each(ctx context.Context, fn func(path string, d Digest, size int64, ok bool) error) error {
+func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs.FileInfo, ok bool) error) error {
 	for i := range 256 {
 		folder := filepath.Join(s.objects, fmt.Sprintf("%02x", i))
 		names, err := s.fs.ReadDir(folder)
@@ -275,7 +333,7 @@ func (s *Store) each(ctx context.Context, fn func(path string, d Digest, size in
 			}
 			d, err := ParseDigest(name)
 			ok := err == nil && info.Mode().IsRegular() && int(d[0]) == i
-			if err := fn(path, d, info.Size(), ok); err != nil {
+			if err := fn(path, d, info, ok); err != nil {
 				return err
 			}
 		}

@@ -306,46 +306,6 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-func TestAdoptHashedAhead(t *testing.T) {
-	b := random(3 * pieceSize)
-	other := bytes.Clone(b)
-	other[pieceSize]++
-	for _, c := range []struct {
-		name      string
-		meanwhile func(t *testing.T, path string)
-		want      []byte
-		again     bool // it is hashed once more
-	}{
-		{"as it was", func(*testing.T, string) {}, b, false},
-		{"written", func(t *testing.T, path string) {
-			require.NoError(t, os.Chmod(path, 0o600))
-			require.NoError(t, os.WriteFile(path, other, 0o600))
-		}, other, true},
-		{"another file", func(t *testing.T, path string) {
-			require.NoError(t, os.WriteFile(path+".new", other, 0o600))
-			require.NoError(t, os.Rename(path+".new", path))
-		}, other, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			fs := &countingReads{}
-			s := openStore(t, Options{FS: fs})
-			path := filepath.Join(s.dir, "staged")
-			require.NoError(t, os.WriteFile(path, b, 0o600))
-			known, err := s.HashAhead(ctx, path)
-			require.NoError(t, err)
-			c.meanwhile(t, path)
-			fs.reset()
-			d, n, err := s.AdoptHashed(ctx, path, known)
-			require.NoError(t, err)
-			require.Equal(t, c.again, fs.reset() > 0)
-			require.Equal(t, Digest(blake3.Sum256(c.want)), d)
-			require.Equal(t, int64(len(c.want)), n)
-			require.True(t, bytes.Equal(c.want, contents(t, s, d)))
-			require.NoFileExists(t, path)
-		})
-	}
-}
-
 // Who could still write it may do so after it was hashed: it is copied when it is adopted.
 func TestNothingIsHashedAheadUnderAWriter(t *testing.T) {
 	s := openStore(t, Options{})

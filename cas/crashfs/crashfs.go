@@ -222,6 +222,11 @@ func (f *FS) Truncate(open *os.File, size int64) error {
 	return do0(f, func() error { return f.OS.Truncate(open, size) })
 }
 
+// Allocate is a step.
+func (f *FS) Allocate(open *os.File, size int64) error {
+	return do0(f, func() error { return f.OS.Allocate(open, size) })
+}
+
 // Chmod is a step.
 func (f *FS) Chmod(open *os.File, mode os.FileMode) error {
 	return do0(f, func() error { return f.OS.Chmod(open, mode) })

@@ -1,0 +1,127 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+)
+
+// Hashed is what HashAhead and CopyAhead found out about a staged file.
+type Hashed struct {
+	digest Digest
+	stamp  Stamp
+}
+
+// CopyAhead copies the n bytes of src into a new file at path, which it hashes
+// on the way, on all cores, while the system begins to write it to the disk, so
+// that AdoptHashed has little left to do. The folder is ours alone: nobody else
+// can open the file before it is read-only. Fewer than n bytes are
+// io.ErrUnexpectedEOF; after an error path may be there, to be removed.
+func (s *Store) CopyAhead(ctx context.Context, src io.ReaderAt, path string, n int64) (Hashed, error) {
+	f, err := s.fs.Create(path)
+	if err != nil {
+		return Hashed{}, fmt.Errorf("copy to %s: %w", path, err)
+	}
+	var known Hashed
+	known.digest, err = s.copyFrom(ctx, f, src, n)
+	if err == nil {
+		err = s.fs.Chmod(f, 0o444)
+	}
+	if err == nil {
+		known.stamp, err = StampOf(f)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return Hashed{}, fmt.Errorf("copy to %s: %w", path, err)
+	}
+	return known, nil
+}
+
+// HashAhead hashes a staged file whose writer is done, and has the system begin
+// to write it to the disk, so that AdoptHashed, after whatever else is done
+// with the file, has little left to do. From here on it is read-only. The zero
+// Hashed says that somebody could still write it, and that nothing was hashed.
+func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
+	f, err := s.fs.Open(path)
+	if err != nil {
+		return Hashed{}, fmt.Errorf("hash %s: %w", path, err)
+	}
+	startWriting(f)
+	known, err := s.hash(ctx, f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return Hashed{}, fmt.Errorf("hash %s: %w", path, err)
+	}
+	return known, nil
+}
+
+// hash hashes a file that nobody else can write. Its stamp is taken before:
+// whoever changes it from here on changes that.
+func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
+	if err := regular(f); err != nil {
+		return Hashed{}, err
+	}
+	if alone, err := ownAlone(s.fs, f); err != nil || !alone {
+		return Hashed{}, err
+	}
+	before, err := StampOf(f)
+	if err != nil {
+		return Hashed{}, err
+	}
+	d, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
+	if err == nil {
+		err = unchanged(f, before)
+	}
+	if err != nil {
+		return Hashed{}, err
+	}
+	return Hashed{d, before}, nil
+}
+
+// copy makes the empty file dst hold the n bytes of src and returns their
+// digest.
+func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, error) {
+	if s.fs.Clone(dst, src) == nil {
+		info, err := dst.Stat()
+		if err != nil {
+			return Digest{}, err
+		}
+		if info.Size() != n {
+			return Digest{}, fmt.Errorf("%w: %d bytes before, %d after", ErrChanged, n, info.Size())
+		}
+		return Sum(ctx, at{s.fs, dst}, 0, n)
+	}
+	return s.copyFrom(ctx, dst, at{s.fs, src}, n)
+}
+
+// copyFrom does so for what only reads.
+func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n int64) (Digest, error) {
+	return Sum(ctx, &copier{fs: s.fs, dst: dst, src: src}, 0, n)
+}
+
+// copier copies each range that is read, so that every core copies a piece and
+// hashes it while it is in its cache. copy_file_range was tried: the copy has
+// to be read again for hashing, which made the whole 1.5 times slower, and
+// where it shares bytes Clone does so too.
+type copier struct {
+	fs     FS
+	dst    *os.File
+	src    io.ReaderAt
+	copied atomic.Int64 // bytes
+}
+
+// writeEvery is after how many bytes the system is told to begin writing to the
+// disk: it would first do so at the sync, and the disk has nothing to do till then.
+const writeEvery = 16 << 20
+
+func (c *copier) ReadAt(p []byte, off int64) (int, error) {
+	n, err := c.src.ReadAt(p, off)
+	if k, err := c.fs.WriteAt(c.dst, p[:n], off); err != nil {
+		return k, err
+	}
+	if copied := c.copied.Add(int64(n)); copied/writeEvery != (copied-int64(n))/writeEvery {
+		startWriting(c.dst)
+	}
+	return n, err
+}

@@ -1,0 +1,140 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+)
+
+// Hold keeps the blobs that somebody is about to refer to from being removed
+// by RemoveUnless: from the moment at which they are stored, or found to be
+// there, until Release. It may be used by several goroutines.
+//
+// Who stores a blob through a Hold and then writes down that it is needed
+// waits for no other removal than one of that very blob.
+type Hold struct {
+	s *Store
+
+	mu   sync.Mutex // guards kept
+	kept []Digest   // as often as it was kept
+}
+
+// Hold begins to keep blobs. The caller releases it.
+func (s *Store) Hold() *Hold { return &Hold{s: s} }
+
+// Put is Store.Put of a blob that is kept.
+func (h *Hold) Put(ctx context.Context, r io.Reader) (Digest, int64, error) {
+	return h.s.put(ctx, r, h)
+}
+
+// PutFile is Store.PutFile of a blob that is kept.
+func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
+	return h.s.putFile(ctx, f, h)
+}
+
+// AdoptHashed is Store.AdoptHashed of a blob that is kept.
+func (h *Hold) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
+	return h.s.adoptHashed(ctx, path, known, h)
+}
+
+// Keep keeps a blob that is there already, and reports whether it is.
+func (h *Hold) Keep(ctx context.Context, d Digest) (bool, error) {
+	unlock, err := h.s.locks.lock(ctx, d)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	if !h.s.Has(d) {
+		return false, nil
+	}
+	h.keep(d)
+	return true, nil
+}
+
+// Kept returns the blobs, each once.
+func (h *Hold) Kept() []Digest {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seen := make(map[Digest]bool, len(h.kept))
+	var out []Digest
+	for _, d := range h.kept {
+		if !seen[d] {
+			seen[d] = true
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// Release lets them go. It may be called more than once.
+func (h *Hold) Release() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.s.heldMu.Lock()
+	defer h.s.heldMu.Unlock()
+	for _, d := range h.kept {
+		if h.s.held[d]--; h.s.held[d] == 0 {
+			delete(h.s.held, d)
+		}
+	}
+	h.kept = nil
+}
+
+// keep is called with the blob's lock held. h may be nil.
+func (h *Hold) keep(d Digest) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	h.kept = append(h.kept, d)
+	h.mu.Unlock()
+	h.s.heldMu.Lock()
+	h.s.held[d]++
+	h.s.heldMu.Unlock()
+}
+
+// RemoveUnless removes the blob, durably, unless it is held or needed says
+// that somebody refers to it. needed is asked while nobody can begin to hold
+// the blob. A blob that is not there is no error.
+func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
+	unlock, err := s.locks.lockRemoving(d)
+	if err != nil {
+		return false, err
+	}
+	removed, absent, err := s.unlinkUnless(d, needed)
+	// Before the sync, which may take long: whoever stores the same blob now
+	// links it anew and syncs the folder too.
+	unlock()
+	if !removed && !absent || err != nil {
+		return false, err
+	}
+	// Also of one that was not there: an earlier call may have got no further than to unlink it.
+	if err := s.gone(d, nil); err != nil {
+		return false, err
+	}
+	return removed, nil
+}
+
+func (s *Store) unlinkUnless(d Digest, needed func() (bool, error)) (removed, absent bool, err error) {
+	s.heldMu.Lock()
+	held := s.held[d] > 0
+	s.heldMu.Unlock()
+	if held {
+		return false, false, nil
+	}
+	if is, err := needed(); is || err != nil {
+		return false, false, err
+	}
+	s.stamps.forget(d)
+	err = s.fs.Remove(s.path(d))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, true, nil
+	}
+	if err != nil {
+		return false, false, s.wrap(d, err)
+	}
+	return true, false, nil
+}

@@ -1,0 +1,116 @@
+package cas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// unsynced is the file system of a volatile store: what it holds may be lost,
+// so nothing waits for the disk.
+type unsynced struct{ FS }
+
+func (unsynced) Sync(*os.File) error  { return nil }
+func (unsynced) SyncDir(string) error { return nil }
+
+// Fill makes a blob of what write puts into an empty file, unless it is there,
+// and takes the caller's word that the bytes are those of d: they were copied
+// from blobs that were verified, or hashed on the way. Calls for the same blob
+// write once; who waits for another's write, or writes, stops when ctx is over.
+// It is for volatile stores alone. After an error of write nothing is there.
+func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error) error {
+	if !s.volatile {
+		return fmt.Errorf("fill blob %s: the store is not volatile", d)
+	}
+	unlock, err := s.locks.lock(ctx, d)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	there, _, err := s.openLocked(ctx, d, nil)
+	if err == nil {
+		return there.Close()
+	}
+	if !errors.Is(err, ErrNotFound) && !Unsound(err) {
+		return err
+	}
+	if err := s.dropStale(d); err != nil {
+		return s.wrap(d, err)
+	}
+	f, path, err := s.stage()
+	if os.IsNotExist(err) { // somebody deleted all of it
+		if err = s.makeFolders(); err == nil {
+			f, path, err = s.stage()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("fill blob %s: %w", d, err)
+	}
+	if err = write(f); err == nil {
+		err = s.fs.Chmod(f, 0o444)
+	}
+	if err == nil {
+		err = s.name(path, d)
+	}
+	if err != nil {
+		err = errors.Join(err, s.fs.Remove(path))
+	} else {
+		err = s.stampNew(d, f)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("fill blob %s: %w", d, err)
+	}
+	return nil
+}
+
+// name moves the staged file to the blob's name, and makes its folder if it is
+// the first there.
+func (s *Store) name(path string, d Digest) error {
+	if err := s.fs.Rename(path, s.path(d)); err == nil || !os.IsNotExist(err) {
+		return err
+	}
+	if err := s.fs.Mkdir(s.folder(d)); err != nil {
+		return err
+	}
+	return s.fs.Rename(path, s.path(d))
+}
+
+func (s *Store) stampNew(d Digest, f *os.File) error {
+	stamp, err := StampOf(f)
+	if err != nil {
+		return err
+	}
+	stamp.Boot = Boot()
+	s.stamps.save(d, stamp)
+	return nil
+}
+
+// dropStale removes what has the blob's name, if anything has. The blob's lock
+// is held. Whoever has it open, or under another name, keeps it.
+func (s *Store) dropStale(d Digest) error {
+	s.stamps.forget(d)
+	if err := s.fs.Remove(s.path(d)); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+// removeStale is for the start: what an earlier boot has left, and whatever
+// else has no stamp that holds, goes.
+func (s *Store) removeStale() error {
+	return s.each(context.Background(), func(path string, d Digest, _ os.FileInfo, ok bool) error {
+		if !ok {
+			return os.RemoveAll(path)
+		}
+		f, err := s.openFile(d)
+		if err != nil {
+			return err
+		}
+		_, held := s.holds(d, f)
+		if err := f.Close(); err != nil || held {
+			return err
+		}
+		return s.dropStale(d)
+	})
+}
