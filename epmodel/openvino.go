@@ -31,6 +31,15 @@ const (
 // a model with external data need the source model's weights beside them. Other binaries give nothing, and no error.
 // Offsets are in bin.
 func BinaryReferences(name string, bin Source) ([]Reference, error) {
+	b, err := readContainer(name, bin)
+	if b == nil || err != nil {
+		return nil, err
+	}
+	return b.refs, nil
+}
+
+// readContainer reads the document of OpenVINO's container; nil: it is none, or of a version whose layout is not known.
+func readContainer(name string, bin Source) (*bson, error) {
 	if bin.Size() < openvinoHeader {
 		return nil, nil
 	}
@@ -67,7 +76,8 @@ func BinaryReferences(name string, bin Source) ([]Reference, error) {
 		}
 		return nil, &FormatError{name, b.offset(), "bson", err.Error()}
 	}
-	return b.refs, nil
+	b.place = Range{int64(off), int64(n)}
+	return b, nil
 }
 
 // bson walks a document without building it.
@@ -80,6 +90,9 @@ type bson struct {
 	seen  map[string]bool
 	kept  int
 	refs  []Reference
+
+	place Range   // where the document itself stands
+	blobs []Named // of blob_metadata_map
 }
 
 // offset in the binary, of the next byte.
@@ -126,6 +139,12 @@ func (b *bson) document(path []string) error {
 	}
 	if len(path) == 2 && path[0] == "blob_metadata_map" && hasOff && hasSize && (off > b.size || n > b.size-off) {
 		return &FormatError{b.name, b.offset(), "blob_metadata_map", fmt.Sprintf("blob %q: %d bytes from %d reach beyond the file of %d", path[1], n, off, b.size)}
+	}
+	if len(path) == 2 && path[0] == "blob_metadata_map" && hasOff && hasSize {
+		if b.kept += len(path[1]) + 128; b.kept > maxBSON {
+			return errors.New("has too many blobs")
+		}
+		b.blobs = append(b.blobs, Named{Name: path[1], Kind: PartitionKind, Range: Range{int64(off), int64(n)}})
 	}
 	return nil
 }

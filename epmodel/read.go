@@ -1,7 +1,6 @@
 package epmodel
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -27,30 +26,6 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 		return nil, err
 	}
 	return m, nil
-}
-
-// sniff recognises what people take for an ONNX file most often, to say so instead of "bad tag at offset 0".
-func (r *reader) sniff() error {
-	if r.size == 0 {
-		return r.fail(0, "", "the file is empty: not an ONNX model")
-	}
-	head, err := r.peek(0, int(min(r.size, 64)))
-	if err != nil {
-		return err
-	}
-	switch {
-	case bytes.HasPrefix(head, []byte("version https://git-lfs")):
-		return r.fail(0, "", "a Git LFS pointer, not the model itself: fetch it with git lfs pull")
-	case len(head) >= 8 && string(head[4:8]) == "ORTM":
-		return r.fail(0, "", "a model in ORT format, not ONNX")
-	case bytes.HasPrefix(head, []byte("PK\x03\x04")):
-		return r.fail(0, "", "a zip archive, not an ONNX model")
-	case bytes.HasPrefix(head, []byte("\x1f\x8b")):
-		return r.fail(0, "", "a gzip file, not an ONNX model")
-	case bytes.HasPrefix(head, []byte("OVEP_BIN")):
-		return r.fail(0, "", "an OpenVINO context binary, not the ONNX model that refers to it")
-	}
-	return nil
 }
 
 // walker fills a Model. Messages whose fields may come in any order, and whose nested parts need a name that may come last, are
@@ -92,10 +67,12 @@ func (w *walker) model() error {
 		return err
 	})
 	switch {
+	case err != nil && !graph:
+		return w.unlike(err, ir)
 	case err != nil:
 		return err
 	case !graph:
-		return w.fail(-1, "graph", "missing: not an ONNX model")
+		return w.unlike(w.fail(-1, "graph", "missing: not an ONNX model"), true)
 	case !ir:
 		return w.fail(-1, "ir_version", "missing: not an ONNX model")
 	case w.m.IRVersion < 1:

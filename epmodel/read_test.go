@@ -145,6 +145,16 @@ func TestReadTellsTheModelItself(t *testing.T) {
 	require.EqualValues(t, len(b), m.Size)
 }
 
+// A model's first field may be any, so what it begins with may look like something else.
+func TestAModelThatLooksLikeSomethingElseIsRead(t *testing.T) {
+	b := model(msg{})
+	for _, first := range []msg{msg{}.str(2, "TFL3"), msg{}.str(6, "just text, as a doc string may well be"), msg{}.str(6, "{}")} {
+		m, err := epmodel.Read(t.Context(), "m.onnx", bytes.NewReader(append(append(msg{}, first...), b...)))
+		require.NoError(t, err)
+		require.EqualValues(t, len(first)+len(b), m.Size)
+	}
+}
+
 func TestReadRefusesDamage(t *testing.T) {
 	good := model(msg{}.sub(5, inGraph("w", "abcdefgh")))
 	nest := func(n int) msg {
@@ -161,8 +171,18 @@ func TestReadRefusesDamage(t *testing.T) {
 		want  string // part of the error
 	}{
 		"empty":                          {nil, "empty"},
-		"text":                           {msg("this is not a model\n"), ""},
-		"zeros":                          {make(msg, 64), "no protobuf field tag"},
+		"text":                           {msg("this is not a model\n"), "offset 0: not an ONNX model, but what looks like text"},
+		"text that begins as models may": {msg("Be this a model?\n"), "not an ONNX model, but what looks like text"},
+		"text in other letters":          {msg(strings.Repeat("это не модель ", 9)), "not an ONNX model, but what looks like text"},
+		"JSON":                           {msg(`{"architectures": ["Bert"]}`), "not an ONNX model, but what looks like JSON"},
+		"a web page":                     {msg("<!DOCTYPE html>\n<html>"), "not an ONNX model, but what looks like a web page"},
+		"OpenVINO's XML":                 {msg(`<?xml version="1.0"?><net name="m" version="11">`), "not an ONNX model, but what looks like XML, as OpenVINO's"},
+		"safetensors":                    {append(msg("\x40\x00\x00\x00\x00\x00\x00\x00"), `{"w":{"dtype":"F32"}}`+strings.Repeat(" ", 99)...), "safetensors"},
+		"TFLite":                         {msg("\x1c\x00\x00\x00TFL3\x14\x00\x20\x00"), "not an ONNX model, but what looks like a TFLite model"},
+		"pickle":                         {msg("\x80\x02}q\x00X"), "not an ONNX model, but what looks like a Python pickle"},
+		"unknown bytes":                  {msg("\x9f\x33\xc0\x01"), "not an ONNX model: "},
+		"gzip":                           {msg("\x1f\x8b\x08\x00"), "a gzip file"},
+		"zeros":                          {make(msg, 64), "not an ONNX model, but what begins with nothing but zeros"},
 		"git LFS pointer":                {msg("version https://git-lfs.github.com/spec/v1\noid sha256:..."), "git lfs pull"},
 		"ORT format":                     {msg("\x20\x00\x00\x00ORTMxxxxxxxx"), "ORT format"},
 		"zip":                            {msg("PK\x03\x04............"), "zip"},

@@ -25,3 +25,6 @@ func FileSource(f *os.File) (Source, error) {
 	}
 	return io.NewSectionReader(f, 0, fi.Size()), nil
 }
+
+// Within gives a range of a source as a source of its own. A range that reaches beyond it ends with it.
+func Within(s Source, r Range) Source { return io.NewSectionReader(s, r.Offset, r.Length) }
