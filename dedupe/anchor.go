@@ -6,22 +6,40 @@ import (
 )
 
 // An anchor is a position that the bytes themselves choose, so that equal runs
-// have the same anchors at whatever offset they stand. A position is one if the
-// eight bytes there, times a constant, are among the highest products: one in
-// 1024 of positions with random bytes, and none in a run of zeros. Unlike a
-// rolled hash this needs nothing of the position before, so the processor works
-// on many positions at a time, and any part of a blob can be looked at alone.
+// have the same anchors at whatever offset they stand. Unlike a rolled hash this
+// needs nothing of the position before, so any part of a blob can be looked at
+// alone. It takes two steps, for most positions have to be passed in less than a
+// processor's cycle each: a byte and the one behind it differ in certain bits, as
+// one in 64 pairs of random bytes do and no two equal ones, which is tried on
+// 64 positions at once; and the eight bytes there, times a constant, are among
+// the highest products. Of two bytes, since one alone has few values in text, and
+// favours some in small integers.
+//
+// How many positions are anchors is a matter of the least product. With sparse
+// ones it is one in 1024 with random bytes, with dense ones up to one in 64; sparse
+// anchors are dense ones too.
 //
 // What is compared and kept is the anchor's key, a hash of the window of 64 bytes
 // that begins there: eight bytes are too few to tell tensors apart.
 const (
+	pairBits    = 6
 	anchorBits  = 10
 	anchorEvery = 1 << anchorBits
+	denseLevel  = pairBits - anchorBits // of which there are most
 	windowSize  = 64
 
+	pairDiffers = 0x03
+	pairMask    = 0x3f
+
 	anchorFactor = 0x9E3779B97F4A7C15
-	anchorLimit  = (1<<anchorBits - 1) << (64 - anchorBits)
 )
+
+// leastProduct is that of a level: 0 for sparse anchors, one less for twice as
+// many. Levels above 0 have a mask for keys besides.
+func leastProduct(level int) uint64 {
+	passed := min(level, 0) - denseLevel
+	return ^uint64(0) << (64 - passed)
+}
 
 // anchor is a position with its key.
 type anchor struct {
@@ -29,44 +47,7 @@ type anchor struct {
 	at  int64
 }
 
-// nextAnchor returns the first anchor of b at i or later, or the first position
-// that is not looked at: b[i:] has to have windowSize bytes for each.
-func nextAnchor(b []byte, i int) (at int, found bool) {
-	end := len(b) - windowSize + 1
-	for ; i+8 <= end; i += 8 {
-		s := b[i : i+16 : i+16]
-		if binary.LittleEndian.Uint64(s[0:])*anchorFactor >= anchorLimit {
-			return i, true
-		}
-		if binary.LittleEndian.Uint64(s[1:])*anchorFactor >= anchorLimit {
-			return i + 1, true
-		}
-		if binary.LittleEndian.Uint64(s[2:])*anchorFactor >= anchorLimit {
-			return i + 2, true
-		}
-		if binary.LittleEndian.Uint64(s[3:])*anchorFactor >= anchorLimit {
-			return i + 3, true
-		}
-		if binary.LittleEndian.Uint64(s[4:])*anchorFactor >= anchorLimit {
-			return i + 4, true
-		}
-		if binary.LittleEndian.Uint64(s[5:])*anchorFactor >= anchorLimit {
-			return i + 5, true
-		}
-		if binary.LittleEndian.Uint64(s[6:])*anchorFactor >= anchorLimit {
-			return i + 6, true
-		}
-		if binary.LittleEndian.Uint64(s[7:])*anchorFactor >= anchorLimit {
-			return i + 7, true
-		}
-	}
-	for ; i < end; i++ {
-		if binary.LittleEndian.Uint64(b[i:])*anchorFactor >= anchorLimit {
-			return i, true
-		}
-	}
-	return max(i, 0), false
-}
+func product(b []byte) uint64 { return binary.LittleEndian.Uint64(b) * anchorFactor }
 
 // keyOf hashes the window at the beginning of b. Its values are in every sketch
 // that is stored: other constants are another format.

@@ -14,9 +14,9 @@ import (
 
 // ApplyOptions say how a blob is rebuilt.
 type ApplyOptions struct {
-	// Trusted leaves out hashing what comes out. It is for containers that were
-	// verified and whose stamps hold; the kernel then copies between files, and
-	// shares extents where the file system can.
+	// Trusted leaves out hashing what comes out. It is for a recipe that was
+	// proven and containers that were verified, whose stamps hold; the kernel then
+	// copies between files, and shares extents where the file system can.
 	Trusted bool
 
 	// Progress, which may be nil, is told how far it is; calls do not overlap.
@@ -89,15 +89,16 @@ func (p *progress) add(n int64) {
 	p.fn(p.done, p.total)
 }
 
-// job is a part of one extent that one goroutine copies.
+// job is a part of one extent that one goroutine copies, or a range of many small ones.
 type job struct {
-	extent     Extent
-	skip, size int64
+	extent     Extent // none where its Length is 0
+	skip, size int64  // from the extent's beginning, or from the blob's
 }
 
 const (
 	jobSize    = 8 << 20 // what a core copies between two looks at the context
 	bufferSize = 1 << 20
+	smallCopy  = 64 << 10 // what reading and writing does as fast as a call of the kernel's own
 )
 
 // copyTo copies extents on all cores.
@@ -127,7 +128,25 @@ func (a *Assembled) copyTo(ctx context.Context, w io.WriterAt, o ApplyOptions) e
 // hand cuts the extents into jobs and closes jobs at the end, or when ctx is over.
 func (a *Assembled) hand(ctx context.Context, jobs chan<- job) {
 	defer close(jobs)
-	for _, e := range a.recipe.Extents {
+	small := job{}
+	for i, e := range a.recipe.Extents {
+		if e.Length < smallCopy {
+			if small.size == 0 {
+				small.skip = e.At
+			}
+			small.size += e.Length
+			last := i+1 == len(a.recipe.Extents) || a.recipe.Extents[i+1].Length >= smallCopy
+			if !last && small.size < bufferSize-smallCopy {
+				continue
+			}
+			select {
+			case jobs <- small:
+			case <-ctx.Done():
+				return
+			}
+			small = job{}
+			continue
+		}
 		for skip := int64(0); skip < e.Length; skip += jobSize {
 			select {
 			case jobs <- job{e, skip, min(jobSize, e.Length-skip)}:
@@ -146,6 +165,9 @@ type copier struct {
 }
 
 func (c *copier) copy(j job) error {
+	if j.extent.Length == 0 {
+		return c.copySmall(j)
+	}
 	done := int64(0)
 	if dst, ok := c.to.(*os.File); ok && j.extent.Period == 0 {
 		s, err := c.a.source(j.extent.Container)
@@ -168,6 +190,21 @@ func (c *copier) copy(j job) error {
 			return fmt.Errorf("write at offset %d: %w", j.extent.At+j.skip+done, err)
 		}
 		done += int64(len(p))
+	}
+	return nil
+}
+
+// copySmall writes many extents at once.
+func (c *copier) copySmall(j job) error {
+	if c.buf == nil {
+		c.buf = make([]byte, bufferSize)
+	}
+	p := c.buf[:j.size]
+	if err := readFull(c.a, p, j.skip); err != nil {
+		return err
+	}
+	if _, err := c.to.WriteAt(p, j.skip); err != nil {
+		return fmt.Errorf("write at offset %d: %w", j.skip, err)
 	}
 	return nil
 }

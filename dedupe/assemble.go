@@ -17,7 +17,7 @@ type Assembled struct {
 	open   func(cas.Digest) (Source, error)
 
 	mu      sync.Mutex // guards sources
-	sources []Source   // in the order of the recipe's containers; nil: not opened yet
+	sources []Source   // in the order of the recipe's containers, then its frames; nil: not opened yet
 }
 
 // Assemble gives the blob of a valid recipe as a Source. open is called at most
@@ -28,7 +28,7 @@ func Assemble(r *Recipe, open func(cas.Digest) (Source, error)) (*Assembled, err
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	return &Assembled{recipe: r, open: open, sources: make([]Source, len(r.Containers))}, nil
+	return &Assembled{recipe: r, open: open, sources: make([]Source, r.sources())}, nil
 }
 
 // Size returns the length of the blob in bytes.
@@ -56,6 +56,14 @@ func (a *Assembled) source(i int) (Source, error) {
 	if s := a.sources[i]; s != nil {
 		return s, nil
 	}
+	if i == len(a.recipe.Containers) {
+		s, err := a.recipe.Frames.open()
+		if err != nil {
+			return nil, err
+		}
+		a.sources[i] = s
+		return s, nil
+	}
 	c := a.recipe.Containers[i]
 	s, err := a.open(c.Digest)
 	if err != nil {
@@ -63,7 +71,7 @@ func (a *Assembled) source(i int) (Source, error) {
 	}
 	a.sources[i] = s
 	if s.Size() != c.Size {
-		return nil, &ContainerError{c.Digest, fmt.Errorf("%d bytes, the recipe says %d", s.Size(), c.Size)}
+		return nil, &ContainerError{c.Digest, &FormatError{-1, "size", fmt.Sprintf("%d bytes, the recipe says %d", s.Size(), c.Size)}}
 	}
 	return s, nil
 }
@@ -106,10 +114,10 @@ func (a *Assembled) fill(p []byte, e Extent, skip int64) error {
 	} else {
 		err = readFull(s, p, e.From+skip)
 	}
-	if err != nil {
+	if err != nil && e.Container < len(a.recipe.Containers) {
 		return &ContainerError{a.recipe.Containers[e.Container].Digest, err}
 	}
-	return nil
+	return err
 }
 
 // fillRepeated reads at most one period from the source, and doubles what it

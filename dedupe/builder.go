@@ -61,6 +61,12 @@ func (b *builder) keep(at, n int64) int64 {
 
 func (b *builder) copy(m match) {
 	if distance := m.at - m.from; distance < m.length && distance < shortPeriod {
+		// What is laid just before is mostly the run's first period.
+		if k := len(b.out) - 1; k >= 0 && b.out[k].Period == 0 && b.out[k].Length >= distance {
+			last := b.out[k]
+			b.push(Extent{Length: m.length, From: last.From + last.Length - distance, Period: distance, Container: last.Container})
+			return
+		}
 		b.push(Extent{Length: m.length, From: b.keep(m.at, distance), Period: distance, Container: b.literal})
 		return
 	}

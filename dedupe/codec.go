@@ -1,6 +1,7 @@
 package dedupe
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -13,10 +14,11 @@ import (
 //
 //	offset  size  what
 //	0       8     magic "epcrecip"
-//	8       4     version of the format, 1
+//	8       4     version of the format, 1, or 2: with frames
 //	12      4     n, the length of the body, at most 32 MiB
 //	16      n     body
 //	16+n    32    BLAKE3 of all before
+//	48+n          in version 2: the frames, one behind the other
 //
 // The body:
 //
@@ -31,10 +33,19 @@ import (
 //	              the extent before took from that container (0 for the first); uv period, if repeated
 //	        t     tensors: uv length of the name, the name; uv at, less that of the tensor before; uv length
 //
+// In version 2 there stand behind the containers, and extents of container c take
+// from the frames:
+//
+//	8     s, bytes that come out of all frames
+//	4     b, bytes that come out of each but the last: a power of two, from 64 KiB to 1 MiB
+//	20 f  for each of s/b frames, rounded up: 4 bytes that are stored, 16 half of their BLAKE3
+//
 // Extents have no offsets: each begins where the one before it ends.
 const (
 	recipeMagic   = "epcrecip"
-	formatVersion = 1 // of recipes and of sketches
+	formatPlain   = 1 // of recipes
+	formatFramed  = 2 // likewise, of those with frames: older versions of epcached refuse it
+	formatVersion = formatFramed
 	headerSize    = 16
 	sumSize       = 32
 	maxBody       = 32 << 20
@@ -42,17 +53,19 @@ const (
 	containerSize = 40
 	minExtent     = 3 // bytes that an extent takes at least
 	minTensor     = 4
+	framesHead    = 12
+	frameEntry    = 4 + frameHash
 )
 
-// Encode returns the recipe as the bytes of a file, after Validate. One recipe
-// has one encoding.
+// Encode returns the recipe as the bytes of a file, after Validate; of one with
+// frames what stands before these. One recipe has one encoding.
 func (r *Recipe) Encode() ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
 	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+12*len(r.Extents)+64*len(r.Tensors)+sumSize)
 	copy(b, recipeMagic)
-	binary.LittleEndian.PutUint32(b[8:], formatVersion)
+	binary.LittleEndian.PutUint32(b[8:], r.version())
 	b = append(b, r.Blob[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Size))
 	for _, n := range []int{len(r.Containers), len(r.Extents), len(r.Tensors), r.Literals + 1} {
@@ -62,6 +75,7 @@ func (r *Recipe) Encode() ([]byte, error) {
 		b = append(b, c.Digest[:]...)
 		b = binary.LittleEndian.AppendUint64(b, uint64(c.Size))
 	}
+	b = r.appendFrames(b)
 	b = r.appendExtents(b)
 	b = r.appendTensors(b)
 	if len(b)-headerSize > maxBody {
@@ -72,8 +86,50 @@ func (r *Recipe) Encode() ([]byte, error) {
 	return append(b, sum[:]...), nil
 }
 
+// Same tells whether two recipes say the same.
+func (r *Recipe) Same(other *Recipe) bool {
+	a, err := r.Encode()
+	b, err2 := other.Encode()
+	return err == nil && err2 == nil && bytes.Equal(a, b)
+}
+
+// version is the one that recipes of this kind are written in: the oldest that does.
+func (r *Recipe) version() uint32 {
+	if r.Frames != nil {
+		return formatFramed
+	}
+	return formatPlain
+}
+
+// headBytes returns how long Encode's answer will be once the frames are known:
+// the length of their table is.
+func (r *Recipe) headBytes() (int64, error) {
+	blank := *r
+	frames := *r.Frames
+	frames.Table = make([]Frame, frames.count())
+	for i := range frames.Table {
+		frames.Table[i].Stored = frames.plain(i)
+	}
+	blank.Frames = &frames
+	b, err := blank.Encode()
+	return int64(len(b)), err
+}
+
+func (r *Recipe) appendFrames(b []byte) []byte {
+	if r.Frames == nil {
+		return b
+	}
+	b = binary.LittleEndian.AppendUint64(b, uint64(r.Frames.Size))
+	b = binary.LittleEndian.AppendUint32(b, uint32(r.Frames.Each))
+	for _, one := range r.Frames.Table {
+		b = binary.LittleEndian.AppendUint32(b, uint32(one.Stored))
+		b = append(b, one.Sum[:]...)
+	}
+	return b
+}
+
 func (r *Recipe) appendExtents(b []byte) []byte {
-	ends := make([]int64, len(r.Containers))
+	ends := make([]int64, r.sources())
 	for _, e := range r.Extents {
 		head := uint64(e.Container) << 1
 		if e.Period > 0 {
@@ -114,15 +170,37 @@ func ReadRecipe(in io.Reader) (*Recipe, error) {
 }
 
 // DecodeRecipe reads the bytes of a recipe file. What it accepts is sound as
-// Validate says, and Encode gives the same bytes again. Errors are *FormatError
-// or ErrNewer.
+// Validate says, and Encode gives the same bytes again, but for frames: those are
+// there, and are looked at when they are read. Errors are *FormatError or ErrNewer.
 func DecodeRecipe(b []byte) (*Recipe, error) {
+	head := int64(len(b))
+	if n, framed := framedHead(b); framed && n < head {
+		head = n
+	}
+	return decodeHead(b[:head], int64(len(b)))
+}
+
+// framedHead returns how many bytes stand before the frames of a file that begins so.
+func framedHead(b []byte) (n int64, framed bool) {
+	if len(b) < headerSize || string(b[:8]) != recipeMagic || binary.LittleEndian.Uint32(b[8:]) != formatFramed {
+		return 0, false
+	}
+	return headerSize + int64(binary.LittleEndian.Uint32(b[12:])) + sumSize, true
+}
+
+// decodeHead reads what stands before the frames of a file of so many bytes; of
+// one without frames that is all of it.
+func decodeHead(b []byte, size int64) (*Recipe, error) {
 	body, err := openFile(recipeMagic, b, maxBody)
 	if err != nil {
 		return nil, err
 	}
 	d := &decoder{b: body}
 	r := &Recipe{}
+	framed := binary.LittleEndian.Uint32(b[8:]) == formatFramed
+	if framed {
+		r.Frames = &Frames{}
+	}
 	copy(r.Blob[:], d.fixed("blob", len(r.Blob)))
 	r.Size = d.int64("size")
 	containers := d.count("containers", MaxContainers, containerSize)
@@ -130,6 +208,9 @@ func DecodeRecipe(b []byte) (*Recipe, error) {
 	tensors := d.count("tensors", MaxTensors, minTensor)
 	r.Literals = d.count("literals", containers, 0) - 1
 	d.containers(r, containers)
+	if framed {
+		d.frames(r.Frames)
+	}
 	d.extents(r, extents)
 	d.tensors(r, tensors)
 	if d.err == nil && len(d.b) > d.at {
@@ -140,6 +221,9 @@ func DecodeRecipe(b []byte) (*Recipe, error) {
 	}
 	if err := r.Validate(); err != nil {
 		return nil, err
+	}
+	if framed && int64(len(b))+r.Frames.stored() != size {
+		return nil, &FormatError{int64(len(b)), "frames", fmt.Sprintf("%d bytes, but the file has %d", r.Frames.stored(), size-int64(len(b)))}
 	}
 	return r, nil
 }

@@ -12,9 +12,6 @@ import (
 // that can (XFS, btrfs).
 const cloneBlock = 4096
 
-// smallCopy is what reading and writing does as fast as a call of its own.
-const smallCopy = 64 << 10
-
 // copyInKernel copies n bytes between two files and returns how many were
 // copied. Fewer than n are no error: what the kernel or the file system will
 // not do, the caller does by reading and writing, and meets the true error.

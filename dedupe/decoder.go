@@ -105,7 +105,7 @@ func (d *decoder) extents(r *Recipe, n int) {
 		return
 	}
 	r.Extents = make([]Extent, n)
-	ends := make([]int64, len(r.Containers))
+	ends := make([]int64, r.sources())
 	at := int64(0)
 	for i := range r.Extents {
 		start := d.at
@@ -165,5 +165,26 @@ func (d *decoder) tensors(r *Recipe, n int) {
 		}
 		last += delta
 		r.Tensors[i] = Tensor{Name: string(name), At: last, Length: size}
+	}
+}
+
+// frames reads the table of frames. What each states is for Validate.
+func (d *decoder) frames(f *Frames) {
+	f.Size = d.int64("literals")
+	each := d.fixed("frame size", 4)
+	if d.err != nil {
+		return
+	}
+	f.Each = int64(binary.LittleEndian.Uint32(each))
+	if f.Each == 0 || f.Size > maxSize || f.count() > int64(len(d.b)-d.at)/frameEntry {
+		d.at -= 4
+		d.fail("frame size", "%d bytes, and %d come out of what has a table of %d", f.Each, f.Size, len(d.b)-d.at)
+		return
+	}
+	f.Table = make([]Frame, f.count())
+	for i := range f.Table {
+		b := d.fixed("frame", frameEntry)
+		f.Table[i].Stored = int64(binary.LittleEndian.Uint32(b))
+		copy(f.Table[i].Sum[:], b[4:])
 	}
 }

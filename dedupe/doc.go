@@ -6,7 +6,9 @@
 // container too, the recipe's own literals, which later recipes may use
 // directly. Recipes have depth one: what a recipe refers to is never itself
 // packed. A short run that is repeated, such as zeros, is one extent with a
-// period. doc/format.md has the bytes of a recipe.
+// period. Or a recipe has its own literals in its own file, compressed, for
+// itself alone (Frames): cold ones, of which nobody else takes. doc/format.md has
+// the bytes of a recipe.
 //
 // A Sketch is a few hundred numbers that tell which stored blobs are likely to
 // share bytes with a new one; Candidates ranks them in memory that does not
@@ -18,7 +20,9 @@
 // through each candidate, and where an anchor stands in both, compares the bytes
 // both ways as far as they are equal. What the target has twice counts too.
 // Runs without anchors, such as zeros, are shared where they stand beside
-// something that is.
+// something that is. A large target that is expected to be much the same as a
+// candidate is compared with it while it is read, where its parts probably stand,
+// and only the rest is searched.
 //
 // Recipes that are read are foreign bytes: DecodeRecipe accepts only what is
 // sound in itself, and Apply hashes what comes out, so a wrong extent or a

@@ -20,6 +20,10 @@ func source(b []byte) Source { return NewSource(bytes.NewReader(b), int64(len(b)
 
 // pack matches, and checks that the recipe gives the target back.
 func pack(t require.TestingT, target []byte, stored ...[]byte) *Plan {
+	return packWith(t, Options{}, target, stored...)
+}
+
+func packWith(t require.TestingT, o Options, target []byte, stored ...[]byte) *Plan {
 	blobs := map[cas.Digest][]byte{}
 	var candidates []Candidate
 	for _, s := range stored {
@@ -27,7 +31,7 @@ func pack(t require.TestingT, target []byte, stored ...[]byte) *Plan {
 		blobs[d] = s
 		candidates = append(candidates, Candidate{Digest: d, Source: source(s)})
 	}
-	p, err := Match(context.Background(), source(target), candidates, Options{})
+	p, err := Match(context.Background(), source(target), candidates, o)
 	require.NoError(t, err)
 	if !p.Shares() {
 		return p
@@ -73,19 +77,72 @@ func TestMatch(t *testing.T) {
 		"nothing shared":               {b, [][]byte{a}, 300 << 10, 1},
 		"empty":                        {nil, [][]byte{a}, 0, 0},
 		"shorter than a window":        {[]byte("x"), [][]byte{a}, 1, 1},
-		"zeros":                        {make([]byte, 1<<20), [][]byte{a}, 1 << 20, 1},
+		"zeros":                        {make([]byte, 1<<20), [][]byte{a}, 64, 3},
 		"a short period":               {bytes.Repeat(b[:3000], 1000), nil, 9000, 3},
 		"behind zeros that both have":  {join(make([]byte, 1<<20), b, []byte("y")), [][]byte{join([]byte("q"), make([]byte, 1<<20), b)}, 1, 2},
 		"half of a tensor of another":  {a[3<<20 : 6<<20], [][]byte{a}, 0, 1},
-		"a match over the parts' seam": {a[streamSize-5000 : streamSize+5000], [][]byte{a}, 5000, 2},
+		"a match over the parts' seam": {a[streamSize-5000 : streamSize+5000], [][]byte{a}, 0, 1},
+		"a run begun by a container":   {join(b, bytes.Repeat([]byte("12345678"), 1000)), [][]byte{join(b, []byte("1234"))}, 4 + 8, 3},
+		"lone zeros":                   {join(b, make([]byte, 5000), []byte("z"), make([]byte, 2000), b[:9]), [][]byte{b}, 1 + 1 + 1 + 9, 6},
+		"a word, 64 KiB of it":         {join(b[:999], bytes.Repeat([]byte("12345678"), 8<<10)), nil, 999 + 8, 2},
+		"a period without anchors":     {join(b[:999], bytes.Repeat([]byte("123456789"), 8<<10)), nil, 999 + 9 + runStride, 3},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			p := pack(t, c.target, c.stored...)
-			require.LessOrEqual(t, p.LiteralSize(), c.literals)
-			require.LessOrEqual(t, len(p.Extents), c.extents)
+			options := []Options{{}}
+			if len(c.target) > streamSize && len(c.stored) == 1 {
+				options = append(options, Options{guideFrom: 1})
+			}
+			for _, o := range options {
+				p := packWith(t, o, c.target, c.stored...)
+				require.LessOrEqual(t, p.LiteralSize(), c.literals)
+				require.LessOrEqual(t, len(p.Extents), c.extents)
+			}
 		})
 	}
+}
+
+// Where a candidate's parts are cut a match goes on, though there it has no anchor that the next part could begin with, and stands
+// beside more that is new than gaps are filled of.
+func TestMatchGoesOnOverTheSeamOfParts(t *testing.T) {
+	const still = 20 << 10
+	noise, before, behind, other := randomBytes(81, 200<<10), randomBytes(82, fillMost+1000), randomBytes(85, fillMost+1000), randomBytes(83, streamSize)
+	quiet := randomBytes(84, still)
+	for i := range quiet {
+		quiet[i] &^= 3 // pairs that differ there are none
+	}
+	require.Empty(t, anchorsAll(quiet, 0, leastProduct(denseLevel)))
+	for name, shared := range map[string][]byte{
+		"to the end":       bytes.Join([][]byte{noise, quiet}, nil),
+		"to the beginning": bytes.Join([][]byte{quiet, noise}, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			seam := len(noise)
+			if bytes.HasPrefix(shared, quiet) {
+				seam = still
+			}
+			stored := bytes.Join([][]byte{other[:streamSize-seam], shared, other[:300<<10]}, nil)
+			p := pack(t, bytes.Join([][]byte{before, shared, behind}, nil), stored)
+			require.LessOrEqual(t, p.LiteralSize(), int64(len(before)+len(behind)))
+		})
+	}
+}
+
+// Behind a match bytes are compared at the same distance past what was changed, without an anchor, also where more that is new follows
+// than gaps are filled of.
+func TestMatchGoesOnBehindSmallChanges(t *testing.T) {
+	noise, behind, still := randomBytes(86, 200<<10), randomBytes(87, fillMost+1000), randomBytes(88, 20<<10)
+	for i := range still {
+		still[i] &^= 3 // no anchors
+	}
+	changed := bytes.Clone(still)
+	changes := int64(0)
+	for i := 200; i < len(changed); i += 300 {
+		changed[i] ^= 4
+		changes++
+	}
+	p := pack(t, bytes.Join([][]byte{noise, changed, behind}, nil), bytes.Join([][]byte{noise, still, randomBytes(89, 300<<10)}, nil))
+	require.LessOrEqual(t, p.LiteralSize(), int64(len(behind))+changes)
 }
 
 // Whatever is cut and joined comes back, and work stays linear.
@@ -104,14 +161,15 @@ func TestMatchRandomly(t *testing.T) {
 		if bytes.Equal(target, stored) {
 			t.Skip("the target itself is no candidate")
 		}
-		p := pack(t, target, stored)
+		o := Options{guideFrom: rapid.Int64Range(0, 1).Draw(t, "guided")}
+		p := packWith(t, o, target, stored)
 		require.Less(t, p.Stats.Compared, int64(2*spareWork+8*(len(target)+len(stored))))
 	})
 }
 
 func TestMatchWithAnchorsEverywhere(t *testing.T) {
 	b := randomBytes(31, 1<<20)
-	at, ok := nextAnchor(b, 0)
+	at, ok := nextAnchor(b, 0, leastProduct(0))
 	require.True(t, ok)
 	dense := bytes.Clone(b)
 	for i := 0; i+16 <= len(dense); i += 16 {
@@ -121,9 +179,9 @@ func TestMatchWithAnchorsEverywhere(t *testing.T) {
 	for i := 0; i+16 <= len(other); i += 16 {
 		copy(other[i:], b[at:at+8])
 	}
-	all, err := scanAll(context.Background(), source(dense), 0, nil)
+	all, err := scanAll(context.Background(), source(dense), scanOptions{})
 	require.NoError(t, err)
-	require.Len(t, all[0], denseSegment)
+	require.Equal(t, denseSegment(0, 1), len(all[0].anchors))
 	p := pack(t, dense, other)
 	require.Less(t, p.Stats.Compared, int64(2*spareWork+8*(len(dense)+len(other))))
 }

@@ -32,7 +32,7 @@ type Extent struct {
 	Length    int64 // bytes, greater than zero
 	From      int64 // where the bytes begin in the container
 	Period    int64 // 0, or: the container has only this many bytes, less than Length, which are repeated
-	Container int   // index in Recipe.Containers or Plan.Containers
+	Container int   // index in Recipe.Containers or Plan.Containers; the number of these: Recipe.Frames
 }
 
 // used returns how many bytes of the container the extent takes.
@@ -62,6 +62,7 @@ type Recipe struct {
 	Literals   int // the container that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
 	Extents    []Extent
 	Tensors    []Tensor // what the blob's ranges are called, for people; in order of At
+	Frames     *Frames  // literals that are in the recipe's own file, compressed; nil: there are none. Then Literals is NoLiterals
 }
 
 // Validate returns a *FormatError unless the recipe is sound in itself: extents
@@ -74,10 +75,18 @@ func (r *Recipe) Validate() error {
 	if err := r.validateContainers(); err != nil {
 		return err
 	}
+	if r.Frames != nil {
+		if err := r.Frames.validate(); err != nil {
+			return err
+		}
+		if r.Literals != NoLiterals {
+			return invalid("literals", "a container, and frames")
+		}
+	}
 	if len(r.Extents) > MaxExtents {
 		return invalid("extents", "%d of them, more than %d", len(r.Extents), MaxExtents)
 	}
-	used := make([]bool, len(r.Containers))
+	used := make([]bool, r.sources())
 	at := int64(0)
 	for i, e := range r.Extents {
 		if err := r.validateExtent(i, e, at); err != nil {
@@ -90,6 +99,9 @@ func (r *Recipe) Validate() error {
 		return invalid("extents", "they end at %d, the blob at %d", at, r.Size)
 	}
 	for i, u := range used {
+		if !u && i == len(r.Containers) {
+			return invalid("frames", "no extent needs them")
+		}
 		if !u {
 			return invalid(fmt.Sprintf("container %d", i), "no extent needs it")
 		}
@@ -126,8 +138,8 @@ func (r *Recipe) validateContainers() error {
 func (r *Recipe) validateExtent(i int, e Extent, at int64) error {
 	reason := ""
 	switch {
-	case e.Container < 0 || e.Container >= len(r.Containers):
-		reason = fmt.Sprintf("container %d of %d", e.Container, len(r.Containers))
+	case e.Container < 0 || e.Container >= r.sources():
+		reason = fmt.Sprintf("container %d of %d", e.Container, r.sources())
 	case e.At > at:
 		reason = fmt.Sprintf("a gap: it begins at %d, the one before ends at %d", e.At, at)
 	case e.At < at:
@@ -136,8 +148,8 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) error {
 		reason = fmt.Sprintf("%d bytes at %d of %d", e.Length, at, r.Size)
 	case e.Period < 0 || e.Period >= e.Length:
 		reason = fmt.Sprintf("a period of %d in %d bytes", e.Period, e.Length)
-	case e.From < 0 || e.used() > r.Containers[e.Container].Size || e.From > r.Containers[e.Container].Size-e.used():
-		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.used(), r.Containers[e.Container].Size)
+	case e.From < 0 || e.used() > r.sizeOf(e.Container) || e.From > r.sizeOf(e.Container)-e.used():
+		reason = fmt.Sprintf("bytes %d+%d of a container of %d", e.From, e.used(), r.sizeOf(e.Container))
 	default:
 		return nil
 	}
@@ -164,14 +176,31 @@ func (r *Recipe) validateTensors() error {
 	return nil
 }
 
+// sources returns how many there are to take from: containers, and frames.
+func (r *Recipe) sources() int {
+	if r.Frames != nil {
+		return len(r.Containers) + 1
+	}
+	return len(r.Containers)
+}
+
+// sizeOf returns how many bytes a source has.
+func (r *Recipe) sizeOf(i int) int64 {
+	if i == len(r.Containers) {
+		return r.Frames.Size
+	}
+	return r.Containers[i].Size
+}
+
 func invalid(field, format string, args ...any) error {
 	return &FormatError{Offset: -1, Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
 // Taken returns how many bytes of the blob come from each container, in the
-// order of Containers. A repeated range counts with all its bytes.
+// order of Containers, and then from frames if there are any. A repeated range
+// counts with all its bytes.
 func (r *Recipe) Taken() []int64 {
-	taken := make([]int64, len(r.Containers))
+	taken := make([]int64, r.sources())
 	for _, e := range r.Extents {
 		taken[e.Container] += e.Length
 	}
@@ -182,6 +211,8 @@ func (r *Recipe) Taken() []int64 {
 // of extents: what a container has to keep.
 func (r *Recipe) Needs(fn func(c cas.Digest, from, length int64)) {
 	for _, e := range r.Extents {
-		fn(r.Containers[e.Container].Digest, e.From, e.used())
+		if e.Container < len(r.Containers) {
+			fn(r.Containers[e.Container].Digest, e.From, e.used())
+		}
 	}
 }

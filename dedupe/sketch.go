@@ -27,9 +27,39 @@ type Sketch struct {
 // SketchOf reads all of src, on all cores, and returns its sketch.
 func SketchOf(ctx context.Context, src Source) (Sketch, error) {
 	sk := newSketcher()
-	// no key passes the level, so that no list of anchors is kept
-	if _, err := scanAll(ctx, src, 63, sk); err != nil {
+	// No key passes the level, so that no list of anchors is kept.
+	if _, err := scanAll(ctx, src, scanOptions{level: 63, sketch: sk}); err != nil {
 		return Sketch{}, fmt.Errorf("sketch: %w", err)
+	}
+	return sk.sketch(src.Size()), nil
+}
+
+// A sketch of parts is of one in partsEvery bytes, in pieces of partSize, at least
+// partsLeast of them: with blobs that are the same it has six keys in common.
+const (
+	partsEvery = 64
+	partSize   = 64 << 10
+	partsLeast = 8
+)
+
+// sketchOfParts reads a few parts of src.
+func sketchOfParts(ctx context.Context, src Source) (Sketch, error) {
+	sk := newSketcher()
+	s := &scanning{scanner: &scanner{src: src, sketch: sk}}
+	buf := make([]byte, partSize)
+	n := max(partsLeast, src.Size()/partSize/partsEvery)
+	for i := range n {
+		if err := ctx.Err(); err != nil {
+			return Sketch{}, err
+		}
+		at := i * (src.Size() / n)
+		b := buf[:min(partSize, src.Size()-at)]
+		if err := readFull(src, b, at); err != nil {
+			return Sketch{}, err
+		}
+		s.keys = s.keys[:0]
+		s.anchors(nil, b, at, 0, 0)
+		s.done(s.keys, nil)
 	}
 	return sk.sketch(src.Size()), nil
 }
@@ -69,14 +99,19 @@ func (s *sketcher) sketch(size int64) Sketch {
 
 // The encoding of a sketch, little-endian, for a value of the index:
 //
-//	0    1    version of the format, 1
+//	0    1    version, 1
 //	1    8    size of the blob
 //	9    8 n  keys, ascending
 const sketchHead = 9
 
+// sketchVersion is that of the encoding and of what keys are: two sketches can
+// be compared only if their anchors and keys are defined alike. Whatever changes
+// a key of any blob, or which of them are kept, needs another one.
+const sketchVersion = 1
+
 // AppendBinary appends the encoding of the sketch, some 3 KiB, to b.
 func (s Sketch) AppendBinary(b []byte) ([]byte, error) {
-	b = append(b, formatVersion)
+	b = append(b, sketchVersion)
 	b = binary.LittleEndian.AppendUint64(b, uint64(s.Size))
 	for _, k := range s.Keys {
 		b = binary.LittleEndian.AppendUint64(b, k)
@@ -84,13 +119,14 @@ func (s Sketch) AppendBinary(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// DecodeSketch reads what AppendBinary wrote. Errors are *FormatError or ErrNewer.
+// DecodeSketch reads what AppendBinary wrote. Errors are *FormatError, also for
+// a sketch of an earlier version, or ErrNewer: such a sketch is to be made anew.
 func DecodeSketch(b []byte) (Sketch, error) {
-	if len(b) > 0 && b[0] > formatVersion {
-		return Sketch{}, fmt.Errorf("sketch of format %d: %w", b[0], ErrNewer)
+	if len(b) > 0 && b[0] > sketchVersion {
+		return Sketch{}, fmt.Errorf("sketch of version %d: %w", b[0], ErrNewer)
 	}
-	if len(b) < sketchHead || b[0] == 0 {
-		return Sketch{}, &FormatError{0, "version", "no sketch"}
+	if len(b) < sketchHead || b[0] != sketchVersion {
+		return Sketch{}, &FormatError{0, "version", "no sketch of this version"}
 	}
 	n := len(b) - sketchHead
 	if n%8 != 0 || n > 8*sketchKeys {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,20 +59,38 @@ func TestSketchCodec(t *testing.T) {
 	b[sketchHead+7] = 0xff // the first key is now greater than the second
 	_, err = DecodeSketch(b)
 	require.ErrorAs(t, err, &f)
-	b[0] = 2
+	b[0] = sketchVersion + 1
 	_, err = DecodeSketch(b)
 	require.ErrorIs(t, err, ErrNewer)
+	b[0] = sketchVersion - 1
+	_, err = DecodeSketch(b)
+	require.ErrorAs(t, err, &f)
+	require.Equal(t, "version", f.Field)
+}
+
+// Sketches of version 1 are in indexes, and are compared with new ones. Where these keys come out otherwise sketchVersion has to
+// be another one, and the sample is kept for as long as that one can be read.
+func TestSketchOfVersion1(t *testing.T) {
+	path := filepath.Join("..", "testdata", "format", "v1", "sketch")
+	got, err := sketchOf(t, bytes.Join([][]byte{randomBytes(51, segmentSize), make([]byte, 5000), bytes.Repeat([]byte("text, and "), 3000), randomBytes(52, segmentSize)}, nil)).AppendBinary(nil)
+	require.NoError(t, err)
+	if *writeSample {
+		require.NoError(t, os.WriteFile(path, got, 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, want, got, "another definition of anchors, of keys, or of which are kept")
 }
 
 // Anchors are where the bytes say, whatever stands before them and however the blob is cut.
 func TestAnchorsMoveWithTheBytes(t *testing.T) {
 	b := randomBytes(5, 3*segmentSize+12345)
 	scan := func(b []byte) map[int64]uint64 {
-		all, err := scanAll(context.Background(), NewSource(bytes.NewReader(b), int64(len(b))), 0, nil)
+		all, err := scanAll(context.Background(), NewSource(bytes.NewReader(b), int64(len(b))), scanOptions{})
 		require.NoError(t, err)
 		found := map[int64]uint64{}
-		for _, list := range all {
-			for _, a := range list {
+		for _, part := range all {
+			for _, a := range part.anchors {
 				found[a.at] = a.key
 			}
 		}

@@ -1,0 +1,281 @@
+package dedupe
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/zeebo/blake3"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Limits of frames. A frame is what has to be decoded to read one byte of it, so
+// its size bounds the memory and the time that this takes.
+const (
+	MinFrame  = 64 << 10
+	MaxFrame  = 1 << 20
+	MaxFrames = 1 << 20
+	frameHash = 16 // bytes of the BLAKE3 of a frame as it is stored
+)
+
+// Frames are the own literals of a recipe which has them in its own file: cut
+// into pieces of one size, each of which is compressed by itself, so that any
+// range can be read without the rest. Extents whose Container is the number of
+// the recipe's containers take from them.
+type Frames struct {
+	Size  int64 // bytes that come out of all
+	Each  int64 // bytes that come out of each but the last: a power of two, from MinFrame to MaxFrame
+	Table []Frame
+
+	file *framedFile // where they are stored; nil: they are not yet
+}
+
+// Frame is one of them: as it is, if it is stored in as many bytes as come out,
+// else a frame of Zstandard (RFC 8878) that states its size and needs no
+// dictionary.
+type Frame struct {
+	Stored int64           // bytes
+	Sum    [frameHash]byte // half of the BLAKE3 of the stored bytes
+}
+
+// framedFile is a recipe's file with frames in it.
+type framedFile struct {
+	fs   cas.FS
+	path string
+	head int64         // where the frames begin
+	sum  [sumSize]byte // what stands before: another sum says that it is another recipe by now
+}
+
+// plain returns how many bytes come out of a frame.
+func (f *Frames) plain(i int) int64 { return min(f.Each, f.Size-int64(i)*f.Each) }
+
+// stored returns how many bytes all frames take in the file.
+func (f *Frames) stored() (sum int64) {
+	for _, one := range f.Table {
+		sum += one.Stored
+	}
+	return sum
+}
+
+func (f *Frames) validate() error {
+	switch {
+	case f.Size <= 0 || f.Size > maxSize:
+		return invalid("literals", "%d bytes", f.Size)
+	case f.Each < MinFrame || f.Each > MaxFrame || f.Each&(f.Each-1) != 0:
+		return invalid("frame size", "%d bytes", f.Each)
+	case f.count() > MaxFrames:
+		return invalid("frames", "%d of them, more than %d", f.count(), MaxFrames)
+	case int64(len(f.Table)) != f.count():
+		return invalid("frames", "%d of them, and %d bytes make %d", len(f.Table), f.Size, f.count())
+	}
+	for i, one := range f.Table {
+		if one.Stored <= 0 || one.Stored > f.plain(i) {
+			return invalid(fmt.Sprintf("frame %d", i), "%d bytes stored, %d come out", one.Stored, f.plain(i))
+		}
+	}
+	return nil
+}
+
+func (f *Frames) count() int64 { return (f.Size + f.Each - 1) / f.Each }
+
+// open gives the bytes that come out as a Source, which is an io.Closer. The
+// file may be another recipe's by now: that is cas.ErrNotFound, as of a container
+// that went, and who reads the recipe again finds what stands there now.
+func (f *Frames) open() (*framedSource, error) {
+	if f.file == nil {
+		return nil, invalid("frames", "not stored yet")
+	}
+	in, err := f.file.fs.Open(f.file.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, cas.ErrNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	var sum [sumSize]byte
+	if _, err := f.file.fs.ReadAt(in, sum[:], f.file.head-sumSize); err != nil && err != io.EOF || sum != f.file.sum {
+		if err == io.EOF || err == nil {
+			err = cas.ErrNotFound
+		}
+		return nil, errors.Join(err, in.Close())
+	}
+	s := &framedSource{frames: f, in: in, starts: make([]int64, len(f.Table))}
+	at := f.file.head
+	for i, one := range f.Table {
+		s.starts[i] = at
+		at += one.Stored
+	}
+	return s, nil
+}
+
+// keptFrames is how many decoded frames a source remembers: small extents that
+// follow each other take from the same ones.
+const keptFrames = 8
+
+// framedSource reads what comes out of frames. Every frame is compared with its
+// sum before it is decoded.
+type framedSource struct {
+	frames *Frames
+	in     *os.File
+	starts []int64
+	stored sync.Pool // of *[]byte, for frames as they are stored
+
+	mu   sync.Mutex // guards the rest
+	kept [keptFrames]keptFrame
+	next int // of kept, which is given up next
+}
+
+type keptFrame struct {
+	bytes []byte // nil: none
+	index int
+}
+
+// Size returns how many bytes come out.
+func (s *framedSource) Size() int64 { return s.frames.Size }
+
+// Close closes the file.
+func (s *framedSource) Close() error { return s.in.Close() }
+
+// ReadAt is io.ReaderAt. What is wrong with a frame is a *FormatError.
+func (s *framedSource) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, fmt.Errorf("read at offset %d", off)
+	}
+	n := 0
+	for n < len(p) && off < s.frames.Size {
+		i, skip := int(off/s.frames.Each), off%s.frames.Each
+		part := p[n:min(int64(len(p)), int64(n)+s.frames.plain(i)-skip)]
+		if err := s.part(part, i, skip); err != nil {
+			return n, err
+		}
+		n += len(part)
+		off += int64(len(part))
+	}
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// part reads a part of one frame.
+func (s *framedSource) part(p []byte, i int, skip int64) error {
+	if int64(len(p)) == s.frames.plain(i) {
+		return s.decode(p, i)
+	}
+	b := s.remembered(i)
+	if b == nil {
+		b = make([]byte, s.frames.plain(i))
+		if err := s.decode(b, i); err != nil {
+			return err
+		}
+		s.remember(i, b)
+	}
+	copy(p, b[skip:])
+	return nil
+}
+
+func (s *framedSource) remembered(i int) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.kept {
+		if one.bytes != nil && one.index == i {
+			return one.bytes
+		}
+	}
+	return nil
+}
+
+func (s *framedSource) remember(i int, b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept[s.next] = keptFrame{b, i}
+	s.next = (s.next + 1) % keptFrames
+}
+
+// decode fills p with what comes out of one frame.
+func (s *framedSource) decode(p []byte, i int) error {
+	frame := s.frames.Table[i]
+	if frame.Stored == int64(len(p)) {
+		return s.read(p, i)
+	}
+	buf, _ := s.stored.Get().(*[]byte)
+	if buf == nil {
+		b := make([]byte, s.frames.Each)
+		buf = &b
+	}
+	defer s.stored.Put(buf)
+	b := (*buf)[:frame.Stored]
+	if err := s.read(b, i); err != nil {
+		return err
+	}
+	if err := decodeFrame(p, b); err != nil {
+		return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i), err.Error()}
+	}
+	return nil
+}
+
+// read reads a frame as it is stored.
+func (s *framedSource) read(b []byte, i int) error {
+	n, err := s.frames.file.fs.ReadAt(s.in, b, s.starts[i])
+	if n < len(b) {
+		if err == nil || err == io.EOF {
+			return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i), fmt.Sprintf("the file ends after %d of %d bytes", n, len(b))}
+		}
+		return fmt.Errorf("read frame %d at offset %d: %w", i, s.starts[i], err)
+	}
+	if halfSum(b) != s.frames.Table[i].Sum {
+		return &FormatError{s.starts[i], fmt.Sprintf("frame %d", i), "its checksum does not fit"}
+	}
+	return nil
+}
+
+func halfSum(b []byte) (half [frameHash]byte) {
+	sum := blake3.Sum256(b)
+	copy(half[:], sum[:])
+	return half
+}
+
+// decoder of frames. It takes no more than a frame may have, whatever a frame
+// says of itself, and never grows what it decodes into.
+var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
+	d, err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxFrame), zstd.WithDecoderMaxWindow(MaxFrame),
+		zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
+	if err != nil {
+		panic(err) // of options that are constants
+	}
+	return d
+})
+
+// decodeFrame fills p from one frame of Zstandard, and accepts nothing but one
+// that says that just that comes out.
+func decodeFrame(p, frame []byte) error {
+	var h zstd.Header
+	if err := h.Decode(frame); err != nil {
+		return fmt.Errorf("no frame of Zstandard: %w", err)
+	}
+	switch {
+	case h.Skippable:
+		return errors.New("a frame that is to be skipped")
+	case h.DictionaryID != 0:
+		return fmt.Errorf("it needs the dictionary %d", h.DictionaryID)
+	case !h.HasFCS || h.FrameContentSize != uint64(len(p)):
+		return fmt.Errorf("it says that %d bytes come out, and not %d", h.FrameContentSize, len(p))
+	case !h.SingleSegment && h.WindowSize > MaxFrame:
+		return fmt.Errorf("a window of %d bytes", h.WindowSize)
+	}
+	out, err := frameDecoder().DecodeAll(frame, p[:0:len(p)])
+	if err != nil {
+		return err
+	}
+	if len(out) != len(p) {
+		return fmt.Errorf("%d bytes come out, and not %d", len(out), len(p))
+	}
+	if &out[0] != &p[0] { // never, with the limit above
+		copy(p, out)
+	}
+	return nil
+}

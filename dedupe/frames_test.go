@@ -1,0 +1,452 @@
+package dedupe
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+	"github.com/zeebo/blake3"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// framedSample is a recipe of a blob whose literals make three frames: text, bytes that nothing compresses, and a short end.
+func framedSample() (r *Recipe, plain, own []byte) {
+	own = bytes.Repeat([]byte("name of an operator, and where its weights are; "), 2<<10)[:MinFrame]
+	noise := make([]byte, MinFrame)
+	_, _ = rand.NewChaCha8([32]byte{7}).Read(noise)
+	own = append(append(own, noise...), bytes.Repeat([]byte("tail"), 250)...)
+	plain = append(plain, own[:100]...)
+	plain = append(plain, base[1003:201003]...)
+	plain = append(plain, own[100:100000]...)
+	plain = append(plain, bytes.Repeat(own[100000:100012], 400)[:4001]...)
+	plain = append(plain, own[100012:]...)
+	r = &Recipe{
+		Blob: blake3.Sum256(plain), Size: int64(len(plain)), Literals: NoLiterals,
+		Containers: []Container{{cas.Digest(blake3.Sum256(base)), int64(len(base))}},
+		Extents: []Extent{
+			{Length: 100, Container: 1},
+			{At: 100, Length: 200000, From: 1003},
+			{At: 200100, Length: 99900, From: 100, Container: 1},
+			{At: 300000, Length: 4001, From: 100000, Period: 12, Container: 1},
+			{At: 304001, Length: int64(len(own)) - 100012, From: 100012, Container: 1},
+		},
+		Tensors: []Tensor{{"layer.0.weight", 100, 200000}},
+		Frames:  &Frames{Size: int64(len(own)), Each: MinFrame},
+	}
+	return r, plain, own
+}
+
+// putSample stores it in a folder of its own.
+func putSample(t testing.TB) (dir string, r *Recipe, plain []byte) {
+	t.Helper()
+	dir = t.TempDir()
+	s, err := OpenShelf(dir, nil)
+	require.NoError(t, err)
+	r, plain, own := framedSample()
+	_, err = s.PutCompressed(context.Background(), r, NewSource(bytes.NewReader(own), int64(len(own))), 1<<20, nil)
+	require.NoError(t, err)
+	return dir, r, plain
+}
+
+func recipePath(dir string, d cas.Digest) string {
+	return filepath.Join(recipeFolder(dir, d), d.String())
+}
+
+// restored is what a recipe in dir gives.
+func restored(t testing.TB, dir string, d cas.Digest, trusted bool) ([]byte, error) {
+	t.Helper()
+	r, err := OpenRecipe(dir, d)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	require.NoError(t, err)
+	err = Apply(context.Background(), r, openSample, f, ApplyOptions{Trusted: trusted})
+	require.NoError(t, f.Close())
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	return b, nil
+}
+
+func TestRecipeOfFormat2(t *testing.T) {
+	path := filepath.Join("..", "testdata", "format", "v2", "recipe")
+	written, r, plain := putSample(t)
+	if *writeSample {
+		b, err := os.ReadFile(recipePath(written, r.Blob))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, b, 0o644))
+	}
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(recipeFolder(dir, r.Blob), 0o700))
+	require.NoError(t, os.WriteFile(recipePath(dir, r.Blob), b, 0o444))
+	got, err := OpenRecipe(dir, r.Blob)
+	require.NoError(t, err)
+	got.Frames.file, got.Frames.Table, r.Frames.Table = nil, nil, nil // another encoder may find something shorter
+	require.Equal(t, r, got)
+	for _, trusted := range []bool{false, true} {
+		out, err := restored(t, dir, r.Blob, trusted)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(plain, out), "trusted %v", trusted)
+	}
+	s, err := OpenShelf(dir, nil)
+	require.NoError(t, err)
+	require.Empty(t, s.Problems())
+	p, ok := s.Has(r.Blob)
+	require.True(t, ok)
+	require.Equal(t, int64(len(b)), p.Stored)
+	require.Equal(t, r.Frames.Size, p.Compressed)
+	require.Equal(t, r.Containers, p.Containers)
+}
+
+// What cannot be compressed is stored as it is, and read like the rest.
+func TestFramesAreReadInAnyRange(t *testing.T) {
+	dir, r, plain := putSample(t)
+	stored := r.Frames.Table
+	require.Less(t, stored[0].Stored, int64(MinFrame/8))
+	require.Equal(t, int64(MinFrame), stored[1].Stored)
+	got, err := OpenRecipe(dir, r.Blob)
+	require.NoError(t, err)
+	a, err := Assemble(got, openSample)
+	require.NoError(t, err)
+	requireAnyRange(t, a, plain)
+}
+
+// A recipe whose literals are a container becomes one that has them itself, and gives the same bytes; so does one that nothing else is in.
+func TestInward(t *testing.T) {
+	ctx := context.Background()
+	r, plain := sampleRecipe()
+	in, err := r.Inward()
+	require.NoError(t, err)
+	_, err = in.Inward()
+	var fe *FormatError
+	require.ErrorAs(t, err, &fe)
+	for name, c := range map[string]struct {
+		r   *Recipe
+		own []byte
+	}{"shared": {in, literals}, "alone": {AllInward(r.Blob, r.Size), plain}} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s, err := OpenShelf(dir, nil)
+			require.NoError(t, err)
+			proven := false
+			_, err = s.PutCompressed(ctx, c.r, NewSource(bytes.NewReader(c.own), int64(len(c.own))), int64(len(c.own)), func(staged *Recipe) error {
+				a, err := Assemble(staged, openSample)
+				require.NoError(t, err)
+				got, err := cas.Sum(ctx, a, 0, a.Size())
+				require.NoError(t, err)
+				require.Equal(t, r.Blob, got)
+				_, there := s.Has(r.Blob)
+				require.False(t, there, "it has its name before it is proven")
+				proven = true
+				return a.Close()
+			})
+			require.NoError(t, err)
+			require.True(t, proven)
+			got, err := restored(t, dir, r.Blob, false)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(plain, got))
+			for _, one := range c.r.Containers {
+				require.Equal(t, []cas.Digest{r.Blob}, s.Users(one.Digest))
+			}
+			// Written once more, as an exchange of containers does, it is the same.
+			again, err := s.Get(r.Blob)
+			require.NoError(t, err)
+			_, err = s.Put(again)
+			require.NoError(t, err)
+			got, err = restored(t, dir, r.Blob, true)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(plain, got))
+		})
+	}
+}
+
+// What takes more than it may, or is not proven, leaves what was there.
+func TestPutCompressedLeavesThingsAsTheyWere(t *testing.T) {
+	ctx := context.Background()
+	for name, c := range map[string]struct {
+		most  int64
+		prove func(*Recipe) error
+		err   error
+	}{
+		"no gain":    {20, nil, ErrNoGain},
+		"not proven": {1 << 20, func(*Recipe) error { return os.ErrInvalid }, os.ErrInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s, err := OpenShelf(dir, nil)
+			require.NoError(t, err)
+			r, _ := sampleRecipe()
+			_, err = s.Put(r)
+			require.NoError(t, err)
+			in, err := r.Inward()
+			require.NoError(t, err)
+			_, err = s.PutCompressed(ctx, in, NewSource(bytes.NewReader(literals), int64(len(literals))), c.most, c.prove)
+			require.ErrorIs(t, err, c.err)
+			got, err := s.Get(r.Blob)
+			require.NoError(t, err)
+			require.Equal(t, r, got)
+			left, err := os.ReadDir(filepath.Join(dir, recipesName, incomingName))
+			require.NoError(t, err)
+			require.Empty(t, left)
+		})
+	}
+}
+
+// A recipe that took from a container takes from where that has its bytes, and keeps its frames.
+func TestThroughKeepsFrames(t *testing.T) {
+	r, plain, own := framedSample()
+	half := int64(len(base) / 2)
+	first := Container{cas.Digest{1}, half}
+	second := Container{cas.Digest{2}, int64(len(base)) - half}
+	made := &Recipe{Blob: r.Containers[0].Digest, Size: int64(len(base)), Literals: NoLiterals, Containers: []Container{second, first},
+		Extents: []Extent{{Length: half, Container: 1}, {At: half, Length: second.Size}}}
+	dir := t.TempDir()
+	s, err := OpenShelf(dir, nil)
+	require.NoError(t, err)
+	_, err = s.PutCompressed(context.Background(), r, NewSource(bytes.NewReader(own), int64(len(own))), 1<<20, nil)
+	require.NoError(t, err)
+	read, err := s.Get(r.Blob)
+	require.NoError(t, err)
+	moved, err := read.Through(made)
+	require.NoError(t, err)
+	a, err := Assemble(moved, func(d cas.Digest) (Source, error) {
+		b := base[:half]
+		if d == second.Digest {
+			b = base[half:]
+		}
+		return NewSource(bytes.NewReader(b), int64(len(b))), nil
+	})
+	require.NoError(t, err)
+	got := make([]byte, len(plain))
+	require.NoError(t, readFull(a, got, 0))
+	require.True(t, bytes.Equal(plain, got))
+	require.NoError(t, a.Close())
+	var fe *FormatError
+	made.Frames = r.Frames
+	_, err = read.Through(made)
+	require.ErrorAs(t, err, &fe, "frames are nobody else's to take from")
+}
+
+// frame makes a frame of Zstandard of b.
+func frame(t testing.TB, b []byte, o ...zstd.EOption) []byte {
+	t.Helper()
+	c, err := zstd.NewWriter(nil, o...)
+	require.NoError(t, err)
+	return c.EncodeAll(b, nil)
+}
+
+// Each frame that is not what its recipe says is refused with its place, and never gives a byte; what it says of itself takes no memory.
+func TestFramesRefused(t *testing.T) {
+	bomb := frame(t, make([]byte, 64<<20), zstd.WithSingleSegment(false))
+	text := bytes.Repeat([]byte("text "), MinFrame)[:MinFrame]
+	skippable := binary.LittleEndian.AppendUint32(nil, 0x184d2a50)
+	skippable = append(binary.LittleEndian.AppendUint32(skippable, 100), make([]byte, 100)...)
+	lies := frame(t, text, zstd.WithSingleSegment(true))
+	// The size that it states, of 4 bytes behind the magic and the descriptor.
+	shorter := append([]byte{}, lies...)
+	binary.LittleEndian.PutUint32(shorter[5:], MinFrame+1)
+	unsized := frame(t, text[:100])
+	cases := map[string][]byte{
+		"no frame":                        []byte("no frame of Zstandard"),
+		"empty but for a magic":           {0x28, 0xb5, 0x2f, 0xfd},
+		"a bomb":                          bomb,
+		"a bomb with a modest header":     append(append([]byte{}, lies[:len(lies)/2]...), bomb...),
+		"cut off":                         lies[:len(lies)-3],
+		"something behind":                append(append([]byte{}, lies...), 0),
+		"a second frame":                  append(append([]byte{}, lies...), lies...),
+		"skippable":                       skippable,
+		"less than it says":               frame(t, text[:MinFrame-1], zstd.WithSingleSegment(true)),
+		"more than it may":                frame(t, append(append([]byte{}, text...), 0), zstd.WithSingleSegment(true)),
+		"another size than what is in it": shorter,
+		"a few bytes":                     unsized,
+		"with a dictionary":               append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x21, 9}, lies[5:]...),
+		"a window of gigabytes":           append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x80, 0xf8, 0, 0, 1, 0}, lies[9:]...),
+	}
+	for name, bad := range cases {
+		t.Run(name, func(t *testing.T) {
+			if len(bad) > MinFrame {
+				bad = bad[:MinFrame]
+			}
+			dir, r, _ := putSample(t)
+			// The recipe is sound in itself, and says of this frame what is true of it.
+			replaceFrame(t, dir, r, 0, bad)
+			for _, trusted := range []bool{false, true} {
+				_, err := restored(t, dir, r.Blob, trusted)
+				var fe *FormatError
+				require.ErrorAs(t, err, &fe)
+				require.Equal(t, "frame 0", fe.Field)
+				require.Positive(t, fe.Offset)
+			}
+		})
+	}
+}
+
+// replaceFrame writes the recipe anew, with other bytes for one frame and what is right for these in its table.
+func replaceFrame(t testing.TB, dir string, r *Recipe, i int, bad []byte) {
+	t.Helper()
+	path := recipePath(dir, r.Blob)
+	read, err := OpenRecipe(dir, r.Blob)
+	require.NoError(t, err)
+	src, err := read.Frames.open()
+	require.NoError(t, err)
+	var frames []byte
+	for k, one := range read.Frames.Table {
+		b := make([]byte, one.Stored)
+		require.NoError(t, src.read(b, k))
+		if k == i {
+			b = bad
+		}
+		frames = append(frames, b...)
+	}
+	require.NoError(t, src.Close())
+	read.Frames.Table[i] = Frame{int64(len(bad)), halfSum(bad)}
+	head, err := read.Encode()
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, append(head, frames...), 0o444))
+}
+
+func TestDamagedFiles(t *testing.T) {
+	cases := map[string]struct {
+		field  string
+		damage func(b []byte, head int) []byte
+	}{
+		"a flipped bit in a frame":          {"frame 0", func(b []byte, head int) []byte { b[head+20] ^= 4; return b }},
+		"a flipped bit in a frame as it is": {"frame 1", func(b []byte, head int) []byte { b[len(b)-3000] ^= 4; return b }},
+		"a flipped bit in the table":        {"checksum", func(b []byte, head int) []byte { b[head-sumSize-30] ^= 4; return b }},
+		"cut off":                           {"frames", func(b []byte, head int) []byte { return b[:len(b)-1] }},
+		"cut off before the frames":         {"frames", func(b []byte, head int) []byte { return b[:head] }},
+		"cut off in the table":              {"length", func(b []byte, head int) []byte { return b[:head-40] }},
+		"something behind":                  {"frames", func(b []byte, head int) []byte { return append(b, 0) }},
+		"format 1 with frames":              {"length", func(b []byte, head int) []byte { b[8] = 1; return b }},
+		"a length of gigabytes":             {"length", func(b []byte, head int) []byte { b[15] = 0xff; return b }},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			dir, r, _ := putSample(t)
+			path := recipePath(dir, r.Blob)
+			b, err := os.ReadFile(path)
+			require.NoError(t, err)
+			head, err := r.Encode()
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.WriteFile(path, c.damage(b, len(head)), 0o444))
+			_, err = restored(t, dir, r.Blob, true)
+			var fe *FormatError
+			require.ErrorAs(t, err, &fe)
+			require.Equal(t, c.field, fe.Field)
+		})
+	}
+}
+
+// A recipe that stands where the one stood that was read is not taken for it.
+func TestFramesOfAnotherRecipe(t *testing.T) {
+	dir, r, _ := putSample(t)
+	read, err := OpenRecipe(dir, r.Blob)
+	require.NoError(t, err)
+	replaceFrame(t, dir, r, 2, frame(t, bytes.Repeat([]byte("else"), 250)))
+	_, err = Assemble(read, openSample)
+	require.NoError(t, err)
+	_, err = read.Frames.open()
+	require.ErrorIs(t, err, cas.ErrNotFound)
+	require.NoError(t, os.Remove(recipePath(dir, r.Blob)))
+	_, err = read.Frames.open()
+	require.ErrorIs(t, err, cas.ErrNotFound)
+}
+
+func TestFramesValidated(t *testing.T) {
+	_, r, _ := putSample(t)
+	cases := map[string]func(r *Recipe){
+		"a size that is no power of two": func(r *Recipe) { r.Frames.Each = MinFrame + 1 },
+		"frames too small":               func(r *Recipe) { r.Frames.Each = MinFrame / 2 },
+		"frames too large":               func(r *Recipe) { r.Frames.Each = 2 * MaxFrame },
+		"one missing":                    func(r *Recipe) { r.Frames.Table = r.Frames.Table[:2] },
+		"one that grows":                 func(r *Recipe) { r.Frames.Table[1].Stored++ },
+		"one of nothing":                 func(r *Recipe) { r.Frames.Table[1].Stored = 0 },
+		"no bytes":                       func(r *Recipe) { r.Frames.Size = 0 },
+		"literals besides":               func(r *Recipe) { r.Literals = 0 },
+		"nothing taken from them":        func(r *Recipe) { r.Extents, r.Size = r.Extents[1:2], 200000; r.Extents[0].At = 0; r.Tensors = nil },
+		"an extent behind their end":     func(r *Recipe) { r.Extents[0].From = r.Frames.Size - 99 },
+		"a container behind them":        func(r *Recipe) { r.Extents[0].Container = 2 },
+	}
+	for name, damage := range cases {
+		t.Run(name, func(t *testing.T) {
+			bad := *r
+			frames := *r.Frames
+			frames.Table = append([]Frame{}, frames.Table...)
+			bad.Frames, bad.Extents = &frames, append([]Extent{}, r.Extents...)
+			damage(&bad)
+			var fe *FormatError
+			require.ErrorAs(t, bad.Validate(), &fe)
+		})
+	}
+}
+
+// Whatever a file says: what is read is sound in itself and says of itself the same again; and what is decoded is what is stated, or an error.
+func FuzzFramedRecipe(f *testing.F) {
+	dir, r, _ := putSample(f)
+	b, err := os.ReadFile(recipePath(dir, r.Blob))
+	require.NoError(f, err)
+	head, err := r.Encode()
+	require.NoError(f, err)
+	f.Add(head[headerSize:len(head)-sumSize], b[len(head):])
+	f.Fuzz(func(t *testing.T, body, frames []byte) {
+		head := make([]byte, headerSize, headerSize+len(body)+sumSize)
+		copy(head, recipeMagic)
+		head[8] = formatFramed
+		head = seal(append(head, body...))
+		r, err := DecodeRecipe(append(bytes.Clone(head), frames...))
+		var fe *FormatError
+		if err != nil {
+			require.True(t, errors.As(err, &fe), "%v", err)
+			return
+		}
+		again, err := r.Encode()
+		require.NoError(t, err)
+		require.Equal(t, head, again)
+		// The fuzzer finds no sums: they are made right, so that what is behind them is tried.
+		at := int64(0)
+		for i, one := range r.Frames.Table {
+			stored := frames[at : at+one.Stored]
+			at += one.Stored
+			if p := make([]byte, r.Frames.plain(i)); int64(len(p)) > one.Stored {
+				_ = decodeFrame(p, stored)
+			}
+		}
+	})
+}
+
+// Any bytes decode to just as many as are expected, or are refused.
+func FuzzFrame(f *testing.F) {
+	f.Add(frame(f, bytes.Repeat([]byte("text "), 1000), zstd.WithSingleSegment(true)), 5000)
+	f.Add(frame(f, make([]byte, 1<<20)), 1<<20)
+	f.Add(frame(f, make([]byte, 1<<20)), 5)
+	f.Fuzz(func(t *testing.T, b []byte, n int) {
+		if n <= 0 || n > MaxFrame {
+			return
+		}
+		room := bytes.Repeat([]byte{0xa5}, n+64)
+		if decodeFrame(room[:n], b) == nil {
+			plain, err := zstd.NewReader(nil)
+			require.NoError(t, err)
+			want, err := plain.DecodeAll(b, nil)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, room[:n]))
+			plain.Close()
+		}
+		require.Equal(t, bytes.Repeat([]byte{0xa5}, 64), room[n:], "it wrote behind its end")
+	})
+}

@@ -1,0 +1,83 @@
+package dedupe
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// OpenRecipe reads the recipe of a blob in the state folder dir as it lies
+// there. It writes nothing, takes no lock and opens no shelf: a store on a
+// read-only file system will do. Errors are those of Shelf.Get.
+func OpenRecipe(dir string, d cas.Digest) (*Recipe, error) {
+	r, _, err := readRecipe(cas.OS{}, filepath.Join(recipeFolder(dir, d), d.String()), d)
+	if err != nil {
+		return nil, fmt.Errorf("recipe of blob %s: %w", d, err)
+	}
+	return r, nil
+}
+
+// readRecipe gives the stamp of the file that it read, too.
+func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.Stamp, err error) {
+	f, err := fsys.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, stamp, cas.ErrNotFound
+	}
+	if err != nil {
+		return nil, stamp, err
+	}
+	defer f.Close() // only read from
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, stamp, err
+	case !info.Mode().IsRegular():
+		return nil, stamp, &FormatError{-1, "", "not a regular file"}
+	}
+	if stamp, err = cas.StampOf(f); err != nil { // before it is read: who changes it meanwhile changes its times
+		return nil, stamp, err
+	}
+	b, err := readHead(fsys, f, info.Size())
+	if err != nil {
+		return nil, stamp, err
+	}
+	if r, err = decodeHead(b, info.Size()); err != nil {
+		return nil, stamp, err
+	}
+	if r.Frames != nil {
+		r.Frames.file = &framedFile{fs: fsys, path: path, head: int64(len(b)), sum: [sumSize]byte(b[len(b)-sumSize:])}
+	}
+	if r.Blob != d {
+		return nil, stamp, &FormatError{headerSize, "blob", fmt.Sprintf("it is the recipe of %s", r.Blob)}
+	}
+	return r, stamp, nil
+}
+
+// readHead reads what stands before the frames of a recipe's file, which has
+// size bytes; of one without frames all of it.
+func readHead(fsys cas.FS, f *os.File, size int64) ([]byte, error) {
+	b := make([]byte, min(size, headerSize))
+	if err := readAll(fsys, f, b); err != nil {
+		return nil, err
+	}
+	if n, framed := framedHead(b); framed && n < size {
+		size = n
+	}
+	if size > headerSize+maxBody+sumSize {
+		return nil, &FormatError{-1, "length", fmt.Sprintf("a file of %d bytes", size)}
+	}
+	b = make([]byte, size)
+	return b, readAll(fsys, f, b)
+}
+
+func readAll(fsys cas.FS, f *os.File, b []byte) error {
+	if n, err := fsys.ReadAt(f, b, 0); err != nil && (err != io.EOF || n < len(b)) {
+		return err
+	}
+	return nil
+}

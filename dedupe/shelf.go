@@ -1,0 +1,431 @@
+package dedupe
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Shelf keeps the recipes of a store, in the folder recipes below the state
+// folder, and knows which containers they need. A recipe's name is the digest of
+// the blob that it rebuilds. It never removes or reads a blob: what a recipe
+// refers to is the caller's to keep, for as long as Users tells of one.
+//
+// Put and Remove return when the change is durable; a crash at any step leaves
+// the earlier recipe or the new one under the name, whole, and at most a staged
+// file, which the next OpenShelf removes. All methods may be called at the same
+// time.
+type Shelf struct {
+	dir      string // the state folder
+	recipes  string
+	incoming string // recipes that have no name yet
+	fs       cas.FS
+
+	writing sync.Mutex // held from a change on disk to that of what is known
+
+	mu       sync.RWMutex                           // guards the rest
+	packed   map[cas.Digest]Packed                  // by blob
+	users    map[cas.Digest]map[cas.Digest]struct{} // container -> blobs whose recipes need it
+	newer    int                                    // recipes that this version cannot read
+	problems []Problem
+}
+
+// Packed is what the shelf knows of a recipe without reading it.
+type Packed struct {
+	Size       int64 // bytes of the blob that it rebuilds
+	Stored     int64 // bytes of the recipe's file
+	Disk       int64 // bytes that it takes on the disk, in whole blocks
+	Compressed int64 // bytes of the blob's own literals, if the file has them; 0: it has none
+	Containers []Container
+	Taken      []int64 // bytes of the blob that come from each container, then from the literals in the file
+	Literals   int     // as in Recipe
+}
+
+// Problem is a recipe that could not be read when the shelf was opened.
+type Problem struct {
+	Path   string // below the state folder
+	Newer  bool   // written by a newer epcached and left where it is; else it is in the quarantine
+	Detail string
+}
+
+const (
+	recipesName  = "recipes"
+	incomingName = "incoming" // below recipes, so that a rename never leaves the file system
+)
+
+// OpenShelf opens the recipes in the state folder dir. fsys may be nil: the
+// operating system's. A recipe that is damaged is moved into the quarantine;
+// Problems tells. Nobody else may use the folder at that time.
+func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
+	s := &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
+		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{})}
+	if s.fs == nil {
+		s.fs = cas.OS{}
+	}
+	if err := s.open(); err != nil {
+		return nil, fmt.Errorf("open recipes %s: %w", s.recipes, err)
+	}
+	return s, nil
+}
+
+func (s *Shelf) open() error {
+	for _, path := range []string{s.recipes, s.incoming} {
+		if err := s.fs.Mkdir(path); err != nil {
+			return err
+		}
+	}
+	if err := s.fs.SyncDir(s.dir); err != nil {
+		return err
+	}
+	names, err := s.fs.ReadDir(s.incoming)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.fs.Remove(filepath.Join(s.incoming, name)); err != nil {
+			return err
+		}
+	}
+	folders, err := s.fs.ReadDir(s.recipes)
+	if err != nil {
+		return err
+	}
+	for _, folder := range folders {
+		if folder == incomingName {
+			continue
+		}
+		if err := s.openFolder(folder); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Shelf) openFolder(folder string) error {
+	names, err := s.fs.ReadDir(filepath.Join(s.recipes, folder))
+	if err != nil {
+		return err
+	}
+	damaged := false
+	for _, name := range names {
+		path := filepath.Join(folder, name)
+		err := s.take(path)
+		switch {
+		case err == nil:
+		case errors.Is(err, ErrNewer):
+			s.newer++
+			s.problems = append(s.problems, Problem{filepath.Join(recipesName, path), true, err.Error()})
+		default:
+			s.problems = append(s.problems, Problem{filepath.Join(recipesName, path), false, err.Error()})
+			if err := cas.SetAside(s.fs, s.dir, filepath.Join(s.recipes, path), err.Error()); err != nil {
+				return err
+			}
+			damaged = true
+		}
+	}
+	if damaged {
+		return s.fs.SyncDir(filepath.Join(s.recipes, folder))
+	}
+	return nil
+}
+
+// take reads one recipe at the start.
+func (s *Shelf) take(path string) error {
+	d, err := cas.ParseDigest(filepath.Base(path))
+	if err != nil {
+		return &FormatError{-1, "name", err.Error()}
+	}
+	if filepath.Dir(path) != d.String()[:2] {
+		return &FormatError{-1, "name", "it stands in the folder of others"}
+	}
+	r, stamp, err := s.read(d)
+	if err != nil {
+		return err
+	}
+	s.know(r, stamp.Size, true)
+	return nil
+}
+
+func (s *Shelf) folder(d cas.Digest) string { return recipeFolder(s.dir, d) }
+func (s *Shelf) path(d cas.Digest) string   { return filepath.Join(s.folder(d), d.String()) }
+
+func recipeFolder(dir string, d cas.Digest) string {
+	return filepath.Join(dir, recipesName, d.String()[:2])
+}
+
+// know notes a blob's recipe. If it is certain that an earlier one cannot come
+// back, its containers are given up.
+func (s *Shelf) know(r *Recipe, stored int64, certain bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if certain {
+		s.forgetLocked(r.Blob)
+	}
+	p := Packed{Size: r.Size, Stored: stored, Containers: slices.Clone(r.Containers), Taken: r.Taken(), Literals: r.Literals}
+	if r.Frames != nil {
+		p.Compressed = r.Frames.Size
+	}
+	p.Disk, _ = cas.DiskBytes(s.path(r.Blob)) // of one that has just gone, none
+	s.packed[r.Blob] = p
+	for _, c := range r.Containers {
+		if s.users[c.Digest] == nil {
+			s.users[c.Digest] = make(map[cas.Digest]struct{})
+		}
+		s.users[c.Digest][r.Blob] = struct{}{}
+	}
+}
+
+func (s *Shelf) forget(d cas.Digest) { s.mu.Lock(); s.forgetLocked(d); s.mu.Unlock() }
+
+func (s *Shelf) forgetLocked(d cas.Digest) {
+	for _, c := range s.packed[d].Containers {
+		if delete(s.users[c.Digest], d); len(s.users[c.Digest]) == 0 {
+			delete(s.users, c.Digest)
+		}
+	}
+	delete(s.packed, d)
+}
+
+// Put keeps the recipe in the place of one that the blob may have had, and
+// returns the length of its file in bytes when it is durable. From then on Users
+// tells of its containers, which have to be durable before.
+//
+// Frames are copied from the file that the recipe was read from.
+func (s *Shelf) Put(r *Recipe) (int64, error) {
+	return s.put(r, func(f *os.File) error {
+		b, err := r.Encode()
+		if err == nil {
+			_, err = decodeHead(b, r.fileBytes(int64(len(b)))) // what cannot be read again is not stored
+		}
+		if err == nil {
+			_, err = s.fs.WriteAt(f, b, 0)
+		}
+		if err == nil && r.Frames != nil {
+			err = r.Frames.copyTo(context.Background(), int64(len(b)), s.writeTo(f))
+		}
+		return err
+	}, nil)
+}
+
+// PutCompressed is Put of a recipe that Inward or AllInward gave, with the
+// literals that it is about, which are compressed. prove is called with what was
+// written, before that gets its name; its error leaves things as they were. So
+// does ErrNoGain: the literals take more than most bytes, compressed.
+func (s *Shelf) PutCompressed(ctx context.Context, r *Recipe, literals Source, most int64, prove func(*Recipe) error) (int64, error) {
+	if r.Frames == nil || literals.Size() != r.Frames.Size {
+		return 0, fmt.Errorf("store the recipe of blob %s: %w", r.Blob, invalid("literals", "%d bytes", literals.Size()))
+	}
+	write := func(f *os.File) error {
+		head, err := r.headBytes()
+		if err == nil {
+			err = r.Frames.compressTo(ctx, literals, head, most, s.writeTo(f))
+		}
+		var b []byte
+		if err == nil {
+			b, err = r.Encode()
+		}
+		if err == nil {
+			_, err = s.fs.WriteAt(f, b, 0)
+		}
+		return err
+	}
+	return s.put(r, write, prove)
+}
+
+// fileBytes returns how long the recipe's file is, given what stands before frames.
+func (r *Recipe) fileBytes(head int64) int64 {
+	if r.Frames != nil {
+		head += r.Frames.stored()
+	}
+	return head
+}
+
+func (s *Shelf) writeTo(f *os.File) func(p []byte, off int64) error {
+	return func(p []byte, off int64) error { _, err := s.fs.WriteAt(f, p, off); return err }
+}
+
+func (s *Shelf) put(r *Recipe, write func(*os.File) error, prove func(*Recipe) error) (int64, error) {
+	path, stored, err := s.stage(r.Blob, write, prove) // whoever puts or removes others need not wait for that
+	if err == nil {
+		err = s.place(r, path, stored)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("store the recipe of blob %s: %w", r.Blob, err)
+	}
+	return stored, nil
+}
+
+// stage makes the bytes of the file durable, under no name that anybody looks under.
+func (s *Shelf) stage(d cas.Digest, write func(*os.File) error, prove func(*Recipe) error) (path string, stored int64, err error) {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails
+	path = filepath.Join(s.incoming, hex.EncodeToString(id[:]))
+	f, err := s.fs.Create(path)
+	if err != nil {
+		return "", 0, err
+	}
+	err = write(f)
+	if err == nil {
+		err = s.fs.Chmod(f, 0o444)
+	}
+	if err == nil {
+		err = s.fs.Sync(f)
+	}
+	if info, err2 := f.Stat(); err2 != nil {
+		err = errors.Join(err, err2)
+	} else {
+		stored = info.Size()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil && prove != nil {
+		var r *Recipe
+		if r, _, err = readRecipe(s.fs, path, d); err == nil {
+			err = prove(r)
+		}
+	}
+	if err != nil {
+		return "", 0, errors.Join(err, s.fs.Remove(path))
+	}
+	return path, stored, nil
+}
+
+// place gives what was staged its name, durably. After an error a crash may bring
+// the earlier recipe back.
+func (s *Shelf) place(r *Recipe, path string, stored int64) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	err := s.makeFolder(r.Blob)
+	if err == nil {
+		// Visible from here on; a crash before this line leaves only the staged file.
+		err = s.fs.Rename(path, s.path(r.Blob))
+	}
+	if err != nil {
+		return errors.Join(err, s.fs.Remove(path))
+	}
+	err = s.fs.SyncDir(s.folder(r.Blob))
+	s.know(r, stored, err == nil)
+	return err
+}
+
+// makeFolder makes the blob's folder, durably, with the first recipe in it: few
+// stores have many.
+func (s *Shelf) makeFolder(d cas.Digest) error {
+	if err := s.fs.Mkdir(s.folder(d)); err != nil {
+		return err
+	}
+	return s.fs.SyncDir(s.recipes)
+}
+
+// Get reads the recipe of a blob. Errors are cas.ErrNotFound, *FormatError,
+// ErrNewer, or the system's.
+func (s *Shelf) Get(d cas.Digest) (*Recipe, error) {
+	r, _, err := s.GetStamped(d)
+	return r, err
+}
+
+// GetStamped is Get, with the stamp of the file that was read: for who proved
+// once that the recipe gives its blob, and wants to know whether that still goes
+// for what stands there now.
+func (s *Shelf) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
+	r, stamp, err := s.read(d)
+	if err != nil {
+		return nil, cas.Stamp{}, fmt.Errorf("recipe of blob %s: %w", d, err)
+	}
+	return r, stamp, nil
+}
+
+func (s *Shelf) read(d cas.Digest) (r *Recipe, stamp cas.Stamp, err error) {
+	return readRecipe(s.fs, s.path(d), d)
+}
+
+// Remove deletes the recipe of a blob, durably. One that is not there is
+// cas.ErrNotFound, and then that is durable.
+func (s *Shelf) Remove(d cas.Digest) error {
+	return s.takeAway(d, func() error { return s.fs.Remove(s.path(d)) })
+}
+
+// Quarantine moves a recipe out of the way, with a note why.
+func (s *Shelf) Quarantine(d cas.Digest, why string) error {
+	return s.takeAway(d, func() error { return cas.SetAside(s.fs, s.dir, s.path(d), why) })
+}
+
+func (s *Shelf) takeAway(d cas.Digest, take func() error) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	err := take()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("recipe of blob %s: %w", d, err)
+	}
+	// Its containers are given up only when it cannot come back.
+	if err := s.fs.SyncDir(s.folder(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("recipe of blob %s: %w", d, err)
+	}
+	s.forget(d)
+	if err != nil {
+		return fmt.Errorf("recipe of blob %s: %w", d, cas.ErrNotFound)
+	}
+	return nil
+}
+
+// Has tells of a blob's recipe, from memory.
+func (s *Shelf) Has(d cas.Digest) (Packed, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	p, ok := s.packed[d]
+	return p, ok
+}
+
+// Users returns the blobs whose recipes need a container, in order of digests.
+func (s *Shelf) Users(container cas.Digest) []cas.Digest {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.SortedFunc(maps.Keys(s.users[container]), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+}
+
+// Containers returns every container that a recipe needs, in order of digests.
+func (s *Shelf) Containers() []cas.Digest {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.SortedFunc(maps.Keys(s.users), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+}
+
+// Walk calls fn with every recipe that there was when it began, in order of
+// digests, and stops at fn's first error.
+func (s *Shelf) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) error {
+	s.mu.RLock()
+	all := slices.SortedFunc(maps.Keys(s.packed), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+	s.mu.RUnlock()
+	for _, d := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if p, ok := s.Has(d); ok {
+			if err := fn(d, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Complete reports whether every recipe could be read. While one could not,
+// nobody knows what it needs, and nothing may be removed for want of a user.
+func (s *Shelf) Complete() bool { s.mu.RLock(); defer s.mu.RUnlock(); return s.newer == 0 }
+
+// Problems returns what was wrong when the shelf was opened.
+func (s *Shelf) Problems() []Problem {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Clone(s.problems)
+}

@@ -1,0 +1,266 @@
+package dedupe_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/zeebo/blake3"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cas/crashfs"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// shelved is a recipe of a blob of n bytes, all of them from a container of that name.
+func shelved(blob, container string, n int64) *dedupe.Recipe {
+	return &dedupe.Recipe{
+		Blob: blake3.Sum256([]byte(blob)), Size: n, Literals: dedupe.NoLiterals,
+		Containers: []dedupe.Container{{Digest: blake3.Sum256([]byte(container)), Size: 2 * n}},
+		Extents:    []dedupe.Extent{{Length: n, From: n}},
+	}
+}
+
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "dedupe")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+var (
+	early = shelved("blob", "container", 1000)
+	later = shelved("blob", "rewritten container", 1000)
+	other = shelved("other blob", "container", 500)
+
+	text       = bytes.Repeat([]byte("the name of a layer, "), 40<<10) // of several frames
+	compressed = dedupe.AllInward(blake3.Sum256(text), int64(len(text)))
+)
+
+// shelfOperation is one call; what may stand under the blob's name when it was not acknowledged is in may, nil for nothing, and
+// after is what has to stand there when it was.
+type shelfOperation struct {
+	name  string
+	run   func(s *dedupe.Shelf) error
+	blob  cas.Digest
+	may   []*dedupe.Recipe
+	after *dedupe.Recipe
+}
+
+func shelfOperations() []shelfOperation {
+	put := func(r *dedupe.Recipe) func(s *dedupe.Shelf) error {
+		return func(s *dedupe.Shelf) error { _, err := s.Put(r); return err }
+	}
+	return []shelfOperation{
+		{"put", put(other), other.Blob, []*dedupe.Recipe{nil, other}, other},
+		{"compress", func(s *dedupe.Shelf) error {
+			_, err := s.PutCompressed(context.Background(), compressed, dedupe.NewSource(bytes.NewReader(text), compressed.Size), compressed.Size, nil)
+			return err
+		}, compressed.Blob, []*dedupe.Recipe{nil, compressed}, compressed},
+		{"replace", put(later), early.Blob, []*dedupe.Recipe{early, later}, later},
+		{"remove", func(s *dedupe.Shelf) error { return s.Remove(early.Blob) }, early.Blob, []*dedupe.Recipe{early, nil}, nil},
+		{"quarantine", func(s *dedupe.Shelf) error { return s.Quarantine(early.Blob, "a test") }, early.Blob, []*dedupe.Recipe{early, nil}, nil},
+	}
+}
+
+// requireShelf opens what a crash has left: one of the recipes that may be there stands under the blob's name, whole, and its
+// containers have it as a user.
+func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) {
+	t.Helper()
+	s, err := dedupe.OpenShelf(dir, nil)
+	require.NoError(t, err)
+	require.Empty(t, s.Problems(), "nothing is ever half there")
+	got, err := s.Get(blob)
+	if errors.Is(err, cas.ErrNotFound) {
+		require.Contains(t, may, (*dedupe.Recipe)(nil))
+		_, known := s.Has(blob)
+		require.False(t, known)
+	} else {
+		require.NoError(t, err)
+		require.True(t, slices.ContainsFunc(may, func(r *dedupe.Recipe) bool { return r != nil && r.Same(got) }), "%+v", got)
+		if len(got.Containers) == 0 {
+			requireGives(t, got)
+		}
+		for _, c := range got.Containers {
+			require.Contains(t, s.Users(c.Digest), blob)
+		}
+	}
+	left, err := os.ReadDir(filepath.Join(dir, "recipes", "incoming"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// requireGives reads all that comes out of a recipe that has it in its own file.
+func requireGives(t *testing.T, r *dedupe.Recipe) {
+	t.Helper()
+	a, err := dedupe.Assemble(r, func(cas.Digest) (dedupe.Source, error) { return nil, cas.ErrNotFound })
+	require.NoError(t, err)
+	got, err := cas.Sum(context.Background(), a, 0, a.Size())
+	require.NoError(t, err)
+	require.Equal(t, r.Blob, got)
+	require.NoError(t, a.Close())
+}
+
+func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.Shelf) {
+	t.Helper()
+	root := memoryDir(t)
+	state := filepath.Join(root, "state")
+	require.NoError(t, os.MkdirAll(filepath.Join(state, "quarantine"), 0o700))
+	s, err := dedupe.OpenShelf(state, nil)
+	require.NoError(t, err)
+	_, err = s.Put(early)
+	require.NoError(t, err)
+	fs, err = crashfs.New(root)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, fs.Close()) })
+	s, err = dedupe.OpenShelf(state, fs)
+	require.NoError(t, err)
+	return fs, s
+}
+
+func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest, may ...*dedupe.Recipe) {
+	t.Helper()
+	for i, loss := range []crashfs.Loss{crashfs.Nothing, crashfs.Everything, crashfs.Some, crashfs.Some, crashfs.Some} {
+		after := memoryDir(t)
+		require.NoError(t, fs.Crash(after, loss, uint64(fs.Steps()+i)))
+		requireShelf(t, filepath.Join(after, "state"), blob, may)
+		require.NoError(t, os.RemoveAll(after))
+	}
+}
+
+func TestShelfStoppedAtEveryStep(t *testing.T) {
+	for _, op := range shelfOperations() {
+		t.Run(op.name, func(t *testing.T) {
+			for step := 1; ; step += crashfs.Stride {
+				fs, s := startShelf(t)
+				before := fs.Steps()
+				fs.StopAt(before + step)
+				err := op.run(s)
+				if err == nil {
+					requireShelfAfterCrash(t, fs, op.blob, op.after)
+				} else {
+					requireShelfAfterCrash(t, fs, op.blob, op.may...)
+				}
+				if fs.Steps() < before+step { // it was over before the stop
+					require.NoError(t, err)
+					require.Greater(t, step, 2, "the operation has no steps")
+					return
+				}
+			}
+		})
+	}
+}
+
+// What failed works when it is tried again, and until then nothing that either recipe needs is given up.
+func TestShelfFailingAtEveryStep(t *testing.T) {
+	for _, op := range shelfOperations() {
+		t.Run(op.name, func(t *testing.T) {
+			for step := 1; ; step += crashfs.Stride {
+				fs, s := startShelf(t)
+				before := fs.Steps()
+				fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])
+				if err := op.run(s); err != nil {
+					for _, r := range op.may {
+						there, getErr := s.Get(op.blob)
+						if r != nil && len(r.Containers) > 0 && getErr == nil && there.Containers[0] == r.Containers[0] {
+							require.Contains(t, s.Users(r.Containers[0].Digest), op.blob)
+						}
+					}
+					requireShelfAfterCrash(t, fs, op.blob, op.may...)
+					if err = op.run(s); err != nil {
+						require.ErrorIs(t, err, cas.ErrNotFound)
+					}
+				}
+				requireShelfAfterCrash(t, fs, op.blob, op.after)
+				if fs.Steps() < before+step {
+					return
+				}
+			}
+		})
+	}
+}
+
+func TestShelfKnowsWhoNeedsWhat(t *testing.T) {
+	dir := memoryDir(t)
+	s, err := dedupe.OpenShelf(dir, nil)
+	require.NoError(t, err)
+	for _, r := range []*dedupe.Recipe{early, other} {
+		size, err := s.Put(r)
+		require.NoError(t, err)
+		p, ok := s.Has(r.Blob)
+		require.True(t, ok)
+		require.Equal(t, size, p.Stored)
+		require.Equal(t, r.Size, p.Size)
+		require.Equal(t, []int64{r.Size}, p.Taken)
+	}
+	for range 2 {
+		require.ElementsMatch(t, []cas.Digest{early.Blob, other.Blob}, s.Users(early.Containers[0].Digest))
+		require.Empty(t, s.Users(early.Blob))
+		var walked []cas.Digest
+		require.NoError(t, s.Walk(context.Background(), func(d cas.Digest, _ dedupe.Packed) error { walked = append(walked, d); return nil }))
+		require.Len(t, walked, 2)
+		s, err = dedupe.OpenShelf(dir, nil) // the same after a restart
+		require.NoError(t, err)
+	}
+	_, err = s.Put(later)
+	require.NoError(t, err)
+	require.Equal(t, []cas.Digest{other.Blob}, s.Users(early.Containers[0].Digest))
+	require.Equal(t, []cas.Digest{early.Blob}, s.Users(later.Containers[0].Digest))
+	require.NoError(t, s.Remove(other.Blob))
+	require.Empty(t, s.Users(early.Containers[0].Digest))
+	require.ErrorIs(t, s.Remove(other.Blob), cas.ErrNotFound)
+}
+
+// A recipe that is no good is put aside at the start; one of a newer version stays, and with it everything that it might need.
+func TestShelfWithBadRecipes(t *testing.T) {
+	good, err := early.Encode()
+	require.NoError(t, err)
+	newer := bytes.Clone(good)
+	newer[8] = 3
+	name := early.Blob.String()
+	cases := map[string]struct {
+		path  string
+		bytes []byte
+		want  string
+		newer bool
+	}{
+		"flipped bit":         {name[:2] + "/" + name, func() []byte { b := bytes.Clone(good); b[60] ^= 1; return b }(), "checksum", false},
+		"cut off":             {name[:2] + "/" + name, good[:len(good)-1], "offset 12: length", false},
+		"empty":               {name[:2] + "/" + name, nil, "offset 0: magic", false},
+		"another blob's name": {other.Blob.String()[:2] + "/" + other.Blob.String(), good, "it is the recipe of " + name, false},
+		"no digest":           {name[:2] + "/x", good, "1 characters", false},
+		"newer":               {name[:2] + "/" + name, newer, "newer", true},
+	}
+	for what, c := range cases {
+		t.Run(what, func(t *testing.T) {
+			dir := memoryDir(t)
+			path := filepath.Join(dir, "recipes", c.path)
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+			require.NoError(t, os.WriteFile(path, c.bytes, 0o444))
+			s, err := dedupe.OpenShelf(dir, nil)
+			require.NoError(t, err)
+			require.Len(t, s.Problems(), 1)
+			require.Contains(t, s.Problems()[0].Detail, c.want)
+			require.Equal(t, c.newer, s.Problems()[0].Newer)
+			require.Equal(t, !c.newer, s.Complete())
+			require.Equal(t, "recipes/"+c.path, s.Problems()[0].Path)
+			if _, err := os.Stat(path); c.newer {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, os.ErrNotExist)
+				aside, err := os.ReadDir(filepath.Join(dir, "quarantine"))
+				require.NoError(t, err)
+				require.Len(t, aside, 2, "the file, and a note why")
+			}
+		})
+	}
+}
