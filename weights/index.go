@@ -1,0 +1,186 @@
+package weights
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"slices"
+
+	"github.com/epcached/epcached/epmodel"
+)
+
+// Model is a source model, its graph read.
+type Model struct {
+	*epmodel.Model
+	Graph    epmodel.Source
+	External map[string]epmodel.Source // by location; what is not there is not looked for
+}
+
+const (
+	// maxUnits bounds the memory of an Index: 24 bytes each, or 33. A model of 6 GiB of float32 has as many.
+	maxUnits = 1 << 22
+	// maxSame bounds how many units that begin alike are told apart.
+	maxSame = 4
+	// beginning is how much of a unit it is found by.
+	beginning = 16
+)
+
+// ErrTooLarge means that the models have more weights than are looked for.
+var ErrTooLarge = errors.New("its source model is too large to be looked for in it")
+
+// Index has the weights of some models, to be found in binaries. It takes 100 MiB at most, and 1 MiB for 10 MiB of
+// weights else.
+type Index struct {
+	seed    maphash.Seed
+	tensors []tensor
+	forms   []form
+	units   []unit
+	heads   []uint32 // by beginning: 1 + the first unit that begins so
+	filter  []uint64 // a bit for each beginning; one that is not set is none
+}
+
+type unit struct {
+	sum  uint64
+	next uint32 // 1 + the next one that begins alike
+}
+
+// NewIndex reads the weights of the models, all of them once or twice. What a model says of its tensors and does not fit is left out.
+func NewIndex(ctx context.Context, models ...Model) (*Index, error) {
+	x := &Index{seed: maphash.MakeSeed()}
+	for i := range models {
+		x.tensors = append(x.tensors, models[i].tensors()...)
+	}
+	if err := x.plan(true); errors.Is(err, ErrTooLarge) {
+		err = x.plan(false)
+		if err != nil {
+			return nil, err
+		}
+	}
+	for i := 0; i < len(x.forms); i++ {
+		f := &x.forms[i]
+		var err error
+		if f.name != Float16Tiles {
+			err = f.tensor.flat(ctx, f, func(i int, b []byte) { x.add(f.first+i, b) })
+		} else { // both orders in one go
+			i++
+			err = f.tensor.tiled(ctx, func(at int, rows, columns []byte) {
+				x.add(f.first+at, rows)
+				x.add(f.first+f.count+at, columns)
+			})
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %.200q: %w", f.tensor.Name, err)
+		}
+	}
+	return x, nil
+}
+
+// tensors are those whose bytes are where the model says, and as many as it says.
+func (m *Model) tensors() (out []tensor) {
+	for _, one := range m.Initializers {
+		t := tensor{Initializer: one, data: m.Graph, at: one.Offset, length: one.Length}
+		size := m.Size
+		if one.Location != "" {
+			source, ok := m.External[one.Location]
+			if !ok {
+				continue
+			}
+			if t.data, size = source, source.Size(); t.length < 0 {
+				t.length = size - t.at
+			}
+		}
+		if t.length < leastUnit || t.at < 0 || t.at > size-t.length {
+			continue
+		}
+		if n := sizeOf(one.Type); n > 0 {
+			count := elements(one.Shape)
+			if count < 0 || one.Sparse || count*n != t.length {
+				t.Type = 0 // bytes
+			} else if m, ok := matrixOf(one.Shape); ok {
+				t.matrix = m
+			}
+		}
+		out = append(out, t)
+	}
+	return out
+}
+
+// plan makes the forms, and room for their units. pieces: also those of which tables are made.
+func (x *Index) plan(pieces bool) error {
+	x.forms = nil
+	all := int64(0)
+	add := func(t *tensor, name string, length, unit int64) {
+		if count := int((length + unit - 1) / unit); length >= leastUnit {
+			x.forms = append(x.forms, form{tensor: t, name: name, first: int(all), count: count, unit: unit, length: length})
+			all += int64(count)
+		}
+	}
+	for i := range x.tensors {
+		t := &x.tensors[i]
+		if all > maxUnits {
+			break
+		}
+		add(t, AsItIs, t.length, unitOf(t.length))
+		if t.Type == typeFloat {
+			unit := unitOf(t.length / 2)
+			if piece := pieceOf(t.Shape); pieces && piece > 0 {
+				unit = min(unit, piece)
+			}
+			add(t, Float16, t.length/2, unit)
+		}
+		tiles := t.matrix.tiles() * tileBytes // in both orders
+		add(t, Float16Tiles, tiles, tileBytes)
+		add(t, Float16Tiles, tiles, tileBytes)
+	}
+	if all > maxUnits {
+		return ErrTooLarge
+	}
+	x.units = make([]unit, all)
+	slots := 1 << 10
+	for int64(slots) < 2*all {
+		slots *= 2
+	}
+	x.heads, x.filter = make([]uint32, slots), make([]uint64, slots/16) // four bits a slot
+	return nil
+}
+
+// add takes a unit in. One that begins with the same number again and again is looked for behind others only, for zeros are everywhere;
+// and so is a tensor's short end.
+func (x *Index) add(i int, b []byte) {
+	x.units[i].sum = maphash.Bytes(x.seed, b)
+	if len(b) < leastUnit || bytes.Equal(b[:beginning-4], b[4:beginning]) {
+		return
+	}
+	h := hashOf(b)
+	slot := h & uint64(len(x.heads)-1)
+	same := 0
+	for u := x.heads[slot]; u != 0; u = x.units[u-1].next {
+		if same++; same == maxSame || x.units[u-1].sum == x.units[i].sum {
+			return
+		}
+	}
+	x.units[i].next, x.heads[slot] = x.heads[slot], uint32(i+1)
+	bit := x.bit(h)
+	x.filter[bit/64] |= 1 << (bit % 64)
+}
+
+// hashOf hashes the beginning of a unit.
+func hashOf(b []byte) uint64 {
+	h := binary.LittleEndian.Uint64(b)*0x9e3779b97f4a7c15 ^ binary.LittleEndian.Uint64(b[8:])
+	h *= 0xd6e8feb86659fd93
+	return h ^ h>>32
+}
+
+func (x *Index) bit(h uint64) uint64 { return h >> 16 & uint64(64*len(x.filter)-1) }
+
+// formOf gives the form that a unit belongs to.
+func (x *Index) formOf(u int) *form {
+	i, found := slices.BinarySearchFunc(x.forms, u, func(f form, u int) int { return f.first - u })
+	if !found {
+		i--
+	}
+	return &x.forms[i]
+}
