@@ -1,0 +1,201 @@
+package forms
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// bench is a store of which a test is the owner.
+type bench struct {
+	testing.TB
+	*Store
+	*memory
+	*user
+}
+
+func newBench(t testing.TB) *bench {
+	dir := filepath.Join(t.TempDir(), "state")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64), held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
+	b.memory.user = b.user
+	whole, err := cas.Open(dir, cas.Options{Stamps: make(stamps)})
+	require.NoError(t, err)
+	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, Memory: b.memory, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	require.NoError(t, err)
+	return b
+}
+
+// put stores bytes that the owner needs.
+func (b *bench) put(content []byte) cas.Digest {
+	b.Helper()
+	d, size, err := b.whole.Put(context.Background(), bytes.NewReader(content))
+	require.NoError(b, err)
+	b.needed[d] = size
+	return d
+}
+
+// variants are so many blobs of a size that have all but some bytes at their beginnings in common; of each it has been looked at what it shares.
+func (b *bench) variants(n, size int) (all []cas.Digest, contents [][]byte) {
+	b.Helper()
+	common := noise(0, size)
+	for i := range n {
+		content := append(noise(uint64(i+1), 4096), common...)
+		d := b.put(content)
+		_, err := b.LookAt(context.Background(), d, nil)
+		require.NoError(b, err)
+		all, contents = append(all, d), append(contents, content)
+	}
+	return all, contents
+}
+
+func noise(seed uint64, n int) []byte {
+	out := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1}).Read(out) // never fails
+	return out
+}
+
+func (b *bench) pack(d cas.Digest) (freed int64) {
+	b.Helper()
+	freed, err := b.Pack(context.Background(), d, nil)
+	require.NoError(b, err)
+	return freed
+}
+
+// read gives a blob's bytes as who is served gets them.
+func (b *bench) read(d cas.Digest) []byte {
+	b.Helper()
+	f, err := b.Open(context.Background(), d)
+	require.NoError(b, err)
+	defer f.Close() // only read from
+	content, err := io.ReadAll(f)
+	require.NoError(b, err)
+	return content
+}
+
+// objects lists what stands whole.
+func (b *bench) objects() (all []cas.Digest) {
+	b.Helper()
+	require.NoError(b, b.whole.Walk(context.Background(), func(d cas.Digest, _ int64) error {
+		all = append(all, d)
+		return nil
+	}))
+	return all
+}
+
+// user is an Owner. Its fields are set while nothing goes on.
+type user struct {
+	needed map[cas.Digest]int64  // with sizes
+	held   map[cas.Digest]bool   // somebody has it
+	of     map[cas.Digest]string // whose it is; "": everybody's
+
+	mu       sync.Mutex
+	full     bool      // there is no room; guarded by mu
+	once     bool      // likewise, for who asks next; guarded by mu
+	reserved int64     // guarded by mu
+	asked    []Urgency // guarded by mu
+	fits     error     // of everything
+}
+
+func (u *user) Needed(d cas.Digest) (bool, error) { _, ok := u.needed[d]; return ok, nil }
+
+func (u *user) LetGo(d cas.Digest) error {
+	if u.held[d] {
+		return ErrInUse
+	}
+	return nil
+}
+
+func (u *user) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
+	return func(from cas.Digest) (bool, error) { return u.of[from] == "" || u.of[from] == u.of[d], nil }, nil
+}
+
+func (u *user) InHand(d cas.Digest) bool { return u.held[d] }
+
+func (u *user) Reserve(_ context.Context, disk, _ int64, how Urgency) (func(), error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.asked = append(u.asked, how)
+	if once := u.once; u.full || once {
+		u.once = false
+		return func() {}, ErrNoRoom
+	}
+	u.reserved += disk
+	return sync.OnceFunc(func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.reserved -= disk
+	}), nil
+}
+
+func (u *user) Fits(string, string, int64) error { return u.fits }
+
+// stamps are a book that lasts as long as the test. One goroutine uses it at a time, or the store's locks see to it.
+type stamps map[cas.Digest]cas.Stamp
+
+func (s stamps) LoadStamp(d cas.Digest) (cas.Stamp, bool)    { one, ok := s[d]; return one, ok }
+func (s stamps) SaveStamp(d cas.Digest, one cas.Stamp) error { s[d] = one; return nil }
+func (s stamps) ForgetStamp(d cas.Digest) error              { delete(s, d); return nil }
+
+// memory is a Memory.
+type memory struct {
+	dir             string
+	user            *user
+	unpacked, proof stamps
+	sketches        map[cas.Digest][]byte
+	shares          map[cas.Digest][]byte
+}
+
+func newMemory(dir string) *memory {
+	return &memory{dir: dir, unpacked: make(stamps), proof: make(stamps), sketches: make(map[cas.Digest][]byte), shares: make(map[cas.Digest][]byte)}
+}
+
+func (m *memory) BlobBytes(d cas.Digest) (int64, bool, error) {
+	size, ok := m.user.needed[d]
+	return size, ok, nil
+}
+
+func (m *memory) DiskBytes(d cas.Digest) (int64, bool, error) {
+	_, ok := m.user.needed[d]
+	disk, _ := cas.DiskBytesIn(m.dir, d) // of one that is not there, none
+	return disk, ok, nil
+}
+
+func (m *memory) Remeasure(cas.Digest) error         { return nil }
+func (m *memory) UnpackedStamps() cas.StampBook      { return m.unpacked }
+func (m *memory) RecipeStamps() cas.StampBook        { return m.proof }
+func (m *memory) Sketch(d cas.Digest) ([]byte, bool) { one, ok := m.sketches[d]; return one, ok }
+func (m *memory) Share(d cas.Digest) ([]byte, bool)  { one, ok := m.shares[d]; return one, ok }
+
+func (m *memory) SaveSketch(d cas.Digest, sketch []byte) error { m.sketches[d] = sketch; return nil }
+func (m *memory) SaveShare(d cas.Digest, share []byte) error   { m.shares[d] = share; return nil }
+
+func (m *memory) EachSketch(_ context.Context, fn func(cas.Digest, []byte) error) error {
+	return each(m.sketches, fn)
+}
+
+func (m *memory) EachShare(_ context.Context, fn func(cas.Digest, []byte) error) error {
+	return each(m.shares, fn)
+}
+
+func each(all map[cas.Digest][]byte, fn func(cas.Digest, []byte) error) error {
+	for d, raw := range all {
+		if err := fn(d, raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *memory) DropShare(d cas.Digest)   { delete(m.shares, d) }
+func (m *memory) DropSharing(d cas.Digest) { delete(m.shares, d); delete(m.sketches, d) }

@@ -1,0 +1,244 @@
+package forms
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// What has been cold for long, and stands nowhere else, is kept compressed where that gains by enough: the literals of a packed blob in the file
+// of its recipe, and a blob that shares nothing as a recipe of nothing but literals. Who reads them decodes them, at some hundred megabytes a
+// second, so it is nothing for what is used, and nobody else takes bytes from them: literals that another recipe takes from, or would, stay a
+// container, and what is needed again becomes one.
+
+// Compressible is something that may be compressed: the literals of a packed blob, or a whole blob that shares nothing.
+type Compressible struct {
+	Blob  cas.Digest // of a build
+	Bytes cas.Digest // what is compressed: the blob, or the container of its literals
+	Size  int64      // bytes of that
+}
+
+func (x *Compressible) alone() bool { return x.Blob == x.Bytes }
+
+// worthCompressing tells whether compressing to so many bytes is worth it. It is the same bound as that of packing, for the same reason: coming back costs.
+func worthCompressing(size, stored int64) bool {
+	return cas.OnDisk(size)-cas.OnDisk(stored) >= max(minSaving, size/minSavingPart)
+}
+
+// Compressibles lists what may be compressed and was not found to gain nothing.
+func (s *Store) Compressibles(ctx context.Context) (out []Compressible, err error) {
+	wanted := make(map[cas.Digest]bool) // what others would take from
+	var alone []cas.Digest
+	err = s.memory.EachShare(ctx, func(d cas.Digest, raw []byte) error {
+		switch found, ok := decodeShare(raw); {
+		case !ok || found.dense:
+		case found.Saving > 0:
+			for _, from := range found.From {
+				wanted[from] = true
+			}
+		default:
+			alone = append(alone, d)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range alone {
+		if size, err := s.whole.Size(d); err == nil && !wanted[d] {
+			if x := (Compressible{d, d, size}); s.mayCompress(&x) {
+				out = append(out, x)
+			}
+		}
+	}
+	err = s.shelf.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+		if p.Literals == dedupe.NoLiterals {
+			return nil
+		}
+		own := p.Containers[p.Literals]
+		if x := (Compressible{d, own.Digest, own.Size}); !wanted[own.Digest] && !s.dense(own.Digest) && s.mayCompress(&x) {
+			out = append(out, x)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// mayCompress tells whether nobody but the blob itself needs those bytes to be whole.
+func (s *Store) mayCompress(x *Compressible) bool {
+	if !worthCompressing(x.Size, 0) || s.whole.Has(x.Blob) != x.alone() {
+		return false
+	}
+	if needed, err := s.owner.Needed(x.Bytes); err != nil || needed != x.alone() {
+		return false // somebody needs the literals as they are, or nobody the blob
+	}
+	users := s.shelf.Users(x.Bytes)
+	_, packed := s.shelf.Has(x.Blob)
+	if x.alone() {
+		return len(users) == 0 && !packed
+	}
+	return packed && len(users) == 1 && users[0] == x.Blob
+}
+
+// dense tells whether it has been found that compressing a blob gains too little.
+func (s *Store) dense(d cas.Digest) bool {
+	raw, _ := s.memory.Share(d)
+	found, ok := decodeShare(raw)
+	return ok && found.dense
+}
+
+// Compress does it if that gains by enough, and tells how many bytes on disk that freed; else it notes that it does not. ErrInUse: somebody has the
+// blob. The order is what keeps it safe: the recipe with its compressed literals is durable, and proven to give the blob, before it gets its name, and
+// only then does go what it replaces.
+func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed int64, err error) {
+	f, err := s.openWhole(ctx, x.Bytes)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() // read-only: nothing can be lost
+	src := behind(ctx, f, gate)
+	if expected, err := dedupe.Compressed(ctx, src); err != nil || !worthCompressing(x.Size, expected) {
+		if err == nil {
+			err = s.memory.SaveShare(x.Bytes, Share{dense: true}.encode())
+		}
+		return 0, err
+	}
+	leave, err := s.TakeTurn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
+	if !s.mayCompress(&x) { // any more
+		return 0, nil
+	}
+	before, _ := s.shelf.Has(x.Blob) // none, of a whole one
+	err = s.putCompressed(ctx, x, src)
+	if errors.Is(err, dedupe.ErrNoGain) {
+		return 0, s.memory.SaveShare(x.Bytes, Share{dense: true}.encode())
+	}
+	if err != nil {
+		return 0, err
+	}
+	if x.alone() {
+		return s.removeWhole(x.Blob)
+	}
+	was, _ := cas.DiskBytesIn(s.dir, x.Bytes) // of one that is not there, none
+	if _, err = s.removeAlone(x.Bytes); err != nil {
+		return 0, err
+	}
+	now, _ := s.shelf.Has(x.Blob)
+	freed = was + before.Disk - now.Disk
+	s.log.Info("literals compressed", "digest", x.Blob.String(), "bytes", x.Size, "freed", freed)
+	return freed, nil
+}
+
+// putCompressed puts the recipe in its place.
+func (s *Store) putCompressed(ctx context.Context, x Compressible, src dedupe.Source) error {
+	if err := s.owner.Fits(s.dir, "what is compressed", x.Size); err != nil {
+		return err
+	}
+	r := dedupe.AllInward(x.Blob, x.Size)
+	if !x.alone() {
+		was, _, _, err := s.recipe(x.Blob)
+		if err != nil {
+			return err
+		}
+		if r, err = was.Inward(); err != nil {
+			return err
+		}
+	}
+	hold := s.whole.Hold() // against who removes a container meanwhile
+	defer s.Release(hold)
+	if there, err := s.keepContainers(ctx, r.Containers, hold); err != nil || !there {
+		return cmp.Or(err, ErrInUse) // one went meanwhile: another time
+	}
+	most := x.Size - max(minSaving, x.Size/minSavingPart)
+	if _, err := s.shelf.PutCompressed(ctx, r, src, most, func(staged *dedupe.Recipe) error { return s.prove(ctx, staged) }); err != nil {
+		return err
+	}
+	s.account.changed()
+	if written, stamp, _, err := s.recipe(x.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
+		s.provenAs(x.Blob, stamp)
+	}
+	// Who needed it last, and was removed before the recipe was there, has not taken that away.
+	if needed, err := s.owner.Needed(x.Blob); err != nil || needed {
+		return err
+	}
+	_, err := s.Remove(x.Blob)
+	return err
+}
+
+// thawSimilar makes what a new blob shares its bytes with whole, where that is compressed: it is to be its container.
+func (s *Store) thawSimilar(ctx context.Context, d cas.Digest, gate Gate) error {
+	frozen, err := s.Compressed(ctx)
+	if len(frozen) == 0 || err != nil {
+		return err // mostly; and the blob is not read once more for nothing
+	}
+	own, err := s.sketchOf(ctx, d, gate)
+	if err != nil || own.Size < Least {
+		return err
+	}
+	may, err := s.owner.MayTake(d)
+	if err != nil {
+		return err
+	}
+	for _, other := range frozen {
+		if known, ok := s.knownSketch(other); !ok || 2*inCommon(own.Keys, known.Keys) < min(len(own.Keys), len(known.Keys)) {
+			continue
+		}
+		if ok, err := may(other); err != nil || !ok {
+			continue
+		}
+		// The new one is looked at all the same where that one is no good, which who asks for it finds out, or there is no room.
+		if err := s.Thaw(ctx, other, gate); ctx.Err() != nil {
+			return ctx.Err()
+		} else if err != nil {
+			s.log.Warn("compressed blob not made whole for another one", "digest", other.String(), "for", d.String(), "error", err)
+		}
+	}
+	return nil
+}
+
+// inCommon counts the keys that two ascending lists have in common.
+func inCommon(a, b []uint64) (n int) {
+	for len(a) > 0 && len(b) > 0 {
+		switch {
+		case a[0] < b[0]:
+			a = a[1:]
+		case a[0] > b[0]:
+			b = b[1:]
+		default:
+			a, b = a[1:], b[1:]
+			n++
+		}
+	}
+	return n
+}
+
+// Thaw makes a blob whole again that is nothing but compressed: a copy of it would be decoded anew whenever it is used, and stand beside the
+// compressed form. Errors are those of MakeWhole.
+func (s *Store) Thaw(ctx context.Context, d cas.Digest, gate Gate) error {
+	if gate != nil {
+		if err := gate(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.MakeWhole(ctx, d); err != nil {
+		return err
+	}
+	return ignoreInUse(s.DropCopy(d)) // who holds that has it still; it goes later
+}
+
+// Compressed lists the blobs that are nothing but compressed.
+func (s *Store) Compressed(ctx context.Context) (all []cas.Digest, err error) {
+	err = s.shelf.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+		if p.Compressed > 0 && len(p.Containers) == 0 && !s.whole.Has(d) {
+			all = append(all, d)
+		}
+		return nil
+	})
+	return all, err
+}

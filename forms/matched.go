@@ -1,0 +1,157 @@
+package forms
+
+import (
+	"context"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Matched is what a blob shares with others, as a recipe of it would say. The files are open until Close.
+type Matched struct {
+	Plan   *dedupe.Plan // the container without a digest is what stands nowhere else
+	target *dedupe.File
+	files  []*dedupe.File
+}
+
+// Close closes them.
+func (m *Matched) Close() {
+	_ = m.target.Close() // read-only: nothing can be lost
+	for _, f := range m.files {
+		_ = f.Close() // likewise
+	}
+}
+
+func (m *Matched) digests() (out []cas.Digest) {
+	for _, one := range m.Plan.Containers {
+		if !one.Digest.IsZero() { // the literals have no digest yet
+			out = append(out, one.Digest)
+		}
+	}
+	return out
+}
+
+// recipeBytes is what a plan's recipe takes, more or less: 10 bytes an extent.
+func (m *Matched) recipeBytes() int64 {
+	return 160 + 40*int64(len(m.Plan.Containers)) + 10*int64(len(m.Plan.Extents))
+}
+
+// saving is how many bytes on disk go when the whole form does.
+func (m *Matched) saving() int64 {
+	return cas.OnDisk(m.Plan.Size) - cas.OnDisk(m.Plan.LiteralSize()) - cas.OnDisk(m.recipeBytes())
+}
+
+func (m *Matched) worth() bool {
+	return m.Plan.Shares() && m.saving() >= max(minSaving, m.Plan.Size/minSavingPart)
+}
+
+// Match finds what a blob shares with those that it may take bytes from, all of them whole, and with itself: a weight-sharing group may have
+// its weights once for each member. nil: it is too small for that. The blob is read once, whether its sketch is known or not. gate, which may be nil, is asked before
+// each piece that is read.
+func (s *Store) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched, error) {
+	f, err := s.openWhole(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	m := &Matched{target: f}
+	if m.Plan, err = s.planFor(ctx, m, d, gate); m.Plan == nil || err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// planFor is nil where a blob is too small. What it opens is m's.
+func (s *Store) planFor(ctx context.Context, m *Matched, d cas.Digest, gate Gate) (*dedupe.Plan, error) {
+	target := behind(ctx, m.target, gate)
+	sketch, known := s.knownSketch(d)
+	var scanned *dedupe.Scanned
+	if !known {
+		var err error
+		similar := func(ctx context.Context, parts dedupe.Sketch) ([]dedupe.Similar, error) {
+			return s.similar(ctx, m, d, parts, gate)
+		}
+		if scanned, err = dedupe.Scan(ctx, target, dedupe.Options{Digest: d, Similar: similar}); err != nil {
+			return nil, err
+		}
+		sketch = scanned.Sketch
+		if err := s.saveSketch(d, sketch); err != nil { // first, so that later blobs find this one
+			return nil, err
+		}
+	}
+	if sketch.Size < Least {
+		return nil, nil //nolint:nilnil // none
+	}
+	near, err := s.near(ctx, d, sketch)
+	if err != nil {
+		return nil, err
+	}
+	candidates, err := s.openCandidates(ctx, m, near, gate)
+	if err != nil {
+		return nil, err
+	}
+	if scanned != nil {
+		return scanned.Match(ctx, candidates)
+	}
+	return dedupe.Match(ctx, target, candidates, dedupe.Options{})
+}
+
+// similar opens the blob that one is probably much the same as, as far as some parts of it tell.
+func (s *Store) similar(ctx context.Context, m *Matched, d cas.Digest, parts dedupe.Sketch, gate Gate) ([]dedupe.Similar, error) {
+	near, err := s.near(ctx, d, parts)
+	if err != nil || len(near) == 0 {
+		return nil, err
+	}
+	open, err := s.openCandidates(ctx, m, near[:1], gate)
+	if err != nil || len(open) == 0 {
+		return nil, err
+	}
+	sketch, _ := s.knownSketch(open[0].Digest) // without one it has fewer keys
+	return []dedupe.Similar{{Candidate: open[0], Sketch: sketch}}, nil
+}
+
+func (s *Store) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]dedupe.Candidate, error) {
+	var all []dedupe.Candidate
+	for _, one := range near {
+		f, err := s.openWhole(ctx, one)
+		if Lost(err) {
+			continue // who needs it will find out
+		}
+		if err != nil {
+			return nil, err
+		}
+		m.files = append(m.files, f)
+		all = append(all, dedupe.Candidate{Digest: one, Source: behind(ctx, f, gate)})
+	}
+	return all, nil
+}
+
+func (s *Store) openWhole(ctx context.Context, d cas.Digest) (*dedupe.File, error) {
+	f, err := s.whole.Open(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	return sourceOf(f)
+}
+
+// behind gives a source that is read only when the gate opens.
+func behind(ctx context.Context, s dedupe.Source, gate Gate) dedupe.Source {
+	if gate == nil {
+		return s
+	}
+	return &gatedSource{s, ctx, gate}
+}
+
+type gatedSource struct {
+	dedupe.Source
+	ctx  context.Context //nolint:containedctx // ReadAt has none
+	gate Gate
+}
+
+// ReadAt is io.ReaderAt.
+func (g *gatedSource) ReadAt(p []byte, off int64) (int, error) {
+	if err := g.gate(g.ctx); err != nil {
+		return 0, err
+	}
+	return g.Source.ReadAt(p, off)
+}

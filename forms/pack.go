@@ -1,0 +1,190 @@
+package forms
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// minSaving is the least that a recipe has to save, in bytes on disk and as a part of the blob: unpacking costs a copy.
+const (
+	minSaving     = 64 << 10
+	minSavingPart = 8 // an eighth
+)
+
+// Pack replaces the whole form of a blob by a recipe, if that is worth it and nobody has the blob, and tells how many bytes on disk that freed: 0
+// for one that is packed, a container, or not worth it. ErrInUse: somebody has it. It takes as long as reading the blob and what it
+// shares, a few times; ctx and gate end it between two steps, and leave the blob in a form that serves it. The order is what keeps it safe: the
+// recipe's own literals are durable, then the recipe is, then it is proven to give the blob, and only then does the whole form go.
+func (s *Store) Pack(ctx context.Context, d cas.Digest, gate Gate) (freed int64, err error) {
+	leave, err := s.TakeTurn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer leave()
+	if _, err := s.whole.Size(d); err != nil || len(s.shelf.Users(d)) > 0 {
+		return 0, ignoreNotFound(err) // it is packed already, or a container of others
+	}
+	hold := s.whole.Hold()
+	defer s.Release(hold)
+	if worth, err := s.ensureRecipe(ctx, d, hold, gate); !worth || err != nil {
+		return 0, err
+	}
+	return s.removeWhole(d)
+}
+
+// ensureRecipe sees to it that the blob has a recipe that gives it, and has the hold keep what that needs. false: there is none that would be
+// worth it.
+func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) (bool, error) {
+	if p, ok := s.shelf.Has(d); ok {
+		// Of an earlier time when it was packed. Since then other users may have come, or a container may be gone.
+		// Of one with compressed literals nobody can take what others take from the blob.
+		if len(s.shelf.Users(d)) == 0 || p.Compressed == 0 {
+			if ok, err := s.stillGood(ctx, d, p, hold); ok || err != nil {
+				return ok, err
+			}
+		}
+		if err := s.removeRecipe(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
+			return false, err
+		}
+		s.Release(hold)
+		for _, container := range p.Containers {
+			if _, err := s.removeAlone(container.Digest); err != nil {
+				return false, err
+			}
+		}
+	}
+	return s.makeRecipe(ctx, d, hold, gate)
+}
+
+// stillGood tells whether a recipe gives its blob, from containers that the blob may refer to.
+func (s *Store) stillGood(ctx context.Context, d cas.Digest, p dedupe.Packed, hold *cas.Hold) (bool, error) {
+	may, err := s.owner.MayTake(d)
+	if err != nil {
+		return false, err
+	}
+	if ok, err := s.keepContainers(ctx, p.Containers, hold); !ok || err != nil || !allMay(may, p.Containers) {
+		return false, err
+	}
+	err = s.proveRecipe(ctx, d)
+	return err == nil, ctx.Err()
+}
+
+// keepContainers has the hold keep blobs, and tells whether all are there.
+func (s *Store) keepContainers(ctx context.Context, all []dedupe.Container, hold *cas.Hold) (bool, error) {
+	for _, one := range all {
+		if one.Digest.IsZero() {
+			continue // literals that are not stored yet
+		}
+		if there, err := hold.Keep(ctx, one.Digest); !there || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// makeRecipe looks for what the blob shares with others, and writes a recipe if that is worth it.
+func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) (bool, error) {
+	found, err := s.Match(ctx, d, gate)
+	if found == nil || err != nil {
+		return false, err
+	}
+	defer found.Close()
+	if !found.worth() {
+		return false, nil
+	}
+	if there, err := s.keepContainers(ctx, found.Plan.Containers, hold); !there || err != nil {
+		return false, err // one went meanwhile: another time
+	}
+	whole, _ := cas.DiskBytesIn(s.dir, d) // of one that has just gone, none
+	release, err := s.owner.Reserve(ctx, cas.OnDisk(found.Plan.LiteralSize()), whole, AtOnce)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	defer s.account.changed() // before the room is given back: what was written counts by then
+	literals, err := s.keepLiterals(ctx, found, hold)
+	if err != nil {
+		return false, err
+	}
+	r, err := found.Plan.Recipe(d, literals)
+	if err == nil {
+		err = s.writeRecipe(ctx, r)
+	}
+	if err == nil && !literals.IsZero() {
+		_, err := s.sketchOf(ctx, literals, gate) // later recipes take from them, too
+		return err == nil, err
+	}
+	return err == nil, err // literals that are for nothing go with the hold
+}
+
+// keepLiterals stores the bytes of the blob that stand nowhere else.
+func (s *Store) keepLiterals(ctx context.Context, m *Matched, hold *cas.Hold) (cas.Digest, error) {
+	size := m.Plan.LiteralSize()
+	if size == 0 {
+		return cas.Digest{}, nil
+	}
+	if err := s.owner.Fits(s.dir, "what the file does not share", size); err != nil {
+		return cas.Digest{}, err
+	}
+	d, _, err := hold.Put(ctx, io.NewSectionReader(m.Plan.Literals(m.target), 0, size))
+	return d, err
+}
+
+// writeRecipe makes the recipe durable, reads it again, and proves that what was read gives the blob.
+func (s *Store) writeRecipe(ctx context.Context, r *dedupe.Recipe) error {
+	if _, err := s.shelf.Put(r); err != nil {
+		return errors.Join(err, ignoreNotFound(s.removeRecipe(r.Blob)))
+	}
+	if err := s.proveRecipe(ctx, r.Blob); err != nil {
+		return errors.Join(err, ignoreNotFound(s.removeRecipe(r.Blob)))
+	}
+	return nil
+}
+
+// removeWhole removes the whole form of a blob that has a sound recipe.
+func (s *Store) removeWhole(d cas.Digest) (freed int64, err error) {
+	if err := s.owner.LetGo(d); err != nil {
+		return 0, err
+	}
+	was, _ := cas.DiskBytesIn(s.dir, d) // of one that is gone already, none
+	var p dedupe.Packed
+	removed, err := s.whole.RemoveUnless(d, func() (bool, error) {
+		var ok bool
+		if p, ok = s.shelf.Has(d); !ok || len(s.shelf.Users(d)) > 0 || s.owner.InHand(d) {
+			return true, nil // another recipe takes from it by now, or somebody is being given it
+		}
+		for _, container := range p.Containers {
+			if !s.whole.Has(container.Digest) {
+				return true, &dedupe.ContainerError{Digest: container.Digest, Err: cas.ErrNotFound}
+			}
+		}
+		return false, nil
+	})
+	if !removed || err != nil {
+		return 0, err
+	}
+	freed = was - p.Disk
+	if p.Literals != dedupe.NoLiterals {
+		freed -= cas.OnDisk(p.Containers[p.Literals].Size)
+	}
+	s.account.changed()
+	s.memory.DropShare(d)
+	if err := s.memory.Remeasure(d); err != nil {
+		s.log.Warn("space of a packed blob not accounted for", "digest", d.String(), "error", err)
+	}
+	s.log.Info("blob packed", "digest", d.String(), "bytes", p.Size, "containers", len(p.Containers), "freed", freed)
+	return freed, nil
+}
+
+// allMay tells whether bytes may be taken of each container.
+func allMay(may func(cas.Digest) (bool, error), all []dedupe.Container) bool {
+	return !slices.ContainsFunc(all, func(one dedupe.Container) bool {
+		ok, err := may(one.Digest)
+		return err != nil || !ok
+	})
+}

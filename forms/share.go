@@ -1,0 +1,238 @@
+package forms
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Least is the size in bytes below which a blob is not looked at: less than a few blocks cannot be saved of it.
+const Least = 256 << 10
+
+// mostNear bounds how many blobs one is compared with.
+const mostNear = 16
+
+// sketchOf gives the sketch of a whole blob, from the index or by reading it.
+func (s *Store) sketchOf(ctx context.Context, d cas.Digest, gate Gate) (dedupe.Sketch, error) {
+	if known, ok := s.knownSketch(d); ok {
+		return known, nil
+	}
+	f, err := s.openWhole(ctx, d)
+	if err != nil {
+		return dedupe.Sketch{}, err
+	}
+	made, err := dedupe.SketchOf(ctx, behind(ctx, f, gate))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return made, err
+	}
+	return made, s.saveSketch(d, made)
+}
+
+// knownSketch gives that of the index. One that is of another format is as if it were not there, and made anew.
+func (s *Store) knownSketch(d cas.Digest) (dedupe.Sketch, bool) {
+	raw, ok := s.memory.Sketch(d)
+	if !ok {
+		return dedupe.Sketch{}, false
+	}
+	known, err := dedupe.DecodeSketch(raw)
+	return known, err == nil
+}
+
+func (s *Store) saveSketch(d cas.Digest, made dedupe.Sketch) error {
+	raw, err := made.AppendBinary(nil)
+	if err != nil {
+		return err
+	}
+	return s.memory.SaveSketch(d, raw)
+}
+
+// near lists the blobs that probably share bytes with one and that it may refer to, the best first. They are whole, and have no
+// recipe and none that is worth it: a blob that could go itself is no good container, and what it shares stands elsewhere. One that shares
+// with itself only has all of it.
+func (s *Store) near(ctx context.Context, d cas.Digest, own dedupe.Sketch) ([]cas.Digest, error) {
+	if own.Size < Least {
+		return nil, nil
+	}
+	may, err := s.owner.MayTake(d)
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	known := func(yield func(cas.Digest, dedupe.Sketch) bool) {
+		failed = s.memory.EachSketch(ctx, func(other cas.Digest, raw []byte) error {
+			theirs, err := dedupe.DecodeSketch(raw)
+			if err != nil || other == d || !common(own.Keys, theirs.Keys) || s.mayGo(other) {
+				return nil //nolint:nilerr // made again when that blob is looked at
+			}
+			// Before they are ranked: one that is out of reach must not stand for another that is not.
+			if ok, err := may(other); !ok {
+				return err
+			}
+			if !yield(other, theirs) {
+				return errStop
+			}
+			return nil
+		})
+	}
+	var out []cas.Digest
+	for _, one := range dedupe.Candidates(own, known, mostNear) {
+		out = append(out, one.Digest)
+	}
+	if errors.Is(failed, errStop) {
+		failed = nil
+	}
+	return out, failed
+}
+
+// common tells whether two ascending lists have a key in common.
+func common(a, b []uint64) bool {
+	for len(a) > 0 && len(b) > 0 {
+		switch {
+		case a[0] < b[0]:
+			a = a[1:]
+		case a[0] > b[0]:
+			b = b[1:]
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+var errStop = errors.New("enough")
+
+// mayGo tells whether a blob is packed, or could be with bytes of others, so that it is no good container.
+func (s *Store) mayGo(d cas.Digest) bool {
+	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
+		return true
+	}
+	raw, _ := s.memory.Share(d)
+	found, _ := decodeShare(raw)
+	return len(found.From) > 0 && s.Saving(d) > 0
+}
+
+// Share is what has been found out of a blob: what packing it would save, and from whom it would take.
+type Share struct {
+	Saving int64 // bytes on disk; 0: it is not worth it
+	From   []cas.Digest
+
+	dense bool // compressing it gains too little; known only of what has been cold for long
+}
+
+// A share, a value of the index: version u8, 1, or 2 where it is dense; saving i64; digests of the containers, 32 each.
+func (o Share) encode() []byte {
+	version := byte(1)
+	if o.dense {
+		version = 2
+	}
+	b := binary.LittleEndian.AppendUint64([]byte{version}, uint64(o.Saving))
+	for _, d := range o.From {
+		b = append(b, d[:]...)
+	}
+	return b
+}
+
+func decodeShare(b []byte) (o Share, ok bool) {
+	if len(b) < 9 || b[0] < 1 || b[0] > 2 || (len(b)-9)%32 != 0 {
+		return o, false
+	}
+	o.dense = b[0] == 2
+	o.Saving = int64(binary.LittleEndian.Uint64(b[1:]))
+	for at := 9; at < len(b); at += 32 {
+		o.From = append(o.From, cas.Digest(b[at:at+32]))
+	}
+	return o, o.Saving >= 0
+}
+
+// LookedAt tells whether it has been found out what a blob shares.
+func (s *Store) LookedAt(d cas.Digest) bool {
+	_, known := s.memory.Share(d)
+	return known
+}
+
+// EachShare calls fn for every blob that is worth packing, as far as is known: some may have been packed, or removed, since.
+func (s *Store) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
+	return s.memory.EachShare(ctx, func(d cas.Digest, raw []byte) error {
+		if found, ok := decodeShare(raw); ok && found.Saving > 0 {
+			return fn(d, found)
+		}
+		return nil
+	})
+}
+
+// Saving is how many bytes on disk packing a blob would free, as far as is known and still true. It reads no blob.
+func (s *Store) Saving(d cas.Digest) int64 {
+	raw, ok := s.memory.Share(d)
+	if !ok || !s.whole.Has(d) || len(s.shelf.Users(d)) > 0 {
+		return 0
+	}
+	found, ok := decodeShare(raw)
+	if !ok {
+		return 0
+	}
+	for _, from := range found.From {
+		if !s.whole.Has(from) {
+			return 0
+		}
+	}
+	return found.Saving
+}
+
+// LookAt finds out what a whole blob shares with those that are there, and keeps that: its sketch first, so that later ones find it.
+func (s *Store) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
+	if err := s.thawSimilar(ctx, d, gate); err != nil {
+		return Share{}, err
+	}
+	m, err := s.Match(ctx, d, gate)
+	if err != nil {
+		return Share{}, err
+	}
+	var out Share
+	if m != nil {
+		if m.worth() {
+			out = Share{Saving: m.saving(), From: m.digests()}
+		}
+		m.Close()
+	}
+	return out, s.memory.SaveShare(d, out.encode())
+}
+
+// LookAgain is LookAt where something was known once that is not true any more: what the blob would have taken from may not be there.
+func (s *Store) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
+	raw, known := s.memory.Share(d)
+	if !known || !s.whole.Has(d) || s.Saving(d) > 0 {
+		return nil
+	}
+	if found, ok := decodeShare(raw); ok && found.Saving == 0 {
+		return nil // it was not worth it
+	}
+	_, err := s.LookAt(ctx, d, gate)
+	return err
+}
+
+// Renew forgets sketches that another version of the daemon made, with what was found out by them, so that their blobs are looked at
+// again. Containers that nobody needs but recipes are looked at by nobody else: theirs are made here.
+func (s *Store) Renew(ctx context.Context, gate Gate) error {
+	var old []cas.Digest
+	err := s.memory.EachSketch(ctx, func(d cas.Digest, raw []byte) error {
+		if _, err := dedupe.DecodeSketch(raw); err != nil {
+			old = append(old, d)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range old {
+		s.memory.DropSharing(d)
+	}
+	for _, d := range s.shelf.Containers() {
+		if _, err := s.sketchOf(ctx, d, gate); err != nil && !Lost(err) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package forms
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time write it once, and the others wait for that.
+// begins, which may be nil, is called before anything is written; progress, which may be nil, a hundred times at most while bytes are. Errors
+// that Lost knows say that a container or the recipe is no good; syscall.ENOSPC and ErrNoRoom, that there is no room.
+func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progress func(done, total int64)) error {
+	store, err := s.copies()
+	if err != nil {
+		return err
+	}
+	if err := store.Verify(ctx, d, nil); err == nil {
+		return nil
+	} else if !Lost(err) {
+		return err
+	}
+	if begins != nil {
+		begins()
+	}
+	err = s.fillCopy(ctx, store, d, Wait, progress)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, ErrNoRoom) {
+		if s.dropIdleCopies(ctx, store) == 0 && errors.Is(err, syscall.ENOSPC) {
+			return err // the disk is as full as before
+		}
+		first := err
+		if err = s.fillCopy(ctx, store, d, AtOnce, progress); errors.Is(err, ErrNoRoom) { // whoever makes room was waited for
+			return first // which says what had to stay
+		}
+	}
+	if errors.Is(err, cas.ErrNotFound) && s.whole.Has(d) {
+		return nil // it has become whole meanwhile, and its recipe is gone
+	}
+	return err
+}
+
+// fillCopy writes the unpacked form, which has its place within what may be taken as everything else has.
+func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, how Urgency, progress func(done, total int64)) error {
+	release := func() {}
+	defer func() { release() }() // when what was written is in the account
+	defer s.account.changed()
+	return store.Fill(ctx, d, func(f *os.File) error {
+		r, _, _, err := s.recipe(d)
+		if err != nil {
+			return err
+		}
+		if err := s.owner.Fits(s.folder, "the unpacked copy", r.Size); err != nil {
+			return fmt.Errorf("%w in %s", err, s.folder)
+		}
+		if !s.apart {
+			place, err := s.owner.Reserve(ctx, cas.OnDisk(r.Size), 0, how)
+			if err != nil {
+				return err
+			}
+			release = place
+		}
+		return s.rebuildInto(ctx, d, f, seldom(progress))
+	})
+}
+
+// seldom passes on at most a hundred of what it is told.
+func seldom(progress func(done, total int64)) func(done, total int64) {
+	if progress == nil {
+		return nil
+	}
+	told := int64(0)
+	return func(done, total int64) {
+		if done == total || done-told >= total/100 {
+			told = done
+			progress(done, total)
+		}
+	}
+}
+
+// dropIdleCopies makes room by removing every unpacked form that nobody holds, and tells how many bytes that were: unpacking
+// one again costs a copy, and having no room for this one a compile.
+func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int64) {
+	err := store.Walk(ctx, func(d cas.Digest, size int64) error {
+		if err := s.DropCopy(d); err != nil {
+			return ignoreInUse(err)
+		}
+		freed += cas.OnDisk(size)
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("unpacked blobs not removed to make room", "error", err)
+	}
+	return freed
+}
+
+// DropCopy removes the unpacked form of a blob, if there is one, and whatever leads to the blob. ErrInUse: somebody has it.
+func (s *Store) DropCopy(d cas.Digest) error {
+	open := s.open.Load()
+	if open == nil {
+		return nil
+	}
+	if err := s.owner.LetGo(d); err != nil {
+		return err
+	}
+	inHand := false
+	_, err := open.RemoveUnless(d, func() (bool, error) { // what has the bytes then, and they have no name here, would be in no account
+		inHand = s.owner.InHand(d)
+		return inHand, nil
+	})
+	s.account.changed()
+	if inHand {
+		return ErrInUse
+	}
+	return err
+}
+
+func ignoreInUse(err error) error {
+	if errors.Is(err, ErrInUse) {
+		return nil
+	}
+	return err
+}
+
+// rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was proven, and all containers are as they
+// were when they were verified, the kernel copies; else what comes out is hashed.
+func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64)) error {
+	for attempt := 1; ; attempt++ {
+		r, stamp, proven, err := s.recipe(d)
+		if err != nil {
+			return err
+		}
+		err = s.apply(ctx, r, f, proven, progress)
+		if err == nil && !proven {
+			s.provenAs(d, stamp)
+		}
+		if !errors.Is(err, cas.ErrNotFound) || attempt == unpackAttempts {
+			return err
+		}
+		// A container may just have been rewritten: then the recipe is another by now.
+		if err := f.Truncate(0); err != nil {
+			return err
+		}
+	}
+}
+
+const unpackAttempts = 3
+
+func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool, progress func(done, total int64)) error {
+	open, trusted, err := s.openContainers(r)
+	defer open.close()
+	if err != nil {
+		return err
+	}
+	return dedupe.Apply(ctx, r, open.take, f, dedupe.ApplyOptions{Trusted: proven && trusted, Progress: progress})
+}
+
+// containers are the opened containers of one recipe, until somebody takes them.
+type containers map[cas.Digest]*os.File
+
+// openContainers opens all before anything is copied: what is open stays, whoever removes its name.
+func (s *Store) openContainers(r *dedupe.Recipe) (open containers, verified bool, err error) {
+	open, verified = make(containers, len(r.Containers)), true
+	for _, one := range r.Containers {
+		f, held, err := s.whole.OpenUnverified(one.Digest)
+		if err != nil {
+			return open, false, &dedupe.ContainerError{Digest: one.Digest, Err: err}
+		}
+		open[one.Digest] = f
+		verified = verified && held
+	}
+	return open, verified, nil
+}
+
+func (o containers) take(d cas.Digest) (dedupe.Source, error) {
+	f := o[d]
+	if f == nil {
+		return nil, cas.ErrNotFound
+	}
+	delete(o, d)
+	return dedupe.NewFile(f)
+}
+
+func (o containers) close() {
+	for _, f := range o {
+		_ = f.Close() // read-only: nothing can be lost
+	}
+}
