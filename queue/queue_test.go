@@ -1,0 +1,244 @@
+package queue
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// lane is a queue with a clock of its own, told as a diary.
+type lane struct {
+	testing.TB
+	*Queue
+	at    time.Time
+	count uint64
+}
+
+func newLane(t testing.TB, jobs int, memory int64) *lane {
+	l := &lane{TB: t, at: time.Unix(1, 0)}
+	l.Queue = New(jobs, memory, func() time.Time { return l.at })
+	return l
+}
+
+// comes puts a job of that rank into the queue.
+func (l *lane) comes(r Rank, memory int64) *Turn {
+	l.count++
+	t := &Turn{Number: l.count, Memory: memory, Yield: func() {}}
+	l.Enter(t, r)
+	return t
+}
+
+func (t *Turn) runs() bool {
+	select {
+	case <-t.begun:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestFirstComeFirstServedWithinARank(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a, b, c := l.comes(WaitedFor, 0), l.comes(WaitedFor, 0), l.comes(WaitedFor, 0)
+	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()})
+	require.Equal(t, []int{0, 1, 2}, []int{l.position(a), l.position(b), l.position(c)})
+	l.Leave(b)
+	l.Leave(a)
+	require.True(t, c.runs())
+}
+
+func TestHigherRankGoesFirst(t *testing.T) {
+	l := newLane(t, 1, 10)
+	busy := l.comes(WaitedFor, 10)
+	own, asked, waited := l.comes(OwnWish, 1), l.comes(AskedFor, 1), l.comes(WaitedFor, 10)
+	for _, next := range []*Turn{waited, asked} {
+		l.Leave(busy)
+		require.True(t, next.runs())
+		busy = next
+	}
+	require.True(t, own.runs(), "it takes no slot, and there is memory for both")
+}
+
+func TestSlots(t *testing.T) {
+	l := newLane(t, 2, 0)
+	own := l.comes(OwnWish, 0)
+	b1, b2, b3 := l.comes(AskedFor, 0), l.comes(AskedFor, 0), l.comes(AskedFor, 0)
+	require.Equal(t, []bool{true, true, true, false}, []bool{own.runs(), b1.runs(), b2.runs(), b3.runs()})
+	w1, w2, w3 := l.comes(WaitedFor, 0), l.comes(WaitedFor, 0), l.comes(WaitedFor, 0)
+	require.Equal(t, []bool{true, true, false}, []bool{w1.runs(), w2.runs(), w3.runs()}, "those that run for nobody who waits do not count")
+	l.Leave(b1)
+	require.False(t, b3.runs())
+	l.Leave(w1)
+	require.True(t, w3.runs())
+	l.Leave(w2)
+	l.Leave(w3)
+	require.True(t, b3.runs())
+}
+
+func TestMemoryIsShared(t *testing.T) {
+	l := newLane(t, 8, 100)
+	a, b, c := l.comes(WaitedFor, 60), l.comes(WaitedFor, 50), l.comes(WaitedFor, 10)
+	require.Equal(t, []bool{true, false, false}, []bool{a.runs(), b.runs(), c.runs()}, "nobody overtakes the one that needs more")
+	l.Leave(a)
+	require.True(t, b.runs())
+	require.True(t, c.runs())
+}
+
+func TestWhatNeedsMoreThanThereIsRunsAlone(t *testing.T) {
+	l := newLane(t, 8, 100)
+	small := l.comes(WaitedFor, 1)
+	large, after := l.comes(WaitedFor, 1000), l.comes(WaitedFor, 1)
+	require.False(t, large.runs())
+	l.Leave(small)
+	require.True(t, large.runs())
+	require.False(t, after.runs())
+	l.Leave(large)
+	require.True(t, after.runs())
+}
+
+func TestWhoWaitsGetsTheMemoryOfWhoDoesNot(t *testing.T) {
+	for name, test := range map[string]struct {
+		running []Rank // each of 40 bytes, of 100
+		need    int64
+		yields  []bool
+	}{
+		"there is enough":                     {[]Rank{AskedFor}, 60, []bool{false}},
+		"the one that began last":             {[]Rank{AskedFor, OwnWish}, 50, []bool{false, true}},
+		"both":                                {[]Rank{OwnWish, AskedFor}, 90, []bool{true, true}},
+		"more than there is":                  {[]Rank{OwnWish, AskedFor}, 1000, []bool{true, true}},
+		"it would not do":                     {[]Rank{WaitedFor, OwnWish}, 90, []bool{false, false}},
+		"the other one waits for it, as well": {[]Rank{WaitedFor, OwnWish}, 50, []bool{false, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLane(t, 8, 100)
+			yields := make([]bool, len(test.running))
+			var running []*Turn
+			for i, r := range test.running {
+				one := l.comes(r, 40)
+				one.Yield = func() { yields[i] = true }
+				running = append(running, one)
+				require.True(t, one.runs())
+			}
+			asks := l.comes(WaitedFor, test.need)
+			require.Equal(t, test.yields, yields)
+			for i := range yields {
+				if yields[i] {
+					require.False(t, asks.runs(), "before the other has ended")
+					l.Leave(running[i])
+				}
+			}
+			require.Equal(t, name != "it would not do", asks.runs())
+		})
+	}
+}
+
+func TestARunningJobOnlyRises(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a := l.comes(AskedFor, 0)
+	require.True(t, l.Move(a, WaitedFor))
+	b := l.comes(WaitedFor, 0)
+	require.False(t, b.runs())
+	l.Move(a, AskedFor)
+	require.False(t, b.runs(), "it runs at the priority that it has got")
+	require.False(t, l.Move(b, AskedFor))
+	c := l.comes(WaitedFor, 0)
+	l.Leave(a)
+	require.True(t, c.runs(), "what nobody waits for any more goes back")
+	require.False(t, b.runs())
+}
+
+func TestGivingUpLeavesTheQueue(t *testing.T) {
+	l := newLane(t, 1, 0)
+	a, b := l.comes(WaitedFor, 0), l.comes(WaitedFor, 0)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, l.Await(ctx, b), context.Canceled)
+	require.NoError(t, l.Await(context.Background(), a))
+	l.Leave(a)
+	require.Empty(t, l.running)
+	require.Empty(t, l.waiting)
+}
+
+func TestWaitFromWhatIsBefore(t *testing.T) {
+	l := newLane(t, 2, 0)
+	lengths := []time.Duration{10 * time.Second, 6 * time.Second, 4 * time.Second, 0, time.Minute}
+	var turns []*Turn
+	for _, length := range lengths {
+		turns = append(turns, l.comes(WaitedFor, 0))
+		turns[len(turns)-1].Length = length
+	}
+	l.at = l.at.Add(8 * time.Second)
+	require.Zero(t, l.Wait(turns[0]))
+	require.Equal(t, time.Second, l.Wait(turns[2]), "2 s of the first are left, and nothing of the second, on two slots")
+	require.Equal(t, 3*time.Second, l.Wait(turns[4]))
+}
+
+// Whatever comes and goes: the bounds hold, and everything has its turn.
+func TestBoundsHoldAndAllRun(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	l := newLane(t, 3, 100)
+	var all []*Turn
+	for step := range 3000 {
+		switch runs := slices.DeleteFunc(slices.Clone(all), func(one *Turn) bool { return !one.runs() }); {
+		case step < 2000 && random.IntN(2) == 0:
+			all = append(all, l.comes(Rank(random.IntN(3)), random.Int64N(130)))
+		case len(all) > 0 && random.IntN(4) == 0:
+			l.Move(all[random.IntN(len(all))], Rank(random.IntN(3)))
+		case len(runs) > 0:
+			ends := runs[random.IntN(len(runs))]
+			l.Leave(ends)
+			all = slices.DeleteFunc(all, func(one *Turn) bool { return one == ends })
+		}
+		var used int64
+		for _, one := range l.running {
+			used += one.Memory
+		}
+		require.True(t, used <= 100 || len(l.running) == 1, "step %d of seed %d: %d bytes of %d jobs", step, seed, used, len(l.running))
+	}
+	for len(all) > 0 {
+		i := slices.IndexFunc(all, (*Turn).runs)
+		require.NotEqual(t, -1, i, "nothing runs though %d wait, seed %d", len(all), seed)
+		l.Leave(all[i])
+		all = slices.Delete(all, i, i+1)
+	}
+}
+
+func TestWhatIsSetAsideKeepsNobodyWaiting(t *testing.T) {
+	l := newLane(t, 8, 100)
+	given := 0
+	giveUp := func() { given++ }
+	a := l.comes(WaitedFor, 60)
+	require.False(t, l.SetAside(50, giveUp), "it is not free")
+	require.True(t, l.SetAside(40, giveUp))
+	b := l.comes(WaitedFor, 0)
+	require.True(t, b.runs())
+	require.Zero(t, given, "there is enough for both")
+	c := l.comes(WaitedFor, 10)
+	require.True(t, c.runs())
+	require.Equal(t, 1, given)
+	l.Leave(c)
+	d := l.comes(WaitedFor, 20)
+	require.True(t, d.runs())
+	require.Equal(t, 1, given, "once")
+	l.Leave(a)
+	l.Leave(d)
+	require.True(t, l.SetAside(40, giveUp))
+	require.True(t, l.SetAside(0, nil))
+	require.True(t, l.comes(WaitedFor, 100).runs())
+	require.Equal(t, 1, given, "what is no longer held is not given up")
+}
+
+// position says where the turn stands in the order in which jobs run: those that run come first.
+func (q *Queue) position(t *Turn) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if i := slices.Index(q.waiting, t); i >= 0 {
+		return i + 1
+	}
+	return 0
+}
