@@ -9,16 +9,20 @@ BIN      := $(CURDIR)/bin
 PYTHON   ?= python3
 VENV     := $(DEPS)/python/bin/python
 GO       := go
-
+# Where bench-space stores: some 5 GB for a while, on the file system to be measured.
+SPACE_WORK ?= $(DEPS)/space-work
+# Where bench-million makes its store, likewise: 12 GB.
+MILLION_WORK ?= $(DEPS)/million-work
 
 export EPCACHED_BIN      := $(BIN)
 export EPCACHED_RUNTIMES := $(DEPS)/runtimes
 export EPCACHED_MODELS   := $(DEPS)/models
 export EPCACHED_PYTHON   := $(VENV)
+export EPCACHED_PACKAGES := $(DEPS)/light-packages
 
 .PHONY: help
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build epcached, epcachectl and the worker epcached-ort into bin/
@@ -30,6 +34,7 @@ deps: ## fetch ONNX Runtime, execution providers, models and test tools into .de
 	@testdata/fetch-python $(DEPS)/python
 	@testdata/fetch-runtimes $(DEPS)/runtimes
 	@testdata/fetch-models $(DEPS)/models
+	@testdata/fetch-packages $(DEPS)/light-packages light
 
 .PHONY: wheel
 wheel: ## build the Python package with the programs in it, for x86-64 and arm64, into dist/: the same bytes each time
@@ -41,15 +46,21 @@ wheel-proof: wheel ## install the wheel as a new user with nothing, and run five
 	@testdata/fetch-models $(DEPS)/models
 	testdata/wheel-proof $(CURDIR)/dist $(DEPS)/wheels $(DEPS)/models/tiny-mlp
 
+.PHONY: wheel-proof-arm64
+wheel-proof-arm64: wheel ## start the programs of the arm64 wheel under qemu, which apt-get installs where it may
+	@testdata/fetch-models $(DEPS)/models
+	testdata/wheel-proof-arm64 $(CURDIR)/dist $(DEPS)/models/tiny-mlp
+
 .PHONY: demo
 demo: build deps ## compile real models once, serve them to a second application, and show the gain
 	@$(VENV) testdata/demo.py
 
 .PHONY: test
 test: build deps ## run all tests, with the race detector, on the real execution providers too
-	$(VENV) -m pytest -q clients/python/tests --ignore=clients/python/tests/real
-	$(VENV) -m pytest -q clients/python/tests/real
+	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests --ignore=clients/python/tests/real
+	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests/real
 	$(GO) test -race -timeout 15m ./...
+	$(GO) test -timeout 15m -run 'EveryStep|StopWhileOpening|TestManyEntries' ./cas ./index ./dedupe ./cache
 
 .PHONY: test-short
 test-short: build ## run what needs no download
@@ -59,6 +70,7 @@ test-short: build ## run what needs no download
 check: ## gofmt, vet, staticcheck, mypy, tidy, and builds for the other systems
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
+	cd testdata/space && $(GO) vet ./... && $(GO) mod tidy -diff
 	$(GO) tool staticcheck ./...
 	@testdata/fetch-python $(DEPS)/python
 	cd clients/python && $(VENV) -m mypy
@@ -81,6 +93,35 @@ bench: build deps ## measure hits, digests and first inference next to their pee
 	$(GO) test -run '^$$' -bench . -benchtime 1s -timeout 30m ./cas ./unixsock ./cache ./cmd/epcached | tee report/bench.txt
 	$(VENV) testdata/bench_first_inference.py | tee -a report/bench.txt
 	$(VENV) testdata/bench_miss.py | tee -a report/bench.txt
+	$(VENV) testdata/bench_overhead.py | tee -a report/bench.txt
+	$(VENV) testdata/bench_run.py | tee -a report/bench.txt
+
+.PHONY: bench-space
+bench-space: deps ## measure how much room real context binaries take, and how fast, next to restic, borg, casync and chunk stores, and in a week of use; report/space.txt
+	@testdata/fetch-peers $(DEPS)/peers
+	@$(VENV) testdata/space_corpus.py $(DEPS)/space
+	@mkdir -p report $(BIN) $(SPACE_WORK)
+	cd testdata/space && $(GO) build -o $(BIN)/space .
+	$(BIN)/space --corpus $(DEPS)/space --peers $(DEPS)/peers --work $(SPACE_WORK) --week | tee report/space.txt
+	EPCACHED_LARGE=1 $(GO) test -v -timeout 30m -run TenGigabytes ./dedupe | tee -a report/space.txt
+
+.PHONY: bench-million
+bench-million: ## measure a store of a million entries: start, hit, plan, memory; takes 12 GB below MILLION_WORK and some ten minutes, more on a machine that does other work
+	@mkdir -p report $(MILLION_WORK)
+	EPCACHED_ENTRIES_AT=$(MILLION_WORK) EPCACHED_ENTRIES=$${ENTRIES:-1000000} $(GO) test -v -timeout 60m -run '^TestManyEntries$$' ./cache | tee report/million.txt
+	rm -rf $(MILLION_WORK)
+
+.PHONY: stress
+stress: build deps ## have a hundred applications acquire, put and let go at random under a budget too small, for MINUTES=3
+	EPCACHED_STRESS_SECONDS=$$(( $${MINUTES:-3} * 60 )) $(GO) test -count 1 -v -timeout 120m -run TestAHundredApplicationsUnderATightBudget ./cmd/epcached
+
+.PHONY: kills
+kills: build deps ## kill the daemon at each of its thousand system calls, and see what the next one finds; half an hour
+	EPCACHED_KILL_MOMENTS=0 EPCACHED_KILL_SECONDS=60 $(GO) test -count 1 -v -timeout 120m -run '^TestKilled' ./cmd/epcached
+
+.PHONY: api-doc
+api-doc: ## write doc/python-api.md from the docstrings of clients/python/epcache
+	$(PYTHON) clients/python/api_doc.py doc/python-api.md
 
 .PHONY: fuzz
 fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s)

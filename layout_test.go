@@ -17,32 +17,37 @@ import (
 const module = "github.com/epcached/epcached/"
 
 // allowed lists, for each package, the packages of ours that it may import. The arrows point one way:
-// cmd -> cache -> {compilers -> epmodel, dedupe -> cas, index -> cas}; unixsock declares the requests and knows no
+// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, index -> cas, queue}; unixsock declares the requests and knows no
 // storage; cas and epmodel import nothing of ours. A package that is not listed fails, so that it is thought about.
 var allowed = map[string][]string{
-	"cas":                            {},
-	"cas/crashfs":                    {"cas"},
-	"epmodel":                        {},
-	"dedupe":                         {"cas"},
-	"index":                          {"cas", "index/manifestpb"},
-	"index/manifestpb":               {},
-	"compilers":                      {"epmodel", "compilers/dialogue", "compilers/tinymodel"},
-	"compilers/dialogue":             {},
-	"compilers/tinymodel":            {},
-	"compilers/ort":                  {"compilers/dialogue"},
-	"compilers/standin":              {"compilers", "epmodel", "compilers/tinymodel"},
-	"compilers/compilertest":         {"compilers", "epmodel", "compilers/tinymodel"},
-	"unixsock":                       {"unixsock/wire"},
-	"unixsock/wire":                  {},
-	"rules":                          {"compilers"}, // for its verdicts
-	"watch":                          {},
-	"cache":                          {"cas", "compilers", "dedupe", "epmodel", "index", "rules", "watch"},
-	"config":                         {"compilers", "rules", "unixsock"},                                                            // the names of execution providers, and where the socket is by default
-	"cmd/epcached":                   {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire", "watch"},               // watch: the configuration, while the daemon runs
-	"cmd/epcachectl":                 {"cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // config: to check a file before a daemon is started with it
-	"clients/conformance":            {"unixsock/wire"},                                                                             // in its test
-	"clients/conformance/drivers/go": {"unixsock", "unixsock/wire"},
-	"cmd/epcached-ort":               {"compilers/dialogue", "compilers/ort"},
+	"cas":                                    {},
+	"cas/crashfs":                            {"cas"},
+	"epmodel":                                {},
+	"weights":                                {"epmodel"},
+	"dedupe":                                 {"cas"},
+	"dedupe/exact":                           {}, // of tests and benchmarks
+	"index":                                  {"cas", "index/manifestpb"},
+	"index/manifestpb":                       {},
+	"compilers":                              {"epmodel", "compilers/dialogue", "compilers/tinymodel"},
+	"compilers/dialogue":                     {},
+	"compilers/tinymodel":                    {},
+	"compilers/ort":                          {"compilers/dialogue"},
+	"compilers/standin":                      {"compilers", "epmodel", "compilers/tinymodel"},
+	"compilers/compilertest":                 {"compilers", "epmodel", "compilers/tinymodel"},
+	"unixsock":                               {"unixsock/wire"},
+	"unixsock/wire":                          {},
+	"rules":                                  {"compilers"}, // for its verdicts
+	"watch":                                  {},
+	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
+	"queue":                                  {},
+	"cache":                                  {"cas", "compilers", "dedupe", "epmodel", "forms", "index", "queue", "rules", "watch", "weights"},
+	"config":                                 {"compilers", "rules", "unixsock"},                                                                     // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire", "watch"},                        // watch: the configuration, while the daemon runs
+	"cmd/epcachectl":                         {"cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
+	"clients/conformance":                    {"unixsock/wire"},                                                                                      // in its test
+	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
+	"clients/conformance/drivers/epcachectl": {},
+	"cmd/epcached-ort":                       {"compilers/dialogue", "compilers/ort"},
 }
 
 // purego makes a binary dynamic: only the worker may be.

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -43,6 +44,7 @@ type Answer struct {
 	Job           string       // of Later: what Follow and CancelJobs name
 	Claim         *Claim       // of Claimed
 
+	view  *view // that View is of
 	View  *os.File
 	Path  string // of the view
 	Graph string // relative to the view: "<id>/<graph>"
@@ -61,26 +63,44 @@ type Answer struct {
 func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)) (*Answer, error) {
 	t := newTelling(progress, c.now())
 	defer t.end()
+	defer c.sharing.asking()()
+	ctx = withTelling(ctx, t)
 	if err := r.check(); err != nil {
 		return nil, err
 	}
 	if err := r.foldOutput(); err != nil {
 		return nil, err
 	}
+	if c.index.Making() { // which takes minutes where there are a million builds: who asks is better off alone
+		return nil, fail(Unavailable, nil, "the index was broken, and is being made anew").hint("the daemon's log tells how far it is; compile without it until then")
+	}
 	for attempt := 1; ; attempt++ {
 		a, err := c.acquire(ctx, r, t)
 		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)
-		if !moved || attempt == acquireAttempts || ctx.Err() != nil {
+		most := acquireAttempts
+		if errors.Is(err, errGone) {
+			moved, most = true, goneAttempts
+		}
+		if !moved || attempt >= most || ctx.Err() != nil {
+			if err == nil && a.view != nil && !r.HoldsView {
+				c.pathTold(a.view)
+			}
 			return a, err
 		}
-		t.phase("probing") // the runtime changed under the work: begin again, with what is there now
+		t.phase("probing") // the runtime changed under the work, or the build is gone: begin again, with what is there now
 	}
 }
 
-// acquireAttempts bounds how often a request begins again because its runtime is being replaced.
-const acquireAttempts = 3
+// acquireAttempts bounds how often a request begins again because its runtime is being replaced, goneAttempts for a build that is
+// collected, or replaced by another's refresh, each time before it is taken.
+const (
+	acquireAttempts = 3
+	goneAttempts    = 10
+)
 
 func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, error) {
+	r.mayGuard = r.models() == 1 && (r.OnMiss == Wait || r.OnMiss == Refresh || r.OnMiss == Bypass || r.OnMiss == Background)
+	defer r.letGo()
 	id, r, err := c.identifyAll(ctx, r, t.phase)
 	if err != nil {
 		return nil, err
@@ -161,7 +181,7 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 		}
 	}
 	if r.OnMiss == Fail {
-		if key, _ := c.flightKey(r, id, p); c.flights.has(key) {
+		if found.flight = c.underWay(r, id, p); found.flight != nil && found.stale {
 			found.why += "; it is being compiled now"
 		}
 	}
@@ -196,6 +216,8 @@ func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *searc
 	case found.stale && (r.OnMiss == Fail || c.policyOf(p.eps).Unsupported == PolicyFail && r.OnMiss != Refresh):
 		return fail(Stale, nil, "model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
 			hint("compile it for what is here now: ask with on_miss refresh")
+	case r.OnMiss == Fail && found.flight != nil:
+		return c.notYet(r, p, found)
 	case r.OnMiss == Fail:
 		return fail(NotFound, nil, "no build for model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
 			hint("compile it: ask again with on_miss wait")
@@ -320,7 +342,7 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 	}
 	for _, name := range sortedKeys(r.FreeDimensions) {
 		if !slices.Contains(id.FreeDims, name) {
-			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; it has %q", name, id.FreeDims))
+			a.Warnings = append(a.Warnings, fmt.Sprintf("no input of the model has a free dimension %q; %s", name, namedDimensions(id.FreeDims)))
 		}
 	}
 	a.ProviderOptions = make(map[string]map[string]string, len(r.EPs))
@@ -328,6 +350,18 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 		a.ProviderOptions[ep.Name] = ep.Options
 	}
 	return a
+}
+
+// namedDimensions lists the free dimensions of a model's inputs, for people.
+func namedDimensions(names []string) string {
+	if len(names) == 0 {
+		return "none of them is free"
+	}
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = strconv.Quote(name)
+	}
+	return "they have " + strings.Join(quoted, ", ")
 }
 
 // contextError is the error of a caller that went away, or whose time is over.

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,10 +152,17 @@ func (c *Cache) heal(b *index.Build) {
 
 // healAll wants what an earlier run found damaged.
 func (c *Cache) healAll(ctx context.Context) error {
-	return c.index.Each(ctx, func(b index.Build) error {
+	for _, id := range c.index.NotServed() {
+		b, err := c.index.Get(id)
+		if errors.Is(err, index.ErrNotFound) {
+			continue // it has just gone
+		}
+		if err = cmp.Or(err, ctx.Err()); err != nil {
+			return err
+		}
 		c.heal(&b)
-		return nil
-	})
+	}
+	return nil
 }
 
 // kept is a request with the model that was kept for it.

@@ -33,10 +33,12 @@ func (p *probes) lastProbe(rt *runtime) (last probed, ok bool) {
 	return last, ok && json.Unmarshal(raw, &last) == nil
 }
 
-// assess probes a runtime that is new or changed, says what is different, and judges what is stored for it.
+// assess probes a runtime that is new or changed, says what is different, and judges what is stored for it. Where its
+// files moved meanwhile nothing is said; it stays due, until it is found at rest.
 func (c *Cache) assess(ctx context.Context, rt *runtime) {
+	rt.due.Store(true)
 	facts := c.probeRuntime(ctx, rt, false)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || facts.unsettled {
 		return
 	}
 	if facts.Error != "" {
@@ -60,6 +62,7 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 	if rc == nil || !c.judgeAll(ctx, rt, rc, before.libraries(), !known || !now.Previous.Equal(before.Previous)) {
 		return // the next assessment compares with the same one as this
 	}
+	rt.due.Store(false)
 	if raw, err := json.Marshal(now); err == nil {
 		// Not saved costs the comparison at the next start, nothing else.
 		_ = c.probes.book.SaveMemo([]byte("probed:"+rt.subject), raw)
@@ -193,11 +196,11 @@ func (l *lot) worse() bool {
 func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, former map[string]string, tell bool) (done bool) {
 	under, before := c.settings.Load().judging, rc.judged.lastLots()
 	lots := make(map[maker]*lot)
-	var affected []index.Build
-	best := make(map[standingKey]compilers.Verdict)
+	var affected []index.BuildID // a change of libraries may affect all: records would not fit into memory
+	half := pace{last: time.Now()}
 	err := c.index.Each(ctx, func(b index.Build) error {
-		if !rc.hasEvery(&b) {
-			return nil
+		if err := half.rest(ctx); err != nil || !rc.hasEvery(&b) {
+			return err
 		}
 		m := makerOf(&b)
 		l := lots[m]
@@ -210,13 +213,8 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 			lots[m] = l
 		}
 		l.builds++
-		verdict := l.judgement.Verdict
-		key := standingKey{b.RequestKey, b.Scope}
-		if was, ok := best[key]; (!ok || badness(verdict) < badness(was)) && c.index.StateOf(b.ID).Name == index.Current {
-			best[key] = verdict
-		}
-		if verdict != compilers.Optimal && (tell && madeBy(&b, former) || l.worse()) {
-			affected = append(affected, b)
+		if l.judgement.Verdict != compilers.Optimal && (tell && madeBy(&b, former) || l.worse()) {
+			affected = append(affected, b.ID)
 		}
 		return nil
 	})
@@ -236,28 +234,37 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 	if tell {
 		what = "the runtime"
 	}
-	c.rebuildAffected(rt, what+" changed", lots, affected, best)
+	c.rebuildAffected(ctx, rt, what+" changed", lots, affected)
 	return true
 }
 
-// standingKey names what is served in one another's place.
-type standingKey struct {
-	request index.RequestKey
-	scope   string
-}
-
 // rebuildAffected tells of builds that a change made worse, and wants them anew where nothing better is there.
-func (c *Cache) rebuildAffected(rt *runtime, why string, lots map[maker]*lot, affected []index.Build, best map[standingKey]compilers.Verdict) {
-	for i := range affected {
-		b := &affected[i]
-		j := lots[makerOf(b)].judgement
-		if i < maxTold {
-			c.happened(eventOf(b, EventJudged, "%s for %s now: %s", j.Verdict, rt.name, orNone(j.Reason)))
+func (c *Cache) rebuildAffected(ctx context.Context, rt *runtime, why string, lots map[maker]*lot, affected []index.BuildID) {
+	for i, id := range affected {
+		b, err := c.index.Get(id)
+		l := lots[makerOf(&b)]
+		if ctx.Err() != nil {
+			return
 		}
-		if best[standingKey{b.RequestKey, b.Scope}] != compilers.Optimal {
-			c.wantAnew(b, rt.name, fmt.Sprintf("%s, and this build is %s for %s", why, j.Verdict, rt.name), nil)
+		if err != nil || l == nil {
+			continue // it has just gone
+		}
+		if i < maxTold {
+			c.happened(eventOf(&b, EventJudged, "%s for %s now: %s", l.judgement.Verdict, rt.name, orNone(l.judgement.Reason)))
+		}
+		if !c.optimalThere(&b, lots) {
+			c.wantAnew(&b, rt.name, fmt.Sprintf("%s, and this build is %s for %s", why, l.judgement.Verdict, rt.name), nil)
 		}
 	}
+}
+
+// optimalThere tells whether one that is served in the build's place is the best there can be.
+func (c *Cache) optimalThere(b *index.Build, lots map[maker]*lot) bool {
+	builds, err := c.index.Lookup(b.RequestKey, b.Scope)
+	return err == nil && slices.ContainsFunc(builds, func(one index.Build) bool {
+		l := lots[makerOf(&one)]
+		return l != nil && l.judgement.Verdict == compilers.Optimal && c.index.StateOf(one.ID).Name == index.Current
+	})
 }
 
 // maxTold bounds the events about single builds after one change.

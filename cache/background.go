@@ -23,7 +23,12 @@ func (fs *flights) mayKeep(f *flight, who *asking) error {
 		one.mu.Lock()
 		mine := false
 		for _, owner := range one.kept {
-			mine = mine || owner == who.owner
+			mine = mine || owner == who.owner && !one.about.inquiry
+		}
+		for h, n := range one.heirs { // until it is known whether their own are needed
+			if owner, keeps := one.kept[h.uid]; keeps && owner == who.owner {
+				files += n
+			}
 		}
 		one.mu.Unlock()
 		if mine && one == f {
@@ -54,26 +59,36 @@ func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *pl
 	}
 	if !first {
 		why = "it is being compiled already"
-		if err := c.inherit(f, key, r, func(own *Request) func() (runner, error) { return c.begin(own, id, p, rc, scope) }); err != nil {
+		if err := c.inherit(f, key, r, p, rc, func(own *Request) func() (runner, error) { return c.begin(own, id, p, rc, scope) }); err != nil {
 			return nil, fail(Internal, err, "model %q", r.Name)
 		}
 	}
+	c.keepWanted(f, r, p)
 	return &Answer{Outcome: Later, Job: f.id, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name, Why: why}, nil
 }
 
-// inherit has the job done here if it is an application's, which may bring nothing: for each user that goes on without it
-// a request is kept until then.
-func (c *Cache) inherit(f *flight, key flightKey, r *Request, begin func(*Request) func() (runner, error)) error {
+// heir is for whom a job is done here after all. Who is strict may need it where the same user's other request does not.
+type heir struct {
+	uid    uint32
+	strict bool
+}
+
+func heirOf(r *Request) heir { return heir{r.Peer.UID, r.StrictORT} }
+
+// inherit has the job done here if what is under way may not do: an application's, which may bring nothing, and for a request
+// that is strict about ONNX Runtime another's. For each user that goes on without it a request is kept until then.
+func (c *Cache) inherit(f *flight, key flightKey, r *Request, p *plan, rc *runtimeContent, begin func(*Request) func() (runner, error)) error {
 	f.mu.Lock()
-	heir := f.about.claim && !f.heirs[r.Peer.UID]
-	if heir {
+	_, there := f.heirs[heirOf(r)]
+	stays := (f.about.claim || r.StrictORT) && !there
+	if stays {
 		if f.heirs == nil {
-			f.heirs = make(map[uint32]bool)
+			f.heirs = make(map[heir]int)
 		}
-		f.heirs[r.Peer.UID] = true
+		f.heirs[heirOf(r)] = len(r.descriptors())
 	}
 	f.mu.Unlock()
-	if !heir {
+	if !stays {
 		return nil
 	}
 	own, err := r.own()
@@ -87,10 +102,14 @@ func (c *Cache) inherit(f *flight, key flightKey, r *Request, begin func(*Reques
 		case <-ctx.Done():
 			return
 		}
-		if !errors.As(f.err, new(*claimEnd)) {
+		if !errors.As(f.err, new(*claimEnd)) && (f.err != nil || !own.otherORT(rc, f.result.build.ORTVersion)) {
 			return
 		}
-		if _, _, err := c.flights.send(key, c.asking(own, nil), begin(own)); err != nil {
+		next, _, err := c.flights.send(key, c.asking(own, nil), begin(own))
+		switch {
+		case err == nil:
+			c.keepWanted(next, own, p)
+		case ctx.Err() == nil: // else the daemon ends, and nothing failed
 			c.log.Info("not compiled after a claim that ended without a result", "model", own.Name, "error", err)
 			c.happened(eventFor(own.Peer, f.about.RequestKey, own.Name, EventFailed, "%v", err))
 		}
@@ -100,7 +119,7 @@ func (c *Cache) inherit(f *flight, key flightKey, r *Request, begin func(*Reques
 
 // asking says how the request takes part in a job.
 func (c *Cache) asking(r *Request, t *telling) asking {
-	who := asking{uid: r.Peer.UID, keep: r.KeepGoing && r.OnMiss != Bypass && r.Store != "none"} // else nobody would have it
+	who := asking{uid: r.Peer.UID, name: r.Name, keep: r.KeepGoing && r.OnMiss != Bypass && r.Store != "none"} // else nobody would have it
 	if who.keep || r.OnMiss == Background {
 		who.owner = c.reports.owners.of(r.Peer.UID)
 	}

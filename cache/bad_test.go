@@ -215,5 +215,8 @@ func TestAFreeDimensionThatIsNotThereIsSaid(t *testing.T) {
 	r.FreeDimensions = map[string]int64{"batch": 1}
 	require.Empty(t, b.acquire(r).Warnings)
 	r.FreeDimensions = map[string]int64{"bach": 1}
-	require.ElementsMatch(t, []string{`no input of the model has a free dimension "bach"; it has ["batch"]`}, b.acquire(r).Warnings)
+	require.ElementsMatch(t, []string{`no input of the model has a free dimension "bach"; they have "batch"`}, b.acquire(r).Warnings)
+	fixed := b.request(b.model(2))
+	fixed.FreeDimensions = map[string]int64{"batch": 1}
+	require.ElementsMatch(t, []string{`no input of the model has a free dimension "batch"; none of them is free`}, b.acquire(fixed).Warnings)
 }

@@ -18,7 +18,9 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/queue"
 	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/watch"
 )
@@ -30,6 +32,7 @@ type Options struct {
 	AllowOptions   []string            // "EP/option" and "session/key": options that are passed on though nothing is known of them
 	Jobs           int                 // compiles at the same time; 0: one per processor
 	JobsMemory     int64               // bytes that compiles may take together, as far as can be told; 0: half of the machine's memory; negative: no bound
+	Standby        time.Duration       // how long a worker is kept ready after a compile; 0: none is
 	PathAccess     bool                // shared views may be reached by path by every local user, not only by descriptor
 	Administrators []uint32            // besides root and the daemon's own user
 
@@ -44,11 +47,23 @@ type Options struct {
 	Publishers       []uint32 // users who may put builds that all share, besides administrators
 	Claims           ClaimOptions
 	Failures         FailureOptions
-	Conditions       string // the configuration that compiles depend on, in any words: what failed under another is tried again
-	ReportQuorum     int    // distinct users whose reports withhold a build from all, where it cannot be checked; 0: 3
+	Space            SpaceOptions
+	Pack             string        // when builds are packed: PackCold (default), PackAlways, PackOff
+	PackAfter        time.Duration // without use, for PackCold, and until an unpacked form goes; 0: two hours
+	CompressAfter    time.Duration // without use, until what a packed build has of its own is compressed; 0: seven days, less than 0: never
+	UnpackedDir      string        // folder for the unpacked forms of packed builds, perhaps in memory; "": in the state directory
+	Remade           string        // why this process opens the state folder once more; "": it does not
+	Conditions       string        // the configuration that compiles depend on, in any words: what failed under another is tried again
+	ReportQuorum     int           // distinct users whose reports withhold a build from all, where it cannot be checked; 0: 3
+
+	// Opening is told every few seconds how far it is while Open takes long, for the index is made from all manifests; also later, should
+	// it break in use. It must not wait. nil: nobody is told.
+	Opening func(what string)
 
 	Log *slog.Logger
 	Now func() time.Time // nil: time.Now
+
+	fs cas.FS // nil: the operating system's
 }
 
 // Cache keeps compiled models under one state directory. Make one with Open.
@@ -67,6 +82,8 @@ type Cache struct {
 
 	cas      *cas.Store
 	index    *index.Index
+	forms    *forms.Store
+	sharing  sharing
 	memo     *memo
 	probes   *probes
 	compiler compilers.Compiler
@@ -75,6 +92,10 @@ type Cache struct {
 	watcher  *watch.Watcher
 	changes  *changes
 	views    views
+	places   *places
+	attend   *attending
+	evicting sync.Mutex // held by who writes ghosts and removes their builds
+	usages   usages
 	uses     uses
 	flights  flights
 	stream   stream
@@ -82,16 +103,19 @@ type Cache struct {
 	reports  *reports
 	claims   *claims
 	gains    gains
+	guards   guards
 	failures *failures
+	standbys standbys
 	checks   chan struct{} // one token for each load check, or conversion, that requests wait for
 
 	conversions singleflight.Group // by build key, scope and what is converted
 	maxGraph    int64              // epmodel.MaxGraph
 	searches    chan struct{}      // one token for each search for neighbours
+	naming      chan struct{}      // the token of who reads a source model for the names of its tensors
+	tidied      chan struct{}      // closed when what is done once after a start is done
+	explaining  explaining
 
-	// publishing is held shared from a blob's being stored until a manifest refers to it, and exclusively while
-	// blobs that nothing refers to are removed.
-	publishing sync.RWMutex
+	uprooted chan string // has room for one
 
 	ctx  context.Context    // of the background work
 	stop context.CancelFunc // ends it
@@ -134,8 +158,8 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches),
-		maxGraph: epmodel.MaxGraph}
+		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches), naming: make(chan struct{}, 1), tidied: make(chan struct{}), explaining: newExplaining(),
+		maxGraph: epmodel.MaxGraph, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})
 	if err := c.open(); err != nil {
@@ -146,14 +170,17 @@ func Open(dir string, o Options) (*Cache, error) {
 
 func (c *Cache) open() error {
 	var err error
-	if c.index, err = index.Open(c.dir, index.Options{Log: c.log, Heard: c.stream.add}); err != nil {
+	if c.index, err = index.Open(c.dir, index.Options{FS: c.options.fs, Log: c.log, Waits: c.places.waits, Heard: c.stream.add, Disk: c.diskBytes, Making: c.indexMaking}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
 	if why := c.index.Rebuilt(); why != "" {
 		c.log.Warn("index rebuilt from the manifests", "why", why)
 	}
-	if c.cas, err = cas.Open(c.dir, cas.Options{Stamps: c.index}); err != nil {
+	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index, Waits: c.places.waits}); err != nil {
 		return fmt.Errorf("store: %w", err)
+	}
+	if err := c.openForms(); err != nil {
+		return fmt.Errorf("packed blobs: %w", err)
 	}
 	if err := c.emptyStaging(); err != nil {
 		return fmt.Errorf("staging: %w", err)
@@ -161,11 +188,12 @@ func (c *Cache) open() error {
 	if err := c.openViews(); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
+	c.keepReserve()
 	// Nothing fails from here on: what is begun is ended by Close.
 	c.memo = newMemo(c.index)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ctx, c.stop = ctx, cancel
-	c.probes = newProbes(c.compiler, c.index, c.now, running{ctx, &c.work})
+	c.probes = newProbes(c.compiler, c.index, c.now, &c.flights)
 	c.changes = newChanges()
 	c.machine = newMachine(c.options.Drivers)
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
@@ -174,21 +202,32 @@ func (c *Cache) open() error {
 	c.claims = newClaims(c.now)
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
-	c.flights.now, c.flights.costs = c.now, costs{c.index, c.log}
-	c.flights.queue.now, c.flights.queue.jobs, c.flights.queue.memory = c.now, c.options.Jobs, c.options.JobsMemory
+	c.flights.attend = c.attend
+	c.flights.now, c.flights.costs = c.now, queue.NewCosts(c.index, c.log)
+	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
 	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
 	c.work.Go(func() { c.machine.look(ctx) })
 	c.gains.start(ctx, c)
+	c.sharing.start(ctx, c)
 	c.rebuilds.start(ctx, c) // before there is anybody who wants something
-	c.work.Go(func() { c.background(ctx) })
+	before := c.wantedBefore()
+	c.work.Go(func() { c.background(ctx, before) })
 	c.work.Go(func() { c.heed(ctx) })
+	c.work.Go(func() { c.collectByItself(ctx) })
 	c.work.Go(func() { c.assessChanges(ctx) })
 	return nil
 }
 
+// indexMaking passes on how far the index is.
+func (c *Cache) indexMaking(builds uint64, percent int) {
+	if c.options.Opening != nil {
+		c.options.Opening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%", builds, percent))
+	}
+}
+
 // background does what nobody waits for: looks at the runtimes so that the first request need not, removes what
-// crashes left behind, and writes down what is counted in memory.
-func (c *Cache) background(ctx context.Context) {
+// crashes left behind, takes up what was queued before, and writes down what is counted in memory.
+func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	c.watcher.Set(watchedDrivers, c.machine.files())
 	for _, rt := range c.runtimes.all() {
 		c.watchRuntime(rt, nil)
@@ -196,15 +235,17 @@ func (c *Cache) background(ctx context.Context) {
 			c.log.Warn("runtime cannot be used", "runtime", rt.name, "error", err)
 		}
 	}
+	c.takeUp(ctx, before)
 	if err := c.doomStrangers(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("stray views not found", "error", err)
 	}
 	if err := c.removeLeftovers(ctx); err != nil && ctx.Err() == nil {
-		c.log.Warn("leftovers not removed", "error", err)
+		c.log.Warn("leftovers not removed, or the account of the space not looked through", "error", err)
 	}
 	if err := c.healAll(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("damaged builds not found", "error", err)
 	}
+	close(c.tidied)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	machine := time.NewTicker(machineEvery)
@@ -216,6 +257,7 @@ func (c *Cache) background(ctx context.Context) {
 			return
 		case <-tick.C:
 			c.flushUses()
+			c.lookAround()
 		case <-machine.C:
 			c.lookAtMachine(ctx)
 			c.failures.sweep()
@@ -231,6 +273,7 @@ func (c *Cache) Close() error {
 	c.stop()
 	c.rebuilds.close() // it starts flights
 	c.flights.close()
+	c.standbys.close()
 	c.gains.close()
 	err := c.watcher.Close()
 	c.work.Wait()
@@ -264,45 +307,4 @@ func (c *Cache) emptyStaging() error {
 		}
 	}
 	return nil
-}
-
-// removeLeftovers removes blobs that no manifest refers to: what a put left that was never acknowledged.
-func (c *Cache) removeLeftovers(ctx context.Context) error {
-	if !c.index.Complete() {
-		c.log.Warn("leftovers stay: there are builds that this version cannot read")
-		return nil
-	}
-	var lost []cas.Digest
-	err := c.cas.Walk(ctx, func(d cas.Digest, _ int64) error {
-		ids, err := c.index.Needs(d)
-		if err == nil && len(ids) == 0 {
-			lost = append(lost, d)
-		}
-		return err
-	})
-	for _, d := range lost {
-		if removed, err2 := c.removeUnneeded(d); err2 != nil {
-			err = errors.Join(err, err2)
-		} else if removed {
-			c.log.Info("leftover blob removed", "digest", d.String())
-		}
-	}
-	return err
-}
-
-// removeUnneeded removes a blob unless a manifest refers to it by now.
-func (c *Cache) removeUnneeded(d cas.Digest) (bool, error) {
-	c.publishing.Lock()
-	defer c.publishing.Unlock()
-	if !c.index.Complete() {
-		return false, nil // there are builds that cannot be read, and nobody knows what they need
-	}
-	ids, err := c.index.Needs(d)
-	if err != nil || len(ids) > 0 {
-		return false, err
-	}
-	if err := c.cas.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
-		return false, err
-	}
-	return true, nil
 }

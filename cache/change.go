@@ -3,80 +3,141 @@ package cache
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
 
+// Changed is what was done with some builds, or would be: to how many, and the first of them.
+type Changed struct {
+	Builds []Listing
+	More   uint64 // that are not among them
+}
+
+// maxChanged is how many of the builds that were changed are told.
+const maxChanged = 256
+
+// took notes one.
+func (ch *Changed) took(c *Cache, b *index.Build) {
+	if len(ch.Builds) < maxChanged {
+		ch.Builds = append(ch.Builds, c.listing(*b))
+		return
+	}
+	ch.More++
+}
+
+// eachOf calls fn with the builds that are still there, one after the other.
+func (c *Cache) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.Build) error) error {
+	for _, id := range ids {
+		if ctx.Err() != nil {
+			return fail(Cancelled, ctx.Err(), "change builds")
+		}
+		b, err := c.index.Get(id)
+		if errors.Is(err, index.ErrNotFound) {
+			continue // it has just gone
+		}
+		if err != nil {
+			return fail(Internal, err, "change builds")
+		}
+		if err := fn(&b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Invalidate withholds the builds that the names mean: they are not served again, and the next request compiles.
 // With dryRun it tells what it would do.
-func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason string, dryRun bool) ([]Listing, error) {
-	builds, err := c.changeable(ctx, p, names)
+func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason string, dryRun bool) (out Changed, err error) {
+	ids, err := c.changeable(ctx, p, names)
 	if err != nil {
-		return nil, err
+		return out, err
 	}
 	if reason == "" {
 		reason = "invalidated by hand"
 	}
-	var out []Listing
-	for i := range builds {
+	err = c.eachOf(ctx, ids, func(b *index.Build) error {
 		if !dryRun {
-			c.withholdBuild(builds[i].ID, index.Withheld, reason)
+			c.withholdBuild(b.ID, index.Withheld, reason)
 		}
-		out = append(out, c.listing(builds[i]))
-	}
-	return out, nil
+		out.took(c, b)
+		return nil
+	})
+	return out, err
 }
 
 // Remove deletes the builds that the names mean, or all that the peer may change. Files that somebody has loaded
 // stay until they are let go. freed counts the bytes that nothing else needs.
-func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun bool) (removed []Listing, freed int64, err error) {
-	var builds []index.Build
-	if all {
-		err = c.index.Each(ctx, func(b index.Build) error {
-			if c.mayChange(p, &b) {
-				builds = append(builds, b)
+func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun bool) (removed Changed, freed int64, err error) {
+	everything := all && c.Administrator(p)
+	ids, err := c.toRemove(ctx, p, names, all)
+	if err != nil {
+		return removed, 0, err
+	}
+	switch {
+	case everything && dryRun:
+		freed, err = c.everything(ctx)
+	case everything:
+		var space index.Space
+		space, err = c.index.Space()
+		freed = space.StoredBytes // every blob once
+	default:
+		freed, err = c.onlyNeededBy(ctx, ids)
+	}
+	if err != nil {
+		return removed, 0, fail(Internal, err, "remove")
+	}
+	err = c.eachOf(ctx, ids, func(b *index.Build) error {
+		if !dryRun {
+			if _, err := c.retract(ctx, b, "removed by hand", 0); err != nil {
+				return fail(Internal, err, "remove %s", b.BuildKey)
 			}
-			return nil
-		})
-		if err != nil {
-			return nil, 0, fail(Internal, err, "remove")
 		}
-	} else if builds, err = c.changeable(ctx, p, names); err != nil {
-		return nil, 0, err
-	}
-	going := make(map[index.BuildID]bool, len(builds))
-	for i := range builds {
-		going[builds[i].ID] = true
-	}
-	if freed, err = c.onlyNeededBy(builds, going); err != nil {
-		return nil, 0, fail(Internal, err, "remove")
-	}
-	for i := range builds {
-		removed = append(removed, c.listing(builds[i]))
-		if dryRun {
-			continue
+		removed.took(c, b)
+		return nil
+	})
+	if err == nil && everything && !dryRun {
+		var rest int64
+		if rest, err = c.removeRest(ctx); err != nil {
+			err = fail(Internal, err, "remove all")
 		}
-		if _, err := c.retract(ctx, &builds[i], "removed by hand", 0); err != nil {
-			return removed, freed, fail(Internal, err, "remove %s", builds[i].BuildKey)
-		}
-	}
-	if all && !dryRun && c.Administrator(p) {
-		rest, err := c.removeRest(ctx)
 		freed += rest
-		if err != nil {
-			return removed, freed, fail(Internal, err, "remove all")
-		}
 	}
-	return removed, freed, nil
+	return removed, freed, err
+}
+
+// toRemove lists what is to go.
+func (c *Cache) toRemove(ctx context.Context, p Peer, names []string, all bool) (ids []index.BuildID, err error) {
+	if !all {
+		return c.changeable(ctx, p, names)
+	}
+	return c.allChangeable(ctx, p)
+}
+
+// allChangeable lists the builds that the peer may change.
+func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID, err error) {
+	err = c.index.EachBrief(ctx, index.BuildID{}, func(b *index.Brief) error {
+		if c.mayChangeIn(p, b.Scope) {
+			ids = append(ids, b.ID)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, searchError(ctx, err)
+	}
+	return ids, nil
 }
 
 // onlyNeededBy sums the sizes of the blobs that no build but these refers to.
-func (c *Cache) onlyNeededBy(builds []index.Build, going map[index.BuildID]bool) (int64, error) {
-	var sum int64
+func (c *Cache) onlyNeededBy(ctx context.Context, builds []index.BuildID) (sum int64, err error) {
+	going := make(map[index.BuildID]bool, len(builds))
+	for _, id := range builds {
+		going[id] = true
+	}
 	counted := make(map[cas.Digest]bool)
-	for _, b := range builds {
+	err = c.eachOf(ctx, builds, func(b *index.Build) error {
 		for _, f := range b.Blobs() {
 			if counted[f.Digest] {
 				continue
@@ -84,22 +145,19 @@ func (c *Cache) onlyNeededBy(builds []index.Build, going map[index.BuildID]bool)
 			counted[f.Digest] = true
 			ids, err := c.index.Needs(f.Digest)
 			if err != nil {
-				return 0, err
+				return err
 			}
-			stays := false
-			for _, id := range ids {
-				stays = stays || !going[id]
-			}
-			if !stays {
+			if !slices.ContainsFunc(ids, func(id index.BuildID) bool { return !going[id] }) {
 				sum += f.Size
 			}
 		}
-	}
-	return sum, nil
+		return nil
+	})
+	return sum, err
 }
 
 // retract removes a build: first its manifest, which is the commit, then its view, then the blobs that nothing
-// else needs. A crash in between leaves leftovers, which the next start removes.
+// else needs. A crash in between leaves leftovers, which the next start removes. freed counts bytes on disk.
 func (c *Cache) retract(ctx context.Context, b *index.Build, why string, grace time.Duration) (freed int64, err error) {
 	c.views.mu.Lock()
 	v := c.views.live[b.ID]
@@ -107,6 +165,7 @@ func (c *Cache) retract(ctx context.Context, b *index.Build, why string, grace t
 	if v == nil {
 		v = c.earlierView(b)
 	}
+	defer c.places.leave(c.wholeBytes(b))()
 	if err := c.index.Retract(ctx, b.ID, why); err != nil {
 		return 0, err
 	}
@@ -114,32 +173,33 @@ func (c *Cache) retract(ctx context.Context, b *index.Build, why string, grace t
 		c.dropView(b.ID, v, grace)
 	}
 	for _, f := range b.Blobs() {
-		removed, err2 := c.removeUnneeded(f.Digest)
+		bytes, err2 := c.forms.Remove(f.Digest)
 		if err2 != nil {
 			err = errors.Join(err, err2)
 		}
-		if removed {
-			freed += f.Size
-		}
+		freed += bytes
 	}
 	c.sweepViews()
 	return freed, err
 }
 
-func (c *Cache) mayChange(p Peer, b *index.Build) bool {
-	return c.Administrator(p) || b.Scope == OwnScope(p)
+func (c *Cache) mayChange(p Peer, b *index.Build) bool { return c.mayChangeIn(p, b.Scope) }
+
+func (c *Cache) mayChangeIn(p Peer, scope string) bool {
+	return c.Administrator(p) || scope == OwnScope(p)
 }
 
-// changeable is find for somebody who wants to change what is found.
-func (c *Cache) changeable(ctx context.Context, p Peer, names []string) ([]index.Build, error) {
-	builds, err := c.find(ctx, p, names)
+// changeable lists the builds that the names mean, for somebody who wants to change them.
+func (c *Cache) changeable(ctx context.Context, p Peer, names []string) (ids []index.BuildID, err error) {
+	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
+		if !c.mayChange(p, b) {
+			return fail(NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)
+		}
+		ids = append(ids, b.ID)
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	for i := range builds {
-		if !c.mayChange(p, &builds[i]) {
-			return nil, fail(NotAllowed, nil, "build %s is shared: changing it is for administrators", builds[i].BuildKey)
-		}
-	}
-	return builds, nil
+	return ids, nil
 }

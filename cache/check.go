@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
 )
 
@@ -22,60 +25,165 @@ type CheckResult struct {
 	Blobs, Builds uint64
 	Bytes         int64
 	Findings      []Finding
+	More          uint64 // findings that are not among them
+
+	damages, leftovers int // found so far
 }
 
 // Check looks at every build's files: with deep by hashing every byte, else by their stamps. With repair, what is
-// damaged is put aside and its builds are withheld; the next request compiles them anew.
-func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool) (CheckResult, error) {
+// damaged is put aside and its builds are withheld; the next request compiles them anew. Progress may be nil.
+func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress func(Progress)) (CheckResult, error) {
 	if !c.Administrator(p) {
 		return CheckResult{}, fail(NotAllowed, nil, "checking the store is for administrators")
 	}
 	var out CheckResult
-	found, err := c.index.Check(ctx)
+	found, err := c.index.Check(ctx, farThrough(progress, "checking"))
 	if err != nil {
 		return out, checkError(ctx, err)
 	}
 	for _, f := range found {
-		out.Findings = append(out.Findings, Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
+		out.found(Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
 	}
-	blobs := make(map[cas.Digest]int64)
-	err = c.index.Each(ctx, func(b index.Build) error {
-		out.Builds++
-		for _, f := range b.Blobs() {
-			blobs[f.Digest] = f.Size
-		}
-		return nil
-	})
+	space, err := c.index.Space()
 	if err != nil {
 		return out, checkError(ctx, err)
 	}
-	for d, size := range blobs {
+	out.Builds = space.Builds
+	for _, p := range c.forms.Problems() {
+		out.found(recipeFinding(p))
+	}
+	one := func(d cas.Digest, size int64) error {
 		if ctx.Err() != nil {
-			return out, checkError(ctx, ctx.Err())
+			return ctx.Err()
 		}
 		out.Blobs++
 		out.Bytes += size
-		if f := c.checkBlob(ctx, d, size, deep); f != nil {
-			out.Findings = append(out.Findings, *f)
-			if repair {
-				c.putAside(d, f.Detail)
-			}
+		if progress != nil && (deep || out.Blobs%farAfter == 0) {
+			progress(Progress{Phase: "checking files", Done: min(out.Bytes, space.StoredBytes), Total: space.StoredBytes})
 		}
-	}
-	err = c.cas.Walk(ctx, func(d cas.Digest, size int64) error {
-		if _, needed := blobs[d]; !needed {
-			ids, err := c.index.Needs(d)
-			if err != nil || len(ids) > 0 {
-				return err // published meanwhile
+		if f := c.checkBlob(ctx, d, size, deep); f != nil {
+			out.found(*f)
+			if repair {
+				c.repairBlob(ctx, d, f.Detail)
 			}
-			out.Findings = append(out.Findings, Finding{Kind: "leftover", Object: d.String(), Detail: fmt.Sprintf("%d bytes that no build needs", size)})
 		}
 		return nil
+	}
+	var last cas.Digest
+	err = c.index.EachNeed(ctx, func(n index.Need) error {
+		if n.Blob == last {
+			return nil
+		}
+		last = n.Blob
+		return one(n.Blob, n.Size)
 	})
 	if err != nil {
 		return out, checkError(ctx, err)
 	}
+	containers, err := c.checkRecipes(ctx, &out)
+	for d, size := range containers {
+		if err == nil {
+			err = one(d, size)
+		}
+	}
+	if err == nil {
+		err = c.checkLeftovers(ctx, containers, &out, progress)
+	}
+	if err != nil {
+		return out, checkError(ctx, err)
+	}
+	out.Findings = slices.DeleteFunc(out.Findings, c.hasGone)
 	return out, nil
+}
+
+// hasGone tells of a leftover that it was one only for as long as its build was being removed.
+func (c *Cache) hasGone(f Finding) bool {
+	if f.Kind != kindLeftover {
+		return false
+	}
+	d, err := cas.ParseDigest(f.Object)
+	if err != nil {
+		return false // not of a blob
+	}
+	_, packed := c.forms.Packed(d)
+	return !packed && !c.cas.Has(d)
+}
+
+// maxKeptFindings bounds the findings that are told, damage and leftovers each: a disk may have lost everything.
+const maxKeptFindings = 4096
+
+// found notes a finding.
+func (r *CheckResult) found(f Finding) {
+	n := &r.damages
+	if f.Kind == kindLeftover {
+		n = &r.leftovers
+	}
+	if *n++; *n > maxKeptFindings {
+		r.More++
+		return
+	}
+	r.Findings = append(r.Findings, f)
+}
+
+// The kinds of findings that are made differently, or not at all, where the store changes while it is checked.
+const (
+	kindLeftover = "leftover"
+	kindMissing  = "missing"
+)
+
+// checkRecipes gives the containers that only recipes need, with their sizes.
+func (c *Cache) checkRecipes(ctx context.Context, out *CheckResult) (map[cas.Digest]int64, error) {
+	containers := make(map[cas.Digest]int64)
+	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
+		_, needed, err := c.index.DiskBytes(d)
+		if err != nil {
+			return err
+		}
+		if !needed {
+			out.found(Finding{Kind: kindLeftover, Object: d.String(), Detail: "a recipe that no build needs"})
+			return nil
+		}
+		for _, container := range p.Containers {
+			if _, needed, err = c.index.DiskBytes(container.Digest); err != nil {
+				return err
+			}
+			if !needed {
+				containers[container.Digest] = container.Size
+			}
+		}
+		return nil
+	})
+	return containers, err
+}
+
+// checkLeftovers finds the blobs that nothing needs.
+func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *CheckResult, progress func(Progress)) error {
+	seen := uint64(0)
+	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
+	first := -1
+	return c.cas.Walk(ctx, func(d cas.Digest, size int64) (err error) {
+		if seen++; seen%farAfter == 0 {
+			far(progress, "looking for leftovers", "files", seen, 0)
+		}
+		if int(d[0]) != first {
+			if needed, err = c.index.NeededIn(ctx, d[0]); err != nil {
+				return err
+			}
+			first = int(d[0])
+		}
+		if _, ok := needed[d]; ok {
+			return nil
+		}
+		if _, ok := containers[d]; ok {
+			return nil
+		}
+		ids, err := c.index.Needs(d)
+		if err != nil || len(ids) > 0 || len(c.forms.Users(d)) > 0 {
+			return err // published, or packed, meanwhile
+		}
+		out.found(Finding{Kind: kindLeftover, Object: d.String(), Detail: compilers.ByteSize(size) + " that no build needs"})
+		return nil
+	})
 }
 
 func checkError(ctx context.Context, err error) error {
@@ -87,38 +195,32 @@ func checkError(ctx context.Context, err error) error {
 
 // checkBlob gives what is wrong with one blob, nil if nothing is.
 func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *Finding {
-	f := &Finding{Object: d.String()}
-	have, err := c.cas.Size(d)
-	switch {
-	case errors.Is(err, cas.ErrNotFound):
-		f.Kind, f.Detail = "missing", "the blob is not there"
-	case err != nil:
-		f.Kind, f.Detail = "damaged", err.Error()
-	case have != size:
-		f.Kind, f.Detail = "damaged", fmt.Sprintf("%d bytes long, not %d", have, size)
-	case deep:
-		err = c.cas.Check(ctx, d)
-	default:
-		err = c.cas.Verify(ctx, d, nil) // hashes only where the stamp does not hold
+	f := c.lookAtBlob(ctx, d, size, deep)
+	if f == nil {
+		return nil
 	}
-	if f.Kind == "" {
-		if err == nil || ctx.Err() != nil {
-			return nil
-		}
-		f.Kind, f.Detail = "damaged", err.Error()
-		if errors.Is(err, cas.ErrNotFound) {
-			f.Kind = "missing"
-		}
+	// It may have been taking another form just then, or have gone together with what needed it.
+	leave, err := c.forms.TakeTurn(ctx)
+	if err != nil {
+		return nil // the check ends with the context
 	}
-	ids, err := c.index.Needs(d)
+	f = c.lookAtBlob(ctx, d, size, deep)
+	leave()
+	if f == nil || f.Kind == kindMissing && c.unneeded(d) {
+		return nil
+	}
+	all, err := c.needs(d)
 	if err != nil {
 		return f
 	}
-	for _, id := range ids {
-		b, err := c.index.Get(id)
+	for _, one := range all {
+		b, err := c.index.Get(one.build)
 		switch {
 		case err != nil:
-		case b.Serves(d):
+		case len(f.Builds) == maxNeeding:
+			f.Detail += fmt.Sprintf("; %d builds need it", len(all))
+			return f
+		case b.Serves(one.blob):
 			f.Builds = append(f.Builds, b.BuildKey)
 		default:
 			f.Detail += fmt.Sprintf("; it is of the copy of source model %q", b.ModelName)
@@ -127,19 +229,91 @@ func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bo
 	return f
 }
 
-// putAside withholds every build that has a damaged blob among its files, and moves the blob out of the way. A build
-// whose source model alone is damaged is as good as before.
+// lookAtBlob is checkBlob for a store in which nothing changes meanwhile; it does not tell who needs the blob.
+func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *Finding {
+	f := &Finding{Object: d.String()}
+	have, err := c.forms.Size(d)
+	switch {
+	case errors.Is(err, cas.ErrNotFound):
+		f.Kind, f.Detail = kindMissing, "the blob is not there"
+	case err != nil:
+		f.Kind, f.Detail = "damaged", err.Error()
+	case have != size:
+		f.Kind, f.Detail = "damaged", fmt.Sprintf("%d bytes long, not %d", have, size)
+	case deep:
+		err = c.forms.Check(ctx, d)
+		c.forms.CheckCopy(ctx, d)
+	default:
+		err = c.forms.Verify(ctx, d) // hashes only where the stamp does not hold
+	}
+	if f.Kind == "" {
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		f.Kind, f.Detail = "damaged", err.Error()
+		if errors.Is(err, cas.ErrNotFound) {
+			f.Kind = kindMissing
+		}
+	}
+	return f
+}
+
+// unneeded tells that neither a build nor a recipe needs a blob.
+func (c *Cache) unneeded(d cas.Digest) bool {
+	ids, err := c.index.Needs(d)
+	return err == nil && len(ids) == 0 && len(c.forms.Users(d)) == 0
+}
+
+// maxNeeding bounds the builds that are named which need a blob.
+const maxNeeding = 64
+
+// recipeFinding tells of a recipe that could not be read at the start.
+func recipeFinding(p dedupe.Problem) Finding {
+	if p.Newer {
+		return Finding{Kind: "newer", Object: p.Path, Detail: p.Detail}
+	}
+	return Finding{Kind: "damaged", Object: p.Path, Detail: p.Detail + "; it is in the quarantine"}
+}
+
+// repairBlob puts aside what is damaged of a blob. One that is only missing has its builds withheld.
+func (c *Cache) repairBlob(ctx context.Context, d cas.Digest, why string) {
+	found := c.forms.DamageOf(ctx, d)
+	c.putAsideAll(found)
+	if len(found) == 0 {
+		c.putAside(d, why)
+	}
+}
+
+// putAside withholds every build that has a damaged blob among its files, or needs it to unpack one of them, and moves the
+// blob out of the way. A build whose source model alone is damaged is as good as before.
 func (c *Cache) putAside(d cas.Digest, why string) {
 	if err := c.cas.Quarantine(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
 		c.log.Error("damaged blob not put aside", "digest", d.String(), "error", err)
 	}
-	ids, err := c.index.Needs(d)
+	if err := c.index.Remeasure(d); err != nil {
+		c.log.Warn("space of a damaged blob not accounted for", "digest", d.String(), "error", err)
+	}
+	c.withholdNeeding(d, why)
+}
+
+// putAsideRecipe is putAside for the recipe of a blob that is packed.
+func (c *Cache) putAsideRecipe(d cas.Digest, why string) {
+	if err := c.forms.QuarantineRecipe(d, why); err != nil && !errors.Is(err, cas.ErrNotFound) {
+		c.log.Error("damaged recipe not put aside", "digest", d.String(), "error", err)
+	}
+	if !c.cas.Has(d) {
+		c.withholdNeeding(d, why)
+	}
+}
+
+func (c *Cache) withholdNeeding(d cas.Digest, why string) {
+	all, err := c.needs(d)
 	if err != nil {
 		c.log.Error("builds of a damaged blob not found", "digest", d.String(), "error", err)
 	}
-	for _, id := range ids {
-		if b, err := c.index.Get(id); err == nil && b.Serves(d) {
-			c.withholdBuild(id, index.Damaged, why)
+	for _, one := range all {
+		if b, err := c.index.Get(one.build); err == nil && b.Serves(one.blob) {
+			c.withholdBuild(one.build, index.Damaged, why)
 		}
 	}
 }

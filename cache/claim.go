@@ -39,6 +39,7 @@ type Claim struct {
 type claim struct {
 	Claim
 	outsider  *outsider
+	flight    *flight
 	request   *Request // whose it is; its files are those of libraries only, and the claim's own
 	plan      *plan
 	rc        *runtimeContent // nil: for libraries that are not run here
@@ -161,7 +162,7 @@ func (cl *claim) move(from, to claimState) bool {
 // claims are those that are held, and who wants one.
 type claims struct {
 	limiter limiter
-	puts    puts
+	puts    turns
 
 	mu     sync.Mutex
 	open   map[string]*claim        // by id; guarded by mu
@@ -242,7 +243,8 @@ func (cs *claims) drop(key flightKey, a *claimer) {
 	}
 }
 
-// grant gives the claim that give makes to who has wanted it for longest; nil where nobody does.
+// grant gives the claim that give makes to who has wanted it for longest; nil where nobody does, or give makes none: then who
+// wants it goes on waiting, for another job.
 func (cs *claims) grant(key flightKey, give func(*claimer) *claim) *claim {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -250,8 +252,11 @@ func (cs *claims) grant(key flightKey, give func(*claimer) *claim) *claim {
 		return nil
 	}
 	a := cs.asking[key][0]
-	cs.drop(key, a)
 	cl := give(a)
+	if cl == nil {
+		return nil
+	}
+	cs.drop(key, a)
 	cs.open[cl.ID] = cl
 	a.granted = cl
 	a.wake()

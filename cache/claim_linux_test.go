@@ -220,6 +220,31 @@ func TestAllWaitForTheClaim(t *testing.T) {
 	require.Zero(t, b.cache.flights.count())
 }
 
+// The daemon cannot load what it does not have the libraries for. It must not take its own for them: what those say of
+// another's build is nothing.
+func TestReportOfWhatOnePutOneself(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "7.1")
+	var builds []index.BuildID
+	for round := range maxRounds {
+		r := app.ask(b.model(1))
+		made := app.put(app.compile(r, app.claim(r).Claim))
+		builds = append(builds, made.Build.ID)
+		// As of a provider that is part of the application's ONNX Runtime: no library is named.
+		d, err := b.cache.Report(context.Background(), r.Peer, Report{Build: made.Build.BuildKey.String(), Code: 11, Text: "out of luck", ORTVersion: "1.30.0",
+			Graph: made.Graph, Runtime: RuntimeRef{ORTVersion: "1.30.0"}})
+		require.NoError(t, err)
+		require.Equal(t, DecidedCompileYourself, d.Decision, "the same compile would make the same")
+		require.Equal(t, withheldFromYou, d.State)
+		require.Contains(t, d.Text, "could not be tried with your runtime", round)
+	}
+	require.NotEqual(t, builds[0], builds[1])
+	refused := b.refused(app.ask(b.model(1)))
+	require.Equal(t, Stale, refused.Class, "and not a third time, for a day")
+	b.later.Add(int64(doubtHolds + time.Second))
+	require.Equal(t, Hit, app.bench.acquire(app.ask(b.model(1))).Outcome)
+}
+
 // The next who asked for the claim gets it when it ends without a result, and hears why it ended.
 func TestHandOver(t *testing.T) {
 	ends := map[string]struct {

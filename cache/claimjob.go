@@ -29,6 +29,9 @@ func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
 	var last *claimEnd
 	for {
 		cl := o.c.claims.grant(o.key, func(a *claimer) *claim { return o.give(a, f, last) })
+		if cl == nil && ctx.Err() != nil {
+			last = &claimEnd{uid: o.first.UID, text: jobCancelled}
+		}
 		if cl == nil && last == nil {
 			last = &claimEnd{uid: o.first.UID, text: "who asked for it left"}
 		}
@@ -49,21 +52,26 @@ func (o *outsider) run(ctx context.Context, f *flight) (*compiled, error) {
 	}
 }
 
-// give makes the claim. It is called with claims.mu held.
+// jobCancelled is why a claim ended that was part of a job which a user cancelled.
+const jobCancelled = "its job was cancelled"
+
+// give makes the claim; nil: the job is cancelled, and who asks now has another. It is called with claims.mu held.
 func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
 	cl := &claim{Claim: Claim{ID: newID(), Output: outputName(a.plan), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
-		outsider: o, request: a.request, plan: a.plan, rc: a.rc, id: a.id, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes, done: make(chan struct{})}
+		outsider: o, flight: f, request: a.request, plan: a.plan, rc: a.rc, id: a.id, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes, done: make(chan struct{})}
 	if last != nil {
 		a.why = last.Error()
 	}
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
+	if !f.hold(cl) {
+		return nil
+	}
 	cl.timer = time.AfterFunc(most, func() { cl.finish(fmt.Sprintf("its deadline of %s passed", most), 0) })
 	if a.request.Connection != nil {
 		cl.leave = context.AfterFunc(a.request.Connection, func() { cl.finish("its connection ended", 0) })
 	}
-	f.hold(cl)
 	return cl
 }
 
@@ -75,7 +83,7 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 	select {
 	case <-cl.done:
 	case <-ctx.Done():
-		cl.finish("its job was cancelled", 0)
+		cl.finish(jobCancelled, 0)
 		<-cl.done // what is being stored is stored first
 	}
 	cl.mu.Lock()
@@ -91,17 +99,23 @@ func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) 
 	return nil, end
 }
 
-// hold keeps the flight going for the holder of the claim, who does not wait for it. It is called with claims.mu held.
-func (f *flight) hold(cl *claim) {
+// hold keeps the flight going for the holder of the claim, who does not wait for it, unless it is cancelled already. It is
+// called with claims.mu and cl.mu held.
+func (f *flight) hold(cl *claim) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.state, f.started = JobClaimed, f.flights.now()
+	if f.stopped {
+		return false
+	}
+	f.state, f.started, f.held = JobClaimed, f.flights.now(), cl
 	f.kept[cl.request.Peer.UID] = cl.owner
+	return true
 }
 
 func (f *flight) release(cl *claim) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.held = nil
 	delete(f.kept, cl.request.Peer.UID)
 }
 
@@ -143,23 +157,41 @@ func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *pla
 			}
 			return c.newOutsider(key, a), nil
 		})
+		if err == nil && rc != nil && r.otherORT(rc, result.build.ORTVersion) {
+			c.attend.taken(result.build.ID) // or rather, not taken
+			err = errOtherORT(r, result.build)
+			continue // for the next claim, which may be its own
+		}
 		if !errors.As(err, new(*claimEnd)) {
 			break // else the last claim ended while this one was about to wait for it
 		}
 	}
 	if cl := c.claims.withdraw(key, a); cl != nil {
-		if ctx.Err() != nil {
-			cl.finish("who asked for it left", 0)
-			return nil, contextError(ctx, r)
-		}
-		given := cl.Claim
-		return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
+		return a.handed(ctx, r, cl, err)
 	}
 	a.request.Runtime.close()
 	if err != nil {
 		return nil, flightError(ctx, r, claimError(r, err))
 	}
 	return c.waited(ctx, r, result, phase)
+}
+
+// handed answers a request that was given the claim. err is how its wait ended: who gave the job up at that moment has given the claim
+// up as well, and the next who asked for it gets it.
+func (a *claimer) handed(ctx context.Context, r *Request, cl *claim, err error) (*Answer, error) {
+	switch {
+	case ctx.Err() != nil:
+		cl.finish("who asked for it left", 0)
+		return nil, contextError(ctx, r)
+	case errors.Is(err, errGivenUp):
+		cl.finish(jobCancelled, 0)
+		return nil, flightError(ctx, r, err)
+	}
+	if why := cl.overWhy(); why != "" {
+		return nil, fail(Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", r.Name, why)
+	}
+	given := cl.Claim
+	return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
 }
 
 // claimKey says which job the claim is for. What ordinary users put is their own, so their claims hold up nobody else;
@@ -249,9 +281,10 @@ func (c *Cache) awaitClaim(ctx context.Context, r *Request, id identity, p *plan
 
 // waited answers with what another brought.
 func (c *Cache) waited(ctx context.Context, r *Request, result *compiled, phase func(string)) (*Answer, error) {
+	defer c.attend.taken(result.build.ID)
 	a, err := c.serveCompiled(ctx, result, phase)
 	if err != nil {
-		return nil, fail(Internal, err, "model %q: compiled, but cannot be served", r.Name)
+		return nil, unservable(err, r.Name, "compiled")
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
 	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made now", At: c.now()}

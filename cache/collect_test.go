@@ -25,7 +25,7 @@ func stored(t *testing.T, n uint64) (*bench, []index.Build) {
 
 func (b *bench) plan(to int64) *Collection {
 	b.Helper()
-	plan, err := b.cache.PlanCollection(context.Background(), Peer{UID: b.cache.uid}, to)
+	plan, err := b.cache.PlanCollection(context.Background(), Peer{UID: b.cache.uid}, Goal{Bytes: &to})
 	require.NoError(b, err)
 	return plan
 }
@@ -39,13 +39,13 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	b, builds := stored(t, 3)
 	plan := b.plan(0)
 	require.Len(t, b.list(), 3)
-	require.Len(t, plan.Removals, 3)
+	require.Len(t, plan.Steps, 3)
 	require.Equal(t, plan.Used, plan.Freed)
 	b.collect(plan)
 	require.Empty(t, b.list())
 	require.Equal(t, plan.Used, plan.Freed)
-	for i := range plan.Removals {
-		require.Equal(t, "removed", plan.Removals[i].Outcome)
+	for i := range plan.Steps {
+		require.Equal(t, "removed", plan.Steps[i].Outcome)
 	}
 	require.Len(t, b.cache.index.Ghosts(nil), len(builds))
 	b.reopen()
@@ -53,6 +53,26 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 	why, err := b.cache.Why(context.Background(), Peer{UID: b.cache.uid}, builds[0].BuildKey.String())
 	require.NoError(t, err)
 	require.Contains(t, why.Reason, "evicted on ")
+}
+
+// Two collect at the same time, and have chosen the same builds: they go once, and what was told of it stays.
+func TestTwoCollectTheSame(t *testing.T) {
+	b, builds := stored(t, 2)
+	plan, other := b.plan(0), b.plan(0)
+	var chosen []*Step
+	other.Freed = 0 // nothing is done yet
+	for i := range other.Steps {
+		require.Empty(t, b.cache.still(other, &other.Steps[i], 0))
+		chosen = append(chosen, &other.Steps[i])
+	}
+	b.collect(plan)
+	require.NoError(t, b.cache.evictAll(context.Background(), other, chosen, func(int64, int64) {}, 0))
+	for i := range other.Steps {
+		require.Equal(t, "kept: it is gone already", other.Steps[i].Outcome)
+	}
+	ghosts := b.cache.index.Ghosts(nil)
+	require.Len(t, ghosts, len(builds))
+	require.EqualValues(t, len(builds), b.cache.index.Counters()["evicted"])
 }
 
 func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
@@ -65,12 +85,15 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 	b.later.Add(int64(time.Hour)) // the lease alone keeps it
 
 	plan := b.plan(0)
-	require.Len(t, plan.Removals, 2)
+	require.Len(t, plan.Steps, 2)
 	require.Equal(t, []Kept{{"in use", 1, plan.Kept[0].Bytes}, {"pinned", 1, plan.Kept[1].Bytes}}, plan.Kept)
 	require.Positive(t, plan.Short)
-	used := b.acquire(b.request(b.model(3)))
+	r := b.request(b.model(3))
+	r.HoldsView = true // so that the use alone keeps it, and not the time that paths are given
+	used := b.acquire(r)
 	require.NoError(t, used.View.Close())
 	b.collect(plan)
+	require.Equal(t, []string{"removed", "kept: used since it was planned"}, outcomes(plan, builds[3].ID, builds[2].ID))
 	left := make(map[index.BuildID]bool)
 	for _, l := range b.list() {
 		left[l.Build.ID] = true
@@ -78,10 +101,22 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 	require.Equal(t, map[index.BuildID]bool{builds[0].ID: true, builds[1].ID: true, builds[2].ID: true}, left)
 }
 
+// outcomes are those of some builds.
+func outcomes(plan *Collection, ids ...index.BuildID) (out []string) {
+	for _, id := range ids {
+		for i := range plan.Steps {
+			if plan.Steps[i].ID == id {
+				out = append(out, plan.Steps[i].Outcome)
+			}
+		}
+	}
+	return out
+}
+
 func TestNoMoreGoesThanHasTo(t *testing.T) {
 	b, builds := stored(t, 3)
 	plan := b.plan(b.plan(0).Used - 1)
-	require.Len(t, plan.Removals, 1)
+	require.Len(t, plan.Steps, 1)
 	require.Zero(t, plan.Short)
 	b.collect(plan)
 	require.Len(t, b.list(), len(builds)-1)
@@ -91,9 +126,9 @@ func TestAPathThatWasGivenOutLatelyStays(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
-	require.Empty(t, b.plan(0).Removals)
+	require.Empty(t, b.plan(0).Steps)
 	b.later.Add(int64(pathGrace + time.Second))
-	require.Len(t, b.plan(0).Removals, 1)
+	require.Len(t, b.plan(0).Steps, 1)
 }
 
 func TestUsersCollectTheirOwn(t *testing.T) {
@@ -104,9 +139,10 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 	own := b.acquire(r)
 	require.NoError(t, own.View.Close())
 	b.later.Add(int64(time.Hour))
-	plan, err := b.cache.PlanCollection(context.Background(), other, 0)
+	to := int64(0)
+	plan, err := b.cache.PlanCollection(context.Background(), other, Goal{Bytes: &to})
 	require.NoError(t, err)
-	require.Len(t, plan.Removals, 1)
-	require.Equal(t, own.Build.ID, plan.Removals[0].Build.ID)
+	require.Len(t, plan.Steps, 1)
+	require.Equal(t, own.Build.ID, plan.Steps[0].Build.ID)
 	require.EqualValues(t, 1, plan.Considered)
 }

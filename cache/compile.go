@@ -13,6 +13,7 @@ type compiled struct {
 	alone *view  // nil when the build is in the store
 	why   string // it is not, where that is not what was asked for
 	found bool   // it was there already
+	fact  any    // of an inquiry: what was found out, and nothing else
 }
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
@@ -26,9 +27,10 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 			key, scope = own, own.scope // an application of the same user's holds the claim
 		}
 		result, first, err = c.flights.join(ctx, key, c.asking(r, t), c.begin(r, id, p, rc, scope))
-		if err == nil && !first && r.StrictORT && result.build.ORTVersion != rc.spec.ORTVersion {
-			err = fail(Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, result.build.ORTVersion).hint("ask again")
-			continue // which the build key does not tell apart
+		if err == nil && !first && r.otherORT(rc, result.build.ORTVersion) {
+			c.attend.taken(result.build.ID) // or rather, not taken
+			err = errOtherORT(r, result.build)
+			continue
 		}
 		if !errors.As(err, new(*claimEnd)) {
 			break // else what was claimed is compiled here after all
@@ -41,9 +43,13 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 	if !first && result.build.Put {
 		return c.waited(ctx, r, result, phase)
 	}
+	defer c.attend.taken(result.build.ID)
 	a, err := c.serveCompiled(ctx, result, phase)
+	if errors.Is(err, errGone) {
+		r.unserved = append(r.unserved, result.build.ID)
+	}
 	if err != nil {
-		return nil, fail(Internal, err, "model %q: compiled, but cannot be served", r.Name)
+		return nil, unservable(err, r.Name, "compiled")
 	}
 	a.Outcome, a.Why = Waited, "compiled by another request for the same"
 	if first && !result.found {
@@ -55,13 +61,20 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 	return a, nil
 }
 
+// errOtherORT is for who waited for a build, time and again, and may not have what came.
+func errOtherORT(r *Request, b *index.Build) error {
+	return fail(Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, b.ORTVersion).hint("ask again")
+}
+
 // flightError is what a request is told of a flight that brought nothing.
 func flightError(ctx context.Context, r *Request, err error) error {
 	var known *Error
 	switch {
 	case ctx.Err() != nil:
 		return contextError(ctx, r)
-	case errors.As(err, &known):
+	case errors.As(err, &known) && known.Failure != nil:
+		return known.retold(r.Name)
+	case known != nil:
 		return err
 	}
 	return fail(Cancelled, err, "model %q", r.Name)
@@ -72,9 +85,9 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 		return c.serve(ctx, result.build, phase)
 	}
 	v := result.alone
-	f, err := v.lease(c.now())
+	f, err := v.lease()
 	if err != nil {
 		return nil, err
 	}
-	return &Answer{Build: result.build, View: f, Path: v.path, Graph: v.id + "/" + v.graph}, nil
+	return &Answer{Build: result.build, View: f, Path: v.path, Graph: v.id + "/" + v.graph, view: v}, nil
 }

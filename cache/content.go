@@ -185,7 +185,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		return nil, err
 	}
 	for _, l := range spec.EPs {
-		d, err := c.libraryDigest(ctx, l)
+		d, err := libraryDigest(l, func(path string) (cas.Digest, error) { return c.fileDigest(ctx, path) })
 		if err != nil {
 			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
 		}
@@ -210,13 +210,13 @@ func (c *Cache) equipped(find func() (compilers.Runtime, error)) func() (compile
 }
 
 // libraryDigest covers the EP library and the libraries beside it that carry its SDK: names relative to the
-// library's folder and contents, in the order of the names.
-func (c *Cache) libraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
+// library's folder and contents, in the order of the names. fileDigest gives a file's.
+func libraryDigest(l compilers.EPLibrary, fileDigest func(path string) (cas.Digest, error)) (cas.Digest, error) {
 	var b []byte
 	files := slices.Clone(l.Files)
 	slices.Sort(files)
 	for _, path := range files {
-		d, err := c.fileDigest(ctx, path)
+		d, err := fileDigest(path)
 		if err != nil {
 			return cas.Digest{}, err
 		}

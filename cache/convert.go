@@ -48,7 +48,7 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan,
 	}
 	a, err := c.serveCompiled(ctx, result, phase)
 	if err != nil {
-		return nil, fail(Internal, err, "model %q: converted, but cannot be served", r.Name)
+		return nil, unservable(err, r.Name, "converted")
 	}
 	judgement.Reason += "; " + origin(result.build)
 	a.Outcome, a.Compatibility, a.Why = Hit, judgement, origin(result.build)
@@ -166,6 +166,11 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 			c.log.Warn("staging folder not removed", "path", v.folder, "error", err)
 		}
 	}()
+	room, noRoom := c.reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
+	defer room.release()
+	if noRoom == nil && v.from.Put {
+		_, noRoom = c.mayPut(ctx, c.reports.owners.of(v.from.UID), v.request.Name, sizesOf(v.from.Files))
+	}
 	view, _, _ := strings.Cut(source.Graph, "/")
 	files, err := v.write(ctx, filepath.Join(source.Path, view))
 	if err != nil {
@@ -178,7 +183,17 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	if v.scope == "" {
 		return c.keepAlone(b, v.folder)
 	}
+	if noRoom != nil {
+		return c.unkept(b, v.folder, noRoom)
+	}
 	return v.store(ctx, b)
+}
+
+func sizesOf(files []index.File) (sizes []int64) {
+	for _, f := range files {
+		sizes = append(sizes, f.Size)
+	}
+	return sizes
 }
 
 // made gives what an earlier conversion made of the same build, nil if none did.
@@ -211,7 +226,7 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 		return nil, err
 	}
 	if checked.Outcome == compilers.Failed {
-		return nil, fmt.Errorf("it does not load: ort error %d: %s", checked.Code, checked.Text)
+		return nil, fmt.Errorf("it does not load: %s", checked.Cause())
 	}
 	b.LoadCheck = checked.Outcome
 	if checked.GraphOptimizationLevel == "disable_all" {
@@ -245,14 +260,17 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 // store puts the files and then the manifest: from there on the build is acknowledged.
 func (v *conversion) store(ctx context.Context, b *index.Build) (*compiled, error) {
 	c := v.c
-	c.publishing.RLock()
-	if b.Source.Kind == index.SourceCopy && !c.hasAll(b.Source.Files) {
+	hold := c.cas.Hold()
+	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{}
 	}
-	err := c.put(ctx, b, v.folder, nil)
-	c.publishing.RUnlock()
+	err := c.put(ctx, b, v.folder, nil, hold)
+	defer c.forms.Release(hold) // after what is served all the same has its links
+	if err != nil && ctx.Err() != nil {
+		return nil, err
+	}
 	if err != nil {
-		return nil, storeError(err, b.ModelName)
+		return c.unkept(b, v.folder, err)
 	}
 	c.log.Info("converted", "model", b.ModelName, "build", b.BuildKey.String(), "from", v.from.BuildKey.String(), "scope", b.Scope)
 	c.index.Count("conversions", 1)

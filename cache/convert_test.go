@@ -276,3 +276,26 @@ func TestWithheldContextsAreNotConverted(t *testing.T) {
 		})
 	}
 }
+
+// What is converted and cannot be stored is served, as what is compiled is.
+func TestWhatIsConvertedAndCannotBeStoredIsServedAllTheSame(t *testing.T) {
+	for name, embed := range map[string]bool{"embedded": true, "sidecar": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			made := b.acquire(b.form(!embed))
+			manifests := filepath.Join(b.state, "manifests")
+			require.NoError(t, os.Rename(manifests, manifests+".aside"))
+			require.NoError(t, os.WriteFile(manifests, nil, 0o600))
+			a := b.acquire(b.form(embed))
+			require.NoError(t, os.Remove(manifests))
+			require.NoError(t, os.Rename(manifests+".aside", manifests))
+			require.Equal(t, Hit, a.Outcome)
+			require.EqualValues(t, 1, b.compiler.Compiles.Load(), "it was compiled")
+			require.Contains(t, strings.Join(a.Warnings, "\n"), "not kept: ")
+			require.Equal(t, b.contexts(made), b.contexts(a))
+			require.Len(t, b.list(), 1)
+			require.Empty(t, b.acquire(b.form(embed)).Warnings, "kept as soon as it can be")
+			require.Len(t, b.list(), 2)
+		})
+	}
+}

@@ -87,7 +87,7 @@ func allocated(t *testing.T, dir string) (n int64) {
 func TestACopyThatCannotFitIsRefusedBefore(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, room(b.state, []*os.File{b.model(1)}))
-	require.NoError(t, fits(1000, 1000+spare))
-	require.ErrorContains(t, fits(1001, 1000+spare), "are free")
-	require.Equal(t, NoSpace, ClassOf(storeError(fits(1, 0), "m")))
+	require.NoError(t, fits("a copy", 1000, 1000+spare))
+	require.ErrorContains(t, fits("a copy", 1001, 1000+spare), "are free")
+	require.Equal(t, NoSpace, ClassOf(storeError(fits("a copy", 1, 0), "m")))
 }

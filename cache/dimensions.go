@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -85,13 +84,28 @@ func dimensionsHint(open []openDimension) string {
 	return hint
 }
 
-// addOpen notes what one of the job's models leaves open; what another does too is the same to whoever fixes it.
-func (j *job) addOpen(open []openDimension) {
-	for _, d := range open {
+// addDimensions notes what the inputs of one of the job's models have; what another leaves open too is the same to whoever fixes it.
+func (j *job) addDimensions(r *Request, m *epmodel.Model) {
+	for _, d := range r.openDimensions(m) {
 		if !slices.ContainsFunc(j.open, func(o openDimension) bool { return o.name == d.name && o.denotation == d.denotation }) {
 			j.open = append(j.open, d)
 		}
 	}
+	for _, in := range m.Inputs {
+		for _, d := range in.Shape {
+			j.dimensions = append(j.dimensions, d.Param)
+		}
+	}
+}
+
+// fixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX Runtime says nothing of them.
+func (j *job) fixedInVain() (names []string) {
+	for _, name := range sortedKeys(j.request.FreeDimensions) {
+		if !slices.Contains(j.dimensions, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // spelledName gives a name that a model chose as it can be told, and typed: plain ones as they are, others in quotes.
@@ -120,10 +134,15 @@ func spelledNames(names []string) string {
 }
 
 // aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
-func (j *job) aboutDimensions(err error) error {
-	var e *Error
-	if len(j.open) == 0 || !errors.As(err, &e) || e.Failure == nil || e.Failure.Reason != ReasonNoNode && e.Failure.Reason != ReasonRefused {
-		return err
+func (j *job) aboutDimensions(f *Failure) {
+	if f.Reason != ReasonNoNode && f.Reason != ReasonRefused {
+		return
+	}
+	if vain := j.fixedInVain(); len(vain) > 0 {
+		f.addHint("no input of the model has a free dimension " + spelledNames(vain))
+	}
+	if len(j.open) == 0 {
+		return
 	}
 	var names []string
 	for _, d := range j.open {
@@ -131,8 +150,6 @@ func (j *job) aboutDimensions(err error) error {
 			names = append(names, spelledName(d.name))
 		}
 	}
-	f := e.Failure
-	f.Hint, f.Facts["free_dimensions"] = dimensionsHint(j.open), strings.Join(names, ",")
-	e.Hint = f.hint()
-	return e.fact("free_dimensions", f.Facts["free_dimensions"])
+	f.addHint(dimensionsHint(j.open))
+	f.Facts["free_dimensions"] = strings.Join(names, ",")
 }

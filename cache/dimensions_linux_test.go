@@ -57,7 +57,9 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 	}
 	other := b.dynamic(compilertest.TestEP, "batch")
 	other.FreeDimensions = map[string]int64{"length": 4}
-	require.Contains(t, b.refused(other).Hint, "--dim batch=N", "the one that was fixed is not in the model")
+	hint := b.refused(other).Hint
+	require.Contains(t, hint, "--dim batch=N")
+	require.Contains(t, hint, `no input of the model has a free dimension "length"`)
 }
 
 // What is only taken in part says so, with the dimensions that may be the reason.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/epcached/epcached/compilers"
@@ -49,7 +50,9 @@ func (a Advice) hint(format string, args ...any) Advice {
 func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	out := append(c.adviseConfiguration(), c.adviseRuntimes(ctx)...)
 	out = append(out, c.adviseDrivers()...)
+	out = append(out, c.adviseUprooted()...)
 	out = append(out, c.adviseState()...)
+	out = append(out, c.adviseSpace()...)
 	out = append(out, c.adviseSandbox(ctx)...)
 	out = append(out, c.adviseClock())
 	out = append(out, c.adviseWatching()...)
@@ -77,6 +80,10 @@ func (c *Cache) adviseRuntimes(ctx context.Context) []Advice {
 	var out []Advice
 	for _, rt := range all {
 		out = append(out, c.adviseRuntime(ctx, rt)...)
+	}
+	if len(all) == 0 && c.uid != 0 {
+		return []Advice{fine("runtimes", "none is registered; applications of this user bring their own").
+			hint("epcachectl compiles with a registered one only: epcached --runtime DIR, or [[runtime]] in the configuration")}
 	}
 	if len(all) == 0 {
 		out = append(out, problem("runtimes", "no runtime is registered: nothing can be compiled for clients that bring none").
@@ -207,6 +214,8 @@ type cause struct {
 
 // causes were all seen with real libraries, or are the dynamic loader's own words.
 var causes = []cause{
+	{syscall.ENOSPC.Error(), "it is the disk that is full, and says nothing of this: make room, and ask again"},
+	{"No space left on device", "it is the disk that is full, and says nothing of this: make room, and ask again"}, // in C
 	{"Experimental function", "this execution provider needs functions that only earlier ONNX Runtimes have: OpenVINO's 1.7.0 and 1.8.0 work with ONNX Runtime 1.24.4 to 1.28.0; " +
 		"install such a version beside it, or a later execution provider (1.8.1 works with 1.31.1)"},
 	{"API version", "ONNX Runtime is older than this execution provider asks for: install a later onnxruntime beside it"},
@@ -284,13 +293,17 @@ const maxFindings = 10
 
 // adviseBuilds counts what is not served.
 func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
-	states := make(map[string]int)
-	err := c.index.Each(ctx, func(b index.Build) error {
-		states[c.index.StateOf(b.ID).Name]++
-		return nil
-	})
+	space, err := c.index.Space()
 	if err != nil {
-		return []Advice{problem("builds", "they cannot be listed: %v", err).hint("epcachectl check --deep")}
+		return []Advice{problem("builds", "they cannot be counted: %v", err).hint("epcachectl check --deep")}
+	}
+	states := make(map[string]int)
+	served := int(space.Builds)
+	for _, id := range c.index.NotServed() { // few: a record of each build would take seconds to read
+		if _, err := c.index.Get(id); err == nil && ctx.Err() == nil {
+			states[c.index.StateOf(id).Name]++
+			served--
+		}
 	}
 	var out []Advice
 	if n := states[index.Damaged]; n > 0 {
@@ -300,7 +313,7 @@ func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
 	if n := states[index.Withheld]; n > 0 {
 		out = append(out, warning("builds", "%d are withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
 	}
-	return append(out, fine("builds", "%d may be served", states[index.Current]))
+	return append(out, fine("builds", "%d may be served", served))
 }
 
 // lately is how far back the doctor looks.

@@ -1,11 +1,12 @@
 package cache
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/epcached/epcached/compilers"
 )
 
 // fileSystem is what the doctor wants to know of where something lies.
@@ -55,10 +56,11 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 		out = append(out, problem(subject, "the file system of %s is mounted read-only: nothing new can be kept", dir).
 			hint("the kernel does that after errors, too: see its log, and mount it writable"))
 	case s.free < spare:
-		out = append(out, problem(subject, "only %s are free for %s: nothing more is compiled", bytesText(s.free), dir).
+		out = append(out, problem(subject, "only %s are free for %s: no model is compiled that has to be copied for it, no packed build is unpacked, and what is compiled may not be kept",
+			compilers.ByteSize(s.free), dir).
 			hint("make room: epcachectl list shows what is used least, epcachectl rm ENTRY removes it"))
 	case s.free < lowBytes && s.free < s.size/10:
-		out = append(out, warning(subject, "%s are left for %s", bytesText(s.free), dir).
+		out = append(out, warning(subject, "%s are left for %s", compilers.ByteSize(s.free), dir).
 			hint("a compile needs room for a copy of the model and for its result; epcachectl rm ENTRY makes some"))
 	}
 	switch {
@@ -85,15 +87,7 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 	return out
 }
 
-func bytesText(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	}
-	return fmt.Sprintf("%d bytes", n)
-}
+func bytesText(n int64) string { return compilers.ByteSize(n) }
 
 func adviseRights(dir string, o owner, uid uint32) []Advice {
 	var out []Advice

@@ -153,7 +153,7 @@ func TestDoctorOnTheDisk(t *testing.T) {
 	}{
 		{"sound", func(*fileSystem) {}, SeverityOK, "100.0 GiB"},
 		{"read-only", func(s *fileSystem) { s.readOnly = true }, SeverityProblem, "read-only"},
-		{"full", func(s *fileSystem) { s.free = 1 << 20 }, SeverityProblem, "nothing more is compiled"},
+		{"full", func(s *fileSystem) { s.free = 1 << 20 }, SeverityProblem, "no model is compiled that has to be copied"},
 		{"nearly full", func(s *fileSystem) { s.free = 500 << 20 }, SeverityWarning, "500.0 MiB"},
 		{"small, and not full", func(s *fileSystem) { s.free, s.size = 500<<20, 900<<20 }, SeverityOK, "500.0 MiB"},
 		{"no inodes", func(s *fileSystem) { s.freeInodes = 3 }, SeverityProblem, "inodes"},
@@ -242,4 +242,58 @@ func TestDoctorIsCancelled(t *testing.T) {
 	cancel()
 	_, err := b.cache.Doctor(ctx, b.self())
 	require.True(t, errors.Is(err, context.Canceled), "%v", err)
+}
+
+func TestWhatWasCancelledDidNotFail(t *testing.T) {
+	b, g := jobbing(t, 4)
+	var ids []string
+	for seed := range uint64(4) {
+		ids = append(ids, b.later1(seed+1, somebody).Job)
+	}
+	b.begins(g, 4)
+	_, err := b.cache.CancelJobs(context.Background(), Peer{UID: somebody}, ids, false)
+	require.NoError(t, err)
+	kinds := make(map[string]int)
+	for _, e := range b.events(Peer{UID: somebody}) {
+		kinds[e.Kind]++
+	}
+	require.Equal(t, 4, kinds[EventCancelled])
+	require.Zero(t, kinds[EventFailed])
+	a := about(t, b.cache.adviseLately(b.self()), "compiles") // the rest compiles something, and compiles wait here
+	require.Equal(t, SeverityOK, a.Severity, a.Text)
+	require.Contains(t, a.Text, "0 failed")
+}
+
+func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
+	b, g := jobbing(t, 4)
+	ctx, leave := context.WithCancel(context.Background())
+	var asked []<-chan got
+	for seed := range uint64(4) {
+		asked = append(asked, b.ask(ctx, b.request(b.model(seed+1))))
+	}
+	b.begins(g, 4)
+	leave()
+	for _, one := range asked {
+		require.Equal(t, Cancelled, ClassOf((<-one).err))
+	}
+	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Zero(t, b.cache.index.Counters()["failures"])
+	a := about(t, b.cache.adviseLately(b.self()), "compiles")
+	require.Equal(t, SeverityOK, a.Severity, a.Text)
+	require.Contains(t, a.Text, "0 failed")
+	b.cache.flights.mu.Lock()
+	defer b.cache.flights.mu.Unlock()
+	for _, past := range b.cache.flights.past {
+		require.True(t, past.about.inquiry || past.job.State == JobCancelled, past.job.State)
+	}
+}
+
+func TestAUsersDaemonNeedsNoRuntimeOfItsOwn(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Runtimes = nil })
+	uid := b.cache.uid
+	defer func() { b.cache.uid = uid }()
+	b.cache.uid = 1000
+	require.Equal(t, SeverityOK, about(t, b.doctor(b.self()), "runtimes").Severity)
+	b.cache.uid = 0
+	require.Equal(t, SeverityProblem, about(t, b.doctor(b.self()), "runtimes").Severity, "whose clients are others, who bring none")
 }

@@ -2,20 +2,29 @@ package cache
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/epcached/epcached/compilers"
 )
 
 // early are the workers of a job, started before there is anything for them to do: one gets ready while the model is copied,
-// the other while it is compiled. Of a group, whose files are not known before, none is.
+// the other while it is compiled, and not before that has gone on for a moment. Of a group, whose files are not known before, none is.
 type early struct {
 	j         *job
 	cancel    context.CancelFunc
 	copied    chan struct{} // closed when the model is there
+	begun     chan struct{} // closed when it is being compiled
 	made      chan struct{} // closed when the graph is there
+	tell      func()        // closes made
+	ahead     atomic.Bool   // that was before the compile had ended
 	compiling func() compiling
 	loading   func() loading // nil: no worker waits for the graph
 }
+
+// compilesFor is how long a compile has to go on before a worker is started that will load what it makes: many that fail do so at once.
+const compilesFor = 20 * time.Millisecond
 
 type compiling struct {
 	result compilers.Result
@@ -27,19 +36,37 @@ type loading struct {
 	err    error
 }
 
-func (j *job) startEarly(ctx context.Context, spec compilers.Job) *early {
-	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), made: make(chan struct{})}
+func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *early {
+	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
+	e.tell = sync.OnceFunc(func() { close(e.made) })
 	if j.request.models() > 1 {
 		return e
 	}
 	ctx, e.cancel = context.WithCancel(ctx)
-	spec.Ready = e.copied
+	if o == nil {
+		spec.Ready = e.copied
+	}
+	weightless := compilers.Weightless(spec.SessionOptions) // then the graph tells what the worker that loads it is to be given
+	if !weightless && j.plan.beside && !spec.Initializers.InSource {
+		spec.Written = e.written
+	}
 	e.compiling = alongside(func() compiling {
-		result, err := j.compileTwice(ctx, spec)
+		ctx, end := o.during(ctx)
+		defer end()
+		begin := sync.OnceFunc(func() { close(e.begun) })
+		result, err := j.compileTwice(ctx, spec, func(phase string) {
+			if phase == compilers.PhaseCompiling {
+				begin()
+			}
+		})
 		return compiling{result, err}
 	})
-	if !compilers.Weightless(spec.SessionOptions) { // else the graph tells what the worker is to be given
+	if !weightless {
 		e.loading = alongside(func() loading {
+			e.awaitCompile(ctx)
+			if ctx.Err() != nil {
+				return loading{err: ctx.Err()}
+			}
 			result, err := j.loadGraphs(ctx, spec.Folder, compilers.Result{Graph: spec.Output}, spec.SessionOptions, e.made)
 			return loading{result, err}
 		})
@@ -47,10 +74,26 @@ func (j *job) startEarly(ctx context.Context, spec compilers.Job) *early {
 	return e
 }
 
+// awaitCompile returns when the compile has gone on for a moment, or is done with.
+func (e *early) awaitCompile(ctx context.Context) {
+	select {
+	case <-e.begun:
+	case <-e.made:
+		return
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-time.After(compilesFor):
+	case <-e.made:
+	case <-ctx.Done():
+	}
+}
+
 // compile goes on when the models are copied.
 func (e *early) compile(ctx context.Context, spec compilers.Job) (compilers.Result, error) {
 	if e.compiling == nil {
-		return e.j.compileTwice(ctx, spec)
+		return e.j.compileTwice(ctx, spec, func(string) {})
 	}
 	close(e.copied)
 	out := e.compiling()
@@ -62,9 +105,40 @@ func (e *early) load(ctx context.Context, folder string, result compilers.Result
 	if e.loading == nil {
 		return e.j.loadGraphs(ctx, folder, result, options, nil)
 	}
-	close(e.made)
+	e.tell()
 	out := e.loading()
-	return out.result, out.err
+	if !e.ahead.Load() || result.Settled && out.err == nil && e.j.loads(out.result) {
+		return out.result, out.err
+	}
+	// What was loaded may not have been all that there is now, and the worker that compiled it may have been in the way.
+	e.ahead.Store(false)
+	return e.j.loadGraphs(ctx, folder, result, options, nil)
+}
+
+// loadAhead is the size of an artefact, in bytes, that is loaded while the worker that compiled it is still there, with all that it has in memory. A
+// larger one has to wait: what would be saved is some milliseconds.
+const loadAhead = 128 << 20
+
+// written has the graph loaded while the worker that wrote it takes apart what it was made from.
+func (e *early) written(size int64) {
+	if size > loadAhead || waits(e.j.urgent) {
+		return
+	}
+	e.ahead.Store(true)
+	e.tell()
+}
+
+// loads tells whether a load check found nothing wrong at all.
+func (j *job) loads(checked compilers.CheckResult) bool {
+	return checked.Outcome == compilers.Passed && checked.GraphOptimizationLevel == loadLevel(j.plan.canonical.GraphOptimizationLevel)
+}
+
+// memory is what the workers took at most, in bytes: the one that loads waits beside the one that compiles, and takes the most after it.
+func (e *early) memory(compiled int64, checked compilers.CheckResult) int64 {
+	if e.ahead.Load() {
+		return compiled + checked.MaxRSS
+	}
+	return max(compiled+checked.ReadyRSS, checked.MaxRSS)
 }
 
 // end waits for the workers that are not needed any more.

@@ -113,8 +113,24 @@ func compileError(err error, log string, format string, args ...any) error {
 
 // storeError is for what goes wrong with the daemon's own files.
 func storeError(err error, model string) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fail(NoSpace, err, "model %q", model)
+	e := fail(storeClass(err), err, "model %q", model)
+	if known := (*Error)(nil); errors.As(err, &known) {
+		e.Hint = known.Hint
 	}
-	return fail(Internal, err, "model %q", model)
+	return e
+}
+
+// unservable is for a build that was made, as the word says, and then no view of it.
+func unservable(err error, model, made string) error {
+	return fail(storeClass(err), err, "model %q: %s, but cannot be served", model, made)
+}
+
+func storeClass(err error) Class {
+	if known := (*Error)(nil); errors.As(err, &known) {
+		return known.Class
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return NoSpace
+	}
+	return Internal
 }

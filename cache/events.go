@@ -23,6 +23,7 @@ type Event struct {
 
 	id    index.BuildID // zero: of no build
 	scope string        // who may hear of it, as a build's; "" of the machine
+	by    string        // whose doing it was, as an own scope; "": scope says it, or nobody's
 }
 
 // The kinds of events. A hit is none: hits are counted.
@@ -30,6 +31,7 @@ const (
 	EventCompiled      = "compiled"      // a build was made and stored
 	EventConverted     = "converted"     // a build was made of its other form: with the context inside the graph, or beside it
 	EventFailed        = "failed"        // a compile brought nothing
+	EventCancelled     = "cancelled"     // a compile was given up by those who wanted it
 	EventClaimed       = "claimed"       // an application compiles a model itself
 	EventClaimEnded    = "claim ended"   // without a result
 	EventPut           = "put"           // what an application compiled was stored as a build
@@ -59,7 +61,7 @@ const (
 // who asked: c.happened(eventFor(peer, key, model, EventFailed, "...")).
 func (c *Cache) happened(e Event) {
 	err := c.index.Note(context.Background(), index.Event{At: c.now(), Kind: e.Kind, RequestKey: e.RequestKey, BuildID: e.id,
-		Text: e.Text, BuildKey: e.Build, ModelName: e.Model, Runtime: e.Runtime, Scope: e.scope})
+		Text: e.Text, BuildKey: e.Build, ModelName: e.Model, Runtime: e.Runtime, Scope: e.scope, By: e.by})
 	if err != nil {
 		c.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
 	}
@@ -68,7 +70,7 @@ func (c *Cache) happened(e Event) {
 // eventOf is an event of a build.
 func eventOf(b *index.Build, kind, format string, args ...any) Event {
 	return Event{Kind: kind, RequestKey: b.RequestKey, Build: b.BuildKey, Model: b.ModelName, Text: fmt.Sprintf(format, args...),
-		id: b.ID, scope: b.Scope}
+		id: b.ID, scope: b.Scope, by: OwnScope(Peer{UID: b.UID})}
 }
 
 // eventFor is an event of a request that has no build; only the peer and administrators hear of it.

@@ -137,7 +137,7 @@ func (c *Cache) examine(ctx context.Context, p Peer, r *Report, b *index.Build) 
 func (c *Cache) sameBytesAsEver(ctx context.Context, b *index.Build) error {
 	_, err := examineOnce(ctx, c.reports.examinations, "bytes-"+b.ID.String(), func(ctx context.Context) (bool, error) {
 		for _, f := range b.Files {
-			if err := c.cas.Check(ctx, f.Digest); err != nil {
+			if err := c.forms.Check(ctx, f.Digest); err != nil {
 				return false, fmt.Errorf("%s: %w", f.Name, err)
 			}
 		}
@@ -158,7 +158,7 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	facts, err := c.probes.facts(ctx, rc, false)
+	facts, err := c.probes.facts(ctx, byItself(), rc, false)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -177,7 +177,8 @@ func (c *Cache) planReported(ctx context.Context, p Peer, r *Report, b *index.Bu
 }
 
 // runtimeReported is the one that the reporter named, as far as that is known here. Reports name libraries by path, and
-// a path of another user's is not looked up; so where it tells nothing, it is one whose libraries made the build.
+// a path of another user's is not looked up, and say nothing of what is part of ONNX Runtime itself; so where it tells
+// nothing, it is one whose libraries made the build.
 func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index.Build, eps []EP) (*runtime, *runtimeContent, error) {
 	req := &Request{Peer: p, EPs: eps, Runtime: r.Runtime}
 	if req.Runtime.ORTVersion == "" {
@@ -194,7 +195,7 @@ func (c *Cache) runtimeReported(ctx context.Context, p Peer, r *Report, b *index
 			return rt, rc, nil
 		}
 	}
-	if named {
+	if named || b.Put { // what was put, and by none of these, was made with libraries that only its application has
 		return nil, nil, errors.New("it is not known here, and no other one made the build")
 	}
 	return c.resolve(ctx, req, func(string) {})

@@ -44,8 +44,38 @@ const (
 	maxHistory    = 200
 )
 
+// explaining bounds how many explanations are made at the same time. Each hashes what is stored of its entry, and may have builds loaded.
+type explaining struct {
+	turns  turns         // one of each user's, so that nobody keeps others from theirs
+	tokens chan struct{} // and so many in all
+}
+
+const maxExplaining = 4
+
+func newExplaining() explaining { return explaining{tokens: make(chan struct{}, maxExplaining)} }
+
+// enter waits for the turn of one of the peer's explanations. What it gives ends that.
+func (e *explaining) enter(ctx context.Context, c *Cache, r *Request) (leave func(), err error) {
+	turn, err := e.turns.enter(ctx, c.reports.owners.of(r.Peer.UID), nil)
+	if err != nil {
+		return nil, contextError(ctx, r)
+	}
+	select {
+	case e.tokens <- struct{}{}:
+		return func() { <-e.tokens; turn() }, nil
+	case <-ctx.Done():
+		turn()
+		return nil, contextError(ctx, r)
+	}
+}
+
 // explain decides as any request does, but compiles nothing, withholds nothing, and neither counts nor leases.
 func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) (*Answer, error) {
+	leave, err := c.explaining.enter(ctx, c, r)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	out := &Explanation{Decision: decidedMiss, Reason: "never compiled for this request", RequestKey: p.requestKey, Record: p.recordJSON, Runtime: rt.name}
 	order, err := c.order(ctx, r, id, p, rt, rc)
 	if err != nil {
@@ -89,28 +119,11 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 		Why: out.Reason, Explanation: out}, nil
 }
 
-// considered is a build in the order of a look-up.
-type considered struct {
-	suited
-	refused string // why it is not served, "" if it may be
-}
-
 // order gives the entry's builds as a look-up goes through them.
 func (c *Cache) order(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) ([]considered, error) {
-	var all []index.Build
 	_, look := c.scopes(r, id)
-	for _, scope := range look {
-		builds, err := c.index.Lookup(p.requestKey, scope)
-		if err != nil {
-			return nil, fail(Internal, err, "look-up of %s", p.requestKey)
-		}
-		all = append(all, builds...)
-	}
-	if p.outside {
-		return c.arrangeOwn(r, p, rt, all), nil
-	}
-	out, err := c.arrange(ctx, r, p, rt, rc, all)
-	if err != nil || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
+	out, err := c.arrange(ctx, r, p, rt, rc, c.stored(p, look))
+	if err != nil || p.outside || slices.ContainsFunc(out, func(o considered) bool { return o.refused == "" }) {
 		return out, err
 	}
 	groups, err := c.orderGroups(ctx, r, id, rt, rc)
@@ -123,44 +136,14 @@ func (c *Cache) orderGroups(ctx context.Context, r *Request, id identity, rt *ru
 	if p == nil || err != nil {
 		return nil, err
 	}
-	var all []index.Build
 	_, look := c.scopes(r, id)
-	for _, scope := range look {
-		builds, err := c.index.Lookup(p.requestKey, scope)
-		if err != nil {
-			return nil, fail(Internal, err, "look-up of %s", p.requestKey)
-		}
-		for i := range builds {
-			if c.maySee(r.Peer, &builds[i]) { // of the others one does not hear
-				all = append(all, builds[i])
+	return c.arrange(ctx, member, p, rt, rc, func(yield func(*index.Build, error) bool) {
+		for b, err := range c.stored(p, look) {
+			if (err != nil || c.maySee(r.Peer, b)) && !yield(b, err) { // of the others one does not hear
+				return
 			}
 		}
-	}
-	return c.arrange(ctx, member, p, rt, rc, all)
-}
-
-// arrange puts builds in the order of a look-up: those of the request's own build key, then the others by how they suit
-// the runtime.
-func (c *Cache) arrange(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, builds []index.Build) (out []considered, err error) {
-	var others []*index.Build
-	for i := range builds {
-		b := &builds[i]
-		if reason := c.barred(r, rc, b); reason != "" {
-			out = append(out, considered{suited{build: b}, reason})
-		} else if p.exactly(b) {
-			out = append(out, considered{suited{build: b, judgement: p.own(b, rt)}, ""})
-		} else {
-			others = append(others, b)
-		}
-	}
-	ranked, err := c.rank(ctx, p.against(rt.name, rc), others, func(string) {})
-	if err != nil {
-		return nil, workerError(err, "model %q", r.Name)
-	}
-	for _, s := range ranked {
-		out = append(out, considered{s, c.refused(p.eps, s.judgement)})
-	}
-	return out, nil
+	})
 }
 
 // consider says of each build whether it is served.
@@ -201,7 +184,7 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 // unsound says which of a build's files is not what it was, "" if all are.
 func (c *Cache) unsound(ctx context.Context, b *index.Build) string {
 	for _, f := range b.Files {
-		if err := c.cas.Verify(ctx, f.Digest, nil); err != nil {
+		if err := c.forms.Verify(ctx, f.Digest); err != nil {
 			return fmt.Sprintf("the stored build is damaged: %s: %v", f.Name, err)
 		}
 	}

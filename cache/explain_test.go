@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -311,4 +312,51 @@ func TestExplanationsDoNotWaitForOthersSearches(t *testing.T) {
 		<-b.cache.searches
 	}
 	require.Len(t, b.acquire(r).Explanation.Neighbours, 1)
+}
+
+// Explanations are made one after the other for each user, and a few at a time for all: whoever asks for many keeps nobody else waiting.
+func TestFewExplanationsAtATime(t *testing.T) {
+	asks := map[string]func(ctx context.Context, b *bench, uid uint32) error{
+		"explain": func(ctx context.Context, b *bench, uid uint32) error {
+			r := b.request(b.model(1))
+			r.Peer.UID, r.OnMiss = uid, Explain
+			_, err := b.cache.Acquire(ctx, r, nil)
+			return err
+		},
+		"why": func(ctx context.Context, b *bench, uid uint32) error {
+			_, err := b.cache.Why(ctx, Peer{UID: uid}, "model.onnx")
+			return err
+		},
+	}
+	for name, ask := range asks {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.acquire(b.request(b.model(1)))
+			waits := func(uid uint32) {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+				defer cancel()
+				require.Equal(t, Deadline, ClassOf(ask(ctx, b, uid)))
+			}
+			var ends []func()
+			for uid := range uint32(maxExplaining) {
+				waiting := Request{Peer: Peer{UID: 5000 + uid}}
+				end, err := b.cache.explaining.enter(context.Background(), b.cache, &waiting)
+				require.NoError(t, err)
+				ends = append(ends, end)
+			}
+			waits(b.cache.uid)
+			ends[0]()
+			require.NoError(t, ask(context.Background(), b, b.cache.uid))
+			busy, err := b.cache.explaining.enter(context.Background(), b.cache, &Request{Peer: b.self()})
+			require.NoError(t, err)
+			for _, end := range ends[1:] {
+				end()
+			}
+			waits(b.cache.uid)
+			require.NotEqual(t, Deadline, ClassOf(ask(context.Background(), b, somebody)), "another user does not wait for it")
+			busy()
+			require.NoError(t, ask(context.Background(), b, b.cache.uid))
+		})
+	}
 }

@@ -113,18 +113,22 @@ func (c *Cache) begin(r *Request, id identity, p *plan, rc *runtimeContent, scop
 }
 
 // compileTwice compiles, and once more in a new worker if the first one died: that may have been the machine's doing.
-func (j *job) compileTwice(ctx context.Context, spec compilers.Job) (compilers.Result, error) {
-	result, err := j.c.compiler.Compile(ctx, spec, func(string) {})
+func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(string)) (compilers.Result, error) {
+	result, err := j.c.compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	var exit *compilers.ExitError
-	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.stands() {
+	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.stands() || j.died {
 		return result, err
 	}
 	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.request.Name, "error", err)
+	if j.died = true; spec.ModelFile != nil {
+		return result, err // that is tried with a copy
+	}
 	if err := emptied(spec.Folder); err != nil {
 		return result, err
 	}
-	result, err = j.c.compiler.Compile(ctx, spec, func(string) {})
+	spec.Standby, spec.Written = nil, nil // a load may have begun with what the first one wrote
+	result, err = j.c.compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	return result, err
 }
@@ -158,9 +162,13 @@ func (j *job) failed(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return err // whoever cancelled it tells
+	case errors.Is(err, errMoving):
+		c.log.Info("a compile was ended, for the runtime's libraries changed", "model", j.request.Name)
+		return err // that is no failure: it is asked for again
 	case !errors.As(err, &e) || e.Failure == nil:
 		return j.tellFailed("", err)
 	}
+	j.plain(e)
 	f := e.Failure
 	if f.Reason.ofModel() {
 		broken, err2 := j.control(ctx)
@@ -173,11 +181,13 @@ func (j *job) failed(ctx context.Context, err error) error {
 			c.log.Warn("whether anything compiles here could not be tried", "error", err2)
 			return j.tellFailed(f.Reason, err) // then nothing is remembered either
 		case broken != "":
-			return j.tellFailed(ReasonSandbox, sandboxFailure(f.Text+"; but the smallest model there is fails as well: "+broken).error(err, "model %q cannot be compiled here", j.request.Name))
+			here := sandboxFailure(f.Text+"; but the smallest model there is fails as well: "+broken).error(err, "model %q cannot be compiled here", j.request.Name)
+			j.plain(here)
+			return j.tellFailed(ReasonSandbox, here)
 		}
 	}
 	f.RequestKey, f.BuildKey, f.ModelDigest = j.plan.requestKey, j.plan.buildKey, j.plan.canonical.Model
-	f.ModelName, f.UID, f.Scope, f.EP = j.request.Name, j.request.Peer.UID, memoryScope(j.request, j.scope), j.plan.eps[0].Name
+	f.UID, f.Scope, f.EP = j.request.Peer.UID, memoryScope(j.request, j.scope), j.plan.eps[0].Name
 	if f.Scope != "" {
 		c.failures.remember(j.plan.failureKey(j.rc, f.Scope), f, c.settings.Load().failures)
 	}

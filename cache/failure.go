@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,9 +68,9 @@ func failureOf(err error, log string) *Failure {
 	case errors.Is(err, compilers.ErrStart):
 		f.Reason = ReasonNoWorker
 	case errors.As(err, &refused):
-		f.Reason, f.Facts["code"] = ReasonRefused, fmt.Sprint(refused.Code)
-		if lacksMemory(refused.Text) {
-			f.Reason = ReasonMemory
+		f.Reason, f.Facts["code"] = cmp.Or(limitSaid(refused.Text), ReasonRefused), fmt.Sprint(refused.Code)
+		if refused.Doing == "compile" { // as every failure of a compile says
+			f.Text = strings.Replace(f.Text, refused.Error(), refused.Cause(), 1)
 		}
 	case errors.As(err, &exit):
 		f.ended(exit)
@@ -96,14 +97,12 @@ func (f *Failure) ended(exit *compilers.ExitError) {
 	if exit.Signal != "" {
 		f.Facts["signal"] = exit.Name
 	}
-	switch {
-	case exit.FromOutside():
+	if exit.FromOutside() {
 		f.Reason = ReasonWorkerDied
-	case lacksMemory(compilers.LastLine(exit.Stderr)):
-		f.Reason = ReasonMemory // where no cgroup limits it, the kernel gives a process no more, and that gives up
-	default:
-		f.Reason = ReasonCrash
+		return
 	}
+	// Where no cgroup limits it, the kernel gives a process no more, and that gives up.
+	f.Reason = cmp.Or(limitSaid(compilers.LastLine(exit.Stderr)), ReasonCrash)
 }
 
 // limitReason is for what the worker did not say itself: limits, and output that is none.
@@ -126,14 +125,26 @@ func limitReason(err error) Reason {
 	return ""
 }
 
-// lacksMemory recognises who was refused memory by what that one said.
-func lacksMemory(words string) bool {
-	for _, said := range []string{"std::bad_alloc", "Cannot allocate memory", "cannot allocate memory", "out of memory"} {
-		if strings.Contains(words, said) {
-			return true
+// saidOfLimits are the words of who was refused memory, or room for what it writes: of C and C++, of Python and of the system.
+var saidOfLimits = []struct {
+	reason Reason
+	words  []string
+}{
+	{ReasonMemory, []string{"std::bad_alloc", "bad allocation", "MemoryError", "ENOMEM", "cannot allocate memory", "unable to allocate", "out of memory"}},
+	{ReasonOutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT", "disk quota exceeded", "EMFILE", "too many open files"}},
+}
+
+// limitSaid recognises who came to one of the worker's limits by what that one said; "" says that it speaks of none.
+func limitSaid(words string) Reason {
+	words = strings.ToLower(words)
+	for _, one := range saidOfLimits {
+		for _, said := range one.words {
+			if strings.Contains(words, strings.ToLower(said)) {
+				return one.reason
+			}
 		}
 	}
-	return false
+	return ""
 }
 
 // ending is the end of a text, which is where its point is, as valid UTF-8.
@@ -155,6 +166,14 @@ func (f *Failure) error(cause error, format string, args ...any) *Error {
 	}
 	e.Hint = f.hint()
 	return e
+}
+
+// addHint adds something to do, which may help as well as what is said already.
+func (f *Failure) addHint(hint string) {
+	if f.Hint != "" {
+		f.Hint += "; or "
+	}
+	f.Hint += hint
 }
 
 func (f *Failure) hint() string {
@@ -179,6 +198,8 @@ func (r Reason) hint() string {
 	switch r {
 	case ReasonNoNode:
 		return "use the model as it is: load it without epcached, or choose another execution provider"
+	case ReasonCrash:
+		return "the daemon is unhurt; an application that loads the model with this execution provider may crash likewise: choose another one, or change what it is asked for"
 	case ReasonTimeout, ReasonCPU, ReasonMemory, ReasonOutputLimit:
 		return "[limits] in the daemon's configuration sets the bounds of a compile"
 	case ReasonNoWorker, ReasonSandbox:
@@ -208,7 +229,7 @@ func (r Reason) ofProvider() bool {
 
 // loadFailure is for what compiles and then does not load.
 func loadFailure(checked compilers.CheckResult) *Failure {
-	f := &Failure{Reason: ReasonLoadCheck, Text: ending("what comes out does not load: " + checked.Text),
+	f := &Failure{Reason: ReasonLoadCheck, Text: ending("what comes out does not load: " + checked.Cause()),
 		Facts: map[string]string{"reason": string(ReasonLoadCheck), "code": fmt.Sprint(checked.Code)}}
 	if checked.Signal != "" {
 		f.Facts["signal"] = checked.Signal

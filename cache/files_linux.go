@@ -7,11 +7,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
 )
 
 // The file systems on which unchanged times mean unchanged content, when mounted writable. Images (erofs,
@@ -49,6 +51,11 @@ func settle(f *os.File) error {
 }
 
 // stampPath is the stamp of the file that a path leads to, through symbolic links: a switched link is a change.
+func ownedBy(info os.FileInfo, uid uint32) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Uid == uid
+}
+
 func stampPath(path string) (cas.Stamp, error) {
 	s, err := stampThrough(unix.AT_FDCWD, path)
 	if err != nil {
@@ -185,12 +192,13 @@ func room(folder string, files []*os.File) error {
 	if err != nil {
 		return err
 	}
-	return fits(need, free)
+	return fits("a copy of the model", need, free)
 }
 
-func fits(need, free int64) error {
+// fits says that there is no room for what is named and takes so many bytes, if there is none.
+func fits(what string, need, free int64) error {
 	if need > free-spare {
-		return fmt.Errorf("%w: a copy of the model takes %d bytes, and %d are free", unix.ENOSPC, need, free)
+		return fmt.Errorf("%w: %s takes %s, and %s are free", unix.ENOSPC, what, compilers.ByteSize(need), compilers.ByteSize(free))
 	}
 	return nil
 }

@@ -7,16 +7,18 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/queue"
 )
 
 // flights are the jobs under way: one for each build key and scope, however many wait for it. They live as long as
 // somebody waits for them, or asked to have them finished.
 type flights struct {
-	queue queue
-	costs costs
-	now   func() time.Time
+	queue  *queue.Queue
+	costs  queue.Costs
+	now    func() time.Time
+	attend *attending // is told who has yet to take what was stored; may be nil
 
-	mu     sync.Mutex            // taken before flight.mu, and that before queue.mu
+	mu     sync.Mutex            // taken before flight.mu, and that before the queue's
 	number uint64                // of the latest; guarded by mu
 	open   map[flightKey]*flight // that can be joined; guarded by mu
 	all    map[string]*flight    // by id: also those that are cancelled and have not ended yet; guarded by mu
@@ -59,9 +61,10 @@ type flight struct {
 	phase    string
 	waiters  map[*waiter]struct{} // each is told the phases
 	kept     map[uint32]uint32    // users who want it finished without waiting -> whose uid that is
-	askers   map[uint32]bool      // users who asked, and so may hear of it
-	heirs    map[uint32]bool      // users for whom it is begun again here, if it is an application's that brings nothing
-	turn     *turn                // nil: it has no place in the queue
+	askers   map[uint32]string    // users who asked, and so may hear of it, with what they call the model
+	heirs    map[heir]int         // how many files are held open for whom it is begun again here, if it brings nothing that they may have
+	held     *claim               // that an application has; nil: none
+	turn     *queue.Turn          // nil: it has no place in the queue
 	urgent   chan struct{}        // closed as soon as a request waits
 	started  time.Time            // zero: not yet
 	ended    time.Time
@@ -77,6 +80,8 @@ type waiter struct {
 	tell  func(Progress)
 	out   chan struct{} // closed when its user gave the job up; nil for who only looks on
 	given bool          // it is; guarded by flight.mu
+
+	counted bool // the build is kept from the collector until it has it; guarded by flight.mu
 }
 
 // maxAskers bounds the users who are remembered with a job.
@@ -85,8 +90,10 @@ const maxAskers = 1024
 // asking is how a request takes part in a flight.
 type asking struct {
 	uid, owner uint32
+	name       string // of the model
 	idle       bool
 	keep       bool // to be finished even if nobody waits
+	goOn       bool // likewise, and it is none of the jobs of which a user may have so many
 	since      time.Time
 	tell       func(Progress)
 }
@@ -107,10 +114,10 @@ func (fs *flights) join(ctx context.Context, key flightKey, who asking, prepare 
 			f.leave(w)
 			return f.result, first, f.err
 		case <-ctx.Done():
-			f.leave(w)
+			f.giveUp(w)
 			return nil, first, ctx.Err()
 		case <-w.out:
-			f.leave(w)
+			f.giveUp(w)
 			return nil, first, errGivenUp
 		case <-tick.C:
 			f.tellOne(w)
@@ -161,7 +168,7 @@ func (fs *flights) add(key flightKey, work runner) *flight {
 	fs.number++
 	about := work.facts()
 	f := &flight{flights: fs, id: cmp.Or(about.ID, newID()), about: about, number: fs.number, queued: fs.now(), done: make(chan struct{}), state: JobQueued,
-		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), askers: make(map[uint32]bool), urgent: make(chan struct{})}
+		waiters: make(map[*waiter]struct{}), kept: make(map[uint32]uint32), askers: make(map[uint32]string), urgent: make(chan struct{})}
 	fs.open[key], fs.all[f.id] = f, f
 	return f
 }
@@ -170,7 +177,7 @@ func (fs *flights) add(key flightKey, work runner) *flight {
 func (fs *flights) start(key flightKey, f *flight, work runner) {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.cancel = cancel
-	if fs.began != nil {
+	if fs.began != nil && !f.about.inquiry {
 		fs.began()
 	}
 	fs.work.Go(func() {
@@ -182,10 +189,12 @@ func (fs *flights) start(key flightKey, f *flight, work runner) {
 			delete(fs.open, key)
 		}
 		delete(fs.all, f.id)
-		fs.remember(f)
+		if !f.hidden() {
+			fs.remember(f)
+		}
 		fs.mu.Unlock()
 		close(f.done)
-		if fs.ended != nil {
+		if fs.ended != nil && !f.about.inquiry {
 			fs.ended()
 		}
 	})
@@ -196,9 +205,9 @@ func (f *flight) enter(who *asking, w *waiter) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !who.idle && len(f.askers) < maxAskers {
-		f.askers[who.uid] = true
+		f.askers[who.uid] = who.name
 	}
-	if who.keep {
+	if who.keep || who.goOn {
 		f.kept[who.uid] = who.owner
 	}
 	if w != nil {
@@ -207,6 +216,16 @@ func (f *flight) enter(who *asking, w *waiter) {
 	f.rerank()
 	if w != nil && f.phase != "" && w.tell != nil {
 		w.tell(f.progress(w))
+	}
+}
+
+// giveUp is leave for a waiter that does not take what came, if it has come meanwhile.
+func (f *flight) giveUp(w *waiter) {
+	f.leave(w)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over() && w.counted {
+		f.flights.attend.taken(f.result.build.ID)
 	}
 }
 
@@ -243,29 +262,29 @@ func (fs *flights) stop(f *flight) {
 }
 
 // rank is how much the flight matters now. The caller holds f.mu.
-func (f *flight) rank() rank {
+func (f *flight) rank() queue.Rank {
 	for w := range f.waiters {
 		if !w.idle {
-			return waitedFor
+			return queue.WaitedFor
 		}
 	}
 	if len(f.kept) > 0 {
-		return askedFor
+		return queue.AskedFor
 	}
-	return ownWish
+	return queue.OwnWish
 }
 
 // rerank moves the flight in the queue, and hurries what runs already. The caller holds f.mu.
 func (f *flight) rerank() {
 	now := f.rank()
-	running := f.turn != nil && f.flights.queue.move(f.turn, now)
+	running := f.turn != nil && f.flights.queue.Move(f.turn, now)
 	select {
 	case <-f.urgent:
-		if now != waitedFor && !running {
+		if now != queue.WaitedFor && !running {
 			f.urgent = make(chan struct{}) // nobody waits any more, and nothing has begun in haste
 		}
 	default:
-		if now == waitedFor {
+		if now == queue.WaitedFor {
 			close(f.urgent)
 		}
 	}
@@ -273,23 +292,23 @@ func (f *flight) rerank() {
 
 // place is the right to run a process of the daemon's.
 type place struct {
-	ctx  context.Context // of the process: it ends with the job's, or with errYielded as its cause
+	ctx  context.Context // of the process: it ends with the job's, or with queue.ErrYielded as its cause
 	idle <-chan struct{} // closed as soon as a request waits for the job; before that it runs at the lowest priority
 	end  func()          // gives the place back, after the process has ended
 }
 
 // begin waits until the job may run. What yielded its place may begin again.
 func (f *flight) begin(ctx context.Context) (place, error) {
-	q := &f.flights.queue
-	memory, length := f.flights.costs.estimate(&f.about)
+	q := f.flights.queue
+	memory, length := f.flights.costs.Estimate(f.about.kind())
 	run, stop := context.WithCancelCause(ctx)
 	f.mu.Lock()
-	t := &turn{rank: f.rank(), number: f.number, memory: memory, length: length, yield: func() { stop(errYielded) }}
+	t := &queue.Turn{Number: f.number, Memory: memory, Length: length, Yield: func() { stop(queue.ErrYielded) }}
 	f.turn, f.state, f.started = t, JobQueued, time.Time{}
-	q.enter(t)
+	q.Enter(t, f.rank())
 	f.tellLocked("queued")
 	f.mu.Unlock()
-	if err := q.await(ctx, t); err != nil {
+	if err := q.Await(ctx, t); err != nil {
 		stop(nil)
 		return place{}, err
 	}
@@ -297,7 +316,7 @@ func (f *flight) begin(ctx context.Context) (place, error) {
 	defer f.mu.Unlock()
 	f.state, f.started = JobRunning, f.flights.now()
 	f.rerank()
-	return place{ctx: run, idle: f.urgent, end: func() { stop(nil); q.leave(t) }}, nil
+	return place{ctx: run, idle: f.urgent, end: func() { stop(nil); q.Leave(t) }}, nil
 }
 
 // finish notes the end. The caller holds fs.mu.
@@ -305,6 +324,15 @@ func (f *flight) finish(result *compiled, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.result, f.err, f.ended = result, err, f.flights.now()
+	if err == nil && result.build != nil && f.flights.attend != nil {
+		takers := 0
+		for w := range f.waiters {
+			if w.counted = !w.idle; w.counted {
+				takers++
+			}
+		}
+		f.flights.attend.expect(result.build.ID, takers)
+	}
 	switch {
 	case err == nil:
 		f.state = JobDone
@@ -365,19 +393,27 @@ func (f *flight) waiting() int {
 // estimate is how long it may take from queued to done; 0: not known. The caller holds f.mu.
 func (f *flight) estimate() time.Duration {
 	switch {
-	case f.turn == nil || f.turn.length == 0:
+	case f.turn == nil || f.turn.Length == 0:
 		return 0
 	case f.started.IsZero():
-		return f.flights.now().Sub(f.queued) + f.flights.queue.wait(f.turn) + f.turn.length
+		return f.flights.now().Sub(f.queued) + f.flights.queue.Wait(f.turn) + f.turn.Length
 	}
-	return f.started.Sub(f.queued) + f.turn.length
+	return f.started.Sub(f.queued) + f.turn.Length
 }
 
 // count is how many jobs are under way.
 func (fs *flights) count() int {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	return len(fs.all)
+	n := 0
+	for _, f := range fs.all {
+		f.mu.Lock()
+		if !f.hidden() {
+			n++
+		}
+		f.mu.Unlock()
+	}
+	return n
 }
 
 // busy tells whether a user wants a compile.
@@ -387,8 +423,11 @@ func (fs *flights) busy() bool {
 	for _, f := range fs.open {
 		f.mu.Lock()
 		now := f.rank()
+		if f.about.inquiry {
+			now = queue.OwnWish // it takes no place that a compile might have
+		}
 		f.mu.Unlock()
-		if now != ownWish {
+		if now != queue.OwnWish {
 			return true
 		}
 	}

@@ -31,8 +31,10 @@ type gains struct {
 type measurement struct {
 	job   *job // its request's files are closed
 	build index.Build
-	copy  string // folder with the private copy that was compiled; "" where it was given up
+	copy  string // folder with the private copy that was compiled; "" where it was given up, or there was none
 	tries int
+
+	request *Request // where the original was compiled: its files, to be copied when it is measured; else nil
 }
 
 const (
@@ -101,7 +103,7 @@ func (gs *gains) warnings(id index.BuildID) []string {
 	return nil
 }
 
-// after has the source of a build measured that the job just stored. It takes the model's private copy from the job.
+// after has the source of a build measured that the job just stored. It takes the model's private copy from the job, if there is one.
 func (gs *gains) after(j *job, b *index.Build) {
 	if j.load == 0 || len(b.Members) > 0 {
 		return // it was not loaded here; or it is a group, whose models have no load of their own to compare with
@@ -111,13 +113,16 @@ func (gs *gains) after(j *job, b *index.Build) {
 		return
 	}
 	m := &measurement{job: j, build: *b}
-	if gs.c.roomy(j.modelFolder()) {
+	if j.copies[0].original != nil {
+		m.request, _ = j.request.own() // without descriptors to spare it has to be where it was said to be
+	} else if gs.c.roomy(j.modelFolder()) {
 		folder := gs.c.path("staging", "gain-"+newID())
 		if err := os.Rename(j.modelFolder(), folder); err == nil {
 			m.copy = folder
 		}
 	}
-	gs.c.removeStaged(gs.add(m))
+	spare := gs.add(m)
+	gs.c.removeStaged(spare)
 }
 
 // add queues a measurement. It gives the folder that is not wanted: what is removed takes time, and answers need mu.
@@ -125,12 +130,14 @@ func (gs *gains) add(m *measurement) (spare string) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	if len(gs.todo) >= maxMeasurements {
+		m.closeRequest()
 		return m.copy
 	}
 	if gs.copies() >= maxCopies {
 		spare, m.copy = m.copy, ""
+		m.closeRequest()
 	}
-	if m.copy != "" || m.build.Source.Kind != "" { // else there is nothing to load
+	if m.copy != "" || m.request != nil || m.build.Source.Kind != "" { // else there is nothing to load
 		gs.todo = append(gs.todo, m)
 		gs.wakeLocked()
 	}
@@ -141,11 +148,18 @@ func (gs *gains) add(m *measurement) (spare string) {
 func (gs *gains) copies() int {
 	n := 0
 	for _, m := range gs.todo {
-		if m.copy != "" {
+		if m.copy != "" || m.request != nil {
 			n++
 		}
 	}
 	return n
+}
+
+func (m *measurement) closeRequest() {
+	if m.request != nil {
+		m.request.close()
+		m.request = nil
+	}
 }
 
 // roomy tells whether a folder may stay a while: as much again, and more, is free.
@@ -172,7 +186,7 @@ func (gs *gains) giveUp() {
 	var left []*measurement
 	for _, m := range gs.todo {
 		folders = append(folders, m.copy)
-		if m.copy = ""; m.build.Source.Kind != "" {
+		if m.copy = ""; m.build.Source.Kind != "" || m.request != nil {
 			left = append(left, m)
 		}
 	}
@@ -203,6 +217,7 @@ func (gs *gains) close() {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	for _, m := range gs.todo {
+		m.closeRequest()
 		gs.c.removeStaged(m.copy)
 	}
 	gs.todo = nil
@@ -252,6 +267,7 @@ func (gs *gains) serve(ctx context.Context) {
 		}
 		gs.mu.Unlock()
 		if over {
+			m.closeRequest()
 			gs.c.removeStaged(m.copy)
 		}
 		gs.c.rebuilds.wake()
@@ -305,7 +321,7 @@ func (gs *gains) measure(ctx context.Context, m *measurement) bool {
 			SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 			FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 			GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
-			Idle:                       make(chan struct{}),
+			Pace:                       compilers.Pace{Idle: make(chan struct{})},
 		})
 		if err == nil && checked.Outcome == compilers.Passed && ctx.Err() == nil && j.rc.unchanged() {
 			gs.found(&m.build, Gain{Load: j.load, SourceLoad: checked.Seconds})
@@ -331,11 +347,14 @@ func (gs *gains) model(ctx context.Context, m *measurement) (string, error) {
 	if m.copy != "" {
 		return filepath.Join(m.copy, m.job.name+".onnx"), nil
 	}
-	r, err := gs.c.sourceRequest(ctx, &m.build)
-	if err != nil {
-		return "", err
+	r := m.request
+	if r == nil {
+		var err error
+		if r, err = gs.c.sourceRequest(ctx, &m.build); err != nil {
+			return "", err
+		}
+		defer r.close()
 	}
-	defer r.close()
 	folder, err := os.MkdirTemp(gs.c.path("staging"), "gain-")
 	if err != nil {
 		return "", err

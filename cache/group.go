@@ -88,19 +88,29 @@ func (r *Request) sharing() *Request {
 // identifyAll is identify for every model of the request. It gives the request as a group is asked for; a request for one
 // model stays as it is.
 func (c *Cache) identifyAll(ctx context.Context, r *Request, progress func(string)) (identity, *Request, error) {
+	known := &sums{now: c.now}
+	return r.identified(func(one *Request) (identity, error) {
+		if one != r {
+			one.sums = known
+		}
+		return c.identify(ctx, one, progress)
+	})
+}
+
+// identified identifies every model of the request, one after the other; the only one of a request for a single model is the request itself.
+func (r *Request) identified(identify func(*Request) (identity, error)) (identity, *Request, error) {
 	if len(r.Group) == 0 {
-		id, err := c.identify(ctx, r, progress)
+		id, err := identify(r)
 		return id, r, err
 	}
 	out := r.sharing()
 	out.group = nil
-	known, all := &sums{now: c.now}, identity{}
+	all := identity{}
 	need := &NeedFilesError{}
 	seen := make(map[cas.Digest]string)
 	for i := range r.models() {
 		one := r.model(i)
-		one.sums = known
-		id, err := c.identify(ctx, one, progress)
+		id, err := identify(one)
 		var missing *NeedFilesError
 		switch {
 		case errors.As(err, &missing):
@@ -147,13 +157,19 @@ func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
 
 // alone is the key under which a group is found by one who asks for a single of its models, with the same options.
 func (c *canonical) alone(member int) index.RequestKey {
+	one := c.ofMember(member)
+	key, _ := one.key()
+	return key
+}
+
+// ofMember is what one who asks for a single of a group's models asks for.
+func (c *canonical) ofMember(member int) canonical {
 	one := *c
 	if member > 0 {
 		one.Model = c.Group[member-1]
 	}
 	one.Group, one.Member = nil, true
-	key, _ := one.key()
-	return key
+	return one
 }
 
 // lookUpMember looks for a group that has the request's model among its members and was asked for with the same options.
@@ -169,9 +185,12 @@ func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *pl
 	}
 	a := c.finish(found.answer, member, id, pm, rt)
 	a.RequestKey, a.Record = p.requestKey, p.recordJSON
-	a.Why = "one of a group of models that was compiled together: " + a.Why
+	a.Why = ofAGroup + a.Why
 	return a, nil
 }
+
+// ofAGroup begins the reason of an answer to who asked for one of the group's models.
+const ofAGroup = "one of a group of models that was compiled together: "
 
 // planMember thinks the request through as one for a group that has its model among its members. Without a plan there is no
 // such group.

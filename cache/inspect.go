@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,7 +21,7 @@ type Listing struct {
 	Hits     uint64
 	Leased   bool
 	Pinned   bool  // it is not collected
-	Own      int64 // bytes on disk that its removal would free now; filled in where it is asked for
+	Own      int64 // bytes on disk that its removal would free now, as far as the peer may know; List and Show fill it in
 
 	Judgement Judgement // the best for the runtimes that are here
 	Gain      Gain
@@ -32,6 +33,8 @@ type ListFilter struct {
 	EP    string
 	After string // the page token of the last answer
 	Limit int
+
+	Progress func(Progress) // is told how far a search is that finds little; may be nil
 }
 
 // List pages through the builds that the peer may see, in the order of their ids. next is empty on the last page.
@@ -39,29 +42,63 @@ func (c *Cache) List(ctx context.Context, p Peer, f ListFilter) (page []Listing,
 	if f.Limit <= 0 || f.Limit > 500 {
 		f.Limit = 500
 	}
-	var all []index.Build
-	err = c.index.Each(ctx, func(b index.Build) error {
-		if c.maySee(p, &b) && f.matches(&b) && b.ID.String() > f.After {
-			all = append(all, b)
+	var after index.BuildID
+	if f.After != "" {
+		if after, err = index.ParseBuildID(f.After); err != nil {
+			return nil, "", fail(BadRequest, err, "list: page").hint("ask from the beginning")
 		}
+	}
+	looked, all := 0, uint64(0)
+	if f.Progress != nil {
+		space, err := c.index.Space()
+		if err != nil {
+			return nil, "", fail(Internal, err, "list")
+		}
+		all = space.Builds
+	}
+	err = c.index.EachAfter(ctx, after, func(b index.Build) error {
+		if looked++; looked%farAfter == 0 {
+			far(f.Progress, "reading builds", "builds", before(b.ID, all), all)
+		}
+		if !c.maySee(p, &b) || !f.matches(&b) {
+			return nil
+		}
+		if len(page) == f.Limit {
+			next = page[f.Limit-1].Build.ID.String()
+			return errStop
+		}
+		page = append(page, c.listing(b))
 		return nil
 	})
+	if err == nil || errors.Is(err, errStop) {
+		err = c.fillInOwn(p, page)
+	}
 	if err != nil {
 		return nil, "", fail(Internal, err, "list")
-	}
-	slices.SortFunc(all, func(a, b index.Build) int { return strings.Compare(a.ID.String(), b.ID.String()) })
-	if len(all) > f.Limit {
-		all = all[:f.Limit]
-		next = all[f.Limit-1].ID.String()
-	}
-	for _, b := range all {
-		page = append(page, c.listing(b))
 	}
 	return page, next, nil
 }
 
+// before is about how many of so many builds come before this one: ids are random.
+func before(id index.BuildID, all uint64) uint64 {
+	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
+}
+
+// fillInOwn says of each what its removal would free.
+func (c *Cache) fillInOwn(p Peer, list []Listing) error {
+	builds := make([]*index.Build, len(list))
+	for i := range list {
+		builds[i] = &list[i].Build
+	}
+	own, err := c.ownBytes(p, builds...)
+	for i := range own {
+		list[i].Own = own[i]
+	}
+	return err
+}
+
 func (f *ListFilter) matches(b *index.Build) bool {
-	if f.Model != "" && !slices.ContainsFunc(modelsOf(b), func(m index.Member) bool {
+	if f.Model != "" && !slices.ContainsFunc(b.Models(), func(m index.Member) bool {
 		return strings.HasPrefix(m.ModelDigest.String(), f.Model) || strings.Contains(m.ModelName, f.Model)
 	}) {
 		return false
@@ -116,68 +153,73 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) ([]Listing, []str
 			history = append(history, fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text))
 		}
 	}
+	if err := c.fillInOwn(p, out); err != nil {
+		return nil, nil, fail(Internal, err, "show %q", name)
+	}
 	return out, history, nil
 }
 
 // minPrefix is the shortest prefix of a digest that names something.
-const minPrefix = 8
+const minPrefix = index.MinPrefix
 
-// find gives the builds that the names mean: a request key, build key, build id or model digest, a prefix of one,
-// or the model's name. A name that means nothing is an error.
-func (c *Cache) find(ctx context.Context, p Peer, names []string) ([]index.Build, error) {
-	used := make([]bool, len(names))
-	var out []index.Build
-	err := c.index.Each(ctx, func(b index.Build) error {
-		if !c.maySee(p, &b) {
-			return nil
-		}
-		hit := false
-		for i, name := range names {
-			if means(name, &b) {
-				used[i], hit = true, true
+// eachNamed calls fn with every build that one of the names means, each once, as far as the peer may see it: a request key, build key, build
+// id or model digest, a prefix of one, or a model's name. A name that means nothing is an error, after fn was called with the others.
+func (c *Cache) eachNamed(ctx context.Context, p Peer, names []string, fn func(*index.Build) error) error {
+	told := make(map[index.BuildID]bool)
+	for _, name := range names {
+		used := false
+		err := c.index.Named(ctx, name, func(b index.Build) error {
+			if !c.maySee(p, &b) {
+				return nil
 			}
+			used = true
+			if told[b.ID] {
+				return nil
+			}
+			if len(names) > 1 {
+				told[b.ID] = true
+			}
+			return fn(&b)
+		})
+		if err != nil {
+			var e *Error
+			if errors.As(err, &e) {
+				return err
+			}
+			return searchError(ctx, err)
 		}
-		if hit {
-			out = append(out, b)
+		if !used {
+			return fail(NotFound, nil, "no entry %q", name).hint("epcachectl list shows what there is")
 		}
+	}
+	return nil
+}
+
+// maxFound bounds the records that are in memory of what names mean. Applications that call all their models one name have more.
+const maxFound = 1000
+
+// find gives the builds that the names mean, see eachNamed.
+func (c *Cache) find(ctx context.Context, p Peer, names []string) (out []index.Build, err error) {
+	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
+		if len(out) == maxFound {
+			return fail(BadRequest, nil, "%q means more than %d builds", names, maxFound).hint("name one by its key: epcachectl list --model NAME shows them")
+		}
+		out = append(out, *b)
 		return nil
 	})
 	if err != nil {
-		return nil, searchError(ctx, err)
-	}
-	for i, name := range names {
-		if !used[i] {
-			return nil, fail(NotFound, nil, "no entry %q", name).hint("epcachectl list shows what there is")
-		}
+		return nil, err
 	}
 	return out, nil
 }
 
-// modelsOf lists the models of a build: one, or those of a group.
-func modelsOf(b *index.Build) []index.Member {
-	if len(b.Members) > 0 {
-		return b.Members
-	}
-	return []index.Member{{ModelName: b.ModelName, ModelDigest: b.ModelDigest, Graph: b.Graph}}
-}
-
-func means(name string, b *index.Build) bool {
-	ids := []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String()}
-	for _, m := range modelsOf(b) {
-		if name == m.ModelName {
-			return true
-		}
-		ids = append(ids, m.ModelDigest.String())
-	}
-	if len(name) < minPrefix {
-		return false
-	}
-	for _, id := range ids {
-		if strings.HasPrefix(id, name) {
-			return true
-		}
-	}
-	return false
+// idsOf gives the ids of the builds that the names mean, see eachNamed.
+func (c *Cache) idsOf(ctx context.Context, p Peer, names []string) (ids []index.BuildID, err error) {
+	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
+		ids = append(ids, b.ID)
+		return nil
+	})
+	return ids, err
 }
 
 // Administrator tells whether the peer may see and change everything.
@@ -228,7 +270,7 @@ type Status struct {
 	Started      time.Time
 	Counters     map[string]uint64
 	SavedSeconds float64
-	Space        index.Space
+	Space        SpaceReport
 	Jobs         int
 	Warnings     []string
 	Runtimes     []RuntimeFacts // as they were when last looked at, without devices
@@ -237,9 +279,9 @@ type Status struct {
 // Status counts.
 func (c *Cache) Status(ctx context.Context) (Status, error) {
 	c.flushUses()
-	space, err := c.index.Space()
+	space, err := c.Space()
 	if err != nil {
-		return Status{}, fail(Internal, err, "status")
+		return Status{}, err
 	}
 	s := Status{Started: c.started, Counters: c.index.Counters(), Space: space, Jobs: c.flights.count()}
 	s.SavedSeconds = float64(s.Counters["saved_milliseconds"]) / 1000
@@ -285,6 +327,8 @@ type RuntimeFacts struct {
 	Watched  string    // "inotify", or "polled: <why>"
 	Changes  []string  // what was different when it was last assessed, a line each
 	Previous time.Time // when it was assessed before that; zero: never
+
+	unsettled bool // the files changed meanwhile, or it was cancelled: an error among these says nothing of the runtime
 }
 
 // Driver is the version of an execution provider's driver, and where it is from.
@@ -324,15 +368,15 @@ func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) Runti
 		out.Changes, out.Previous = last.Changes, last.Previous
 	}
 	if err != nil {
-		out.Error = err.Error()
+		out.Error, out.unsettled = err.Error(), unsettled(ctx, err)
 		return out
 	}
 	out.Spec = rc.spec
 	for ep, d := range rc.digests {
 		out.Digests[ep] = d.String()
 	}
-	if out.Facts, err = c.probes.facts(ctx, rc, fresh); err != nil {
-		out.Error = err.Error()
+	if out.Facts, err = c.probes.facts(ctx, byItself(), rc, fresh); err != nil {
+		out.Error, out.unsettled = err.Error(), unsettled(ctx, err)
 		return out
 	}
 	for _, ep := range out.Facts.EPs {
@@ -342,6 +386,7 @@ func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) Runti
 		mark, err := c.defaultFingerprint(ctx, rc, out.Facts, ep.Name, fresh)
 		if err != nil {
 			out.MarkErrors[ep.Name] = err.Error()
+			out.unsettled = out.unsettled || unsettled(ctx, err)
 			continue
 		}
 		out.Marks[ep.Name] = mark
@@ -358,7 +403,7 @@ func (c *Cache) defaultFingerprint(ctx context.Context, rc *runtimeContent, fact
 	if err != nil {
 		return compilers.Fingerprint{}, err
 	}
-	marks, err := c.probes.fingerprints(ctx, rc, a.eps, fresh)
+	marks, err := c.probes.fingerprints(ctx, byItself(), rc, a.eps, fresh)
 	if err != nil {
 		return compilers.Fingerprint{}, err
 	}
@@ -367,3 +412,5 @@ func (c *Cache) defaultFingerprint(ctx context.Context, rc *runtimeContent, fact
 	}
 	return marks[0], nil
 }
+
+var errStop = errors.New("enough")

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/queue"
 )
 
 // job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
@@ -25,17 +26,23 @@ type job struct {
 	scope   string // "" to keep nothing
 	id      string // that users know it by already; "": they do not
 	folder  string
-	name    string // 16 hex digits of the build key: EPs write file names into what they make
+	standby *standby // that is to compile it, in that folder; nil: none
+	name    string   // 16 hex digits of the build key: EPs write file names into what they make
 
-	urgent   <-chan struct{} // closed as soon as a request waits for this job
-	copies   []modelCopy     // of the models, once they are made
-	open     []openDimension // likewise: those of the inputs that the request does not fix
-	cpu      atomic.Int64    // nanoseconds that workers took of all processors
-	anew     string          // why the daemon itself compiles this again; "" where a request began it
-	replaces index.BuildID   // then: the build that wanted it
-	sources  []index.Source  // then: where it has its models from
-	load     float64         // seconds that the compiled model took to load; 0: it was not loaded
-	memory   int64           // bytes that the worker took at most; 0: not measured
+	urgent     <-chan struct{} // closed as soon as a request waits for this job
+	copied     bool            // the model is copied, for compiling the original failed
+	died       bool            // a worker did, and its compile is tried once more
+	copies     []modelCopy     // of the models, once they are made
+	open       []openDimension // likewise: those of the inputs that the request does not fix
+	dimensions []string        // likewise: names that dimensions of the inputs have
+	cpu        atomic.Int64    // nanoseconds that workers took of all processors
+	anew       string          // why the daemon itself compiles this again; "" where a request began it
+	replaces   index.BuildID   // then: the build that wanted it
+	sources    []index.Source  // then: where it has its models from
+	load       float64         // seconds that the compiled model took to load; 0: it was not loaded
+	memory     int64           // bytes that its workers took at most; 0: not measured
+	room       *reservation    // for what is compiled; nil: it is not kept
+	output     int64           // bytes of what was compiled; 0: that is not known
 }
 
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
@@ -43,20 +50,22 @@ func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*
 	if err != nil {
 		return nil, fail(Internal, err, "model %q", r.Name)
 	}
-	return &job{c: c, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
+	own.guard = r.guard.share()
+	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
 }
 
 func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 	defer j.request.close()
 	c := j.c
 	result, err := j.placed(ctx, f)
-	for errors.Is(err, errYielded) {
+	for errors.Is(err, queue.ErrYielded) {
 		result, err = j.placed(ctx, f)
 	}
 	if err != nil {
 		return nil, j.failed(ctx, err)
 	}
 	j.succeeded()
+	c.standBy(j)
 	if !waits(j.urgent) && result.alone == nil {
 		// Once for all who wait, so that nothing is left to do for them but to take it. What is wrong they find themselves.
 		_, _ = c.viewOf(ctx, result.build, f.tell)
@@ -65,21 +74,23 @@ func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 	return result, nil
 }
 
-// placed compiles when it is the job's turn. errYielded says that it is to wait for another.
+// placed compiles when it is the job's turn. queue.ErrYielded says that it is to wait for another.
 func (j *job) placed(ctx context.Context, f *flight) (*compiled, error) {
 	p, err := f.begin(ctx)
 	if err != nil {
 		return nil, fail(Cancelled, err, "model %q", j.request.Name)
 	}
 	defer p.end()
+	j.setAside(ctx, &f.about)
+	defer func() { j.room.release() }()
 	j.urgent = p.idle
 	began := j.c.now()
 	result, err := j.staged(p.ctx, f.tell)
 	switch {
 	case err == nil:
-		f.flights.costs.learn(&f.about, j.c.now().Sub(began), j.memory, waits(p.idle))
-	case ctx.Err() == nil && context.Cause(p.ctx) == errYielded:
-		return nil, errYielded
+		f.flights.costs.Learn(f.about.kind(), j.c.now().Sub(began), j.memory, j.output, waits(p.idle))
+	case ctx.Err() == nil && context.Cause(p.ctx) == queue.ErrYielded:
+		return nil, queue.ErrYielded
 	}
 	return result, err
 }
@@ -94,14 +105,24 @@ func waits(urgent <-chan struct{}) bool {
 	}
 }
 
-// staged compiles in a folder of its own, which is gone afterwards.
+// staged compiles the model where it is, if it can, or else a private copy.
 func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error) {
-	c := j.c
-	var err error
-	if err = os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
-		return nil, storeError(err, j.request.Name)
+	result, err := j.stagedOnce(ctx, phase)
+	if errors.Is(err, errOriginal) && ctx.Err() == nil {
+		j.c.log.Info("a compile begins again with a private copy of its model", "model", j.request.Name, "why", err)
+		j.copied = true
+		return j.stagedOnce(ctx, phase)
 	}
-	if j.folder, err = os.MkdirTemp(c.path("staging"), "job-"); err != nil {
+	return result, err
+}
+
+// stagedOnce compiles in a folder of its own, which is gone afterwards.
+func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*compiled, error) {
+	c := j.c
+	if j.standby = j.takeStandby(); j.standby != nil {
+		j.folder = j.standby.folder
+		defer j.standby.worker.Close()
+	} else if err := j.makeFolder(); err != nil {
 		return nil, storeError(err, j.request.Name)
 	}
 	defer func() {
@@ -112,6 +133,16 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error)
 	return j.compile(ctx, phase)
 }
 
+func (j *job) makeFolder() (err error) {
+	if err := os.MkdirAll(j.c.path("staging"), 0o700); err != nil { // somebody may have deleted it
+		return err
+	}
+	if j.folder, err = os.MkdirTemp(j.c.path("staging"), "job-"); err != nil {
+		return err
+	}
+	return layOut(j.folder)
+}
+
 // facts are what is told of the job.
 func (j *job) facts() jobFacts {
 	r := j.request
@@ -119,8 +150,11 @@ func (j *job) facts() jobFacts {
 	a := jobFacts{scope: j.scope, anew: j.replaces, files: len(files)}
 	a.Job = Job{ID: j.id, ModelName: r.Name, ModelDigest: j.plan.canonical.Model, RequestKey: j.plan.requestKey, Build: j.plan.buildKey,
 		EP: j.plan.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
-	if j.anew != "" {
+	switch {
+	case j.anew != "":
 		a.Why = j.anew
+	case r.starts > 0:
+		a.Why = "asked for before the daemon's restart"
 	}
 	if n := r.models(); n > 1 {
 		a.Models = n
@@ -144,27 +178,28 @@ func (j *job) spent(seconds float64) {
 // compile makes the artefact in the staging folder and publishes it.
 func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error) {
 	phase("reading")
-	out := filepath.Join(j.folder, "out")
-	for _, folder := range []string{out, j.modelFolder()} {
-		if err := os.Mkdir(folder, 0o700); err != nil {
-			return nil, storeError(err, j.request.Name)
-		}
-	}
+	out := filepath.Join(j.folder, outFolder)
 	spec := compilers.Job{
 		Runtime: j.rc.spec, EPs: j.plan.eps, Model: j.modelPath(0), Folder: out, Output: j.memberOutput(0),
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
 		Initializers: j.plan.canonical.Output.initializers(),
-		Idle:         j.urgent,
+		Pace:         compilers.Pace{Idle: j.urgent}, Standby: j.standby.job(),
 	}
-	workers := j.startEarly(ctx, spec)
+	o := j.original(ctx, spec)
+	defer o.close()
+	if o != nil {
+		spec.ModelFile = o.file
+	} else if err := j.makeRoom(); err != nil {
+		return nil, storeError(err, j.request.Name)
+	}
+	workers := j.startEarly(ctx, spec, o)
 	defer workers.end() // before the folder is removed
-	proof, err := j.copyModel(ctx)
+	proven, err := j.given(ctx, o, workers)
 	if err != nil {
 		return nil, err
 	}
-	proven := alongside(func() error { return proof(ctx) })
 	defer proven() // likewise
 	phase("compiling")
 	spec.Share = j.share()
@@ -176,11 +211,14 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	if err := proven(); err != nil {
 		return nil, err
 	}
+	if err != nil && ctx.Err() == nil && o.mayBeToBlame(err, spec.Model) {
+		return nil, fmt.Errorf("%w: %w", errOriginal, err)
+	}
 	if err != nil {
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
-			return nil, fail(NoSpace, err, "model %q does not compile, and only %d bytes are free in %q", j.request.Name, free, j.c.dir)
+			return nil, fail(NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, compilers.ByteSize(free), j.c.dir)
 		}
-		return nil, j.aboutDimensions(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
+		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
 	phase("checking")
 	hashed := j.hashAhead(ctx, out, result.Files)
@@ -204,6 +242,40 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		return result, err
 	}
 	return j.store(ctx, b, out, hashed())
+}
+
+// advised adds to a failure what the request could change.
+func (j *job) advised(err error) error {
+	var e *Error
+	if !errors.As(err, &e) || e.Failure == nil {
+		return err
+	}
+	j.aboutDimensions(e.Failure)
+	j.plan.canonical.aboutFallback(e.Failure)
+	for key, value := range e.Failure.Facts {
+		e.fact(key, value)
+	}
+	e.Hint = e.Failure.hint()
+	return e
+}
+
+// given has the model ready for the worker. It gives what waits for the proof that the worker gets what was keyed: with an original only
+// the end of the compile proves that. Where the proof fails nothing that is compiled is of use.
+func (j *job) given(ctx context.Context, o *original, workers *early) (proven func() error, err error) {
+	if o != nil {
+		return func() error { return o.proof(ctx) }, nil
+	}
+	proof, err := j.copyModel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return alongside(func() error {
+		err := proof(ctx)
+		if err != nil {
+			workers.cancel()
+		}
+		return err
+	}), nil
 }
 
 // alongside starts do, and gives a function that waits for it and gives its result, as often as it is called.
@@ -265,6 +337,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 		return nil, err
 	}
 	b.LoadCheck = checked.Outcome
+	j.memory = workers.memory(j.memory, checked)
 	switch {
 	case checked.Outcome == compilers.Failed:
 		return nil, loadFailure(checked).error(nil, "model %q compiles", j.request.model(checked.Member).Name)

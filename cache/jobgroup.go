@@ -50,8 +50,8 @@ func (j *job) loadGraphs(ctx context.Context, out string, result compilers.Resul
 		Runtime: j.rc.spec, EPs: j.plan.eps, Graph: filepath.Join(out, result.Graph),
 		SessionOptions:         options, // and no dimensions: they are fixed in the graph, and clients are told of none
 		GraphOptimizationLevel: loadLevel(j.plan.canonical.GraphOptimizationLevel),
-		Ready:                  ready,
-		Idle:                   j.urgent,
+		Pace:                   compilers.Pace{Ready: ready, Idle: j.urgent},
+		Beside:                 j.plan.beside,
 	}
 	for i := 1; i < j.request.models(); i++ {
 		check.Share = append(check.Share, filepath.Join(out, result.Graphs[i]))

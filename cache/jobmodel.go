@@ -11,19 +11,28 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// modelCopy is the private copy of one of a job's models.
+// modelCopy is the private copy of one of a job's models, or what stands for it.
 type modelCopy struct {
 	path      string
-	locations []string // of external data, beside it
+	locations []string  // of external data, beside it
+	original  *original // not nil: there is no copy, and at path only a worker finds the model
+}
+
+func (c modelCopy) openGraph() (*os.File, error) {
+	if c.original == nil {
+		return os.Open(c.path)
+	}
+	fd, err := openAgain(c.original.file)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), c.original.file.Name()), nil
 }
 
 // copyModel makes the private copies that are compiled. It gives the proof, which takes as long as hashing them, that they have
 // the bytes that the key is made of: without it nothing that came of them may be used.
 func (j *job) copyModel(ctx context.Context) (proof func(context.Context) error, err error) {
-	if err := j.makeRoom(); err != nil {
-		return nil, storeError(err, j.request.Name)
-	}
-	j.copies, j.open = nil, nil // of an earlier try, if the job made room for another and begins again
+	j.copies, j.open, j.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
 	made := &copying{files: make(map[string]*os.File)}
 	var models []*epmodel.Model
 	for i := range j.request.models() {
@@ -38,6 +47,9 @@ func (j *job) copyModel(ctx context.Context) (proof func(context.Context) error,
 
 // copyProven is copyModel with its proof. It gives the path of the first model's copy.
 func (j *job) copyProven(ctx context.Context) (path string, err error) {
+	if err := j.makeRoom(); err != nil {
+		return "", storeError(err, j.request.Name)
+	}
 	proof, err := j.copyModel(ctx)
 	if err == nil {
 		err = proof(ctx)
@@ -98,6 +110,7 @@ func (j *job) memberName(i int) string {
 // memberOutput names the graph that is written for one of the job's models.
 func (j *job) memberOutput(i int) string { return j.memberName(i) + "_ctx.onnx" }
 
+// makeRoom says whether the copies will fit.
 func (j *job) makeRoom() error {
 	err := room(j.folder, j.request.files())
 	if err != nil {
@@ -107,7 +120,7 @@ func (j *job) makeRoom() error {
 	return err
 }
 
-func (j *job) modelFolder() string { return filepath.Join(j.folder, "model") }
+func (j *job) modelFolder() string { return filepath.Join(j.folder, modelsFolder) }
 
 func (j *job) changed(member int) error {
 	return fail(BadModel, nil, "model %q changed while being read", j.request.model(member).Name).
@@ -153,7 +166,7 @@ func (j *job) copyMember(ctx context.Context, i int, made *copying) (*epmodel.Mo
 		return nil, modelError(r, err)
 	}
 	locations := m.Locations()
-	j.addOpen(r.openDimensions(m))
+	j.addDimensions(r, m)
 	folder, err := j.folderFor(i, r, locations, made)
 	if err != nil {
 		return nil, err
@@ -177,7 +190,7 @@ func (j *job) copyMember(ctx context.Context, i int, made *copying) (*epmodel.Mo
 			made.files[location] = r.External[location]
 		}
 	}
-	j.copies = append(j.copies, modelCopy{path, locations})
+	j.copies = append(j.copies, modelCopy{path: path, locations: locations})
 	return m, nil
 }
 

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/queue"
 )
 
 // The states of a job.
@@ -42,6 +44,8 @@ type Job struct {
 	Why         string        // "asked for", or why it is compiled anew
 	Err         error         // of one that failed
 	Models      int           // of a group: how many; else 0
+
+	askers map[uint32]string // by uid, what those who asked call the model; its own
 }
 
 // jobFacts are what a job is, as far as that does not change.
@@ -53,14 +57,17 @@ type jobFacts struct {
 	scope string        // of the build; "" for one that is not kept
 	anew  index.BuildID // the build that it is to replace; zero: somebody asked for it
 	claim bool          // applications compile it, which may bring nothing
+
+	inquiry bool // nothing is compiled: it finds out what compiles need
 }
+
+func (a *jobFacts) kind() queue.Kind { return queue.Kind{EPs: a.eps, Size: a.size} }
 
 // pastJob is one that has ended.
 type pastJob struct {
-	job    Job
-	about  jobFacts
-	askers map[uint32]bool
-	ended  time.Time
+	job   Job
+	about jobFacts
+	ended time.Time
 }
 
 // So many jobs are remembered after their end, and for so long: whoever follows one asks soon.
@@ -75,7 +82,7 @@ var errGivenUp = errors.New("the job was cancelled")
 // remember keeps what has ended for a while. The caller holds fs.mu.
 func (fs *flights) remember(f *flight) {
 	f.mu.Lock()
-	one := pastJob{job: f.jobLocked(), about: f.about, askers: maps.Clone(f.askers), ended: f.ended}
+	one := pastJob{job: f.jobLocked(), about: f.about, ended: f.ended}
 	f.mu.Unlock()
 	fs.past = append(fs.past, one)
 	fs.forget()
@@ -102,6 +109,7 @@ func (f *flight) job() Job {
 
 func (f *flight) jobLocked() Job {
 	j := f.about.Job
+	j.askers = maps.Clone(f.askers)
 	j.ID, j.State, j.Phase, j.Waiting = f.id, f.state, f.phase, f.waiting()
 	j.Queued, j.Started, j.Estimate = f.queued, f.started, f.estimate()
 	j.Background = j.Waiting == 0
@@ -127,8 +135,9 @@ func (c *Cache) mayFollow(p Peer, a *jobFacts, asked bool) bool {
 	return c.maySee(p, &index.Build{ID: a.anew, Scope: a.scope})
 }
 
-// toldTo hides from others who asked first.
+// toldTo hides from others who asked first, and has everybody who asked hear of the model as they call it.
 func (c *Cache) toldTo(p Peer, j Job) Job {
+	j.ModelName = cmp.Or(j.askers[p.UID], j.ModelName)
 	if !c.Administrator(p) {
 		j.UID = p.UID
 	}
@@ -140,9 +149,9 @@ func (c *Cache) toldTo(p Peer, j Job) Job {
 // that have waited longest; the most used of all of them is the next.
 func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
 	type placed struct {
-		job      Job
-		position int
-		number   uint64
+		job    Job
+		rank   queue.Rank
+		number uint64
 	}
 	var all []placed
 	for _, f := range c.flights.list() {
@@ -150,18 +159,20 @@ func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
 			return nil, fail(Cancelled, ctx.Err(), "jobs")
 		}
 		f.mu.Lock()
-		asked, one := f.askers[p.UID], placed{job: f.jobLocked(), number: f.number}
-		if f.turn != nil {
-			one.position = c.flights.queue.position(f.turn)
+		_, asked := f.askers[p.UID]
+		one := placed{job: f.jobLocked(), rank: f.rank(), number: f.number}
+		if one.job.State == JobRunning {
+			one.rank = -1
 		}
+		hidden := f.hidden()
 		f.mu.Unlock()
-		if c.mayFollow(p, &f.about, asked) {
+		if !hidden && c.mayFollow(p, &f.about, asked) {
 			one.job = c.toldTo(p, one.job)
 			all = append(all, one)
 		}
 	}
 	slices.SortFunc(all, func(a, b placed) int {
-		return cmp.Or(cmp.Compare(a.position, b.position), cmp.Compare(a.number, b.number))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.number, b.number)) // as the queue does, which not all have entered yet
 	})
 	jobs := make([]Job, len(all))
 	for i := range all {
@@ -175,6 +186,34 @@ func (fs *flights) has(key flightKey) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	return fs.open[key] != nil
+}
+
+// underWay gives the flight that the request would wait for, nil if there is none.
+func (c *Cache) underWay(r *Request, id identity, p *plan) *flight {
+	key, _ := c.flightKey(r, id, p)
+	own := flightKey{build: key.build, scope: OwnScope(r.Peer)} // where an application of the same user's holds the claim
+	c.flights.mu.Lock()
+	defer c.flights.mu.Unlock()
+	if f := c.flights.open[key]; f != nil {
+		return f
+	}
+	return c.flights.open[own]
+}
+
+// notYet is the error of a request that does not wait for the compile that is under way.
+func (c *Cache) notYet(r *Request, p *plan, found *search) *Error {
+	f := found.flight
+	j := f.job()
+	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", r.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
+	if j.Estimate > 0 {
+		text += fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
+	}
+	e := fail(NotFound, nil, "%s)", text).fact("request_key", p.requestKey.String()).fact("phase", cmp.Or(j.Phase, j.State)).
+		fact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).fact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
+	if !c.mayFollow(r.Peer, &f.about, f.askedBy(r.Peer.UID)) {
+		return e.hint("wait for it: ask with on_miss wait")
+	}
+	return e.fact("job", j.ID).hint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
 }
 
 // list gives the flights that have not ended.
@@ -237,39 +276,6 @@ func (f *flight) watch(w *waiter, on bool) {
 	}
 }
 
-// findJob gives the job that an id names, if the peer may follow it: the flight of one that is under way, else what is known
-// of one that has ended, or that the daemon wants by itself and has not begun.
-func (c *Cache) findJob(p Peer, id string) (*flight, *Job, error) {
-	anew := c.jobAnew(p, id) // looked for first: what it becomes then is found
-	fs := &c.flights
-	fs.mu.Lock()
-	fs.forget()
-	f := fs.all[id]
-	var past *pastJob
-	for i := range fs.past { // one that failed may have been begun again
-		if fs.past[i].job.ID == id {
-			one := fs.past[i]
-			past = &one
-		}
-	}
-	fs.mu.Unlock()
-	if f != nil {
-		f.mu.Lock()
-		asked := f.askers[p.UID]
-		f.mu.Unlock()
-		if c.mayFollow(p, &f.about, asked) {
-			return f, nil, nil
-		}
-	} else if past != nil {
-		if c.mayFollow(p, &past.about, past.askers[p.UID]) {
-			return nil, &past.job, nil
-		}
-	} else if anew != nil {
-		return nil, anew, nil
-	}
-	return nil, nil, fail(NotFound, nil, "no job %.80q", id).hint("epcachectl jobs shows those that wait or run")
-}
-
 // CancelJobs ends jobs, or all that the peer asked for, for administrators all there are, and gives them as they are then. A
 // user who is no administrator gives up the own part: others who wait for the same job have it go on.
 func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) ([]Job, error) {
@@ -281,8 +287,12 @@ func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) 
 		return nil, err
 	}
 	for _, f := range flights {
-		if c.giveUp(p, f) {
-			c.happened(eventFor(Peer{UID: f.about.UID}, f.about.RequestKey, f.about.ModelName, EventFailed, "cancelled by uid %d", p.UID))
+		ends, held := c.giveUp(p, f)
+		if held != nil {
+			held.finish(jobCancelled, 0) // for the next who wants it, if somebody does
+		}
+		if ends && !f.about.inquiry {
+			c.happened(eventFor(Peer{UID: f.about.UID}, f.about.RequestKey, f.about.ModelName, EventCancelled, "by uid %d", p.UID))
 		}
 	}
 	for _, f := range flights {
@@ -337,18 +347,23 @@ func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past [
 func (f *flight) askedBy(uid uint32) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.askers[uid]
+	_, asked := f.askers[uid]
+	return asked
 }
 
-// giveUp takes the peer's requests out of the job, an administrator everybody's, and tells whether that ends it.
-func (c *Cache) giveUp(p Peer, f *flight) (ends bool) {
+// giveUp takes the peer's requests out of the job, an administrator everybody's, and tells whether that ends it. held is the claim that
+// is given up with it, nil for none: the caller ends it.
+func (c *Cache) giveUp(p Peer, f *flight) (ends bool, held *claim) {
 	fs, everybody := &c.flights, c.Administrator(p)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.over() || f.stopped {
-		return false
+		return false, nil
+	}
+	if held = f.held; held != nil && !everybody && held.request.Peer.UID != p.UID {
+		held = nil
 	}
 	left := 0
 	for w := range f.waiters {
@@ -367,8 +382,8 @@ func (c *Cache) giveUp(p Peer, f *flight) (ends bool) {
 	}
 	if left == 0 && len(f.kept) == 0 {
 		fs.stop(f)
-		return true
+		return true, held
 	}
 	f.rerank()
-	return false
+	return false, held
 }

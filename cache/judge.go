@@ -298,7 +298,7 @@ func makerNames(b *index.Build) string {
 // loadCheck loads the build's graph with the libraries that it is judged for, once for each pair.
 func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (compilers.CheckResult, error) {
 	key := c.probes.key("load", a.rc, b.ID[:])
-	return remember(ctx, c.probes, key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
+	return remember(ctx, c.probes, byItself(), "", key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
 		c.checks <- struct{}{} // after an update many may be asked for at a time
 		defer func() { <-c.checks }()
 		answer, err := c.serve(ctx, b, func(string) {})
@@ -342,7 +342,7 @@ func (c *Cache) verdict(ctx context.Context, rc *runtimeContent, ep compilers.EP
 		return compilers.Unknown, nil
 	}
 	key := c.probes.key("verdict", rc, []byte(ep.Name+"\x00"+info))
-	return remember(ctx, c.probes, key, false, always, func(ctx context.Context) (compilers.Verdict, error) {
+	return remember(ctx, c.probes, byItself(), "", key, false, always, func(ctx context.Context) (compilers.Verdict, error) {
 		return still(rc, func() (compilers.Verdict, error) {
 			verdicts, err := c.compiler.Compatibility(ctx, rc.spec, ep, []string{info})
 			var refused *compilers.RefusedError

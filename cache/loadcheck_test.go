@@ -41,6 +41,7 @@ func TestLoadCheckUsesWhatClientsAreTold(t *testing.T) {
 			for key, value := range a.SessionOptions {
 				require.Equal(t, value, got.SessionOptions[key])
 			}
+			require.True(t, got.Beside, "the stand-in lists a processor")
 			require.Empty(t, got.FreeDimensions, "no client is told of dimensions: they are fixed in the graph")
 		})
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 )
 
@@ -20,62 +21,51 @@ type search struct {
 	why    string  // there is none
 	stale  bool    // there are builds, and they must not be loaded with this runtime
 
+	flight *flight // compiles it at this moment; nil: none, or nobody asked
+
 	doubted int // builds that would be served if the caller had not reported them
 }
 
 // lookUp finds the best build for the caller's runtime, and makes its view ready. Without one it says why not.
 func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (search, error) {
 	found := search{why: "never compiled for this request"}
-	var others []*index.Build
+	if p.outside {
+		found.why += " with these libraries"
+	}
 	_, look := c.scopes(r, identity{})
-	for _, scope := range look {
-		builds, err := c.index.Lookup(p.requestKey, scope)
+	for one, err := range c.inOrder(ctx, r, p, rt, rc, c.stored(p, look), phase) {
 		if err != nil {
-			return found, fail(Internal, err, "look-up of %s", p.requestKey)
+			return found, err
 		}
-		for i := range builds {
-			b := &builds[i]
-			if reason := c.barred(r, rc, b); reason != "" {
-				found.why = reason
-				if p.exactly(b) && c.reports.doubts.holds(b.ID, r.Peer.UID) != "" {
-					found.doubted++
-				}
-				continue
-			}
-			if !p.exactly(b) {
-				others = append(others, b)
-				continue
-			}
-			if err := c.try(ctx, r, p, b, p.own(b, rt), phase, &found); found.answer != nil || err != nil {
+		b := one.build
+		switch {
+		case p.outside && !p.exactly(b): // nothing is known of it
+		case one.barred:
+			found.why = one.refused
+			c.countDoubt(r, p, b, &found)
+		case cas.Unsound(one.untried) || errors.Is(one.untried, cas.ErrNotFound):
+			found.why = c.withhold(ctx, b, one.untried)
+		case one.refused != "":
+			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", b.Created.Format(time.RFC3339), makerNames(b), one.judgement.Verdict, one.refused)
+			found.stale = true
+		default:
+			if err := c.try(ctx, r, p, b, one.judgement, phase, &found); found.answer != nil || err != nil {
 				return found, err
 			}
 		}
 	}
-	err := c.lookFurther(ctx, r, p, rt, rc, others, phase, &found)
-	return found, err
+	return found, nil
 }
 
-// lookFurther goes through the builds of the entry that other libraries made, the best for this runtime first.
-func (c *Cache) lookFurther(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, others []*index.Build, phase func(string), found *search) error {
-	suited, err := c.rank(ctx, p.against(rt.name, rc), others, phase)
-	if err != nil {
-		return workerError(err, "model %q", r.Name)
+// countDoubt notes of a build that it is not served only because the caller reported it, if that is so.
+func (c *Cache) countDoubt(r *Request, p *plan, b *index.Build, found *search) {
+	switch {
+	case !p.exactly(b) || c.reports.doubts.holds(b.ID, r.Peer.UID) == "":
+	case p.outside:
+		found.doubted = c.reports.doubts.rounds(p.requestKey, r.Peer.UID) // an earlier one is superseded, and gone
+	default:
+		found.doubted++
 	}
-	for _, s := range suited {
-		if cas.Unsound(s.untried) || errors.Is(s.untried, cas.ErrNotFound) {
-			found.why = c.withhold(ctx, s.build, s.untried)
-			continue
-		}
-		if reason := c.refused(p.eps, s.judgement); reason != "" {
-			found.why = fmt.Sprintf("the build of %s by %s is %s: %s", s.build.Created.Format(time.RFC3339), makerNames(s.build), s.judgement.Verdict, reason)
-			found.stale = true
-			continue
-		}
-		if err := c.try(ctx, r, p, s.build, s.judgement, phase, found); found.answer != nil || err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // try serves the build, or notes in found why it cannot be.
@@ -90,6 +80,14 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 	}
 	if ctx.Err() != nil {
 		return contextError(ctx, r)
+	}
+	if errors.Is(err, errGone) {
+		found.why = errGone.Error()
+		r.unserved = append(r.unserved, b.ID) // until it is quite gone, it is not to be found once more instead of being compiled
+		return nil
+	}
+	if errors.Is(err, forms.ErrNoRoom) {
+		return noCopy(b, err)
 	}
 	found.why = c.withhold(ctx, b, err)
 	r.unserved = append(r.unserved, b.ID)
@@ -133,6 +131,9 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 			if unsettled(ctx, err) {
 				return nil, err
 			}
+			if errors.Is(err, forms.ErrNoRoom) {
+				return nil, noCopy(b, err)
+			}
 			j = Judgement{Verdict: compilers.Unknown, Reason: "whether it loads could not be tried: " + err.Error(), At: c.now(), Runtime: a.runtime}
 		}
 		out = append(out, suited{b, j, err})
@@ -168,16 +169,22 @@ func (c *Cache) barred(r *Request, rc *runtimeContent, b *index.Build) string {
 		return fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
 	case doubt != "":
 		return fmt.Sprintf("the build of %s is withheld from you: %s", b.Created.Format(time.RFC3339), doubt)
-	case r.StrictORT && b.ORTVersion != rc.spec.ORTVersion:
+	case r.otherORT(rc, b.ORTVersion):
 		return fmt.Sprintf("strict_ort: the build was made under ONNX Runtime %s, not %s", b.ORTVersion, rc.spec.ORTVersion)
 	}
 	return ""
 }
 
+// otherORT tells whether the version of ONNX Runtime that made something keeps it from the request. Build keys do not tell such
+// versions apart where the libraries are the daemon's, so whoever is given another's build compares them.
+func (r *Request) otherORT(rc *runtimeContent, made string) bool {
+	return r.StrictORT && made != rc.spec.ORTVersion
+}
+
 // exactly tells whether the build is what the plan would make. The driver is no part of the key, so a build of the very
-// same key may have been made with another one, and is judged.
+// same key may have been made with another one, and is judged. For libraries that are not run here the whole machine is part of it.
 func (p *plan) exactly(b *index.Build) bool {
-	return b.BuildKey == p.buildKey && sameDrivers(b.EPs, p.facts)
+	return b.BuildKey == p.buildKey && (p.outside || sameDrivers(b.EPs, p.facts))
 }
 
 func sameDrivers(a, b []index.EPFacts) bool {
@@ -198,12 +205,17 @@ func (p *plan) own(b *index.Build, rt *runtime) Judgement {
 
 // serve gives a lease on the build's view, after every file of it was compared with what was verified.
 func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (*Answer, error) {
+	done, err := c.attend.serve(b.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	for attempt := 0; ; attempt++ {
 		v, err := c.viewOf(ctx, b, phase)
 		if err != nil {
-			return nil, err
+			return nil, c.goneMeanwhile(b.ID, err)
 		}
-		f, err := v.lease(c.now())
+		f, err := v.lease()
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {
 			// Taken away, or being taken away, between the check and the lease.
 			c.dropView(b.ID, v, 0)
@@ -212,6 +224,6 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 		if err != nil {
 			return nil, err
 		}
-		return &Answer{Build: b, View: f, Path: v.path, Graph: v.id + "/" + v.graph}, nil
+		return &Answer{Build: b, View: f, Path: v.path, Graph: v.id + "/" + v.graph, view: v}, nil
 	}
 }

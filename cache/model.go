@@ -65,7 +65,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
 	}
-	before, err := newWitness(r, c.now())
+	before, err := c.witness(r, c.now(), believable)
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
 	}
@@ -129,8 +129,14 @@ func modelError(r *Request, err error) error {
 	var format *epmodel.FormatError
 	switch {
 	case errors.As(err, &format):
-		return fail(BadModel, err, "model %q", r.Name).fact("file", format.File).
+		said := *format
+		if said.File == r.Name {
+			said.File = "" // which the error begins with
+		}
+		e := fail(BadModel, &said, "model %q", r.Name).fact("file", format.File).
 			fact("field", format.Field).fact("offset", fmt.Sprint(format.Offset))
+		e.Err = err
+		return e
 	case errors.Is(err, context.Canceled):
 		return fail(Cancelled, err, "model %q", r.Name)
 	case errors.Is(err, context.DeadlineExceeded):
@@ -201,26 +207,50 @@ type witness struct {
 	began  time.Time // before the first file was looked at
 	files  []*os.File
 	stamps []cas.Stamp
+	guard  *guard // says the same as long as it stands; nil: the stamps alone tell
 }
 
-func newWitness(r *Request, now time.Time) (*witness, error) {
+// witness begins to watch the request's files. Those whose times will not be believed are guarded, if that may be and can be: it tells more, and a file that
+// was just written need not be written back for it.
+func (c *Cache) witness(r *Request, now time.Time, believable bool) (*witness, error) {
 	w := &witness{files: r.descriptors(), began: now}
+	if err := w.stamp(false); err != nil {
+		return nil, err
+	}
+	if r.mayGuard && r.guard == nil && !(believable && w.old()) {
+		r.guard = c.guards.take(w.files)
+		w.guard = r.guard
+	}
+	if w.guard != nil {
+		return w, nil
+	}
+	return w, w.stamp(true)
+}
+
+// stamp takes the stamps of all files.
+func (w *witness) stamp(settled bool) error {
+	w.stamps = nil
 	for _, f := range w.files {
-		// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
-		// the pages, so that every later store faults and moves the times that we compare.
-		if err := settle(f); err != nil {
-			return nil, err
+		if settled {
+			// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
+			// the pages, so that every later store faults and moves the times that we compare.
+			if err := settle(f); err != nil {
+				return err
+			}
 		}
 		s, err := cas.StampOf(f)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		w.stamps = append(w.stamps, s)
 	}
-	return w, nil
+	return nil
 }
 
 func (w *witness) unchanged() error {
+	if w.guard.stands() {
+		return nil
+	}
 	for i, f := range w.files {
 		if err := settle(f); err != nil {
 			return err

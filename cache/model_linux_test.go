@@ -25,7 +25,7 @@ func TestWitnessIsAsOldAsItsBeginning(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			w, err := newWitness(r, info.ModTime().Add(c.began))
+			w, err := b.cache.witness(r, info.ModTime().Add(c.began), true)
 			require.NoError(t, err)
 			require.Equal(t, c.old, w.old())
 			require.NoError(t, w.unchanged())

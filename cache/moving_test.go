@@ -2,8 +2,10 @@ package cache
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -49,4 +51,36 @@ func TestContentsThatArePast(t *testing.T) {
 	require.NoError(t, err)
 	defer a.View.Close()
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
+}
+
+// The libraries are written once more while they are probed, with the same bytes: what was found out is of files that moved, and is said of
+// none. They are assessed again when they are at rest, whether that is seen before or after the probe has failed.
+func TestMovedWhileAssessed(t *testing.T) {
+	for name, seenAt := range map[string]func(b *bench){
+		"seen before": func(b *bench) {
+			_, err := b.cache.content(context.Background(), b.cache.runtimes.all()[0], func(string) {})
+			require.NoError(b, err)
+		},
+		"seen after": func(*bench) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, s := slowToKnow(t)
+			<-s.began
+			s.pass <- struct{}{}
+			b.assessed(func(RuntimeFacts) bool { return true })
+			b.library("2.0")
+			<-s.began
+			b.library("2.0")
+			seenAt(b)
+			close(s.pass)
+			require.Eventually(t, func() bool { return slices.Contains(kinds(b.events(b.self())), EventChanged) }, 10*time.Second, time.Millisecond)
+			for _, e := range b.events(b.self()) {
+				require.NotEqual(t, EventUnusable, e.Kind)
+				if e.Kind == EventChanged {
+					require.Contains(t, e.Text, "SDK: 2.0, was 1.0")
+					require.NotContains(t, e.Text, "none")
+				}
+			}
+		})
+	}
 }

@@ -219,8 +219,7 @@ func (fs *failures) holds(key failureKey, uid uint32, name string) *Failure {
 	if len(f.askers) < askersPerOne {
 		f.askers[uid] = name
 	}
-	out := f.Failure
-	return &out
+	return f.as(name)
 }
 
 // sweep forgets what may long be tried again and was not: of libraries that are gone, or of models that nobody wants.

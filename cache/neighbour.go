@@ -69,7 +69,7 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]Neighbour, 
 	}
 	builds := make(map[index.RequestKey]int) // of each entry that came up
 	var best []*near                         // nearest first
-	err := c.index.Each(limited, func(b index.Build) error {
+	err := c.index.OfModel(limited, w.model, w.name, func(b index.Build) error {
 		other := b.ModelDigest != w.model
 		if b.RequestKey == w.key || other && (w.name == "" || b.ModelName != w.name) || !c.maySee(p, &b) {
 			return nil

@@ -6,11 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -151,4 +153,62 @@ func (b *bench) memoKey(path string) memoID {
 	key, ok := memoKey(b.cache.uid, b.openFile(path))
 	require.True(b, ok)
 	return key
+}
+
+// reckoned is a file system that counts what is done to the store's files.
+type reckoned struct {
+	cas.OS
+	read                            atomic.Int64 // bytes
+	opened, created, linked, synced atomic.Int64
+}
+
+func (r *reckoned) ReadAt(f *os.File, p []byte, off int64) (int, error) {
+	n, err := r.OS.ReadAt(f, p, off)
+	r.read.Add(int64(n))
+	return n, err
+}
+
+func (r *reckoned) Open(path string) (*os.File, error) {
+	r.opened.Add(1)
+	return r.OS.Open(path)
+}
+
+func (r *reckoned) Create(path string) (*os.File, error) {
+	r.created.Add(1)
+	return r.OS.Create(path)
+}
+
+func (r *reckoned) Link(from, to string) error {
+	r.linked.Add(1)
+	return r.OS.Link(from, to)
+}
+
+func (r *reckoned) LinkAt(from string, dir *os.File, name string) error {
+	r.linked.Add(1)
+	return r.OS.LinkAt(from, dir, name)
+}
+
+func (r *reckoned) Sync(f *os.File) error {
+	r.synced.Add(1)
+	return r.OS.Sync(f)
+}
+
+// Those who wait do nothing to the store that the first one alone would not do: what they wait for longer than the first is not a
+// matter of the model's size.
+func TestWhoWaitsHasNothingLeftToDo(t *testing.T) {
+	done := func(requests int) []int64 {
+		fs := &reckoned{}
+		g := &gate{pass: make(chan struct{}), hold: true}
+		b := newBenchWith(t, func(o *Options) {
+			g.Compiler, o.Compiler, o.Jobs, o.fs = o.Compiler, g, 1, fs
+		})
+		b.later.Store(int64(time.Hour)) // the model has not been touched for long
+		c := b.gather(g, largeModel(t, 2<<20), requests)
+		g.pass <- struct{}{}
+		c.served()
+		return []int64{fs.read.Load(), fs.opened.Load(), fs.created.Load(), fs.linked.Load(), fs.synced.Load()}
+	}
+	alone := done(1)
+	require.Greater(t, alone[0], int64(2<<20), "the artefact is hashed")
+	require.Equal(t, alone, done(32), "bytes read, files opened, created, linked, synced")
 }

@@ -14,7 +14,7 @@ import (
 
 // canonicalOptions gives the EP's options as they count for identity: known names, one spelling for equal values,
 // what equals the default left out.
-func (c *Cache) canonicalOptions(ep EP) (map[string]string, error) {
+func (s *settings) canonicalOptions(ep EP) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep.Name)
 	info.Name = ep.Name
 	// A library is found beside the EP's own, wherever the client has its copy.
@@ -23,7 +23,7 @@ func (c *Cache) canonicalOptions(ep EP) (map[string]string, error) {
 		return nil, fail(BadRequest, err, "execution provider %s", ep.Name)
 	}
 	for _, name := range unknown {
-		if !slices.Contains(c.settings.Load().allowOptions, ep.Name+"/"+name) {
+		if !slices.Contains(s.allowOptions, ep.Name+"/"+name) {
 			return nil, unknownOption(ep.Name, name, info)
 		}
 	}
@@ -119,7 +119,12 @@ func fillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 	out := info.Resolve(lib.Path, baseNames(info, options))
 	for name, value := range out {
 		if info.Options[name].Policy == compilers.LibraryName && !slices.Contains(lib.Files, value) {
-			if _, asked := options[name]; !asked {
+			_, asked := options[name]
+			if lib.Absent && !asked {
+				delete(out, name) // the tool has libraries of its own
+				continue
+			}
+			if !asked {
 				return nil, fail(Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
 					hint("install it again")
 			}
@@ -193,13 +198,13 @@ var sessionOptions = map[string]sessionRule{
 }
 
 // canonicalSession gives the session config entries as they count for identity.
-func (c *Cache) canonicalSession(entries map[string]string) (map[string]string, error) {
+func (s *settings) canonicalSession(entries map[string]string) (map[string]string, error) {
 	out := make(map[string]string, len(entries))
 	for _, key := range sortedKeys(entries) {
 		value := entries[key]
 		rule, ok := sessionOptions[key]
 		switch {
-		case !ok && slices.Contains(c.settings.Load().allowOptions, "session/"+key):
+		case !ok && slices.Contains(s.allowOptions, "session/"+key):
 			out[key] = value
 			continue
 		case !ok:

@@ -113,6 +113,16 @@ func (c *canonical) complete(m *epmodel.Model) error {
 	return nil
 }
 
+// saidOfFallback is what ONNX Runtime says of a session that may leave no node to the CPU, and would have to.
+const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
+
+// aboutFallback adds to a failure that it was the request's own wish which the model cannot be compiled with.
+func (c *canonical) aboutFallback(f *Failure) {
+	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
+		f.addHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
+	}
+}
+
 // encode gives the record of the output: {1 initializers file, 2 threshold (varint), 3 in the source (varint)}.
 func (o *canonicalOutput) encode() []byte {
 	b := appendBytes(nil, 1, []byte(o.InitializersFile))

@@ -72,7 +72,7 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 	case Explain:
 		return c.explain(ctx, r, id, p, rt, statedRuntime(r))
 	}
-	found, err := c.lookUpOwn(ctx, r, p, phase)
+	found, err := c.lookUp(ctx, r, p, rt, statedRuntime(r), phase)
 	if found.answer != nil || err != nil {
 		return c.finish(found.answer, r, id, p, rt), err
 	}
@@ -91,55 +91,9 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 	return c.finish(a, r, id, p, rt), err
 }
 
-// lookUpOwn finds the build that equal libraries made here.
-func (c *Cache) lookUpOwn(ctx context.Context, r *Request, p *plan, phase func(string)) (search, error) {
-	found := search{why: "never compiled for this request with these libraries"}
-	stated := statedRuntime(r)
-	_, look := c.scopes(r, identity{})
-	for _, scope := range look {
-		builds, err := c.index.Lookup(p.requestKey, scope)
-		if err != nil {
-			return found, fail(Internal, err, "look-up of %s", p.requestKey)
-		}
-		for i := range builds {
-			b := &builds[i]
-			if b.BuildKey != p.buildKey {
-				continue
-			}
-			if reason := c.barred(r, stated, b); reason != "" {
-				found.why = reason
-				if c.reports.doubts.holds(b.ID, r.Peer.UID) != "" {
-					found.doubted++
-				}
-				continue
-			}
-			if err := c.try(ctx, r, p, b, p.own(b, &runtime{name: p.eps[0].Library}), phase, &found); found.answer != nil || err != nil {
-				return found, err
-			}
-		}
-	}
-	return found, nil
-}
-
 // statedRuntime is what the caller says of its own libraries. Nothing can be run with it.
 func statedRuntime(r *Request) *runtimeContent {
 	return &runtimeContent{spec: compilers.Runtime{ORTVersion: r.Runtime.ORTVersion}}
-}
-
-// arrangeOwn is arrange for libraries that are not run here.
-func (c *Cache) arrangeOwn(r *Request, p *plan, rt *runtime, builds []index.Build) (out []considered) {
-	for i := range builds {
-		one := considered{suited: suited{build: &builds[i]}, refused: c.barred(r, statedRuntime(r), &builds[i])}
-		switch {
-		case one.refused != "":
-		case builds[i].BuildKey == p.buildKey:
-			one.judgement = p.own(one.build, rt)
-		default:
-			one.refused = "made with other libraries, under another ONNX Runtime or on another machine: without running yours nobody can tell whether it suits them"
-		}
-		out = append(out, one)
-	}
-	return out
 }
 
 // planOwn thinks a request through for libraries that are not run here.
@@ -149,7 +103,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 	}
 	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
 	var err error
-	if p.canonical, err = c.canonicalRequest(ctx, r, model, statedDevices); err != nil {
+	if p.canonical, err = c.settings.Load().canonicalRequest(ctx, r, model, statedDevices); err != nil {
 		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.key()

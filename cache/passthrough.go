@@ -130,7 +130,7 @@ func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers
 	if err != nil {
 		return compilers.CheckResult{}, err
 	}
-	return remember(ctx, c.probes, key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
+	return remember(ctx, c.probes, byItself(), "", key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
 		if !taken.CompareAndSwap(false, true) {
 			return compilers.CheckResult{}, context.Canceled
 		}

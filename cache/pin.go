@@ -8,32 +8,32 @@ import (
 
 // Pin has the builds that the names mean kept whatever space is short, and those that are made in their place. With
 // dryRun it tells what it would do.
-func (c *Cache) Pin(ctx context.Context, p Peer, names []string, dryRun bool) ([]Listing, error) {
+func (c *Cache) Pin(ctx context.Context, p Peer, names []string, dryRun bool) (Changed, error) {
 	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error {
 		return c.index.Pin(b.ID, index.Pin{At: c.now(), UID: p.UID})
 	})
 }
 
 // Unpin takes that back. It is no error if a build was not pinned.
-func (c *Cache) Unpin(ctx context.Context, p Peer, names []string, dryRun bool) ([]Listing, error) {
+func (c *Cache) Unpin(ctx context.Context, p Peer, names []string, dryRun bool) (Changed, error) {
 	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error { return c.index.Unpin(b.ID) })
 }
 
-func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun bool, change func(*index.Build) error) ([]Listing, error) {
-	builds, err := c.changeable(ctx, p, names)
+func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun bool, change func(*index.Build) error) (out Changed, err error) {
+	ids, err := c.changeable(ctx, p, names)
 	if err != nil {
-		return nil, err
+		return out, err
 	}
-	var out []Listing
-	for i := range builds {
+	err = c.eachOf(ctx, ids, func(b *index.Build) error {
 		if !dryRun {
-			if err := change(&builds[i]); err != nil {
-				return out, storeError(err, builds[i].ModelName)
+			if err := change(b); err != nil {
+				return storeError(err, b.ModelName)
 			}
 		}
-		out = append(out, c.listing(builds[i]))
-	}
-	return out, nil
+		out.took(c, b)
+		return nil
+	})
+	return out, err
 }
 
 // inheritPin moves the pin of a build to the one that was made in its place.

@@ -28,13 +28,13 @@ func TestPins(t *testing.T) {
 	require.Equal(t, NotFound, ClassOf(err))
 	list, err := b.cache.Pin(ctx, Peer{UID: b.cache.uid}, []string{shared.Build.BuildKey.String()}, true)
 	require.NoError(t, err)
-	require.Len(t, list, 1)
+	require.Len(t, list.Builds, 1)
 	require.Zero(t, pinned(), "it was a dry run")
 
 	list, err = b.cache.Pin(ctx, other, []string{own.Build.ModelName}, false)
 	require.NoError(t, err)
-	require.Len(t, list, 1)
-	require.True(t, list[0].Pinned)
+	require.Len(t, list.Builds, 1)
+	require.True(t, list.Builds[0].Pinned)
 	b.reopen()
 	require.Equal(t, 1, pinned())
 

@@ -21,6 +21,7 @@ type plan struct {
 	marks      []compilers.Fingerprint
 	facts      []index.EPFacts
 	buildKey   index.BuildKey
+	beside     bool                 // the execution providers have no device to keep for themselves
 	outside    bool                 // for libraries that are not run here
 	libraries  map[string]cas.Stamp // then: those that were hashed, by EP
 }
@@ -103,7 +104,10 @@ func canonicalDevices(devices []compilers.Device) []canonicalDevice {
 
 func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
 	progress("probing")
-	facts, err := c.probes.facts(ctx, rc, false)
+	facts, err := c.probes.facts(ctx, inquirer(r), rc, false)
+	if err := givenUp(ctx, r, err); err != nil {
+		return nil, err
+	}
 	if err != nil {
 		if errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
 			return nil, workerError(err, "runtime %q", rc.spec.ORTLibrary)
@@ -111,7 +115,7 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		return nil, fail(Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
 	}
 	p := &plan{}
-	if p.canonical, err = c.canonicalRequest(ctx, r, model, func(ep EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }); err != nil {
+	if p.canonical, err = c.settings.Load().canonicalRequest(ctx, r, model, func(ep EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }); err != nil {
 		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.key()
@@ -119,10 +123,14 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 	if p.eps, err = resolveEPs(r.EPs, p.canonical.EPs, rc); err != nil {
 		return nil, err
 	}
+	p.beside = onlyProcessors(facts, p.eps)
 	if r.OnMiss == KeyOnly {
 		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
 	}
-	if p.marks, err = c.probes.fingerprints(ctx, rc, p.eps, false); err != nil {
+	if p.marks, err = c.probes.fingerprints(ctx, inquirer(r), rc, p.eps, false); err != nil {
+		if err := givenUp(ctx, r, err); err != nil {
+			return nil, err
+		}
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {
 			return nil, fail(Unavailable, nil, "%s takes not even a model of one node with these devices and options", strings.Join(none.EPs, ", ")).
@@ -149,14 +157,14 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 }
 
 // canonicalRequest brings the request into its one spelling. devicesOf finds those that are meant.
-func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, devicesOf func(EP) ([]compilers.Device, error)) (canonical, error) {
+func (s *settings) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, devicesOf func(EP) ([]compilers.Device, error)) (canonical, error) {
 	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed, Group: r.group, Member: r.member,
 		FreeDimensions: orEmpty(r.FreeDimensions)}
 	var err error
 	if out.FreeDimensionsByDenotation, err = canonicalDenotations(r.FreeDimensionsByDenotation); err != nil {
 		return canonical{}, err
 	}
-	if out.SessionOptions, err = c.canonicalSession(r.SessionOptions); err != nil {
+	if out.SessionOptions, err = s.canonicalSession(r.SessionOptions); err != nil {
 		return canonical{}, err
 	}
 	if out.Route, err = canonicalRoute(r.Route); err != nil {
@@ -170,7 +178,7 @@ func (c *Cache) canonicalRequest(ctx context.Context, r *Request, model cas.Dige
 	}
 	for _, ep := range r.EPs {
 		one := canonicalEP{Name: ep.Name}
-		if one.Options, err = c.canonicalOptions(ep); err != nil {
+		if one.Options, err = s.canonicalOptions(ep); err != nil {
 			return canonical{}, err
 		}
 		if one.Files, err = fileDigests(ctx, ep); err != nil {

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -23,45 +21,10 @@ type probes struct {
 	compiler compilers.Compiler
 	book     memoBook
 	now      func() time.Time
-	running  running
+	flights  *flights
 
-	flight singleflight.Group
-	mu     sync.Mutex
-	known  map[string]found // guarded by mu; by key
-}
-
-// running is work that goes on when its first asker leaves, for that must not fail the others: a worker has its own time
-// limit, and the cache's end is the end of all. Other askers have left by then.
-type running struct {
-	until context.Context
-	work  *sync.WaitGroup
-}
-
-// together runs do for the key, once however many ask at that time, and gives all of them what it brought.
-func together[T any](ctx context.Context, r running, group *singleflight.Group, key string, do func(context.Context) (T, error)) (T, error) {
-	var none T
-	// Before it starts, not in it: who asks is waited for at the end, and may leave before it has started.
-	r.work.Add(1)
-	ch := group.DoChan(key, func() (any, error) {
-		ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		defer cancel()
-		defer context.AfterFunc(r.until, cancel)()
-		return do(ctx)
-	})
-	select {
-	case <-ctx.Done():
-		go func() {
-			<-ch
-			r.work.Done()
-		}()
-		return none, ctx.Err()
-	case out := <-ch:
-		r.work.Done()
-		if out.Err != nil {
-			return none, out.Err
-		}
-		return out.Val.(T), nil
-	}
+	mu    sync.Mutex
+	known map[string]found // guarded by mu; by key
 }
 
 // found is what a probe gave.
@@ -78,13 +41,13 @@ const failureHolds = 30 * time.Second
 // maxProbes bounds what is held in memory.
 const maxProbes = 1 << 14
 
-func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time, running running) *probes {
-	return &probes{compiler: compiler, book: book, now: now, running: running, known: make(map[string]found)}
+func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time, flights *flights) *probes {
+	return &probes{compiler: compiler, book: book, now: now, flights: flights, known: make(map[string]found)}
 }
 
 // remember runs find once for the key, however many ask, and keeps what it found: for good, or for a while only if
 // lasts says no.
-func remember[T any](ctx context.Context, p *probes, key string, fresh bool, lasts func(T) bool, find func(context.Context) (T, error)) (T, error) {
+func remember[T any](ctx context.Context, p *probes, who asking, ep, key string, fresh bool, lasts func(T) bool, find func(context.Context) (T, error)) (T, error) {
 	var out T
 	if !fresh {
 		if v, ok := p.load(key).(T); ok {
@@ -95,17 +58,17 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, las
 			return out, nil
 		}
 	}
-	return together(ctx, p.running, &p.flight, key, func(ctx context.Context) (T, error) {
+	fact, err := p.flights.inquire(ctx, key, who, ep, func(ctx context.Context) (any, error) {
 		if v, ok := p.load(key).(T); ok && !fresh {
 			return v, nil // found between the look above and here
 		}
 		v, err := find(ctx)
 		if err != nil {
-			return out, err
+			return nil, err
 		}
 		raw, err := json.Marshal(v)
 		if err != nil {
-			return out, err
+			return nil, err
 		}
 		p.hold(key, v, lasts(v))
 		if !lasts(v) {
@@ -115,6 +78,10 @@ func remember[T any](ctx context.Context, p *probes, key string, fresh bool, las
 		_ = p.book.SaveMemo([]byte("probe:"+key), raw)
 		return v, nil
 	})
+	if err != nil {
+		return out, err
+	}
+	return fact.(T), nil // the key says what kind of fact it is
 }
 
 func (p *probes) load(key string) any {
@@ -153,10 +120,10 @@ func (p *probes) key(kind string, rc *runtimeContent, more []byte) string {
 }
 
 // facts lists the devices of the runtime's EPs.
-func (p *probes) facts(ctx context.Context, rc *runtimeContent, fresh bool) (compilers.Facts, error) {
+func (p *probes) facts(ctx context.Context, who asking, rc *runtimeContent, fresh bool) (compilers.Facts, error) {
 	// What is wrong with a library may lie in the ONNX Runtime beside it, and the error names both.
 	key := p.key("devices", rc, []byte(rc.spec.ORTLibrary))
-	return remember(ctx, p, key, fresh, allWork, func(ctx context.Context) (compilers.Facts, error) {
+	return remember(ctx, p, who, strings.Join(sortedKeys(rc.digests), ", "), key, fresh, allWork, func(ctx context.Context) (compilers.Facts, error) {
 		return still(rc, func() (compilers.Facts, error) { return p.compiler.Probe(ctx, rc.spec) })
 	})
 }
@@ -180,7 +147,7 @@ var errReplaced = errors.New("the libraries were replaced, perhaps by an update"
 
 // unsettled tells whether an error says nothing of what was asked about: the caller left, or the libraries changed.
 func unsettled(ctx context.Context, err error) bool {
-	return err != nil && (ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced))
+	return err != nil && (ctx.Err() != nil || errors.Is(err, errMoving) || errors.Is(err, errReplaced) || errors.Is(err, errGivenUp))
 }
 
 // allWork tells whether every EP loads and lists a device.
@@ -198,12 +165,12 @@ func proven(r compilers.CheckResult) bool { return r.Outcome != compilers.Failed
 const crashed = -1
 
 // fingerprints compiles one node with each EP, as the request would have it.
-func (p *probes) fingerprints(ctx context.Context, rc *runtimeContent, eps []compilers.EP, fresh bool) ([]compilers.Fingerprint, error) {
+func (p *probes) fingerprints(ctx context.Context, who asking, rc *runtimeContent, eps []compilers.EP, fresh bool) ([]compilers.Fingerprint, error) {
 	more, err := json.Marshal(fingerprintFacts(eps))
 	if err != nil {
 		return nil, err
 	}
-	made, err := remember(ctx, p, p.key("fingerprint", rc, more), fresh, printed.holds, func(ctx context.Context) (printed, error) {
+	made, err := remember(ctx, p, who, eps[0].Name, p.key("fingerprint", rc, more), fresh, printed.holds, func(ctx context.Context) (printed, error) {
 		marks, err := still(rc, func() ([]compilers.Fingerprint, error) { return p.compiler.Fingerprint(ctx, rc.spec, eps) })
 		if err != nil && ctx.Err() == nil {
 			if f := failureOf(err, ""); f != nil && f.Reason.ofModel() {
@@ -288,6 +255,21 @@ func resolveDevices(facts compilers.Facts, ep EP) ([]compilers.Device, error) {
 		out = append(out, compilers.Device{Type: d.Type, VendorID: d.VendorID, DeviceID: d.DeviceID, Metadata: sel.Metadata})
 	}
 	return out, nil
+}
+
+// onlyProcessors tells whether the execution providers have nothing in this machine but the processor: then none of them has a device to
+// keep for itself.
+func onlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
+	for _, ep := range eps {
+		i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
+		if i < 0 || len(facts.EPs[i].Devices) == 0 || slices.ContainsFunc(ep.Devices, compilers.Device.Virtual) {
+			return false
+		}
+		if slices.ContainsFunc(facts.EPs[i].Devices, func(d compilers.DeviceFacts) bool { return !strings.EqualFold(d.Type, "CPU") }) {
+			return false
+		}
+	}
+	return true
 }
 
 func matches(sel compilers.Device, d compilers.DeviceFacts) bool {

@@ -102,3 +102,26 @@ func TestOptionsThatCrashDoNotCrashEachTime(t *testing.T) {
 	b.waits(failureHolds + time.Second)
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 }
+
+func TestProcessorsAreNobodysAlone(t *testing.T) {
+	cpu, npu := compilers.DeviceFacts{Type: "CPU"}, compilers.DeviceFacts{Type: "NPU"}
+	facts := compilers.Facts{EPs: []compilers.EPProbe{
+		{Name: "processor", Devices: []compilers.DeviceFacts{cpu}},
+		{Name: "both", Devices: []compilers.DeviceFacts{cpu, npu}},
+		{Name: "none"},
+	}}
+	elsewhere := []compilers.Device{{Metadata: map[string]string{compilers.IsVirtual: "1"}}}
+	for name, c := range map[string]struct {
+		eps  []compilers.EP
+		want bool
+	}{
+		"the processor":                  {[]compilers.EP{{Name: "processor"}}, true},
+		"a device that is not asked for": {[]compilers.EP{{Name: "both", Devices: []compilers.Device{{Type: "CPU"}}}}, false},
+		"one of several":                 {[]compilers.EP{{Name: "processor"}, {Name: "both"}}, false},
+		"a device elsewhere":             {[]compilers.EP{{Name: "processor", Devices: elsewhere}}, false},
+		"nothing listed":                 {[]compilers.EP{{Name: "none"}}, false},
+		"not probed":                     {[]compilers.EP{{Name: "other"}}, false},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, onlyProcessors(facts, c.eps)) })
+	}
+}

@@ -15,22 +15,24 @@ import (
 // store puts the files and then the manifest: from there on the build is acknowledged.
 func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*compiled, error) {
 	c := j.c
-	c.publishing.RLock()
-	b.Source = j.keepSource(ctx, 0)
-	for i := 1; i < len(b.Members); i++ {
-		b.Members[i].Source = j.keepSource(ctx, i)
+	if why := j.settle(ctx, b, out); why != nil {
+		return c.unkept(b, out, why)
 	}
-	err := c.put(ctx, b, out, hashed)
-	c.publishing.RUnlock()
+	hold := c.cas.Hold()
+	b.Source = j.keepSource(ctx, 0, hold)
+	for i := 1; i < len(b.Members); i++ {
+		b.Members[i].Source = j.keepSource(ctx, i, hold)
+	}
+	err := c.put(ctx, b, out, hashed, hold)
+	defer c.forms.Release(hold)
 	if err != nil && ctx.Err() != nil {
 		return nil, fail(Cancelled, err, "model %q", b.ModelName)
 	}
 	if err != nil {
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
-		c.log.Error("build not stored", "model", b.ModelName, "error", err)
-		b.Warnings = append(b.Warnings, "not kept: "+err.Error())
-		return c.keepAlone(b, out)
+		return c.unkept(b, out, err)
 	}
+	j.room.release() // the build has taken its place, and nothing counts twice
 	c.log.Info("compiled", "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds, "scope", b.Scope)
 	c.seen(j.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
 	if j.anew == "" {
@@ -48,12 +50,14 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	return &compiled{build: b}, nil
 }
 
-func (c *Cache) put(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) error {
+// put makes blobs of the build's files, and publishes it. hold keeps what the build needs until a manifest says that it does;
+// it is the caller's to release.
+func (c *Cache) put(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed, hold *cas.Hold) error {
 	for i := range b.Files {
 		f := &b.Files[i]
 		path := filepath.Join(out, filepath.FromSlash(f.Name))
 		var err error
-		if f.Digest, f.Size, err = c.cas.AdoptHashed(ctx, path, hashed[f.Name]); err != nil {
+		if f.Digest, f.Size, err = hold.AdoptHashed(ctx, path, hashed[f.Name]); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}
@@ -62,7 +66,12 @@ func (c *Cache) put(ctx context.Context, b *index.Build, out string, hashed map[
 		return err
 	}
 	copy(b.ID[:], id)
-	return c.index.Publish(ctx, *b)
+	c.attend.stored(b.ID)
+	if err := c.index.Publish(ctx, *b); err != nil {
+		return err
+	}
+	c.sharing.added(b)
+	return nil
 }
 
 // supersede retracts the earlier builds of the same key: a newer one answers in their place. One that was made with

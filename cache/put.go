@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
@@ -64,10 +65,20 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 	if err != nil {
 		return nil, c.putFailed(ctx, cl, err)
 	}
+	done, err := c.attend.serve(result.build.ID) // or the collector might have it between the end of the job and the answer
+	if err != nil {
+		return nil, unservable(err, cl.request.Name, "put")
+	}
+	defer done()
 	cl.deliver(result)
+	// Who asks from now on finds the build, or what is said of it by then: nobody joins a job that has ended.
+	<-cl.flight.done
 	a, err := c.serve(context.WithoutCancel(ctx), result.build, t.phase)
 	if err != nil {
-		return nil, fail(Internal, err, "model %q: put, but cannot be served", cl.request.Name)
+		return nil, unservable(err, cl.request.Name, "put")
+	}
+	if !cl.request.HoldsView { // said of the answer to the claim's request, which this is
+		c.pathTold(a.view)
 	}
 	a.Outcome, a.Why = Taken, "put by you"
 	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourcePut, Reason: putBy(result.build), At: c.now()}
@@ -108,15 +119,15 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 		return nil, err
 	}
 	defer leave()
-	names, total, err := checkPut(cl, put)
+	names, sizes, err := checkPut(cl, put)
 	if err != nil {
 		return nil, err
 	}
-	release, err := c.mayStore(ctx, cl, total)
+	room, err := c.mayStore(ctx, cl, sizes)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	defer room.release()
 	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
 		return nil, storeError(err, cl.request.Name)
 	}
@@ -135,8 +146,9 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 		seconds = stated
 	}
 	phase("reading")
+	hashed := make(map[string]cas.Hashed, len(put.Files))
 	for _, f := range put.Files {
-		if err := copyPut(ctx, cl, f, filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
+		if hashed[f.Name], err = c.copyPut(ctx, cl, f, filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
 			return nil, err
 		}
 	}
@@ -150,14 +162,14 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 		return nil, fail(NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
-	return c.storePut(ctx, cl, b, folder)
+	return c.storePut(ctx, cl, b, folder, hashed)
 }
 
 // storePut makes a build of it.
-func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder string) (*compiled, error) {
-	c.publishing.RLock()
-	err := c.put(ctx, b, folder, nil)
-	c.publishing.RUnlock()
+func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder string, hashed map[string]cas.Hashed) (*compiled, error) {
+	hold := c.cas.Hold()
+	err := c.put(ctx, b, folder, hashed, hold)
+	c.forms.Release(hold)
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
 	}
@@ -172,72 +184,93 @@ func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder 
 // putBy says who made a build that the daemon did not make.
 func putBy(b *index.Build) string { return fmt.Sprintf("made by uid %d with its own libraries", b.UID) }
 
-// mayStore bounds what one user brings, and leaves something free. It sets the space aside until release is called.
-func (c *Cache) mayStore(ctx context.Context, cl *claim, total int64) (release func(), err error) {
-	most := c.settings.Load().claims.UserBytes
-	var used int64
-	err = c.index.Each(ctx, func(b index.Build) error {
-		if b.Put && c.reports.owners.of(b.UID) == cl.owner {
-			for _, f := range b.Files {
-				used += f.Size
-			}
-		}
-		return nil
-	})
+// mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
+// released.
+func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*reservation, error) {
+	total, err := c.mayPut(ctx, cl.owner, cl.request.Name, sizes)
 	if err != nil {
-		return nil, fail(Internal, err, "what uid %d has put", cl.request.Peer.UID)
+		return nil, err
 	}
-	if total > most-used {
-		return nil, fail(NoSpace, nil, "model %q: %d bytes, and you have put %d of at most %d", cl.request.Name, total, used, most).
-			hint("remove what you do not need any more: epcachectl rm")
-	}
-	free, err := freeBytes(c.dir)
-	if err == nil {
-		release, err = c.claims.puts.reserve(total, func(need int64) error { return fits(need, free) })
+	room, err := c.reserve(ctx, cl.request.Peer.UID, true, sizes...)
+	var e *Error
+	if errors.As(err, &e) {
+		return nil, fail(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).hint("%s", e.Hint)
 	}
 	if err != nil {
 		return nil, storeError(err, cl.request.Name)
 	}
-	return release, nil
+	free, err := freeBytes(c.dir)
+	if err == nil {
+		err = fits("the artefact", total, free)
+	}
+	if err != nil {
+		room.release()
+		return nil, storeError(err, cl.request.Name)
+	}
+	return room, nil
+}
+
+// mayPut bounds all that is kept of what a user put, conversions of it as well, and gives the sum of the sizes.
+func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []int64) (total int64, err error) {
+	most := c.settings.Load().claims.UserBytes
+	users, err := c.index.Users(ctx)
+	if err != nil {
+		return 0, fail(Internal, err, "what uid %d has put", owner)
+	}
+	var used int64
+	for uid, u := range users {
+		if c.reports.owners.of(uid) == owner {
+			used += u.PutBytes
+		}
+	}
+	for _, size := range sizes {
+		total += size
+	}
+	if total > most-used {
+		return total, fail(NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, compilers.ByteSize(total), owner, compilers.ByteSize(used), compilers.ByteSize(most)).
+			hint("remove what is not needed any more: epcachectl rm")
+	}
+	return total, nil
 }
 
 // checkPut looks at what is announced, before a byte is read.
-func checkPut(cl *claim, put *Put) (names []string, total int64, err error) {
+func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
+	var total int64
 	bad := func(format string, args ...any) error {
 		return fail(BadRequest, nil, "model %q: put: %s", cl.request.Name, fmt.Sprintf(format, args...))
 	}
 	most := cl.outsider.c.settings.Load().claims.Bytes
 	switch {
 	case len(put.Files) == 0 || len(put.Files) > maxPutFiles:
-		return nil, 0, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)
+		return nil, nil, bad("%d files, not 1 to %d", len(put.Files), maxPutFiles)
 	case put.Graphs > 1:
-		return nil, 0, bad("%d graphs: the claim is for one model", put.Graphs)
+		return nil, nil, bad("%d graphs: the claim is for one model", put.Graphs)
 	case put.Files[0].Name != cl.Output:
-		return nil, 0, bad("the graph is called %.80q, not %q", put.Files[0].Name, cl.Output)
+		return nil, nil, bad("the graph is called %.80q, not %q", put.Files[0].Name, cl.Output)
 	}
 	seen := make(map[string]bool)
 	for _, f := range put.Files {
 		if why := badPutName(f.Name); why != "" {
-			return nil, 0, bad("file %.80q: %s", f.Name, why)
+			return nil, nil, bad("file %.80q: %s", f.Name, why)
 		}
 		if seen[f.Name] {
-			return nil, 0, bad("file %q comes twice", f.Name)
+			return nil, nil, bad("file %q comes twice", f.Name)
 		}
 		seen[f.Name] = true
 		if err := unwritable(f.File); err != nil {
-			return nil, 0, bad("file %q: %v", f.Name, err)
+			return nil, nil, bad("file %q: %v", f.Name, err)
 		}
 		info, err := f.File.Stat()
 		if err != nil {
-			return nil, 0, bad("file %q: %v", f.Name, err)
+			return nil, nil, bad("file %q: %v", f.Name, err)
 		}
 		if info.Size() > most-total {
-			return nil, 0, bad("file %q: %d bytes, and all together may have %d", f.Name, info.Size(), most)
+			return nil, nil, bad("file %q: %s, and all together may have %s", f.Name, compilers.ByteSize(info.Size()), compilers.ByteSize(most))
 		}
 		total += info.Size()
-		names = append(names, f.Name)
+		names, sizes = append(names, f.Name), append(sizes, info.Size())
 	}
-	return names, total, nil
+	return names, sizes, nil
 }
 
 // badPutName says what is wrong with the name of a file, "" if nothing is.
@@ -256,10 +289,10 @@ func badPutName(name string) string {
 }
 
 // copyPut copies what the file held when it was announced. What a client writes to it meanwhile shows.
-func copyPut(ctx context.Context, cl *claim, f PutFile, to string) error {
+func (c *Cache) copyPut(ctx context.Context, cl *claim, f PutFile, to string) (hashed cas.Hashed, err error) {
 	before, err := stampSettled(f.File)
 	if err == nil {
-		err = copyExactly(&patient{ctx, f.File, cl.done}, f.File, to, before.Size)
+		hashed, err = c.stagePut(ctx, &patient{ctx, f.File, cl.done}, f.File, to, before.Size)
 	}
 	var after = before
 	if err == nil {
@@ -267,13 +300,13 @@ func copyPut(ctx context.Context, cl *claim, f PutFile, to string) error {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err()
+		return hashed, ctx.Err()
 	case errors.Is(err, io.ErrUnexpectedEOF) || err == nil && before != after:
-		return fail(BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).hint("put it when whatever writes it is done")
+		return hashed, fail(BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).hint("put it when whatever writes it is done")
 	case err != nil:
-		return storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.request.Name)
+		return hashed, storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.request.Name)
 	}
-	return nil
+	return hashed, nil
 }
 
 // patient reads until its context ends or the claim is over.

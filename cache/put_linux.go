@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -56,6 +57,17 @@ func stampSettled(f *os.File) (cas.Stamp, error) {
 		return cas.Stamp{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 	}
 	return cas.StampOf(f)
+}
+
+// stagePut copies so many bytes of what a client sent, through from, into a new file of ours; without holes they are hashed on the way.
+func (c *Cache) stagePut(ctx context.Context, from io.ReaderAt, file *os.File, path string, size int64) (cas.Hashed, error) {
+	if begin, end, err := nextData(int(file.Fd()), 0, size); err != nil || begin > 0 || end < size {
+		return cas.Hashed{}, copyExactly(from, file, path, size)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return cas.Hashed{}, err
+	}
+	return c.cas.CopyAhead(ctx, from, path, size)
 }
 
 // copyExactly copies so many bytes into a new file of ours, or clones them. Holes stay holes. A file that is shorter is

@@ -7,12 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -152,7 +154,7 @@ func TestHostilePuts(t *testing.T) {
 			left, err := os.ReadDir(filepath.Join(b.state, "staging"))
 			require.NoError(t, err)
 			require.Empty(t, left)
-			require.Zero(t, b.cache.claims.puts.reserved)
+			require.Zero(t, b.cache.places.reserved)
 			require.Empty(t, b.cache.claims.puts.tracks)
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, NotFound, ClassOf(err), "the claim is over: %v", err)
@@ -229,6 +231,71 @@ func embedSelf(c *claimed) {
 	c.content(0, m.Encode())
 }
 
+// Who keeps the descriptor of what it has put keeps it no longer than that: a store that is full of what was put makes room at once.
+func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
+	for _, holds := range []bool{true, false} {
+		b := newBench(t)
+		c := newClaimed(b, func(r *Request) { r.HoldsView = holds })
+		a := c.application.put(c.put)
+		require.NotEmpty(t, b.cache.spared(a.Build.ID, &ownFiles{}))
+		require.NoError(t, a.View.Close())
+		want := "given out lately, perhaps by path"
+		if holds {
+			want = ""
+		}
+		require.Equal(t, want, b.cache.spared(a.Build.ID, &ownFiles{}))
+	}
+}
+
+// Who has put something gets it, though everything is collected at that very moment.
+func TestWhatIsPutIsAnsweredBeforeItMayGo(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "7.1")
+	r := app.ask(b.model(1))
+	r.HoldsView = true
+	ctx, stop := context.WithCancel(context.Background())
+	var collecting sync.WaitGroup
+	collecting.Go(func() {
+		for ctx.Err() == nil {
+			b.collect(b.plan(0))
+		}
+	})
+	defer collecting.Wait()
+	defer stop()
+	for range 100 {
+		a := b.acquire(r)
+		if a.Outcome == Claimed {
+			put, err := b.cache.Put(context.Background(), r.Peer, app.compile(r, a.Claim), nil)
+			require.NoError(t, err)
+			require.NoError(t, put.View.Close())
+		} else {
+			require.NoError(t, a.View.Close())
+		}
+	}
+}
+
+// What those who waited for it have had, and let go of, may go: nobody else is expected.
+func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, func(r *Request) { r.HoldsView = true })
+	var waits []<-chan waitResult
+	for _, miss := range []OnMiss{ForClaim, Wait} {
+		r := c.application.ask(c.request.Graph)
+		r.OnMiss, r.HoldsView = miss, true
+		waits = append(waits, b.asked(r))
+	}
+	a := c.application.put(c.put)
+	require.NoError(t, a.View.Close())
+	for _, w := range waits {
+		got := <-w
+		require.NoError(t, got.err)
+		require.Equal(t, Waited, got.answer.Outcome)
+		require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &ownFiles{}))
+		require.NoError(t, got.answer.View.Close())
+	}
+	require.Empty(t, b.cache.spared(a.Build.ID, &ownFiles{}))
+}
+
 func TestPutsThatAreNobodys(t *testing.T) {
 	b := newBench(t)
 	c := newClaimed(b, nil)
@@ -248,7 +315,7 @@ func TestPutsThatAreNobodys(t *testing.T) {
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 	require.Equal(t, NotFound, ClassOf(err))
 	require.ErrorContains(t, err, "put already")
-	require.Zero(t, b.cache.claims.puts.reserved)
+	require.Zero(t, b.cache.places.reserved)
 	require.Len(t, b.list(), 1)
 }
 
@@ -264,6 +331,32 @@ func TestPutOfTheOtherForm(t *testing.T) {
 		claim := c.application.claim(c.request)
 		c.application.put(c.application.compile(c.request, claim.Claim))
 	}
+}
+
+// A conversion of what a user put is that user's as well, and bounded with it.
+func TestConversionsOfPutsAreBoundedWithThem(t *testing.T) {
+	b := newBench(t)
+	spec, err := compilers.Find(b.runtime)
+	require.NoError(t, err)
+	app := &application{bench: b, uid: b.cache.uid, spec: spec, worker: standin.New()}
+	r := b.request(b.model(1))
+	r.OnMiss = ForClaim
+	put := app.put(app.compile(r, app.claim(r).Claim))
+	var size int64
+	for _, f := range put.Build.Files {
+		size += f.Size
+	}
+	b.reload(func(o *Options) { o.Claims.UserBytes = size + size/2 })
+	other := b.request(r.Graph)
+	other.Embed = true
+	a := b.acquire(other)
+	require.Equal(t, Hit, a.Outcome)
+	require.Contains(t, strings.Join(a.Warnings, " "), "not kept: ")
+	require.Contains(t, strings.Join(a.Warnings, " "), "has put")
+	require.Len(t, b.list(), 1)
+	b.reload(func(o *Options) { o.Claims.UserBytes = 3 * size })
+	require.Empty(t, b.acquire(other).Warnings)
+	require.Len(t, b.list(), 2)
 }
 
 // What the client writes after it was asked to put is in nobody's artefact.
@@ -446,5 +539,28 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 			}
 			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 		})
+	}
+}
+
+// What has holes is staged with them; everything else is hashed on the way.
+func TestStagedPutsKeepTheirHoles(t *testing.T) {
+	b := newBench(t)
+	dir := t.TempDir()
+	for name, hole := range map[string]int64{"dense": 0, "sparse": 64 << 20} {
+		from, to := filepath.Join(dir, name), filepath.Join(dir, "out", name)
+		f, err := os.Create(from)
+		require.NoError(t, err)
+		_, err = f.WriteAt([]byte("the end"), hole)
+		require.NoError(t, err)
+		hashed, err := b.cache.stagePut(context.Background(), f, f, to, hole+7)
+		require.NoError(t, err)
+		require.Equal(t, hole == 0, hashed != cas.Hashed{})
+		blocks, err := cas.DiskBytes(to)
+		require.NoError(t, err)
+		require.Less(t, blocks, int64(1<<20))
+		got, err := os.ReadFile(to)
+		require.NoError(t, err)
+		require.Equal(t, "the end", string(got[hole:]))
+		require.NoError(t, f.Close())
 	}
 }

@@ -124,6 +124,9 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 	if len(said) > maxVersion || cleanText(said) != said || cl.plan.outside && said != stated {
 		return "", fmt.Errorf("it was made under ONNX Runtime %.40q, and the claim is for %.40q", said, stated)
 	}
+	if cl.rc != nil && cl.request.otherORT(cl.rc, said) {
+		return "", fmt.Errorf("strict_ort: it was made under ONNX Runtime %.40q, and the claim is for what %.40q makes", said, cl.rc.spec.ORTVersion)
+	}
 	return said, nil
 }
 

@@ -24,6 +24,24 @@ func (c *Cache) removeRest(ctx context.Context) (freed int64, err error) {
 	return max(0, before-after) + set, errors.Join(err, err2, err3)
 }
 
+// everything is how many bytes removeRest leaves behind none of, after all builds are gone: builds' and others'.
+func (c *Cache) everything(ctx context.Context) (int64, error) {
+	objects, err := c.objectBytes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	entries, err := os.ReadDir(c.path("quarantine"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil { // else it is gone meanwhile
+			objects += info.Size()
+		}
+	}
+	return objects, nil
+}
+
 func (c *Cache) objectBytes(ctx context.Context) (sum int64, err error) {
 	err = c.cas.Walk(ctx, func(_ cas.Digest, size int64) error {
 		sum += size

@@ -26,7 +26,7 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	require.Len(t, b.list(), 1, "a dry run")
 	_, freed, err := b.cache.Remove(context.Background(), me, nil, true, false)
 	require.NoError(t, err)
-	require.Equal(t, would+int64(len("of a put that was never acknowledged")+len("damaged")), freed)
+	require.Equal(t, would, freed, "a dry run tells it")
 	for _, folder := range []string{"objects", "manifests", "views", "staging", "quarantine"} {
 		err := filepath.WalkDir(b.cache.path(folder), func(path string, d fs.DirEntry, err error) error {
 			if err == nil {

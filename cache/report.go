@@ -253,9 +253,13 @@ func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *
 		return retry("%s", reason)
 	}
 	d := &Decision{Decision: DecidedRetry, Text: x.text, State: withheldFromYou, Hint: "ask again: one of your own is compiled, and others keep this one"}
-	if ds.rounds(b.RequestKey, p.UID) >= maxRounds {
+	switch {
+	case ds.rounds(b.RequestKey, p.UID) >= maxRounds:
 		d.Decision = DecidedCompileYourself
 		d.Hint = fmt.Sprintf("what is compiled here does not load for you, twice: load the model itself; epcached offers it again after %s", doubtHolds)
+	case b.Put && b.UID == p.UID: // there is no other to be had from here, and the same compile a moment later makes the same
+		d.Decision = DecidedCompileYourself
+		d.Hint = "it is one of your own, made with your libraries: load the model itself; the next session may compile it once more"
 	}
 	return d
 }
@@ -316,7 +320,7 @@ func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *D
 		return
 	}
 	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", shortened(r.Text), "decision", d.Decision, "found", d.Text)
-	c.happened(eventOf(b, EventReport, "%s: %s: %s", rules.CodeName(int(r.Code)), d.Decision, d.Text))
+	c.happened(eventOf(b, EventReport, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 
 // errDoubted refuses to compile once more what its user says does not load.

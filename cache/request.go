@@ -62,14 +62,20 @@ type Request struct {
 	// of the model's. No part of the identity.
 	VerifyOutput float64
 	KeepGoing    bool // finish the compile even if nobody waits any more
+	HoldsView    bool // the caller keeps Answer.View for as long as it uses the files; else who has but the path is given some time
 
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context
 
-	foreign bool         // the files came from another user than Peer
-	group   []cas.Digest // of Group, once it is identified
-	member  bool         // it is for a group that has the model among its members
-	sums    *sums        // nil: nothing is remembered of external data
+	foreign  bool         // the files came from another user than Peer
+	group    []cas.Digest // of Group, once it is identified
+	member   bool         // it is for a group that has the model among its members
+	sums     *sums        // nil: nothing is remembered of external data
+	mayGuard bool         // identify may guard the files, and leaves that to whoever allows it to end
+	guard    *guard       // over them since before they were hashed; nil: there is none
+
+	job    string // that it is to be called, for users know it so; "": they do not
+	starts int    // of daemons that took up the job
 
 	unserved []index.BuildID // builds that the look-up found and could not serve
 }

@@ -62,7 +62,7 @@ func noRuntime(r *Request, have []string) error {
 	have = slices.Compact(have)
 	e := fail(Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
 	if len(have) == 0 {
-		return e.hint("start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+		return e.hint("name the runtime that it will be loaded with (epcachectl: --runtime DIR), or start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
 	}
 	return e.hint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
 }
@@ -141,8 +141,12 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 	if path := c.replacedPath(r); path != "" {
 		return nil, nil, replaced(path)
 	}
-	if !c.mayName(r.Peer) || r.Runtime.ORTLibrary == "" {
+	if !c.mayName(r.Peer) {
 		return nil, nil, c.notMine(r.Runtime.EPLibraries[0].Path)
+	}
+	if r.Runtime.ORTLibrary == "" {
+		return nil, nil, fail(Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", r.Runtime.EPLibraries[0].Path).
+			hint("where it was packed, libonnxruntime.so.VERSION belongs beside the other files of onnxruntime/capi; epcached --runtime DIR names another runtime with this library")
 	}
 	return c.nameLibraries(ctx, r, progress)
 }

@@ -37,16 +37,14 @@ func (c *Cache) Retry(ctx context.Context, p Peer, entries []string, all bool) (
 func (c *Cache) knows(p Peer) func(*remembered) *Failure {
 	administrator := c.Administrator(p)
 	return func(r *remembered) *Failure {
-		f := r.Failure
 		name, asked := r.askers[p.UID]
 		switch {
-		case administrator || f.UID == p.UID || f.Scope == OwnScope(p):
+		case administrator || r.UID == p.UID || r.Scope == OwnScope(p):
+			return r.as(r.ModelName)
 		case asked:
-			f.ModelName = name
-		default:
-			return nil
+			return r.as(name)
 		}
-		return &f
+		return nil
 	}
 }
 

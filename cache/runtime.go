@@ -26,6 +26,7 @@ type runtime struct {
 	looking chan struct{}                  // holds one token while the files are looked at anew
 	facts   atomic.Pointer[runtimeContent] // nil until looked at
 	state   atomic.Pointer[string]
+	due     atomic.Bool // an assessment of what was found began, and none has come to its end since
 }
 
 // The states of a runtime, as Probe gives them.
@@ -75,6 +76,7 @@ func (c *Cache) holds(rc *runtimeContent) bool {
 
 // changing says once that a runtime's files are being replaced.
 func (c *Cache) changing(rt *runtime) {
+	c.standbys.dismiss()
 	if rt.state.CompareAndSwap(&stateReady, &stateChanging) {
 		c.happened(Event{Kind: EventChanging, Runtime: rt.name, Text: "its files are being changed"})
 	}
@@ -104,8 +106,11 @@ func (c *Cache) found(rt *runtime, before, rc *runtimeContent) {
 		if before != nil {
 			c.log.Info("runtime changed", "runtime", rt.name)
 			before.past.Store(true)
+			c.standbys.dismiss()
 		}
 		c.changes.add(rt)
+	} else if rt.due.Load() {
+		c.changes.add(rt) // the same libraries as before, but they moved while they were assessed
 	}
 }
 

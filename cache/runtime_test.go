@@ -35,6 +35,23 @@ func TestLibraryThatWasReplacedUnderItsCaller(t *testing.T) {
 }
 
 // The earlier SDK lies in an application's own folder: what was compiled with it is right for that application.
+// An application that was packed without libonnxruntime, as packers do that follow what is linked, runs: it is in the Python module
+// as well. What is said of it must not be that its user lacks a right.
+func TestApplicationWithoutItsONNXRuntime(t *testing.T) {
+	b := newBench(t)
+	folder := t.TempDir()
+	spec, err := standin.Library(folder, "1.31.1", standin.SDK{Version: "9.9", Hardware: "sim-1"})
+	require.NoError(t, err)
+	r := b.request(b.model(1))
+	r.Runtime = RuntimeRef{ORTVersion: "1.31.1", EPLibraries: []EPLibraryRef{{EP: standin.EP, Path: spec.EPs[0].Path}}}
+	own := b.refused(r)
+	require.Equal(t, Unavailable, own.Class)
+	require.Contains(t, own.Text, "names no libonnxruntime")
+	require.Contains(t, own.Hint, "libonnxruntime.so.VERSION belongs beside")
+	r.Peer = Peer{UID: b.cache.uid + 1}
+	require.Contains(t, b.refused(r).Text, "is not registered with this daemon", "which it would not load if it were whole")
+}
+
 func TestTheEarlierSDKInAnotherPlace(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))

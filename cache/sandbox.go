@@ -25,7 +25,11 @@ func (c *Cache) adviseSandbox(ctx context.Context) []Advice {
 	const subject = "sandbox"
 	measures, err := c.Sandbox(ctx)
 	if err != nil {
-		return []Advice{problem(subject, "no worker starts: %v", err).hint("the worker program has to stand beside epcached, of the same version")}
+		a := problem(subject, "no worker starts: %v", err)
+		if known := knownCause(err.Error()); known != nil {
+			return []Advice{a.hint("%s", known.hint)}
+		}
+		return []Advice{a.hint("the worker program has to stand beside epcached, of the same version")}
 	}
 	var out []Advice
 	for _, m := range measures {

@@ -25,6 +25,8 @@ type settings struct {
 	reportQuorum     int
 	keepSource       string
 	failures         FailureOptions
+	pack             packWhen
+	space            SpaceOptions
 
 	// What is remembered is remembered with the generation that it was found out under, and does not count for a later one.
 	judging  uint64 // counts changes of what builds are judged by
@@ -35,7 +37,7 @@ type settings struct {
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{rules: o.Rules, policies: o.Policies, allowOptions: o.AllowOptions, administrators: o.Administrators,
 		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.orDefault(), reportQuorum: o.ReportQuorum,
-		failures: o.Failures.orDefault()}
+		failures: o.Failures.orDefault(), space: o.Space}
 	if s.rules == nil {
 		s.rules = rules.Shipped()
 	}
@@ -46,12 +48,15 @@ func newSettings(o *Options) (*settings, error) {
 	if s.keepSource, err = checkKeepSource(o.KeepSource); err != nil {
 		return nil, err
 	}
+	if s.pack, err = o.packWhen(); err != nil {
+		return nil, err
+	}
 	s.rebuild, err = o.Rebuild.check()
 	return s, err
 }
 
 // Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators, TrustedReporters,
-// Publishers, Claims, ReportQuorum, KeepSource, Failures, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
+// Publishers, Claims, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter, CompressAfter, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
 // builds are judged otherwise by now, they are judged anew: at once when they are asked for, and all of them in the
 // background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {
@@ -72,6 +77,8 @@ func (c *Cache) Reload(o Options) error {
 	}
 	c.settings.Store(next)
 	c.rebuilds.adjust()
+	c.sharing.wake()
+	c.places.want()
 	c.setRuntimes(o.Runtimes)
 	if c.machine.setSources(o.Drivers) {
 		c.watcher.Set(watchedDrivers, c.machine.files())

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 )
 
@@ -32,10 +33,10 @@ func checkKeepSource(how string) (string, error) {
 
 // keepSource says where one of the job's models will be found again. That it cannot be kept fails nothing: the build then
 // waits for its next request when it has to be compiled anew.
-// The caller holds publishing.
-func (j *job) keepSource(ctx context.Context, member int) index.Source {
+// hold keeps the blobs of a copy until the build is published.
+func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
 	how := j.c.settings.Load().keepSource
-	if member < len(j.sources) && how != KeepNone && j.sources[member].Kind == index.SourceCopy && j.c.hasAll(j.sources[member].Files) {
+	if member < len(j.sources) && how != KeepNone && j.sources[member].Kind == index.SourceCopy && keepAll(ctx, hold, j.sources[member].Files) {
 		return j.sources[member] // compiled from there just now; a path of it would be one in the store
 	}
 	var s index.Source
@@ -44,7 +45,7 @@ func (j *job) keepSource(ctx context.Context, member int) index.Source {
 	case KeepReference:
 		s, err = j.reference(member)
 	case KeepCopy:
-		s, err = j.copySource(ctx, member)
+		s, err = j.copySource(ctx, member, hold)
 	}
 	if err != nil {
 		j.c.log.Info("source model not kept", "model", j.request.model(member).Name, "why", err)
@@ -97,34 +98,42 @@ func (c *Cache) keptPath(f *os.File) (string, error) {
 	return path, again.Close()
 }
 
-func (c *Cache) hasAll(files []index.File) bool {
-	return !slices.ContainsFunc(files, func(f index.File) bool { return !c.cas.Has(f.Digest) })
+// keepAll tells whether all of the files are blobs that will stay.
+func keepAll(ctx context.Context, hold *cas.Hold, files []index.File) bool {
+	return !slices.ContainsFunc(files, func(f index.File) bool {
+		there, err := hold.Keep(ctx, f.Digest)
+		return err != nil || !there
+	})
 }
 
-// copySource makes blobs of a private copy that was compiled.
-func (j *job) copySource(ctx context.Context, member int) (index.Source, error) {
+// copySource makes blobs of what was compiled.
+func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index.Source, error) {
 	s := index.Source{Kind: index.SourceCopy}
-	add := func(location, path string) error {
+	add := func(location string, open func() (*os.File, error)) error {
 		f := index.File{Name: location}
 		if !utf8.ValidString(location) {
 			return fmt.Errorf("external data %q: not UTF-8", location)
 		}
-		from, err := os.Open(path)
+		from, err := open()
 		if err != nil {
 			return err
 		}
 		if err = room(j.folder, []*os.File{from}); err == nil {
-			f.Digest, f.Size, err = j.c.cas.PutFile(ctx, from)
+			f.Digest, f.Size, err = hold.PutFile(ctx, from)
 		}
 		s.Files = append(s.Files, f)
 		return errors.Join(err, from.Close())
 	}
 	model := j.copies[member]
-	if err := add("", model.path); err != nil {
+	if err := add("", model.openGraph); err != nil {
 		return index.Source{}, err
 	}
+	if model.original != nil && !model.original.stands() {
+		return index.Source{}, errOriginal // what was copied may be something else
+	}
 	for _, location := range model.locations {
-		if err := add(location, filepath.Join(filepath.Dir(model.path), filepath.FromSlash(location))); err != nil {
+		path := filepath.Join(filepath.Dir(model.path), filepath.FromSlash(location))
+		if err := add(location, func() (*os.File, error) { return os.Open(path) }); err != nil {
 			return index.Source{}, err
 		}
 	}
@@ -206,9 +215,9 @@ func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, 
 		return c.openReference(b, s, r)
 	case index.SourceCopy:
 		for i, f := range s.Files {
-			open, err := c.cas.Open(ctx, f.Digest)
-			if cas.Unsound(err) {
-				c.putAside(f.Digest, err.Error())
+			open, err := c.forms.Open(ctx, f.Digest)
+			if forms.Lost(err) {
+				c.putAsideAll(c.forms.DamageOf(ctx, f.Digest))
 			}
 			if err != nil {
 				return noSource("the copy of the source model: %v", err)
@@ -243,11 +252,18 @@ func (c *Cache) openReference(b *index.Build, s *index.Source, r *Request) error
 
 // close closes the files of a request that is the cache's own.
 func (r *Request) close() {
+	r.guard.release()
 	for _, f := range r.files() {
 		if f != nil {
 			_ = f.Close() // opened for reading only: nothing can be lost
 		}
 	}
+}
+
+// letGo ends the guard over the request's files, unless it was shared.
+func (r *Request) letGo() {
+	r.guard.release()
+	r.guard, r.mayGuard = nil, false
 }
 
 // own gives a copy of the request with descriptors of its own, for whoever asked may leave. Of those that stand for several
@@ -274,6 +290,7 @@ func (r *Request) ownBy(duplicate func(*os.File) (*os.File, error)) (*Request, e
 	}
 	out.External = make(map[string]*os.File, len(r.External))
 	out.Group = nil // until it is duplicated too
+	out.guard, out.mayGuard = nil, false
 	for location, f := range r.External {
 		if out.External[location], err = duplicate(f); err != nil {
 			delete(out.External, location)

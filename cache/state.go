@@ -3,7 +3,6 @@ package cache
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,10 +20,13 @@ while the daemon runs if it can be helped; it notices and mends, and that costs 
 or stop the daemon and remove the whole folder.
 
 objects/     the compiled models' bytes, each file under the BLAKE3 digest of its content
+recipes/     how to put packed models together again from files in objects
+unpacked/    packed models that are in use, put together; may be deleted at any time
 manifests/   one record for each compiled model; with the journal they are the truth
 views/       what applications load from: hard links to objects
 staging/     work in progress, emptied at start
 quarantine/  what failed a check, with a note why
+reserve      nothing; room for removing models when the disk is full
 index.db     made from the manifests; when it is missing it is made again
 `
 
@@ -37,8 +39,7 @@ func layDown(dir string) error {
 		"README":       stateReadme,
 		"CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of epcached. See https://bford.info/cachedir/\n",
 	} {
-		err := writeNew(filepath.Join(dir, name), text)
-		if err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := note(filepath.Join(dir, name), text); err != nil {
 			return err
 		}
 	}
@@ -48,13 +49,13 @@ func layDown(dir string) error {
 	return os.MkdirAll(filepath.Join(dir, "views"), 0o711)
 }
 
-func writeNew(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
+// note leaves a text for people and for programs that make backups. One that is there stays as it is, unless it is empty: a
+// full disk left it so.
+func note(path, text string) error {
+	if info, err := os.Lstat(path); err == nil && (info.Size() > 0 || !info.Mode().IsRegular()) {
+		return nil
 	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Close())
+	return os.WriteFile(path, []byte(text), 0o644)
 }
 
 // LockedError says that another process has the state directory.

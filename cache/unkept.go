@@ -9,9 +9,32 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
+// unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
+// application waits for it.
+func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error) {
+	text := "not kept: " + why.Error()
+	var e *Error
+	if errors.As(why, &e) && e.Class == NoSpace {
+		c.index.Count("unkept", 1)
+		c.log.Warn("build not kept", "model", b.ModelName, "why", e.Text)
+		if e.Hint != "" {
+			text += "; " + e.Hint
+		}
+	} else {
+		c.log.Error("build not stored", "model", b.ModelName, "error", why)
+		c.lookAround()
+	}
+	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], text)
+	result, err := c.keepAlone(b, out)
+	if err == nil {
+		result.why = text
+	}
+	return result, err
+}
+
 // keepAlone makes a view that only those who wait for it now will hold; nothing of it is kept.
 func (c *Cache) keepAlone(b *index.Build, out string) (*compiled, error) {
-	v, err := c.newView("unkept", b.Graph)
+	v, err := c.newView(unkept, b.Graph, false)
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
 	}

@@ -89,7 +89,7 @@ func (c *Cache) compareOnce(ctx context.Context, r *Request, p *plan, rc *runtim
 		}
 	}()
 	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
-	return remember(ctx, c.probes, c.probes.key("output", rc, what), false, compared, func(ctx context.Context) (compilers.VerifyResult, error) {
+	return remember(ctx, c.probes, byItself(), "", c.probes.key("output", rc, what), false, compared, func(ctx context.Context) (compilers.VerifyResult, error) {
 		if !taken.CompareAndSwap(false, true) {
 			return compilers.VerifyResult{}, context.Canceled
 		}

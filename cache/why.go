@@ -13,6 +13,11 @@ import (
 // Why explains what an entry's state is, and how it came to be so. The entry is named as in Show; one that is gone by
 // its request key, its build key, or its model's name, as long as its history is kept.
 func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, error) {
+	leave, err := c.explaining.enter(ctx, c, &Request{Peer: p, Name: entry})
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	builds, err := c.find(ctx, p, []string{entry})
 	if ClassOf(err) == NotFound {
 		if out := c.whyFailed(p, entry); out != nil {
@@ -40,7 +45,13 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 		}
 	} else {
 		out.Runtime = rt.name
-		order, err := c.arrange(ctx, r, plan, rt, rc, builds)
+		order, err := c.arrange(ctx, r, plan, rt, rc, func(yield func(*index.Build, error) bool) {
+			for i := range builds {
+				if !yield(&builds[i], nil) {
+					return
+				}
+			}
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -120,16 +131,37 @@ func oneEntry(name string, builds []index.Build) error {
 
 // whyGone explains an entry of which only the history is left.
 func (c *Cache) whyGone(p Peer, name string, notFound error) (*Explanation, error) {
+	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
+	ghost := c.ghostOf(p, name)
 	events := c.index.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
 		e := eventFrom(events[i])
 		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, &e) || !c.mayHear(p, &e) {
 			continue
 		}
+		if ghost != nil && e.At.Before(ghost.At) {
+			break
+		}
 		out := &Explanation{Decision: decidedGone, RequestKey: e.RequestKey, Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
 		return out, c.tellHistory(p, out)
 	}
-	return nil, notFound
+	if ghost == nil {
+		return nil, notFound
+	}
+	out := &Explanation{Decision: decidedGone, RequestKey: ghost.RequestKey, Reason: "no build is left; the last that happened: " + ghost.Reason}
+	return out, c.tellHistory(p, out)
+}
+
+// ghostOf gives the latest ghost of what is meant, nil if there is none.
+func (c *Cache) ghostOf(p Peer, name string) *index.Ghost {
+	found := c.index.Ghosts(func(g *index.Ghost) bool {
+		e := eventFrom(index.Event{At: g.At, RequestKey: g.RequestKey, BuildID: g.BuildID, BuildKey: g.BuildKey, ModelName: g.ModelName, Scope: g.Scope})
+		return meansEvent(name, &e) && c.mayHear(p, &e)
+	})
+	if len(found) == 0 {
+		return nil
+	}
+	return &found[len(found)-1]
 }
 
 func meansEvent(name string, e *Event) bool {

@@ -6,38 +6,54 @@ import (
 	"slices"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 )
 
 // withhold takes a build that failed its check out of service, and says why.
 func (c *Cache) withhold(ctx context.Context, b *index.Build, cause error) string {
-	var damaged []cas.Digest
-	if cas.Unsound(cause) { // of a blob, or of the view's folders, which say nothing of the build
-		damaged = c.damagedBlobs(ctx, b)
+	var found []forms.Damage
+	if forms.Lost(cause) { // of a blob, or of the view's folders, which say nothing of the build
+		found = c.damagedBlobs(ctx, b)
 	}
-	if len(damaged) == 0 && !errors.Is(cause, cas.ErrNotFound) {
+	if len(found) == 0 && (!errors.Is(cause, cas.ErrNotFound) || c.allThere(ctx, b)) {
 		c.log.Error("build cannot be served", "build", b.BuildKey.String(), "error", cause)
 		return "the build cannot be served: " + cause.Error()
 	}
 	reason := cause.Error()
 	c.log.Warn("build withheld", "build", b.BuildKey.String(), "why", reason)
-	for _, d := range damaged {
-		c.putAside(d, reason)
-	}
-	if len(damaged) == 0 {
+	c.putAsideAll(found)
+	if c.index.StateOf(b.ID).Name == index.Current {
 		c.withholdBuild(b.ID, index.Damaged, reason)
 	}
 	return "the stored build was damaged: " + reason
 }
 
-// damagedBlobs lists those of the build's blobs that are no good. What was verified a moment ago is not hashed again.
-func (c *Cache) damagedBlobs(ctx context.Context, b *index.Build) (out []cas.Digest) {
+// allThere tells whether nothing of the build is missing after all: something that can be made again went while its view was made.
+func (c *Cache) allThere(ctx context.Context, b *index.Build) bool {
+	return !slices.ContainsFunc(b.Files, func(f index.File) bool { return c.forms.Verify(ctx, f.Digest) != nil })
+}
+
+// damagedBlobs lists what is no good of that which the build is made of. What was verified a moment ago is not hashed again.
+func (c *Cache) damagedBlobs(ctx context.Context, b *index.Build) (out []forms.Damage) {
 	for _, f := range b.Files {
-		if err := c.cas.Verify(ctx, f.Digest, nil); cas.Unsound(err) && !slices.Contains(out, f.Digest) {
-			out = append(out, f.Digest)
+		for _, one := range c.forms.DamageOf(ctx, f.Digest) {
+			if !slices.ContainsFunc(out, func(d forms.Damage) bool { return d.Digest == one.Digest && d.Recipe == one.Recipe }) {
+				out = append(out, one)
+			}
 		}
 	}
 	return out
+}
+
+func (c *Cache) putAsideAll(all []forms.Damage) {
+	for _, one := range all {
+		if one.Recipe {
+			c.putAsideRecipe(one.Digest, one.Why)
+		} else {
+			c.putAside(one.Digest, one.Why)
+		}
+	}
 }
 
 // withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id.

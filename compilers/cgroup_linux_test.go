@@ -52,7 +52,7 @@ func TestOutOfMemoryHasItsName(t *testing.T) {
 	require.Error(t, w.cmd.Run())
 	_, err := w.result(t.Context(), "X", Limits{Memory: 123}, usage{outOfMemory: true})
 	require.ErrorIs(t, err, ErrMemory)
-	require.ErrorContains(t, err, "memory limit reached: 123 bytes")
+	require.ErrorContains(t, err, "memory limit reached: 123 B")
 	_, err = w.result(t.Context(), "X", Limits{Memory: 123}, usage{})
 	var exit *ExitError
 	require.ErrorAs(t, err, &exit)

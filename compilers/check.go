@@ -42,8 +42,8 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{}, err
 	}
 	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
-	done, err := o.scratchJob(ctx, req, job.Idle)
-	result.Seconds, result.CPUSeconds = done.Seconds, done.cpu
+	done, err := o.scratchJob(ctx, req, job.Pace)
+	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu, done.PeakMemory, done.before
 	if err == nil {
 		return result, nil
 	}
@@ -77,7 +77,7 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	if !filepath.IsAbs(job.Graph) {
 		return dialogue.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
-	req := dialogue.Request{Do: dialogue.Load, Ready: job.Ready, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps),
+	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps), Beside: job.Beside,
 		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.Entries = maps.Clone(req.Options.Entries)
@@ -160,7 +160,7 @@ func (o *ORT) Run(ctx context.Context, job RunJob) (RunResult, error) {
 		return RunResult{}, err
 	}
 	req.Do, req.Seed, req.Times, req.Output = dialogue.Run, job.Seed, job.Times, job.Output
-	done, err := o.scratchJob(ctx, req, nil)
+	done, err := o.scratchJob(ctx, req, Pace{})
 	if err != nil {
 		return RunResult{}, fmt.Errorf("run %q: %w", job.Graph, err)
 	}

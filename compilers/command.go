@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
 
 	"github.com/epcached/epcached/compilers/dialogue"
-	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // RouteCommand is the route of what a vendor's tool compiled.
@@ -31,6 +29,7 @@ var (
 	_ Equipped  = (*Command)(nil)
 
 	_ OutputVerifier = (*Command)(nil)
+	_ Opener         = (*Command)(nil)
 )
 
 // Equipped is a Compiler with tools of its own.
@@ -88,7 +87,7 @@ func (c *Command) Equip(r Runtime) Runtime {
 			l.Files = slices.Compact(l.Files)
 			r.EPs[i] = l
 		case t.Alone:
-			r.EPs = append(r.EPs, EPLibrary{EP: name, Path: t.Program, Files: t.files(), Tool: t.identity()})
+			r.EPs = append(r.EPs, EPLibrary{EP: name, Path: t.Program, Files: t.files(), Tool: t.identity(), Absent: true})
 		}
 	}
 	sort.Slice(r.EPs, func(i, j int) bool { return r.EPs[i].EP < r.EPs[j].EP })
@@ -107,6 +106,12 @@ func (c *Command) toolFor(eps []EP) (Tool, bool, error) {
 		}
 	}
 	return Tool{}, false, nil
+}
+
+// TakesOpen implements Opener: tools may do what they like with the path that they are given.
+func (c *Command) TakesOpen(job Job) bool {
+	_, isTool, err := c.toolFor(job.EPs)
+	return !isTool && err == nil && c.ORT.TakesOpen(job)
 }
 
 // loadable tells whether the EP of a tool has a library to load contexts with.
@@ -172,10 +177,9 @@ func (c *Command) compile(ctx context.Context, t Tool, job Job, progress func(ph
 		return Result{}, err
 	}
 	req := t.request()
-	req.Ready = job.Ready
 	req.Model, req.Output = job.Model, filepath.Join(job.Folder, job.Output)
 	req.Fill = func(model string) []string { return t.arguments(job, model) }
-	done, err := c.work(ctx, req, job.Folder, job.Idle, progress)
+	done, err := c.work(ctx, req, job.Folder, job.Pace, progress)
 	result := Result{Log: done.log, CPUSeconds: done.cpu}
 	if err != nil {
 		return result, fmt.Errorf("%q: %w", filepath.Base(job.Model), t.said(err, done.log))
@@ -250,13 +254,12 @@ func (c *Command) toolFingerprint(ctx context.Context, t Tool, r Runtime, ep EP)
 		return Fingerprint{}, err
 	}
 	defer c.drop(folder)
-	model := filepath.Join(folder, "fingerprint.onnx")
-	if err := os.WriteFile(model, tinymodel.Relu(), 0o600); err != nil {
-		return Fingerprint{}, err
-	}
 	info, _ := EPByName(ep.Name)
 	ep.Options = info.ForFingerprint(ep.Options)
-	job := Job{Runtime: r, EPs: []EP{ep}, Model: model, Folder: folder, Output: "fingerprint_ctx.onnx"}
+	job, err := fingerprintJob(r, ep, folder)
+	if err != nil {
+		return Fingerprint{}, err
+	}
 	if err := t.refuse(job); err != nil {
 		return Fingerprint{}, err
 	}
@@ -264,12 +267,11 @@ func (c *Command) toolFingerprint(ctx context.Context, t Tool, r Runtime, ep EP)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	graph, err := readGraph(ctx, filepath.Join(folder, done.Graph))
+	print, err := fingerprintOf(ctx, job, done, info)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	print := readFingerprint(graph, ep.Name, info)
-	print.EPVersion, print.Device, print.Devices, print.Seconds = version, t.device(), []DeviceFacts{t.device()}, done.Seconds
+	print.EPVersion, print.Device, print.Devices = version, t.device(), []DeviceFacts{t.device()}
 	if print.SDKVersion == "" {
 		print.SDKVersion = version
 	}
@@ -283,7 +285,7 @@ func (c *Command) version(ctx context.Context, t Tool) (string, error) {
 	}
 	req := t.request()
 	req.Args, req.Tell = append([]string{t.Program}, t.Version...), true
-	done, err := c.scratchJob(ctx, req, nil)
+	done, err := c.scratchJob(ctx, req, Pace{})
 	if err != nil {
 		return "", fmt.Errorf("version: %w", t.said(err, done.log))
 	}

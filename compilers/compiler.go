@@ -2,6 +2,7 @@ package compilers
 
 import (
 	"context"
+	"os"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
@@ -27,6 +28,21 @@ type Compiler interface {
 	Compatibility(ctx context.Context, r Runtime, ep EP, infos []string) ([]Verdict, error)
 }
 
+// Opener is a Compiler that can have a model as an open file in the place of one that stands at Job.Model.
+type Opener interface {
+	// TakesOpen tells whether it can for this job, of which all but Pace is filled in.
+	TakesOpen(job Job) bool
+}
+
+// Standing is a Compiler that can have a worker ready before there is a job for it.
+type Standing interface {
+	// StandBy starts a worker that loads the runtime's libraries and registers the EPs, and then waits to be a Job's. Of the EPs' options it knows nothing.
+	// folder and models are absolute paths of two private folders that exist: the Folder of that job, and the one its Model is in. The
+	// worker is kept to the same files and limits as one that is started for the job. errors.ErrUnsupported: there are none here.
+	// It is the caller's to close, before the compiler.
+	StandBy(r Runtime, eps []EP, folder, models string) (*Standby, error)
+}
+
 // Device selects hardware devices of an EP. Empty fields match every device.
 type Device struct {
 	Type     string            // "CPU", "GPU" or "NPU", in any case
@@ -50,6 +66,9 @@ type EP struct {
 	Options map[string]string // provider options; options that name a library hold its base name
 }
 
+// PhaseCompiling is the phase that Compile tells when the model is there and the compiling of it begins.
+const PhaseCompiling = dialogue.PhaseCompiling
+
 // Routes by which ORT compiles.
 const (
 	RouteCompileAPI     = "compile_api"     // OrtCompileApi: model in, model out
@@ -61,8 +80,13 @@ type Job struct {
 	Runtime Runtime
 	EPs     []EP   // at least one
 	Model   string // absolute path of a private copy; its spelling reaches node and graph names
-	Folder  string // absolute path of the private folder that the output goes into; it exists
-	Output  string // name of the graph to write, "<16 hex>_ctx.onnx"
+
+	// ModelFile, if not nil, is what the compiler finds at Model, where nothing stands: a file that is open for reading and may be anybody's,
+	// so that no copy is needed. The caller sees to it that nobody changes it meanwhile. Only where [Opener] says so.
+	ModelFile *os.File
+
+	Folder string // absolute path of the private folder that the output goes into; it exists
+	Output string // name of the graph to write, "<16 hex>_ctx.onnx"
 
 	SessionOptions             map[string]string // session config entries
 	FreeDimensions             map[string]int64  // by name
@@ -72,11 +96,25 @@ type Job struct {
 	Route                      string // "": RouteCompileAPI, or RouteSessionOptions with Share
 	Initializers               Initializers
 
+	// Standby, if not nil, is a worker that may do this job: if it suits, and is still there when the model is. Else it is ended, and another
+	// started.
+	Standby *Standby
+
+	// Written, if not nil, is called from another goroutine once the graph is written, and not after Compile returned, with the bytes of all output: the
+	// worker then takes apart what it has in memory, and may still fail. It is not called where that cannot be seen. What is read of the output
+	// from then on is what Compile returns if Result.Settled says so.
+	Written func(size int64)
+
 	// Share are further models, compiled after Model and in this order, in the same worker and with the same options, so that all share one
 	// context binary. It is named after the first. One that fails fails all, with a *MemberError.
 	Share []ShareMember
 
-	// Ready, if not nil, is closed when Model is there, in a folder that is there already: until then the worker gets ready.
+	Pace
+}
+
+// Pace says when a worker's work is there, and how urgent it is. The zero value: it is there, and is done at the usual priority.
+type Pace struct {
+	// Ready, if not nil, is closed when the model, or the graph, is there, in a folder that is there already: until then the worker gets ready.
 	Ready <-chan struct{}
 
 	Idle <-chan struct{} // not nil: at the lowest priority until it is closed, then at the usual one as far as the system lets a process rise
@@ -102,6 +140,7 @@ type Result struct {
 	Log        string  // the bounded tail of what ORT and the EP printed
 	MaxRSS     int64   // bytes, of the worker
 	CPUSeconds float64 // of all processors, of the worker; also told beside an error
+	Settled    bool    // Job.Written was called, and no file of the output was written, made or removed since
 }
 
 // EPUsed tells what an EP of a job turned out to be.
@@ -127,8 +166,11 @@ type CheckJob struct {
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string
 
-	Ready <-chan struct{} // as for a Job, of Graph and the files beside it
-	Idle  <-chan struct{} // as for a Job
+	Pace // of Graph and the files beside it
+
+	// Beside says that none of the EPs keeps a device for itself, so that they may be registered before Pace.Ready, beside the worker that
+	// is compiling the graph. Else the worker waits with it: EPs may open their device as they are registered.
+	Beside bool
 }
 
 // Outcomes of a load check.
@@ -148,8 +190,15 @@ type CheckResult struct {
 	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
 	Seconds                float64 // ORT's part: from session options to session
 	CPUSeconds             float64 // of all processors, of the workers
+	MaxRSS                 int64   // bytes, of the worker at its most; 0: it did not tell
+	ReadyRSS               int64   // bytes that it had taken when its EPs were registered; likewise
 
 	absent bool // the worker itself found that it cannot be tried
+}
+
+// Cause says why it failed: "11 EP_FAIL: " and ORT's words, of a crash how the process ended.
+func (r CheckResult) Cause() string {
+	return (&RefusedError{Code: r.Code, Text: r.Text}).Cause()
 }
 
 // Fingerprint is what a one-node model says of itself after a compile with an EP.

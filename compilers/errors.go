@@ -70,11 +70,14 @@ type RefusedError struct {
 	Text  string // ORT's words
 }
 
-func (e *RefusedError) Error() string {
+func (e *RefusedError) Error() string { return e.Doing + ": " + e.Cause() }
+
+// Cause is the error without what was asked: "11 EP_FAIL: " and ORT's words.
+func (e *RefusedError) Cause() string {
 	if e.Code < 0 {
-		return fmt.Sprintf("%s: %s", e.Doing, e.Text)
+		return e.Text
 	}
-	return fmt.Sprintf("%s: ort error %d: %s", e.Doing, e.Code, strings.TrimSpace(e.Text))
+	return CodeName(e.Code) + ": " + strings.TrimSpace(e.Text)
 }
 
 // NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs took nothing, so caching brings nothing.

@@ -1,5 +1,19 @@
 package compilers
 
+import (
+	"context"
+	"errors"
+)
+
+// StampsThatTell gives the stamps of what is in a folder, once each change would show in them.
+func StampsThatTell(ctx context.Context, folder string) (stamps any, err error) {
+	then, err := (&writing{folder: folder}).stamps()
+	if err == nil && !afterAll(ctx, then) {
+		err = errors.New("the clock of files stands still")
+	}
+	return then, err
+}
+
 // DropCgroups lets a compiler's workers have none, as on a system that gives it none. It tells whether there were any.
 func (o *ORT) DropCgroups() bool {
 	had := o.host.groups != nil

@@ -186,6 +186,7 @@ func TestWorkersWorldIsChosen(t *testing.T) {
 	require.Contains(t, string(world), "HOME="+job.Folder)
 	require.Contains(t, string(world), "TMPDIR="+job.Folder)
 	require.Contains(t, string(world), "GOTRACEBACK=single")
+	require.Contains(t, string(world), "GLIBC_TUNABLES=glibc.malloc.")
 	require.NoDirExists(t, filepath.Join(job.Folder, ".worker"), "it is removed with what is in it")
 }
 

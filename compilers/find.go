@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -186,15 +187,41 @@ func wellKnownFolders() []string {
 			patterns = append(patterns, filepath.Join(globQuote(home), p))
 		}
 	}
-	var dirs []string
+	dirs := environments()
+	for _, pattern := range patterns {
+		if found, err := filepath.Glob(pattern); err == nil { // only a malformed pattern fails, and these are ours
+			dirs = append(dirs, found...)
+		}
+	}
+	return dirs
+}
+
+// environments lists the Python environments that whoever calls is likely to mean, though none was activated: the one that this program was
+// installed into, the one whose Python is the first in PATH, and those in the working folder.
+func environments() (dirs []string) {
 	for _, variable := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
 		if dir := os.Getenv(variable); filepath.IsAbs(dir) {
 			dirs = append(dirs, dir)
 		}
 	}
-	for _, pattern := range patterns {
-		if found, err := filepath.Glob(pattern); err == nil { // only a malformed pattern fails, and these are ours
-			dirs = append(dirs, found...)
+	programs := []string{}
+	if self, err := os.Executable(); err == nil {
+		programs = append(programs, self)
+		if real, err := filepath.EvalSymlinks(self); err == nil {
+			programs = append(programs, real)
+		}
+	}
+	if python, err := exec.LookPath("python3"); err == nil && filepath.IsAbs(python) {
+		programs = append(programs, python) // as it is called: an environment's is a link to the system's
+	}
+	for _, program := range programs {
+		if bin := filepath.Dir(program); filepath.Base(bin) == "bin" {
+			dirs = append(dirs, filepath.Dir(bin))
+		}
+	}
+	if here, err := os.Getwd(); err == nil {
+		for _, name := range []string{".venv", "venv", "env", "runtime"} {
+			dirs = append(dirs, filepath.Join(here, name))
 		}
 	}
 	return dirs

@@ -97,6 +97,29 @@ func TestIdentityOfALibrary(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotFound)
 }
 
+// Nobody has to activate an environment to have what is in it found.
+func TestFindAllLooksIntoEnvironmentsThatAreNotActive(t *testing.T) {
+	files := []string{"lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1", "lib/python3.11/site-packages/onnxruntime_qnn/" + qnnLibrary}
+	t.Setenv("VIRTUAL_ENV", "")
+	t.Setenv("HOME", t.TempDir())
+	found := func() (dirs []string) {
+		for _, r := range FindAll(t.Context()) {
+			dirs = append(dirs, r.Directory)
+		}
+		return dirs
+	}
+	byPath := tree(t, append(files, "bin/python3")...)
+	require.NoError(t, os.Chmod(filepath.Join(byPath, "bin", "python3"), 0o755))
+	require.NotContains(t, found(), byPath)
+	t.Setenv("PATH", filepath.Join(byPath, "bin"))
+	require.Contains(t, found(), byPath)
+
+	project := t.TempDir()
+	require.NoError(t, os.Symlink(tree(t, files...), filepath.Join(project, ".venv")))
+	t.Chdir(project)
+	require.Contains(t, found(), filepath.Join(project, ".venv"))
+}
+
 func TestFindAllLooksIntoTheEnvironment(t *testing.T) {
 	dir := tree(t, "lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.1.31.1", "lib/python3.11/site-packages/onnxruntime_qnn/"+qnnLibrary)
 	t.Setenv("VIRTUAL_ENV", dir)

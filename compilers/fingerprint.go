@@ -29,28 +29,46 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP) (Fingerprint, e
 		return Fingerprint{}, err
 	}
 	defer o.drop(folder)
-	model := filepath.Join(folder, "fingerprint.onnx")
-	if err := os.WriteFile(model, tinymodel.Relu(), 0o600); err != nil {
-		return Fingerprint{}, err
-	}
 	info, known := EPByName(ep.Name)
 	if known {
 		// Other options may ask for things that make no sense for this model, and do not change what is read from it.
 		ep.Options = info.ForFingerprint(ep.Options)
 	}
-	done, err := o.Compile(ctx, Job{Runtime: r, EPs: []EP{ep}, Model: model, Folder: folder, Output: "fingerprint_ctx.onnx"}, nil)
+	job, err := fingerprintJob(r, ep, folder)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	graph, err := readGraph(ctx, filepath.Join(folder, done.Graph))
+	done, err := o.Compile(ctx, job, nil)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	print := readFingerprint(graph, ep.Name, info)
-	print.Seconds = done.Seconds
+	print, err := fingerprintOf(ctx, job, done, info)
+	if err != nil {
+		return Fingerprint{}, err
+	}
 	for _, used := range done.EPs {
 		print.describe(used, info)
 	}
+	return print, nil
+}
+
+// fingerprintJob compiles the smallest model there is, which is written into the folder.
+func fingerprintJob(r Runtime, ep EP, folder string) (Job, error) {
+	model := filepath.Join(folder, "fingerprint.onnx")
+	if err := os.WriteFile(model, tinymodel.Relu(), 0o600); err != nil {
+		return Job{}, err
+	}
+	return Job{Runtime: r, EPs: []EP{ep}, Model: model, Folder: folder, Output: "fingerprint_ctx.onnx"}, nil
+}
+
+// fingerprintOf reads what came of such a job.
+func fingerprintOf(ctx context.Context, job Job, done Result, info EPInfo) (Fingerprint, error) {
+	graph, err := readGraph(ctx, filepath.Join(job.Folder, done.Graph))
+	if err != nil {
+		return Fingerprint{}, err
+	}
+	print := readFingerprint(graph, job.EPs[0].Name, info)
+	print.Seconds = done.Seconds
 	return print, nil
 }
 

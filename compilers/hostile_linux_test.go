@@ -159,6 +159,46 @@ func TestWorkerKeepsToItsFolder(t *testing.T) {
 	require.Equal(t, "a model", string(text))
 }
 
+// Of a model that is an open file the worker may read that file, and neither write it, however it was opened, nor read what stands beside it.
+func TestWorkerKeepsToItsOpenModel(t *testing.T) {
+	requireInForce(t, "files")
+	outside := t.TempDir()
+	for name, text := range map[string]string{"model.onnx": string(tinymodel.Relu()), "beside": "another model"} {
+		require.NoError(t, os.WriteFile(filepath.Join(outside, name), []byte(text), 0o666))
+	}
+	quote := func(name string) string { return strconv.Quote(filepath.Join(outside, name)) }
+	body := `
+		tell("descriptor", open("/proc/self/fd/5", O_RDONLY));
+		tell("model", open(getenv("MODEL"), O_RDONLY));
+		tell("by its own path", open(` + quote("model.onnx") + `, O_RDONLY));
+		tell("write", open("/proc/self/fd/5", O_RDWR));
+		tell("truncate", truncate(getenv("MODEL"), 0));
+		tell("into it", write(5, "x", 1));
+		tell("mode", fchmod(5, 0));
+		tell("beside", open(` + quote("beside") + `, O_RDONLY));
+		tell("list", open(` + quote("") + `, O_RDONLY|O_DIRECTORY));`
+	job := writeJob(t, hostileRuntime(t, body), compilers.EP{Name: qnn}, nil)
+	require.NoError(t, os.Remove(job.Model))
+	var err error
+	job.ModelFile, err = os.Open(filepath.Join(outside, "model.onnx"))
+	require.NoError(t, err)
+	defer job.ModelFile.Close()
+	c := newORT(t, compilers.ORTOptions{Env: []string{"MODEL=" + job.Model}})
+	require.True(t, c.TakesOpen(job))
+	result, err := c.Compile(t.Context(), job, nil)
+	require.Error(t, err)
+	came := told(err, result.Log)
+	for _, what := range []string{"descriptor", "model", "by its own path"} {
+		require.Equal(t, "DONE", came[what], what)
+	}
+	for what, refusal := range map[string]string{
+		"write": "Permission denied", "truncate": "Permission denied", "beside": "Permission denied", "list": "Permission denied",
+		"into it": "Bad file descriptor", "mode": "Operation not permitted",
+	} {
+		require.Equal(t, refusal, came[what], what)
+	}
+}
+
 // What the configuration adds may be used, and nothing beside it.
 func TestSandboxIsWidened(t *testing.T) {
 	requireInForce(t, "files")
@@ -328,7 +368,7 @@ func TestWorkerThatTakesWithoutEnd(t *testing.T) {
 		"memory":                          {"for (;;) { char *p = malloc(1 << 24); if (!p) { perror(\"malloc\"); abort(); } memset(p, 1, 1 << 24); }", nil, "Cannot allocate memory"},
 		"open files":                      {"while (open(\"/dev/null\", O_RDONLY) >= 0); perror(\"open\"); abort();", nil, "Too many open files"},
 		"one file":                        {"int fd = open(\"big\", O_WRONLY|O_CREAT, 0600); static char b[1 << 20]; for (;;) write(fd, b, sizeof b);", compilers.ErrOutput, "a file grew beyond the limit"},
-		"many files":                      {"static char b[1 << 20]; for (int i = 0;; i++) { char n[20]; sprintf(n, \"%d\", i); int fd = open(n, O_WRONLY|O_CREAT, 0600); write(fd, b, sizeof b); close(fd); usleep(10000); }", compilers.ErrOutput, "more than 8388608"},
+		"many files":                      {"static char b[1 << 20]; for (int i = 0;; i++) { char n[20]; sprintf(n, \"%d\", i); int fd = open(n, O_WRONLY|O_CREAT, 0600); write(fd, b, sizeof b); close(fd); usleep(10000); }", compilers.ErrOutput, "more than 8.0 MiB"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			limits := limits

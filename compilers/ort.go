@@ -40,6 +40,8 @@ type ORT struct {
 var (
 	_ Compiler  = (*ORT)(nil)
 	_ Sandboxed = (*ORT)(nil)
+	_ Opener    = (*ORT)(nil)
+	_ Standing  = (*ORT)(nil)
 )
 
 // NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends. Workers die with that thread, and so
@@ -69,7 +71,7 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 	for _, lib := range r.EPs {
 		probe := EPProbe{Name: lib.EP, Library: lib.Path}
 		req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
-		done, err := o.scratchJob(ctx, req, nil)
+		done, err := o.scratchJob(ctx, req, Pace{})
 		var crash *ExitError
 		switch {
 		case err == nil && len(done.EPs) == 1:
@@ -97,9 +99,11 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	if err != nil {
 		return Result{}, err
 	}
-	done, err := o.work(ctx, req, job.Folder, job.Idle, progress)
+	writing := watchWriting(ctx, job, before, o.opts.Log)
+	done, err := o.compile(ctx, req, job, progress)
+	settled := writing.end()
 	if err != nil {
-		return Result{Log: done.log, CPUSeconds: done.cpu}, fmt.Errorf("%q: %w", filepath.Base(job.Model), err)
+		return Result{Log: done.log, CPUSeconds: done.cpu}, err
 	}
 	if job.Initializers.InSource || Weightless(job.SessionOptions) {
 		if before, err = keepSources(ctx, job, before); err != nil {
@@ -126,7 +130,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		return Result{CPUSeconds: done.cpu}, err
 	}
 	result := Result{Graph: job.Output, Graphs: outputs(job), Files: files, Seconds: done.Seconds, ORTVersion: done.ORTVersion, Route: req.Route, Log: done.log, MaxRSS: done.PeakMemory,
-		CPUSeconds: done.cpu}
+		CPUSeconds: done.cpu, Settled: settled && !job.Initializers.InSource && !Weightless(job.SessionOptions)}
 	for _, ep := range done.EPs {
 		result.EPs = append(result.EPs, EPUsed{Name: ep.Name, Version: ep.Version, Devices: ep.Devices})
 	}
@@ -158,9 +162,9 @@ func compileRequest(job Job) (dialogue.Request, error) {
 		return dialogue.Request{}, fmt.Errorf("compile %q: %w", job.Model, err)
 	}
 	req := dialogue.Request{
-		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, Output: filepath.Join(job.Folder, job.Output),
+		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Folder, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
-		Readable: readable(job.Runtime, eps), Keep: dialogue.Keep(job.Initializers), Ready: job.Ready,
+		Readable: readable(job.Runtime, eps), Keep: dialogue.Keep(job.Initializers),
 	}
 	return req, shareRequest(job, &req)
 }
@@ -215,7 +219,7 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	if err != nil {
 		return nil, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, nil)
+	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, Pace{})
 	if err != nil {
 		return nil, fmt.Errorf("compatibility with %s: %w", ep.Name, err)
 	}
@@ -235,18 +239,19 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 // answer is a finished worker's result with what else is known of the run.
 type answer struct {
 	dialogue.Result
-	log string
-	cpu float64 // seconds of all processors, also of a worker that failed
+	log    string
+	before int64   // bytes that it took until its EPs were registered
+	cpu    float64 // seconds of all processors, also of a worker that failed
 }
 
 // scratchJob runs a request that leaves no files, in a folder that is removed afterwards.
-func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, idle <-chan struct{}) (answer, error) {
+func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, pace Pace) (answer, error) {
 	folder, err := o.scratch()
 	if err != nil {
 		return answer{}, err
 	}
 	defer o.drop(folder)
-	return o.work(ctx, req, folder, idle, nil)
+	return o.work(ctx, req, folder, pace, nil)
 }
 
 func (o *ORT) scratch() (string, error) {

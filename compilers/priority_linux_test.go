@@ -114,7 +114,7 @@ func TestSourceLoads(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	job := writeJob(t, r, compilers.EP{Name: openVINO}, tinymodel.Dense(1, 64, 1))
 	idle := make(chan struct{})
-	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model, Source: true, GraphOptimizationLevel: "all", Idle: idle})
+	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model, Source: true, GraphOptimizationLevel: "all", Pace: compilers.Pace{Idle: idle}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	require.Positive(t, checked.Seconds)

@@ -21,8 +21,10 @@ type EPLibrary struct {
 	// folder, and those in package folders that its run path reaches. Never libonnxruntime: builds do not depend on its version.
 	Files []string
 	// Tool stands for what a vendor's own compiler is told that compiles in the library's place; its files are among Files. Empty: there is
-	// none. Its program is Path where the library is not here.
+	// none.
 	Tool string
+	// Absent: the library is not here, and Path is the tool's program.
+	Absent bool
 }
 
 // Library gives the runtime's library for an EP, or an error that wraps ErrNotFound and tells which EPs there are.

@@ -68,7 +68,12 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 		c.Read = append(c.Read, "/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/run/systemd/resolve")
 	}
 	c.Read = append(c.Read, slices.Concat(s.Read, req.Read)...)
-	for _, file := range append(slices.Clone(req.Readable), req.ORTLibrary, req.Model) {
+	model := req.Model
+	if req.ModelFile != nil { // the link there means something else in this process; the worker is let to the file by its descriptor
+		c.Read = append(c.Read, filepath.Dir(model))
+		model = ""
+	}
+	for _, file := range append(slices.Clone(req.Readable), req.ORTLibrary, model) {
 		c.Read = append(c.Read, foldersOf(file)...)
 	}
 	for _, m := range req.Share {

@@ -75,7 +75,8 @@ func forbidden(err error) bool {
 	return false
 }
 
-// start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, and the dialogue on 3 and 4.
+// start starts a worker whose descriptors are: nothing to read, one pipe for everything printed, the dialogue on 3 and 4, and on 5 its model, if
+// that is an open file.
 func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
 	for {
 		way := o.host.current()
@@ -90,15 +91,15 @@ func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (
 func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
 	group := o.group(way)
 	p := o.preparation(way, waits(idle))
-	p.Confine, p.Cgroup = o.confinement(req, folder), group != nil
-	w, err := o.startPrepared(way, p, group, folder)
+	p.Confine, p.Cgroup, p.Model = o.confinement(req, folder), group != nil, req.ModelFile != nil
+	w, err := o.startPrepared(way, p, group, folder, req.ModelFile)
 	if err != nil {
 		group.end()
 	}
 	return w, err
 }
 
-func (o *ORT) startPrepared(way isolation, p dialogue.Preparation, group *cgroup, folder string) (*worker, error) {
+func (o *ORT) startPrepared(way isolation, p dialogue.Preparation, group *cgroup, folder string, model *os.File) (*worker, error) {
 	preparation, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
@@ -120,6 +121,9 @@ func (o *ORT) startPrepared(way isolation, p dialogue.Preparation, group *cgroup
 	w.cmd.Env = append(environment(private), o.opts.Env...)
 	w.cmd.Stderr = w.stderr
 	w.cmd.ExtraFiles = []*os.File{requestRead, answerWrite}
+	if model != nil {
+		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, model)
+	}
 	if group != nil {
 		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, group.procs)
 	}

@@ -51,7 +51,7 @@ func (o *ORT) try(ctx context.Context) (dialogue.Confined, error) {
 	if err := o.chown(outside, []string{"bait"}); err != nil {
 		return dialogue.Confined{}, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Try, Model: bait, Output: filepath.Join(outside, "made")}, nil)
+	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Try, Model: bait, Output: filepath.Join(outside, "made")}, Pace{})
 	if err != nil {
 		return dialogue.Confined{}, err
 	}
@@ -119,9 +119,9 @@ func processes(way isolation, groups *cgroups) Measure {
 
 func (o *ORT) memory(groups *cgroups) Measure {
 	if groups != nil && groups.memory {
-		return Measure{Name: "memory", InForce: true, Text: fmt.Sprintf("%d bytes for all processes of a worker (cgroup)", o.opts.Limits.Memory)}
+		return Measure{Name: "memory", InForce: true, Text: fmt.Sprintf("%s for all processes of a worker (cgroup)", ByteSize(o.opts.Limits.Memory))}
 	}
-	return Measure{Name: "memory", Text: fmt.Sprintf("no cgroup: %d bytes that each process allocates for itself, and nothing for what processes share", o.opts.Limits.Memory),
+	return Measure{Name: "memory", Text: fmt.Sprintf("no cgroup: %s that each process allocates for itself, and nothing for what processes share", ByteSize(o.opts.Limits.Memory)),
 		Hint: "give the daemon a cgroup of its own with the memory controller (Delegate=memory pids)"}
 }
 

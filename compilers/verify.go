@@ -50,7 +50,7 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	}
 	req.Do, req.Most = dialogue.Compare, job.Most
 	req.Share = []dialogue.Member{{Model: job.Source}}
-	done, err := o.scratchJob(ctx, req, job.Idle)
+	done, err := o.scratchJob(ctx, req, job.Pace)
 	if err != nil {
 		return o.notCompared(job, done, err)
 	}

@@ -35,13 +35,13 @@ type worker struct {
 	event    dialogue.Event
 	eventErr error
 	eps      []dialogue.EPResult // written by the reader, read when it is done
+	before   int64               // bytes that it took until they were registered; likewise
 	member   int                 // of a group, from 1: which model it works on; likewise
 	readers  sync.WaitGroup
 }
 
-// work runs one request in a worker process, and returns when that and all of its process group have ended. Until idle, which may be nil, is
-// closed the process has the lowest priority.
-func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idle <-chan struct{}, progress func(string)) (answer, error) {
+// work runs one request in a worker process, and returns when that and all of its process group have ended.
+func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pace Pace, progress func(string)) (answer, error) {
 	end, err := o.launcher.begin()
 	if err != nil {
 		return answer{}, err
@@ -54,12 +54,12 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 	defer cancel(nil)
 	if o.opts.User != nil || req.Do == dialogue.Command {
 		// The way to the model is made before the worker starts, and a tool does not wait for it.
-		if !await(ctx, req.Ready) {
+		if !await(ctx, pace.Ready) {
 			return answer{}, context.Cause(ctx)
 		}
-		req.Ready = nil
+		pace.Ready = nil
 	}
-	go o.limitTime(ctx, req, cancel)
+	go limitTime(ctx, compilerName(req), o.opts.Limits.Wall, pace.Ready, cancel)
 	private := filepath.Join(folder, privateFolder)
 	if err := o.makePrivate(private); err != nil {
 		return answer{}, err
@@ -73,14 +73,19 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 	if given.Fill != nil {
 		given.Args = given.Fill(given.Model)
 	}
-	given.Waits = given.Ready != nil
-	w, err := o.start(given, folder, idle)
+	removeLink, err := linkModel(given)
+	if err != nil {
+		return answer{}, err
+	}
+	defer removeLink()
+	given.Waits = pace.Ready != nil
+	w, err := o.start(given, folder, pace.Idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
 	}
-	w.converse(given, progress)
+	w.converse(given, pace.Ready, func() error { return dialogue.WriteGo(w.request) }, progress)
 	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
-	w.wait(ctx, o.raiser(idle))
+	w.wait(ctx, o.raiser(pace.Idle))
 	stopWatch()
 	ended := w.group.end()
 	done, err := w.result(ctx, compilerName(req), o.opts.Limits, ended)
@@ -91,16 +96,15 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, idl
 }
 
 // limitTime ends a worker that takes too long: from when its model is there.
-func (o *ORT) limitTime(ctx context.Context, req dialogue.Request, cancel context.CancelCauseFunc) {
-	wall := o.opts.Limits.Wall
-	if wall <= 0 || !await(ctx, req.Ready) {
+func limitTime(ctx context.Context, name string, wall time.Duration, ready <-chan struct{}, cancel context.CancelCauseFunc) {
+	if wall <= 0 || !await(ctx, ready) {
 		return
 	}
 	timer := time.NewTimer(wall)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		cancel(fmt.Errorf("%s: %w: %v", compilerName(req), ErrTimeout, wall))
+		cancel(fmt.Errorf("%s: %w: %v", name, ErrTimeout, wall))
 	case <-ctx.Done():
 	}
 }
@@ -129,22 +133,28 @@ func (o *ORT) makePrivate(folder string) error {
 // cmd/epcached-ort); for the rest, "crash" would spend ten seconds on filling standard error with the registers of every thread.
 func environment(private string) []string {
 	return []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single", "PWD=" + private,
-		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private}
+		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private, "GLIBC_TUNABLES=" + tunables}
 }
 
-// converse sends the request and reads what comes, both beside the caller: a worker may read or write as slowly as it likes, or not at all.
-func (w *worker) converse(req dialogue.Request, progress func(string)) {
+// tunables have glibc's malloc take memory in huge pages where the kernel gives them on request, and keep what is freed for what comes next: a
+// compile allocates and frees buffers of megabytes all the time, and each new page is a fault. Half as many, and some 10 % of the processor time, of a
+// compile of 10 MB with OpenVINO. A worker's life is short, so nothing is kept for long. Other C libraries do not look at it.
+const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=536870912"
+
+// converse sends the request, and to a worker that waits what goOn says when ready is closed, and reads what comes, both beside the caller: a
+// worker may read or write as slowly as it likes, or not at all.
+func (w *worker) converse(req dialogue.Request, ready <-chan struct{}, goOn func() error, progress func(string)) {
 	w.readers.Add(2)
 	go func() {
 		defer w.readers.Done()
 		defer w.request.Close()
 		// A worker that does not take its request ends without a result, which tells more than this error.
-		if err := dialogue.WriteRequest(w.request, req); err != nil || !req.Waits {
+		if err := dialogue.WriteRequest(w.request, req); err != nil || ready == nil {
 			return
 		}
 		select {
-		case <-req.Ready:
-			_ = dialogue.WriteGo(w.request) // likewise
+		case <-ready:
+			_ = goOn() // likewise
 		case <-w.answered:
 		}
 	}()
@@ -153,7 +163,7 @@ func (w *worker) converse(req dialogue.Request, progress func(string)) {
 		defer close(w.answered)
 		w.event, w.eventErr = dialogue.ReadEvents(w.answers, func(e dialogue.Event) {
 			if e.EPs != nil {
-				w.eps = e.EPs
+				w.eps, w.before = e.EPs, e.Memory
 			}
 			if e.Phase != "" {
 				w.member = e.Member
@@ -256,7 +266,7 @@ func groupRuns(group int) bool {
 func (w *worker) result(ctx context.Context, name string, limits Limits, group usage) (answer, error) {
 	state := w.cmd.ProcessState
 	cpu := state.UserTime() + state.SystemTime()
-	a := answer{log: w.stderr.String(), cpu: max(cpu, group.cpu).Seconds()}
+	a := answer{log: w.stderr.String(), before: w.before, cpu: max(cpu, group.cpu).Seconds()}
 	a.EPs = w.eps // until there is a result
 	code, signal := exitOf(state)
 	switch {
@@ -270,7 +280,7 @@ func (w *worker) result(ctx context.Context, name string, limits Limits, group u
 	case errors.Is(w.eventErr, dialogue.ErrMalformed):
 		return a, fmt.Errorf("%s: %w", name, w.eventErr)
 	case group.outOfMemory:
-		return a, fmt.Errorf("%s: %w: %d bytes", name, ErrMemory, limits.Memory)
+		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, ByteSize(limits.Memory))
 	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 && cpu >= limits.CPU:
 		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
 	case signal == syscall.SIGXFSZ:
@@ -316,7 +326,7 @@ func watchOutput(folder string, limit int64, cancel context.CancelCauseFunc) (st
 				return
 			case <-ticker.C:
 				if size := folderSize(folder); size > limit {
-					cancel(fmt.Errorf("%w: %d bytes, more than %d", ErrOutputLimit, size, limit))
+					cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, ByteSize(size), ByteSize(limit)))
 					return
 				}
 			}

@@ -1,105 +1,16 @@
 package index
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"go.etcd.io/bbolt"
 
 	"github.com/epcached/epcached/cas"
 )
-
-// addBuild writes the rows of a build. A build that is there already is left,
-// for after a fault a transaction may run twice.
-func addBuild(tx *bbolt.Tx, b Build) error {
-	there, err := get(tx, bucketBuilds, b.ID[:])
-	if there != nil || err != nil {
-		return err
-	}
-	body, err := marshalBuild(b)
-	if err != nil {
-		return err
-	}
-	space, err := readSpace(tx)
-	if err != nil {
-		return err
-	}
-	first, err := keysFrom(tx, bucketRequests, b.RequestKey[:], nil, 1)
-	if err != nil {
-		return err
-	}
-	if len(first) == 0 {
-		space.Entries++
-	}
-	space.Builds++
-	for _, f := range b.Blobs() {
-		space.LogicalBytes += f.Size
-	}
-	for d, size := range distinct(b) {
-		others, err := keysFrom(tx, bucketBlobs, d[:], nil, 1)
-		if err != nil {
-			return err
-		}
-		if len(others) == 0 {
-			space.StoredBytes += size
-		}
-		if err := put(tx, bucketBlobs, blobKey(d, b.ID), numbers(uint64(size))); err != nil {
-			return err
-		}
-	}
-	err = put(tx, bucketBuilds, b.ID[:], body)
-	err = firstOf(err, putRequests(tx, &b))
-	return firstOf(err, put(tx, bucketMeta, []byte("space"), encodeSpace(space)))
-}
-
-// removeBuild takes the rows of a build out again, those of its use and view
-// included. It is not an error if there are none.
-func removeBuild(tx *bbolt.Tx, id BuildID) error {
-	body, err := get(tx, bucketBuilds, id[:])
-	if body == nil || err != nil {
-		return err
-	}
-	b, err := unmarshalBuild(body)
-	if err != nil {
-		return &DamageError{"index.db", err.Error()}
-	}
-	space, err := readSpace(tx)
-	if err != nil {
-		return err
-	}
-	space.Builds--
-	for _, f := range b.Blobs() {
-		space.LogicalBytes -= f.Size
-	}
-	for d, size := range distinct(b) {
-		if err := drop(tx, bucketBlobs, blobKey(d, id)); err != nil {
-			return err
-		}
-		others, err := keysFrom(tx, bucketBlobs, d[:], nil, 1)
-		if err != nil {
-			return err
-		}
-		if len(others) == 0 {
-			space.StoredBytes -= size
-		}
-	}
-	err = drop(tx, bucketBuilds, id[:])
-	err = firstOf(err, dropRequests(tx, &b))
-	err = firstOf(err, drop(tx, bucketUse, id[:]))
-	err = firstOf(err, drop(tx, bucketViews, id[:]))
-	if err != nil {
-		return err
-	}
-	left, err := keysFrom(tx, bucketRequests, b.RequestKey[:], nil, 1)
-	if err != nil {
-		return err
-	}
-	if len(left) == 0 {
-		space.Entries--
-	}
-	return put(tx, bucketMeta, []byte("space"), encodeSpace(space))
-}
 
 func blobKey(d cas.Digest, id BuildID) []byte {
 	return append(append(make([]byte, 0, len(d)+len(id)), d[:]...), id[:]...)
@@ -210,43 +121,25 @@ func (x *Index) Get(id BuildID) (Build, error) {
 // error, which it returns. No transaction is open during fn, which may call
 // any method. Builds published or retracted meanwhile may be given or not.
 func (x *Index) Each(ctx context.Context, fn func(Build) error) error {
-	var after []byte
-	for {
-		builds, err := read(x.db, func(tx *bbolt.Tx) ([]Build, error) {
-			keys, err := keysFrom(tx, bucketBuilds, nil, after, page)
-			if err != nil {
-				return nil, err
-			}
-			builds := make([]Build, 0, len(keys))
-			for _, key := range keys {
-				id, err := idAtEnd(key)
-				if err != nil {
-					return nil, err
-				}
-				b, err := readBuild(tx, id)
-				if err != nil {
-					return nil, err
-				}
-				builds = append(builds, b)
-			}
-			return builds, nil
-		})
-		if err != nil || len(builds) == 0 {
+	return x.EachAfter(ctx, BuildID{}, fn)
+}
+
+// EachAfter is Each of the builds whose ids follow this one. The zero id, which
+// no build has, is before all.
+func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error) error {
+	return x.rowsAfter(ctx, bucketBuilds, id[:], func(key, value []byte) error {
+		b, err := unmarshalBuild(value)
+		if err != nil || !bytes.Equal(b.ID[:], key) {
+			return &DamageError{"index.db", fmt.Sprintf("the record of build %x is none", key)}
+		}
+		if err := ctx.Err(); err != nil {
 			return err
 		}
-		for _, b := range builds {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if x.isGone(b.ID) {
-				continue
-			}
-			if err := fn(b); err != nil {
-				return err
-			}
+		if x.isGone(b.ID) {
+			return nil
 		}
-		after = builds[len(builds)-1].ID[:]
-	}
+		return fn(b)
+	})
 }
 
 // Needs returns the builds that refer to the blob. None does not
@@ -275,6 +168,88 @@ func (x *Index) Needs(d cas.Digest) ([]BuildID, error) {
 		after = keys[len(keys)-1]
 	}
 }
+
+// NeededBy returns for each of these blobs builds that refer to it, as many as
+// that at most.
+func (x *Index) NeededBy(all []cas.Digest, most int) (map[cas.Digest][]BuildID, error) {
+	out := make(map[cas.Digest][]BuildID, len(all))
+	for len(all) > 0 {
+		part := all[:min(page, len(all))]
+		all = all[len(part):]
+		found, err := read(x.db, func(tx *bbolt.Tx) ([][][]byte, error) {
+			found := make([][][]byte, len(part))
+			for i, d := range part {
+				keys, err := keysFrom(tx, bucketBlobs, d[:], nil, most+1) // one of them may be going
+				if err != nil {
+					return nil, err
+				}
+				found[i] = keys
+			}
+			return found, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		for i, keys := range found {
+			ids := make([]BuildID, 0, len(keys))
+			for _, key := range keys {
+				if id, err := idAtEnd(key); err == nil && len(ids) < most && !x.isGone(id) {
+					ids = append(ids, id)
+				}
+			}
+			out[part[i]] = ids
+		}
+	}
+	return out, nil
+}
+
+// Need is a blob that a build needs.
+type Need struct {
+	Blob       cas.Digest
+	Size, Disk int64 // bytes: of the content, and accounted for on the disk
+	Build      BuildID
+}
+
+// EachNeed calls fn with every blob that is needed, in order of digests, once
+// for each build that needs it, and stops at fn's first error, which it returns.
+// No transaction is open during fn.
+func (x *Index) EachNeed(ctx context.Context, fn func(Need) error) error {
+	return x.eachNeedFrom(ctx, nil, fn)
+}
+
+func (x *Index) eachNeedFrom(ctx context.Context, after []byte, fn func(Need) error) error {
+	return x.rowsAfter(ctx, bucketBlobs, after, func(key, value []byte) error {
+		id, err := idAtEnd(key)
+		f := fields{b: value}
+		size, disk := f.i64(), f.i64()
+		if err != nil || !f.end() || len(key) != len(cas.Digest{})+len(id) {
+			return firstOf(err, errBlobRow)
+		}
+		if x.isGone(id) {
+			return nil
+		}
+		return fn(Need{cas.Digest(key[:len(key)-len(id)]), size, disk, id})
+	})
+}
+
+// NeededIn returns the blobs that are needed whose digests begin with that byte, and
+// the bytes that are accounted for each on the disk.
+func (x *Index) NeededIn(ctx context.Context, first byte) (map[cas.Digest]int64, error) {
+	out := make(map[cas.Digest]int64)
+	err := x.eachNeedFrom(ctx, []byte{first}, func(n Need) error {
+		if n.Blob[0] != first {
+			return errPast
+		}
+		out[n.Blob] = n.Disk
+		return nil
+	})
+	if errors.Is(err, errPast) {
+		err = nil
+	}
+	return out, err
+}
+
+var errPast = errors.New("the next ones begin otherwise")
 
 // Space returns the store's size as far as builds tell it.
 func (x *Index) Space() (Space, error) { return read(x.db, readSpace) }

@@ -14,14 +14,22 @@ import (
 
 // Check reads every manifest, the journal and every row of the database, and
 // returns what is not as it should be. It changes nothing, except that a
-// database whose rows are wrong is made anew, as any read would.
-func (x *Index) Check(ctx context.Context) ([]Finding, error) {
+// database whose rows are wrong is made anew, as any read would. told is called now
+// and then; it may be nil.
+func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 	found := x.Problems()
+	space, err := x.Space()
+	if err != nil {
+		return found, err
+	}
+	builds := uint64(0)
 	for i := range x.folders {
-		more, err := x.checkFolder(ctx, byte(i))
+		more, n, err := x.checkFolder(ctx, byte(i))
 		if err != nil {
 			return found, err
 		}
+		builds += n
+		told.tell("builds", builds, space.Builds)
 		found = append(found, more...)
 	}
 	for _, name := range x.leftovers() {
@@ -32,31 +40,32 @@ func (x *Index) Check(ctx context.Context) ([]Finding, error) {
 		return found, err
 	}
 	found = append(found, more...)
+	rows := uint64(0)
 	for _, bucket := range buckets {
-		if err := x.checkBucket(ctx, bucket); err != nil {
+		if rows, err = x.checkBucket(ctx, bucket, rows, told); err != nil {
 			return found, err
 		}
 	}
 	return found, nil
 }
 
-// checkFolder holds the folder's lock, so that no Publish is half done.
-func (x *Index) checkFolder(ctx context.Context, i byte) ([]Finding, error) {
+// checkFolder holds the folder's lock, so that no Publish is half done. builds is
+// how many it looked at.
+func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, builds uint64, err error) {
 	f := &x.folders[i]
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.turn.lock(x.db.waits)
+	defer f.turn.unlock()
 	names, err := x.fs.ReadDir(x.folderPath(i))
 	if errors.Is(err, fs.ErrNotExist) {
-		return []Finding{{"missing", x.folderPath(i), "the folder is not there; it is made again at the next start"}}, nil
+		return []Finding{{"missing", x.folderPath(i), "the folder is not there; it is made again at the next start"}}, 0, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	var found []Finding
 	there := make(map[BuildID]bool)
 	for _, name := range names {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		path := filepath.Join(x.folderPath(i), name)
 		id, err := ParseBuildID(name)
@@ -69,14 +78,14 @@ func (x *Index) checkFolder(ctx context.Context, i byte) ([]Finding, error) {
 	}
 	known, err := x.known(i)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	for _, id := range known {
 		if !there[id] && !x.isGone(id) {
 			found = append(found, Finding{"missing", id.String(), "the build has no manifest any more; the next start drops it"})
 		}
 	}
-	return found, nil
+	return found, uint64(len(there)), nil
 }
 
 func (x *Index) checkManifest(id BuildID, path string) []Finding {
@@ -96,26 +105,7 @@ func (x *Index) checkManifest(id BuildID, path string) []Finding {
 
 // known returns the builds that the database has for a folder.
 func (x *Index) known(i byte) ([]BuildID, error) {
-	var ids []BuildID
-	for after := []byte(nil); ; {
-		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) {
-			return keysFrom(tx, bucketBuilds, []byte{i}, after, 16*page)
-		})
-		if err != nil {
-			return nil, err
-		}
-		for _, key := range keys {
-			id, err := idAtEnd(key)
-			if err != nil {
-				return nil, err
-			}
-			ids = append(ids, id)
-		}
-		if len(keys) < 16*page {
-			return ids, nil
-		}
-		after = keys[len(keys)-1]
-	}
+	return x.idsOf(context.Background(), rowPrefix{bucketBuilds, []byte{i}})
 }
 
 func (x *Index) leftovers() []string {
@@ -131,8 +121,8 @@ func (x *Index) leftovers() []string {
 }
 
 func (x *Index) checkJournal() ([]Finding, error) {
-	x.journal.mu.Lock()
-	defer x.journal.mu.Unlock()
+	x.journal.appending.Lock()
+	defer x.journal.appending.Unlock()
 	file, err := readFile(x.fs, x.journal.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", "journal", "somebody has deleted it"}}, nil
@@ -150,17 +140,19 @@ func (x *Index) checkJournal() ([]Finding, error) {
 	return nil, nil
 }
 
-// checkBucket reads every row, for its checksum, a page at a time.
-func (x *Index) checkBucket(ctx context.Context, bucket []byte) error {
+// checkBucket reads every row, for its checksum, a page at a time. It counts on from rows.
+func (x *Index) checkBucket(ctx context.Context, bucket []byte, rows uint64, told Told) (uint64, error) {
 	for after := []byte(nil); ; {
 		if err := ctx.Err(); err != nil {
-			return err
+			return rows, err
 		}
 		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) {
 			return keysFrom(tx, bucket, nil, after, 8*page)
 		})
+		rows += uint64(len(keys))
+		told.tell("rows of the index", rows, 0)
 		if err != nil || len(keys) < 8*page {
-			return err
+			return rows, err
 		}
 		after = keys[len(keys)-1]
 	}

@@ -172,7 +172,7 @@ func start(t *testing.T) (fs *crashfs.FS, x *Index, old Build) {
 func TestStopAtEveryStep(t *testing.T) {
 	for _, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
-			for step := 1; ; step++ {
+			for step := 1; ; step += crashfs.Stride {
 				fs, x, old := start(t)
 				new := sampleBuild()
 				before := fs.Steps()
@@ -198,7 +198,7 @@ func TestStopAtEveryStep(t *testing.T) {
 func TestFailAtEveryStep(t *testing.T) {
 	for _, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
-			for step := 1; ; step++ {
+			for step := 1; ; step += crashfs.Stride {
 				fs, x, old := start(t)
 				new := sampleBuild()
 				before := fs.Steps()
@@ -222,7 +222,7 @@ func TestFailAtEveryStep(t *testing.T) {
 func TestStopWhileOpening(t *testing.T) {
 	for _, lost := range []string{"nothing", "index.db"} {
 		t.Run(fmt.Sprintf("%s is missing", lost), func(t *testing.T) {
-			for step := 1; ; step++ {
+			for step := 1; ; step += crashfs.Stride {
 				fs, x, old := start(t)
 				require.NoError(t, x.SetState(old.ID, State{Name: Withheld}))
 				require.NoError(t, x.Close())

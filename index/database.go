@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,15 +39,18 @@ const (
 // own that turns faults into errors, and after one the handle is abandoned,
 // not closed, the file set aside, and a new database filled from the manifests.
 type database struct {
-	fs   cas.FS
-	dir  string // the state folder
-	path string
-	fill func(db *bbolt.DB) error // from manifests
+	fs      cas.FS
+	dir     string // the state folder
+	path    string
+	reserve *reserve                 // of the disk
+	fill    func(db *bbolt.DB) error // from manifests
 	// lost is told why a database was replaced while it was in use.
 	lost func(cause error)
 
-	writing sync.Mutex // one write at a time, so that none waits inside a handle that is given up
+	writing turn       // one write at a time, so that none waits inside a handle that is given up
+	waits   *cas.Waits // for a Retract, here and at a folder
 
+	making atomic.Bool  // a database is being made in the place of one that was in use
 	mu     sync.RWMutex // guards handle; held for writing while a database is made
 	handle *bbolt.DB    // nil: closed
 }
@@ -111,8 +115,13 @@ func read[T any](d *database, fn func(tx *bbolt.Tx) (T, error)) (T, error) {
 // write runs fn in a write transaction, durable when it returns. fn must bear
 // to run again, and must not wait for the disk or for anybody.
 func (d *database) write(fn func(tx *bbolt.Tx) error) error {
-	d.writing.Lock()
-	defer d.writing.Unlock()
+	d.writing.lock(d.waits)
+	return d.writeInTurn(fn)
+}
+
+// writeInTurn gives the turn back.
+func (d *database) writeInTurn(fn func(tx *bbolt.Tx) error) error {
+	defer d.writing.unlock()
 	_, err := try(d, writeLimit, func(db *bbolt.DB) (struct{}, error) {
 		return struct{}{}, db.Update(fn)
 	})
@@ -127,7 +136,14 @@ func try[T any](d *database, limit time.Duration, fn func(db *bbolt.DB) (T, erro
 		if db == nil {
 			return *new(T), fmt.Errorf("index.db: %w", os.ErrClosed)
 		}
-		v, err := guard(limit, func() (T, error) { return fn(db) })
+		work := func() (done func()) { return func() {} }
+		if d.waits.Working() { // and so does who does it for them
+			work = d.waits.Work
+		}
+		v, err := guard(limit, func() (T, error) {
+			defer work()()
+			return fn(db)
+		})
 		if !broken(err) || again {
 			return v, err
 		}
@@ -145,6 +161,8 @@ func (d *database) replace(failed *bbolt.DB, cause error) error {
 	if d.handle != failed {
 		return nil
 	}
+	d.making.Store(true)
+	defer d.making.Store(false)
 	db, err := d.remake(cause.Error())
 	if err != nil {
 		return err
@@ -191,13 +209,15 @@ func (d *database) open() (why string, err error) {
 	return why, err
 }
 
-// addBuckets makes the bucket that databases of this schema once did without:
-// what it holds may be lost, so that it was never there is no damage.
+// addBuckets makes the younger buckets.
 func addBuckets(db *bbolt.DB) error {
 	there, err := guard(readLimit, func() (there bool, err error) {
 		err = db.View(func(tx *bbolt.Tx) error {
-			// Where there is not even this one, it is no database of ours.
-			there = tx.Bucket(bucketFailures) != nil || tx.Bucket(bucketMeta) == nil
+			there = true
+			for _, name := range younger {
+				there = there && tx.Bucket(name) != nil
+			}
+			there = there || tx.Bucket(bucketMeta) == nil // then it is no database of ours
 			return nil
 		})
 		return there, err
@@ -207,8 +227,12 @@ func addBuckets(db *bbolt.DB) error {
 	}
 	_, err = guard(writeLimit, func() (struct{}, error) {
 		return struct{}{}, db.Update(func(tx *bbolt.Tx) error {
-			_, err := tx.CreateBucketIfNotExists(bucketFailures)
-			return err
+			for _, name := range younger {
+				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+					return err
+				}
+			}
+			return nil
 		})
 	})
 	return err
@@ -241,9 +265,14 @@ func schemaProblem(db *bbolt.DB) (string, error) {
 
 func (d *database) temp() string { return d.path + ".new" }
 
+// spill is where the rows of a new database wait that memory does not hold.
+func (d *database) spill() string { return d.path + ".rows" }
+
 func (d *database) removeTemp() error {
-	if err := d.fs.Remove(d.temp()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, path := range []string{d.temp(), d.spill()} {
+		if err := d.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }
@@ -256,17 +285,22 @@ func (d *database) remake(why string) (*bbolt.DB, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if err := d.removeTemp(); err != nil {
-		return nil, err
-	}
-	db, err := guard(math.MaxInt64, func() (*bbolt.DB, error) { return d.make() })
+	var db *bbolt.DB
+	err = d.reserve.use(func() (err error) {
+		if err = d.removeTemp(); err == nil {
+			db, err = guard(math.MaxInt64, func() (*bbolt.DB, error) { return d.make(nil) })
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("make index.db: %w", err)
 	}
 	return db, nil
 }
 
-func (d *database) make() (db *bbolt.DB, err error) {
+// make makes a database from the manifests, with what may be lost from an old one;
+// nil: there is none.
+func (d *database) make(old *bbolt.DB) (db *bbolt.DB, err error) {
 	if db, err = openBolt(d.temp(), true); err != nil {
 		return nil, err
 	}
@@ -289,6 +323,9 @@ func (d *database) make() (db *bbolt.DB, err error) {
 	})
 	if err == nil {
 		err = d.fill(db)
+	}
+	if err == nil && old != nil {
+		err = keepSoft(db, old)
 	}
 	if err == nil {
 		err = db.Sync()
@@ -329,8 +366,8 @@ func initialMapping() int {
 
 // close closes the database, unless it has been given up or hangs.
 func (d *database) close() error {
-	d.writing.Lock()
-	defer d.writing.Unlock()
+	d.writing.lock(d.waits)
+	defer d.writing.unlock()
 	d.mu.Lock()
 	db := d.handle
 	d.handle = nil
@@ -342,6 +379,6 @@ func (d *database) close() error {
 	return err
 }
 
-func newDatabase(fsys cas.FS, dir string) *database {
-	return &database{fs: fsys, dir: dir, path: filepath.Join(dir, "index.db")}
+func newDatabase(fsys cas.FS, dir string, reserve *reserve, waits *cas.Waits) *database {
+	return &database{fs: fsys, waits: waits, dir: dir, reserve: reserve, path: filepath.Join(dir, "index.db")}
 }

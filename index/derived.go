@@ -1,6 +1,7 @@
 package index
 
 import (
+	"context"
 	"encoding/binary"
 	"maps"
 	"time"
@@ -62,6 +63,21 @@ func (x *Index) View(id BuildID) (string, bool) {
 // SaveView keeps the path of the build's view; written within seconds.
 func (x *Index) SaveView(id BuildID, path string) error {
 	return x.soft.put(bucketViews, id[:], []byte(path))
+}
+
+// EachView calls fn with the path of every view, in order of ids, and stops at
+// its first error, which it returns. No transaction is open during fn.
+func (x *Index) EachView(ctx context.Context, fn func(id BuildID, path string) error) error {
+	if err := x.soft.flush(); err != nil {
+		return err
+	}
+	return x.rows(ctx, bucketViews, func(key, value []byte) error {
+		id, err := idAtEnd(key)
+		if err != nil {
+			return err
+		}
+		return fn(id, string(value))
+	})
 }
 
 // DropView forgets the build's view.

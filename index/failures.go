@@ -13,17 +13,26 @@ const maxFailures = 1 << 14
 // Failures gives every failure that was saved, as far as it was not lost, by
 // its key.
 func (x *Index) Failures() (map[string][]byte, error) {
-	if err := x.soft.flush(); err != nil {
+	rows, err := x.softRows(bucketFailures, maxFailures)
+	if err != nil {
 		return nil, fmt.Errorf("failures: %w", err)
 	}
+	return rows, nil
+}
+
+// softRows reads all of a bucket of soft rows, up to a bound.
+func (x *Index) softRows(bucket []byte, most int) (map[string][]byte, error) {
+	if err := x.soft.flush(); err != nil {
+		return nil, err
+	}
 	rows := make(map[string][]byte)
-	for after := []byte(nil); len(rows) < maxFailures; {
-		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) { return keysFrom(tx, bucketFailures, nil, after, page) })
+	for after := []byte(nil); len(rows) < most; {
+		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) { return keysFrom(tx, bucket, nil, after, page) })
 		if err != nil {
-			return nil, fmt.Errorf("failures: %w", err)
+			return nil, err
 		}
 		for _, key := range keys {
-			if v, ok := x.soft.get(bucketFailures, key); ok {
+			if v, ok := x.soft.get(bucket, key); ok {
 				rows[string(key)] = bytes.Clone(v)
 			}
 		}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +19,7 @@ import (
 // folders that have not changed, and notices manifests that a crash kept from
 // the database, or that somebody deleted.
 type folder struct {
-	mu      sync.Mutex // held from a change in the folder until the database has it
+	turn    turn // held from a change in the folder until the database has it
 	seen    folderTimes
 	touched bool // seen is so fresh that another change could have the same times
 
@@ -76,11 +75,11 @@ func (x *Index) lookAt(i byte) folderTimes {
 func (x *Index) settleFolders() {
 	for i := range x.folders {
 		f := &x.folders[i]
-		f.mu.Lock()
+		f.turn.lock(x.db.waits)
 		if f.touched {
 			x.settle(byte(i), f)
 		}
-		f.mu.Unlock()
+		f.turn.unlock()
 	}
 }
 
@@ -103,7 +102,7 @@ func (x *Index) settle(i byte, f *folder) {
 
 // reconcile compares the database with every folder that is not as it was, and
 // looks at no name of the others. A database that was made just now, of the
-// folders as they are, is taken as it is.
+// folders as they are, is taken as it is. One that lacks many builds is made anew.
 func (x *Index) reconcile(made bool) error {
 	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
 		for i := range kept {
@@ -121,7 +120,7 @@ func (x *Index) reconcile(made bool) error {
 		return err
 	}
 	var work []difference
-	size := 0
+	missing := 0
 	for i := range x.folders {
 		now := x.lookAt(byte(i))
 		if !made && !kept[i].same(now) {
@@ -129,27 +128,72 @@ func (x *Index) reconcile(made bool) error {
 			if err != nil {
 				return err
 			}
-			work, size = append(work, d), size+1+len(d.add)+len(d.gone)
+			work, missing = append(work, d), missing+len(d.add)
 			kept[i] = now
+			if x.lacksMany(missing) {
+				x.log.Info("index.db is made anew: it lacks many of the builds that are there", "store", x.dir)
+				if err := x.db.refill(); err != nil {
+					return err
+				}
+				return x.reconcile(true)
+			}
 		}
 		if f := &x.folders[i]; kept[i].at-kept[i].mtime < int64(fresh) {
 			f.seen, f.touched = kept[i], true
 			x.wake()
 		}
-		if size >= flushPage { // one transaction, and its sync, for many folders
-			if err := x.settleDifferences(work); err != nil {
-				return err
-			}
-			work, size = nil, 0
-		}
 	}
-	return x.settleDifferences(work)
+	return x.settleAll(work, missing)
 }
 
 // difference is what the database has to learn of one folder.
 type difference struct {
 	folder byte
 	now    folderTimes
+	add    []BuildID
+	gone   []BuildID
+}
+
+// settleAll has the database learn everything: one transaction, and its sync, for many
+// small differences, and several for a large one.
+func (x *Index) settleAll(all []difference, missing int) error {
+	var work []settled
+	size, done, told := 0, 0, x.now()
+	for _, d := range all {
+		for last := false; !last; {
+			part := d.add[:min(len(d.add), flushPage)]
+			d.add = d.add[len(part):]
+			last = len(d.add) == 0
+			s := settled{folder: d.folder}
+			for _, id := range part {
+				if b, ok := x.loadManifest(id); ok {
+					s.add = append(s.add, b)
+				}
+			}
+			if last {
+				s.gone, s.now = d.gone, &d.now
+			}
+			work, size, done = append(work, s), size+1+len(part)+len(s.gone), done+len(part)
+			if size < flushPage {
+				continue
+			}
+			if err := x.settleDifferences(work); err != nil {
+				return err
+			}
+			work, size = nil, 0
+			if now := x.now(); now.Sub(told) >= tellFill {
+				told = now
+				x.tellMaking(uint64(done), done*100/max(missing, 1))
+			}
+		}
+	}
+	return x.settleDifferences(work)
+}
+
+// settled is what the database learns of a folder in one transaction.
+type settled struct {
+	folder byte
+	now    *folderTimes // when it has all; nil: more follows
 	add    []Build
 	gone   []BuildID
 }
@@ -171,8 +215,8 @@ func (x *Index) compare(i byte, now folderTimes) (difference, error) {
 	for _, id := range there {
 		if known[id] {
 			delete(known, id)
-		} else if b, ok := x.loadManifest(id); ok {
-			d.add = append(d.add, b)
+		} else {
+			d.add = append(d.add, id)
 		}
 	}
 	for id := range known { // its manifest is gone
@@ -181,14 +225,14 @@ func (x *Index) compare(i byte, now folderTimes) (difference, error) {
 	return d, nil
 }
 
-func (x *Index) settleDifferences(work []difference) error {
+func (x *Index) settleDifferences(work []settled) error {
 	if len(work) == 0 {
 		return nil
 	}
-	return x.db.write(func(tx *bbolt.Tx) error {
+	write := func(tx *bbolt.Tx) error {
 		for _, d := range work {
 			for _, b := range d.add {
-				if err := addBuild(tx, b); err != nil {
+				if err := x.addBuild(tx, b); err != nil {
 					return err
 				}
 			}
@@ -197,12 +241,16 @@ func (x *Index) settleDifferences(work []difference) error {
 					return err
 				}
 			}
-			if err := x.noteFolder(tx, d.folder, d.now); err != nil {
+			if d.now == nil {
+				continue
+			}
+			if err := x.noteFolder(tx, d.folder, *d.now); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}
+	return x.reserve.use(func() error { return x.db.write(write) })
 }
 
 // noteFolder notes that the database has all that the folder had at that time.
@@ -282,45 +330,4 @@ func (x *Index) loadManifest(id BuildID) (Build, bool) {
 		x.report(Finding{"damaged", path, "it cannot be read: " + err.Error()})
 	}
 	return Build{}, false
-}
-
-// fillAll fills a new database from all manifests. It is called for one
-// database at a time.
-func (x *Index) fillAll(db *bbolt.DB) error {
-	var times [256]folderTimes
-	for i := range x.folders {
-		times[i] = x.lookAt(byte(i)) // before listing: a later change shows
-		ids, err := x.list(byte(i))
-		if err != nil {
-			return err
-		}
-		for len(ids) > 0 {
-			part := ids[:min(flushPage, len(ids))]
-			ids = ids[len(part):]
-			if err := db.Update(func(tx *bbolt.Tx) error { return x.addAll(tx, part) }); err != nil {
-				return err
-			}
-		}
-	}
-	return db.Update(func(tx *bbolt.Tx) error {
-		for i, t := range times {
-			if err := x.noteFolder(tx, byte(i), t); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-func (x *Index) addAll(tx *bbolt.Tx, ids []BuildID) error {
-	for _, id := range ids {
-		b, ok := x.loadManifest(id)
-		if !ok {
-			continue
-		}
-		if err := addBuild(tx, b); err != nil {
-			return err
-		}
-	}
-	return nil
 }

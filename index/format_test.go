@@ -48,7 +48,7 @@ func TestManifestOfFormat1(t *testing.T) {
 func TestJournalOfFormat1(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "journal"), sample(t, "journal"), 0o600))
-	j, damage, err := openJournal(cas.OS{}, dir)
+	j, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
 	require.NoError(t, err)
 	require.NoError(t, damage)
 	require.Equal(t, map[BuildID]State{{0xa1, 0xb2, 0xc3}: v1State}, j.states)
@@ -85,7 +85,7 @@ func TestJournalDamage(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "journal")
 			require.NoError(t, os.WriteFile(path, c.file, 0o600))
-			j, damage, err := openJournal(cas.OS{}, dir)
+			j, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
 			require.NoError(t, err)
 			require.Equal(t, c.damaged, damage != nil, "%v", damage)
 			require.Len(t, j.events, c.events)
@@ -95,7 +95,7 @@ func TestJournalDamage(t *testing.T) {
 			require.NoError(t, j.note(Event{Kind: "added"}))
 			require.NoError(t, j.close())
 
-			again, damage, err := openJournal(cas.OS{}, dir)
+			again, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
 			require.NoError(t, err)
 			require.NoError(t, damage)
 			require.Len(t, again.events, c.events+1)
@@ -211,7 +211,7 @@ func FuzzRecord(f *testing.F) {
 func FuzzRows(f *testing.F) {
 	f.Add([]byte("stamps"), []byte("key"), encodeStamp(cas.Stamp{Dev: 1, Size: 2, Boot: "boot"}))
 	f.Add([]byte("use"), []byte("key"), encodeUse(Usage{Last: time.Unix(1, 2), Hits: 3, SavedSeconds: 4}))
-	f.Add([]byte("meta"), []byte("space"), encodeSpace(Space{1, 2, 3, 4}))
+	f.Add([]byte("meta"), []byte("space"), encodeSpace(Space{1, 2, 3, 4, 5, 6}))
 	f.Add([]byte("folders"), []byte{1}, encodeFolder(folderTimes{1, 2, 3}))
 	f.Fuzz(func(t *testing.T, bucket, key, value []byte) {
 		bucket = bucket[:min(len(bucket), 255)]

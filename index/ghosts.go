@@ -82,27 +82,30 @@ func (x *Index) Ghosts(match func(*Ghost) bool) []Ghost {
 }
 
 func (j *journal) haunt(list []Ghost) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	j.appending.Lock()
 	var first error
 	for i := range list {
 		g := &list[i]
 		g.At, g.LastUsed, g.Reason = trimTime(g.At), trimTime(g.LastUsed), shorten(g.Reason, maxText)
 		g.ModelName, g.Scope = shorten(g.ModelName, maxName), shorten(g.Scope, 64)
+		j.mu.Lock()
 		j.ghosts.add(*g)
-		if err := j.append(ghostRecord(g), false); err != nil && first == nil {
+		j.mu.Unlock()
+		if err := j.appendSurely(ghostRecord(g)); err != nil && first == nil {
 			first = err
 		}
-	}
-	if first == nil {
-		first = j.sync()
 	}
 	if first != nil && j.file != nil {
 		// Some of them are in memory only: the next append writes all that memory holds.
 		_ = j.file.Close() // what it has is kept; what closing could report is written anew
 		j.file = nil
 	}
-	return first
+	upTo := j.written
+	j.appending.Unlock()
+	if first != nil {
+		return first
+	}
+	return j.sync(upTo)
 }
 
 func ghostOf(m *manifestpb.Ghost) (Ghost, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -22,9 +23,20 @@ type Options struct {
 	FS  cas.FS       // nil: the operating system's
 	Log *slog.Logger // nil: nothing is logged
 
+	Waits *cas.Waits // nil: nobody wants to know how long was waited for a Retract
+
 	// Heard is told of each event, one at a time and in order, also of those
 	// that the index notes itself. It must not wait, nor call the index.
 	Heard func(Event)
+
+	// Disk tells what a blob takes on the disk, in whole blocks. nil: its size
+	// in blocks of 4 KiB.
+	Disk func(cas.Digest) (int64, error)
+
+	// Making is told every few seconds how far it is while a database is made
+	// from the manifests: builds so far, and of the whole work per cent. nil: nobody
+	// is told.
+	Making func(builds uint64, percent int)
 
 	now func() time.Time // nil: time.Now
 }
@@ -42,8 +54,11 @@ type Index struct {
 	log       *slog.Logger
 	now       func() time.Time
 	heard     func(Event)
+	disk      func(cas.Digest) (int64, error)
+	making    func(builds uint64, percent int)
 
 	db      *database
+	reserve *reserve
 	soft    *soft
 	journal *journal
 	entries *lru[lookupKey, []Build]
@@ -58,6 +73,7 @@ type Index struct {
 	knownMu  sync.Mutex // guards the rest
 	gone     map[BuildID]bool
 	rebuilt  string
+	remade   uint64
 	problems []Finding
 
 	woken   chan struct{} // something is to be flushed
@@ -80,7 +96,7 @@ const (
 func Open(dir string, o Options) (*Index, error) {
 	x := &Index{
 		dir: dir, manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
-		fs: o.FS, log: o.Log, now: o.now, heard: o.Heard,
+		fs: o.FS, log: o.Log, now: o.now, heard: o.Heard, disk: o.Disk, making: o.Making,
 		entries: newLRU[lookupKey, []Build](entriesBytes), counts: make(map[string]uint64), gone: make(map[BuildID]bool),
 		woken: make(chan struct{}, 1),
 	}
@@ -93,7 +109,8 @@ func Open(dir string, o Options) (*Index, error) {
 	if x.now == nil {
 		x.now = time.Now
 	}
-	x.db = newDatabase(x.fs, dir)
+	x.reserve = newReserve(x.fs, dir)
+	x.db = newDatabase(x.fs, dir, x.reserve, o.Waits)
 	x.db.fill, x.db.lost = x.fillAll, x.wasRebuilt
 	x.soft = newSoft(x.db, x.wake)
 	if err := x.open(); err != nil {
@@ -115,7 +132,10 @@ func (x *Index) open() error {
 		return err
 	}
 	var damage error
-	x.journal, damage, err = openJournal(x.fs, x.dir)
+	if err := x.reserve.dropHollow(); err != nil {
+		return err
+	}
+	x.journal, damage, err = openJournal(x.fs, x.dir, x.reserve)
 	if err != nil {
 		return err
 	}
@@ -248,6 +268,18 @@ func (x *Index) Rebuilt() string {
 	return x.rebuilt
 }
 
+// Remade returns how often the database had to be made anew, at Open or since: what
+// only it knew is lost each time.
+func (x *Index) Remade() uint64 {
+	x.knownMu.Lock()
+	defer x.knownMu.Unlock()
+	return x.remade
+}
+
+// Making reports whether the database is being made anew, from all manifests, in
+// the place of one that was in use. Until it is there every other call waits.
+func (x *Index) Making() bool { return x.db.making.Load() }
+
 // Problems returns what was found wrong with manifests and journal at Open and
 // since: damaged ones are in the quarantine, newer ones where they were.
 func (x *Index) Problems() []Finding {
@@ -259,6 +291,7 @@ func (x *Index) Problems() []Finding {
 func (x *Index) wasRebuilt(cause error) {
 	x.knownMu.Lock()
 	x.rebuilt = cause.Error()
+	x.remade++
 	x.knownMu.Unlock()
 	x.log.Warn("index.db was made anew from the manifests", "store", x.dir, "reason", cause)
 }
@@ -279,6 +312,13 @@ func (x *Index) isGone(id BuildID) bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()
 	return x.gone[id]
+}
+
+// goneNow gives what is being retracted: its rows may be there still.
+func (x *Index) goneNow() map[BuildID]bool {
+	x.knownMu.Lock()
+	defer x.knownMu.Unlock()
+	return maps.Clone(x.gone)
 }
 
 // SetState says whether a build may be served, durably when it returns.

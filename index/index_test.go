@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ func open(t *testing.T, dir string) *Index {
 // closeSound closes an index after a full check.
 func closeSound(t *testing.T, x *Index) {
 	t.Helper()
-	found, err := x.Check(context.Background())
+	found, err := x.Check(context.Background(), nil)
 	require.NoError(t, err)
 	require.Empty(t, found)
 	require.NoError(t, x.Close())
@@ -75,7 +76,7 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 		require.Equal(t, []BuildID{b.ID}, ids)
 		space, err := x.Space()
 		require.NoError(t, err)
-		require.Equal(t, Space{LogicalBytes: 6000, StoredBytes: 6000, Entries: 1, Builds: 1}, space)
+		require.Equal(t, Space{LogicalBytes: 6000, StoredBytes: 6000, Entries: 1, Builds: 1, DiskBytes: 12288, ManifestBytes: 4096}, space)
 		closeSound(t, x)
 		x = open(t, dir)
 		require.Empty(t, x.Rebuilt())
@@ -91,8 +92,8 @@ func TestEventsAreToldAndKept(t *testing.T) {
 	b := publish(t, x)
 	want := []Event{
 		{Kind: "changed", Runtime: "/opt/ort", Text: "another library"},
-		{Kind: "judged", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: "uid:7", Runtime: "/opt/ort"},
-		{Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, Text: "by hand"},
+		{Kind: "judged", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: "uid:7", By: "uid:8", Runtime: "/opt/ort"},
+		{Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID), Text: "by hand"},
 	}
 	early := time.Now().Add(-time.Hour)
 	for i, e := range want[:2] {

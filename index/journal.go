@@ -4,8 +4,11 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,28 +18,39 @@ import (
 )
 
 // journal is the file, and in memory what it says.
+//
+// Who asks what is known of a build waits for nobody who writes, and who
+// appends waits for nobody who syncs. Locks are taken in the order syncing,
+// appending, mu.
 type journal struct {
 	fs   cas.FS
 	dir  string // the state folder
 	path string
 
-	mu       sync.Mutex // guards all below, and the order of appends
-	file     *os.File   // nil: it has to be written anew before anything is appended
-	size     int64
-	limit    int64 // from which size on it is written anew
-	unsynced bool
-	states   map[BuildID]State // never Current
-	pins     map[BuildID]Pin
-	ghosts   ghosts
-	events   []Event     // oldest first
-	last     uint64      // sequence of the latest event
-	heard    func(Event) // nil, or told of each new event, in order
+	reserve *reserve // of the disk, for what must not be missing
+
+	syncing sync.Mutex // one sync at a time
+
+	appending sync.Mutex // guards the next ones, and the order of appends
+	file      *os.File   // nil: it has to be written anew before anything is appended
+	size      int64
+	limit     int64  // from which size on it is written anew
+	written   uint64 // records appended since the start
+	synced    uint64 // how many of them are durable
+
+	mu     sync.Mutex        // guards all below
+	states map[BuildID]State // never Current
+	pins   map[BuildID]Pin
+	ghosts ghosts
+	events []Event     // oldest first
+	last   uint64      // sequence of the latest event
+	heard  func(Event) // nil, or told of each new event, in order
 }
 
 // openJournal reads the journal or makes one. damage is what was wrong with
 // it; what could still be read of it is kept then.
-func openJournal(fsys cas.FS, dir string) (j *journal, damage error, err error) {
-	j = &journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
+func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *journal, damage error, err error) {
+	j = &journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve, states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
 	file, err := readFile(fsys, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil, j.rewrite()
@@ -108,7 +122,7 @@ func (j *journal) apply(rec *manifestpb.Record) error {
 }
 
 func eventOf(m *manifestpb.Event) (Event, error) {
-	e := Event{At: fromNanos(m.At), Kind: m.Kind, Text: m.Text, ModelName: m.ModelName, Runtime: m.Runtime, Scope: m.Scope}
+	e := Event{At: fromNanos(m.At), Kind: m.Kind, Text: m.Text, ModelName: m.ModelName, Runtime: m.Runtime, Scope: m.Scope, By: m.By}
 	for _, id := range []struct {
 		name     string
 		to, from []byte
@@ -134,7 +148,7 @@ func (j *journal) setState(id BuildID, s State) {
 // addEvent keeps memory within bounds without moving all events every time.
 func (j *journal) addEvent(e Event) {
 	if len(j.events) >= 2*maxEvents {
-		j.events = append([]Event(nil), j.events[maxEvents:]...)
+		j.events = fairly(j.events, maxEvents, math.MaxInt)
 	}
 	j.events = append(j.events, e)
 }
@@ -146,7 +160,7 @@ func stateRecord(id BuildID, s State) *manifestpb.Record {
 }
 
 func eventRecord(e Event) *manifestpb.Record {
-	m := &manifestpb.Event{At: nanos(e.At), Kind: e.Kind, Text: e.Text, ModelName: e.ModelName, Runtime: e.Runtime, Scope: e.Scope}
+	m := &manifestpb.Event{At: nanos(e.At), Kind: e.Kind, Text: e.Text, ModelName: e.ModelName, Runtime: e.Runtime, Scope: e.Scope, By: e.By}
 	if e.RequestKey != (RequestKey{}) {
 		m.RequestKey = e.RequestKey[:]
 	}
@@ -170,10 +184,23 @@ func shorten(s string, limit int) string {
 // state notes what is known of a build, durably when it returns. In memory it
 // counts even if that fails: better not served than wrongly served.
 func (j *journal) state(id BuildID, s State) error {
+	return j.change(func() { j.setState(id, s) }, stateRecord(id, s))
+}
+
+// change does something to what memory holds, and appends the record of it,
+// durably when it returns. In memory it is done even if that fails.
+func (j *journal) change(do func(), rec *manifestpb.Record) error {
+	j.appending.Lock()
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.setState(id, s)
-	return j.append(stateRecord(id, s), true)
+	do()
+	j.mu.Unlock()
+	err := j.appendSurely(rec)
+	upTo := j.written
+	j.appending.Unlock()
+	if err != nil {
+		return err
+	}
+	return j.sync(upTo)
 }
 
 // forget drops the state and the pin of a build that is gone. The file need not say so: a
@@ -216,15 +243,18 @@ func (j *journal) stateOf(id BuildID) (State, bool) {
 func (j *journal) note(e Event) error {
 	e.At, e.Text, e.Kind = trimTime(e.At), shorten(e.Text, maxText), shorten(e.Kind, 64)
 	e.ModelName, e.Runtime, e.Scope = shorten(e.ModelName, maxName), shorten(e.Runtime, maxName), shorten(e.Scope, 64)
+	e.By = shorten(e.By, 64)
+	j.appending.Lock()
+	defer j.appending.Unlock()
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.last++
 	e.Sequence = j.last
 	j.addEvent(e)
 	if j.heard != nil {
 		j.heard(e)
 	}
-	return j.append(eventRecord(e), false)
+	j.mu.Unlock()
+	return j.append(eventRecord(e))
 }
 
 // since returns the events of that time and later, oldest first.
@@ -253,8 +283,9 @@ func (j *journal) history(k RequestKey) []Event {
 }
 
 // append writes one record, which memory holds already. If the file cannot be
-// trusted any more, all that memory holds is written to a new one.
-func (j *journal) append(rec *manifestpb.Record, sync bool) error {
+// trusted any more, all that memory holds is written to a new one. appending
+// is held.
+func (j *journal) append(rec *manifestpb.Record) error {
 	if j.file == nil || j.size >= j.limit {
 		return j.rewrite()
 	}
@@ -269,34 +300,58 @@ func (j *journal) append(rec *manifestpb.Record, sync bool) error {
 		return err // size is unchanged: the next append goes over what was written
 	}
 	j.size += int64(len(b))
-	j.unsynced = true
-	if sync {
-		return j.sync()
-	}
+	j.written++
 	return nil
 }
 
-func (j *journal) sync() error {
-	if !j.unsynced || j.file == nil {
+// appendSurely is append of what must not be missing: on a full disk it takes
+// of the reserve.
+func (j *journal) appendSurely(rec *manifestpb.Record) error {
+	return j.reserve.use(func() error { return j.append(rec) })
+}
+
+// sync makes so many records durable. Those who wait for the same sync have it
+// together, and nobody who reads or appends waits for it.
+func (j *journal) sync(upTo uint64) error {
+	j.syncing.Lock()
+	defer j.syncing.Unlock()
+	j.appending.Lock()
+	file, written := j.file, j.written
+	if j.synced >= upTo {
+		j.appending.Unlock()
 		return nil
 	}
-	if err := j.fs.Sync(j.file); err != nil {
+	if file == nil { // for somebody else the sync failed, and so did writing it anew
+		defer j.appending.Unlock()
+		return j.rewrite()
+	}
+	j.appending.Unlock()
+	err := j.fs.Sync(file)
+	j.appending.Lock()
+	defer j.appending.Unlock()
+	if j.file != file {
+		return nil // it was written anew meanwhile, with all that memory holds
+	}
+	if err != nil {
 		// What is on the disk now, nobody knows, and another sync would
 		// succeed without writing it.
 		return j.rewrite()
 	}
-	j.unsynced = false
+	j.synced = max(j.synced, written)
 	return nil
 }
 
 func (j *journal) flush() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.sync()
+	j.appending.Lock()
+	upTo := j.written
+	j.appending.Unlock()
+	return j.sync(upTo)
 }
 
 // needs returns roughly what states, pins and ghosts take, which have to be kept.
 func (j *journal) needs() int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	n := int64(len(j.pins))*(recordHeaderSize+48) + j.ghosts.bytes()
 	for _, s := range j.states {
 		n += recordHeaderSize + 64 + int64(len(s.Reason))
@@ -305,8 +360,9 @@ func (j *journal) needs() int64 {
 }
 
 // rewrite makes a new journal of all states, pins and ghosts, and the latest events. The rename
-// is its commit point; before it the old file stands.
-func (j *journal) rewrite() (err error) {
+// is its commit point; before it the old file stands. On a full disk it takes of
+// the reserve. appending is held.
+func (j *journal) rewrite() error {
 	if j.file != nil {
 		// Nothing more is written to it. What closing could report was lost
 		// or synced before.
@@ -317,6 +373,11 @@ func (j *journal) rewrite() (err error) {
 	if err != nil {
 		return err
 	}
+	return j.reserve.use(func() error { return j.replace(b) })
+}
+
+// replace puts a file with these bytes in the journal's place.
+func (j *journal) replace(b []byte) (err error) {
 	temp := j.path + ".new"
 	if err := j.fs.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -328,6 +389,7 @@ func (j *journal) rewrite() (err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.Close())
+			_ = j.fs.Remove(temp) // on a full disk it is in the way; else the next one removes it
 		}
 	}()
 	if _, err := j.fs.WriteAt(f, b, 0); err != nil {
@@ -342,7 +404,7 @@ func (j *journal) rewrite() (err error) {
 	if err := j.fs.SyncDir(j.dir); err != nil {
 		return err
 	}
-	j.file, j.size, j.unsynced = f, int64(len(b)), false
+	j.file, j.size, j.synced = f, int64(len(b)), j.written
 	j.limit = max(maxJournal, 2*j.size)
 	return nil
 }
@@ -350,32 +412,25 @@ func (j *journal) rewrite() (err error) {
 // image returns the bytes of a journal that says what memory holds: every
 // state, pin and ghost, and the latest events up to half the limit.
 func (j *journal) image() ([]byte, error) {
+	states, pins, ghosts, events := j.kept()
 	b := appendJournalHeader(nil)
 	var err error
-	for id, s := range j.states {
+	for id, s := range states {
 		if b, err = appendRecord(b, stateRecord(id, s)); err != nil {
 			return nil, err
 		}
 	}
-	for id, p := range j.pins {
+	for id, p := range pins {
 		if b, err = appendRecord(b, pinRecord(id, p, false)); err != nil {
 			return nil, err
 		}
 	}
-	j.ghosts.list = j.ghosts.list[max(0, len(j.ghosts.list)-maxGhosts):]
-	for i := range j.ghosts.list {
-		if b, err = appendRecord(b, ghostRecord(&j.ghosts.list[i])); err != nil {
+	for i := range ghosts {
+		if b, err = appendRecord(b, ghostRecord(&ghosts[i])); err != nil {
 			return nil, err
 		}
 	}
-	first, bytes := len(j.events), 0
-	for first > 0 && len(j.events)-first < maxEvents && bytes < maxJournal/2 {
-		first--
-		e := &j.events[first]
-		bytes += len(e.Text) + len(e.ModelName) + len(e.Runtime) + 160
-	}
-	j.events = append([]Event(nil), j.events[first:]...)
-	for _, e := range j.events {
+	for _, e := range events {
 		if b, err = appendRecord(b, eventRecord(e)); err != nil {
 			return nil, err
 		}
@@ -383,10 +438,20 @@ func (j *journal) image() ([]byte, error) {
 	return b, nil
 }
 
-func (j *journal) close() error {
+// kept drops what is too old to be kept, and gives copies of the rest, so that
+// nobody waits while it is encoded.
+func (j *journal) kept() (map[BuildID]State, map[BuildID]Pin, []Ghost, []Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	err := j.sync()
+	j.ghosts.list = slices.Clone(j.ghosts.list[max(0, len(j.ghosts.list)-maxGhosts):])
+	j.events = fairly(j.events, maxEvents, maxJournal/2)
+	return maps.Clone(j.states), maps.Clone(j.pins), slices.Clone(j.ghosts.list), slices.Clone(j.events)
+}
+
+func (j *journal) close() error {
+	err := j.flush()
+	j.appending.Lock()
+	defer j.appending.Unlock()
 	if j.file != nil {
 		err = errors.Join(err, j.file.Close())
 		j.file = nil

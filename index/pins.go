@@ -2,6 +2,8 @@ package index
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/index/manifestpb"
@@ -46,36 +48,57 @@ func (x *Index) Pinned(id BuildID) (Pin, bool) {
 	return p, ok
 }
 
+// PinnedBuilds returns the builds that are pinned.
+func (x *Index) PinnedBuilds() []BuildID {
+	x.journal.mu.Lock()
+	defer x.journal.mu.Unlock()
+	return slices.Collect(maps.Keys(x.journal.pins))
+}
+
+// NotServed returns the builds whose state is another than Current.
+func (x *Index) NotServed() []BuildID {
+	x.journal.mu.Lock()
+	defer x.journal.mu.Unlock()
+	return slices.Collect(maps.Keys(x.journal.states))
+}
+
 // pin notes a wish, durably when it returns. If that fails nothing is pinned:
 // whoever asked is told so.
 func (j *journal) pin(id BuildID, p Pin) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	before, was := j.pins[id]
-	j.pins[id] = p
-	err := j.append(pinRecord(id, p, false), true)
+	var before Pin
+	was := false
+	err := j.change(func() {
+		before, was = j.pins[id]
+		j.pins[id] = p
+	}, pinRecord(id, p, false))
 	if err != nil {
-		delete(j.pins, id)
-		if was {
-			j.pins[id] = before
-		}
+		j.setPin(id, before, was)
 	}
 	return err
 }
 
 func (j *journal) unpin(id BuildID) error {
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	before, was := j.pins[id]
+	j.mu.Unlock()
 	if !was {
 		return nil
 	}
-	delete(j.pins, id)
-	err := j.append(pinRecord(id, before, true), true)
+	err := j.change(func() { delete(j.pins, id) }, pinRecord(id, before, true))
 	if err != nil {
-		j.pins[id] = before
+		j.setPin(id, before, true)
 	}
 	return err
+}
+
+func (j *journal) setPin(id BuildID, p Pin, is bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if is {
+		j.pins[id] = p
+	} else {
+		delete(j.pins, id)
+	}
 }
 
 func (j *journal) applyPin(m *manifestpb.Pin) error {

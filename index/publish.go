@@ -32,14 +32,14 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 		return fmt.Errorf("publish build %s: %w", b.ID, err)
 	}
 	f := &x.folders[b.ID[0]]
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.turn.lock(x.db.waits)
+	defer f.turn.unlock()
 	if err := x.commit(b.ID, file); err != nil {
 		return fmt.Errorf("publish build %s: %w", b.ID, err)
 	}
 	times := x.lookAt(b.ID[0])
 	err = x.db.write(func(tx *bbolt.Tx) error {
-		if err := addBuild(tx, b); err != nil {
+		if err := x.addBuild(tx, b); err != nil {
 			return err
 		}
 		return x.noteFolder(tx, b.ID[0], times)
@@ -110,8 +110,8 @@ func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
 		return fmt.Errorf("retract build %s: %w", id, err)
 	}
 	f := &x.folders[id[0]]
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.turn.lockToRetract()
+	defer f.turn.unlock()
 	err = x.fs.Remove(x.manifestPath(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // an earlier Retract failed to sync, or somebody deleted it: make that durable
@@ -125,11 +125,14 @@ func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
 	// The build is gone, whatever becomes of the rest.
 	x.forget(b)
 	times := x.lookAt(id[0])
-	err = x.db.write(func(tx *bbolt.Tx) error {
-		if err := removeBuild(tx, id); err != nil {
-			return err
-		}
-		return x.noteFolder(tx, id[0], times)
+	err = x.reserve.use(func() error { // pages are taken before others are free
+		x.db.writing.lockToRetract()
+		return x.db.writeInTurn(func(tx *bbolt.Tx) error {
+			if err := removeBuild(tx, id); err != nil {
+				return err
+			}
+			return x.noteFolder(tx, id[0], times)
+		})
 	})
 	if err != nil {
 		x.log.Warn("index.db still has a retracted build; the next start drops it", "build", id, "error", err)
@@ -144,7 +147,7 @@ func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
 		x.wake()
 	}
 	note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: id, Text: why,
-		BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope}
+		BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
 	if err := x.journal.note(note); err != nil {
 		x.log.Warn("history could not be written", "build", id, "error", err)
 	}

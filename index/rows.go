@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/zeebo/blake3"
@@ -16,7 +17,7 @@ import (
 // schemaVersion is that of index.db. A database of another schema is made anew
 // from the manifests, so it may change whenever that helps; it has to with the
 // format of manifests, whose bodies it holds.
-const schemaVersion = 1
+const schemaVersion = 4
 
 // The buckets of index.db. Numbers in values are little-endian, in keys
 // big-endian where their order counts. Every value is sealed, see seal.
@@ -24,7 +25,10 @@ var (
 	bucketMeta     = []byte("meta")     // name -> "schema": u32; "space": encodeSpace
 	bucketBuilds   = []byte("builds")   // BuildID 16 -> manifestpb.Manifest
 	bucketRequests = []byte("requests") // RequestKey 32, length of scope u8, scope, BuildID 16 -> nothing
-	bucketBlobs    = []byte("blobs")    // Digest 32, BuildID 16 -> size i64
+	bucketNames    = []byte("names")    // kind u8, first 8 bytes of a build key, of a model's digest or of the BLAKE3 of its name, BuildID 16 -> nothing
+	bucketBlobs    = []byte("blobs")    // Digest 32, BuildID 16 -> size i64, bytes on disk i64: the same in all rows of a blob
+	bucketBriefs   = []byte("briefs")   // BuildID 16 -> encodeBrief
+	bucketUsers    = []byte("users")    // user id u32 -> encodeUser
 	bucketFolders  = []byte("folders")  // first byte of BuildID -> encodeFolder
 	bucketStamps   = []byte("stamps")   // Digest 32 -> encodeStamp
 	bucketMemo     = []byte("memo")     // key as given -> saved at, seconds i64; value as given
@@ -32,10 +36,19 @@ var (
 	bucketViews    = []byte("views")    // BuildID 16 -> path
 	bucketCounters = []byte("counters") // name -> u64
 	bucketFailures = []byte("failures") // key as given -> value as given
+	bucketUnpacked = []byte("unpacked") // Digest 32 -> encodeStamp, of the unpacked form
+	bucketProven   = []byte("proven")   // Digest 32 -> encodeStamp, of the recipe
+	bucketSketches = []byte("sketches") // Digest 32 -> as given
+	bucketShares   = []byte("shares")   // Digest 32 -> as given
+	bucketWanted   = []byte("wanted")   // job's id -> as given
 )
 
-var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketBlobs, bucketFolders,
-	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures}
+var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs, bucketUsers, bucketFolders,
+	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures, bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
+
+// younger are the buckets that databases of this schema once did without: what
+// they hold may be lost, so that they were never there is no damage.
+var younger = [][]byte{bucketFailures, bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
 
 const sealSize = 16
 
@@ -48,25 +61,33 @@ const sealSize = 16
 //	              length of key u32, key, value
 //	16            value
 func seal(bucket, key, value []byte) []byte {
-	sum := rowSum(bucket, key, value)
+	var room []byte
+	sum := rowSum(&room, bucket, key, value)
 	return append(append(make([]byte, 0, sealSize+len(value)), sum[:sealSize]...), value...)
 }
 
 // unseal returns the value, which stands in sealed.
 func unseal(bucket, key, sealed []byte) ([]byte, error) {
+	var room []byte
+	return unsealIn(&room, bucket, key, sealed)
+}
+
+// unsealIn is unseal with memory that is used again for the next row.
+func unsealIn(room *[]byte, bucket, key, sealed []byte) ([]byte, error) {
 	if len(sealed) >= sealSize {
-		if sum := rowSum(bucket, key, sealed[sealSize:]); bytes.Equal(sum[:sealSize], sealed[:sealSize]) {
+		if sum := rowSum(room, bucket, key, sealed[sealSize:]); bytes.Equal(sum[:sealSize], sealed[:sealSize]) {
 			return sealed[sealSize:], nil
 		}
 	}
 	return nil, &DamageError{"index.db", fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
 }
 
-func rowSum(bucket, key, value []byte) [32]byte {
-	b := make([]byte, 0, 512)
+func rowSum(room *[]byte, bucket, key, value []byte) [32]byte {
+	b := slices.Grow((*room)[:0], 1+len(bucket)+4+len(key)+len(value))
 	b = append(append(b, byte(len(bucket))), bucket...)
 	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(key))), key...)
-	return blake3.Sum256(append(b, value...))
+	*room = append(b, value...)
+	return blake3.Sum256(*room)
 }
 
 // get returns a row's value, which is good until the transaction ends, or nil
@@ -199,13 +220,15 @@ func decodeUse(b []byte) (Usage, bool) {
 	return u, f.end() && !math.IsNaN(u.SavedSeconds)
 }
 
-// The space: logical bytes, stored bytes, entries, builds; 8 bytes each.
+// The space: logical bytes, stored bytes, entries, builds, bytes of blobs and of
+// manifests on disk; 8 bytes each.
 func encodeSpace(s Space) []byte {
-	return numbers(uint64(s.LogicalBytes), uint64(s.StoredBytes), s.Entries, s.Builds)
+	return numbers(uint64(s.LogicalBytes), uint64(s.StoredBytes), s.Entries, s.Builds, uint64(s.DiskBytes), uint64(s.ManifestBytes))
 }
 
 func decodeSpace(b []byte) (Space, bool) {
 	f := fields{b: b}
-	s := Space{LogicalBytes: f.i64(), StoredBytes: f.i64(), Entries: f.u64(), Builds: f.u64()}
+	s := Space{LogicalBytes: f.i64(), StoredBytes: f.i64(), Entries: f.u64(), Builds: f.u64(),
+		DiskBytes: f.i64(), ManifestBytes: f.i64()}
 	return s, f.end()
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // soft holds the rows that may be lost: memo, stamps, views, use, counters,
-// failures.
+// failures, sketches, shares.
 // Writes stay in memory until the next flush, so that none of them costs a
 // transaction, and reads are answered from memory as far as that goes.
 type soft struct {

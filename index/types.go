@@ -187,6 +187,7 @@ type Event struct {
 	ModelName string
 	Runtime   string // its name, of events of a runtime
 	Scope     string // who may hear of it, as a build's
+	By        string // whose doing it was, "uid:1000", where Scope does not say it
 
 	Sequence uint64 // counts the events since Open, from 1; 0: of before. Not kept
 }
@@ -197,6 +198,9 @@ type Space struct {
 	StoredBytes  int64  // every blob once
 	Entries      uint64 // request keys
 	Builds       uint64
+
+	DiskBytes     int64 // every blob once, in whole blocks, as the file system said when it came
+	ManifestBytes int64 // likewise of the manifests
 }
 
 // Finding is one thing that Check did not find as it should be.

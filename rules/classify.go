@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/epcached/epcached/compilers"
 )
 
 // The classes of reports.
@@ -40,7 +42,7 @@ const maxText = 64 << 10
 // Classify tells what an error code and its text mean when a session with a build of the EP could not be made. A code below zero is no code of ONNX
 // Runtime: a crash.
 func (s *Set) Classify(ep string, code int, text string) Class {
-	name := CodeName(code)
+	name := compilers.CodeName(code)
 	if len(text) > maxText {
 		text = text[:maxText]
 	}
@@ -61,25 +63,10 @@ func (s *Set) Classify(ep string, code int, text string) Class {
 	return Class{Name: Unclear, CodeName: name, Reason: fmt.Sprintf("nothing is known of %s from %s", name, shown(ep))}
 }
 
-// codeNames are ONNX Runtime's error codes as its messages spell them: OrtErrorCode without ORT_.
-var codeNames = []string{"OK", "FAIL", "INVALID_ARGUMENT", "NO_SUCHFILE", "NO_MODEL", "ENGINE_ERROR", "RUNTIME_EXCEPTION", "INVALID_PROTOBUF", "MODEL_LOADED",
-	"NOT_IMPLEMENTED", "INVALID_GRAPH", "EP_FAIL", "MODEL_LOAD_CANCELED", "MODEL_REQUIRES_COMPILATION", "NOT_FOUND"}
-
-// CodeName gives an error code with ONNX Runtime's name for it: "10 INVALID_GRAPH".
-func CodeName(code int) string {
-	switch {
-	case code < 0:
-		return "a crash"
-	case code < len(codeNames):
-		return fmt.Sprintf("%d %s", code, codeNames[code])
-	}
-	return fmt.Sprintf("code %d", code)
-}
-
 // codeByName reads "10 INVALID_GRAPH" or "INVALID_GRAPH", as files spell it.
 func codeByName(text string) (int, bool) {
-	for code, name := range codeNames {
-		if text == name || text == CodeName(code) {
+	for code, name := range compilers.CodeNames {
+		if text == name || text == compilers.CodeName(code) {
 			return code, true
 		}
 	}
@@ -87,4 +74,4 @@ func codeByName(text string) (int, bool) {
 }
 
 // codeList tells people which names there are.
-func codeList() string { return strings.Join(codeNames, ", ") }
+func codeList() string { return strings.Join(compilers.CodeNames, ", ") }

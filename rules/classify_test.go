@@ -3,6 +3,7 @@ package rules
 import (
 	"testing"
 
+	"github.com/epcached/epcached/compilers"
 	"github.com/stretchr/testify/require"
 )
 
@@ -54,18 +55,10 @@ func TestClassify(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got := Shipped().Classify(c.ep, c.code, c.text)
 			require.Equal(t, c.class, got.Name, "%s: %s", got.Rule, got.Reason)
-			require.Contains(t, got.Reason, CodeName(c.code))
-			require.Equal(t, CodeName(c.code), got.CodeName)
+			require.Contains(t, got.Reason, compilers.CodeName(c.code))
+			require.Equal(t, compilers.CodeName(c.code), got.CodeName)
 		})
 	}
-}
-
-func TestCodeName(t *testing.T) {
-	require.Equal(t, "10 INVALID_GRAPH", CodeName(10))
-	require.Equal(t, "11 EP_FAIL", CodeName(11))
-	require.Equal(t, "13 MODEL_REQUIRES_COMPILATION", CodeName(13))
-	require.Equal(t, "code 15", CodeName(15))
-	require.Equal(t, "a crash", CodeName(-1))
 }
 
 func TestCodesAreReadByNumberAndName(t *testing.T) {

@@ -82,6 +82,10 @@ func putReply(envelope *wire.Envelope, reply proto.Message) {
 		envelope.Body = &wire.Envelope_DoctorReply{DoctorReply: m}
 	case *wire.CollectReply:
 		envelope.Body = &wire.Envelope_CollectReply{CollectReply: m}
+	case *wire.PackReply:
+		envelope.Body = &wire.Envelope_PackReply{PackReply: m}
+	case *wire.LayoutReply:
+		envelope.Body = &wire.Envelope_LayoutReply{LayoutReply: m}
 	case *wire.UsageReply:
 		envelope.Body = &wire.Envelope_UsageReply{UsageReply: m}
 	case *wire.JobsReply:

@@ -18,7 +18,7 @@ func (d Dialer) Ask(ctx context.Context, back time.Duration, ask func(*Client) e
 	if err != nil {
 		return err
 	}
-	if err = errors.Join(ask(client), client.Close()); !wentAway(err) {
+	if err = errors.Join(ask(client), client.Close()); !WentAway(err) {
 		return err
 	}
 	again, dialErr := d.dialAgain(ctx, back, paths)
@@ -34,7 +34,7 @@ func (d Dialer) dialAgain(ctx context.Context, back time.Duration, paths []strin
 	end := time.Now().Add(back)
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		client, err := d.Dial(ctx, paths...)
-		if err == nil || !errors.Is(err, ErrNoDaemon) && !wentAway(err) || !time.Now().Before(end) {
+		if err == nil || !errors.Is(err, ErrNoDaemon) && !WentAway(err) || !time.Now().Before(end) {
 			return client, err
 		}
 		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
@@ -43,8 +43,9 @@ func (d Dialer) dialAgain(ctx context.Context, back time.Duration, paths []strin
 	}
 }
 
-// wentAway tells a connection that ended from one that was ended for a reason.
-func wentAway(err error) bool {
+// WentAway tells a connection that ended, after which the same may be asked of another one, from one that was ended for a reason: what the daemon
+// said, or what is no protocol, is the answer.
+func WentAway(err error) bool {
 	var said *Error
 	return errors.Is(err, ErrConnectionLost) && !errors.As(err, &said)
 }

@@ -48,7 +48,7 @@ func (b *standIn) Release(context.Context, Peer, *wire.Release) (*wire.ReleaseRe
 	return &wire.ReleaseReply{}, nil
 }
 
-func (b *standIn) List(ctx context.Context, _ Peer, l *wire.List) (*wire.ListReply, error) {
+func (b *standIn) List(ctx context.Context, _ Peer, l *wire.List, _ func(*wire.Progress)) (*wire.ListReply, error) {
 	if b.list != nil {
 		return b.list(ctx, l)
 	}
@@ -75,12 +75,22 @@ func (b *standIn) Unpin(context.Context, Peer, *wire.Unpin) (*wire.ChangeReply, 
 	return &wire.ChangeReply{FreedBytes: 4}, nil
 }
 
+func (b *standIn) Pack(_ context.Context, _ Peer, r *wire.Pack, progress func(*wire.Progress)) (*wire.PackReply, error) {
+	progress(&wire.Progress{Phase: "packing"})
+	return &wire.PackReply{Changed: uint64(len(r.Entries))}, nil
+}
+
 func (b *standIn) Collect(_ context.Context, _ Peer, _ *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	progress(&wire.Progress{Phase: "collecting"})
 	return &wire.CollectReply{Removed: 5}, nil
 }
 
-func (b *standIn) Usage(context.Context, Peer, *wire.Usage) (*wire.UsageReply, error) {
+func (b *standIn) Layout(_ context.Context, _ Peer, r *wire.Layout) (*wire.LayoutReply, error) {
+	return &wire.LayoutReply{More: uint64(r.Most)}, nil
+}
+
+func (b *standIn) Usage(_ context.Context, _ Peer, _ *wire.Usage, progress func(*wire.Progress)) (*wire.UsageReply, error) {
+	progress(&wire.Progress{Phase: "reading builds"})
 	return &wire.UsageReply{SharedBytes: 6}, nil
 }
 
@@ -95,7 +105,8 @@ func (b *standIn) Probe(context.Context, Peer, *wire.Probe) (*wire.ProbeReply, e
 	return &wire.ProbeReply{}, nil
 }
 
-func (b *standIn) Check(context.Context, Peer, *wire.Check) (*wire.CheckReply, error) {
+func (b *standIn) Check(_ context.Context, _ Peer, _ *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+	progress(&wire.Progress{Phase: "checking files"})
 	return &wire.CheckReply{Blobs: 3}, nil
 }
 

@@ -32,7 +32,12 @@ func unexpected(e *wire.Envelope) error {
 
 // plain is ask for the requests that carry no descriptors either way.
 func plain[R any](ctx context.Context, c *Client, envelope *wire.Envelope, get func(*wire.Envelope) *R) (*R, error) {
-	answer, err := c.ask(ctx, envelope, nil, nil)
+	return told(ctx, c, envelope, get, nil)
+}
+
+// told is plain with progress.
+func told[R any](ctx context.Context, c *Client, envelope *wire.Envelope, get func(*wire.Envelope) *R, progress func(*wire.Progress)) (*R, error) {
+	answer, err := c.ask(ctx, envelope, nil, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -48,28 +53,35 @@ func (c *Client) Release(ctx context.Context, r *wire.Release) (*wire.ReleaseRep
 	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Release{Release: r}}, (*wire.Envelope).GetReleaseReply)
 }
 
-// List gives one page of builds: those that the caller may see.
-func (c *Client) List(ctx context.Context, r *wire.List) (*wire.ListReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_List{List: r}}, (*wire.Envelope).GetListReply)
+// List gives one page of builds: those that the caller may see. Progress may be nil; it is called on this goroutine.
+func (c *Client) List(ctx context.Context, r *wire.List, progress func(*wire.Progress)) (*wire.ListReply, error) {
+	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_List{List: r}}, (*wire.Envelope).GetListReply, progress)
 }
 
 // ListAll gives the builds of all pages.
-func (c *Client) ListAll(ctx context.Context, r *wire.List) ([]*wire.Build, error) {
-	page := proto.CloneOf(r)
-	var all []*wire.Build
+func (c *Client) ListAll(ctx context.Context, r *wire.List) (all []*wire.Build, err error) {
+	err = c.ListPages(ctx, proto.CloneOf(r), nil, func(page []*wire.Build) error {
+		all = append(all, page...)
+		return nil
+	})
+	return all, err
+}
+
+// ListPages calls fn with the builds of one page after the other, and stops at its first error, which it returns. The
+// request then says with after where it stopped: behind the last page that fn had. Progress is as for List.
+func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wire.Progress), fn func([]*wire.Build) error) error {
 	for {
-		reply, err := c.List(ctx, page)
+		reply, err := c.List(ctx, r, progress)
 		if err != nil {
-			return all, err
+			return err
 		}
-		all = append(all, reply.GetBuilds()...)
-		if reply.GetNext() == "" {
-			return all, nil
+		if err := fn(reply.GetBuilds()); err != nil || reply.GetNext() == "" {
+			return err
 		}
-		if reply.GetNext() == page.GetAfter() {
-			return all, errors.New("list: the daemon repeats a page")
+		if reply.GetNext() == r.GetAfter() {
+			return errors.New("list: the daemon repeats a page")
 		}
-		page.After = reply.GetNext()
+		r.After = reply.GetNext()
 	}
 }
 
@@ -101,20 +113,22 @@ func (c *Client) Unpin(ctx context.Context, r *wire.Unpin) (*wire.ChangeReply, e
 // Collect removes builds until the store keeps to its bounds, or plans to. Progress may be nil; it is called on this
 // goroutine.
 func (c *Client) Collect(ctx context.Context, r *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
-	answer, err := c.ask(ctx, &wire.Envelope{Body: &wire.Envelope_Collect{Collect: r}}, nil, progress)
-	if err != nil {
-		return nil, err
-	}
-	closeFiles(answer.files)
-	if reply := answer.envelope.GetCollectReply(); reply != nil {
-		return reply, nil
-	}
-	return nil, unexpected(answer.envelope)
+	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Collect{Collect: r}}, (*wire.Envelope).GetCollectReply, progress)
 }
 
-// Usage tells where the space goes, a page at a time.
-func (c *Client) Usage(ctx context.Context, r *wire.Usage) (*wire.UsageReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Usage{Usage: r}}, (*wire.Envelope).GetUsageReply)
+// Pack packs builds or makes them whole again. Progress may be nil; it is called on this goroutine.
+func (c *Client) Pack(ctx context.Context, r *wire.Pack, progress func(*wire.Progress)) (*wire.PackReply, error) {
+	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Pack{Pack: r}}, (*wire.Envelope).GetPackReply, progress)
+}
+
+// Layout tells where the bytes of builds' files stand.
+func (c *Client) Layout(ctx context.Context, r *wire.Layout) (*wire.LayoutReply, error) {
+	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Layout{Layout: r}}, (*wire.Envelope).GetLayoutReply)
+}
+
+// Usage tells where the space goes, a page at a time. Progress is as for List.
+func (c *Client) Usage(ctx context.Context, r *wire.Usage, progress func(*wire.Progress)) (*wire.UsageReply, error) {
+	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Usage{Usage: r}}, (*wire.Envelope).GetUsageReply, progress)
 }
 
 // Status tells how the daemon is.
@@ -127,9 +141,9 @@ func (c *Client) Probe(ctx context.Context, r *wire.Probe) (*wire.ProbeReply, er
 	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Probe{Probe: r}}, (*wire.Envelope).GetProbeReply)
 }
 
-// Check looks for damage in the store.
-func (c *Client) Check(ctx context.Context, r *wire.Check) (*wire.CheckReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Check{Check: r}}, (*wire.Envelope).GetCheckReply)
+// Check looks for damage in the store. Progress is as for List.
+func (c *Client) Check(ctx context.Context, r *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Check{Check: r}}, (*wire.Envelope).GetCheckReply, progress)
 }
 
 // Report tells that ONNX Runtime refused a build. The runtime's libraries are named by path: a report carries no descriptors.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/epcached/epcached/unixsock/wire"
@@ -78,6 +79,9 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 			return conn.(*net.UnixConn), path, nil
 		case notConnected(err):
 			failed = errors.Join(failed, &noDaemonError{path: path, cause: err})
+		case errors.Is(err, syscall.EINVAL): // that is all that the kernel says of it
+			long := fmt.Errorf("the path has %d bytes, which is more than a socket's may have", len(path))
+			failed = errors.Join(failed, &noDaemonError{path: path, cause: long})
 		default:
 			return nil, path, err // it is there, and this process may not, or gave up
 		}

@@ -56,7 +56,7 @@ var (
 
 // Error is an error that crosses the socket.
 type Error struct {
-	Class wire.ErrorClass
+	Class wire.ErrorClass   // errors.Is compares it: ErrNotFound and its like
 	Text  string            // for people: object and cause, lower case
 	Hint  string            // what to do; may be empty
 	Facts map[string]string // "request_key", "build", "code", "file", "field", "offset", ...

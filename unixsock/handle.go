@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"context"
 	"errors"
 	"os"
 
@@ -93,16 +94,11 @@ func (c *connection) reporter(r *request) *reporter {
 	return &reporter{connection: c, number: r.number, arrived: r.arrived}
 }
 
-func (c *connection) follow(r *request, message *wire.Follow) (*wire.JobsReply, error) {
+// telling asks the backend for what may take long, and passes on how far it is.
+func telling[M, R any](c *connection, r *request, message M, ask func(context.Context, Peer, M, func(*wire.Progress)) (R, error)) (R, error) {
 	reporter := c.reporter(r)
 	defer reporter.end()
-	return c.server.Backend.Follow(r.ctx, c.peer, message, reporter.report)
-}
-
-func (c *connection) collect(r *request, message *wire.Collect) (*wire.CollectReply, error) {
-	reporter := c.reporter(r)
-	defer reporter.end()
-	return c.server.Backend.Collect(r.ctx, c.peer, message, reporter.report)
+	return ask(r.ctx, c.peer, message, reporter.report)
 }
 
 func (c *connection) ask(r *request, message proto.Message) (proto.Message, error) {
@@ -111,7 +107,7 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	case *wire.Release:
 		return b.Release(ctx, c.peer, m)
 	case *wire.List:
-		return b.List(ctx, c.peer, m)
+		return telling(c, r, m, b.List)
 	case *wire.Show:
 		return b.Show(ctx, c.peer, m)
 	case *wire.Invalidate:
@@ -123,15 +119,19 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	case *wire.Unpin:
 		return b.Unpin(ctx, c.peer, m)
 	case *wire.Collect:
-		return c.collect(r, m)
+		return telling(c, r, m, b.Collect)
+	case *wire.Pack:
+		return telling(c, r, m, b.Pack)
+	case *wire.Layout:
+		return b.Layout(ctx, c.peer, m)
 	case *wire.Usage:
-		return b.Usage(ctx, c.peer, m)
+		return telling(c, r, m, b.Usage)
 	case *wire.Status:
 		return b.Status(ctx, c.peer, m)
 	case *wire.Probe:
 		return b.Probe(ctx, c.peer, m)
 	case *wire.Check:
-		return b.Check(ctx, c.peer, m)
+		return telling(c, r, m, b.Check)
 	case *wire.Report:
 		m.Text = cut(m.GetText(), MaxReportText)
 		return b.Report(ctx, c.peer, m)
@@ -144,7 +144,7 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	case *wire.Jobs:
 		return b.Jobs(ctx, c.peer, m)
 	case *wire.Follow:
-		return c.follow(r, m)
+		return telling(c, r, m, b.Follow)
 	case *wire.CancelJobs:
 		return b.CancelJobs(ctx, c.peer, m)
 	case *wire.RetryJobs:

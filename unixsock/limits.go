@@ -21,14 +21,14 @@ const (
 // Limits bound what clients can take. A field that is zero has the value of DefaultLimits.
 type Limits struct {
 	Connections         int // in all
-	ConnectionsPerUID   int
+	ConnectionsPerUID   int // of one user
 	Requests            int // in flight on one connection
 	RequestBytesPerUID  int // of the frames of requests in flight
 	DescriptorsPerUID   int // received and held for requests
 	Unread              int // answers with descriptors that a connection has not read yet
-	UnreadPerUID        int
+	UnreadPerUID        int // and all of one user's connections
 	Subscriptions       int // of one connection
-	SubscriptionsPerUID int
+	SubscriptionsPerUID int // and of one user's
 
 	HelloTimeout time.Duration // from the connection to the end of its Hello
 	FrameTimeout time.Duration // from the first byte of a frame to its last

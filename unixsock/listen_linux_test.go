@@ -131,6 +131,13 @@ func TestDialWithoutDaemon(t *testing.T) {
 	require.Less(t, time.Since(start), time.Second)
 }
 
+func TestDialPathThatIsTooLong(t *testing.T) {
+	long := "/" + strings.Repeat("x", maxSocketPath)
+	_, err := Dialer{}.Dial(t.Context(), long)
+	require.ErrorIs(t, err, ErrNoDaemon)
+	require.EqualError(t, err, "no daemon answers at "+long+": the path has 108 bytes, which is more than a socket's may have")
+}
+
 func TestDialTakesTheFirstThatListens(t *testing.T) {
 	s := serve(t, &standIn{}, Limits{})
 	c, err := Dialer{}.Dial(background(t), filepath.Join(shortDir(t), "none"), s.path)

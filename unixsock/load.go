@@ -20,8 +20,8 @@ const ReportTimeout = 5 * time.Second
 
 // Lease is a build that is kept as it is until Close.
 type Lease struct {
-	Reply *wire.AcquireReply
-	View  *os.File // the view's folder; nil for answers without one: load the model as it is
+	Reply *wire.AcquireReply // the daemon's answer: outcome, options to load with, why
+	View  *os.File           // the view's folder; nil for answers without one: load the model as it is
 }
 
 // Path is the graph's path through the descriptor, which needs no rights on the daemon's folders; empty without a view.
@@ -42,8 +42,8 @@ func (l *Lease) Close() error {
 
 // Refusal is what ONNX Runtime has against a build, as an error.
 type Refusal struct {
-	Code int32 // ONNX Runtime's, OrtErrorCode
-	Text string
+	Code int32  // ONNX Runtime's, OrtErrorCode
+	Text string // its message, whole
 }
 
 // Error is ONNX Runtime's text.
@@ -77,6 +77,7 @@ type RefusedError struct {
 	Errs     []error             // the loads' errors, and what went wrong with asking again
 }
 
+// Error names the build, and has what each load and each question said.
 func (e *RefusedError) Error() string {
 	text := fmt.Sprintf("build %s does not load: %v", e.Build, errors.Join(e.Errs...))
 	for _, d := range e.Decision {

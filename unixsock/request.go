@@ -74,6 +74,10 @@ func requestOf(envelope *wire.Envelope) proto.Message {
 		return body.Unpin
 	case *wire.Envelope_Collect:
 		return body.Collect
+	case *wire.Envelope_Pack:
+		return body.Pack
+	case *wire.Envelope_Layout:
+		return body.Layout
 	case *wire.Envelope_Usage:
 		return body.Usage
 	case *wire.Envelope_Status:

@@ -14,8 +14,8 @@ import (
 
 // Server answers requests on Unix sockets. Fill in the exported fields, then call Serve; do not change them after.
 type Server struct {
-	Backend Backend
-	Limits  Limits
+	Backend Backend      // what answers
+	Limits  Limits       // what is zero is as in DefaultLimits
 	Name    string       // for HelloReply: "epcached 0.1.0"
 	Log     *slog.Logger // nil: silent
 

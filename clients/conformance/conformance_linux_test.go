@@ -3,6 +3,7 @@ package conformance
 import (
 	"flag"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,7 +23,10 @@ func TestClients(t *testing.T) {
 	rows := readRows(t)
 	for _, c := range clients {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
+			if !c.alone {
+				t.Parallel()
+			}
+			rows := c.rows(t, rows)
 			command := c.command(t)
 			quick := startDriver(t, command)
 			quick.ask(question{Do: "forget"}) // what it keeps open from the start is open from here on
@@ -40,6 +44,14 @@ func TestClients(t *testing.T) {
 			})
 		})
 	}
+}
+
+// rows are those that hold for the client. One that it is without has to be there.
+func (c client) rows(t *testing.T, all []row) []row {
+	t.Helper()
+	left := slices.DeleteFunc(slices.Clone(all), func(r row) bool { return c.without[r.Name] != "" })
+	require.Len(t, left, len(all)-len(c.without), "a row that this client is to be without is not in the list")
+	return left
 }
 
 func runSlow(t *testing.T, command []string, r row) {

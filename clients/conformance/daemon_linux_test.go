@@ -52,6 +52,12 @@ type daemon struct {
 	failed      error
 }
 
+// The graph of every view, and its BLAKE3 digest.
+const (
+	graphContent  = "compiled"
+	digestOfGraph = "0a1c9344b835c6d495d9c0373e619936990f97b18cb8ba615b5344adf724a5e5"
+)
+
 func startDaemon(t *testing.T, r row) *daemon {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "conf") // the test's own is too long for a socket
@@ -59,7 +65,7 @@ func startDaemon(t *testing.T, r row) *daemon {
 	t.Cleanup(func() { os.RemoveAll(folder) })
 	d := &daemon{t: t, row: r, path: filepath.Join(folder, "s"), view: filepath.Join(folder, "view"), file: filepath.Join(folder, "model.onnx"), over: make(chan struct{})}
 	require.NoError(t, os.MkdirAll(filepath.Join(d.view, "abc"), 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(d.view, "abc", "x_ctx.onnx"), []byte("compiled"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(d.view, "abc", "x_ctx.onnx"), []byte(graphContent), 0o644))
 	require.NoError(t, os.WriteFile(d.file, []byte("no client looks into a model"), 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "weights"), []byte("external data"), 0o644))
 	d.listen()
@@ -263,7 +269,8 @@ func (d *daemon) envelope(s *step) (*wire.Envelope, error) {
 	content := s.Envelope
 	if s.Do == "hit" {
 		reply := map[string]any{"outcome": "hit", "request_key": "a1", "build": "b2", "model_digest": "c3", "ep": "E", "compatibility": "optimal",
-			"why": "it is there", "fd": 0, "view": "/views/of/nobody", "graph": "abc/x_ctx.onnx", "compile_seconds": 1.5}
+			"why": "it is there", "fd": 0, "view": "/views/of/nobody", "graph": "abc/x_ctx.onnx", "compile_seconds": 1.5,
+			"files": []any{map[string]any{"name": "abc/x_ctx.onnx", "size": len(graphContent), "digest": digestOfGraph}}}
 		maps.Copy(reply, s.With)
 		maps.DeleteFunc(reply, func(_ string, v any) bool { return v == nil })
 		content = map[string]any{"acquire_reply": reply}

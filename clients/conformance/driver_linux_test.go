@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,23 +19,57 @@ import (
 type client struct {
 	name    string
 	command func(t *testing.T) []string
+	alone   bool              // it starts a process for each question, and the 50 ms of the others are not to be spent on that
+	without map[string]string // rows that cannot hold for it, by name, and why
 }
 
 // clients are all that there are. A further one is added here.
 var clients = []client{
-	{"go", func(t *testing.T) []string {
-		program := filepath.Join(t.TempDir(), "go")
-		out, err := exec.Command("go", "build", "-o", program, "./drivers/go").CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		return []string{program}
+	{name: "go", command: func(t *testing.T) []string { return []string{built(t, "./drivers/go")} }},
+	{name: "epcachectl", command: func(t *testing.T) []string {
+		return []string{built(t, "./drivers/epcachectl"), built(t, "../../cmd/epcachectl")}
+	}, alone: true, without: map[string]string{
+		"a hello that comes late":                             patient,
+		"a hello that does not come":                          patient,
+		"a hello of one byte a second":                        patient,
+		"a daemon that was stopped":                           patient,
+		"a daemon that was stopped, asked thrice":             patient,
+		"a daemon that was stopped, and has a full backlog":   patient,
+		"dies of the request, then closes instead of a hello": patient,
+		"dies of the request, then is stopped":                patient,
+		"stopped during the request":                          patient,
+		"stopped between two requests":                        patient,
+		"refused with the hello":                              "what is refused before there is a question is said in words, without its class",
+		"a large request that is not read":                    "no argument may be so long",
 	}},
-	{"python", func(t *testing.T) []string {
+	{name: "python", command: func(t *testing.T) []string {
 		python := os.Getenv("EPCACHED_PYTHON")
 		if _, err := exec.LookPath(python); err != nil { // its client needs nothing but the language
 			python = "python3"
 		}
 		return []string{python, "drivers/python/driver.py"}
 	}},
+}
+
+// patient is why rows do not hold that are about the 50 ms after which applications go on without a daemon.
+const patient = "epcachectl, which has nothing else to go on with, waits ten seconds for a daemon"
+
+// built builds a program, and looks at all that it is made of: then go test knows that its result is of these files.
+func built(t *testing.T, folder string) string {
+	list, err := exec.Command("go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{end}}", folder).Output()
+	require.NoError(t, err)
+	for dir := range strings.FieldsSeq(string(list)) {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		require.NoError(t, err)
+		for _, file := range files {
+			_, err := os.Stat(file)
+			require.NoError(t, err)
+		}
+	}
+	program := filepath.Join(t.TempDir(), filepath.Base(folder))
+	out, err := exec.Command("go", "build", "-o", program, folder).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return program
 }
 
 // question and answer are the lines of the dialogue with a driver; README.md describes them.

@@ -19,6 +19,9 @@ import (
 // autostartVariable switches off that clients start a daemon.
 const autostartVariable = "EPCACHE_AUTOSTART"
 
+// daemonVariable names the program to start.
+const daemonVariable = "EPCACHE_DAEMON"
+
 // connectOrStart connects, and where there is no daemon has the user's own started first, as applications do.
 func (a *app) connectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	program := a.daemonProgram()
@@ -34,21 +37,32 @@ func (a *app) connectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	if _, there := os.Lstat(unixsock.SystemSocket); there == nil {
 		return a.connect(ctx) // the system's daemon is about to come back, and its users are not to be scattered
 	}
-	if err := startDaemon(ctx, program); err != nil {
+	there := func() bool {
+		c, err := at.connect(ctx)
+		return err == nil && c.Close() == nil
+	}
+	if err := startDaemon(ctx, program, there); err != nil {
 		var none *noDaemonError
 		if c, again := a.connect(ctx); again == nil || !errors.As(again, &none) {
 			return c, again // another process was faster
 		}
 		return nil, &noDaemonError{none.text, fmt.Sprintf("none can be started: %v", err), none}
 	}
-	return a.connect(ctx)
+	c, err = a.connect(ctx)
+	var none *noDaemonError
+	if errors.As(err, &none) && os.Getenv(daemonVariable) != "" {
+		err = &noDaemonError{none.text, fmt.Sprintf("%s --autostart ended as if it had started one%s", program, namedBy()), none}
+	}
+	return c, err
 }
 
-// daemonProgram finds what starts a daemon, beside this program or in PATH; "" where none is to be started.
+// daemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in PATH; "" where none is to be started.
 func (a *app) daemonProgram() string {
-	off := slices.Contains([]string{"0", "no", "off", "false"}, strings.ToLower(os.Getenv(autostartVariable)))
-	if off || a.socket != "" || os.Getenv(unixsock.SocketVariable) != "" {
+	if autostartOff() || a.socket != "" || os.Getenv(unixsock.SocketVariable) != "" {
 		return ""
+	}
+	if named := os.Getenv(daemonVariable); named != "" {
+		return named
 	}
 	self, err := os.Executable()
 	if err == nil {
@@ -66,24 +80,54 @@ func (a *app) daemonProgram() string {
 	return path
 }
 
-// startDaemon returns when the daemon answers, or with the reason why there is none.
-func startDaemon(ctx context.Context, program string) error {
+func autostartOff() bool {
+	return slices.Contains([]string{"0", "no", "off", "false"}, strings.ToLower(os.Getenv(autostartVariable)))
+}
+
+// startDaemon returns when the daemon answers, or with the reason why there is none. `there` tells whether there is one by now.
+func startDaemon(ctx context.Context, program string, there func() bool) error {
 	failed := errors.New("there is no home directory")
 	for _, socket := range unixsock.UserSockets() {
 		if failed = unixsock.OwnFolder(filepath.Dir(socket)); failed != nil {
 			continue
 		}
-		var said bytes.Buffer
-		cmd := exec.CommandContext(ctx, program, "--autostart", "--socket", socket)
-		cmd.Stderr = &said
-		if err := cmd.Run(); err != nil {
-			line, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "epcached: "), "\n")
-			if line == "" {
-				line = err.Error()
-			}
-			return errors.New(line)
+		lock, err := lockStart(ctx, socket, there)
+		if lock == nil || err != nil {
+			return err
+		}
+		reason := lock.failed()
+		if reason == "" {
+			reason = start(ctx, program, socket)
+		}
+		lock.end(reason)
+		if reason != "" {
+			return errors.New(reason)
 		}
 		return nil
 	}
 	return failed
+}
+
+// start runs the program that starts the daemon, and returns why it did not; "" if it did.
+func start(ctx context.Context, program, socket string) string {
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, "--autostart", "--socket", socket)
+	cmd.Stderr = &said
+	err := cmd.Run()
+	if err == nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(said.String()), "epcached: "), "\n")
+	if line == "" {
+		line = fmt.Sprintf("%s --autostart: %v", program, err)
+	}
+	return line + namedBy()
+}
+
+// namedBy says what has the program be this one, where that is a variable: it may be no daemon at all.
+func namedBy() string {
+	if os.Getenv(daemonVariable) == "" {
+		return ""
+	}
+	return "; " + daemonVariable + " names the program"
 }

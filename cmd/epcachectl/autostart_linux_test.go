@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -56,4 +57,57 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 			require.NoFileExists(t, filepath.Join(dir, "told"))
 		})
 	}
+}
+
+// EPCACHE_DAEMON may name anything.
+func TestAProgramThatIsNoDaemonIsNamed(t *testing.T) {
+	for program, says := range map[string]string{
+		"/bin/false": "none can be started: /bin/false --autostart: exit status 1; EPCACHE_DAEMON names the program",
+		"/bin/true":  "/bin/true --autostart ended as if it had started one; EPCACHE_DAEMON names the program",
+		"/no/such":   "no such file or directory; EPCACHE_DAEMON names the program",
+	} {
+		emptyHome(t, "")
+		t.Setenv(daemonVariable, program)
+		got := call(t, "list", "--wait", "0s")
+		require.Equal(t, exitNoDaemon, got.code)
+		require.Contains(t, got.err, says)
+		got = call(t, "doctor", "--wait", "0s")
+		require.Contains(t, got.out, "problem  daemon: none runs, and none can be started: "+program)
+	}
+}
+
+func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
+	says := func(want string) {
+		t.Helper()
+		got := call(t, "doctor")
+		require.Equal(t, exitNoDaemon, got.code)
+		require.Contains(t, got.out, want)
+	}
+	home := emptyHome(t, "")
+	says("ok       daemon: none runs, and the next program that needs one starts it")
+
+	config := filepath.Join(home, ".config", "epcached", "epcached.toml")
+	t.Setenv("XDG_CONFIG_HOME", filepath.Join(home, ".config"))
+	require.NoError(t, os.MkdirAll(filepath.Dir(config), 0o700))
+	require.NoError(t, os.WriteFile(config, []byte("stat = \"/x\"\n"), 0o600))
+	says("none can be started: " + config)
+	require.NoError(t, os.WriteFile(config, []byte("state = \"/proc/none\"\n"), 0o600))
+	says("none can be started: only 0 B are free for /proc/none")
+	require.NoError(t, os.Remove(config))
+
+	file := filepath.Join(home, ".local")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	says("none can be started: " + file + " is no folder")
+
+	require.NoError(t, os.Remove(file))
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: the rest mounts a file system, which takes root")
+	}
+	small := t.TempDir()
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small).CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: no small file system can be mounted: %s", out)
+	}
+	defer func() { require.NoError(t, exec.Command("umount", small).Run()) }()
+	t.Setenv("HOME", small)
+	says("none can be started: only 1.0 MiB are free for " + filepath.Join(small, ".local", "state", "epcached"))
 }

@@ -12,9 +12,12 @@ import (
 const barCells = 20
 
 // bar tells in a line how far one model is, age after it was last reported: a bar where there is something to measure
-// by, which is bytes, or how long such compiles took before.
+// by, which is bytes, builds or files, or how long such compiles took before. Without a name it is of the call itself.
 func bar(name string, p *wire.Progress, age time.Duration) string {
-	text := fmt.Sprintf("%-9s  %s", printable(p.GetPhase()), printable(name))
+	text := printable(p.GetPhase())
+	if name != "" {
+		text = fmt.Sprintf("%-9s  %s", text, printable(name))
+	}
 	if part, known := portion(p, age); known {
 		full := int(part * barCells)
 		text += "  [" + strings.Repeat("#", full) + strings.Repeat(".", barCells-full) + "]"
@@ -31,6 +34,8 @@ func portion(p *wire.Progress, age time.Duration) (float64, bool) {
 	switch {
 	case p.GetTotalBytes() > 0:
 		return min(max(float64(p.GetDoneBytes())/float64(p.GetTotalBytes()), 0), 1), true
+	case p.GetTotal() > 0:
+		return min(float64(p.GetDone())/float64(p.GetTotal()), 1), true
 	case p.GetEstimateMs() > 0:
 		return min(float64(elapsed(p, age))/float64(estimated(p)), 0.95), true
 	}

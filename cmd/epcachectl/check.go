@@ -16,6 +16,7 @@ type checkResult struct {
 	Builds   uint64          `json:"builds"`
 	Bytes    int64           `json:"bytes"`
 	Findings []findingResult `json:"findings"`
+	More     uint64          `json:"more"` // findings that are not listed
 }
 
 type findingResult struct {
@@ -26,18 +27,22 @@ type findingResult struct {
 }
 
 func (a *app) checkCommand() *cobra.Command {
-	var quick, deep bool
+	var quick, deep, space bool
 	cmd := &cobra.Command{
-		Use:   "check [--quick|--deep]",
+		Use:   "check [--quick|--deep|--space]",
 		Short: "look for damage in the store",
 		Long: `check looks whether everything that is kept is as it was stored. --quick, the default, looks at what must be
-there and at times and sizes; --deep reads and hashes every byte. It changes nothing. Leftovers and stale views
+there and at times and sizes; --deep reads and hashes every byte. --space compares what the daemon has accounted for with what the file
+system says, block by block, and names what makes a difference. It changes nothing. Leftovers and stale views
 are reported and are no damage: the daemon deals with them by itself.` + statusHelp(exitDone, exitFailed, exitUsage, exitDamage, exitNoDaemon, exitNotAllowed),
 		Example: "  epcachectl check --deep",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if quick && deep {
-				return usageError{errors.New("check: either --quick or --deep")}
+			if quick && deep || space && (quick || deep) {
+				return usageError{errors.New("check: one of --quick, --deep and --space")}
+			}
+			if space {
+				return a.withDaemon(cmd.Context(), a.checkSpace)
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				return a.check(ctx, c, &wire.Check{Deep: deep})
@@ -45,16 +50,17 @@ are reported and are no damage: the daemon deals with them by itself.` + statusH
 		},
 	}
 	cmd.Flags().BoolVar(&quick, "quick", false, "look at structure, sizes and times (default)")
+	cmd.Flags().BoolVar(&space, "space", false, "compare the account of the space with the file system")
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and hash every byte")
 	return cmd
 }
 
 func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check) error {
-	reply, err := c.Check(ctx, request)
+	reply, err := a.checked(ctx, c, request)
 	if err != nil {
 		return err
 	}
-	out := checkResult{Blobs: reply.GetBlobs(), Builds: reply.GetBuilds(), Bytes: reply.GetBytes(), Findings: []findingResult{}}
+	out := checkResult{Blobs: reply.GetBlobs(), Builds: reply.GetBuilds(), Bytes: reply.GetBytes(), Findings: []findingResult{}, More: reply.GetMore()}
 	damaged := false
 	for _, f := range reply.GetFindings() {
 		out.Findings = append(out.Findings, findingResult{f.GetKind(), f.GetObject(), f.GetDetail(), append([]string{}, f.GetBuilds()...)})
@@ -71,6 +77,15 @@ func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check
 	return err
 }
 
+// checked shows how far the daemon is with it.
+func (a *app) checked(ctx context.Context, c *unixsock.Client, request *wire.Check) (reply *wire.CheckReply, err error) {
+	err = a.showing(func(progress func(*wire.Progress)) (err error) {
+		reply, err = c.Check(ctx, request, progress)
+		return err
+	})
+	return reply, err
+}
+
 // isDamage takes a kind that is not known for damage: a newer daemon may find more.
 func isDamage(kind string) bool { return kind != "leftover" && kind != "stale view" }
 
@@ -80,6 +95,9 @@ func (a *app) printCheck(out checkResult) {
 		for _, b := range f.Builds {
 			a.print.line("  needed by build %s", short(b))
 		}
+	}
+	if out.More > 0 {
+		a.print.line("and %d more", out.More)
 	}
 	verdict := "no damage"
 	for _, f := range out.Findings {

@@ -45,7 +45,9 @@ type standIn struct {
 	asked    []*wire.Acquire
 	external map[string]string
 	acquire  func(a *wire.Acquire) (unixsock.Answer, error)
-	err      error // of every other request
+	err      error          // of every other request
+	hold     chan struct{}  // closed when models may be answered; nil: at once
+	progress *wire.Progress // told before; nil: of a compile
 	changes  []string
 	findings []*wire.Finding
 	explain  *wire.Explanation
@@ -58,13 +60,25 @@ type standIn struct {
 	jobs     []*wire.Job
 	failures []*wire.Failure
 	asks     int // for what has happened
+
+	second func() error // is called for the second page of a list or of usage; may be nil
 }
 
 func (b *standIn) Hello(unixsock.Peer, *wire.Hello) *wire.HelloReply {
 	return &wire.HelloReply{Scope: "uid:0", Rights: []string{"administrator"}}
 }
 
-func (b *standIn) Acquire(_ context.Context, _ unixsock.Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+	if b.progress != nil {
+		progress(b.progress)
+	}
+	if b.hold != nil {
+		select {
+		case <-b.hold:
+		case <-ctx.Done():
+			return unixsock.Answer{}, ctx.Err()
+		}
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asked = append(b.asked, a)
@@ -116,7 +130,10 @@ func (b *standIn) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.
 	return &wire.ReleaseReply{}, b.err
 }
 
-func (b *standIn) List(_ context.Context, _ unixsock.Peer, l *wire.List) (*wire.ListReply, error) {
+func (b *standIn) List(_ context.Context, _ unixsock.Peer, l *wire.List, _ func(*wire.Progress)) (*wire.ListReply, error) {
+	if err := b.page(l.GetAfter()); err != nil {
+		return nil, err
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.builds != nil {
@@ -126,6 +143,13 @@ func (b *standIn) List(_ context.Context, _ unixsock.Peer, l *wire.List) (*wire.
 		return &wire.ListReply{Builds: []*wire.Build{b.build()}, Next: "2"}, b.err
 	}
 	return &wire.ListReply{Builds: []*wire.Build{b.build()}}, b.err
+}
+
+func (b *standIn) page(after string) error {
+	if after == "" || b.second == nil {
+		return nil
+	}
+	return b.second()
 }
 
 func (b *standIn) Show(_ context.Context, _ unixsock.Peer, s *wire.Show) (*wire.ShowReply, error) {
@@ -166,20 +190,90 @@ func (b *standIn) changePin(verb string, entries []string, dryRun bool) (*wire.C
 	return &wire.ChangeReply{Builds: []*wire.Build{build}}, b.err
 }
 
+func (b *standIn) Pack(_ context.Context, _ unixsock.Peer, r *wire.Pack, _ func(*wire.Progress)) (*wire.PackReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	outcome, frees := "packed", int64(4096)
+	if r.GetUnpack() {
+		outcome, frees = "unpacked", -8192
+	}
+	if !r.GetDryRun() {
+		b.changes = append(b.changes, fmt.Sprintf("%s %q %t", outcome, r.GetEntries(), r.GetAll()))
+	}
+	return &wire.PackReply{Changed: 1, FreedBytes: frees, More: 3, Builds: []*wire.PackedBuild{
+		{Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", Outcome: outcome, FreesBytes: frees},
+		{Build: "efefefefefefefef", ModelName: "other.onnx", Ep: "StandInExecutionProvider", Outcome: "kept: somebody has it"}}}, b.err
+}
+
 func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _ func(*wire.Progress)) (*wire.CollectReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	outcome := "planned"
 	if !r.GetDryRun() {
-		b.changes, outcome = append(b.changes, fmt.Sprintf("collect %d", r.GetToBytes())), "removed"
+		to := "as configured"
+		if r.ToBytes != nil {
+			to = fmt.Sprint(r.GetToBytes())
+		}
+		b.changes, outcome = append(b.changes, "collect "+to), "removed"
 	}
 	return &wire.CollectReply{UsedBytes: 8192, FreedBytes: 4096, BudgetBytes: r.GetToBytes(), ShortBytes: 1024, Removed: 1,
-		Removals: []*wire.Removal{{Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why", Outcome: outcome, Models: 2}},
-		Kept:     []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096}}}, b.err
+		Steps: []*wire.CollectStep{{Action: "remove", Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why", Outcome: outcome, Models: 2}},
+		Kept:  []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096}}}, b.err
 }
 
-func (b *standIn) Usage(context.Context, unixsock.Peer, *wire.Usage) (*wire.UsageReply, error) {
-	return &wire.UsageReply{}, nil
+// Layout gives two files, of which the second takes half from the first.
+func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*wire.LayoutReply, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first := &wire.LaidFile{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", ModelDigest: "aaaa", Ep: "StandInExecutionProvider", Name: "a_ctx.bin", Digest: "h0", Size: 1 << 20,
+		Shapes: "batch=1", Pieces: []*wire.Piece{{Length: 1 << 20}}}
+	second := &wire.LaidFile{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, ModelDigest: "bbbb", Ep: "StandInExecutionProvider", Name: "b_ctx.bin", Digest: "h1", Size: 1 << 20, Packed: true,
+		Pieces: []*wire.Piece{{Length: 1 << 19, From: 4096}, {At: 1 << 19, Length: 1 << 19, Holder: 1, From: 1 << 19}}}
+	reply := &wire.LayoutReply{Holders: []string{"h0", "h1"}, Files: []*wire.LaidFile{first, second}, More: 7, MoreBytes: 7 << 20}
+	if r.GetTensors() {
+		first.Sharers = []*wire.Sharer{{Build: second.Build, ModelName: second.ModelName, File: second.Name}}
+		first.Tensors = []*wire.Placed{{Name: "layer0.weight", Kind: "tensor", Type: "f32", Shape: "256x256", Offset: 4096, Length: 1 << 18, From: 4096, SharedBytes: 1 << 18, With: []uint32{0}}}
+		first.NamedBytes = 1 << 18
+		second.Sharers = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName, File: first.Name}}
+		second.NamedBy, second.NamedBytes = "4.onnx", 1<<18+1<<17
+		second.Tensors = []*wire.Placed{
+			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Form: "float16 tiles", Offset: 64, Length: 1 << 17, From: 4096 + 64, SharedBytes: 1 << 17, With: []uint32{0}},
+			{Name: "layer", Kind: "partition", Offset: 128, Length: 100, Holder: 1, From: 128},
+			{Name: "layer", Kind: "partition", Offset: 256, Length: 100, Holder: 1, From: 256},
+			{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Form: "as in the model", Offset: 1 << 18, Length: 1024, Holder: 1, From: 1 << 18},
+			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Form: "float16 tiles", Offset: 1 << 19, Length: 1 << 18, Holder: 1, From: 1 << 19},
+		}
+		third := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "b_ctx.onnx", Digest: "h3", Size: 800, Unknown: "this graph has no tensors: the files beside it have them"}
+		fourth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBy: "4.onnx", NamedBytes: 1024,
+			Tensors: []*wire.Placed{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Form: "as in the model", Length: 1024}}}
+		reply.Files = append(reply.Files, third, fourth)
+	}
+	return reply, b.err
+}
+
+// Usage gives two models of one name on two pages, and what two entries share.
+func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage, _ func(*wire.Progress)) (*wire.UsageReply, error) {
+	if err := b.page(r.GetAfter()); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := func(model, build string, own int64) *wire.BuildUsage {
+		return &wire.BuildUsage{LogicalBytes: 8192, OwnBytes: own, SharedBytes: 4096, Shapes: "batch=" + strings.TrimLeft(build, "ab"),
+			Build: &wire.Build{Build: build, ModelName: "tiny.onnx", ModelDigest: model, Ep: "StandInExecutionProvider", Scope: "shared"}}
+	}
+	if r.GetAfter() != "" {
+		return &wire.UsageReply{Builds: []*wire.BuildUsage{of("bbbb", "b1", 0)}}, b.err
+	}
+	reply := &wire.UsageReply{Next: "more", Space: &wire.Space{DiskBytes: 8192, Builds: 3}, Builds: []*wire.BuildUsage{of("aaaa", "a1", 4096), of("aaaa", "a2", 8192)}}
+	if len(r.GetEntries()) == 2 {
+		reply.SharedBytes = 2048
+		reply.Shared = []*wire.SharedBlob{{Size: 4096, Bytes: 1536, FirstName: "a_ctx.bin", SecondName: "b_ctx.bin"}, {Size: 800, Bytes: 512, FirstName: "a_ctx.onnx", SecondName: "b_ctx.onnx"}}
+	} else {
+		reply.PackableBytes = 3 << 20
+		reply.Users = []*wire.UsageSum{{Name: "uid:1", Builds: 3, OwnBytes: 4096, StoredBytes: 8192, LogicalBytes: 24576, QuotaBytes: 1 << 20}}
+	}
+	return reply, b.err
 }
 
 func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*wire.ChangeReply, error) {
@@ -189,7 +283,7 @@ func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*w
 		b.changes = append(b.changes, "remove "+strings.Join(r.GetEntries(), " "))
 	}
 	if b.builds != nil {
-		return &wire.ChangeReply{Builds: b.builds}, b.err
+		return &wire.ChangeReply{Builds: b.builds, FreedBytes: 7 * int64(min(len(b.builds), 1))}, b.err
 	}
 	return &wire.ChangeReply{Builds: []*wire.Build{b.build()}, FreedBytes: 2048}, b.err
 }
@@ -197,7 +291,7 @@ func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*w
 func (b *standIn) Status(context.Context, unixsock.Peer, *wire.Status) (*wire.StatusReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return &wire.StatusReply{Version: "9", Space: &wire.Space{StoredBytes: 7}}, b.err
+	return &wire.StatusReply{Version: "9", Space: &wire.Space{StoredBytes: 7, ToLookAt: 3}}, b.err
 }
 
 func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.ProbeReply, error) {
@@ -210,7 +304,7 @@ func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.Prob
 		{Name: "StandInExecutionProvider", Devices: []*wire.DeviceFacts{{Type: "CPU", Vendor: "Some"}}}}}}}, b.err
 }
 
-func (b *standIn) Check(context.Context, unixsock.Peer, *wire.Check) (*wire.CheckReply, error) {
+func (b *standIn) Check(context.Context, unixsock.Peer, *wire.Check, func(*wire.Progress)) (*wire.CheckReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return &wire.CheckReply{Blobs: 2, Builds: 1, Findings: b.findings}, b.err

@@ -2,10 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/unixsock"
 )
 
 func sumOf(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {
@@ -37,4 +41,19 @@ func entriesOf(ctx context.Context, args []string) ([]string, error) {
 		entries[i] = entry
 	}
 	return entries, nil
+}
+
+// asGiven has an error speak of entries as they were given: of a model's file the daemon knows the digest only.
+func asGiven(err error, args, entries []string) error {
+	var e *unixsock.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	own := *e
+	for i, entry := range entries {
+		if entry != args[i] {
+			own.Text = strings.ReplaceAll(own.Text, strconv.Quote(entry), strconv.Quote(args[i]))
+		}
+	}
+	return &own
 }

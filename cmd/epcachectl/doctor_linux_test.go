@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -93,6 +94,34 @@ func TestDoctorWithoutADaemon(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	out, _ = doctored(t, "--wait=0")
 	find(t, out, "problem", path+" is no socket but a file")
+}
+
+// A user's daemon leads to its socket from a second place.
+func TestDoctorTakesTwoWaysToOneSocketForOne(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	path := os.Getenv(unixsock.SocketVariable)
+	require.NotEmpty(t, path)
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("XDG_STATE_HOME", "")
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv(unixsock.SocketVariable, "")
+	all := unixsock.UserSockets()
+	require.Len(t, all, 2)
+	for _, other := range all {
+		require.NoError(t, os.MkdirAll(filepath.Dir(other), 0o700))
+		require.NoError(t, os.Symlink(path, other))
+	}
+	out, _ := doctored(t)
+	for _, f := range out.Findings {
+		require.NotContains(t, f.Text, "there are two")
+	}
+	require.NoError(t, os.Remove(all[1]))
+	l, err := net.Listen("unix", all[1])
+	require.NoError(t, err)
+	defer l.Close()
+	out, _ = doctored(t)
+	find(t, out, "warning", "there are two")
 }
 
 // fakeRuntime is a folder as pip leaves it; nothing of it can be loaded.

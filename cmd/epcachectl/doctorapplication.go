@@ -48,7 +48,7 @@ func (x *examination) known(ctx context.Context, subject string, r compilers.Run
 	}
 	reply, err := x.client.Probe(ctx, &wire.Probe{})
 	if err != nil {
-		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see the daemon's log: journalctl -u epcached")
+		x.warning(subject, fmt.Sprintf("the daemon does not tell its runtimes: %v", err), "see "+logOf(unixsock.DefaultSocket()))
 		return
 	}
 	for _, ep := range r.EPs {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/epcached/epcached/unixsock"
@@ -27,13 +29,15 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 	f := &findings{side: "client"}
 	paths := a.sockets()
 	var there []string
+	var found []fs.FileInfo
 	for _, path := range paths {
 		switch info, err := os.Stat(path); {
 		case err == nil && info.Mode()&fs.ModeSocket == 0:
 			f.problem(subjectSocket, fmt.Sprintf("%s is no socket but %s, so that no daemon can be reached there", path, fileKind(info.Mode())),
 				"another program put it there: remove it, and start epcached again")
-		case err == nil:
-			there = append(there, path)
+		case err == nil && !slices.ContainsFunc(found, func(other fs.FileInfo) bool { return os.SameFile(other, info) }):
+			// A user's daemon leads to its socket from a second place: that is one.
+			there, found = append(there, path), append(found, info)
 		}
 	}
 	if len(there) > 1 {
@@ -43,8 +47,7 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 	start := time.Now()
 	client, err := a.connect(ctx)
 	if err != nil {
-		a.notConnected(f, there, err)
-		a.howStarted(f)
+		a.notConnected(ctx, f, there, err)
 		return nil, f.list
 	}
 	took := time.Since(start)
@@ -58,13 +61,28 @@ func (a *app) lookForDaemon(ctx context.Context) (*unixsock.Client, []finding) {
 	return client, f.list
 }
 
-func (a *app) notConnected(f *findings, there []string, err error) {
+func (a *app) notConnected(ctx context.Context, f *findings, there []string, err error) {
 	var none *noDaemonError
 	named := ""
 	if a.socket == "" && os.Getenv(unixsock.SocketVariable) != "" {
 		named = "; " + unixsock.SocketVariable + " names it"
 	}
+	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	program := a.daemonProgram()
+	if (absent || errors.Is(err, syscall.ENOTDIR)) && program != "" && len(unixsock.UserSockets()) > 0 {
+		if text, hint := cannotStart(ctx, program); text != "" {
+			f.problem(subjectDaemon, "none runs, and none can be started: "+text+"; applications compile for themselves, each time", hint)
+			return
+		}
+	}
 	switch {
+	case errors.As(err, &none) && absent && program != "" && len(unixsock.UserSockets()) > 0:
+		f.ok(subjectDaemon, "none runs, and the next program that needs one starts it: %s --autostart", program)
+	case errors.As(err, &none) && absent && program != "":
+		f.problem(subjectSocket, none.text+"; none can be started: there is no home directory; applications compile for themselves, each time",
+			"set HOME, or XDG_RUNTIME_DIR, or "+none.hint)
+	case errors.As(err, &none) && absent && autostartOff():
+		f.problem(subjectSocket, none.text+named+", and "+autostartVariable+" says that none is started; applications compile for themselves, each time", none.hint)
 	case errors.As(err, &none):
 		f.problem(subjectSocket, none.text+named+"; applications compile for themselves, each time", none.hint)
 	case errors.Is(err, fs.ErrPermission):
@@ -73,7 +91,7 @@ func (a *app) notConnected(f *findings, there []string, err error) {
 	case errors.Is(err, unixsock.ErrVersion):
 		f.problem(subjectProtocol, err.Error()+"; nothing can be asked of it", "install epcached and epcachectl of one release, and start the daemon again")
 	default:
-		f.problem(subjectSocket, err.Error()+named, "see the daemon's log: journalctl -u epcached")
+		f.problem(subjectSocket, err.Error()+named, "see "+logOf(there))
 	}
 }
 
@@ -100,7 +118,7 @@ func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
 	status, err := c.Status(ctx)
 	took := time.Since(start)
 	if err != nil {
-		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see the daemon's log: journalctl -u epcached")
+		f.problem(subjectDaemon, fmt.Sprintf("it does not tell its status: %v", err), "see "+logOf(a.sockets()))
 		return
 	}
 	if took > slow {
@@ -136,11 +154,4 @@ func (a *app) howFound(ctx context.Context, f *findings, c *unixsock.Client) {
 		how += "; a client started it, and it leaves when nobody needs it; its log is epcached.log in " + status.GetStateDirectory()
 	}
 	f.ok(subjectDaemon, "%s", how)
-}
-
-// howStarted says whether the next client would start a daemon.
-func (a *app) howStarted(f *findings) {
-	if program := a.daemonProgram(); program != "" {
-		f.ok(subjectDaemon, "the next program that needs one starts it: %s --autostart", program)
-	}
 }

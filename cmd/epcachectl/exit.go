@@ -20,6 +20,8 @@ const (
 	exitNoDaemon   = 5
 	exitStale      = 6
 	exitNotAllowed = 7
+	exitSignal     = 128 // and the signal's number
+	exitInterrupt  = 130
 )
 
 var exitMeaning = map[int]string{
@@ -31,6 +33,7 @@ var exitMeaning = map[int]string{
 	exitNoDaemon:   "no daemon answers",
 	exitStale:      "stale: there is a build, and it must not be loaded",
 	exitNotAllowed: "not allowed",
+	exitInterrupt:  "interrupted by Ctrl-C",
 }
 
 // statusHelp is the part of a verb's help that says how it exits.
@@ -55,6 +58,11 @@ type exitError int
 
 func (e exitError) Error() string { return exitMeaning[int(e)] }
 
+// damageError is about something stored that is not what it should be.
+type damageError struct{ error }
+
+func (e damageError) Unwrap() error { return e.error }
+
 // missing says in words of its own what is not there: errors.Is(err, fs.ErrNotExist) holds.
 type missing string
 
@@ -66,14 +74,18 @@ func exitCode(err error) int {
 	var usage usageError
 	var done exitError
 	var corrupt *cas.CorruptError
+	var damaged damageError
+	var stopped interruption
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.As(err, &done):
 		return int(done)
-	case errors.As(err, &usage):
+	case errors.As(err, &stopped):
+		return stopped.status()
+	case errors.As(err, &usage), errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
 		return exitUsage
-	case errors.As(err, &corrupt):
+	case errors.As(err, &corrupt), errors.As(err, &damaged):
 		return exitDamage
 	case errors.Is(err, unixsock.ErrNoDaemon), errors.Is(err, unixsock.ErrConnectionLost):
 		return exitNoDaemon

@@ -16,20 +16,23 @@ import (
 
 // gcResult is what gc prints with --json.
 type gcResult struct {
-	DryRun      bool            `json:"dry_run"`
-	UsedBytes   int64           `json:"used_bytes"` // before
-	ToBytes     int64           `json:"to_bytes"`
-	FreedBytes  int64           `json:"freed_bytes"`
-	ShortBytes  int64           `json:"short_bytes"` // so much more should go, and may not
-	Removed     uint64          `json:"removed"`
-	Considered  uint64          `json:"considered"`
-	PlanSeconds float64         `json:"plan_seconds"`
-	Removals    []removalResult `json:"removals"`
-	More        uint32          `json:"more"` // removals that are not listed
-	Kept        []keptResult    `json:"kept"`
+	DryRun      bool         `json:"dry_run"`
+	UsedBytes   int64        `json:"used_bytes"` // before
+	ToBytes     int64        `json:"to_bytes"`
+	FreedBytes  int64        `json:"freed_bytes"`
+	ShortBytes  int64        `json:"short_bytes"` // so much more should go, and may not
+	Copies      uint64       `json:"copies"`      // builds whose unpacked copy went, or would
+	Packed      uint64       `json:"packed"`      // builds that were packed, or would be
+	Removed     uint64       `json:"removed"`     // builds that were removed, or would be
+	Considered  uint64       `json:"considered"`
+	PlanSeconds float64      `json:"plan_seconds"`
+	Steps       []stepResult `json:"steps"`
+	More        uint32       `json:"more"` // steps that are not listed
+	Kept        []keptResult `json:"kept"`
 }
 
-type removalResult struct {
+type stepResult struct {
+	Action         string  `json:"action"` // "drop copy", "pack", "remove"
 	Build          string  `json:"build"`
 	ModelName      string  `json:"model_name"`
 	EP             string  `json:"ep"`
@@ -52,23 +55,31 @@ func (a *app) gcCommand() *cobra.Command {
 	var to string
 	var request wire.Collect
 	cmd := &cobra.Command{
-		Use:   "gc --to SIZE [-n]",
+		Use:   "gc [--to SIZE] [-n]",
 		Short: "remove the builds that pay least",
-		Long: `gc removes builds until what is kept takes at most SIZE on disk, such as 500MiB, 20GiB or 0. Builds that are not served go
-first, then those that a newer one has taken the place of, then those whose compile time and recent use pay least for
+		Long: `gc removes builds until the store is within the bounds of its configuration ([space]: budget, free_floor, max_unused, max_entries,
+user_bytes), or until they take at most SIZE on disk, such as 500MiB, 20GiB or 0. The daemon does the former by itself. What was not
+used for too long goes, and what is above a user's quota or the number of entries. For room, builds that are not served go first, then those that a newer one has taken the place of, then those whose compile time and recent use pay least for
 their bytes. What is pinned, in use, or was given out in the last ten minutes stays, and so does what is used while gc
 works. A weight-sharing group is one build. why tells of each later that it was evicted. Users collect among their own builds,
 administrators among all. With -n it prints the plan and removes nothing.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
-		Example: `  epcachectl gc --to 20GiB -n`,
-		Args:    usageArgs(cobra.NoArgs),
+		Example: `  epcachectl gc -n
+  epcachectl gc --to 20GiB -n`,
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			bytes, err := parseSize(to)
-			if err != nil {
-				return usageError{fmt.Errorf("gc: --to: %w", err)}
+			if cmd.Flags().Changed("to") {
+				bytes, err := parseSize(to)
+				if err != nil {
+					return usageError{fmt.Errorf("gc: --to: %w", err)}
+				}
+				request.ToBytes = &bytes
 			}
-			request.ToBytes = &bytes
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				reply, err := c.Collect(ctx, &request, nil)
+				var reply *wire.CollectReply
+				err := a.showing(func(progress func(*wire.Progress)) (err error) {
+					reply, err = c.Collect(ctx, &request, progress)
+					return err
+				})
 				if err != nil {
 					return err
 				}
@@ -76,8 +87,8 @@ administrators among all. With -n it prints the plan and removes nothing.` + sta
 			})
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "", "`SIZE` on disk that is to stay at most")
-	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "remove nothing, print the plan")
+	cmd.Flags().StringVar(&to, "to", "", "`SIZE` on disk that builds are to take at most")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "change nothing, print the plan")
 	return cmd
 }
 
@@ -103,12 +114,8 @@ func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 	if a.json {
 		return a.print.json(collectionOf(dryRun, r))
 	}
-	for _, one := range r.GetRemovals() {
-		what := orDash(one.GetModelName())
-		if n := one.GetModels(); n > 1 {
-			what += fmt.Sprintf(" +%d", n-1)
-		}
-		a.print.line("%s %s: build %s of %s, %s: %s", printable(one.GetOutcome()), what, short(one.GetBuild()), orDash(one.GetEp()), byteSize(one.GetFreesBytes()), printable(one.GetReason()))
+	for _, one := range r.GetSteps() {
+		a.print.line("%s", stepLine(one))
 	}
 	if n := r.GetMore(); n > 0 {
 		a.print.line("and %d more", n)
@@ -120,19 +127,37 @@ func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 	if dryRun {
 		done = "would be freed"
 	}
-	a.print.line("%s of %s %s, %s", byteSize(r.GetFreedBytes()), byteSize(r.GetUsedBytes()), done, counted(r.GetRemoved(), "build"))
+	a.print.line("%s of %s %s: %s removed, %d packed, %s dropped", byteSize(r.GetFreedBytes()), byteSize(r.GetUsedBytes()), done,
+		counted(r.GetRemoved(), "build"), r.GetPacked(), counted(r.GetCopies(), "unpacked form"))
 	if n := r.GetShortBytes(); n > 0 {
 		a.print.line("%s above %s: nothing more may go", byteSize(n), byteSize(r.GetBudgetBytes()))
 	}
 	return nil
 }
 
+// stepLine says what is done with one build, or was.
+func stepLine(s *wire.CollectStep) string {
+	what := printable(s.GetOutcome())
+	if what == "planned" {
+		what = "would " + printable(s.GetAction())
+	}
+	model := orDash(s.GetModelName())
+	if n := s.GetModels(); n > 1 {
+		model += fmt.Sprintf(" +%d", n-1)
+	}
+	frees := "frees " + byteSize(s.GetFreesBytes())
+	if s.GetOutcome() == "planned" {
+		frees = "would free " + byteSize(s.GetFreesBytes())
+	}
+	return fmt.Sprintf("%s %s: build %s of %s, %s: %s", what, model, short(s.GetBuild()), orDash(s.GetEp()), frees, printable(s.GetReason()))
+}
+
 func collectionOf(dryRun bool, r *wire.CollectReply) gcResult {
 	out := gcResult{DryRun: dryRun, UsedBytes: r.GetUsedBytes(), ToBytes: r.GetBudgetBytes(), FreedBytes: r.GetFreedBytes(), ShortBytes: r.GetShortBytes(),
-		Removed: r.GetRemoved(), Considered: r.GetConsidered(), PlanSeconds: r.GetPlanSeconds(), More: r.GetMore(),
-		Removals: []removalResult{}, Kept: []keptResult{}}
-	for _, one := range r.GetRemovals() {
-		out.Removals = append(out.Removals, removalResult{one.GetBuild(), one.GetModelName(), one.GetEp(), one.GetScope(), one.GetModels(),
+		Copies: r.GetCopies(), Packed: r.GetPacked(), Removed: r.GetRemoved(), Considered: r.GetConsidered(), PlanSeconds: r.GetPlanSeconds(), More: r.GetMore(),
+		Steps: []stepResult{}, Kept: []keptResult{}}
+	for _, one := range r.GetSteps() {
+		out.Steps = append(out.Steps, stepResult{one.GetAction(), one.GetBuild(), one.GetModelName(), one.GetEp(), one.GetScope(), one.GetModels(),
 			one.GetFreesBytes(), one.GetReason(), one.GetOutcome(), one.GetCompileSeconds(), one.GetLastUsedMs()})
 	}
 	for _, k := range r.GetKept() {

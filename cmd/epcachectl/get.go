@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,6 +37,9 @@ type getCall struct {
 	share    bool
 	program  []string  // behind "--", empty: none
 	claimant *claimant // for --on-miss claim
+	state    string    // of a store that is read without a daemon; empty: the daemon is asked
+	build    string    // with state: how the build's key begins
+	unpackTo string    // with state: a folder for what is unpacked; empty: where programs keep what can be made again
 }
 
 // got is what one model came to.
@@ -44,11 +49,13 @@ type got struct {
 	view    *os.File
 	elapsed time.Duration
 	err     error
-	missing bool      // with -n: it would be compiled
-	job     *wire.Job // how its job ended, when that was followed
-	graph   string    // relative to the view
-	group   []string  // the paths of all models of the group; nil: it is none
-	member  int       // which of them it is
+	missing bool                                     // with -n: it would be compiled
+	begun   bool                                     // then: it is being compiled already
+	job     *wire.Job                                // how its job ended, when that was followed
+	graph   string                                   // relative to the view
+	blobs   map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
+	group   []string                                 // the paths of all models of the group; nil: it is none
+	member  int                                      // which of them it is
 }
 
 // queued tells whether it is being compiled and was not waited for.
@@ -65,10 +72,11 @@ func (g *getCall) name() string { return cmp.Or(g.verb, "get") }
 func (a *app) getCommand() *cobra.Command {
 	g := &getCall{app: a}
 	cmd := &cobra.Command{
-		Use:   "get MODEL... --ep EP[:DEVICE]... [flags] [-- PROGRAM ARGS]",
+		Use:   "get MODEL... [--ep EP[:DEVICE]...] [flags] [-- PROGRAM ARGS]",
 		Short: "get the compiled form of models",
 		Long: `get asks the daemon for the compiled form of each MODEL. What is there is there at once; what is not is
-compiled first, and kept. For each model it prints what it is.
+compiled first, and kept. For each model it prints what it is. Without --ep the execution provider is taken that can compile here, if
+there is just one.
 
 With --out DIR it also writes a copy that stands on its own: the graph and the files that it refers to, under
 the names that it refers to them by. A file that is there already and differs is left alone unless -f is given.
@@ -92,11 +100,20 @@ claim is for libraries that the daemon does not have, or may not run: those in -
 compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
 checks and keeps it for all programs of the same user with the same libraries.
 
-With -n nothing is compiled or written; it prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitStale, exitNotAllowed),
+With --state DIR no daemon is asked, started or needed: the store in DIR is read as it is, on a read-only file system as well, nothing is
+written there, and every file is hashed before it is given out. It prints the build, and the graph's path on a line of its own. A build that the store
+has packed is unpacked into a folder of this user's: DIR of --unpack-to, else epcached/unpacked in XDG_CACHE_HOME (~/.cache), or where that cannot be
+written, one in XDG_RUNTIME_DIR or TMPDIR. It is found there again by the next call, and may be deleted at any time; --out unpacks it where it is copied to. Nothing is compiled: what is not there is
+not found. No execution provider is asked either, so the compatibility is unknown, or optimal where the libraries in
+--runtime DIR are those that made the build; and where builds for several devices or SDKs fit, they are listed, for --build KEY to choose. A store that a
+daemon has is refused: ask that one.
+
+With -n nothing is compiled or written; it prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed, exitInterrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
   epcachectl get model.onnx --ep OpenVINOExecutionProvider --on-miss background
   epcachectl get --share prefill.onnx decode.onnx --ep QNNExecutionProvider --option soc_model=60
+  epcachectl get model.onnx --ep OpenVINOExecutionProvider --state /usr/share/epcached
   epcachectl get model.onnx --ep OpenVINOExecutionProvider -- python3 serve.py --model={}`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			models := args
@@ -117,6 +134,9 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
 	f.BoolVarP(&g.force, "force", "f", false, "replace files in --out that differ")
 	f.BoolVarP(&g.dryRun, "dry-run", "n", false, "compile and write nothing, print what would be done")
 	f.BoolVar(&g.progress, "progress", false, "print each phase on a line of its own to standard error")
+	f.StringVar(&g.state, "state", "", "read the store in `DIR`, and write nothing: no daemon is asked or started")
+	f.StringVar(&g.build, "build", "", "with --state: only the build whose `KEY` begins so")
+	f.StringVar(&g.unpackTo, "unpack-to", "", "with --state: unpack what is packed into `DIR`, which is this user's alone")
 	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
 	return cmd
 }
@@ -132,22 +152,40 @@ func (g *getCall) run(ctx context.Context, models []string) (err error) {
 		}
 		defer func() { err = errors.Join(err, g.claimant.close()) }()
 	}
+	if g.state != "" {
+		return g.app.withTimeout(ctx, func(ctx context.Context) error {
+			results, err := g.fromStore(ctx, models)
+			if err != nil {
+				return err
+			}
+			defer closeViews(results)
+			return g.use(ctx, results)
+		})
+	}
 	return g.app.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		if err := g.request.onlyEP(ctx, c, g.app); err != nil {
+			return during("get", err)
+		}
 		acquire := g.acquireAll
 		if g.share {
 			acquire = g.acquireGroup
 		}
 		results := acquire(ctx, c, models, onMiss)
 		defer closeViews(results)
-		err := g.report(results)
-		if err == nil && g.out != "" {
-			err = g.copyOut(ctx, results)
-		}
-		if err == nil && len(g.program) > 0 && !g.dryRun {
-			err = g.become(results)
-		}
-		return err
+		return g.use(ctx, results)
 	})
+}
+
+// use does with the results what is wanted of them.
+func (g *getCall) use(ctx context.Context, results []got) error {
+	err := g.report(results)
+	if err == nil && g.out != "" {
+		err = g.copyOut(ctx, results)
+	}
+	if err == nil && len(g.program) > 0 && !g.dryRun {
+		err = g.become(results)
+	}
+	return err
 }
 
 func (g *getCall) check(models []string) (wire.OnMiss, error) {
@@ -166,7 +204,14 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if err := checkPlaces(g.program, len(models)); err != nil {
 		return 0, err
 	}
-	if err := g.request.complete(); err != nil {
+	complete := g.request.completeOrEP
+	if g.onMiss == "claim" { // the daemon may know nothing of those libraries
+		complete = g.request.complete
+	}
+	if err := complete(); err != nil {
+		return 0, err
+	}
+	if err := g.checkStored(); err != nil {
 		return 0, err
 	}
 	if g.onMiss == "claim" && g.share {
@@ -242,7 +287,11 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	}
 	start := time.Now()
 	external := func(i int, location string) (*os.File, error) { return models[i].external(location) }
-	progress := func(p *wire.Progress) { show.phase(path, p) }
+	var last atomic.Pointer[wire.Progress]
+	progress := func(p *wire.Progress) {
+		last.Store(p)
+		show.phase(path, p)
+	}
 	ask := func(c *unixsock.Client) error {
 		result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress)
 		if err == nil && g.claimant != nil && result.reply.GetClaim() != nil {
@@ -251,7 +300,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 		return err
 	}
 	err = ask(c)
-	if errors.Is(err, unixsock.ErrConnectionLost) {
+	if unixsock.WentAway(err) {
 		err = g.app.again(ctx, ask)
 	}
 	result.elapsed = time.Since(start)
@@ -259,9 +308,9 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	switch {
 	case err == nil:
 	case g.dryRun && errors.Is(err, unixsock.ErrNotFound) && !failedBefore(err):
-		result.missing = true
+		result.missing, result.begun = true, underWay(err)
 	default:
-		result.err = g.app.late(verbError{g.name(), path, g.withHint(err, paths)})
+		result.err = g.app.endedEarly(ctx, verbError{g.name(), path, g.withHint(err, paths)}, func() (string, string) { return g.fate(last.Load()) })
 	}
 	return result
 }
@@ -274,11 +323,25 @@ func (g *getCall) withHint(err error, paths []string) error {
 	}
 	plain := *e
 	plain.Hint = ""
-	hint := "compile it: epcachectl get " + g.request.flags()
+	hint := "compile it: epcachectl get "
+	if underWay(err) {
+		hint = "wait for it: epcachectl get "
+	}
+	hint += g.request.flags()
 	if len(paths) > 1 {
 		hint += "--share "
 	}
-	return &hintedError{&plain, hint + strings.Join(printables(paths), " ")}
+	hint += strings.Join(printables(paths), " ")
+	if job := e.Facts["job"]; job != "" {
+		hint += ", or epcachectl jobs follow " + printable(short(job))
+	}
+	return &hintedError{&plain, hint}
+}
+
+// underWay tells whether there is no build yet because it is being compiled.
+func underWay(err error) bool {
+	var e *unixsock.Error
+	return errors.As(err, &e) && e.Facts["phase"] != ""
 }
 
 // failedBefore tells whether there is no build because the daemon remembers that the model does not compile.
@@ -306,6 +369,9 @@ func (g *getCall) report(results []got) error {
 		}
 		if !g.app.json && len(g.program) == 0 {
 			g.app.print.line("%s", r.line(g.dryRun))
+			if g.state != "" && r.view != nil {
+				g.app.print.line("  %s", printable(filepath.Join(r.reply.GetView(), filepath.FromSlash(r.graph))))
+			}
 			for _, line := range r.groupLines() {
 				g.app.print.line("%s", line)
 			}
@@ -323,6 +389,9 @@ func (g *getCall) report(results []got) error {
 
 func (r *got) line(dryRun bool) string {
 	path := r.name()
+	if r.begun {
+		return "would wait for " + path + ": it is being compiled"
+	}
 	if r.missing {
 		return "would compile " + path
 	}
@@ -359,36 +428,6 @@ func outcomeOf(a *wire.AcquireReply) string {
 		return "compiled"
 	}
 	return a.GetOutcome()
-}
-
-func closeViews(results []got) {
-	for _, r := range results {
-		if r.view != nil && !r.told() {
-			r.view.Close() // a folder that was only read from
-		}
-	}
-}
-
-// filePath gives the path of a file of a view, for this process and those that inherit the descriptor.
-func (r *got) filePath(name string) (string, error) {
-	if r.queued() {
-		return "", r.errQueued()
-	}
-	if r.view == nil {
-		return "", errors.New("the daemon sent no descriptor of the view")
-	}
-	if !filepath.IsLocal(name) {
-		return "", fmt.Errorf("the daemon names a file %q outside the view", name)
-	}
-	return fmt.Sprintf("/proc/self/fd/%d/%s", r.view.Fd(), name), nil
-}
-
-// graphPath is what a program can load: of a model that is compiled already, the model itself.
-func (r *got) graphPath() (string, error) {
-	if r.reply.GetOutcome() == "passthrough" && r.view == nil {
-		return filepath.Abs(r.path)
-	}
-	return r.filePath(r.graph)
 }
 
 func sorted[V any](m map[string]V) []string {

@@ -110,7 +110,8 @@ func TestGetUsage(t *testing.T) {
 		says string
 	}{
 		"no model":              {[]string{ep}, "no model"},
-		"no EP":                 {[]string{"m"}, "no --ep"},
+		"no EP to claim for":    {[]string{"m", "--on-miss", "claim", "--runtime", "rt"}, "no --ep"},
+		"level without EP":      {[]string{"m", "--optimization-level", "9"}, "--optimization-level"},
 		"EP without name":       {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP, EP:DEVICE`},
 		"device without name":   {[]string{"m", "--ep", "A:"}, `"A:" is not EP, EP:DEVICE`},
 		"metadata of nothing":   {[]string{"m", "--ep", "A:NPU,"}, `"A:NPU," is not EP, EP:DEVICE`},
@@ -150,6 +151,7 @@ func TestGetExitCodes(t *testing.T) {
 	codes := map[wire.ErrorClass]int{
 		wire.ErrorClass_NOT_FOUND: exitNotFound, wire.ErrorClass_STALE: exitStale, wire.ErrorClass_NOT_ALLOWED: exitNotAllowed,
 		wire.ErrorClass_COMPILE_FAILED: exitFailed, wire.ErrorClass_BAD_MODEL: exitFailed, wire.ErrorClass_UNAVAILABLE: exitFailed,
+		wire.ErrorClass_BAD_REQUEST: exitUsage,
 	}
 	for class, code := range codes {
 		b := newStandIn(t)
@@ -285,13 +287,19 @@ func TestGetOut(t *testing.T) {
 		require.NoError(t, err)
 		return string(text)
 	}
-	require.Equal(t, exitDone, get().code)
+	wrote := get()
+	require.Equal(t, exitDone, wrote.code)
+	for _, name := range []string{"0123456789abcdef_ctx.onnx", "sub/weights.bin"} {
+		require.Contains(t, wrote.out, "\nwrote "+filepath.Join(out, name)+"\n")
+	}
 	require.Equal(t, "graph", content("0123456789abcdef_ctx.onnx"))
 	require.Equal(t, "weights", content("sub/weights.bin"), "under the name that the graph refers to it by")
 
 	before, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
 	require.NoError(t, err)
-	require.Equal(t, exitDone, get().code, "the same again is no conflict")
+	same := get()
+	require.Equal(t, exitDone, same.code, "the same again is no conflict")
+	require.Contains(t, same.out, "is there already: "+filepath.Join(out, "sub/weights.bin")+"\n")
 	after, err := os.Stat(filepath.Join(out, "sub/weights.bin"))
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after), "and writes nothing")
@@ -465,4 +473,21 @@ func TestGetProgram(t *testing.T) {
 		require.Error(t, err)
 		require.Contains(t, string(out), `epcachectl: run "no-such-program"`)
 	})
+}
+
+func TestGetOfWhatIsBeingCompiled(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: `no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)`,
+			Hint: "ask with on_miss wait", Facts: map[string]string{"phase": "compiling", "elapsed_ms": "12000", "estimate_ms": "40000", "job": strings.Repeat("1f", 16)}}
+	}
+	b.serve()
+	model := tinyModel(t, "m.onnx")
+	r := call(t, "get", ep, "--on-miss", "fail", model)
+	require.Equal(t, exitNotFound, r.code)
+	require.Equal(t, `epcachectl: get "`+model+`": no build yet for model "m.onnx": it is being compiled (compiling, for 12s, of about 40s)
+epcachectl: hint: wait for it: epcachectl get --ep StandInExecutionProvider `+model+`, or epcachectl jobs follow 1f1f1f1f1f1f
+`, r.err)
+	r = call(t, "get", ep, "-n", model)
+	require.Equal(t, result{exitDone, "would wait for " + model + ": it is being compiled\n", ""}, r)
 }

@@ -16,7 +16,11 @@ import (
 func (g *getCall) acquireGroup(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
 	show := newPhases(g.app.print, g.progress, 1)
 	defer show.end()
-	all := g.acquireModels(ctx, c, models, onMiss, show)
+	return eachOfGroup(g.acquireModels(ctx, c, models, onMiss, show), models)
+}
+
+// eachOfGroup gives each model of a group its own result.
+func eachOfGroup(all got, models []string) []got {
 	results := make([]got, len(models))
 	for i, path := range models {
 		r := &results[i]
@@ -26,7 +30,7 @@ func (g *getCall) acquireGroup(ctx context.Context, c *unixsock.Client, models [
 			r.graph = members[i].GetGraph()
 		}
 		if all.err == nil && !all.missing && !all.queued() && len(all.reply.GetMembers()) != len(models) {
-			r.err = verbError{"get", path, fmt.Errorf("the daemon gave %d graphs for %d models", len(all.reply.GetMembers()), len(models))}
+			r.err = verbError{"get", path, fmt.Errorf("there are %d graphs for %d models", len(all.reply.GetMembers()), len(models))}
 		}
 	}
 	return results

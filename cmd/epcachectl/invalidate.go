@@ -14,6 +14,7 @@ type changeResult struct {
 	DryRun     bool          `json:"dry_run"`
 	Builds     []buildResult `json:"builds"`
 	FreedBytes int64         `json:"freed_bytes"`
+	More       uint64        `json:"more"` // builds that are not listed
 }
 
 func (a *app) invalidateCommand() *cobra.Command {
@@ -34,7 +35,7 @@ withheld.` + statusHelp(askingCodes...),
 				}
 				reply, err := c.Invalidate(ctx, &request)
 				if err != nil {
-					return err
+					return during("invalidate", asGiven(err, args, request.Entries))
 				}
 				return a.printChange("withheld", "would withhold", request.DryRun, reply)
 			})
@@ -47,7 +48,7 @@ withheld.` + statusHelp(askingCodes...),
 
 func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeReply) error {
 	if a.json {
-		return a.print.json(changeResult{dryRun, buildsOf(reply.GetBuilds()), reply.GetFreedBytes()})
+		return a.print.json(changeResult{dryRun, buildsOf(reply.GetBuilds()), reply.GetFreedBytes(), reply.GetMore()})
 	}
 	freed := "freed"
 	if dryRun {
@@ -58,6 +59,9 @@ func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeRep
 	}
 	for _, b := range reply.GetBuilds() {
 		a.print.line("%s %s: build %s of %s", done, modelColumn(b), short(b.GetBuild()), orDash(b.GetEp()))
+	}
+	if n := reply.GetMore(); n > 0 {
+		a.print.line("%s %d more", done, n)
 	}
 	if n := reply.GetFreedBytes(); n > 0 {
 		a.print.line("%s %s", byteSize(n), freed)

@@ -29,7 +29,7 @@ Each shows what the caller may see. --json prints an object with the lists "jobs
   epcachectl jobs retry mobilenet.onnx`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.withReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				reply, err := c.Jobs(ctx)
 				if err != nil {
 					return err
@@ -45,6 +45,9 @@ Each shows what the caller may see. --json prints an object with the lists "jobs
 func (a *app) printJobs(reply *wire.JobsReply) error {
 	if a.json {
 		return a.print.json(jobsOf(reply))
+	}
+	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
+		a.print.note("no jobs, and no failures are remembered")
 	}
 	if err := a.print.jobs(reply.GetJobs()); err != nil {
 		return err

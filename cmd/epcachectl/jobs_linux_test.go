@@ -21,7 +21,8 @@ func someJobs() []*wire.Job {
 func TestJobs(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	require.Equal(t, result{exitDone, "", ""}, call(t, "jobs"), "nothing to tell")
+	require.Equal(t, result{exitDone, "", "epcachectl: no jobs, and no failures are remembered\n"}, call(t, "jobs"), "nothing to tell")
+	require.Equal(t, result{exitDone, "{\n  \"jobs\": [],\n  \"failures\": []\n}\n", ""}, call(t, "jobs", "--json"))
 	b.set(func() {
 		b.jobs = someJobs()
 		b.failures = []*wire.Failure{{Build: "fedcba9876543210", ModelName: "bad.onnx", Ep: "A", Reason: "crash", Text: "signal 11\nSegmentation fault", Count: 3,
@@ -98,7 +99,8 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	require.Equal(t, "would cancel 0123456789ab and 2 more: B, job j2\n", call(t, "jobs", "cancel", "j2", "-n").out)
 	require.Equal(t, "would forget bad.onnx: A, timeout\n", call(t, "jobs", "retry", "fed", "-n").out)
 	require.Equal(t, "would forget worse.onnx: A, crash\n", call(t, "jobs", "retry", "worse.onnx", "-n").out)
-	require.Equal(t, "would cancel nothing\n", call(t, "jobs", "cancel", "k", "-n").out)
+	require.Equal(t, result{exitNotFound, "", "epcachectl: jobs cancel: no job \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"}, call(t, "jobs", "cancel", "k", "-n"))
+	require.Equal(t, result{exitNotFound, "", "epcachectl: jobs retry: no failure is remembered of \"k\"\nepcachectl: hint: see what there is: epcachectl jobs\n"}, call(t, "jobs", "retry", "k", "-n"))
 	require.Equal(t, exitUsage, call(t, "jobs", "cancel", "j").code, "which one?")
 	require.Empty(t, b.changed())
 
@@ -106,10 +108,14 @@ func TestJobsCancelAndRetry(t *testing.T) {
 	ended[1].State = "cancelled"
 	b.set(func() { b.jobs = ended })
 	require.Equal(t, "left det.onnx to others, who want it: A, job j1\ncancelled 0123456789ab and 2 more: B, job j2\n", call(t, "jobs", "cancel", "j1", "j2").out)
+	over := someJobs()
+	over[0].State, over[1].State = "done", "failed"
+	b.set(func() { b.jobs = over })
+	require.Equal(t, "det.onnx is done already: A, job j1\n0123456789ab and 2 more has failed already: B, job j2\n", call(t, "jobs", "cancel", "j1", "j2").out)
 	require.Contains(t, call(t, "jobs", "retry", "fedcba").out, "forgot bad.onnx: A, timeout\n")
 	require.Equal(t, exitDone, call(t, "jobs", "cancel", "--all").code)
 	require.Equal(t, exitDone, call(t, "jobs", "retry", "--all", "--json").code)
-	require.Equal(t, []string{"cancel j1 j2", "retry fedcba", "cancel all", "retry all"}, b.changed())
+	require.Equal(t, []string{"cancel j1 j2", "cancel j1 j2", "retry fedcba", "cancel all", "retry all"}, b.changed())
 	for _, args := range [][]string{{"cancel"}, {"retry"}, {"cancel", "--all", "j1"}, {"retry", "--all", "x"}, {"follow"}, {"list"}} {
 		require.Equal(t, exitUsage, call(t, append([]string{"jobs"}, args...)...).code, args)
 	}
@@ -130,5 +136,26 @@ func TestJobsNotAllowed(t *testing.T) {
 	b := newStandIn(t)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "job j1 is another user's"}
 	b.serve()
-	require.Equal(t, result{exitNotAllowed, "", "epcachectl: job j1 is another user's\n"}, call(t, "jobs", "cancel", "j1"))
+	require.Equal(t, result{exitNotAllowed, "", "epcachectl: jobs cancel: job j1 is another user's\n"}, call(t, "jobs", "cancel", "j1"))
+}
+
+func TestWhatIsLookedForIsCalledAsItWasGiven(t *testing.T) {
+	b := newStandIn(t)
+	model := tinyModel(t, "m.onnx")
+	entry, err := entryOf(t.Context(), model)
+	require.NoError(t, err)
+	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: `nothing is known of "` + entry + `"`}
+	b.serve()
+	require.Equal(t, result{exitNotFound, "", "epcachectl: jobs retry: nothing is known of \"" + model + "\"\n"}, call(t, "jobs", "retry", model))
+	require.Equal(t, result{exitNotFound, "", "epcachectl: rm: nothing is known of \"" + model + "\"\n"}, call(t, "rm", model))
+	require.Equal(t, result{exitNotFound, "", "epcachectl: invalidate: nothing is known of \"" + model + "\"\n"}, call(t, "invalidate", model))
+	require.Equal(t, result{exitNotFound, "", "epcachectl: pin: nothing is known of \"" + model + "\"\n"}, call(t, "pin", model))
+}
+
+func TestAnEmptyListSaysSo(t *testing.T) {
+	b := newStandIn(t)
+	b.builds = []*wire.Build{}
+	b.serve()
+	require.Equal(t, result{exitDone, "", "epcachectl: no builds of model \"x\" for \"A\"\n"}, call(t, "list", "--model", "x", "--ep", "A"))
+	require.Equal(t, result{exitDone, "[]\n", ""}, call(t, "list", "--json"))
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -29,7 +30,7 @@ prints what would be cancelled.` + statusHelp(askingCodes...),
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				listed, err := c.Jobs(ctx)
 				if err != nil {
-					return err
+					return during("jobs cancel", err)
 				}
 				ids := make([]string, len(args))
 				for i, name := range args {
@@ -39,9 +40,14 @@ prints what would be cancelled.` + statusHelp(askingCodes...),
 				}
 				if !dryRun {
 					reply, err := c.CancelJobs(ctx, &wire.CancelJobs{Jobs: ids, All: all})
-					return a.printEnded(reply, "cancelled", false, err)
+					return a.printEnded(reply, "cancelled", false, during("jobs cancel", err))
 				}
 				chosen := &wire.JobsReply{}
+				for _, id := range ids {
+					if !slices.ContainsFunc(listed.GetJobs(), func(j *wire.Job) bool { return j.GetId() == id }) {
+						return &hintedError{missing(fmt.Sprintf("jobs cancel: no job %q", brief(id))), "see what there is: epcachectl jobs"}
+					}
+				}
 				for _, j := range listed.GetJobs() {
 					if all || slices.Contains(ids, j.GetId()) {
 						chosen.Jobs = append(chosen.Jobs, j)
@@ -77,10 +83,15 @@ forgotten.` + statusHelp(askingCodes...),
 				}
 				if !dryRun {
 					reply, err := c.RetryJobs(ctx, &wire.RetryJobs{Entries: entries, All: all})
-					return a.printEnded(reply, "forgot", false, err)
+					return a.printEnded(reply, "forgot", false, during("jobs retry", asGiven(err, args, entries)))
 				}
 				reply, err := c.Jobs(ctx)
 				chosen := &wire.JobsReply{}
+				for i, entry := range entries {
+					if err == nil && !slices.ContainsFunc(reply.GetFailures(), func(f *wire.Failure) bool { return isOf(f, entry) }) {
+						return &hintedError{missing(fmt.Sprintf("jobs retry: no failure is remembered of %q", brief(args[i]))), "see what there is: epcachectl jobs"}
+					}
+				}
 				for _, f := range reply.GetFailures() {
 					if all || slices.ContainsFunc(entries, func(entry string) bool { return isOf(f, entry) }) {
 						chosen.Failures = append(chosen.Failures, f)
@@ -120,7 +131,13 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 	}
 	for _, j := range reply.GetJobs() {
 		what := did + " " + modelOf(j)
-		if !dryRun && j.GetState() != "cancelled" {
+		switch state := j.GetState(); {
+		case dryRun || state == "cancelled":
+		case state == "done":
+			what = modelOf(j) + " is done already"
+		case state == "failed":
+			what = modelOf(j) + " has failed already"
+		default:
 			what = "left " + modelOf(j) + " to others, who want it"
 		}
 		a.print.line("%s: %s, job %s", what, orDash(j.GetEp()), orDash(short(j.GetId())))

@@ -16,7 +16,7 @@ func (a *app) jobsFollowCommand() *cobra.Command {
 		Short: "wait for a compile, and show how far it is",
 		Long: `follow waits for the end of a compile and prints it. Meanwhile it shows how far the compile is: on a terminal with
 a bar, elsewhere with a line for each phase, to standard error. Who follows does not keep the compile going: it ends when all
-who asked for it have gone, unless it runs in the background.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed) + `
+who asked for it have gone, unless it runs in the background.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed, exitInterrupt) + `
 Failed means that the compile did, or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",
 		Args:    usageArgs(cobra.ExactArgs(1)),
@@ -34,7 +34,9 @@ Failed means that the compile did, or was cancelled.`,
 				job, err := c.Follow(ctx, &wire.Follow{Job: id}, func(p *wire.Progress) { show.phase(args[0], p) })
 				show.end()
 				if err != nil {
-					return verbError{"follow", args[0], err}
+					return a.endedEarly(ctx, verbError{"follow", args[0], err}, func() (string, string) {
+						return "", "the compile goes on as before; give it up: epcachectl jobs cancel " + printable(args[0])
+					})
 				}
 				return a.printEnd(job)
 			})

@@ -28,10 +28,13 @@ looked up or compiled. The flags are those of get.` + statusHelp(askingCodes...)
 		Example: "  epcachectl key mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := r.complete(); err != nil {
+			if err := r.completeOrEP(); err != nil {
 				return err
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				if err := r.onlyEP(ctx, c, a); err != nil {
+					return during("key", err)
+				}
 				return a.key(ctx, c, args[0], &r)
 			})
 		},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -22,16 +23,7 @@ its source it loads, and state, with whether it is pinned. A weight-sharing grou
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				builds, err := c.ListAll(ctx, &filter)
-				if err != nil {
-					return err
-				}
-				if a.json {
-					return a.print.json(buildsOf(builds))
-				}
-				return a.print.builds(builds)
-			})
+			return a.list(cmd.Context(), &filter)
 		},
 	}
 	cmd.Flags().StringVar(&filter.Model, "model", "", "only of the `MODEL` with this name or digest prefix")
@@ -39,19 +31,59 @@ its source it loads, and state, with whether it is pinned. A weight-sharing grou
 	return cmd
 }
 
-// builds prints a table; nothing where there are none.
-func (p *printer) builds(builds []*wire.Build) error {
+// list prints page after page. Where the daemon goes away in between, the next one is asked for the rest.
+func (a *app) list(ctx context.Context, filter *wire.List) error {
+	array, table, listed := jsonArray{p: a.print}, columns{p: a.print}, 0
+	err := a.showing(func(progress func(*wire.Progress)) error {
+		return a.withReader(ctx, func(ctx context.Context, c *unixsock.Client) error {
+			return c.ListPages(ctx, filter, progress, func(page []*wire.Build) error {
+				first := listed == 0
+				listed += len(page)
+				if a.json {
+					return array.add(anys(buildsOf(page))...)
+				}
+				return table.print(buildRows(page, first))
+			})
+		})
+	})
+	switch {
+	case err != nil:
+		return err
+	case a.json:
+		return errors.Join(array.end(), a.print.result([]byte("\n")))
+	case listed == 0:
+		a.print.note(nothingListed(filter))
+	}
+	return nil
+}
+
+// nothingListed says what there is none of.
+func nothingListed(filter *wire.List) string {
+	text := "no builds"
+	if filter.GetModel() != "" {
+		text += fmt.Sprintf(" of model %q", brief(filter.GetModel()))
+	}
+	if filter.GetEp() != "" {
+		text += fmt.Sprintf(" for %q", brief(filter.GetEp()))
+	}
+	return text
+}
+
+// buildRows are rows of a table of builds, none where there are no builds; the first ones have a head.
+func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 	if len(builds) == 0 {
 		return nil
 	}
-	rows := [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "STATE"}}
+	if first {
+		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "STATE"}}
+	}
 	for _, b := range builds {
 		rows = append(rows, []string{
 			short(b.GetBuild()), modelColumn(b), orDash(b.GetEp()), orDash(b.GetEpVersion()), orDash(b.GetSdkVersion()), fits(b), byteSize(sizeOf(b)),
 			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), stateColumn(b),
 		})
 	}
-	return p.table(rows)
+	return rows
 }
 
 // modelColumn names the model, and says how many others are in its group.

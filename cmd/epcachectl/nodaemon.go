@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -33,6 +36,43 @@ func noDaemon(paths []string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return &noDaemonError{"no daemon answers at " + where + ": there is no such socket", start, err}
 	}
-	return &noDaemonError{fmt.Sprintf("the daemon at %s does not answer within %v: it is suspended, or the machine is overloaded", where, helloTimeout),
-		"look at its process, and at its log: journalctl -u epcached", err}
+	return silent(paths, err)
+}
+
+// silent tells of a daemon that has a socket and says nothing.
+func silent(paths []string, err error) error {
+	h, known := holderOf(paths)
+	if !known {
+		return &noDaemonError{fmt.Sprintf("the daemon at %s does not answer within %v: it is suspended, or the machine is overloaded", strings.Join(paths, " or "), helloTimeout),
+			"look at its process, and at " + logOf(paths), err}
+	}
+	text := fmt.Sprintf("the daemon at %s does not answer within %v", h.path, helloTimeout)
+	if h.pid > 0 {
+		text = fmt.Sprintf("the daemon at %s, process %d, does not answer within %v", h.path, h.pid, helloTimeout)
+	}
+	if h.stopped {
+		return &noDaemonError{text + ": it was stopped by a signal", fmt.Sprintf("let it go on: kill -CONT %d", h.pid), err}
+	}
+	return &noDaemonError{text + ": it, or the machine, is overloaded", "look at its process, and at " + logOf([]string{h.path}), err}
+}
+
+// logOf says where the log is of the daemon that listens at the first of the paths where there is a socket.
+func logOf(paths []string) string {
+	for _, path := range paths {
+		_, err := os.Lstat(path)
+		switch {
+		case err != nil:
+		case path == unixsock.SystemSocket:
+			return "its log: journalctl -u epcached"
+		case slices.Contains(unixsock.UserSockets(), path):
+			own := filepath.Join(unixsock.UserState(), "epcached.log") // that of one that a client started
+			if _, err := os.Stat(own); err == nil {
+				return "its log: " + own
+			}
+			return "its log: journalctl --user -u epcached, or where it was started"
+		default:
+			return "its log, which is where it was started"
+		}
+	}
+	return "its log: journalctl -u epcached"
 }

@@ -16,10 +16,11 @@ import (
 
 // copied is one file of a view on its way to the folder that --out names.
 type copied struct {
-	from, to string
-	size     int64
-	digest   string
-	same     bool // it is there already
+	from   func() (io.ReadCloser, error)
+	to     string
+	size   int64
+	digest string
+	same   bool // it is there already
 }
 
 // copyOut writes what the models came to. It looks at everything that is there before it writes anything.
@@ -45,21 +46,32 @@ func (g *getCall) copyOut(ctx context.Context, results []got) error {
 		if err := c.write(ctx); err != nil {
 			return verbError{"write", c.to, err}
 		}
+		if !g.app.json && len(g.program) == 0 {
+			g.app.print.line("%s %s", c.did(), printable(c.to))
+		}
 	}
 	return nil
+}
+
+// did says what became of a file.
+func (c *copied) did() string {
+	if c.same {
+		return "is there already:"
+	}
+	return "wrote"
 }
 
 func (g *getCall) planOut(r *got) ([]copied, error) {
 	if r.queued() {
 		return nil, r.errQueued()
 	}
-	if r.view == nil {
+	if r.view == nil && r.blobs == nil {
 		return nil, &hintedError{errors.New("there is nothing to copy, it is compiled already"), "copy the model and the files beside it"}
 	}
 	base := path.Dir(r.reply.GetGraph())
 	var plan []copied
 	for _, f := range r.reply.GetFiles() {
-		from, err := r.filePath(f.GetName())
+		from, err := r.opener(f.GetName())
 		if err != nil {
 			return nil, err
 		}
@@ -104,9 +116,9 @@ func (c *copied) isThere() (bool, error) {
 		return false, err
 	}
 	defer have.Close()
-	want, err := os.Open(c.from)
+	want, err := c.from()
 	if err != nil {
-		return false, plainPathError(err)
+		return false, err
 	}
 	defer want.Close()
 	return sameBytes(have, want)
@@ -155,9 +167,9 @@ func (c *copied) write(ctx context.Context) error {
 }
 
 func (c *copied) fill(ctx context.Context, to *os.File) error {
-	from, err := os.Open(c.from)
+	from, err := c.from()
 	if err != nil {
-		return plainPathError(err)
+		return err
 	}
 	defer from.Close()
 	n, err := io.Copy(to, from)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -56,7 +57,7 @@ func (a *app) changePins(ctx context.Context, args []string, dryRun bool, done, 
 		}
 		reply, err := change(ctx, c, entries)
 		if err != nil {
-			return err
+			return during(strings.TrimPrefix(would, "would "), asGiven(err, args, entries))
 		}
 		return a.printChange(done, would, dryRun, reply)
 	})

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,18 +8,18 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 	"unicode"
 
 	"golang.org/x/term"
 
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 )
 
 // Everything that people read comes through here. A message is "epcachectl: operation "object": cause", lower case
 // and without a final period; a hint is a line of its own and guesses what the user wants to do. Results go to
-// standard output, everything else to standard error, which stays empty when all goes well.
+// standard output, everything else to standard error, which stays empty when all goes well and there is something to print.
 type printer struct {
 	out, err io.Writer
 
@@ -93,28 +92,31 @@ func (e *hintedError) Unwrap() error { return e.error }
 
 // line prints a line of a result.
 func (p *printer) line(format string, args ...any) {
-	p.clear()
-	fmt.Fprintf(p.out, format+"\n", args...)
+	_ = p.result(fmt.Appendf(nil, format+"\n", args...)) // a reader who went away wants no more
+}
+
+// result writes a part of a result. What tells of progress goes before, and does not come in between.
+func (p *printer) result(text []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown > 0 {
+		fmt.Fprint(p.err, p.erased())
+	}
+	_, err := p.out.Write(text)
+	return err
 }
 
 // json prints a result for scripts.
 func (p *printer) json(v any) error {
-	p.clear()
-	enc := json.NewEncoder(p.out)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	text, err := indented("", v)
+	if err != nil {
+		return err
+	}
+	return p.result(text)
 }
 
 // table prints rows in columns.
-func (p *printer) table(rows [][]string) error {
-	p.clear()
-	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	return w.Flush()
-}
+func (p *printer) table(rows [][]string) error { return (&columns{p: p}).print(rows) }
 
 // progress replaces the lines that tell a person what is going on. Scripts see nothing.
 func (p *printer) progress(lines []string) {
@@ -221,17 +223,7 @@ func orDash(text string) string {
 	return printable(text)
 }
 
-func byteSize(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	value, unit := float64(n)/1024, 0
-	for value >= 1024 && unit < len(units)-1 {
-		value, unit = value/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %ciB", value, units[unit])
-}
+func byteSize(n int64) string { return compilers.ByteSize(n) }
 
 func seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -26,9 +28,9 @@ func (g *getCall) become(results []got) error {
 			views = append(views, results[i].view)
 		}
 	}
-	program, err := exec.LookPath(g.program[0])
+	program, err := findProgram(g.program[0])
 	if err != nil {
-		return verbError{"run", g.program[0], errors.Unwrap(err)}
+		return verbError{"run", g.program[0], err}
 	}
 	argv := fillPlaces(g.program, paths)
 	g.app.print.clear()
@@ -41,6 +43,18 @@ func (g *getCall) become(results []got) error {
 		return verbError{"run", program, err}
 	}
 	return nil
+}
+
+// findProgram finds what is to be run as a shell does. One that is not in PATH is not there: errors.Is(err, fs.ErrNotExist) holds.
+func findProgram(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", missing("there is no such program in PATH")
+	}
+	if err != nil {
+		return "", cmp.Or(errors.Unwrap(err), err)
+	}
+	return path, nil
 }
 
 // toldVariable has for the program what get --json prints: a graph is to be loaded with exactly the options that stand there.
@@ -70,7 +84,7 @@ func checkPlaces(program []string, models int) error {
 	if len(program) == 0 {
 		return nil
 	}
-	found := false
+	found, other := false, ""
 	for _, arg := range program[1:] {
 		if strings.Contains(arg, "{}") {
 			found = true
@@ -81,12 +95,21 @@ func checkPlaces(program []string, models int) error {
 		for i := range models {
 			found = found || strings.Contains(arg, place(i))
 		}
+		if other == "" {
+			other = numbered.FindString(arg)
+		}
+	}
+	if !found && other != "" {
+		return usageError{fmt.Errorf("the program's arguments have no {} for the graph's path, and %s is none: there are models 1 to %d", other, models)}
 	}
 	if !found {
 		return usageError{&hintedError{errors.New("the program's arguments have no {} for the graph's path"), "epcachectl get model.onnx --ep EP -- program {}"}}
 	}
 	return nil
 }
+
+// numbered is a place for the path of one of several graphs.
+var numbered = regexp.MustCompile(`\{[0-9]+\}`)
 
 func place(i int) string { return "{" + strconv.Itoa(i+1) + "}" }
 

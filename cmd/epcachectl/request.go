@@ -42,9 +42,32 @@ type verbError struct {
 	cause        error
 }
 
-func (e verbError) Error() string { return fmt.Sprintf("%s %q: %v", e.verb, e.object, e.cause) }
+func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.said()) }
+
+// said is the cause in words that do not name the object once more: the daemon names the model, for other clients do not.
+func (e verbError) said() string {
+	text := e.cause.Error()
+	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", filepath.Base(e.object)))
+	switch after, listed := strings.CutPrefix(rest, ": "); {
+	case !named:
+		return text
+	case listed:
+		return after
+	case strings.HasPrefix(rest, " "):
+		return "it" + rest
+	}
+	return text
+}
 
 func (e verbError) Unwrap() error { return e.cause }
+
+// during adds the verb to an error that names its object itself.
+func during(verb string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", verb, err)
+}
 
 func (r *request) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
@@ -182,6 +205,19 @@ func (r *request) complete() error {
 			return usageError{err}
 		}
 	}
+	return r.checkValues()
+}
+
+// completeOrEP is complete for a call that onlyEP may complete.
+func (r *request) completeOrEP() error {
+	if len(r.eps) == 0 {
+		return r.checkValues()
+	}
+	return r.complete()
+}
+
+// checkValues checks flags whose values are words of a few.
+func (r *request) checkValues() error {
 	switch r.level {
 	case "", "disable_all", "basic", "extended", "layout", "all":
 	default:

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 
@@ -21,8 +22,9 @@ func (a *app) rmCommand() *cobra.Command {
 		Use:   "rm ENTRY|MODEL... | rm --all",
 		Short: "delete builds",
 		Long: `rm deletes all builds of the entries. What programs have loaded stays readable for them until they end. ENTRY is as for
-show. --all deletes everything that the caller may delete, for administrators also what crashes left and the quarantine; on a terminal it asks first, unless -f is given. With -n it
-prints what would be deleted.` + statusHelp(askingCodes...),
+show; the name of a model means all builds of every model that is called so. --all deletes everything that the caller may delete, for administrators also what
+crashes left and the quarantine; failures are remembered on (jobs retry --all forgets them). On a terminal it lists them and asks before it deletes more than one build,
+unless -f is given. With -n it prints what would be deleted, and how many bytes that frees.` + statusHelp(askingCodes...),
 		Example: `  epcachectl rm mobilenet.onnx
   epcachectl rm --all -n`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -34,14 +36,14 @@ prints what would be deleted.` + statusHelp(askingCodes...),
 				if request.Entries, err = entriesOf(ctx, args); err != nil {
 					return err
 				}
-				if request.All && !request.DryRun && !force {
-					if err := a.confirmAll(ctx, c); err != nil {
+				if !request.DryRun && !force {
+					if err := a.confirm(ctx, c, &request, args); err != nil {
 						return err
 					}
 				}
 				reply, err := c.Remove(ctx, &request)
 				if err != nil {
-					return err
+					return during("rm", asGiven(err, args, request.Entries))
 				}
 				return a.printChange("deleted", "would delete", request.DryRun, reply)
 			})
@@ -53,20 +55,49 @@ prints what would be deleted.` + statusHelp(askingCodes...),
 	return cmd
 }
 
-// confirmAll asks a person; a script that says --all means it.
-func (a *app) confirmAll(ctx context.Context, c *unixsock.Client) error {
-	f, ok := a.stdin.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) || !a.print.terminal {
+// confirm asks a person before more than one build is deleted; a script means what it says. The name of a model means all builds
+// of all models that are called so, which is more than many think of.
+func (a *app) confirm(ctx context.Context, c *unixsock.Client, request *wire.Remove, args []string) error {
+	if !a.asksPeople() {
 		return nil
 	}
-	plan, err := c.Remove(ctx, &wire.Remove{All: true, DryRun: true})
+	plan, err := c.Remove(ctx, &wire.Remove{Entries: request.GetEntries(), All: request.GetAll(), DryRun: true})
 	if err != nil {
-		return err
+		return during("rm", asGiven(err, args, request.GetEntries()))
 	}
-	a.print.ask("delete " + counted(len(plan.GetBuilds()), "build") + "?")
+	builds := plan.GetBuilds()
+	count := uint64(len(builds)) + plan.GetMore()
+	if count < 2 && !request.GetAll() {
+		return nil
+	}
+	for i, b := range builds {
+		if i == mostNamed {
+			a.print.note(fmt.Sprintf("  and %d more", count-uint64(i)))
+			break
+		}
+		a.print.note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b), short(b.GetBuild()), orDash(b.GetEp()), byteSize(sizeOf(b))))
+	}
+	question := "delete " + counted(count, "build")
+	if n := plan.GetFreedBytes(); n > 0 {
+		question += ", " + byteSize(n) + " on the disk"
+	}
+	a.print.ask(question + "?")
 	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
 	if err != nil || !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "y") {
-		return &hintedError{errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm --all -f"}
+		what := "--all"
+		if !request.GetAll() {
+			what = strings.Join(printables(args), " ")
+		}
+		return &hintedError{errors.New("rm: nothing deleted"), "delete without being asked: epcachectl rm " + what + " -f"}
 	}
 	return nil
+}
+
+// mostNamed bounds the builds that a question lists.
+const mostNamed = 10
+
+// asksPeople tells whether somebody sits at the terminal who can answer.
+func (a *app) asksPeople() bool {
+	f, ok := a.stdin.(*os.File)
+	return ok && a.print.terminal && term.IsTerminal(int(f.Fd()))
 }

@@ -65,9 +65,9 @@ func (a *app) root() *cobra.Command {
 		Long: `epcachectl asks the epcached daemon for the compiled form of ONNX models, and shows and changes what the
 daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
 or the system's. Where there is neither, every verb but status and doctor has the user's own started, if epcached stands beside this
-program or in PATH; EPCACHE_AUTOSTART=0 keeps it from that.
+program or in PATH, or EPCACHE_DAEMON names it; EPCACHE_AUTOSTART=0 keeps it from that.
 
-Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed),
+Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed, exitInterrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl list`,
 		SilenceUsage:  true,
@@ -95,8 +95,10 @@ Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFa
 		return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
 	})
 	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
-		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand())
+		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.duCommand(), a.packCommand(), a.unpackCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand())
 	root.AddCommand(a.runCommand())
+	root.SetOut(a.print.out) // which cobra's completion keeps
+	addCompletion(root)
 	return root
 }
 
@@ -112,41 +114,39 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 // withDaemon connects, and calls with a context that ends at --timeout.
 func (a *app) withDaemon(ctx context.Context, do func(context.Context, *unixsock.Client) error) error {
+	return a.withTimeout(ctx, func(ctx context.Context) error {
+		connect := a.connectOrStart
+		if a.looks {
+			connect = a.connect
+		}
+		client, err := connect(ctx)
+		if err != nil {
+			return err
+		}
+		return errors.Join(do(ctx, client), client.Close())
+	})
+}
+
+// withTimeout calls with a context that ends at --timeout.
+func (a *app) withTimeout(ctx context.Context, do func(context.Context) error) error {
 	if a.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.timeout)
 		defer cancel()
 	}
-	connect := a.connectOrStart
-	if a.looks {
-		connect = a.connect
-	}
-	client, err := connect(ctx)
-	if err != nil {
-		return a.late(err)
-	}
-	return a.late(errors.Join(do(ctx, client), client.Close()))
+	return a.endedEarly(ctx, do(ctx), nil)
 }
 
-// late says in this program's words that the time of --timeout is over, where that is what the error comes from.
-func (a *app) late(err error) error {
-	if a.timeout == 0 || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+// withReader is withDaemon for what only looks and prints when it has its answer: where the daemon goes away before, it is asked of the next one.
+func (a *app) withReader(ctx context.Context, look func(context.Context, *unixsock.Client) error) error {
+	return a.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		err := look(ctx, c)
+		if unixsock.WentAway(err) {
+			err = a.again(ctx, func(c *unixsock.Client) error { return look(ctx, c) })
+		}
 		return err
-	}
-	over := &hintedError{lateError(a.timeout), "allow more with --timeout"}
-	var failed verbError
-	if errors.As(err, &failed) {
-		return verbError{failed.verb, failed.object, over}
-	}
-	return over
+	})
 }
-
-// lateError is the time after which a call was given up.
-type lateError time.Duration
-
-func (e lateError) Error() string { return fmt.Sprintf("given up after %v", time.Duration(e)) }
-
-func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
 // sockets lists where the daemon is looked for, in order.
 func (a *app) sockets() []string {

@@ -15,7 +15,7 @@ type runLog struct {
 
 // runEvent is one line. Which fields it has depends on the kind; clients/python/epcache/_run writes them.
 type runEvent struct {
-	Kind    string `json:"kind"` // python, onnxruntime, session, other, failed
+	Kind    string `json:"kind"` // python, onnxruntime, session, raised (what would be one), other, failed
 	PID     int    `json:"pid"`
 	Why     string `json:"why,omitempty"`
 	Version string `json:"version,omitempty"` // of Python, or of onnxruntime

@@ -47,6 +47,9 @@ func summaryOf(events []runEvent, more bool) *runSummary {
 		case "failed":
 			imported = true
 			s.note(e.Why)
+		case "raised":
+			imported = true
+			s.note(fmt.Sprintf("%s could not be loaded, with or without epcached: %s", filepath.Base(e.Model), inShort(e.Why)))
 		case "other":
 			s.note(fmt.Sprintf("%s was used: %s; what it does is not seen here", e.What, e.Why))
 		case "session":
@@ -55,7 +58,7 @@ func summaryOf(events []runEvent, more bool) *runSummary {
 	}
 	switch {
 	case s.Pythons == 0:
-		s.note("no Python was reached: the program is in another language, or its Python ignores PYTHONPATH")
+		s.note("no Python was reached: the program is in another language, or its Python was told to ignore its environment or to start without site (-I, -E, -S)")
 	case !imported && len(s.Notes) == 0:
 		s.note("onnxruntime was not imported, in " + counted(s.Pythons, "Python process"))
 	case len(s.Sessions) == 0 && len(s.Notes) == 0:
@@ -176,7 +179,7 @@ func (g *sameSessions) line() string {
 		text += fmt.Sprintf(" (%d sessions)", g.count)
 	}
 	if !g.inPlace() {
-		return text + ": " + printable(ending(g.Why))
+		return text + ": " + printable(inShort(g.Why))
 	}
 	text += fmt.Sprintf(": ready in %s", seconds(g.AcquireSeconds+g.LoadSeconds))
 	if g.CompileSeconds > 0 {
@@ -190,4 +193,15 @@ func firstOf(names []string) string {
 		return "-"
 	}
 	return names[0]
+}
+
+// inShort gives the line of a reason that says most. A compiler's words run over many lines, of which the last sums them up; --json has all of them.
+func inShort(why string) string {
+	const most = 300
+	lines := strings.Split(strings.TrimSpace(why), "\n")
+	said := []rune(strings.TrimPrefix(lines[len(lines)-1], "-- "))
+	if len(said) > most {
+		return string(said[:most]) + "..."
+	}
+	return string(said)
 }

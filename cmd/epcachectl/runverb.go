@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,9 +78,9 @@ func (r *runCall) run(ctx context.Context) error {
 	if err := r.check(); err != nil {
 		return err
 	}
-	program, err := exec.LookPath(r.program[0])
+	program, err := findProgram(r.program[0])
 	if err != nil {
-		return verbError{"run", r.program[0], cmp.Or(errors.Unwrap(err), err)}
+		return verbError{"run", r.program[0], err}
 	}
 	hook, err := findHook()
 	if err != nil {

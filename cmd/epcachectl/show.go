@@ -15,24 +15,37 @@ import (
 type showResult struct {
 	Builds  []buildResult `json:"builds"`
 	History []string      `json:"history"`
+	More    uint64        `json:"more"` // builds that are not listed
 }
 
 func (a *app) showCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "show ENTRY|MODEL",
+	var tensors bool
+	cmd := &cobra.Command{
+		Use:   "show ENTRY|MODEL [--tensors]",
 		Short: "show everything about an entry",
 		Long: `show prints all builds of an entry: what was asked for, what made them, what they are good for now and who says so, how
 fast they load, their files, state and history.
 ENTRY is a request key, a build key or a model digest, or the first 8 or more digits of one, or a model's
-name. A file of that name is taken as a model, whose digest is computed here.` + statusHelp(askingCodes...),
-		Example: "  epcachectl show mobilenet.onnx",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+name. A file of that name is taken as a model, whose digest is computed here.
+With --tensors it prints what the entry's files are made of instead: each tensor with its size, where in the file it is and where its
+bytes stand, and which other builds have them. OpenVINO's binaries tell the names of their tensors, and so do graphs. In those of QNN and
+others the weights of the source model are looked for, as they are, as float16 and in the tiles that QNN makes of them, as long as
+that model is where it was when it was compiled; what is quantised or folded stays without a name.
+Builds that are not packed are compared for it with those that they share with.` + statusHelp(askingCodes...),
+		Example: `  epcachectl show mobilenet.onnx
+  epcachectl show mobilenet.onnx --tensors`,
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.withReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				if tensors {
+					return a.showTensors(ctx, c, args[0])
+				}
 				return a.show(ctx, c, args[0])
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&tensors, "tensors", false, "print what the files are made of, and who shares it")
+	return cmd
 }
 
 func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
@@ -45,7 +58,7 @@ func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
 		return verbError{"show", arg, err}
 	}
 	if a.json {
-		out := showResult{Builds: buildsOf(reply.GetBuilds()), History: append([]string{}, reply.GetHistory()...)}
+		out := showResult{Builds: buildsOf(reply.GetBuilds()), History: append([]string{}, reply.GetHistory()...), More: reply.GetMore()}
 		for i, record := range reply.GetRecords() {
 			if i < len(out.Builds) {
 				out.Builds[i].Record = raw(record)
@@ -61,6 +74,9 @@ func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
 		if err := a.print.build(b, record); err != nil {
 			return err
 		}
+	}
+	if n := reply.GetMore(); n > 0 {
+		a.print.line("%d builds more: epcachectl list --model %s", n, printable(brief(entry)))
 	}
 	for _, event := range reply.GetHistory() {
 		a.print.line("history: %s", printable(event))
@@ -87,6 +103,7 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"created", timeOf(b.GetCreatedMs()) + ", compiled in " + seconds(b.GetCompileSeconds())},
 		{"last used", timeOf(b.GetLastUsedMs()) + ", " + counted(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
+		{"space", byteSize(sizeOf(b)) + ", of which its removal would free " + byteSize(b.GetOwnBytes())},
 		{"load check", orDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}

@@ -37,14 +37,35 @@ type statusResult struct {
 
 // spaceResult has a number for each name, also where it is 0: scripts do sums with them.
 type spaceResult struct {
-	LogicalBytes        int64  `json:"logical_bytes"`
-	StoredBytes         int64  `json:"stored_bytes"`
-	UnpackedBytes       int64  `json:"unpacked_bytes"`
-	SavedBySharingBytes int64  `json:"saved_by_sharing_bytes"`
-	DeadBytes           int64  `json:"dead_bytes"`
-	BudgetBytes         int64  `json:"budget_bytes"`
-	Entries             uint64 `json:"entries"`
-	Builds              uint64 `json:"builds"`
+	LogicalBytes        int64   `json:"logical_bytes"`
+	StoredBytes         int64   `json:"stored_bytes"`
+	UnpackedBytes       int64   `json:"unpacked_bytes"`
+	SavedBySharingBytes int64   `json:"saved_by_sharing_bytes"`
+	DeadBytes           int64   `json:"dead_bytes"`
+	BudgetBytes         int64   `json:"budget_bytes"`
+	Entries             uint64  `json:"entries"`
+	Builds              uint64  `json:"builds"`
+	UsedBytes           int64   `json:"used_bytes"` // on disk: what counts against the budget: the next four, and what is unpacked
+	DiskBytes           int64   `json:"disk_bytes"`
+	ManifestBytes       int64   `json:"manifest_bytes"`
+	HeldBytes           int64   `json:"held_bytes"`
+	ReservedBytes       int64   `json:"reserved_bytes"`
+	PinnedBytes         int64   `json:"pinned_bytes"`
+	FreeBytes           int64   `json:"free_bytes"`
+	FloorBytes          int64   `json:"floor_bytes"`
+	MaxEntries          uint64  `json:"max_entries"`
+	Evicted             uint64  `json:"evicted"`
+	Unkept              uint64  `json:"unkept"`
+	LongestWaitMs       float64 `json:"longest_wait_ms"`   // of a request for the collector
+	LongestWorkedMs     float64 `json:"longest_worked_ms"` // the collector, while a request waited for it
+	ToLookAt            uint64  `json:"to_look_at"`        // blobs of which is not known yet what they share with others
+}
+
+func spaceOf(s *wire.Space) spaceResult {
+	return spaceResult{s.GetLogicalBytes(), s.GetStoredBytes(), s.GetUnpackedBytes(), s.GetSavedBySharingBytes(), s.GetDeadBytes(),
+		s.GetBudgetBytes(), s.GetEntries(), s.GetBuilds(), s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes(),
+		s.GetDiskBytes(), s.GetManifestBytes(), s.GetHeldBytes(), s.GetReservedBytes(), s.GetPinnedBytes(), s.GetFreeBytes(), s.GetFloorBytes(),
+		s.GetMaxEntries(), s.GetEvicted(), s.GetUnkept(), s.GetLongestWaitMs(), s.GetLongestWorkedMs(), s.GetToLookAt()}
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -88,22 +109,18 @@ and the space that is used. --watch prints it again and again until it is interr
 }
 
 func statusOf(s *wire.StatusReply, h *wire.HelloReply) statusResult {
-	space := s.GetSpace()
 	return statusResult{
 		Version: s.GetVersion(), PID: s.GetPid(), UptimeSeconds: s.GetUptimeSeconds(), StateDirectory: s.GetStateDirectory(),
 		Socket: s.GetSocket(), UID: h.GetUid(), Scope: h.GetScope(), Rights: append([]string{}, h.GetRights()...),
 		Hits: s.GetHits(), Misses: s.GetMisses(), Compiles: s.GetCompiles(), Failures: s.GetFailures(),
 		CompileSecondsSaved: s.GetCompileSecondsSaved(), Connections: s.GetConnections(), Jobs: s.GetJobs(),
-		Space: spaceResult{
-			space.GetLogicalBytes(), space.GetStoredBytes(), space.GetUnpackedBytes(), space.GetSavedBySharingBytes(),
-			space.GetDeadBytes(), space.GetBudgetBytes(), space.GetEntries(), space.GetBuilds(),
-		},
+		Space:    spaceOf(s.GetSpace()),
 		Runtimes: runtimesOf(s.GetRuntimes()), Warnings: append([]string{}, s.GetWarnings()...), Sandbox: append([]string{}, s.GetSandbox()...),
 	}
 }
 
 func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
-	space := s.GetSpace()
+	space := spaceOf(s.GetSpace())
 	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), orDash(h.GetScope()))
 	if rights := h.GetRights(); len(rights) > 0 {
 		you += ", " + printable(strings.Join(rights, ", "))
@@ -117,7 +134,29 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 		{"requests", strings.Join([]string{counted(s.GetHits(), "hit"), counted(s.GetMisses(), "miss"), counted(s.GetCompiles(), "compile"), counted(s.GetFailures(), "failure")}, ", ")},
 		{"saved", seconds(s.GetCompileSecondsSaved()) + " of compiling"},
 		{"now", counted(s.GetConnections(), "connection") + ", " + counted(s.GetJobs(), "job")},
-		{"space", fmt.Sprintf("%s stored, %s served, %s, %s", byteSize(space.GetStoredBytes()), byteSize(space.GetLogicalBytes()), counted(space.GetEntries(), "entry"), counted(space.GetBuilds(), "build"))},
+		{"space", spaceLine(&space)},
+		{"", spaceDetails(&space)},
 		{"sandbox", sandboxSummary(s.GetSandbox())},
 	})
+}
+
+// spaceDetails says what else there is to know of the space.
+func spaceDetails(s *spaceResult) string {
+	parts := []string{byteSize(s.FreeBytes) + " free"}
+	for _, one := range []struct {
+		bytes int64
+		what  string
+	}{{s.FloorBytes, "to stay free"}, {s.PinnedBytes, "pinned"}, {s.HeldBytes, "removed and still open"}, {s.ReservedBytes, "being stored"}, {s.DeadBytes, "not served"}} {
+		if one.bytes > 0 {
+			parts = append(parts, byteSize(one.bytes)+" "+one.what)
+		}
+	}
+	parts = append(parts, counted(s.Evicted, "build")+" evicted")
+	if s.ToLookAt > 0 {
+		parts = append(parts, counted(s.ToLookAt, "blob")+" still to be compared with others")
+	}
+	if s.Unkept > 0 {
+		parts = append(parts, counted(s.Unkept, "result")+" not kept")
+	}
+	return strings.Join(append(parts, fmt.Sprintf("longest wait for room %.1f ms (at most %.1f ms of the collector's work)", s.LongestWaitMs, s.LongestWorkedMs)), ", ")
 }

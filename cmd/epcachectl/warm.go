@@ -25,13 +25,13 @@ func (a *app) warmCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "warm MODEL|DIR... --ep EP[:DEVICE]... [flags]",
 		Short: "have models compiled in the background",
-		Long: `warm asks for the compiled form of each MODEL, and of each *.onnx file in DIR and the folders below it, and does not
+		Long: `warm asks for the compiled form of each MODEL, and of each *.onnx file in DIR and the folders below it that are not hidden, and does not
 wait: what is not there is compiled in the background, after what somebody waits for. It is what an installer calls. The
-compiles go on when this program has ended; epcachectl jobs shows them. Where the daemon takes no more at once, it waits for room.
+compiles go on when this program has ended, and after a restart of a daemon of your own, which finds the files again; epcachectl jobs shows them. Where the daemon takes no more at once, it waits for room.
 
 With --follow it waits for all of them, shows how far they are, and prints how each ended. To interrupt it ends none of
 them. The flags are those of get. With -n nothing is compiled; it prints what would be.` +
-			statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed) + `
+			statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed, exitInterrupt) + `
 Done means that all are there or queued, with --follow that all are there.`,
 		Example: `  epcachectl warm models/ --ep OpenVINOExecutionProvider:CPU
   epcachectl warm det.onnx rec.onnx --ep QNNExecutionProvider --option soc_model=60 --follow`,
@@ -48,6 +48,9 @@ Done means that all are there or queued, with --follow that all are there.`,
 				return err
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+				if err := g.request.onlyEP(ctx, c, a); err != nil {
+					return during("warm", err)
+				}
 				results := g.acquireAll(ctx, c, models, onMiss)
 				closeViews(results)
 				g.askAgain(ctx, c, results, onMiss)
@@ -66,7 +69,8 @@ Done means that all are there or queued, with --follow that all are there.`,
 	return cmd
 }
 
-// modelsBelow replaces folders by the models in them. What a compile has written there is no model.
+// modelsBelow replaces folders by the models in them. What a compile has written there is no model, and hidden folders are other
+// programs': below a home directory one of them is the daemon's store.
 func modelsBelow(args []string) ([]string, error) {
 	var models []string
 	for _, arg := range args {
@@ -77,6 +81,9 @@ func modelsBelow(args []string) ([]string, error) {
 		}
 		before := len(models)
 		err = filepath.WalkDir(arg, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() && path != arg && strings.HasPrefix(entry.Name(), ".") {
+				return fs.SkipDir
+			}
 			if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".onnx") && !strings.HasSuffix(path, "_ctx.onnx") {
 				models = append(models, path)
 			}
@@ -157,7 +164,9 @@ func (g *getCall) follow(ctx context.Context, c *unixsock.Client, r *got, show *
 			return
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
-			r.err = g.app.late(verbError{"follow", r.path, err})
+			r.err = g.app.endedEarly(ctx, verbError{"follow", r.path, err}, func() (string, string) {
+				return "", "the compile goes on; wait for it: epcachectl jobs follow " + printable(short(r.reply.GetJob()))
+			})
 			return
 		}
 		*r = g.acquire(ctx, c, r.path, wire.OnMiss_BACKGROUND, show)

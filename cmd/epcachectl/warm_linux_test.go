@@ -45,13 +45,13 @@ func TestWarm(t *testing.T) {
 	b.queue()
 	b.serve()
 	dir := t.TempDir()
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o700))
-	for _, name := range []string{"one.onnx", "sub/two.onnx", "sub/two_ctx.onnx", "notes.txt"} {
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "sub", ".store"), 0o700))
+	for _, name := range []string{"one.onnx", "sub/two.onnx", "sub/two_ctx.onnx", "sub/.store/three.onnx", "notes.txt"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("model"), 0o600))
 	}
 	r := call(t, "warm", dir, ep)
 	require.Equal(t, exitDone, r.code, r.err)
-	require.Regexp(t, `^queued `+dir+`/one.onnx: job j1\nhit `+dir+`/sub/two.onnx: .*\n$`, r.out, "what was compiled is no model")
+	require.Regexp(t, `^queued `+dir+`/one.onnx: job j1\nhit `+dir+`/sub/two.onnx: .*\n$`, r.out, "what was compiled is no model, and what is hidden is not for this")
 	require.Empty(t, r.err)
 	require.NotContains(t, b.changed(), "follow j1")
 
@@ -64,6 +64,7 @@ func TestWarm(t *testing.T) {
 		require.Contains(t, call(t, verb, "nosuch.onnx", ep).err, verb+` "nosuch.onnx": no such file or directory`)
 	}
 	require.Equal(t, exitUsage, call(t, "warm", ep).code)
+	b.set(func() { b.runtimes = twoEPs() })
 	require.Equal(t, exitUsage, call(t, "warm", dir).code, "which execution provider?")
 }
 

@@ -40,7 +40,7 @@ Done means that there is a build which is served, not found that there is none (
 					return err
 				}
 			}
-			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
+			return a.withReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				e, err := a.explanation(ctx, c, args[0], &r, asked)
 				if err != nil {
 					return err

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -20,23 +21,35 @@ type job struct {
 	env     *ort.Env
 	tell    func(dialogue.Event) error
 	result  dialogue.Result
+	ready   bool           // the EPs are registered
 	devices [][]ort.Device // per EP: those that were chosen
 }
 
-func do(req dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) error) (dialogue.Result, error) {
-	if req.Do == dialogue.Try {
-		return try(req), nil
+// do does the request, or of one to stand by the one that follows, which it puts in its place.
+func do(asked *dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) error) (dialogue.Result, error) {
+	if asked.Do == dialogue.Try {
+		return try(*asked), nil
 	}
-	j := &job{req: req, in: in, tell: tell}
+	j := &job{req: *asked, in: in, tell: tell}
+	if asked.Do == dialogue.Standby {
+		if err := j.standBy(); err != nil {
+			return dialogue.Result{}, err
+		}
+		*asked = j.req
+	}
+	req := j.req
 	if req.Do == dialogue.Command {
 		err := j.command()
 		return j.result, err
 	}
-	if err := j.open(); err != nil {
-		return dialogue.Result{}, err
+	if !j.ready {
+		if err := j.open(); err != nil {
+			return dialogue.Result{}, err
+		}
 	}
-	if req.Do != dialogue.Compile {
-		// Execution providers may open their device as they are registered: not beside another process that is using it.
+	// Execution providers may open their device as they are registered: not beside another process that is using it.
+	early := req.Do == dialogue.Compile || req.Beside
+	if !early {
 		if err := j.awaitModel(); err != nil {
 			return dialogue.Result{}, err
 		}
@@ -51,7 +64,7 @@ func do(req dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) error)
 	if err := j.register(); err != nil {
 		return dialogue.Result{}, err
 	}
-	if req.Do == dialogue.Compile {
+	if early {
 		if err := j.awaitModel(); err != nil {
 			return j.result, err
 		}
@@ -104,10 +117,12 @@ func (j *job) probe() error {
 
 // register registers all EPs and chooses their devices.
 func (j *job) register() error {
-	for _, ep := range j.req.EPs {
-		if err := j.env.Register(registration(ep), ep.Library); err != nil {
-			return step(err, "register %s from %q", ep.Name, ep.Library)
+	if !j.ready {
+		if err := j.registerAll(); err != nil {
+			return err
 		}
+	}
+	for _, ep := range j.req.EPs {
 		devices, err := j.devicesOf(ep.Name)
 		if err != nil {
 			return step(err, "list devices")
@@ -121,7 +136,17 @@ func (j *job) register() error {
 		fill(&r, chosen)
 		j.result.EPs = append(j.result.EPs, r)
 	}
-	return j.tell(dialogue.Event{EPs: j.result.EPs})
+	return j.tell(dialogue.Event{EPs: j.result.EPs, Memory: peakMemory()})
+}
+
+func (j *job) registerAll() error {
+	for _, ep := range j.req.EPs {
+		if err := j.env.Register(registration(ep), ep.Library); err != nil {
+			return step(err, "register %s from %q", ep.Name, ep.Library)
+		}
+	}
+	j.ready = true
+	return nil
 }
 
 // registration is the name that an EP's library is registered under. ONNX Runtime lets EPs list devices that are not there under this ending only.
@@ -158,7 +183,7 @@ func (j *job) options() (*ort.SessionOptions, error) {
 		return nil, err
 	}
 	s := j.req.Options
-	for key, value := range s.Entries {
+	for key, value := range entries(s.Entries) {
 		if err := o.Set(key, value); err != nil {
 			return nil, step(err, "session option %s", key)
 		}
@@ -189,6 +214,17 @@ func (j *job) options() (*ort.SessionOptions, error) {
 		}
 	}
 	return o, nil
+}
+
+// spinning is the session option by which ONNX Runtime's own threads wait for work in a loop.
+const spinning = "session.intra_op.allow_spinning"
+
+// entries gives a session's config entries with what a worker does otherwise than an application: its threads do not spin while the execution
+// provider compiles on all cores, which changes nothing in the result. On two cores that is a twentieth of a compile.
+func entries(asked map[string]string) map[string]string {
+	all := map[string]string{spinning: "0"}
+	maps.Copy(all, asked)
+	return all
 }
 
 func (j *job) load() error {

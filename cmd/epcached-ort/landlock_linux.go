@@ -53,9 +53,9 @@ func handled(abi int, network bool) unix.LandlockRulesetAttr {
 	return a
 }
 
-// landlock keeps this thread, and every program that it starts, to the given files. A kernel without Landlock keeps it to nothing, which is not
+// landlock keeps this thread, and every program that it starts, to the given files, and to the one that is open as model. A kernel without Landlock keeps it to nothing, which is not
 // an error.
-func landlock(c *dialogue.Confinement) error {
+func landlock(c *dialogue.Confinement, model int) error {
 	abi := landlockABI()
 	if abi == 0 {
 		return nil
@@ -75,6 +75,12 @@ func landlock(c *dialogue.Confinement) error {
 			if err := rules.allow(path, list.rights); err != nil && !absent(err) {
 				return err
 			}
+		}
+	}
+	if model != noModel {
+		// A file of no file system that is mounted, in memory, is out of Landlock's reach: whoever has it open may open it again.
+		if err := rules.allowOpen(model, "model", unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil && !errors.Is(err, unix.EBADFD) {
+			return err
 		}
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
@@ -100,16 +106,21 @@ func (r ruleset) allow(path string, rights uint64) error {
 		return fmt.Errorf("landlock %q: %w", path, err)
 	}
 	defer unix.Close(fd) // a descriptor that only names the file
+	return r.allowOpen(fd, path, rights)
+}
+
+// allowOpen is allow for what a descriptor is open for; name stands in errors.
+func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("landlock %q: %w", path, err)
+		return fmt.Errorf("landlock %q: %w", name, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		rights &= fileRights
 	}
 	attr := unix.LandlockPathBeneathAttr{Allowed_access: rights & r.handled, Parent_fd: int32(fd)}
 	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(r.fd), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0); errno != 0 {
-		return fmt.Errorf("landlock %q: %w", path, errno)
+		return fmt.Errorf("landlock %q: %w", name, errno)
 	}
 	return nil
 }

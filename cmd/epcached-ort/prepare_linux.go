@@ -33,21 +33,25 @@ func prepare(preparation string) (status int, err error) {
 // prepareThread prepares the thread that it is called on. Niceness and what a thread is kept from belong to the thread; what it starts inherits
 // them. It must not be the main thread, for that stands for the process: in the same Landlock domain as the worker it could be killed by it.
 func prepareThread(p dialogue.Preparation) (int, error) {
+	model, group := noModel, answerFD+1
+	if p.Model {
+		model, group = group, group+1
+	}
 	if p.Cgroup {
 		// Refused, the worker has fewer limits, which is what it says when it is asked to try.
-		_, _ = unix.Write(cgroupFD, []byte("0"))
-		_ = unix.Close(cgroupFD) // it was only for that
+		_, _ = unix.Write(group, []byte("0"))
+		_ = unix.Close(group) // it was only for that
 	}
 	runtime.LockOSThread() // never unlocked: the worker lives only as long as the thread
 	if err := limit(p); err != nil {
 		return 0, err
 	}
 	if p.Confine != nil {
-		if err := confine(p.Confine); err != nil {
+		if err := confine(p.Confine, model); err != nil {
 			return 0, err
 		}
 	}
-	return supervise(p.First)
+	return supervise(p.First, model)
 }
 
 // limit sets limits and priority.
@@ -71,15 +75,18 @@ func limit(p dialogue.Preparation) error {
 	return nil
 }
 
-// confine keeps this thread, and all that it starts, from what a worker has no use for.
-func confine(c *dialogue.Confinement) error {
+// noModel stands for the descriptor of a worker's model where it has none.
+const noModel = -1
+
+// confine keeps this thread, and all that it starts, from what a worker has no use for. It may read what is open as model.
+func confine(c *dialogue.Confinement, model int) error {
 	if err := dropCapabilities(); err != nil {
 		return err
 	}
-	if err := landlock(c); err != nil {
+	if err := landlock(c, model); err != nil {
 		return err
 	}
-	return filterCalls(c.Network)
+	return filterCalls(c.Network, model != noModel)
 }
 
 // keptCapabilities let root's worker use files of other users, as far as Landlock lets it.

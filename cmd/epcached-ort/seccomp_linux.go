@@ -31,6 +31,11 @@ var refused = []denial{
 	{unix.SYS_SETXATTR, unix.EPERM}, {unix.SYS_LSETXATTR, unix.EPERM}, {unix.SYS_REMOVEXATTR, unix.EPERM}, {unix.SYS_LREMOVEXATTR, unix.EPERM},
 }
 
+// refusedWithModel are refused besides to a worker that has its model open, which may be its user's only one.
+var refusedWithModel = []denial{
+	{unix.SYS_FCHMOD, unix.EPERM}, {unix.SYS_FCHOWN, unix.EPERM}, {unix.SYS_FSETXATTR, unix.EPERM}, {unix.SYS_FREMOVEXATTR, unix.EPERM},
+}
+
 // Offsets in struct seccomp_data, and what 32-bit programs' calls look like.
 const (
 	callOffset, archOffset = 0, 4
@@ -39,8 +44,11 @@ const (
 
 // filterCalls refuses calls to this thread, and to every program that it starts. Without the network all sockets are refused but those of
 // socketpair: a Unix socket also leads to the services of this machine. It needs no_new_privs. A kernel without filters has none to give.
-func filterCalls(network bool) error {
+func filterCalls(network, model bool) error {
 	deny := slices.Concat(refused, refusedHere)
+	if model {
+		deny = append(deny, refusedWithModel...)
+	}
 	if !network {
 		deny = append(deny, denial{unix.SYS_SOCKET, unix.EACCES})
 	}

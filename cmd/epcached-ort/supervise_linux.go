@@ -22,12 +22,12 @@ import (
 // patience is how long killed processes may take to go away.
 const patience = 2 * time.Second
 
-// supervise starts the worker from this thread, whose limits it gets, waits until it has ended, and ends whatever it left. It gives the exit
+// supervise starts the worker from this thread, whose limits it gets, with its model as dialogue.ModelFD, if it has one open, waits until it has ended, and ends whatever it left. It gives the exit
 // status that tells how the worker ended.
 //
 // As the first process of a pid namespace it need only exit: the kernel kills the rest, and lets nobody see the exit before all are gone. Else
 // it adopts processes that lose their parent, also those with sessions of their own, and kills them one by one.
-func supervise(first bool) (int, error) {
+func supervise(first bool, model int) (int, error) {
 	if !first {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return 0, fmt.Errorf("subreaper: %w", err)
@@ -36,8 +36,12 @@ func supervise(first bool) (int, error) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
 	// Not os.StartProcess, which starts another process to see how processes can be waited for.
+	files := []uintptr{0, 1, 2, requestFD, answerFD} // and dialogue.ModelFD
+	if model != noModel {
+		files = append(files, uintptr(model))
+	}
 	worker, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "work"}, &syscall.ProcAttr{
-		Env: os.Environ(), Files: []uintptr{0, 1, 2, requestFD, answerFD},
+		Env: os.Environ(), Files: files,
 		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -18,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const requestFD, answerFD, cgroupFD = 3, 4, 5
+const requestFD, answerFD = 3, 4
 
 // work does one request.
 func work() int {
@@ -74,7 +75,7 @@ func defaultSignals() error {
 
 // answer does the request and gives its last event.
 func answer(req dialogue.Request, in *bufio.Reader, out io.Writer) (dialogue.Event, int) {
-	result, err := do(req, in, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
+	result, err := do(&req, in, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
 	if err != nil {
 		return dialogue.Event{Refusal: refusal(req.Do, err)}, dialogue.ExitRefused
 	}
@@ -106,9 +107,9 @@ func refusal(doing string, err error) *dialogue.Refusal {
 	var at *stepError
 	if errors.As(err, &at) {
 		r.Doing, r.Text = at.step, at.err.Error()
-		if status != nil && at.err == error(status) {
-			r.Text = status.Text
-		}
+	}
+	if status != nil { // whose code goes apart, and says more than the name of a function in C
+		r.Text = strings.Replace(r.Text, status.Error(), status.Text, 1)
 	}
 	return r
 }

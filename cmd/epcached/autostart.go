@@ -176,6 +176,12 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 		_, _ = tell.WriteString(isReady) // who started it may have gone
 		_ = tell.Close()
 	}
+	p.anew = func() error {
+		if err := unixsock.OwnFolder(s.State); err != nil {
+			return err
+		}
+		return log.begin() // the old one went with the folder
+	}
 	err = p.serve(ctx, s, set)
 	if link != "" {
 		_ = os.Remove(link) // who finds it finds no socket behind it

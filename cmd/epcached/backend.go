@@ -66,12 +66,18 @@ func (b *backend) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.
 }
 
 // List pages.
-func (b *backend) List(ctx context.Context, p unixsock.Peer, w *wire.List) (*wire.ListReply, error) {
-	page, next, err := b.cache.List(ctx, peer(p), cache.ListFilter{Model: w.Model, EP: w.Ep, After: w.After, Limit: int(w.Limit)})
+func (b *backend) List(ctx context.Context, p unixsock.Peer, w *wire.List, progress func(*wire.Progress)) (*wire.ListReply, error) {
+	filter := cache.ListFilter{Model: w.Model, EP: w.Ep, After: w.After, Limit: int(w.Limit), Progress: howFar(progress)}
+	page, next, err := b.cache.List(ctx, peer(p), filter)
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return &wire.ListReply{Builds: buildsReply(page), Next: next}, nil
+	reply := &wire.ListReply{Next: next}
+	var cut int
+	if reply.Builds, cut = buildsReply(page, maxReply); cut > 0 {
+		reply.Next = page[len(page)-cut-1].Build.ID.String()
+	}
+	return reply, nil
 }
 
 // Show gives everything about the builds that a name means.
@@ -80,11 +86,7 @@ func (b *backend) Show(ctx context.Context, p unixsock.Peer, w *wire.Show) (*wir
 	if err != nil {
 		return nil, wireError(err)
 	}
-	reply := &wire.ShowReply{Builds: buildsReply(builds), History: history}
-	for _, l := range builds {
-		reply.Records = append(reply.Records, l.Build.RecordJSON)
-	}
-	return reply, nil
+	return showReply(builds, history, maxReply), nil
 }
 
 // Invalidate withholds.
@@ -93,7 +95,7 @@ func (b *backend) Invalidate(ctx context.Context, p unixsock.Peer, w *wire.Inval
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return &wire.ChangeReply{Builds: buildsReply(builds)}, nil
+	return changeReply(&builds, 0, maxReply), nil
 }
 
 // Remove deletes.
@@ -105,24 +107,19 @@ func (b *backend) Remove(ctx context.Context, p unixsock.Peer, w *wire.Remove) (
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return &wire.ChangeReply{Builds: buildsReply(builds), FreedBytes: freed}, nil
+	return changeReply(&builds, freed, maxReply), nil
 }
 
 // Check looks for damage.
-func (b *backend) Check(ctx context.Context, p unixsock.Peer, w *wire.Check) (*wire.CheckReply, error) {
-	result, err := b.cache.Check(ctx, peer(p), w.Deep, w.Repair)
+func (b *backend) Check(ctx context.Context, p unixsock.Peer, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+	if w.Space {
+		return b.checkSpace(ctx, p, progress)
+	}
+	result, err := b.cache.Check(ctx, peer(p), w.Deep, w.Repair, howFar(progress))
 	if err != nil {
 		return nil, wireError(err)
 	}
-	reply := &wire.CheckReply{Blobs: result.Blobs, Builds: result.Builds, Bytes: result.Bytes}
-	for _, f := range result.Findings {
-		out := &wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail}
-		for _, key := range f.Builds {
-			out.Builds = append(out.Builds, key.String())
-		}
-		reply.Findings = append(reply.Findings, out)
-	}
-	return reply, nil
+	return checkReply(&result, maxReply), nil
 }
 
 // Status counts, for the cache and for the socket.
@@ -137,8 +134,7 @@ func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (
 		Hits: s.Counters["hits"], Misses: s.Counters["misses"], Compiles: s.Counters["compiles"], Failures: s.Counters["failures"],
 		CompileSecondsSaved: s.SavedSeconds, Warnings: s.Warnings, Jobs: uint32(s.Jobs),
 		Connections: uint32(b.server.Connections()),
-		Space: &wire.Space{LogicalBytes: s.Space.LogicalBytes, StoredBytes: s.Space.StoredBytes,
-			SavedBySharingBytes: s.Space.LogicalBytes - s.Space.StoredBytes, Entries: s.Space.Entries, Builds: s.Space.Builds},
+		Space:       spaceReply(&s.Space),
 	}
 	for i := range s.Runtimes {
 		reply.Runtimes = append(reply.Runtimes, runtimeReply(&s.Runtimes[i]))

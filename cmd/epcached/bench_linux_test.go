@@ -23,15 +23,9 @@ import (
 // sends the model and its EP library by descriptor, and gets the view's. Beside it, in the same run, a bare round
 // trip with one descriptor each way to another process in Go, which is the least that a socket costs.
 func BenchmarkHit(b *testing.B) {
-	c, request, fds := hitBench(b)
-	hit := func() {
-		_, view, err := c.Acquire(context.Background(), request, fds, nil, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		view.Close()
-	}
-	raw := rawRoundTrip(b, fds[0])
+	h := newHitBench(b, "")
+	hit := h.hit
+	raw := rawRoundTrip(b, h.fds[0])
 	for range 300 {
 		hit()
 		raw()
@@ -43,7 +37,7 @@ func BenchmarkHit(b *testing.B) {
 	}
 	slices.Sort(hits)
 	slices.Sort(raws)
-	us := func(d []time.Duration, q int) float64 { return float64(d[len(d)*q/100].Nanoseconds()) / 1000 }
+	us := microseconds
 	b.ReportMetric(us(hits, 50), "hit-p50-us")
 	b.ReportMetric(us(hits, 99), "hit-p99-us")
 	b.ReportMetric(us(raws, 50), "raw-p50-us")
@@ -57,8 +51,31 @@ func timed(f func()) time.Duration {
 	return time.Since(start)
 }
 
-// hitBench starts the daemon and compiles one model, whose files are old enough to be believed.
-func hitBench(b *testing.B) (*unixsock.Client, *wire.Acquire, []*os.File) {
+// microseconds gives a quantile, in per cent, of sorted times.
+func microseconds(d []time.Duration, q int) float64 {
+	return float64(d[len(d)*q/100].Nanoseconds()) / 1000
+}
+
+// hitBench is a daemon with one compiled model, whose files are old enough to be believed, and a client that asks for it.
+type hitBench struct {
+	*testing.B
+	client  *unixsock.Client
+	request *wire.Acquire
+	fds     []*os.File
+	socket  string
+}
+
+// hit asks once.
+func (h *hitBench) hit() {
+	_, view, err := h.client.Acquire(context.Background(), h.request, h.fds, nil, nil)
+	if err != nil {
+		h.Fatal(err)
+	}
+	view.Close()
+}
+
+// newHitBench starts a daemon with that configuration.
+func newHitBench(b *testing.B, config string) *hitBench {
 	bin, runtimes := os.Getenv("EPCACHED_BIN"), os.Getenv("EPCACHED_RUNTIMES")
 	if bin == "" || runtimes == "" {
 		b.Skip("SKIPPED: EPCACHED_BIN and EPCACHED_RUNTIMES are not set; make bench sets them")
@@ -68,8 +85,10 @@ func hitBench(b *testing.B) (*unixsock.Client, *wire.Acquire, []*os.File) {
 	require.NoError(b, err)
 	lib, err := runtime.Library("OpenVINOExecutionProvider")
 	require.NoError(b, err)
-	socket := filepath.Join(dir, "s")
-	daemon := exec.Command(filepath.Join(bin, "epcached"), "--state", filepath.Join(dir, "state"), "--socket", socket, "--runtime", runtime.Directory, "--log-level", "warn")
+	h := &hitBench{B: b, socket: filepath.Join(dir, "s"), fds: make([]*os.File, 2)}
+	settings := filepath.Join(dir, "epcached.toml")
+	require.NoError(b, os.WriteFile(settings, []byte(config), 0o644))
+	daemon := exec.Command(filepath.Join(bin, "epcached"), "--state", filepath.Join(dir, "state"), "--socket", h.socket, "--runtime", runtime.Directory, "--log-level", "warn", "--config", settings)
 	daemon.Stderr = os.Stderr
 	require.NoError(b, daemon.Start())
 	b.Cleanup(func() {
@@ -79,27 +98,26 @@ func hitBench(b *testing.B) (*unixsock.Client, *wire.Acquire, []*os.File) {
 	model := filepath.Join(dir, "model.onnx")
 	require.NoError(b, os.WriteFile(model, tinymodel.Dense(1, 256, 1), 0o644))
 	time.Sleep(3 * time.Second) // fresh files are hashed at every request
-	c, err := unixsock.Dialer{Wait: 10 * time.Second}.Dial(context.Background(), socket)
+	h.client, err = unixsock.Dialer{Wait: 10 * time.Second}.Dial(context.Background(), h.socket)
 	require.NoError(b, err)
-	b.Cleanup(func() { c.Close() })
-	fds := make([]*os.File, 2)
+	b.Cleanup(func() { h.client.Close() })
 	for i, path := range []string{model, lib.Path} {
-		fds[i], err = os.Open(path)
+		h.fds[i], err = os.Open(path)
 		require.NoError(b, err)
-		b.Cleanup(func() { fds[i].Close() })
+		b.Cleanup(func() { h.fds[i].Close() })
 	}
 	one := uint32(1)
-	request := &wire.Acquire{
+	h.request = &wire.Acquire{
 		Model: &wire.Model{Name: "model.onnx"},
 		Eps:   []*wire.ExecutionProvider{{Name: lib.EP, Devices: []*wire.Device{{Type: "CPU"}}}},
 		Runtime: &wire.Runtime{OrtVersion: runtime.ORTVersion, OrtLibrary: runtime.ORTLibrary,
 			EpLibraries: []*wire.EpLibrary{{Ep: lib.EP, Path: lib.Path, Fd: &one}}},
 	}
-	reply, view, err := c.Acquire(context.Background(), request, fds, nil, nil)
+	reply, view, err := h.client.Acquire(context.Background(), h.request, h.fds, nil, nil)
 	require.NoError(b, err)
 	view.Close()
 	require.Equal(b, "compiled", reply.Outcome)
-	return c, request, fds
+	return h
 }
 
 // rawRoundTrip sends a descriptor to another process, which sends one back.

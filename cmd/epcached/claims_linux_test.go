@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -45,32 +47,38 @@ func newOwnerOf(t *testing.T, d *epcached, uid int, folder string, ep *wire.Exec
 	return o
 }
 
-// connect dials as the application's user: the kernel tells the daemon who the thread is that connects.
+// connect dials as the application's user; the connection closes with the test.
 func (o *owner) connect() *unixsock.Client {
 	o.Helper()
 	if os.Getuid() != 0 {
 		o.Skip("SKIPPED: only root can connect as another user")
 	}
-	require.NoError(o, os.Chmod(filepath.Dir(o.socket), 0o711))
-	dialled := make(chan *unixsock.Client, 1)
+	c, err := o.tryConnect()
+	require.NoError(o, err)
+	o.Cleanup(func() { c.Close() })
+	return c
+}
+
+// tryConnect dials as the application's user: the kernel tells the daemon who the thread is that connects.
+func (o *owner) tryConnect() (c *unixsock.Client, err error) {
+	if err := os.Chmod(filepath.Dir(o.socket), 0o711); err != nil {
+		return nil, err
+	}
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with its uid
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(o.uid), ^uintptr(0)); errno != 0 {
-			close(dialled)
+			err = fmt.Errorf("become uid %d: %w", o.uid, errno)
 			return
 		}
-		c, err := unixsock.Dial(context.Background(), o.socket)
-		if err != nil {
-			close(dialled)
-			return
-		}
-		dialled <- c
+		c, err = unixsock.Dialer{Name: "test", Wait: patience, HelloTimeout: patience}.Dial(context.Background(), o.socket)
 	}()
-	c := <-dialled
-	require.NotNil(o, c, "cannot connect as uid %d", o.uid)
-	o.Cleanup(func() { c.Close() })
-	require.EqualValues(o, o.uid, c.Hello().Uid)
-	return c
+	<-done
+	if err == nil && int(c.Hello().Uid) != o.uid {
+		err = errors.Join(fmt.Errorf("the daemon takes uid %d for %d", o.uid, c.Hello().Uid), c.Close())
+	}
+	return c, err
 }
 
 // ask asks for a model, showing its libraries.

@@ -38,8 +38,9 @@ func newSite(t testing.TB, runtimes ...string) *site {
 	return &site{state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "s"), runtimes: runtimes, config: unmeasured}
 }
 
-// unmeasured keeps the daemon from loading source models after its answers: most tests look at its files and processes.
-const unmeasured = "[policy]\nmeasure_gain = false\n"
+// unmeasured keeps the daemon from loading source models after its answers, and from having a worker stand by: most tests look at its files
+// and processes.
+const unmeasured = "standby_seconds = 0\n[policy]\nmeasure_gain = false\n"
 
 // epcached is a running daemon.
 type epcached struct {
@@ -198,7 +199,7 @@ func (d *epcached) requireSound() {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	reply, err := c.Check(ctx, &wire.Check{Deep: true})
+	reply, err := c.Check(ctx, &wire.Check{Deep: true}, nil)
 	require.NoError(d, err)
 	for _, f := range reply.Findings {
 		// A blob or view that nothing refers to any more waits for the next sweep.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -53,6 +54,21 @@ func (d *epcached) failsFromMemory(t *testing.T, first *unixsock.Error, path str
 	}
 	require.Contains(t, again.Text, "failed once, last at ")
 	require.Contains(t, again.Hint, "epcachectl jobs retry")
+}
+
+func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
+	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	path := filepath.Join(t.TempDir(), "broken.onnx")
+	broken := bytes.ReplaceAll(tinymodel.Dense(1, 16, 1), []byte("MatMul"), []byte("MatMux"))
+	require.NoError(t, os.WriteFile(path, broken, 0o644))
+	e := d.fails(t, "refused", path)
+	require.Equal(t, "10", e.Facts["code"])
+	require.True(t, strings.HasPrefix(e.Text, `model "broken.onnx" does not compile: 10 INVALID_GRAPH: Load model from broken.onnx failed`), e.Text)
+	require.Equal(t, 1, strings.Count(e.Text, "INVALID_GRAPH"), e.Text)
+	require.NotContains(t, fmt.Sprint(e.Text, e.Facts), d.state, "where the daemon has its copy is nothing that a user can use")
+	list := d.failures()
+	require.Len(t, list, 1)
+	require.Contains(t, list[0].Text, "Load model from broken.onnx failed")
 }
 
 // QNN's compiler crashes on this model when nothing of it was optimised before.

@@ -59,7 +59,7 @@ func jobsReply(jobs []cache.Job) []*wire.Job {
 }
 
 func jobReply(j *cache.Job) *wire.Job {
-	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: valid(j.ModelName), ModelDigest: j.ModelDigest.String(),
+	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: valid(j.ModelName), ModelDigest: keyText(j.ModelDigest),
 		RequestKey: keyText(j.RequestKey), Build: keyText(j.Build), Ep: j.EP, Uid: j.UID, Background: j.Background,
 		Waiting: uint32(j.Waiting), QueuedMs: milliseconds(j.Queued), StartedMs: milliseconds(j.Started),
 		ElapsedMs: j.Elapsed.Milliseconds(), EstimateMs: j.Estimate.Milliseconds(), Why: valid(j.Why), Models: uint32(j.Models)}
@@ -75,7 +75,12 @@ func jobReply(j *cache.Job) *wire.Job {
 	return out
 }
 
+// howFar passes on how far a request is; the socket fills in since when.
+func howFar(progress func(*wire.Progress)) func(cache.Progress) {
+	return func(p cache.Progress) { progress(progressReply(&p, 0)) }
+}
+
 func progressReply(p *cache.Progress, elapsed time.Duration) *wire.Progress {
 	return &wire.Progress{Phase: p.Phase, Detail: valid(p.Detail), DoneBytes: p.Done, TotalBytes: p.Total, ElapsedMs: elapsed.Milliseconds(),
-		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting)}
+		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting), Done: p.Through, Total: p.Of}
 }

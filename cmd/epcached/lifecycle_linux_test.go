@@ -134,7 +134,7 @@ func TestStopWithIdleClients(t *testing.T) {
 	begin := time.Now()
 	d.stop()
 	require.Less(t, time.Since(begin), stopGrace)
-	_, err = c.List(limited(t), &wire.List{})
+	_, err = c.List(limited(t), &wire.List{}, nil)
 	require.ErrorIs(t, err, unixsock.ErrConnectionLost)
 }
 

@@ -47,6 +47,11 @@ func (l *logFile) renew() error {
 	if err := os.Rename(l.path, l.path+".1"); err != nil {
 		return err
 	}
+	return l.begin()
+}
+
+// begin goes on with the file that has the name now, and makes it where there is none.
+func (l *logFile) begin() error {
 	fresh, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err

@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, becomeStopped(os.Args[1:])) // this process becomes a daemon, unless that fails
 		os.Exit(3)
 	}
+	if os.Getenv(controlledEnvironment) != "" {
+		os.Exit(controlled()) // this process is a daemon
+	}
 	os.Exit(runTests(m))
 }
 

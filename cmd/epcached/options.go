@@ -16,12 +16,14 @@ import (
 func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
-		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
+		Standby: inSeconds(s.StandbySeconds), PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
 		Quiet: inSeconds(s.Quiet), Poll: inSeconds(s.Poll), KeepSource: s.KeepSource,
 		Publishers: s.Publishers, Claims: claimsOf(s.Claims),
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  cache.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]cache.Policy, len(s.Policies)),
+		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), CompressAfter: compressAfter(s.Space.CompressAfter), UnpackedDir: s.Space.UnpackedDir,
+		Space:    spaceOptions(s.Space),
 		Failures: failureOptions(s.Failures), Conditions: conditions(s),
 	}
 	for _, d := range s.Drivers {
@@ -34,6 +36,12 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		}
 	}
 	return o
+}
+
+func spaceOptions(s config.Space) cache.SpaceOptions {
+	budget, floor, user := s.Amounts()
+	return cache.SpaceOptions{Budget: cache.Amount(budget), Floor: cache.Amount(floor), UserBytes: cache.Amount(user),
+		MaxUnused: s.Unused(), MaxEntries: s.MaxEntries}
 }
 
 func runtimesOf(s *config.Settings) []compilers.Runtime {
@@ -74,3 +82,11 @@ func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 }
 
 func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// compressAfter is less than 0 for "", which means never.
+func compressAfter(text string) time.Duration {
+	if text == "" {
+		return -1
+	}
+	return pause(text)
+}

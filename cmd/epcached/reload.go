@@ -195,7 +195,8 @@ func (r *reloader) refuse(err error) {
 
 // atOnce are the fields and tables that take effect while the daemon runs. All others wait for the next start.
 var atOnce = []string{"log_level", "administrators", "publishers", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
-	"runtime", "driver", "policy", "rebuild", "claims", "failures"}
+	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack", "space.pack_after", "space.compress_after", "space.budget", "space.free_floor",
+	"space.max_unused", "space.max_entries", "space.user_bytes"}
 
 // differences names the fields that have other values: those that may change at run time, and those that may not. What
 // belongs to an array of tables goes by the array's name.
@@ -214,7 +215,7 @@ func differences(before, now *config.Settings) (changed, waiting []string) {
 		}
 	}
 	for _, name := range names {
-		if top, _, _ := strings.Cut(name, "."); slices.Contains(atOnce, top) {
+		if top, _, _ := strings.Cut(name, "."); slices.Contains(atOnce, top) || slices.Contains(atOnce, name) {
 			changed = append(changed, name)
 		} else {
 			waiting = append(waiting, name)

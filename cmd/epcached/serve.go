@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,26 +33,57 @@ type process struct {
 	stderr io.Writer
 	idle   time.Duration // how long nobody may need it until it leaves; 0: it stays
 	ready  func()        // is called when it answers; may be nil
+	anew   func() error  // makes what is needed besides the store, once more, when the state folder was removed; may be nil
+
+	passed  *os.File    // the socket that systemd passed; nil: none, or not looked for yet
+	opening atomic.Bool // systemd was told how far the opening of a large store is
+
+	remade string // why the state folder is opened once more; "": it is the first time
 }
 
-// serve runs the daemon until the context ends, or nobody needs it any more.
+// uprooted is why a store that was removed while the daemon ran is opened anew, and with what.
+type uprooted struct {
+	why      string
+	settings *config.Settings
+	rules    *rules.Set
+}
+
+// serve runs the daemon until the context ends, or nobody needs it any more. Where its state folder is removed it begins again, with an empty
+// one: to stop would leave those without a daemon who started it by hand, and to go on would have every request compiled.
 func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // from here on it ends nobody
 	defer signal.Stop(hangup)
+	for {
+		gone, err := p.once(ctx, s, set, hangup)
+		if gone == nil || ctx.Err() != nil {
+			return err
+		}
+		s, set = gone.settings, gone.rules
+		p.remade = gone.why + ", " + time.Now().UTC().Format(time.RFC3339)
+		if p.anew != nil {
+			if err := p.anew(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// once runs the daemon on one store. gone tells that it was removed; the error, of leaving it, then tells nothing more.
+func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *uprooted, err error) {
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
 	log := slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level}))
 	worker, err := findWorker(s.Worker)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.MkdirAll(s.State, 0o711); err != nil {
-		return fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	user, err := workerUser(s, worker)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ort := compilers.NewORT(compilers.ORTOptions{
 		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Log: log,
@@ -61,24 +93,37 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 	})
 	compiler, err := compilers.NewCommand(ort, toolsOf(s))
 	if err != nil {
-		return errors.Join(err, ort.Close())
+		return nil, errors.Join(err, ort.Close())
 	}
-	c, err := cache.Open(s.State, optionsOf(s, set, compiler, log))
+	options := optionsOf(s, set, compiler, log)
+	options.Remade = p.remade
+	options.Opening = func(what string) {
+		p.opening.Store(true)
+		notify(log, stillOpening(what))
+	}
+	c, err := cache.Open(s.State, options)
 	if err != nil {
-		return errors.Join(err, compiler.Close())
+		return nil, errors.Join(err, compiler.Close())
 	}
 	r := &reloader{read: p.read, cache: c, level: level, log: log, started: s, inForce: s, rules: set,
 		options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
-	err = p.answer(ctx, s, c, log, func() func() { return r.follow(ctx, hangup) })
-	return errors.Join(err, c.Close(), compiler.Close())
+	why, err := p.answer(ctx, s, c, log, func() func() { return r.follow(ctx, hangup) })
+	err = errors.Join(err, c.Close(), compiler.Close())
+	if why == "" {
+		return nil, err
+	}
+	if err != nil {
+		log.Warn("the store that is gone is left", "error", err) // what was in memory has no place any more
+	}
+	return &uprooted{why, r.inForce, r.rules}, nil
 }
 
-// answer serves the socket until the context ends, and then lets requests under way finish, or until nobody needs it. begin is called when it
-// is ready, and gives what ends what it began.
-func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger, begin func() func()) error {
-	l, err := listen(s.Socket)
+// answer serves the socket until the context ends, and then lets requests under way finish, or until nobody needs it, or the store is gone, which
+// it says. begin is called when it is ready, and gives what ends what it began.
+func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger, begin func() func()) (gone string, err error) {
+	l, err := p.listen(s.Socket)
 	if err != nil {
-		return err
+		return "", err
 	}
 	b := &backend{cache: c, socket: s.Socket}
 	server := &unixsock.Server{Backend: b, Name: "epcached " + version, Log: log}
@@ -86,7 +131,11 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(context.Background(), l) }()
 	log.Info("ready", "version", version, "socket", s.Socket, "state", c.Directory(), "runtimes", len(s.Runtimes))
-	notify(log, daemon.SdNotifyReady)
+	ready := daemon.SdNotifyReady
+	if p.opening.Swap(false) {
+		ready += "\nSTATUS=" // what was said is over
+	}
+	notify(log, ready)
 	if p.ready != nil {
 		p.ready()
 	}
@@ -97,34 +146,45 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	defer end()
 	select {
 	case err := <-failed:
-		return err
+		return "", err
 	case why := <-unneeded:
 		end()
 		log.Info("leaving", "why", why)
-		return <-failed // it has no clients any more
+		return "", <-failed // it has no clients any more
+	case gone = <-c.Uprooted():
+		end()
+		log.Warn("beginning again with an empty state folder", "state", c.Directory(), "why", gone)
 	case <-ctx.Done():
+		end() // who stops is not ready again
+		log.Info("stopping")
+		notify(log, daemon.SdNotifyStopping)
 	}
-	end() // who stops is not ready again
-	log.Info("stopping")
-	notify(log, daemon.SdNotifyStopping)
 	grace, cancel := context.WithTimeout(context.Background(), stopGrace)
 	defer cancel()
 	if err := server.Shutdown(grace); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+		return gone, err
 	}
-	return <-failed
+	return gone, <-failed
 }
 
-// listen takes the socket that systemd passed, or makes one.
-func listen(path string) (net.Listener, error) {
-	passed, err := activation.Listeners()
+// listen takes the socket that systemd passed, or makes one. The former is kept open, for systemd does not pass it again.
+func (p *process) listen(path string) (net.Listener, error) {
+	passed, err := activation.Listeners() // none, the second time
 	if err != nil {
 		return nil, fmt.Errorf("socket activation: %w", err)
 	}
 	for _, l := range passed {
-		if l != nil && l.Addr().Network() == "unix" {
-			return l, nil
+		if own, ok := l.(*net.UnixListener); ok && own.Addr().Network() == "unix" && p.passed == nil {
+			if p.passed, err = own.File(); err != nil {
+				return nil, fmt.Errorf("socket activation: %w", err)
+			}
 		}
+		if l != nil {
+			_ = l.Close() // of another kind, or kept above
+		}
+	}
+	if p.passed != nil {
+		return net.FileListener(p.passed)
 	}
 	return unixsock.Listen(path, unixsock.DefaultSocketMode())
 }
@@ -152,6 +212,14 @@ func notify(log *slog.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		log.Warn("systemd not notified", "state", state, "error", err)
 	}
+}
+
+// openingLimit is how long systemd is to wait for the next sign of a daemon that is opening a large store. Without one it ends a daemon
+// that is not ready after 90 s, which then begins from the start, for ever.
+const openingLimit = 2 * time.Minute
+
+func stillOpening(what string) string {
+	return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d\nSTATUS=%s", openingLimit.Microseconds(), what)
 }
 
 // watchdog tells systemd regularly that the daemon is alive, where it asked for that.

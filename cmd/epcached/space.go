@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/unixsock"
@@ -14,7 +16,7 @@ func (b *backend) Pin(ctx context.Context, p unixsock.Peer, w *wire.Pin) (*wire.
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return &wire.ChangeReply{Builds: buildsReply(builds)}, nil
+	return changeReply(&builds, 0, maxReply), nil
 }
 
 // Unpin lets them go.
@@ -23,18 +25,18 @@ func (b *backend) Unpin(ctx context.Context, p unixsock.Peer, w *wire.Unpin) (*w
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return &wire.ChangeReply{Builds: buildsReply(builds)}, nil
+	return changeReply(&builds, 0, maxReply), nil
 }
 
-// maxRemovals bounds what is listed of a collection: a removal takes less than 2 KiB, and a frame 1 MiB.
-const maxRemovals = 256
+// maxSteps bounds what is listed of a collection: a step takes less than 2 KiB, and a frame 1 MiB.
+const maxSteps = 256
 
-// Collect makes room, or plans to. There is no budget yet: the caller says how much is to stay.
+// Collect makes room, or plans to.
 func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
-	if w.ToBytes == nil || w.GetToBytes() < 0 {
-		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "collect: it is not said how many bytes are to stay"}
+	if w.ToBytes != nil && w.GetToBytes() < 0 {
+		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: fmt.Sprintf("collect: to_bytes %d is less than nothing", w.GetToBytes())}
 	}
-	plan, err := b.cache.PlanCollection(ctx, peer(p), w.GetToBytes())
+	plan, err := b.cache.PlanCollection(ctx, peer(p), cache.Goal{Bytes: w.ToBytes, Progress: howFar(progress)})
 	if err == nil && !w.DryRun {
 		err = b.cache.Collect(ctx, plan, func(done, total int64) {
 			progress(&wire.Progress{Phase: "collecting", DoneBytes: done, TotalBytes: total})
@@ -47,24 +49,23 @@ func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect,
 }
 
 func collectReply(plan *cache.Collection) *wire.CollectReply {
-	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used, BudgetBytes: plan.Goal, ShortBytes: plan.Short,
-		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered}
-	for i := range plan.Removals {
-		r := &plan.Removals[i]
-		if r.Outcome == "removed" || r.Outcome == "planned" {
-			reply.Removed++
-		}
-		if i >= maxRemovals {
+	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used, BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
+		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered, Removed: plan.Done(cache.Evict), Packed: plan.Done(cache.PackBuild),
+		Copies: plan.Done(cache.DropCopy)}
+	for i := range plan.Steps {
+		r := &plan.Steps[i]
+		if i >= maxSteps {
 			reply.More++
 			continue
 		}
-		one := &wire.Removal{Build: r.Build.BuildKey.String(), ModelName: clip(r.Build.ModelName), Scope: r.Build.Scope, FreesBytes: r.Frees,
-			Reason: clip(r.Reason), Outcome: clip(r.Outcome), CompileSeconds: r.Build.CompileSeconds, LastUsedMs: milliseconds(r.Last),
-			Models: uint32(max(1, len(r.Build.Members)))}
-		if len(r.Build.EPs) > 0 {
-			one.Ep = clip(r.Build.EPs[0].Name)
+		b := r.Build
+		one := &wire.CollectStep{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Scope: b.Scope, FreesBytes: r.Frees,
+			Reason: clip(r.Reason()), Outcome: clip(r.Outcome), CompileSeconds: b.CompileSeconds, LastUsedMs: milliseconds(r.Last),
+			Models: uint32(max(1, len(b.Members))), Action: r.Action.String()}
+		if len(b.EPs) > 0 {
+			one.Ep = clip(b.EPs[0].Name)
 		}
-		reply.Removals = append(reply.Removals, one)
+		reply.Steps = append(reply.Steps, one)
 	}
 	for _, k := range plan.Kept {
 		reply.Kept = append(reply.Kept, &wire.Kept{Reason: k.Reason, Builds: k.Builds, Bytes: k.Bytes})
@@ -75,7 +76,83 @@ func collectReply(plan *cache.Collection) *wire.CollectReply {
 // clip keeps a name or reason short enough for many of them to fit into a frame.
 func clip(text string) string { return valid(text[:min(len(text), 400)]) }
 
-// Usage is not there yet.
-func (b *backend) Usage(context.Context, unixsock.Peer, *wire.Usage) (*wire.UsageReply, error) {
-	return nil, &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "this epcached does not tell where its space goes"}
+// Usage tells where the space goes.
+func (b *backend) Usage(ctx context.Context, p unixsock.Peer, w *wire.Usage, progress func(*wire.Progress)) (*wire.UsageReply, error) {
+	u, next, err := b.cache.Usage(ctx, peer(p), w.Entries, w.After, howFar(progress))
+	if err != nil {
+		return nil, wireError(err)
+	}
+	reply := &wire.UsageReply{Next: next, SharedBytes: u.SharedBytes, PackableBytes: u.Packable}
+	if w.After == "" { // the first page says it for all: it takes longer than a page
+		space, err := b.cache.Space()
+		if err != nil {
+			return nil, wireError(err)
+		}
+		reply.Space = spaceReply(&space)
+	}
+	for i := range u.Builds {
+		one := &u.Builds[i]
+		l := &one.Listing
+		out := &wire.Build{Build: l.Build.BuildKey.String(), RequestKey: l.Build.RequestKey.String(), ModelDigest: l.Build.ModelDigest.String(),
+			ModelName: clip(l.Build.ModelName), Scope: clip(l.Build.Scope), State: l.State.Name, Pinned: l.Pinned, OwnBytes: one.Own, Hits: l.Hits,
+			LastUsedMs: milliseconds(l.LastUsed), CreatedMs: milliseconds(l.Build.Created), CompileSeconds: l.Build.CompileSeconds}
+		if len(l.Build.EPs) > 0 {
+			out.Ep = clip(l.Build.EPs[0].Name)
+		}
+		for range min(len(l.Build.Members), maxUsageMembers) {
+			out.Members = append(out.Members, &wire.Member{})
+		}
+		reply.Builds = append(reply.Builds, &wire.BuildUsage{Build: out, LogicalBytes: one.Logical, OwnBytes: one.Own, SharedBytes: one.Shared, Shapes: clip(cache.Shapes(&one.Build))})
+	}
+	reply.Users, reply.Eps = usageSums(u.Users), usageSums(u.EPs)
+	for _, s := range u.Shared {
+		reply.Shared = append(reply.Shared, &wire.SharedBlob{Digest: s.Digest.String(), Size: s.Size, FirstName: clip(s.First), SecondName: clip(s.Second), Bytes: s.Bytes})
+	}
+	return reply, nil
 }
+
+// maxUsageMembers bounds what is said of a group: how many it has.
+const maxUsageMembers = 64
+
+// maxSums bounds the users and providers that are told: the largest come first.
+const maxSums = 256
+
+func usageSums(list []cache.UsageSum) (out []*wire.UsageSum) {
+	for _, s := range list[:min(len(list), maxSums)] {
+		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds, LogicalBytes: s.Logical, OwnBytes: s.Own, QuotaBytes: s.Quota, StoredBytes: s.Stored})
+	}
+	return out
+}
+
+func spaceReply(s *cache.SpaceReport) *wire.Space {
+	return &wire.Space{LogicalBytes: s.LogicalBytes, StoredBytes: s.StoredBytes, SavedBySharingBytes: s.LogicalBytes - s.StoredBytes,
+		DeadBytes: s.Dead, UnpackedBytes: s.Packed.Copies, BudgetBytes: s.Budget, Entries: s.Entries, Builds: s.Builds, DiskBytes: s.DiskBytes + s.Packed.Recipes + s.Packed.Containers, HeldBytes: s.Held,
+		ReservedBytes: s.Reserved, ManifestBytes: s.ManifestBytes, FreeBytes: s.Free, FloorBytes: s.Floor, PinnedBytes: s.Pinned,
+		MaxEntries: s.MaxEntries, Evicted: s.Evicted, Unkept: s.Unkept, LongestWaitMs: inMilliseconds(s.LongestWait), LongestWorkedMs: inMilliseconds(s.LongestWorked),
+		ToLookAt: s.ToLookAt}
+}
+
+func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// checkSpace compares what is accounted with what the file system says.
+func (b *backend) checkSpace(ctx context.Context, p unixsock.Peer, progress func(*wire.Progress)) (*wire.CheckReply, error) {
+	lines, findings, err := b.cache.CheckSpace(ctx, peer(p), howFar(progress))
+	if err != nil {
+		return nil, wireError(err)
+	}
+	reply := &wire.CheckReply{}
+	for _, l := range lines {
+		one := &wire.SpaceLine{Name: l.Name, Files: l.Files, DiskBytes: l.Disk}
+		if l.Accounted >= 0 {
+			one.AccountedBytes = &l.Accounted
+		}
+		reply.Space = append(reply.Space, one)
+	}
+	for _, f := range findings[:min(len(findings), maxSpaceFindings)] {
+		reply.Findings = append(reply.Findings, &wire.Finding{Kind: f.Kind, Object: f.Object, Detail: clip(f.Detail)})
+	}
+	return reply, nil
+}
+
+// maxSpaceFindings bounds what is named; the lines have the sums.
+const maxSpaceFindings = 1000

@@ -12,28 +12,33 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// A vendor's own compiler makes real artefacts for the daemon, and is a part of what they are.
-func TestVendorsOwnCompiler(t *testing.T) {
+// qnnCompile configures testdata/tools/qnn-compile, or a copy of it, with the libraries in a folder.
+func qnnCompile(t *testing.T, tool, sdk string) string {
 	python := os.Getenv("EPCACHED_PYTHON")
 	if python == "" {
 		t.Skip("NOT TESTED WITH A REAL TOOL: EPCACHED_PYTHON is not set; testdata/fetch-python makes an environment")
 	}
-	runtime := runtimeFolder(t, qnn)
-	script, err := os.ReadFile("../../testdata/tools/qnn-compile")
-	require.NoError(t, err)
-	tool := filepath.Join(t.TempDir(), "qnn-compile")
-	require.NoError(t, os.WriteFile(tool, script, 0o755))
 	interpreter, err := filepath.EvalSymlinks(python)
 	require.NoError(t, err)
-	s := newSite(t, runtime)
-	s.config += fmt.Sprintf(`
+	return fmt.Sprintf(`
 [[compiler]]
 ep = "QNNExecutionProvider"
 command = [%q, %q, "--runtime", %q, "--embed={embed}", "{model}", "{output}", "--options", "{options}"]
 version = [%[2]q, "--runtime", %[3]q, "--version"]
 files = [%[2]q]
 read = [%[4]q, %[5]q, %[3]q]
-`, python, tool, runtime, filepath.Dir(filepath.Dir(python)), filepath.Dir(filepath.Dir(interpreter)))
+`, python, tool, sdk, filepath.Dir(filepath.Dir(python)), filepath.Dir(filepath.Dir(interpreter)))
+}
+
+// A vendor's own compiler makes real artefacts for the daemon, and is a part of what they are.
+func TestVendorsOwnCompiler(t *testing.T) {
+	runtime := runtimeFolder(t, qnn)
+	script, err := os.ReadFile("../../testdata/tools/qnn-compile")
+	require.NoError(t, err)
+	tool := filepath.Join(t.TempDir(), "qnn-compile")
+	require.NoError(t, os.WriteFile(tool, script, 0o755))
+	s := newSite(t, runtime)
+	s.config += qnnCompile(t, tool, runtime)
 	d := s.start(t)
 	c := d.dial()
 	model := writeModel(t, t.TempDir(), 1)
@@ -55,4 +60,27 @@ read = [%[4]q, %[5]q, %[3]q]
 	require.Equal(t, made.Build, judged.Build)
 	require.Equal(t, "fingerprint", judged.CompatibilitySource, "judged, as what another library made")
 	require.NotEqual(t, made.Build, get(t, c, model, with(qnnProvider()), refresh).Build, "another tool makes other builds")
+}
+
+// The same for a runtime without the EP's library: applications bring it, and nothing of it is asked for here.
+func TestVendorsOwnCompilerWithoutTheLibrary(t *testing.T) {
+	sdk := runtimeFolder(t, qnn)
+	tool, err := filepath.Abs("../../testdata/tools/qnn-compile")
+	require.NoError(t, err)
+	s := newSite(t, runtimeFolder(t, openVINO))
+	s.config += qnnCompile(t, tool, sdk) + "without_library = true\n"
+	d := s.start(t)
+	c := d.dial()
+	model := writeModel(t, t.TempDir(), 1)
+	ask := func(options map[string]string) func(*wire.Acquire) {
+		return with(&wire.ExecutionProvider{Name: "QNNExecutionProvider", Options: options})
+	}
+	made := get(t, c, model, ask(map[string]string{"soc_model": "60"}))
+	require.Equal(t, "compiled", made.Outcome)
+	builds := d.list()
+	require.Len(t, builds, 1)
+	require.Equal(t, "not checkable here", builds[0].LoadCheck)
+	_, err = tryGet(t, c, model, ask(map[string]string{"backend_path": "libQnnCpu.so"}))
+	require.ErrorIs(t, err, unixsock.ErrBadRequest)
+	require.ErrorContains(t, err, `option "backend_path" of QNNExecutionProvider: there is no library "libQnnCpu.so"`)
 }

@@ -27,7 +27,7 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 		Peer: p, Name: w.Model.Name, Graph: fds[w.Model.Fd], External: make(map[string]*os.File, len(w.Model.External)),
 		SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
-		Runtime: runtimeRef(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing,
+		Runtime: runtimeRef(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView,
 		Output: cache.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
 	}
@@ -126,14 +126,6 @@ func acquireReply(a *cache.Answer) *wire.AcquireReply {
 		}
 	}
 	return reply
-}
-
-func buildsReply(list []cache.Listing) []*wire.Build {
-	out := make([]*wire.Build, 0, len(list))
-	for i := range list {
-		out = append(out, buildReply(&list[i]))
-	}
-	return out
 }
 
 func buildReply(l *cache.Listing) *wire.Build {

@@ -37,6 +37,7 @@ func Suite(t *testing.T, s Subject) {
 	t.Run("own compatibility string is judged", s.testCompatibility)
 	t.Run("compile with a sidecar", s.testSidecar)
 	t.Run("compile embedded", s.testEmbedded)
+	t.Run("compile an open file", s.testOpenFile)
 	t.Run("control loads", s.testControl)
 	t.Run("several at once", s.testConcurrent)
 	t.Run("build without its binary does not load", s.testMissingBinary)
@@ -128,6 +129,43 @@ func (s Subject) testSidecar(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(source, unchanged), "the model was changed")
 	s.requireLoads(t, job, result)
+}
+
+// What a model comes from makes no difference to what is made of it.
+func (s Subject) testOpenFile(t *testing.T) {
+	opener, ok := s.Compiler.(compilers.Opener)
+	job := s.job(t, tinymodel.Dense(1, 64, 1))
+	inPlace := job.Model
+	require.NoError(t, os.Mkdir(filepath.Join(job.Folder, "model"), 0o700))
+	job.Model = filepath.Join(job.Folder, "model", filepath.Base(inPlace))
+	f, err := os.Open(inPlace)
+	require.NoError(t, err)
+	defer f.Close()
+	job.ModelFile = f
+	if !ok || !opener.TakesOpen(job) {
+		require.True(t, s.Tool, "a compiler in a process of ours can have it so")
+		return
+	}
+	require.False(t, opener.TakesOpen(compilers.Job{Runtime: job.Runtime, EPs: job.EPs, Model: job.Model, ModelFile: f, Folder: job.Folder, Output: job.Output,
+		Share: []compilers.ShareMember{{Model: inPlace, Output: "2_ctx.onnx"}}}))
+	var made [2]map[string][]byte
+	for i := range made {
+		made[i] = make(map[string][]byte)
+		result, err := s.Compiler.Compile(t.Context(), job, nil)
+		require.NoError(t, err)
+		s.requireLoads(t, job, result)
+		for _, name := range result.Files {
+			made[i][name], err = os.ReadFile(filepath.Join(job.Folder, name))
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(filepath.Join(job.Folder, name)))
+		}
+		if i == 0 {
+			require.NoFileExists(t, job.Model)
+			require.NoError(t, os.Rename(inPlace, job.Model))
+			job.ModelFile = nil
+		}
+	}
+	require.Equal(t, made[1], made[0])
 }
 
 func (s Subject) route() string {

@@ -41,7 +41,7 @@ func TestRequestIsRefused(t *testing.T) {
 			require.ErrorIs(t, err, dialogue.ErrMalformed)
 		})
 	}
-	_, err := dialogue.ReadRequest(bufio.NewReader(strings.NewReader(`{"Version":2}`))) // no line feed: cut off
+	_, err := dialogue.ReadRequest(bufio.NewReader(strings.NewReader(fmt.Sprintf(`{"Version":%d}`, dialogue.Version)))) // no line feed: cut off
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 }
 

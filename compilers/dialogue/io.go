@@ -11,13 +11,13 @@ import (
 // ErrMalformed is wrapped by errors about bytes that are not a message of this version.
 var ErrMalformed = errors.New("malformed dialogue")
 
-// WriteRequest sends the one request.
+// WriteRequest sends the request. After one to stand by another follows.
 func WriteRequest(w io.Writer, r Request) error {
 	r.Version = Version
 	return writeLine(w, r, MaxRequest)
 }
 
-// ReadRequest reads the one request.
+// ReadRequest reads what WriteRequest sent.
 func ReadRequest(r *bufio.Reader) (Request, error) {
 	line, err := readLine(r, MaxRequest)
 	if err != nil {

@@ -1,7 +1,9 @@
 package dialogue
 
+import "os"
+
 // Version must be equal on both ends.
-const Version = 2
+const Version = 3
 
 // The worker's exit statuses. They are unlike those of the Go runtime (2) and of shells (126 and above), so that a crash in vendor code is never
 // mistaken for an answer.
@@ -13,6 +15,13 @@ const (
 
 	// ExitSignal and above: a signal ended the worker, and its number is added. The process that looks after a worker cannot end as the worker did.
 	ExitSignal = 128
+)
+
+// Where a worker finds a model that it is given as an open file: a link at the model's path leads to ModelLink. The descriptor stays open in
+// programs that the worker starts, so that they find it there too.
+const (
+	ModelFD   = 5
+	ModelLink = "/proc/self/fd/5"
 )
 
 // Limits of the dialogue, in bytes and records.
@@ -32,6 +41,7 @@ const (
 	Load          = "load"
 	Compatibility = "compatibility"
 	Run           = "run"
+	Standby       = "standby" // load and register what is named, and wait for a Compile with just that
 	Try           = "try"     // try what the worker is kept from; loads no library
 	Compare       = "compare" // run a graph and the model that it was compiled from
 	Command       = "command" // run a vendor's own compiler; loads no library
@@ -49,7 +59,7 @@ const (
 // Request is what one worker process is to do. All paths are absolute.
 type Request struct {
 	Version    int
-	Do         string // Probe, Compile, Load, Compatibility, Run, Try, Compare or Command
+	Do         string // Probe, Compile, Load, Compatibility, Run, Standby, Try, Compare or Command
 	ORTLibrary string
 	EPs        []EP
 
@@ -65,7 +75,8 @@ type Request struct {
 	Times   int      // Run: how often; 0 is once
 	Most    float64  // Compare: by which a value may differ; the source model is the only one of Share
 
-	Waits bool // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
+	Waits  bool // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
+	Beside bool // Load: the EPs are registered before that: none of them keeps a device for itself
 
 	Args []string // Command: the program, an absolute path, and its arguments
 	Tell bool     // Command: the beginning of what it prints to standard output is wanted; else that goes where its errors go, in the order of both
@@ -74,8 +85,8 @@ type Request struct {
 	Fill func(model string) []string `json:"-"`
 	Read []string                    `json:"-"` // folders and files that the worker may read
 
-	// Not sent. Ready is closed when the model is there; nil: it is.
-	Ready <-chan struct{} `json:"-"`
+	// Not sent. ModelFile is the open file that the worker gets as ModelFD; nil: there is a file at Model.
+	ModelFile *os.File `json:"-"`
 
 	Readable []string `json:"-"` // not sent: files whose folders the worker may read, besides those of the libraries and the model
 }
@@ -121,11 +132,12 @@ type Session struct {
 	Threads                    int    // 0: ORT chooses
 }
 
-// Event is one record from the worker: exactly one field is set.
+// Event is one record from the worker: exactly one field is set, but for those that go with another.
 type Event struct {
 	Phase   string     `json:",omitempty"`
 	Member  int        `json:",omitempty"` // with Phase, of a request with Share: which model it is about, from 1
 	EPs     []EPResult `json:",omitempty"` // what was registered and chosen, before it is used: known even if the use crashes
+	Memory  int64      `json:",omitempty"` // with EPs: bytes, resident, that the worker took until then
 	Result  *Result    `json:",omitempty"`
 	Refusal *Refusal   `json:",omitempty"`
 }
@@ -199,7 +211,8 @@ type Preparation struct {
 	Nice      int
 	Idle      bool // disk and, where sessions share the processor, session: at the lowest priority too
 
-	Cgroup  bool         // descriptor 5 is cgroup.procs of the cgroup that it goes to
+	Model   bool         // descriptor 5 is a model that the worker may read, and gets as ModelFD
+	Cgroup  bool         // the next descriptor is cgroup.procs of the cgroup that it goes to
 	First   bool         // it is the first process of a pid namespace, and what it leaves ends with it
 	Confine *Confinement // nil: it may do what its user may
 }

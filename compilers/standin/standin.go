@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"sort"
@@ -47,7 +49,10 @@ type Compiler struct {
 	Idle atomic.Int64
 }
 
-var _ compilers.Compiler = (*Compiler)(nil)
+var (
+	_ compilers.Compiler = (*Compiler)(nil)
+	_ compilers.Opener   = (*Compiler)(nil)
+)
 
 // New makes a stand-in, and makes its EP known to package compilers.
 func New() *Compiler {
@@ -115,6 +120,11 @@ func (c *Compiler) Compatibility(ctx context.Context, r compilers.Runtime, ep co
 		verdicts = append(verdicts, sdk.verdict(info))
 	}
 	return verdicts, nil
+}
+
+// TakesOpen implements compilers.Opener.
+func (c *Compiler) TakesOpen(job compilers.Job) bool {
+	return job.ModelFile != nil && len(job.Share) == 0
 }
 
 // Compile implements compilers.Compiler.
@@ -185,7 +195,11 @@ func readModels(ctx context.Context, job compilers.Job) ([]source, error) {
 	}
 	var models []source
 	for i, path := range paths {
-		m, err := readModel(ctx, path)
+		content, err := os.ReadFile(path)
+		if i == 0 && job.ModelFile != nil {
+			content, err = io.ReadAll(io.NewSectionReader(job.ModelFile, 0, math.MaxInt64))
+		}
+		m, err := readModel(ctx, path, content, err)
 		if err != nil && len(paths) > 1 {
 			return nil, &compilers.MemberError{Member: i, Err: err}
 		}
@@ -197,8 +211,7 @@ func readModels(ctx context.Context, job compilers.Job) ([]source, error) {
 	return models, nil
 }
 
-func readModel(ctx context.Context, path string) (source, error) {
-	model, err := os.ReadFile(path)
+func readModel(ctx context.Context, path string, model []byte, err error) (source, error) {
 	if err != nil {
 		return source{}, &compilers.RefusedError{Doing: "compile", Code: 3, Text: err.Error()}
 	}

@@ -1156,6 +1156,7 @@ type Event struct {
 	ModelName     string                 `protobuf:"bytes,7,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	Runtime       string                 `protobuf:"bytes,8,opt,name=runtime,proto3" json:"runtime,omitempty"` // its name, of events of a runtime
 	Scope         string                 `protobuf:"bytes,9,opt,name=scope,proto3" json:"scope,omitempty"`     // who may hear of it: as of a build; none: of the machine, or unknown
+	By            string                 `protobuf:"bytes,10,opt,name=by,proto3" json:"by,omitempty"`          // whose doing it was, "uid:1000", where scope does not say it: of one user no more events are kept than there is room for beside others'
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1249,6 +1250,13 @@ func (x *Event) GetRuntime() string {
 func (x *Event) GetScope() string {
 	if x != nil {
 		return x.Scope
+	}
+	return ""
+}
+
+func (x *Event) GetBy() string {
+	if x != nil {
+		return x.By
 	}
 	return ""
 }
@@ -1374,7 +1382,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x0e\n" +
-	"\x02at\x18\x04 \x01(\x10R\x02at\"\xe7\x01\n" +
+	"\x02at\x18\x04 \x01(\x10R\x02at\"\xf7\x01\n" +
 	"\x05Event\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x10R\x02at\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1f\n" +
@@ -1386,7 +1394,9 @@ const file_manifest_proto_rawDesc = "" +
 	"\n" +
 	"model_name\x18\a \x01(\tR\tmodelName\x12\x18\n" +
 	"\aruntime\x18\b \x01(\tR\aruntime\x12\x14\n" +
-	"\x05scope\x18\t \x01(\tR\x05scopeB/Z-github.com/epcached/epcached/index/manifestpbb\x06proto3"
+	"\x05scope\x18\t \x01(\tR\x05scope\x12\x0e\n" +
+	"\x02by\x18\n" +
+	" \x01(\tR\x02byB/Z-github.com/epcached/epcached/index/manifestpbb\x06proto3"
 
 var (
 	file_manifest_proto_rawDescOnce sync.Once

@@ -238,6 +238,10 @@ type Envelope struct {
 	//	*Envelope_CollectReply
 	//	*Envelope_Usage
 	//	*Envelope_UsageReply
+	//	*Envelope_Layout
+	//	*Envelope_LayoutReply
+	//	*Envelope_Pack
+	//	*Envelope_PackReply
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -733,6 +737,42 @@ func (x *Envelope) GetUsageReply() *UsageReply {
 	return nil
 }
 
+func (x *Envelope) GetLayout() *Layout {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Layout); ok {
+			return x.Layout
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetLayoutReply() *LayoutReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_LayoutReply); ok {
+			return x.LayoutReply
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetPack() *Pack {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Pack); ok {
+			return x.Pack
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetPackReply() *PackReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_PackReply); ok {
+			return x.PackReply
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -929,6 +969,22 @@ type Envelope_UsageReply struct {
 	UsageReply *UsageReply `protobuf:"bytes,66,opt,name=usage_reply,json=usageReply,proto3,oneof"`
 }
 
+type Envelope_Layout struct {
+	Layout *Layout `protobuf:"bytes,67,opt,name=layout,proto3,oneof"`
+}
+
+type Envelope_LayoutReply struct {
+	LayoutReply *LayoutReply `protobuf:"bytes,68,opt,name=layout_reply,json=layoutReply,proto3,oneof"`
+}
+
+type Envelope_Pack struct {
+	Pack *Pack `protobuf:"bytes,80,opt,name=pack,proto3,oneof"` // answered with any number of Progress frames and PackReply
+}
+
+type Envelope_PackReply struct {
+	PackReply *PackReply `protobuf:"bytes,81,opt,name=pack_reply,json=packReply,proto3,oneof"`
+}
+
 func (*Envelope_Hello) isEnvelope_Body() {}
 
 func (*Envelope_HelloReply) isEnvelope_Body() {}
@@ -1024,6 +1080,14 @@ func (*Envelope_CollectReply) isEnvelope_Body() {}
 func (*Envelope_Usage) isEnvelope_Body() {}
 
 func (*Envelope_UsageReply) isEnvelope_Body() {}
+
+func (*Envelope_Layout) isEnvelope_Body() {}
+
+func (*Envelope_LayoutReply) isEnvelope_Body() {}
+
+func (*Envelope_Pack) isEnvelope_Body() {}
+
+func (*Envelope_PackReply) isEnvelope_Body() {}
 
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1245,10 +1309,11 @@ func (x *Error) GetFacts() map[string]string {
 	return nil
 }
 
-// Progress reports that a request goes on. Sent at each change of phase and at most once a second otherwise.
+// Progress reports that a request goes on. Sent at each change of phase and at most once a second otherwise. Any request may
+// be answered with it; List, Usage, Check, Collect and Pack tell how far they are.
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "converting", "compiling", "claimed" (an application compiles it), "checking", "storing", "verifying", "comparing"
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "converting", "compiling", "claimed" (an application compiles it), "checking", "storing", "verifying", "unpacking", "waiting for room", "comparing"; of the whole store: "reading builds", "reading files", "checking builds", "checking files", ...
 	ElapsedMs     int64                  `protobuf:"varint,2,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"` // since the request arrived
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`                         // for people
 	DoneBytes     int64                  `protobuf:"varint,4,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // for reading, storing and verifying
@@ -1256,6 +1321,8 @@ type Progress struct {
 	EstimateMs    int64                  `protobuf:"varint,6,opt,name=estimate_ms,json=estimateMs,proto3" json:"estimate_ms,omitempty"` // of the whole request, from earlier compiles of like size; 0: not known
 	Job           string                 `protobuf:"bytes,7,opt,name=job,proto3" json:"job,omitempty"`                                  // of the compile that the request waits for; empty: of none
 	Waiting       uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`                         // requests that wait for this job
+	Done          uint64                 `protobuf:"varint,9,opt,name=done,proto3" json:"done,omitempty"`                               // where the phase goes through builds or files: how many it is through with; detail says it in words
+	Total         uint64                 `protobuf:"varint,10,opt,name=total,proto3" json:"total,omitempty"`                            // 0: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1342,6 +1409,20 @@ func (x *Progress) GetJob() string {
 func (x *Progress) GetWaiting() uint32 {
 	if x != nil {
 		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Progress) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *Progress) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
 	}
 	return 0
 }
@@ -3408,7 +3489,8 @@ func (x *JobsReply) GetFailures() []*Failure {
 	return nil
 }
 
-// Follow waits for a job, with Progress frames, and answers with its end.
+// Follow waits for a job, with Progress frames, and answers with its end. Whoever follows one that ended within ten minutes hears at
+// once how. A job may be named by the beginning of its id, where only one that the caller may follow begins so.
 type Follow struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -3456,7 +3538,7 @@ func (x *Follow) GetJob() string {
 // CancelJobs ends compiles: own ones, for administrators any.
 type CancelJobs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Jobs          []string               `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	Jobs          []string               `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"` // as in Follow
 	All           bool                   `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4050,9 +4132,10 @@ func (x *Show) GetEntry() string {
 
 type ShowReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Builds        []*Build               `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`
+	Builds        []*Build               `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`   // the list is cut where the frame is full
 	Records       []string               `protobuf:"bytes,2,rep,name=records,proto3" json:"records,omitempty"` // the request record of each build, as JSON
-	History       []string               `protobuf:"bytes,3,rep,name=history,proto3" json:"history,omitempty"`
+	History       []string               `protobuf:"bytes,3,rep,name=history,proto3" json:"history,omitempty"` // the latest, as many as there is room for
+	More          uint64                 `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`      // builds that are not listed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4106,6 +4189,13 @@ func (x *ShowReply) GetHistory() []string {
 		return x.History
 	}
 	return nil
+}
+
+func (x *ShowReply) GetMore() uint64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
 }
 
 // Invalidate withholds builds: they are not served again. Remove deletes them.
@@ -4231,8 +4321,9 @@ func (x *Remove) GetDryRun() bool {
 
 type ChangeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Builds        []*Build               `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"` // what was changed, or would be
+	Builds        []*Build               `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"` // what was changed, or would be; the list is cut where the frame is full
 	FreedBytes    int64                  `protobuf:"varint,2,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`
+	More          uint64                 `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"` // builds that are not listed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4277,6 +4368,13 @@ func (x *ChangeReply) GetBuilds() []*Build {
 func (x *ChangeReply) GetFreedBytes() int64 {
 	if x != nil {
 		return x.FreedBytes
+	}
+	return 0
+}
+
+func (x *ChangeReply) GetMore() uint64 {
+	if x != nil {
+		return x.More
 	}
 	return 0
 }
@@ -4387,7 +4485,8 @@ func (x *Unpin) GetDryRun() bool {
 	return false
 }
 
-// Collect removes builds until the store keeps to its bounds. Administrators collect everything, others among their own.
+// Collect makes room until the store keeps to its bounds: copies of packed builds go first, then what is not served any more, then builds
+// are packed, and then they are removed. Administrators collect everything, others among their own.
 type Collect struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`          // plan only
@@ -4442,16 +4541,18 @@ func (x *Collect) GetToBytes() int64 {
 
 type CollectReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Removals      []*Removal             `protobuf:"bytes,1,rep,name=removals,proto3" json:"removals,omitempty"`                        // in their order; the list is cut where the frame is full
-	More          uint32                 `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`                               // removals that are not listed
-	Removed       uint64                 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`                         // builds that were removed, or would be
-	FreedBytes    int64                  `protobuf:"varint,4,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"` // on disk
-	UsedBytes     int64                  `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`    // on disk, before
-	BudgetBytes   int64                  `protobuf:"varint,6,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"`
-	ShortBytes    int64                  `protobuf:"varint,7,opt,name=short_bytes,json=shortBytes,proto3" json:"short_bytes,omitempty"` // not 0: so much more should go, and may not
-	Kept          []*Kept                `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`                                // what may not go, by reason
+	Steps         []*CollectStep         `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`                                 // in their order; the list is cut where the frame is full
+	More          uint32                 `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`                                  // steps that are not listed
+	Removed       uint64                 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`                            // builds that were removed, or would be
+	FreedBytes    int64                  `protobuf:"varint,4,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`    // on disk
+	UsedBytes     int64                  `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`       // on disk, before: of builds that the caller may collect
+	BudgetBytes   int64                  `protobuf:"varint,6,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"` // what these may take; 0: there is no bound, or nothing may stay
+	ShortBytes    int64                  `protobuf:"varint,7,opt,name=short_bytes,json=shortBytes,proto3" json:"short_bytes,omitempty"`    // not 0: so much more should go, and may not
+	Kept          []*Kept                `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`                                   // what may not go, by reason
 	PlanSeconds   float64                `protobuf:"fixed64,9,opt,name=plan_seconds,json=planSeconds,proto3" json:"plan_seconds,omitempty"`
 	Considered    uint64                 `protobuf:"varint,10,opt,name=considered,proto3" json:"considered,omitempty"` // builds that were looked at
+	Packed        uint64                 `protobuf:"varint,11,opt,name=packed,proto3" json:"packed,omitempty"`         // builds that were packed, or would be
+	Copies        uint64                 `protobuf:"varint,12,opt,name=copies,proto3" json:"copies,omitempty"`         // builds whose unpacked copy went, or would
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4486,9 +4587,9 @@ func (*CollectReply) Descriptor() ([]byte, []int) {
 	return file_epcached_proto_rawDescGZIP(), []int{46}
 }
 
-func (x *CollectReply) GetRemovals() []*Removal {
+func (x *CollectReply) GetSteps() []*CollectStep {
 	if x != nil {
-		return x.Removals
+		return x.Steps
 	}
 	return nil
 }
@@ -4556,37 +4657,45 @@ func (x *CollectReply) GetConsidered() uint64 {
 	return 0
 }
 
-// Removal is one build that goes.
-type Removal struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Build          string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
-	ModelName      string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
-	Ep             string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
-	Scope          string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
-	FreesBytes     int64                  `protobuf:"varint,5,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk, after those before it
-	Reason         string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	Outcome        string                 `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"` // "planned", "removed", or "kept: <why>": it was looked at once more
-	CompileSeconds float64                `protobuf:"fixed64,8,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
-	LastUsedMs     int64                  `protobuf:"varint,9,opt,name=last_used_ms,json=lastUsedMs,proto3" json:"last_used_ms,omitempty"`
-	Models         uint32                 `protobuf:"varint,10,opt,name=models,proto3" json:"models,omitempty"` // of a group: how many it serves
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+func (x *CollectReply) GetPacked() uint64 {
+	if x != nil {
+		return x.Packed
+	}
+	return 0
 }
 
-func (x *Removal) Reset() {
-	*x = Removal{}
+func (x *CollectReply) GetCopies() uint64 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
+}
+
+// Pack keeps builds as recipes, as far as that saves something and nobody holds them, or makes them whole again.
+type Pack struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`              // as for Show
+	All           bool                   `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`                     // instead: every build that the caller may change
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // find out, and change nothing
+	Unpack        bool                   `protobuf:"varint,4,opt,name=unpack,proto3" json:"unpack,omitempty"`               // make them whole again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pack) Reset() {
+	*x = Pack{}
 	mi := &file_epcached_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Removal) String() string {
+func (x *Pack) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Removal) ProtoMessage() {}
+func (*Pack) ProtoMessage() {}
 
-func (x *Removal) ProtoReflect() protoreflect.Message {
+func (x *Pack) ProtoReflect() protoreflect.Message {
 	mi := &file_epcached_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -4598,79 +4707,314 @@ func (x *Removal) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Removal.ProtoReflect.Descriptor instead.
-func (*Removal) Descriptor() ([]byte, []int) {
+// Deprecated: Use Pack.ProtoReflect.Descriptor instead.
+func (*Pack) Descriptor() ([]byte, []int) {
 	return file_epcached_proto_rawDescGZIP(), []int{47}
 }
 
-func (x *Removal) GetBuild() string {
+func (x *Pack) GetEntries() []string {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Pack) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *Pack) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *Pack) GetUnpack() bool {
+	if x != nil {
+		return x.Unpack
+	}
+	return false
+}
+
+type PackReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Builds        []*PackedBuild         `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`                            // the list is cut where the frame is full
+	More          uint32                 `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`                               // builds that are not listed
+	Changed       uint64                 `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`                         // builds that were packed or unpacked, or would be
+	FreedBytes    int64                  `protobuf:"varint,4,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"` // on disk; less than 0: that it takes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackReply) Reset() {
+	*x = PackReply{}
+	mi := &file_epcached_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackReply) ProtoMessage() {}
+
+func (x *PackReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackReply.ProtoReflect.Descriptor instead.
+func (*PackReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PackReply) GetBuilds() []*PackedBuild {
+	if x != nil {
+		return x.Builds
+	}
+	return nil
+}
+
+func (x *PackReply) GetMore() uint32 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+func (x *PackReply) GetChanged() uint64 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
+func (x *PackReply) GetFreedBytes() int64 {
+	if x != nil {
+		return x.FreedBytes
+	}
+	return 0
+}
+
+type PackedBuild struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	ModelName     string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	Ep            string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
+	Scope         string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
+	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`                          // "packed", "unpacked", or "kept: <why>"
+	FreesBytes    int64                  `protobuf:"varint,6,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk; less than 0: that it takes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PackedBuild) Reset() {
+	*x = PackedBuild{}
+	mi := &file_epcached_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PackedBuild) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PackedBuild) ProtoMessage() {}
+
+func (x *PackedBuild) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PackedBuild.ProtoReflect.Descriptor instead.
+func (*PackedBuild) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *PackedBuild) GetBuild() string {
 	if x != nil {
 		return x.Build
 	}
 	return ""
 }
 
-func (x *Removal) GetModelName() string {
+func (x *PackedBuild) GetModelName() string {
 	if x != nil {
 		return x.ModelName
 	}
 	return ""
 }
 
-func (x *Removal) GetEp() string {
+func (x *PackedBuild) GetEp() string {
 	if x != nil {
 		return x.Ep
 	}
 	return ""
 }
 
-func (x *Removal) GetScope() string {
+func (x *PackedBuild) GetScope() string {
 	if x != nil {
 		return x.Scope
 	}
 	return ""
 }
 
-func (x *Removal) GetFreesBytes() int64 {
-	if x != nil {
-		return x.FreesBytes
-	}
-	return 0
-}
-
-func (x *Removal) GetReason() string {
-	if x != nil {
-		return x.Reason
-	}
-	return ""
-}
-
-func (x *Removal) GetOutcome() string {
+func (x *PackedBuild) GetOutcome() string {
 	if x != nil {
 		return x.Outcome
 	}
 	return ""
 }
 
-func (x *Removal) GetCompileSeconds() float64 {
+func (x *PackedBuild) GetFreesBytes() int64 {
+	if x != nil {
+		return x.FreesBytes
+	}
+	return 0
+}
+
+// CollectStep is what is done with one build.
+type CollectStep struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Build          string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	ModelName      string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	Ep             string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
+	Scope          string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
+	FreesBytes     int64                  `protobuf:"varint,5,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk, after those before it
+	Reason         string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Outcome        string                 `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"` // "planned", "dropped", "packed", "removed", or "kept: <why>": it was looked at once more
+	CompileSeconds float64                `protobuf:"fixed64,8,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
+	LastUsedMs     int64                  `protobuf:"varint,9,opt,name=last_used_ms,json=lastUsedMs,proto3" json:"last_used_ms,omitempty"`
+	Models         uint32                 `protobuf:"varint,10,opt,name=models,proto3" json:"models,omitempty"` // of a group: how many it serves
+	Action         string                 `protobuf:"bytes,11,opt,name=action,proto3" json:"action,omitempty"`  // "drop copy", "pack", "remove"
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *CollectStep) Reset() {
+	*x = CollectStep{}
+	mi := &file_epcached_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectStep) ProtoMessage() {}
+
+func (x *CollectStep) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectStep.ProtoReflect.Descriptor instead.
+func (*CollectStep) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *CollectStep) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *CollectStep) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *CollectStep) GetEp() string {
+	if x != nil {
+		return x.Ep
+	}
+	return ""
+}
+
+func (x *CollectStep) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *CollectStep) GetFreesBytes() int64 {
+	if x != nil {
+		return x.FreesBytes
+	}
+	return 0
+}
+
+func (x *CollectStep) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *CollectStep) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *CollectStep) GetCompileSeconds() float64 {
 	if x != nil {
 		return x.CompileSeconds
 	}
 	return 0
 }
 
-func (x *Removal) GetLastUsedMs() int64 {
+func (x *CollectStep) GetLastUsedMs() int64 {
 	if x != nil {
 		return x.LastUsedMs
 	}
 	return 0
 }
 
-func (x *Removal) GetModels() uint32 {
+func (x *CollectStep) GetModels() uint32 {
 	if x != nil {
 		return x.Models
 	}
 	return 0
+}
+
+func (x *CollectStep) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
 }
 
 // Kept is what stays, and why.
@@ -4685,7 +5029,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4697,7 +5041,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4710,7 +5054,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{48}
+	return file_epcached_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Kept) GetReason() string {
@@ -4745,7 +5089,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4757,7 +5101,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4770,7 +5114,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{49}
+	return file_epcached_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Usage) GetEntries() []string {
@@ -4789,20 +5133,21 @@ func (x *Usage) GetAfter() string {
 
 type UsageReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Space         *Space                 `protobuf:"bytes,1,opt,name=space,proto3" json:"space,omitempty"`
-	Builds        []*BuildUsage          `protobuf:"bytes,2,rep,name=builds,proto3" json:"builds,omitempty"`                               // by model, the largest first
-	Next          string                 `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`                                   // empty: that was all
-	Users         []*UsageSum            `protobuf:"bytes,4,rep,name=users,proto3" json:"users,omitempty"`                                 // on the first page: by who asked for them
-	Eps           []*UsageSum            `protobuf:"bytes,5,rep,name=eps,proto3" json:"eps,omitempty"`                                     // by execution provider
-	Shared        []*SharedBlob          `protobuf:"bytes,6,rep,name=shared,proto3" json:"shared,omitempty"`                               // of two entries: what both need, the largest first
-	SharedBytes   int64                  `protobuf:"varint,7,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // the sum of all of it, also of what is not listed
+	Space         *Space                 `protobuf:"bytes,1,opt,name=space,proto3" json:"space,omitempty"`                                       // on the first page
+	Builds        []*BuildUsage          `protobuf:"bytes,2,rep,name=builds,proto3" json:"builds,omitempty"`                                     // by model, the largest first
+	Next          string                 `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`                                         // empty: that was all
+	Users         []*UsageSum            `protobuf:"bytes,4,rep,name=users,proto3" json:"users,omitempty"`                                       // on the first page: by who asked for them
+	Eps           []*UsageSum            `protobuf:"bytes,5,rep,name=eps,proto3" json:"eps,omitempty"`                                           // by execution provider
+	Shared        []*SharedBlob          `protobuf:"bytes,6,rep,name=shared,proto3" json:"shared,omitempty"`                                     // of two entries: which files have bytes in common, the most first
+	SharedBytes   int64                  `protobuf:"varint,7,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`       // bytes of the second's files that the first's have as well, also of those that are not listed
+	PackableBytes int64                  `protobuf:"varint,8,opt,name=packable_bytes,json=packableBytes,proto3" json:"packable_bytes,omitempty"` // on disk: what packing would free of all builds, as far as is known; 0 with entries
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4814,7 +5159,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4827,7 +5172,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{50}
+	return file_epcached_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *UsageReply) GetSpace() *Space {
@@ -4879,19 +5224,27 @@ func (x *UsageReply) GetSharedBytes() int64 {
 	return 0
 }
 
+func (x *UsageReply) GetPackableBytes() int64 {
+	if x != nil {
+		return x.PackableBytes
+	}
+	return 0
+}
+
 type BuildUsage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Build         *Build                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`                                    // without files
 	LogicalBytes  int64                  `protobuf:"varint,2,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"` // its files, and its copied source model
 	OwnBytes      int64                  `protobuf:"varint,3,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`             // on disk: what its removal would free now
 	SharedBytes   int64                  `protobuf:"varint,4,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`    // of its blobs' bytes on disk those that other builds need as well
+	Shapes        string                 `protobuf:"bytes,5,opt,name=shapes,proto3" json:"shapes,omitempty"`                                  // what its free dimensions were fixed at: "batch=1, sequence=128"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BuildUsage) Reset() {
 	*x = BuildUsage{}
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4903,7 +5256,7 @@ func (x *BuildUsage) String() string {
 func (*BuildUsage) ProtoMessage() {}
 
 func (x *BuildUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4916,7 +5269,7 @@ func (x *BuildUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildUsage.ProtoReflect.Descriptor instead.
 func (*BuildUsage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{51}
+	return file_epcached_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *BuildUsage) GetBuild() *Build {
@@ -4947,6 +5300,13 @@ func (x *BuildUsage) GetSharedBytes() int64 {
 	return 0
 }
 
+func (x *BuildUsage) GetShapes() string {
+	if x != nil {
+		return x.Shapes
+	}
+	return ""
+}
+
 type UsageSum struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "uid:1000", "QNNExecutionProvider"
@@ -4961,7 +5321,7 @@ type UsageSum struct {
 
 func (x *UsageSum) Reset() {
 	*x = UsageSum{}
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4973,7 +5333,7 @@ func (x *UsageSum) String() string {
 func (*UsageSum) ProtoMessage() {}
 
 func (x *UsageSum) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4986,7 +5346,7 @@ func (x *UsageSum) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSum.ProtoReflect.Descriptor instead.
 func (*UsageSum) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{52}
+	return file_epcached_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *UsageSum) GetName() string {
@@ -5033,17 +5393,18 @@ func (x *UsageSum) GetStoredBytes() int64 {
 
 type SharedBlob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`                        // of the second's file
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`                           // likewise
 	FirstName     string                 `protobuf:"bytes,3,opt,name=first_name,json=firstName,proto3" json:"first_name,omitempty"` // what the one calls it, and the other
 	SecondName    string                 `protobuf:"bytes,4,opt,name=second_name,json=secondName,proto3" json:"second_name,omitempty"`
+	Bytes         int64                  `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"` // of the second's that stand in the first's as well, at whatever offsets
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SharedBlob) Reset() {
 	*x = SharedBlob{}
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5055,7 +5416,7 @@ func (x *SharedBlob) String() string {
 func (*SharedBlob) ProtoMessage() {}
 
 func (x *SharedBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5068,7 +5429,7 @@ func (x *SharedBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedBlob.ProtoReflect.Descriptor instead.
 func (*SharedBlob) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{53}
+	return file_epcached_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SharedBlob) GetDigest() string {
@@ -5099,6 +5460,583 @@ func (x *SharedBlob) GetSecondName() string {
 	return ""
 }
 
+func (x *SharedBlob) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// Layout tells what files of builds are made of, and where their bytes stand. What is not packed and shares something is compared for it,
+// which takes as long as reading it.
+type Layout struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []string               `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`  // as in Show; none: all that the caller may see, but for small files
+	Most          uint32                 `protobuf:"varint,2,opt,name=most,proto3" json:"most,omitempty"`       // files; 0: as many as there may be, 200. The largest are told
+	Tensors       bool                   `protobuf:"varint,3,opt,name=tensors,proto3" json:"tensors,omitempty"` // also what is in them by name, and who shares it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Layout) Reset() {
+	*x = Layout{}
+	mi := &file_epcached_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Layout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Layout) ProtoMessage() {}
+
+func (x *Layout) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Layout.ProtoReflect.Descriptor instead.
+func (*Layout) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *Layout) GetEntries() []string {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Layout) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+func (x *Layout) GetTensors() bool {
+	if x != nil {
+		return x.Tensors
+	}
+	return false
+}
+
+type LayoutReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*LaidFile            `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`     // the largest first; fewer than there are where the frame is full
+	Holders       []string               `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"` // digests of the blobs that Piece.holder and Placed.holder mean, by place
+	More          uint64                 `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`      // files that are not told
+	MoreBytes     int64                  `protobuf:"varint,4,opt,name=more_bytes,json=moreBytes,proto3" json:"more_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayoutReply) Reset() {
+	*x = LayoutReply{}
+	mi := &file_epcached_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayoutReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayoutReply) ProtoMessage() {}
+
+func (x *LayoutReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayoutReply.ProtoReflect.Descriptor instead.
+func (*LayoutReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *LayoutReply) GetFiles() []*LaidFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *LayoutReply) GetHolders() []string {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *LayoutReply) GetMore() uint64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+func (x *LayoutReply) GetMoreBytes() int64 {
+	if x != nil {
+		return x.MoreBytes
+	}
+	return 0
+}
+
+type LaidFile struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Build           string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	ModelName       string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	ModelDigest     string                 `protobuf:"bytes,3,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	Ep              string                 `protobuf:"bytes,4,opt,name=ep,proto3" json:"ep,omitempty"`
+	Name            string                 `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
+	Digest          string                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size            int64                  `protobuf:"varint,7,opt,name=size,proto3" json:"size,omitempty"`
+	Packed          bool                   `protobuf:"varint,8,opt,name=packed,proto3" json:"packed,omitempty"`
+	Pieces          []*Piece               `protobuf:"bytes,9,rep,name=pieces,proto3" json:"pieces,omitempty"`                                // all of it, in order; small ones are told together where there are very many
+	Tensors         []*Placed              `protobuf:"bytes,10,rep,name=tensors,proto3" json:"tensors,omitempty"`                             // in order; ranges within others stand behind them
+	MoreTensors     uint32                 `protobuf:"varint,11,opt,name=more_tensors,json=moreTensors,proto3" json:"more_tensors,omitempty"` // that are not told: the smallest
+	Unknown         string                 `protobuf:"bytes,12,opt,name=unknown,proto3" json:"unknown,omitempty"`                             // why no names of tensors are known
+	Sharers         []*Sharer              `protobuf:"bytes,13,rep,name=sharers,proto3" json:"sharers,omitempty"`
+	SharedBytes     int64                  `protobuf:"varint,14,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`             // that stand in another of the files that are told as well
+	NamedBy         string                 `protobuf:"bytes,15,opt,name=named_by,json=namedBy,proto3" json:"named_by,omitempty"`                          // the source model whose weights were looked for in it; empty: it names its tensors itself, or nothing does
+	NamedBytes      int64                  `protobuf:"varint,16,opt,name=named_bytes,json=namedBytes,proto3" json:"named_bytes,omitempty"`                // of tensors that are known by name
+	Shapes          string                 `protobuf:"bytes,17,opt,name=shapes,proto3" json:"shapes,omitempty"`                                           // of the build: as in BuildUsage
+	CompressedBytes int64                  `protobuf:"varint,18,opt,name=compressed_bytes,json=compressedBytes,proto3" json:"compressed_bytes,omitempty"` // of its own bytes, how many are kept compressed while it is packed; 0: none
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *LaidFile) Reset() {
+	*x = LaidFile{}
+	mi := &file_epcached_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaidFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaidFile) ProtoMessage() {}
+
+func (x *LaidFile) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaidFile.ProtoReflect.Descriptor instead.
+func (*LaidFile) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *LaidFile) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *LaidFile) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *LaidFile) GetModelDigest() string {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return ""
+}
+
+func (x *LaidFile) GetEp() string {
+	if x != nil {
+		return x.Ep
+	}
+	return ""
+}
+
+func (x *LaidFile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LaidFile) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *LaidFile) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *LaidFile) GetPacked() bool {
+	if x != nil {
+		return x.Packed
+	}
+	return false
+}
+
+func (x *LaidFile) GetPieces() []*Piece {
+	if x != nil {
+		return x.Pieces
+	}
+	return nil
+}
+
+func (x *LaidFile) GetTensors() []*Placed {
+	if x != nil {
+		return x.Tensors
+	}
+	return nil
+}
+
+func (x *LaidFile) GetMoreTensors() uint32 {
+	if x != nil {
+		return x.MoreTensors
+	}
+	return 0
+}
+
+func (x *LaidFile) GetUnknown() string {
+	if x != nil {
+		return x.Unknown
+	}
+	return ""
+}
+
+func (x *LaidFile) GetSharers() []*Sharer {
+	if x != nil {
+		return x.Sharers
+	}
+	return nil
+}
+
+func (x *LaidFile) GetSharedBytes() int64 {
+	if x != nil {
+		return x.SharedBytes
+	}
+	return 0
+}
+
+func (x *LaidFile) GetNamedBy() string {
+	if x != nil {
+		return x.NamedBy
+	}
+	return ""
+}
+
+func (x *LaidFile) GetNamedBytes() int64 {
+	if x != nil {
+		return x.NamedBytes
+	}
+	return 0
+}
+
+func (x *LaidFile) GetShapes() string {
+	if x != nil {
+		return x.Shapes
+	}
+	return ""
+}
+
+func (x *LaidFile) GetCompressedBytes() int64 {
+	if x != nil {
+		return x.CompressedBytes
+	}
+	return 0
+}
+
+type Piece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            int64                  `protobuf:"varint,1,opt,name=at,proto3" json:"at,omitempty"`
+	Length        int64                  `protobuf:"varint,2,opt,name=length,proto3" json:"length,omitempty"`
+	Holder        uint32                 `protobuf:"varint,3,opt,name=holder,proto3" json:"holder,omitempty"` // where the bytes stand whole: in this file itself, or in another blob
+	From          int64                  `protobuf:"varint,4,opt,name=from,proto3" json:"from,omitempty"`     // where they begin there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Piece) Reset() {
+	*x = Piece{}
+	mi := &file_epcached_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Piece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Piece) ProtoMessage() {}
+
+func (x *Piece) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Piece.ProtoReflect.Descriptor instead.
+func (*Piece) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *Piece) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *Piece) GetLength() int64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *Piece) GetHolder() uint32 {
+	if x != nil {
+		return x.Holder
+	}
+	return 0
+}
+
+func (x *Piece) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+type Placed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`      // "tensor", "partition", "graph", "head", "weights" (that partitions share)
+	Type          string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`      // of a tensor, in the file's own words
+	Shape         string                 `protobuf:"bytes,4,opt,name=shape,proto3" json:"shape,omitempty"`    // "768x768"
+	Offset        int64                  `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"` // in the file
+	Length        int64                  `protobuf:"varint,6,opt,name=length,proto3" json:"length,omitempty"`
+	Holder        uint32                 `protobuf:"varint,7,opt,name=holder,proto3" json:"holder,omitempty"` // of its first byte
+	From          int64                  `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
+	SharedBytes   int64                  `protobuf:"varint,9,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // that another build has as well
+	With          []uint32               `protobuf:"varint,10,rep,packed,name=with,proto3" json:"with,omitempty"`                          // sharers that have half of it or more, by place
+	Form          string                 `protobuf:"bytes,11,opt,name=form,proto3" json:"form,omitempty"`                                  // of a tensor that was looked for: "as in the model", "float16", "float16 tiles"; it may have several ranges
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Placed) Reset() {
+	*x = Placed{}
+	mi := &file_epcached_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Placed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Placed) ProtoMessage() {}
+
+func (x *Placed) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Placed.ProtoReflect.Descriptor instead.
+func (*Placed) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *Placed) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Placed) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Placed) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Placed) GetShape() string {
+	if x != nil {
+		return x.Shape
+	}
+	return ""
+}
+
+func (x *Placed) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Placed) GetLength() int64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *Placed) GetHolder() uint32 {
+	if x != nil {
+		return x.Holder
+	}
+	return 0
+}
+
+func (x *Placed) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Placed) GetSharedBytes() int64 {
+	if x != nil {
+		return x.SharedBytes
+	}
+	return 0
+}
+
+func (x *Placed) GetWith() []uint32 {
+	if x != nil {
+		return x.With
+	}
+	return nil
+}
+
+func (x *Placed) GetForm() string {
+	if x != nil {
+		return x.Form
+	}
+	return ""
+}
+
+type Sharer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
+	ModelName     string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	Ep            string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
+	File          string                 `protobuf:"bytes,4,opt,name=file,proto3" json:"file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sharer) Reset() {
+	*x = Sharer{}
+	mi := &file_epcached_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sharer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sharer) ProtoMessage() {}
+
+func (x *Sharer) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sharer.ProtoReflect.Descriptor instead.
+func (*Sharer) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *Sharer) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *Sharer) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
+func (x *Sharer) GetEp() string {
+	if x != nil {
+		return x.Ep
+	}
+	return ""
+}
+
+func (x *Sharer) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
 type Status struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -5107,7 +6045,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5119,7 +6057,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5132,7 +6070,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{54}
+	return file_epcached_proto_rawDescGZIP(), []int{63}
 }
 
 type StatusReply struct {
@@ -5159,7 +6097,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5171,7 +6109,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5184,7 +6122,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{55}
+	return file_epcached_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -5305,7 +6243,7 @@ type Space struct {
 	StoredBytes         int64                  `protobuf:"varint,2,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
 	UnpackedBytes       int64                  `protobuf:"varint,3,opt,name=unpacked_bytes,json=unpackedBytes,proto3" json:"unpacked_bytes,omitempty"`
 	SavedBySharingBytes int64                  `protobuf:"varint,4,opt,name=saved_by_sharing_bytes,json=savedBySharingBytes,proto3" json:"saved_by_sharing_bytes,omitempty"`
-	DeadBytes           int64                  `protobuf:"varint,5,opt,name=dead_bytes,json=deadBytes,proto3" json:"dead_bytes,omitempty"`
+	DeadBytes           int64                  `protobuf:"varint,5,opt,name=dead_bytes,json=deadBytes,proto3" json:"dead_bytes,omitempty"` // on disk, of builds that are not served
 	BudgetBytes         int64                  `protobuf:"varint,6,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"`
 	Entries             uint64                 `protobuf:"varint,7,opt,name=entries,proto3" json:"entries,omitempty"`
 	Builds              uint64                 `protobuf:"varint,8,opt,name=builds,proto3" json:"builds,omitempty"`
@@ -5317,14 +6255,18 @@ type Space struct {
 	FloorBytes          int64                  `protobuf:"varint,14,opt,name=floor_bytes,json=floorBytes,proto3" json:"floor_bytes,omitempty"`          // that are to stay free
 	PinnedBytes         int64                  `protobuf:"varint,15,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`       // on disk, of pinned builds
 	MaxEntries          uint64                 `protobuf:"varint,16,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
-	Evicted             uint64                 `protobuf:"varint,17,opt,name=evicted,proto3" json:"evicted,omitempty"` // builds that were collected since the counters began
+	Evicted             uint64                 `protobuf:"varint,17,opt,name=evicted,proto3" json:"evicted,omitempty"`                                           // builds that were collected since the counters began
+	Unkept              uint64                 `protobuf:"varint,18,opt,name=unkept,proto3" json:"unkept,omitempty"`                                             // results that were served and not kept for want of room, likewise
+	LongestWaitMs       float64                `protobuf:"fixed64,19,opt,name=longest_wait_ms,json=longestWaitMs,proto3" json:"longest_wait_ms,omitempty"`       // the longest that a request has waited for the collector since the daemon's start, by the clock on the wall
+	ToLookAt            uint64                 `protobuf:"varint,20,opt,name=to_look_at,json=toLookAt,proto3" json:"to_look_at,omitempty"`                       // blobs of which is not known yet what they share with others; what packing them frees does not count so far
+	LongestWorkedMs     float64                `protobuf:"fixed64,21,opt,name=longest_worked_ms,json=longestWorkedMs,proto3" json:"longest_worked_ms,omitempty"` // the most processor time that the collector took while a request waited for it, likewise
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5336,7 +6278,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5349,7 +6291,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{56}
+	return file_epcached_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -5471,6 +6413,34 @@ func (x *Space) GetEvicted() uint64 {
 	return 0
 }
 
+func (x *Space) GetUnkept() uint64 {
+	if x != nil {
+		return x.Unkept
+	}
+	return 0
+}
+
+func (x *Space) GetLongestWaitMs() float64 {
+	if x != nil {
+		return x.LongestWaitMs
+	}
+	return 0
+}
+
+func (x *Space) GetToLookAt() uint64 {
+	if x != nil {
+		return x.ToLookAt
+	}
+	return 0
+}
+
+func (x *Space) GetLongestWorkedMs() float64 {
+	if x != nil {
+		return x.LongestWorkedMs
+	}
+	return 0
+}
+
 type Probe struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Refresh       bool                   `protobuf:"varint,1,opt,name=refresh,proto3" json:"refresh,omitempty"` // probe again even if nothing changed
@@ -5481,7 +6451,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5493,7 +6463,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5506,7 +6476,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{57}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -5535,7 +6505,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5547,7 +6517,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5560,7 +6530,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{58}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -5597,7 +6567,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5609,7 +6579,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5622,7 +6592,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{59}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -5725,7 +6695,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5737,7 +6707,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5750,7 +6720,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{60}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *EpFacts) GetName() string {
@@ -5827,7 +6797,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +6809,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +6822,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{61}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -5941,7 +6911,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5953,7 +6923,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5966,7 +6936,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{62}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Report) GetBuild() string {
@@ -6025,7 +6995,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6037,7 +7007,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6050,7 +7020,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{63}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -6098,7 +7068,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6110,7 +7080,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6123,7 +7093,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{64}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Why) GetEntry() string {
@@ -6150,7 +7120,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6162,7 +7132,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6175,7 +7145,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{65}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -6246,7 +7216,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6258,7 +7228,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6271,7 +7241,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -6314,7 +7284,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6326,7 +7296,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6339,7 +7309,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -6382,7 +7352,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6394,7 +7364,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6407,7 +7377,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Difference) GetField() string {
@@ -6434,7 +7404,7 @@ func (x *Difference) GetFound() string {
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	AtMs          int64                  `protobuf:"varint,1,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`                  // Unix time, milliseconds
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                               // "compiled", "failed", "withheld", "damaged", "judged", "rebuild", "rebuilt", "report", "probed", "changing", "changed", ...
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                               // "compiled", "failed", "cancelled", "withheld", "damaged", "judged", "rebuild", "rebuilt", "report", "probed", "changing", "changed", ...
 	RequestKey    string                 `protobuf:"bytes,3,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // empty: of the machine, not of an entry
 	Build         string                 `protobuf:"bytes,4,opt,name=build,proto3" json:"build,omitempty"`                             // build key
 	Model         string                 `protobuf:"bytes,5,opt,name=model,proto3" json:"model,omitempty"`                             // its name
@@ -6447,7 +7417,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6459,7 +7429,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6472,7 +7442,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -6541,7 +7511,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6553,7 +7523,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6566,7 +7536,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -6592,7 +7562,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6604,7 +7574,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6617,7 +7587,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -6638,7 +7608,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6650,7 +7620,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6663,7 +7633,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -6675,7 +7645,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6687,7 +7657,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6700,7 +7670,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 type DoctorReply struct {
@@ -6712,7 +7682,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6724,7 +7694,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6737,7 +7707,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -6759,7 +7729,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6771,7 +7741,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6784,7 +7754,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -6826,7 +7796,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6838,7 +7808,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6851,7 +7821,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Check) GetDeep() bool {
@@ -6880,15 +7850,16 @@ type CheckReply struct {
 	Blobs         uint64                 `protobuf:"varint,1,opt,name=blobs,proto3" json:"blobs,omitempty"`
 	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
 	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Findings      []*Finding             `protobuf:"bytes,4,rep,name=findings,proto3" json:"findings,omitempty"`
+	Findings      []*Finding             `protobuf:"bytes,4,rep,name=findings,proto3" json:"findings,omitempty"` // the list is cut where the frame is full
 	Space         []*SpaceLine           `protobuf:"bytes,5,rep,name=space,proto3" json:"space,omitempty"`
+	More          uint64                 `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"` // findings that are not listed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6900,7 +7871,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6913,7 +7884,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -6951,6 +7922,13 @@ func (x *CheckReply) GetSpace() []*SpaceLine {
 	return nil
 }
 
+func (x *CheckReply) GetMore() uint64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
 // SpaceLine is one kind of file below the state folder.
 type SpaceLine struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -6964,7 +7942,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6976,7 +7954,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6989,7 +7967,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -7032,7 +8010,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7044,7 +8022,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7057,7 +8035,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Finding) GetKind() string {
@@ -7092,7 +8070,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xae\x14\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xfe\x15\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -7157,7 +8135,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\rcollect_reply\x18@ \x01(\v2\x19.epcached.v1.CollectReplyH\x00R\fcollectReply\x12*\n" +
 	"\x05usage\x18A \x01(\v2\x12.epcached.v1.UsageH\x00R\x05usage\x12:\n" +
 	"\vusage_reply\x18B \x01(\v2\x17.epcached.v1.UsageReplyH\x00R\n" +
-	"usageReplyB\x06\n" +
+	"usageReply\x12-\n" +
+	"\x06layout\x18C \x01(\v2\x13.epcached.v1.LayoutH\x00R\x06layout\x12=\n" +
+	"\flayout_reply\x18D \x01(\v2\x18.epcached.v1.LayoutReplyH\x00R\vlayoutReply\x12'\n" +
+	"\x04pack\x18P \x01(\v2\x11.epcached.v1.PackH\x00R\x04pack\x127\n" +
+	"\n" +
+	"pack_reply\x18Q \x01(\v2\x16.epcached.v1.PackReplyH\x00R\tpackReplyB\x06\n" +
 	"\x04body\"U\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1a\n" +
@@ -7181,7 +8164,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"FactsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe4\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x02\n" +
 	"\bProgress\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x1d\n" +
 	"\n" +
@@ -7194,7 +8177,10 @@ const file_epcached_proto_rawDesc = "" +
 	"\vestimate_ms\x18\x06 \x01(\x03R\n" +
 	"estimateMs\x12\x10\n" +
 	"\x03job\x18\a \x01(\tR\x03job\x12\x18\n" +
-	"\awaiting\x18\b \x01(\rR\awaiting\"\b\n" +
+	"\awaiting\x18\b \x01(\rR\awaiting\x12\x12\n" +
+	"\x04done\x18\t \x01(\x04R\x04done\x12\x14\n" +
+	"\x05total\x18\n" +
+	" \x01(\x04R\x05total\"\b\n" +
 	"\x06Cancel\"\b\n" +
 	"\x06Attach\":\n" +
 	"\fExternalFile\x12\x1a\n" +
@@ -7480,11 +8466,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x1c\n" +
 	"\x04Show\x12\x14\n" +
-	"\x05entry\x18\x01 \x01(\tR\x05entry\"k\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\"\x7f\n" +
 	"\tShowReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x18\n" +
 	"\arecords\x18\x02 \x03(\tR\arecords\x12\x18\n" +
-	"\ahistory\x18\x03 \x03(\tR\ahistory\"W\n" +
+	"\ahistory\x18\x03 \x03(\tR\ahistory\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\x04R\x04more\"W\n" +
 	"\n" +
 	"Invalidate\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x16\n" +
@@ -7493,11 +8480,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06Remove\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"Z\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"n\n" +
 	"\vChangeReply\x12*\n" +
 	"\x06builds\x18\x01 \x03(\v2\x12.epcached.v1.BuildR\x06builds\x12\x1f\n" +
 	"\vfreed_bytes\x18\x02 \x01(\x03R\n" +
-	"freedBytes\"8\n" +
+	"freedBytes\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\x04R\x04more\"8\n" +
 	"\x03Pin\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\":\n" +
@@ -7507,9 +8495,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\aCollect\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\x12\x1e\n" +
 	"\bto_bytes\x18\x02 \x01(\x03H\x00R\atoBytes\x88\x01\x01B\v\n" +
-	"\t_to_bytes\"\xdc\x02\n" +
-	"\fCollectReply\x120\n" +
-	"\bremovals\x18\x01 \x03(\v2\x14.epcached.v1.RemovalR\bremovals\x12\x12\n" +
+	"\t_to_bytes\"\x8a\x03\n" +
+	"\fCollectReply\x12.\n" +
+	"\x05steps\x18\x01 \x03(\v2\x18.epcached.v1.CollectStepR\x05steps\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
 	"\aremoved\x18\x03 \x01(\x04R\aremoved\x12\x1f\n" +
 	"\vfreed_bytes\x18\x04 \x01(\x03R\n" +
@@ -7524,8 +8512,30 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"considered\x18\n" +
 	" \x01(\x04R\n" +
-	"considered\"\x9a\x02\n" +
-	"\aRemoval\x12\x14\n" +
+	"considered\x12\x16\n" +
+	"\x06packed\x18\v \x01(\x04R\x06packed\x12\x16\n" +
+	"\x06copies\x18\f \x01(\x04R\x06copies\"c\n" +
+	"\x04Pack\x12\x18\n" +
+	"\aentries\x18\x01 \x03(\tR\aentries\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06unpack\x18\x04 \x01(\bR\x06unpack\"\x8c\x01\n" +
+	"\tPackReply\x120\n" +
+	"\x06builds\x18\x01 \x03(\v2\x18.epcached.v1.PackedBuildR\x06builds\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
+	"\achanged\x18\x03 \x01(\x04R\achanged\x12\x1f\n" +
+	"\vfreed_bytes\x18\x04 \x01(\x03R\n" +
+	"freedBytes\"\xa3\x01\n" +
+	"\vPackedBuild\x12\x14\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
+	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x14\n" +
+	"\x05scope\x18\x04 \x01(\tR\x05scope\x12\x18\n" +
+	"\aoutcome\x18\x05 \x01(\tR\aoutcome\x12\x1f\n" +
+	"\vfrees_bytes\x18\x06 \x01(\x03R\n" +
+	"freesBytes\"\xb6\x02\n" +
+	"\vCollectStep\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
 	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
@@ -7539,14 +8549,15 @@ const file_epcached_proto_rawDesc = "" +
 	"\flast_used_ms\x18\t \x01(\x03R\n" +
 	"lastUsedMs\x12\x16\n" +
 	"\x06models\x18\n" +
-	" \x01(\rR\x06models\"L\n" +
+	" \x01(\rR\x06models\x12\x16\n" +
+	"\x06action\x18\v \x01(\tR\x06action\"L\n" +
 	"\x04Kept\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"7\n" +
 	"\x05Usage\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x14\n" +
-	"\x05after\x18\x02 \x01(\tR\x05after\"\xa5\x02\n" +
+	"\x05after\x18\x02 \x01(\tR\x05after\"\xcc\x02\n" +
 	"\n" +
 	"UsageReply\x12(\n" +
 	"\x05space\x18\x01 \x01(\v2\x12.epcached.v1.SpaceR\x05space\x12/\n" +
@@ -7555,13 +8566,15 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05users\x18\x04 \x03(\v2\x15.epcached.v1.UsageSumR\x05users\x12'\n" +
 	"\x03eps\x18\x05 \x03(\v2\x15.epcached.v1.UsageSumR\x03eps\x12/\n" +
 	"\x06shared\x18\x06 \x03(\v2\x17.epcached.v1.SharedBlobR\x06shared\x12!\n" +
-	"\fshared_bytes\x18\a \x01(\x03R\vsharedBytes\"\x9b\x01\n" +
+	"\fshared_bytes\x18\a \x01(\x03R\vsharedBytes\x12%\n" +
+	"\x0epackable_bytes\x18\b \x01(\x03R\rpackableBytes\"\xb3\x01\n" +
 	"\n" +
 	"BuildUsage\x12(\n" +
 	"\x05build\x18\x01 \x01(\v2\x12.epcached.v1.BuildR\x05build\x12#\n" +
 	"\rlogical_bytes\x18\x02 \x01(\x03R\flogicalBytes\x12\x1b\n" +
 	"\town_bytes\x18\x03 \x01(\x03R\bownBytes\x12!\n" +
-	"\fshared_bytes\x18\x04 \x01(\x03R\vsharedBytes\"\xbc\x01\n" +
+	"\fshared_bytes\x18\x04 \x01(\x03R\vsharedBytes\x12\x16\n" +
+	"\x06shapes\x18\x05 \x01(\tR\x06shapes\"\xbc\x01\n" +
 	"\bUsageSum\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12#\n" +
@@ -7569,7 +8582,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\town_bytes\x18\x04 \x01(\x03R\bownBytes\x12\x1f\n" +
 	"\vquota_bytes\x18\x05 \x01(\x03R\n" +
 	"quotaBytes\x12!\n" +
-	"\fstored_bytes\x18\x06 \x01(\x03R\vstoredBytes\"x\n" +
+	"\fstored_bytes\x18\x06 \x01(\x03R\vstoredBytes\"\x8e\x01\n" +
 	"\n" +
 	"SharedBlob\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
@@ -7577,7 +8590,64 @@ const file_epcached_proto_rawDesc = "" +
 	"\n" +
 	"first_name\x18\x03 \x01(\tR\tfirstName\x12\x1f\n" +
 	"\vsecond_name\x18\x04 \x01(\tR\n" +
-	"secondName\"\b\n" +
+	"secondName\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\"P\n" +
+	"\x06Layout\x12\x18\n" +
+	"\aentries\x18\x01 \x03(\tR\aentries\x12\x12\n" +
+	"\x04most\x18\x02 \x01(\rR\x04most\x12\x18\n" +
+	"\atensors\x18\x03 \x01(\bR\atensors\"\x87\x01\n" +
+	"\vLayoutReply\x12+\n" +
+	"\x05files\x18\x01 \x03(\v2\x15.epcached.v1.LaidFileR\x05files\x12\x18\n" +
+	"\aholders\x18\x02 \x03(\tR\aholders\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\x04R\x04more\x12\x1d\n" +
+	"\n" +
+	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\"\xb3\x04\n" +
+	"\bLaidFile\x12\x14\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x02 \x01(\tR\tmodelName\x12!\n" +
+	"\fmodel_digest\x18\x03 \x01(\tR\vmodelDigest\x12\x0e\n" +
+	"\x02ep\x18\x04 \x01(\tR\x02ep\x12\x12\n" +
+	"\x04name\x18\x05 \x01(\tR\x04name\x12\x16\n" +
+	"\x06digest\x18\x06 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\a \x01(\x03R\x04size\x12\x16\n" +
+	"\x06packed\x18\b \x01(\bR\x06packed\x12*\n" +
+	"\x06pieces\x18\t \x03(\v2\x12.epcached.v1.PieceR\x06pieces\x12-\n" +
+	"\atensors\x18\n" +
+	" \x03(\v2\x13.epcached.v1.PlacedR\atensors\x12!\n" +
+	"\fmore_tensors\x18\v \x01(\rR\vmoreTensors\x12\x18\n" +
+	"\aunknown\x18\f \x01(\tR\aunknown\x12-\n" +
+	"\asharers\x18\r \x03(\v2\x13.epcached.v1.SharerR\asharers\x12!\n" +
+	"\fshared_bytes\x18\x0e \x01(\x03R\vsharedBytes\x12\x19\n" +
+	"\bnamed_by\x18\x0f \x01(\tR\anamedBy\x12\x1f\n" +
+	"\vnamed_bytes\x18\x10 \x01(\x03R\n" +
+	"namedBytes\x12\x16\n" +
+	"\x06shapes\x18\x11 \x01(\tR\x06shapes\x12)\n" +
+	"\x10compressed_bytes\x18\x12 \x01(\x03R\x0fcompressedBytes\"[\n" +
+	"\x05Piece\x12\x0e\n" +
+	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x16\n" +
+	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x16\n" +
+	"\x06holder\x18\x03 \x01(\rR\x06holder\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\x03R\x04from\"\x81\x02\n" +
+	"\x06Placed\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12\x14\n" +
+	"\x05shape\x18\x04 \x01(\tR\x05shape\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x03R\x06offset\x12\x16\n" +
+	"\x06length\x18\x06 \x01(\x03R\x06length\x12\x16\n" +
+	"\x06holder\x18\a \x01(\rR\x06holder\x12\x12\n" +
+	"\x04from\x18\b \x01(\x03R\x04from\x12!\n" +
+	"\fshared_bytes\x18\t \x01(\x03R\vsharedBytes\x12\x12\n" +
+	"\x04with\x18\n" +
+	" \x03(\rR\x04with\x12\x12\n" +
+	"\x04form\x18\v \x01(\tR\x04form\"a\n" +
+	"\x06Sharer\x12\x14\n" +
+	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
+	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x12\n" +
+	"\x04file\x18\x04 \x01(\tR\x04file\"\b\n" +
 	"\x06Status\"\x86\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
@@ -7596,7 +8666,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\vconnections\x18\r \x01(\rR\vconnections\x12\x12\n" +
 	"\x04jobs\x18\x0e \x01(\rR\x04jobs\x125\n" +
 	"\bruntimes\x18\x0f \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\x12\x18\n" +
-	"\asandbox\x18\x10 \x03(\tR\asandbox\"\xc9\x04\n" +
+	"\asandbox\x18\x10 \x03(\tR\asandbox\"\xd3\x05\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x03R\vstoredBytes\x12%\n" +
@@ -7621,7 +8691,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\fpinned_bytes\x18\x0f \x01(\x03R\vpinnedBytes\x12\x1f\n" +
 	"\vmax_entries\x18\x10 \x01(\x04R\n" +
 	"maxEntries\x12\x18\n" +
-	"\aevicted\x18\x11 \x01(\x04R\aevicted\"Q\n" +
+	"\aevicted\x18\x11 \x01(\x04R\aevicted\x12\x16\n" +
+	"\x06unkept\x18\x12 \x01(\x04R\x06unkept\x12&\n" +
+	"\x0flongest_wait_ms\x18\x13 \x01(\x01R\rlongestWaitMs\x12\x1c\n" +
+	"\n" +
+	"to_look_at\x18\x14 \x01(\x04R\btoLookAt\x12*\n" +
+	"\x11longest_worked_ms\x18\x15 \x01(\x01R\x0flongestWorkedMs\"Q\n" +
 	"\x05Probe\x12\x18\n" +
 	"\arefresh\x18\x01 \x01(\bR\arefresh\x12.\n" +
 	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"]\n" +
@@ -7751,14 +8826,15 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05Check\x12\x12\n" +
 	"\x04deep\x18\x01 \x01(\bR\x04deep\x12\x16\n" +
 	"\x06repair\x18\x02 \x01(\bR\x06repair\x12\x14\n" +
-	"\x05space\x18\x03 \x01(\bR\x05space\"\xb0\x01\n" +
+	"\x05space\x18\x03 \x01(\bR\x05space\"\xc4\x01\n" +
 	"\n" +
 	"CheckReply\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x04R\x05blobs\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x120\n" +
 	"\bfindings\x18\x04 \x03(\v2\x14.epcached.v1.FindingR\bfindings\x12,\n" +
-	"\x05space\x18\x05 \x03(\v2\x16.epcached.v1.SpaceLineR\x05space\"\x96\x01\n" +
+	"\x05space\x18\x05 \x03(\v2\x16.epcached.v1.SpaceLineR\x05space\x12\x12\n" +
+	"\x04more\x18\x06 \x01(\x04R\x04more\"\x96\x01\n" +
 	"\tSpaceLine\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05files\x18\x02 \x01(\x04R\x05files\x12\x1d\n" +
@@ -7813,7 +8889,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -7864,53 +8940,62 @@ var file_epcached_proto_goTypes = []any{
 	(*Unpin)(nil),             // 46: epcached.v1.Unpin
 	(*Collect)(nil),           // 47: epcached.v1.Collect
 	(*CollectReply)(nil),      // 48: epcached.v1.CollectReply
-	(*Removal)(nil),           // 49: epcached.v1.Removal
-	(*Kept)(nil),              // 50: epcached.v1.Kept
-	(*Usage)(nil),             // 51: epcached.v1.Usage
-	(*UsageReply)(nil),        // 52: epcached.v1.UsageReply
-	(*BuildUsage)(nil),        // 53: epcached.v1.BuildUsage
-	(*UsageSum)(nil),          // 54: epcached.v1.UsageSum
-	(*SharedBlob)(nil),        // 55: epcached.v1.SharedBlob
-	(*Status)(nil),            // 56: epcached.v1.Status
-	(*StatusReply)(nil),       // 57: epcached.v1.StatusReply
-	(*Space)(nil),             // 58: epcached.v1.Space
-	(*Probe)(nil),             // 59: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 60: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 61: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 62: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 63: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 64: epcached.v1.Report
-	(*ReportReply)(nil),       // 65: epcached.v1.ReportReply
-	(*Why)(nil),               // 66: epcached.v1.Why
-	(*Explanation)(nil),       // 67: epcached.v1.Explanation
-	(*Candidate)(nil),         // 68: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 69: epcached.v1.Neighbour
-	(*Difference)(nil),        // 70: epcached.v1.Difference
-	(*Event)(nil),             // 71: epcached.v1.Event
-	(*Events)(nil),            // 72: epcached.v1.Events
-	(*EventsReply)(nil),       // 73: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 74: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 75: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 76: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 77: epcached.v1.Advice
-	(*Check)(nil),             // 78: epcached.v1.Check
-	(*CheckReply)(nil),        // 79: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 80: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 81: epcached.v1.Finding
-	nil,                       // 82: epcached.v1.Error.FactsEntry
-	nil,                       // 83: epcached.v1.Device.MetadataEntry
-	nil,                       // 84: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 85: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 86: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 87: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 88: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 89: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 90: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 91: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 92: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 93: epcached.v1.Failure.FactsEntry
-	nil,                       // 94: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 95: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Pack)(nil),              // 49: epcached.v1.Pack
+	(*PackReply)(nil),         // 50: epcached.v1.PackReply
+	(*PackedBuild)(nil),       // 51: epcached.v1.PackedBuild
+	(*CollectStep)(nil),       // 52: epcached.v1.CollectStep
+	(*Kept)(nil),              // 53: epcached.v1.Kept
+	(*Usage)(nil),             // 54: epcached.v1.Usage
+	(*UsageReply)(nil),        // 55: epcached.v1.UsageReply
+	(*BuildUsage)(nil),        // 56: epcached.v1.BuildUsage
+	(*UsageSum)(nil),          // 57: epcached.v1.UsageSum
+	(*SharedBlob)(nil),        // 58: epcached.v1.SharedBlob
+	(*Layout)(nil),            // 59: epcached.v1.Layout
+	(*LayoutReply)(nil),       // 60: epcached.v1.LayoutReply
+	(*LaidFile)(nil),          // 61: epcached.v1.LaidFile
+	(*Piece)(nil),             // 62: epcached.v1.Piece
+	(*Placed)(nil),            // 63: epcached.v1.Placed
+	(*Sharer)(nil),            // 64: epcached.v1.Sharer
+	(*Status)(nil),            // 65: epcached.v1.Status
+	(*StatusReply)(nil),       // 66: epcached.v1.StatusReply
+	(*Space)(nil),             // 67: epcached.v1.Space
+	(*Probe)(nil),             // 68: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 69: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 70: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 71: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 72: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 73: epcached.v1.Report
+	(*ReportReply)(nil),       // 74: epcached.v1.ReportReply
+	(*Why)(nil),               // 75: epcached.v1.Why
+	(*Explanation)(nil),       // 76: epcached.v1.Explanation
+	(*Candidate)(nil),         // 77: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 78: epcached.v1.Neighbour
+	(*Difference)(nil),        // 79: epcached.v1.Difference
+	(*Event)(nil),             // 80: epcached.v1.Event
+	(*Events)(nil),            // 81: epcached.v1.Events
+	(*EventsReply)(nil),       // 82: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 83: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 84: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 85: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 86: epcached.v1.Advice
+	(*Check)(nil),             // 87: epcached.v1.Check
+	(*CheckReply)(nil),        // 88: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 89: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 90: epcached.v1.Finding
+	nil,                       // 91: epcached.v1.Error.FactsEntry
+	nil,                       // 92: epcached.v1.Device.MetadataEntry
+	nil,                       // 93: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 94: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 95: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 96: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 97: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 98: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 99: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 100: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 101: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 102: epcached.v1.Failure.FactsEntry
+	nil,                       // 103: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 104: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -7931,22 +9016,22 @@ var file_epcached_proto_depIdxs = []int32{
 	42,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
 	43,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
 	44,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	56,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	57,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	59,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	60,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	78,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	79,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	64,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	65,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	66,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	67,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	72,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	73,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	74,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	71,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	75,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	76,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	65,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	66,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	68,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	69,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	87,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	88,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	73,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	74,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	75,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	76,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	81,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	82,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	83,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	80,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	84,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	85,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	30,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	33,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	34,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -7959,78 +9044,87 @@ var file_epcached_proto_depIdxs = []int32{
 	46,  // 43: epcached.v1.Envelope.unpin:type_name -> epcached.v1.Unpin
 	47,  // 44: epcached.v1.Envelope.collect:type_name -> epcached.v1.Collect
 	48,  // 45: epcached.v1.Envelope.collect_reply:type_name -> epcached.v1.CollectReply
-	51,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
-	52,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
-	0,   // 48: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	82,  // 49: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,   // 50: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	83,  // 51: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11,  // 52: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	84,  // 53: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	85,  // 54: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14,  // 55: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	9,   // 56: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
-	10,  // 57: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12,  // 58: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	86,  // 59: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	87,  // 60: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	88,  // 61: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13,  // 62: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,   // 63: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10,  // 64: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16,  // 65: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17,  // 66: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	89,  // 67: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	90,  // 68: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	67,  // 69: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20,  // 70: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19,  // 71: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	91,  // 72: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	92,  // 73: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26,  // 74: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27,  // 75: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	5,   // 76: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	93,  // 77: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	31,  // 78: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	32,  // 79: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17,  // 80: epcached.v1.Build.files:type_name -> epcached.v1.File
-	19,  // 81: epcached.v1.Build.members:type_name -> epcached.v1.Member
-	38,  // 82: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	38,  // 83: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	38,  // 84: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	49,  // 85: epcached.v1.CollectReply.removals:type_name -> epcached.v1.Removal
-	50,  // 86: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	58,  // 87: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	53,  // 88: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	54,  // 89: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	54,  // 90: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	55,  // 91: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	38,  // 92: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	58,  // 93: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	61,  // 94: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13,  // 95: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	61,  // 96: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	62,  // 97: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	63,  // 98: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	94,  // 99: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	95,  // 100: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 101: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	68,  // 102: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	69,  // 103: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	71,  // 104: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38,  // 105: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	70,  // 106: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	70,  // 107: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	71,  // 108: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	77,  // 109: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	81,  // 110: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	80,  // 111: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 112: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	113, // [113:113] is the sub-list for method output_type
-	113, // [113:113] is the sub-list for method input_type
-	113, // [113:113] is the sub-list for extension type_name
-	113, // [113:113] is the sub-list for extension extendee
-	0,   // [0:113] is the sub-list for field type_name
+	54,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
+	55,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
+	59,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
+	60,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
+	49,  // 50: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
+	50,  // 51: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
+	0,   // 52: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	91,  // 53: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,   // 54: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	92,  // 55: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11,  // 56: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	93,  // 57: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	94,  // 58: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14,  // 59: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	9,   // 60: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10,  // 61: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12,  // 62: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	95,  // 63: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	96,  // 64: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	97,  // 65: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13,  // 66: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,   // 67: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10,  // 68: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16,  // 69: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17,  // 70: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	98,  // 71: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	99,  // 72: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	76,  // 73: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20,  // 74: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19,  // 75: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	100, // 76: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	101, // 77: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26,  // 78: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27,  // 79: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	5,   // 80: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	102, // 81: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	31,  // 82: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	32,  // 83: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17,  // 84: epcached.v1.Build.files:type_name -> epcached.v1.File
+	19,  // 85: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	38,  // 86: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	38,  // 87: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	38,  // 88: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	52,  // 89: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	53,  // 90: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	51,  // 91: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	67,  // 92: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	56,  // 93: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	57,  // 94: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	57,  // 95: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	58,  // 96: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	38,  // 97: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	61,  // 98: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
+	62,  // 99: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
+	63,  // 100: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
+	64,  // 101: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
+	67,  // 102: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	70,  // 103: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13,  // 104: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	70,  // 105: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	71,  // 106: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	72,  // 107: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	103, // 108: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	104, // 109: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 110: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	77,  // 111: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	78,  // 112: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	80,  // 113: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38,  // 114: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	79,  // 115: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	79,  // 116: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	80,  // 117: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	86,  // 118: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	90,  // 119: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	89,  // 120: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 121: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	122, // [122:122] is the sub-list for method output_type
+	122, // [122:122] is the sub-list for method input_type
+	122, // [122:122] is the sub-list for extension type_name
+	122, // [122:122] is the sub-list for extension extendee
+	0,   // [0:122] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -8087,18 +9181,22 @@ func file_epcached_proto_init() {
 		(*Envelope_CollectReply)(nil),
 		(*Envelope_Usage)(nil),
 		(*Envelope_UsageReply)(nil),
+		(*Envelope_Layout)(nil),
+		(*Envelope_LayoutReply)(nil),
+		(*Envelope_Pack)(nil),
+		(*Envelope_PackReply)(nil),
 	}
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[45].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[78].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[87].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   94,
+			NumMessages:   103,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

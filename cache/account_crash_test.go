@@ -1,0 +1,96 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// What changed its form just before a crash is accounted for by the next start.
+func TestTheAccountIsMendedAfterACrash(t *testing.T) {
+	b := newBench(t)
+	d := large(b.use(1).Build)
+	b.use(2)
+	path := filepath.Join(b.state, "objects", d.String()[:2], d.String())
+	require.NoError(t, os.Rename(path, path+".away")) // as if it were packed, for a moment
+	require.NoError(t, b.cache.index.Remeasure(d))
+	require.NoError(t, os.Rename(path+".away", path))
+	accounted := func() int64 {
+		disk, _, err := b.cache.index.DiskBytes(d)
+		require.NoError(t, err)
+		return disk
+	}
+	require.Zero(t, accounted())
+	b.reopen()
+	require.Eventually(t, func() bool { return accounted() == cas.Block }, 5*time.Second, time.Millisecond)
+	b.exact()
+}
+
+// A crash right after a build was evicted leaves its ghost, and no event: why tells it all the same.
+func TestAGhostAloneTellsWhy(t *testing.T) {
+	b, builds := stored(t, 2)
+	gone := &builds[0]
+	require.NoError(t, b.cache.index.Haunt(context.Background(), []index.Ghost{{BuildID: gone.ID, RequestKey: gone.RequestKey, BuildKey: gone.BuildKey,
+		ModelName: gone.ModelName, Scope: gone.Scope, At: b.cache.now(), Reason: "evicted on a day to make room"}}))
+	b.close()
+	id := gone.ID.String()
+	require.NoError(t, os.Remove(filepath.Join(b.state, "manifests", id[:2], id)))
+	b.open()
+	why, err := b.cache.Why(context.Background(), b.self(), gone.BuildKey.String())
+	require.NoError(t, err)
+	require.Equal(t, "no build is left; the last that happened: evicted on a day to make room", why.Reason)
+	other := b.self()
+	other.UID++
+	_, err = b.cache.Why(context.Background(), other, gone.BuildKey.String())
+	require.Equal(t, NotFound, ClassOf(err), "somebody else's")
+}
+
+// A blob that no build needs goes at the next start, whatever it stands beside.
+func TestALeftoverBlobGoesAtTheNextStart(t *testing.T) {
+	b := newBench(t)
+	needed := large(b.use(1).Build)
+	left := needed
+	left[31] ^= 1
+	path := func(d cas.Digest) string { return filepath.Join(b.state, "objects", d.String()[:2], d.String()) }
+	require.NoError(t, os.WriteFile(path(left), []byte("nobody's"), 0o444))
+	b.reopen()
+	<-b.cache.tidied
+	require.NoFileExists(t, path(left))
+	require.FileExists(t, path(needed))
+	b.exact()
+	l := leftovers{c: b.cache, pace: pace{last: time.Now()}}
+	require.NoError(t, l.wholeBlobs(context.Background()))
+	require.Empty(t, append(l.lost, l.wrong...), "nothing is left to do")
+}
+
+// What is accounted for and not there any more is noticed as well, wherever its digest stands among the others.
+func TestTheAccountOfWhatIsGoneIsMended(t *testing.T) {
+	b := newBench(t)
+	for i := range 6 {
+		b.use(uint64(i + 1))
+	}
+	var gone []cas.Digest
+	for _, l := range b.list() {
+		gone = append(gone, large(&l.Build))
+	}
+	away := b.state
+	for _, d := range gone {
+		path := filepath.Join(b.state, "objects", d.String()[:2], d.String())
+		require.NoError(t, os.Rename(path, filepath.Join(away, d.String())))
+		defer func() { require.NoError(t, os.Rename(filepath.Join(away, d.String()), path)) }() // the store is checked at the end
+	}
+	b.reopen()
+	<-b.cache.tidied
+	for _, d := range gone {
+		disk, _, err := b.cache.index.DiskBytes(d)
+		require.NoError(t, err)
+		require.Zero(t, disk)
+	}
+}

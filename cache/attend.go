@@ -1,0 +1,120 @@
+package cache
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// errGone says that a build has been collected between the look-up that found it and its being served.
+var errGone = errors.New("the build has just been removed")
+
+// attending keeps requests and the collector from having the same build in hand: whichever comes first has it, and neither waits. A request that
+// comes second finds no build; a collector that does leaves it alone.
+type attending struct {
+	mu     sync.Mutex
+	served map[index.BuildID]int       // requests that are making sure of a view; guarded by mu
+	fresh  map[index.BuildID]time.Time // stored just now, until then; guarded by mu
+	takers map[index.BuildID]int       // of fresh ones: those who waited and have not taken it yet; guarded by mu
+	going  map[index.BuildID]bool      // being collected; guarded by mu
+}
+
+// freshFor bounds how long those who waited for a compile have to take what came of it.
+const freshFor = 10 * time.Second
+
+func newAttending() *attending {
+	return &attending{served: make(map[index.BuildID]int), fresh: make(map[index.BuildID]time.Time), takers: make(map[index.BuildID]int), going: make(map[index.BuildID]bool)}
+}
+
+// serve takes a build in hand for a request, unless it is going.
+func (a *attending) serve(id index.BuildID) (done func(), err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.going[id] {
+		return nil, errGone
+	}
+	a.served[id]++
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.served[id]--; a.served[id] == 0 {
+			delete(a.served, id)
+		}
+	}, nil
+}
+
+// stored notes a build that is about to be published.
+func (a *attending) stored(id index.BuildID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	for other, until := range a.fresh {
+		if until.Before(now) {
+			delete(a.fresh, other)
+			delete(a.takers, other)
+		}
+	}
+	a.fresh[id] = now.Add(freshFor)
+}
+
+// expect says how many waited for what was stored: it is fresh until all of them have it.
+func (a *attending) expect(id index.BuildID, takers int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if takers == 0 {
+		delete(a.fresh, id)
+		return
+	}
+	a.takers[id] = takers
+	a.fresh[id] = time.Now().Add(freshFor) // also one that was found, and not stored just now
+}
+
+// taken says that one of them has it, or will not.
+func (a *attending) taken(id index.BuildID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.takers[id]--; a.takers[id] <= 0 {
+		delete(a.takers, id)
+		delete(a.fresh, id)
+	}
+}
+
+// busy tells whether a request has the build in hand, or is about to.
+func (a *attending) busy(id index.BuildID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.busyNow(id)
+}
+
+func (a *attending) busyNow(id index.BuildID) bool {
+	return a.served[id] > 0 || time.Now().Before(a.fresh[id])
+}
+
+// collect takes a build in hand for the collector, if no request has it.
+func (a *attending) collect(id index.BuildID) (done func(), ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.busyNow(id) {
+		return nil, false
+	}
+	a.going[id] = true
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.going, id)
+	}, true
+}
+
+// goneMeanwhile makes errGone of an error of serving a build that is not there any more.
+func (c *Cache) goneMeanwhile(id index.BuildID, err error) error {
+	if !errors.Is(err, cas.ErrNotFound) {
+		return err
+	}
+	if _, getErr := c.index.Get(id); errors.Is(getErr, index.ErrNotFound) {
+		return errGone
+	}
+	return err
+}

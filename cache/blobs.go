@@ -1,0 +1,157 @@
+package cache
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// openForms opens what keeps blobs whole, packed and unpacked.
+func (c *Cache) openForms() error {
+	folder, apart := c.path("unpacked"), false
+	if c.options.UnpackedDir != "" {
+		var err error
+		if folder, apart, err = c.unpackElsewhere(); err != nil {
+			return fmt.Errorf("unpacked_dir %q: %w", c.options.UnpackedDir, err)
+		}
+	}
+	var err error
+	c.forms, err = forms.Open(forms.Options{Dir: c.dir, Copies: folder, Apart: apart, Whole: c.cas, FS: c.options.fs, Memory: noticing{c.index, &c.sharing}, Owner: blobOwner{c}, Log: c.log})
+	return err
+}
+
+// unpackElsewhere makes a folder of our own in the one that is configured, which other stores, or users, may share.
+func (c *Cache) unpackElsewhere() (folder string, apart bool, err error) {
+	own := digestOf([]byte(c.dir))
+	folder = filepath.Join(c.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
+	mode := os.FileMode(0o700)
+	if c.options.PathAccess {
+		mode = 0o711
+	}
+	if err := os.Mkdir(folder, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", false, err
+	}
+	info, err := os.Lstat(folder)
+	if err != nil {
+		return "", false, err
+	}
+	if !info.IsDir() || !ownedBy(info, c.uid) {
+		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, c.uid) // somebody else's: what is read from it could be changed
+	}
+	if err := os.Chmod(folder, mode); err != nil {
+		return "", false, err
+	}
+	here, err := stampPath(c.dir)
+	if err != nil {
+		return "", false, err
+	}
+	there, err := stampPath(folder)
+	if err != nil {
+		return "", false, err
+	}
+	return folder, here.Dev != there.Dev, nil
+}
+
+// blobOwner is the cache as those know it who change the forms of blobs.
+type blobOwner struct{ c *Cache }
+
+// Needed is forms.Owner's.
+func (o blobOwner) Needed(d cas.Digest) (bool, error) {
+	if !o.c.index.Complete() {
+		return true, nil // there are builds that cannot be read, and nobody knows what they need
+	}
+	ids, err := o.c.index.Needs(d)
+	return len(ids) > 0, err
+}
+
+// LetGo is forms.Owner's: views keep the bytes of their blobs.
+func (o blobOwner) LetGo(d cas.Digest) error { return o.c.dropViews(d) }
+
+// InHand is forms.Owner's: a request that is making a view of it is attended from before its first link until the view is in use.
+func (o blobOwner) InHand(d cas.Digest) bool {
+	ids, err := o.c.index.Needs(d)
+	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.c.attend.busy(id) || o.c.hasView(id) })
+}
+
+// MayTake is forms.Owner's.
+func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
+	own, err := o.c.reachOf(d)
+	return func(from cas.Digest) (bool, error) {
+		theirs, err := o.c.reachOf(from)
+		return err == nil && own.may(theirs), err
+	}, err
+}
+
+// Reserve is forms.Owner's.
+func (o blobOwner) Reserve(ctx context.Context, disk, instead int64, how forms.Urgency) (release func(), err error) {
+	place := &reservation{c: o.c, above: instead}
+	err = place.resizeTo(ctx, how == forms.Wait, disk, 0)
+	return place.release, err
+}
+
+// Fits is forms.Owner's.
+func (o blobOwner) Fits(folder, what string, size int64) error {
+	free, err := freeBytes(folder)
+	if err != nil {
+		return err
+	}
+	return fits(what, size, free)
+}
+
+// viewsFolder is where views lie that have a file of an unpacked form, or none.
+func (c *Cache) viewsFolder(unpacked bool) string {
+	if folder, apart := c.forms.Folder(); unpacked && apart {
+		return filepath.Join(folder, "views")
+	}
+	return c.path("views")
+}
+
+// remeasure brings the account of blobs to what they take: a crash may have come between a change of form and its being accounted for.
+func (c *Cache) remeasure(ctx context.Context, wrong []cas.Digest) error {
+	if len(wrong) == 0 {
+		return nil
+	}
+	leave, err := c.forms.TakeTurn(ctx) // nobody packs meanwhile
+	if err != nil {
+		return err
+	}
+	defer leave()
+	for _, d := range wrong {
+		err = errors.Join(err, c.index.Remeasure(d))
+	}
+	c.log.Info("space of blobs accounted for anew", "blobs", len(wrong))
+	return err
+}
+
+// needed is a build with the one of its blobs that is meant.
+type needed struct {
+	build index.BuildID
+	blob  cas.Digest
+}
+
+// needs lists the builds that need a blob: as one of theirs, or as a container of one that is packed.
+func (c *Cache) needs(d cas.Digest) (all []needed, err error) {
+	add := func(blob cas.Digest) error {
+		ids, err := c.index.Needs(blob)
+		for _, id := range ids {
+			all = append(all, needed{id, blob})
+		}
+		return err
+	}
+	err = add(d)
+	for _, user := range c.forms.Users(d) {
+		if !c.cas.Has(user) {
+			err = errors.Join(err, add(user))
+		}
+	}
+	return all, err
+}

@@ -1,0 +1,213 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// SpaceLine is one kind of file below the state folder.
+type SpaceLine struct {
+	Name      string
+	Files     uint64
+	Disk      int64 // bytes in whole blocks, as the file system says; a file with several names counts once, for the first kind that has it
+	Accounted int64 // as the daemon has it; -1: it keeps no account of these
+}
+
+// The kinds, in the order in which a file with several names is counted. Views hold further names of objects; what they have for themselves is of
+// removed builds.
+const (
+	kindObjects    = "objects"
+	kindRecipes    = "recipes"
+	kindUnpacked   = "unpacked"
+	kindManifests  = "manifests"
+	kindViews      = "views"
+	kindUnkept     = "unkept"
+	kindStaging    = "staging"
+	kindQuarantine = "quarantine"
+	kindIndex      = "index"
+	kindJournal    = "journal"
+	kindReserve    = "reserve"
+	kindOthers     = "others"
+	kindFolders    = "folders"
+)
+
+var spaceKinds = []string{kindObjects, kindRecipes, kindUnpacked, kindManifests, kindViews, kindUnkept, kindStaging, kindQuarantine, kindIndex, kindJournal, kindReserve, kindOthers, kindFolders}
+
+// kindOf says what a path below the state folder is.
+func kindOf(rel string) string {
+	top, rest, _ := strings.Cut(rel, "/")
+	switch {
+	case (top == "objects" || top == "manifests") && strings.HasPrefix(rest, "incoming"):
+		return kindStaging
+	case (top == "recipes" || top == "unpacked") && strings.Contains("/"+rest, "/incoming"):
+		return kindStaging
+	case top == "unpacked":
+		return kindUnpacked
+	case top == "recipes":
+		return kindRecipes
+	case top == "objects":
+		return kindObjects
+	case top == "manifests":
+		return kindManifests
+	case top == "views" && strings.HasPrefix(rest+"/", unkept+"/"):
+		return kindUnkept
+	case top == "views":
+		return kindViews
+	case top == "staging":
+		return kindStaging
+	case top == "quarantine":
+		return kindQuarantine
+	case strings.HasPrefix(top, "index.db"):
+		return kindIndex
+	case strings.HasPrefix(top, "journal"):
+		return kindJournal
+	case rel == kindReserve:
+		return kindReserve
+	}
+	return kindOthers
+}
+
+// CheckSpace compares what is accounted with what the file system says, to the block, and names what makes a difference. What changes while it
+// looks is looked at once more. Progress may be nil.
+func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) ([]SpaceLine, []Finding, error) {
+	if !c.Administrator(p) {
+		return nil, nil, fail(NotAllowed, nil, "checking the store is for administrators")
+	}
+	lines := make(map[string]*SpaceLine)
+	for _, name := range spaceKinds {
+		lines[name] = &SpaceLine{Name: name, Accounted: -1}
+	}
+	seen := make(map[fileID]bool)
+	var blobs []cas.Digest
+	looked := uint64(0)
+	for _, name := range spaceKinds { // objects first: their other names count nothing
+		err := c.eachFile(ctx, name, func(path string, folder bool) {
+			if looked++; looked%farAfter == 0 {
+				far(progress, "measuring files", "files", looked, 0)
+			}
+			line := lines[name]
+			if folder {
+				line = lines[kindFolders]
+			}
+			id, names, disk, ok := fileOnDisk(path)
+			if !ok || names > 1 && seen[id] {
+				return // it has just gone, or was counted
+			}
+			if names > 1 {
+				seen[id] = true
+			}
+			line.Files++
+			line.Disk += disk
+			if d, err := cas.ParseDigest(filepath.Base(path)); err == nil && name == kindObjects && !folder {
+				blobs = append(blobs, d)
+			}
+		})
+		if err != nil {
+			return nil, nil, checkError(ctx, err)
+		}
+	}
+	now, err := c.index.Space()
+	if err != nil {
+		return nil, nil, checkError(ctx, err)
+	}
+	packed, err := c.forms.Space(true)
+	if err != nil {
+		return nil, nil, checkError(ctx, err)
+	}
+	lines[kindObjects].Accounted, lines[kindManifests].Accounted = now.DiskBytes+packed.Containers, now.ManifestBytes
+	lines[kindViews].Accounted, lines[kindRecipes].Accounted, lines[kindUnpacked].Accounted = c.heldBytes(), packed.Recipes, packed.Copies
+	findings, err := c.misaccounted(ctx, blobs, progress)
+	if err != nil {
+		return nil, nil, checkError(ctx, err)
+	}
+	var out []SpaceLine
+	for _, name := range spaceKinds {
+		out = append(out, *lines[name])
+	}
+	return out, findings, nil
+}
+
+// eachFile walks what is of one kind.
+func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
+	roots := []string{kind}
+	switch kind {
+	case kindUnkept, kindFolders:
+		if kind == kindFolders {
+			return nil // counted with what is in them
+		}
+		roots = []string{"views/" + unkept}
+	case kindStaging:
+		roots = []string{"staging", "objects/incoming", "manifests/incoming"}
+	case kindIndex, kindJournal, kindReserve, kindOthers:
+		roots = []string{"."}
+	}
+	for _, root := range roots {
+		err := filepath.WalkDir(c.path(root), func(path string, d fs.DirEntry, err error) error {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			rel, relErr := filepath.Rel(c.dir, path)
+			if err != nil || relErr != nil {
+				return nil // it has just gone
+			}
+			is := kindOf(filepath.ToSlash(rel))
+			top := rel == "." && kind == kindOthers
+			if d.IsDir() && !top && (is != kind && kind != kindOthers || root == "." && slices.Contains(ownFolders, rel)) {
+				return fs.SkipDir
+			}
+			if is == kind || top {
+				fn(path, d.IsDir())
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ownFolders have kinds of their own.
+var ownFolders = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
+
+// misaccounted names the blobs that are not accounted for, or with another size.
+func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest, progress func(Progress)) ([]Finding, error) {
+	var out []Finding
+	for i, d := range blobs {
+		if i%farAfter == 0 {
+			far(progress, "comparing files", "files", uint64(i), uint64(len(blobs)))
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		for again := false; ; again = true {
+			accounted, known, err := c.index.DiskBytes(d)
+			if err != nil {
+				return nil, err
+			}
+			disk, err := cas.DiskBytesIn(c.dir, d)
+			if err != nil || known && disk == accounted {
+				break // it has just gone, or all is well
+			}
+			if !again {
+				continue // it may be just about to be published, or removed
+			}
+			detail := fmt.Sprintf("accounted with %d bytes on disk, and takes %d", accounted, disk)
+			if !known && len(c.forms.Users(d)) > 0 {
+				break // a container
+			}
+			if !known {
+				detail = fmt.Sprintf("%d bytes on disk that no build needs; the next start removes them", disk)
+			}
+			out = append(out, Finding{Kind: "space", Object: d.String(), Detail: detail})
+			break
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,124 @@
+package cache
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A job that is cancelled just before it would grant the claim grants none: who asks then has another job, and is not to be
+// given a claim that ends at once.
+func TestACancelledJobGrantsNothing(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "7.1")
+	r := app.ask(b.model(1))
+	id, err := b.cache.identify(t.Context(), r, func(string) {})
+	require.NoError(t, err)
+	p, err := b.cache.planOwn(t.Context(), r, id.Digest, func(string) {})
+	require.NoError(t, err)
+	a := &claimer{request: r, plan: p, owner: stranger, wake: func() {}}
+	key := flightKey{build: p.buildKey, scope: OwnScope(r.Peer)}
+	require.NoError(t, b.cache.claims.enter(key, a, 16))
+	o := b.cache.newOutsider(key, a)
+	stopped := &flight{flights: &b.cache.flights, stopped: true, kept: make(map[uint32]uint32)}
+	give := func(f *flight) *claim {
+		return b.cache.claims.grant(key, func(a *claimer) *claim { return o.give(a, f, nil) })
+	}
+	require.Nil(t, give(stopped))
+	require.Nil(t, a.granted)
+	require.Empty(t, stopped.kept)
+	cl := give(&flight{flights: &b.cache.flights, kept: make(map[uint32]uint32)})
+	require.NotNil(t, cl, "who wants it has waited for the next job")
+	require.Same(t, cl, a.granted)
+	cl.finish("", 0)
+	b.cache.claims.remove(cl)
+}
+
+// Who gives the job up at the moment at which it is given the claim is given none, and the claim is over.
+func TestCancelCrossesTheGrant(t *testing.T) {
+	for name, cross := range map[string]func(*claim) error{
+		"the asker gave up":        func(*claim) error { return errGivenUp },
+		"and so did all who asked": func(cl *claim) error { cl.finish(jobCancelled, 0); return context.Canceled },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &Request{Name: "m.onnx"}
+			cl := &claim{request: r, timer: time.NewTimer(time.Hour), done: make(chan struct{})}
+			a, err := (&claimer{}).handed(context.Background(), r, cl, cross(cl))
+			require.Nil(t, a)
+			require.Equal(t, Cancelled, ClassOf(err))
+			require.ErrorContains(t, err, "cancelled")
+			require.Equal(t, jobCancelled, cl.overWhy())
+		})
+	}
+}
+
+// Who holds the claim and cancels the job gives the claim up: the next who asked for it gets it, and waits for no deadline.
+func TestCancellingTheHoldersPartHandsTheClaimOver(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Publishers = []uint32{stranger, stranger + 1} })
+	app := b.application(stranger, "7.1")
+	first := app.ask(b.model(1))
+	claim := app.claim(first)
+	second := app.ask(first.Graph)
+	second.Peer.UID = stranger + 1
+	waits := b.asked(second)
+	jobs, err := b.cache.CancelJobs(context.Background(), first.Peer, nil, true)
+	require.NoError(t, err)
+	require.Len(t, jobs, 1)
+	require.NotEqual(t, JobCancelled, jobs[0].State, "somebody else wants it")
+	got := <-waits
+	require.NoError(t, got.err)
+	require.Equal(t, Claimed, got.answer.Outcome)
+	_, err = b.cache.Put(context.Background(), first.Peer, app.compile(first, claim.Claim), nil)
+	require.ErrorContains(t, err, jobCancelled)
+	app.uid = second.Peer.UID
+	require.Equal(t, Taken, app.put(app.compile(second, got.answer.Claim)).Outcome)
+}
+
+// Applications ask for a claim, and all jobs are cancelled again and again: each ends with a claim or cancelled, and nothing is left.
+func TestClaimsWhileJobsAreCancelled(t *testing.T) {
+	b := newBench(t)
+	b.cache.claims.limiter.burst = 1 << 20
+	app := b.application(stranger, "7.1")
+	model := b.model(1)
+	done, cancelled := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(cancelled)
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Duration(rand.IntN(500)) * time.Microsecond):
+				if _, err := b.cache.CancelJobs(context.Background(), Peer{UID: stranger}, nil, true); err != nil {
+					t.Errorf("cancel: %v", err)
+				}
+			}
+		}
+	}()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 40 {
+				r := app.ask(model)
+				a, err := b.cache.Acquire(context.Background(), r, nil)
+				switch {
+				case err != nil && ClassOf(err) != Cancelled:
+					t.Errorf("neither a claim nor cancelled: %v", err)
+				case err == nil:
+					_ = b.cache.GiveUp(context.Background(), r.Peer, a.Claim.ID, "", 0) // cancelled, perhaps
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(done)
+	<-cancelled
+	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
+	require.Zero(t, held(b))
+	b.cache.claims.mu.Lock()
+	defer b.cache.claims.mu.Unlock()
+	require.Empty(t, b.cache.claims.asking)
+}

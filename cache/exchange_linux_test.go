@@ -1,0 +1,184 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// family is a bench with variants of one model, the first of them the container of the others; nobody has asked for any of them for a day.
+func family(t *testing.T, n int) (b *bench, builds []*index.Build, files []map[string]string) {
+	b = newBench(t)
+	builds, files = b.similar(n)
+	for _, build := range builds[1:] {
+		require.Positive(t, b.pack(build))
+	}
+	b.later.Add(int64(25 * time.Hour))
+	return b, builds, files
+}
+
+// askFor asks for a variant as an application does that is closed soon.
+func (b *bench) askFor(variant int, want map[string]string) {
+	b.Helper()
+	r := b.variant(variant)
+	r.HoldsView = true
+	a := b.acquire(r)
+	require.Equal(b, Hit, a.Outcome)
+	require.Equal(b, want, b.read(a))
+	require.NoError(b, a.View.Close())
+}
+
+func (b *bench) packCold(after time.Duration) {
+	b.Helper()
+	require.NoError(b, b.cache.sharing.pack(context.Background(), packWhen{when: PackCold, after: after}))
+}
+
+func (b *bench) objects() int64 {
+	b.Helper()
+	n, err := b.cache.objectBytes(context.Background())
+	require.NoError(b, err)
+	return n
+}
+
+// The variant that is used becomes the container of the one that is not.
+func TestTheContainerIsTheOneThatIsUsed(t *testing.T) {
+	b, builds, files := family(t, 3)
+	before := b.objects()
+	b.askFor(2, files[1])
+	b.packCold(2 * time.Hour)
+	require.True(t, b.cache.cas.Has(large(builds[1])), "it is used, and whole")
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])), "it was the container, and nobody uses it")
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
+	_, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	require.Zero(t, recipe)
+	require.Zero(t, unpacked, "the whole form does for that")
+	require.InDelta(t, before, b.objects(), 32<<10, "one variant is whole, as before")
+	proven, ok := b.cache.index.RecipeStamps().LoadStamp(large(builds[2]))
+	require.True(t, ok)
+	now, err := stampPath(filepath.Join(b.state, "recipes", large(builds[2]).String()[:2], large(builds[2]).String()))
+	require.NoError(t, err)
+	require.True(t, proven.Holds(now), "it need not be hashed when it is unpacked")
+	_, phases := b.phases(b.variant(2))
+	require.NotContains(t, phases, phaseUnpacking)
+	b.askFor(1, files[0])
+	b.askFor(3, files[2])
+	require.EqualValues(t, 3, b.compiler.Compiles.Load())
+
+	b.reopen()
+	b.later.Add(int64(3 * time.Hour))
+	b.packCold(2 * time.Hour)
+	for i, build := range builds {
+		_, _, unpacked := b.cache.forms.Bytes(large(build))
+		require.Zero(t, unpacked, "variant %d was not used for three hours", i+1)
+		b.askFor(i+1, files[i])
+	}
+}
+
+// One that was never packed, since it is used all the time, takes the container's place as well.
+func TestAVariantThatWasNeverPackedBecomesTheContainer(t *testing.T) {
+	b := newBench(t)
+	builds, files := b.similar(3)
+	require.Positive(t, b.pack(builds[2]))
+	b.later.Add(int64(25 * time.Hour))
+	b.askFor(2, files[1])
+	b.packCold(2 * time.Hour)
+	require.True(t, b.cache.cas.Has(large(builds[1])))
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	for i := range builds {
+		b.askFor(i+1, files[i])
+	}
+}
+
+// Who has the unpacked form open keeps it, and it goes when nobody has.
+func TestAnExchangeLeavesViewsAlone(t *testing.T) {
+	b, builds, files := family(t, 2)
+	a := b.acquire(b.variant(2))
+	b.packCold(2 * time.Hour)
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	require.Equal(t, files[1], b.read(a))
+	_, _, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	require.Positive(t, unpacked)
+	require.NoError(t, a.View.Close())
+	b.later.Add(int64(time.Hour)) // it was given out by path
+	b.packCold(2 * time.Hour)
+	_, _, unpacked = b.cache.forms.Bytes(large(builds[1]))
+	require.Zero(t, unpacked)
+	b.askFor(2, files[1])
+}
+
+func TestWhatIsNotExchanged(t *testing.T) {
+	for name, c := range map[string]func(b *bench, builds []*index.Build, files []map[string]string){
+		"nobody uses the other": func(*bench, []*index.Build, []map[string]string) {},
+		"the container is used today": func(b *bench, _ []*index.Build, files []map[string]string) {
+			b.askFor(1, files[0])
+			b.later.Add(int64(20 * time.Hour))
+		},
+		"the container is pinned": func(b *bench, builds []*index.Build, _ []map[string]string) {
+			_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[0].BuildKey.String()}, false)
+			require.NoError(b, err)
+		},
+		"the container is held": func(b *bench, _ []*index.Build, _ []map[string]string) {
+			b.acquire(b.variant(1))
+			b.later.Add(int64(25 * time.Hour))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, builds, files := family(t, 2)
+			c(b, builds, files)
+			if name != "nobody uses the other" {
+				b.askFor(2, files[1])
+			}
+			b.packCold(2 * time.Hour)
+			require.True(t, b.cache.cas.Has(large(builds[0])))
+			require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+			b.askFor(2, files[1])
+		})
+	}
+}
+
+// What belongs to one user never becomes the container of what all have.
+func TestAUsersOwnDoesNotReplaceASharedContainer(t *testing.T) {
+	b := newBench(t)
+	own := b.variant(2)
+	own.Store = "user"
+	builds, files := b.stores([]*Request{b.variant(1), own})
+	require.NotEqual(t, builds[0].Scope, builds[1].Scope)
+	require.Positive(t, b.pack(builds[1]))
+	b.later.Add(int64(25 * time.Hour))
+	own = b.variant(2)
+	own.Store, own.HoldsView = "user", true
+	a := b.acquire(own)
+	require.Equal(t, files[1], b.read(a))
+	require.NoError(t, a.View.Close())
+	b.packCold(2 * time.Hour)
+	require.True(t, b.cache.cas.Has(large(builds[0])))
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+}
+
+// An exchange that a crash interrupted, after the container had a recipe, is finished though nobody uses either of the two any more.
+func TestAnInterruptedExchangeIsFinished(t *testing.T) {
+	b, builds, files := family(t, 3)
+	stopped := errors.New("stopped")
+	err := b.cache.forms.Exchange(context.Background(), forms.Pair{Used: large(builds[1]), Idle: large(builds[0])}, func(context.Context) error {
+		if _, ok := b.cache.forms.Packed(large(builds[0])); ok {
+			return stopped
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, stopped)
+	require.True(t, b.cache.cas.Has(large(builds[0])) && b.cache.cas.Has(large(builds[1])))
+	b.reopen()
+	require.NotEmpty(t, b.cache.forms.Users(large(builds[0])))
+	b.packCold(2 * time.Hour)
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	for i := range builds {
+		b.askFor(i+1, files[i])
+	}
+}

@@ -1,0 +1,101 @@
+package cache
+
+import (
+	"context"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+)
+
+// outspoken refuses every model but the smallest, and names the files that it was given, as ONNX Runtime does.
+type outspoken struct {
+	compilers.Compiler
+	began chan struct{}
+	goOn  chan struct{}
+}
+
+func (o outspoken) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+	if strings.HasPrefix(filepath.Base(job.Model), "control") {
+		return o.Compiler.Compile(ctx, job, progress)
+	}
+	o.began <- struct{}{}
+	<-o.goOn
+	text := "Load model from " + job.Model + " failed: cannot write " + filepath.Join(job.Folder, job.Output)
+	return compilers.Result{Log: "at " + job.Model}, &compilers.RefusedError{Doing: "compile", Code: 10, Text: text}
+}
+
+func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
+	b := newBench(t)
+	o := outspoken{b.compiler, make(chan struct{}, 1), make(chan struct{})}
+	b.wrap = o
+	b.reopen()
+	ask := func(uid uint32, name string) *Request {
+		r := b.request(b.model(1))
+		r.Peer.UID, r.Name = uid, name
+		return r
+	}
+	says := func(name, text string) {
+		t.Helper()
+		require.Contains(t, text, `10 INVALID_GRAPH: Load model from `+name+` failed: cannot write what `+name+` became`)
+	}
+	first := b.ask(context.Background(), ask(b.cache.uid, "mine.onnx"))
+	<-o.began
+	second := b.ask(context.Background(), ask(1001, "theirs.onnx"))
+	require.Eventually(t, func() bool { return b.waiters() == 2 }, 5*time.Second, time.Millisecond)
+	close(o.goOn)
+	for name, answer := range map[string]<-chan got{"mine.onnx": first, "theirs.onnx": second} {
+		var e *Error
+		require.ErrorAs(t, (<-answer).err, &e)
+		says(name, e.Text)
+		require.True(t, strings.HasPrefix(e.Text, "model "+strconv.Quote(name)+" does not compile: 10 INVALID_GRAPH"), e.Text)
+		require.Equal(t, "at "+name, e.Facts["stderr"])
+	}
+	third := b.refused(ask(1002, "other.onnx"))
+	says("other.onnx", third.Text)
+	require.Equal(t, "at other.onnx", third.Facts["stderr"])
+	for uid, name := range map[uint32]string{b.cache.uid: "mine.onnx", 1002: "other.onnx"} {
+		list := b.failures(Peer{UID: uid})
+		require.Len(t, list, 1)
+		says(name, list[0].Text)
+		require.Equal(t, "at "+name, list[0].Facts["stderr"])
+	}
+}
+
+func TestLimitsThatAToolReportsItself(t *testing.T) {
+	o := FailureOptions{}.orDefault()
+	for words, reason := range map[string]Reason{
+		"std::bad_alloc": ReasonMemory,
+		"MemoryError":    ReasonMemory,
+		"numpy.core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB": ReasonMemory,
+		"mmap: Cannot allocate memory":                                          ReasonMemory,
+		"OSError: [Errno 27] File too large":                                    ReasonOutputLimit,
+		"write x_ctx.bin: No space left on device":                              ReasonOutputLimit,
+		"OSError: [Errno 24] Too many open files: 'a.bin'":                      ReasonOutputLimit,
+		"unsupported operator":                                                  ReasonRefused,
+	} {
+		for name, err := range map[string]error{
+			"ONNX Runtime": &compilers.RefusedError{Doing: "compile", Code: 1, Text: words},
+			"tool":         &compilers.RefusedError{Doing: "compile", Code: -1, Text: "exit status 1: " + words},
+		} {
+			f := failureOf(err, "")
+			require.Equal(t, reason, f.Reason, "%s: %s", name, words)
+			require.Equal(t, string(reason), f.Facts["reason"])
+			want := o.Limit
+			if reason == ReasonRefused {
+				want = o.Refused
+			}
+			require.Equal(t, want, o.lasts(f, 1), "a limit is tried again soon, a refusal is not")
+		}
+		crash := failureOf(&compilers.ExitError{Compiler: "X", Code: 1, Stderr: "Traceback:\n" + words + "\n"}, "")
+		if reason == ReasonRefused {
+			reason = ReasonCrash
+		}
+		require.Equal(t, reason, crash.Reason, words)
+	}
+}

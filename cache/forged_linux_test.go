@@ -1,0 +1,134 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/index"
+)
+
+func (b *bench) recipePath(d cas.Digest) string {
+	return filepath.Join(b.state, "recipes", d.String()[:2], d.String())
+}
+
+// forge puts a recipe that is sound in itself into the place of a blob's own.
+func (b *bench) forge(of cas.Digest, r *dedupe.Recipe) {
+	b.Helper()
+	raw, err := r.Encode()
+	require.NoError(b, err)
+	path := b.recipePath(of)
+	require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o755))
+	if err := os.Remove(path); err != nil {
+		require.ErrorIs(b, err, os.ErrNotExist)
+	}
+	require.NoError(b, os.WriteFile(path, raw, 0o444))
+}
+
+// Recipes whose form and checksum are right, and which say what is not so. Those whose form is wrong are refused when they are read: see
+// the tests of dedupe.
+func TestForgedRecipesAreNeverServed(t *testing.T) {
+	const nowhere, loop = "a container that is nowhere", "a container that is made of the blob itself"
+	cases := map[string]func(b *bench, builds []*index.Build, r *dedupe.Recipe){
+		"bytes behind the end of a container": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			i := largest(r)
+			r.Extents[i].From = r.Containers[r.Extents[i].Container].Size
+			r.Containers[r.Extents[i].Container].Size += r.Extents[i].Length
+		},
+		"other bytes of a container": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			i := largest(r)
+			r.Extents[i].From -= 4
+		},
+		"a container that is longer than it says": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			i := largest(r)
+			r.Containers[r.Extents[i].Container].Size = r.Extents[i].From + r.Extents[i].Length
+		},
+		"a longer blob": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			last := r.Extents[largest(r)]
+			last.At, last.Length, last.Period = r.Size, 1, 0
+			r.Extents, r.Size = append(r.Extents, last), r.Size+1
+		},
+		"a shorter blob": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			last := &r.Extents[len(r.Extents)-1]
+			last.Length, last.Period = last.Length-1, 0
+			r.Size--
+		},
+		"a gigabyte of one byte": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			last := r.Extents[largest(r)]
+			last.At, last.Length, last.Period = r.Size, 1<<30, 1
+			r.Extents, r.Size = append(r.Extents, last), r.Size+1<<30
+		},
+		"another's blob": func(_ *bench, builds []*index.Build, r *dedupe.Recipe) {
+			r.Blob = cas.Digest{1}
+		},
+		nowhere: func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			r.Containers[r.Extents[largest(r)].Container].Digest = cas.Digest{1}
+		},
+		loop: func(b *bench, builds []*index.Build, r *dedupe.Recipe) {
+			of := large(builds[0])
+			info, err := os.Stat(b.object(of))
+			require.NoError(b, err)
+			require.NoError(b, os.Remove(b.object(of)))
+			b.forge(of, &dedupe.Recipe{Blob: of, Size: info.Size(), Literals: dedupe.NoLiterals,
+				Containers: []dedupe.Container{{Digest: r.Blob, Size: r.Size}},
+				Extents:    []dedupe.Extent{{Length: info.Size(), Period: min(r.Size, info.Size()-1)}}})
+		},
+	}
+	for name, forge := range cases {
+		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				b, builds, files := packedPair(t)
+				r, err := dedupe.OpenRecipe(b.state, large(builds[1]))
+				require.NoError(t, err)
+				if restart {
+					b.close()
+				}
+				forge(b, builds, r)
+				b.forge(large(builds[1]), r)
+				if when == "read only" {
+					_, err := b.stored().Find(context.Background(), b.variant(2), "")
+					require.Error(t, err)
+					require.True(t, Damaged(err) || ClassOf(err) == NotFound, "%v", err)
+					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
+					return
+				}
+				if restart {
+					b.open()
+				}
+				a := b.acquire(b.variant(2))
+				require.Equal(t, Compiled, a.Outcome)
+				require.Contains(t, a.Why, "damaged")
+				require.Equal(t, files[1], b.read(a))
+				require.Contains(t, kinds(b.events(b.self())), EventDamaged)
+				first := b.acquire(b.variant(1))
+				require.Equal(t, files[0], b.read(first))
+				if name == nowhere || name == loop {
+					return // it is a container that is missed, and there is nothing to put aside
+				}
+				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"), "*"+large(builds[1]).String()[:16]+"*"))
+				require.NoError(t, err)
+				require.NotEmpty(t, aside, "it is in the quarantine")
+			})
+		}
+	}
+}
+
+// largest is the extent with the most bytes, which begin behind the start of a container.
+func largest(r *dedupe.Recipe) int {
+	at := -1
+	for i, e := range r.Extents {
+		if e.From >= 4 && e.Container != r.Literals && (at < 0 || e.Length > r.Extents[at].Length) {
+			at = i
+		}
+	}
+	return at
+}
+
+func (b *bench) object(d cas.Digest) string {
+	return filepath.Join(b.state, "objects", d.String()[:2], d.String())
+}

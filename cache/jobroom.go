@@ -1,0 +1,46 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/epcached/epcached/index"
+)
+
+// setAside reserves room for what the job will bring, as far as that can be guessed, so that the collector can make it while
+// the compile runs. That there is none yet says nothing: what counts is found out before a byte is stored.
+func (j *job) setAside(ctx context.Context, about *jobFacts) {
+	if j.scope == "" {
+		return
+	}
+	j.room, _ = j.c.reserve(ctx, j.request.Peer.UID, false, j.c.flights.costs.Output(about.kind()))
+}
+
+// settle makes the reservation as large as what was compiled, and says why there is no room for it, if there is none.
+func (j *job) settle(ctx context.Context, b *index.Build, out string) error {
+	var sizes []int64
+	j.output = 0
+	for _, f := range b.Files {
+		info, err := os.Lstat(filepath.Join(out, filepath.FromSlash(f.Name)))
+		if err != nil {
+			return err
+		}
+		sizes = append(sizes, info.Size())
+		j.output += info.Size()
+	}
+	if j.c.settings.Load().keepSource == KeepCopy {
+		sizes = append(sizes, j.sourceSizes()...)
+	}
+	return j.room.resize(ctx, true, sizes...)
+}
+
+// sourceSizes are those of the files that are kept as copies of the source models.
+func (j *job) sourceSizes() (sizes []int64) {
+	for _, f := range j.request.descriptors() {
+		if info, err := f.Stat(); err == nil { // else the copy will tell
+			sizes = append(sizes, info.Size())
+		}
+	}
+	return sizes
+}

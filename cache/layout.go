@@ -1,0 +1,432 @@
+package cache
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// Layout is what files of builds are made of, and where their bytes stand.
+type Layout struct {
+	Files     []LaidFile
+	More      uint64 // files that are left out, since there are larger ones
+	MoreBytes int64
+}
+
+// LaidFile is one file of one build.
+type LaidFile struct {
+	Build       index.Build
+	EP          string // the first execution provider
+	Name        string
+	Digest      cas.Digest
+	Size        int64
+	Shared      int64 // bytes that stand in another of these files as well
+	Packed      bool
+	Compressed  int64    // of its own bytes, how many are kept compressed while it is packed
+	Pieces      []Piece  // all of it, in order
+	Tensors     []Placed // what is known by name, in order; where that was asked for
+	MoreTensors int      // that are left out: the smallest
+	NamedBy     string   // the source model whose weights were looked for in it; "": it names its tensors itself, or nothing does
+	NamedBytes  int64    // of tensors that are known by name
+	Unknown     string   // why no names of tensors are known; "" where some are
+	Sharers     []Sharer // files of other builds that have some of its bytes; of Placed.With
+}
+
+// Piece is a range of a file, and where the bytes stand whole.
+type Piece struct {
+	At, Length int64
+	Holder     cas.Digest // the file itself, or another blob that has them
+	From       int64      // in the holder
+}
+
+// Placed is a named range of a file.
+type Placed struct {
+	epmodel.Named
+	Holder cas.Digest // of its first byte
+	From   int64      // likewise
+	Shared int64      // bytes of it that some other build has as well
+	With   []int      // places in Sharers of those that have half of it or more
+}
+
+// Sharer is a file of another build.
+type Sharer struct {
+	Build index.Build
+	EP    string // the first execution provider
+	File  string
+}
+
+const (
+	maxLaid   = 200      // files of one layout
+	maxPieces = 512      // of one file; smaller ones are told together
+	maxPlaced = 4096     // named ranges of one file: the largest
+	maxFamily = 64       // blobs that one is compared with
+	leastLaid = 64 << 10 // smaller files, graphs mostly, are no part of a picture
+)
+
+// Layout lays out the files of the builds that the names mean, or without any of all that the peer may see: the largest, most of them at
+// most. tensors also names what is in them, and tells who shares it. What is not packed and shares something is compared for
+// it, which takes as long as reading it.
+func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, tensors bool) (*Layout, error) {
+	if most <= 0 || most > maxLaid {
+		most = maxLaid
+	}
+	out := &Layout{}
+	err := c.eachToLayOut(ctx, p, names, func(b *index.Build) error {
+		for _, f := range b.Files {
+			if tensors || f.Size >= leastLaid || len(names) > 0 {
+				one := LaidFile{Build: *b, EP: firstEP(b), Name: f.Name, Digest: f.Digest, Size: f.Size, Packed: c.forms.OnlyPacked(f.Digest)}
+				if recipe, _ := c.forms.Packed(f.Digest); one.Packed {
+					one.Compressed = recipe.Compressed
+				}
+				out.Files = append(out.Files, one)
+			}
+		}
+		if len(out.Files) >= 4*most { // now and then, for there may be millions
+			out.largest(most)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	out.largest(most)
+	kin, err := c.kinships(ctx)
+	if err != nil {
+		return nil, searchError(ctx, err)
+	}
+	for i := range out.Files {
+		f := &out.Files[i]
+		err := kin.layOut(ctx, f)
+		if err == nil && tensors {
+			err = kin.place(ctx, p, f)
+		}
+		if err != nil && (ctx.Err() != nil || !forms.Lost(err)) {
+			return nil, searchError(ctx, err)
+		}
+	}
+	out.countShared()
+	for i := range out.Files {
+		out.Files[i].Pieces = coarse(out.Files[i].Pieces)
+	}
+	return out, nil
+}
+
+// largest leaves out all files but so many.
+func (l *Layout) largest(most int) {
+	slices.SortStableFunc(l.Files, func(a, b LaidFile) int { return cmp.Compare(b.Size, a.Size) })
+	for _, f := range l.Files[min(most, len(l.Files)):] {
+		l.More++
+		l.MoreBytes += f.Size
+	}
+	l.Files = l.Files[:min(most, len(l.Files))]
+}
+
+// countShared counts what a file takes from others, or others take from it. Files that are one blob share all of it.
+func (l *Layout) countShared() {
+	builds, taken := make(map[cas.Digest]int), make(map[cas.Digest][]Piece)
+	for i := range l.Files {
+		f := &l.Files[i]
+		if builds[f.Digest]++; builds[f.Digest] > 1 {
+			continue
+		}
+		for _, p := range f.Pieces {
+			if p.Holder != f.Digest {
+				taken[p.Holder] = append(taken[p.Holder], p)
+			}
+		}
+	}
+	for i := range l.Files {
+		f := &l.Files[i]
+		if builds[f.Digest] > 1 {
+			f.Shared = f.Size
+			continue
+		}
+		for _, p := range f.Pieces {
+			if p.Holder != f.Digest {
+				f.Shared += p.Length
+			}
+		}
+		for _, r := range rangesIn(taken[f.Digest], map[cas.Digest]bool{f.Digest: true})[f.Digest] {
+			f.Shared += r.Length
+		}
+	}
+}
+
+// eachToLayOut is eachNamed, or goes through all that the peer may see.
+func (c *Cache) eachToLayOut(ctx context.Context, p Peer, names []string, fn func(*index.Build) error) error {
+	if len(names) > 0 {
+		return c.eachNamed(ctx, p, names, fn)
+	}
+	err := c.index.Each(ctx, func(b index.Build) error {
+		if c.maySee(p, &b) {
+			return fn(&b)
+		}
+		return nil
+	})
+	if err != nil {
+		return searchError(ctx, err)
+	}
+	return nil
+}
+
+// firstEP names the first execution provider of a build, "" if it has none.
+func firstEP(b *index.Build) string {
+	if len(b.EPs) == 0 {
+		return ""
+	}
+	return b.EPs[0].Name
+}
+
+// kinship finds out which blobs have bytes of which others, each once.
+type kinship struct {
+	c      *Cache
+	takers map[cas.Digest][]cas.Digest // of blobs that are packed, or could be: who takes from them
+	pieces map[cas.Digest][]Piece
+	names  *names // of the latest source model that was looked at
+}
+
+func (c *Cache) kinships(ctx context.Context) (*kinship, error) {
+	k := &kinship{c: c, takers: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece)}
+	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
+		for _, from := range p.Containers {
+			k.takers[from.Digest] = append(k.takers[from.Digest], d)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return k, c.forms.EachShare(ctx, func(d cas.Digest, s forms.Share) error {
+		if c.cas.Has(d) {
+			for _, from := range s.From {
+				k.takers[from] = append(k.takers[from], d)
+			}
+		}
+		return nil
+	})
+}
+
+// layOut finds where the bytes of a file stand.
+func (k *kinship) layOut(ctx context.Context, f *LaidFile) (err error) {
+	f.Pieces, err = k.piecesOf(ctx, f.Digest, f.Size)
+	if err != nil {
+		f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}} // check tells of what is missing
+	}
+	return err
+}
+
+// piecesOf gives the ranges of a blob as its recipe has them, or as one would if it were packed.
+func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Piece, error) {
+	if known, ok := k.pieces[d]; ok {
+		return known, nil
+	}
+	pieces := []Piece{{Length: size, Holder: d}}
+	switch containers, extents, own, err := k.extentsOf(ctx, d); {
+	case err != nil:
+		return nil, err
+	case extents != nil:
+		pieces = make([]Piece, len(extents))
+		for i, e := range extents {
+			pieces[i] = Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest, From: e.From}
+			if e.Container == own || e.Period > 0 { // in no other blob, or a run such as zeros, which is not worth telling
+				pieces[i].Holder, pieces[i].From = d, e.At
+			}
+		}
+	}
+	k.pieces[d] = pieces
+	return pieces, nil
+}
+
+// extentsOf gives the containers and extents of a blob; own is the container with what stands nowhere else. No extents: it shares
+// nothing that is known.
+func (k *kinship) extentsOf(ctx context.Context, d cas.Digest) (containers []dedupe.Container, extents []dedupe.Extent, own int, err error) {
+	c := k.c
+	if c.forms.OnlyPacked(d) {
+		r, err := c.forms.Recipe(d)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		if r.Frames != nil { // its own literals are behind the containers
+			return append(slices.Clone(r.Containers), dedupe.Container{}), r.Extents, len(r.Containers), nil
+		}
+		return r.Containers, r.Extents, r.Literals, nil
+	}
+	if c.forms.Saving(d) == 0 {
+		return nil, nil, 0, nil
+	}
+	m, err := c.forms.Match(ctx, d, nil)
+	if m == nil || err != nil {
+		return nil, nil, 0, err
+	}
+	defer m.Close()
+	own = slices.IndexFunc(m.Plan.Containers, func(one dedupe.Container) bool { return one.Digest.IsZero() })
+	return m.Plan.Containers, m.Plan.Extents, own, nil
+}
+
+// coarse joins pieces until there are few enough: small ones become part of those before them.
+func coarse(all []Piece) []Piece {
+	for least := int64(4096); len(all) > maxPieces; least *= 2 {
+		var out []Piece
+		for _, p := range all {
+			if n := len(out); n > 0 && (p.Length < least || p.Holder == out[n-1].Holder) {
+				out[n-1].Length += p.Length
+				continue
+			}
+			out = append(out, p)
+		}
+		all = out
+	}
+	return all
+}
+
+// place names the ranges of a file, and finds out who shares them.
+func (k *kinship) place(ctx context.Context, p Peer, f *LaidFile) error {
+	named, err := k.nameRanges(ctx, f)
+	if err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		f.Unknown = err.Error()
+		return nil
+	}
+	f.NamedBytes = namedBytes(named)
+	if len(named) > maxPlaced {
+		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(b.Length, a.Length) })
+		f.MoreTensors = len(named) - maxPlaced
+		named = named[:maxPlaced]
+		slices.SortStableFunc(named, func(a, b epmodel.Named) int { return cmp.Compare(a.Offset, b.Offset) })
+	}
+	relatives, err := k.relatives(ctx, p, f)
+	if err != nil {
+		return err
+	}
+	for _, n := range named {
+		one := Placed{Named: n}
+		var parts []Piece
+		for _, piece := range f.Pieces[firstAt(f.Pieces, n.Offset):] {
+			if piece.At >= n.Offset+n.Length {
+				break
+			}
+			from := max(n.Offset, piece.At) - piece.At
+			parts = append(parts, Piece{At: piece.At + from, Length: min(piece.At+piece.Length, n.Offset+n.Length) - piece.At - from, Holder: piece.Holder, From: piece.From + from})
+		}
+		if len(parts) > 0 {
+			one.Holder, one.From = parts[0].Holder, parts[0].From
+		}
+		for i, r := range relatives {
+			shared := n.Length
+			if !r.same {
+				shared = r.overlap(parts)
+			}
+			one.Shared = max(one.Shared, shared)
+			if 2*shared >= n.Length {
+				one.With = append(one.With, i)
+			}
+		}
+		f.Tensors = append(f.Tensors, one)
+	}
+	return nil
+}
+
+// firstAt finds the piece that has an offset.
+func firstAt(all []Piece, off int64) int {
+	i, _ := slices.BinarySearchFunc(all, off, func(p Piece, off int64) int { return cmp.Compare(p.At+p.Length-1, off) })
+	return i
+}
+
+// relative is a file of another build, with what it has of which holders.
+type relative struct {
+	same bool                          // it is the same blob
+	has  map[cas.Digest][]dedupe.Range // by holder, in order and apart from each other
+}
+
+// overlap counts the bytes of some pieces that the relative has too.
+func (r *relative) overlap(parts []Piece) (sum int64) {
+	for _, part := range parts {
+		all := r.has[part.Holder]
+		i, _ := slices.BinarySearchFunc(all, part.From, func(has dedupe.Range, from int64) int { return cmp.Compare(has.From+has.Length-1, from) })
+		for ; i < len(all) && all[i].From < part.From+part.Length; i++ {
+			sum += min(part.From+part.Length, all[i].From+all[i].Length) - max(part.From, all[i].From)
+		}
+	}
+	return sum
+}
+
+// rangesIn gives what pieces have of each of these holders.
+func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]dedupe.Range {
+	out := make(map[cas.Digest][]dedupe.Range)
+	for _, p := range pieces {
+		if holders[p.Holder] {
+			out[p.Holder] = append(out[p.Holder], dedupe.Range{From: p.From, Length: p.Length})
+		}
+	}
+	for holder, all := range out {
+		slices.SortFunc(all, func(a, b dedupe.Range) int { return cmp.Compare(a.From, b.From) })
+		apart := all[:1]
+		for _, r := range all[1:] {
+			last := &apart[len(apart)-1]
+			if r.From > last.From+last.Length {
+				apart = append(apart, r)
+			} else {
+				last.Length = max(last.Length, r.From+r.Length-last.From)
+			}
+		}
+		out[holder] = apart
+	}
+	return out
+}
+
+// relatives finds the files of other builds that may have bytes of one, those that the peer may see.
+func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []relative, err error) {
+	holders := map[cas.Digest]bool{f.Digest: true}
+	for _, piece := range f.Pieces {
+		holders[piece.Holder] = true
+	}
+	kin := make(map[cas.Digest]bool)
+	for h := range holders {
+		kin[h] = true
+		for _, d := range k.takers[h] {
+			kin[d] = true
+		}
+	}
+	list := slices.SortedFunc(maps.Keys(kin), func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+	for _, d := range list[:min(len(list), maxFamily)] {
+		ids, err := k.c.index.Needs(d)
+		if err != nil {
+			return nil, err
+		}
+		var has map[cas.Digest][]dedupe.Range
+		for _, id := range ids {
+			b, err := k.c.index.Get(id)
+			if err != nil || id == f.Build.ID || !k.c.maySee(p, &b) {
+				continue
+			}
+			i := slices.IndexFunc(b.Files, func(one index.File) bool { return one.Digest == d })
+			if i < 0 {
+				continue
+			}
+			if has == nil && d != f.Digest {
+				pieces, err := k.piecesOf(ctx, d, b.Files[i].Size)
+				if err != nil {
+					if ctx.Err() != nil || !forms.Lost(err) && !errors.Is(err, forms.ErrInUse) {
+						return nil, err
+					}
+					break
+				}
+				has = rangesIn(pieces, holders)
+			}
+			out = append(out, relative{same: d == f.Digest, has: has})
+			f.Sharers = append(f.Sharers, Sharer{Build: b, EP: firstEP(&b), File: b.Files[i].Name})
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,140 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/dedupe"
+)
+
+func (b *bench) layout(p Peer, most int, tensors bool, names ...string) *Layout {
+	b.Helper()
+	l, err := b.cache.Layout(context.Background(), p, names, most, tensors)
+	require.NoError(b, err)
+	return l
+}
+
+// A layout says where the bytes of each file stand, whether it is packed already or only could be.
+func TestALayoutSaysWhereBytesStand(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.similar(3)
+	check := func() {
+		t.Helper()
+		l := b.layout(b.self(), 0, false)
+		require.Len(t, l.Files, 3, "graphs are too small to be told")
+		for i := range l.Files {
+			f := &l.Files[i]
+			at, others := int64(0), int64(0)
+			for _, p := range f.Pieces {
+				require.Equal(t, at, p.At)
+				at += p.Length
+				if p.Holder != f.Digest {
+					require.Equal(t, large(builds[0]), p.Holder)
+					others += p.Length
+				}
+			}
+			require.Equal(t, f.Size, at)
+			require.GreaterOrEqual(t, f.Shared, int64(1<<20), "the megabyte of weights")
+			require.Less(t, f.Shared, f.Size)
+			if f.Digest != large(builds[0]) {
+				require.Equal(t, f.Shared, others)
+			}
+		}
+	}
+	check()
+	require.Positive(t, b.pack(builds[2]))
+	check()
+
+	l := b.layout(b.self(), 1, false)
+	require.Len(t, l.Files, 1)
+	require.EqualValues(t, 2, l.More)
+	require.Positive(t, l.MoreBytes)
+	require.Empty(t, b.layout(Peer{UID: b.cache.uid + 1}, 0, false).Files, "others' are not told")
+	_, err := b.cache.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
+	require.Equal(t, NotFound, ClassOf(err))
+
+	// Who shares something is told, if one may see it.
+	l = b.layout(b.self(), 0, true, builds[2].ID.String())
+	require.Len(t, l.Files, 2)
+	require.True(t, l.Files[0].Packed)
+	require.Len(t, l.Files[0].Sharers, 2)
+}
+
+// Binaries that name nothing are searched for the weights of the model that they were made from, packed or not, as long as that model is there. It changes nothing.
+func TestTensorsAreNamedByTheSourceModel(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	weight := string(tinymodel.Floats(7, 512*512))
+	before := b.stateFiles()
+	for i, build := range builds {
+		l := b.layout(b.self(), 0, true, build.ID.String())
+		f := l.Files[0]
+		require.Equal(t, i == 1, f.Packed)
+		require.Equal(t, "model.onnx", f.NamedBy)
+		require.Empty(t, f.Unknown)
+		require.EqualValues(t, len(weight), f.NamedBytes)
+		require.Len(t, f.Tensors, 1)
+		tensor := f.Tensors[0]
+		require.Equal(t, []string{"w", "tensor", "float", "512x512", "as in the model"}, []string{tensor.Name, tensor.Kind, tensor.Type, tensor.Shape, tensor.Form})
+		source, err := b.cache.forms.Look(f.Digest)
+		require.NoError(t, err)
+		content := make([]byte, len(weight))
+		_, err = source.ReadAt(content, tensor.Offset)
+		require.NoError(t, errors.Join(err, source.Close()))
+		require.Equal(t, weight, string(content))
+		require.Equal(t, tensor.Length, tensor.Shared)
+		require.Equal(t, "this graph has no tensors: the files beside it have them", l.Files[1].Unknown)
+	}
+	require.Equal(t, before, b.stateFiles())
+
+	source := builds[0].Source.Path
+	model, err := os.ReadFile(source)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(source, append(model, 0x4a, 0), 0o644)) // another model
+	f := b.layout(b.self(), 0, true, builds[0].ID.String()).Files[0]
+	require.Contains(t, f.Unknown, "this kind of file does not name its tensors, and they cannot be looked for: the source model at")
+	require.Contains(t, f.Unknown, "has changed")
+	require.NoError(t, os.Remove(source))
+	f = b.layout(b.self(), 0, true, builds[0].ID.String()).Files[0]
+	require.Contains(t, f.Unknown, "the source model is gone")
+	require.Empty(t, f.Tensors)
+	require.Zero(t, f.NamedBytes)
+}
+
+// stateFiles gives what lies in the store, but for the index: by path, what it holds.
+func (b *bench) stateFiles() map[string]string {
+	all := make(map[string]string)
+	for _, folder := range []string{"objects", "recipes", "manifests"} {
+		require.NoError(b, filepath.WalkDir(filepath.Join(b.cache.dir, folder), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			content, err := os.ReadFile(path)
+			all[path] = string(content)
+			return err
+		}))
+	}
+	return all
+}
+
+// What overlaps is counted once, whatever order it comes in.
+func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
+	h, other := cas.Digest{1}, cas.Digest{2}
+	has := rangesIn([]Piece{{Length: 60, Holder: h, From: 1030}, {Length: 60, Holder: h, From: 1000}, {Length: 5, Holder: h, From: 1140}, {Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
+	require.Equal(t, map[cas.Digest][]dedupe.Range{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
+	r := relative{has: has}
+	require.EqualValues(t, 90, r.overlap([]Piece{{Length: 140, Holder: h, From: 1000}}))
+	require.EqualValues(t, 95, r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))
+	require.EqualValues(t, 2, r.overlap([]Piece{{Length: 4, Holder: h, From: 1088}}))
+	pieces := []Piece{{At: 0, Length: 100}, {At: 100, Length: 50}}
+	require.Equal(t, []int{0, 1, 1, 2}, []int{firstAt(pieces, 99), firstAt(pieces, 100), firstAt(pieces, 149), firstAt(pieces, 150)})
+}

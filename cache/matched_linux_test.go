@@ -1,0 +1,55 @@
+package cache
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// Sketches of another version are made anew, of builds' blobs and of containers that only recipes need, and what was found out by them is too.
+func TestSketchesOfAnotherVersionAreMadeAnew(t *testing.T) {
+	b, builds, _ := packedPair(t)
+	build, container := large(b.acquire(b.variant(3)).Build), large(builds[0])
+	literals := b.literalsOf(large(builds[1]))
+	for _, d := range []cas.Digest{build, container, literals} {
+		if d == build {
+			_, err := b.cache.forms.LookAt(context.Background(), d, nil)
+			require.NoError(t, err)
+		}
+		raw, ok := b.cache.index.Sketch(d)
+		require.True(t, ok)
+		require.NoError(t, b.cache.index.SaveSketch(d, append([]byte{raw[0] + 1}, raw[1:]...)))
+		require.NoError(t, b.cache.index.SaveShare(d, append([]byte{1}, make([]byte, 8)...))) // it shares nothing
+		require.True(t, b.cache.forms.LookedAt(d))
+	}
+	require.NoError(t, b.cache.forms.Renew(context.Background(), b.cache.sharing.gate))
+	for _, d := range []cas.Digest{container, literals} {
+		b.requireSketch(d)
+	}
+	todo, err := b.cache.sharing.unknown(context.Background())
+	require.NoError(t, err)
+	require.Contains(t, todo, build)
+	_, err = b.cache.forms.LookAt(context.Background(), build, nil)
+	require.NoError(t, err)
+	b.requireSketch(build)
+}
+
+// requireSketch finds a sketch of this version in the index.
+func (b *bench) requireSketch(d cas.Digest) {
+	b.Helper()
+	raw, ok := b.cache.index.Sketch(d)
+	require.True(b, ok)
+	_, err := dedupe.DecodeSketch(raw)
+	require.NoError(b, err)
+}
+
+func (b *bench) literalsOf(d cas.Digest) cas.Digest {
+	p, ok := b.cache.forms.Packed(d)
+	require.True(b, ok)
+	require.NotEqual(b, dedupe.NoLiterals, p.Literals)
+	return p.Containers[p.Literals].Digest
+}

@@ -1,0 +1,87 @@
+package cache
+
+import (
+	"context"
+	"iter"
+
+	"github.com/epcached/epcached/index"
+)
+
+// considered is a build in the order in which builds are considered for a request.
+type considered struct {
+	suited
+	barred  bool   // whatever the runtime: it was not judged
+	refused string // why it is not served, "" if it may be
+}
+
+// stored goes through the builds of the plan's entry, scope by scope, the newest first.
+func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] {
+	return func(yield func(*index.Build, error) bool) {
+		for _, scope := range scopes {
+			builds, err := c.index.Lookup(p.requestKey, scope)
+			if err != nil {
+				yield(nil, fail(Internal, err, "look-up of %s", p.requestKey))
+				return
+			}
+			for i := range builds {
+				if !yield(&builds[i], nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// inOrder is the one order in which builds are considered, by whoever looks one up and by whoever explains what a look-up does: those of
+// the plan's own build key as they come, with those that are barred among them, then the others by how they suit the runtime. These are
+// judged when it comes to them, and not before: a hit does not wait for that.
+func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, builds iter.Seq2[*index.Build, error], phase func(string)) iter.Seq2[considered, error] {
+	return func(yield func(considered, error) bool) {
+		var others []*index.Build
+		for b, err := range builds {
+			if err != nil {
+				yield(considered{}, err)
+				return
+			}
+			one := considered{suited: suited{build: b}, refused: c.barred(r, rc, b)}
+			switch {
+			case one.refused != "":
+				one.barred = true
+			case p.exactly(b):
+				one.judgement = p.own(b, rt)
+			case p.outside:
+				one.refused = "made with other libraries, under another ONNX Runtime or on another machine: without running yours nobody can tell whether it suits them"
+			default:
+				others = append(others, b)
+				continue
+			}
+			if !yield(one, nil) {
+				return
+			}
+		}
+		if len(others) == 0 {
+			return
+		}
+		ranked, err := c.rank(ctx, p.against(rt.name, rc), others, phase)
+		if err != nil {
+			yield(considered{}, workerError(err, "model %q", r.Name))
+			return
+		}
+		for _, s := range ranked {
+			if !yield(considered{suited: s, refused: c.refused(p.eps, s.judgement)}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// arrange is inOrder for who wants all of it.
+func (c *Cache) arrange(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, builds iter.Seq2[*index.Build, error]) (out []considered, err error) {
+	for one, err := range c.inOrder(ctx, r, p, rt, rc, builds, func(string) {}) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}

@@ -1,0 +1,139 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// What the collector may call: packBuild, packSaving and dropUnpacked. All of them look themselves
+// whether they may: a build that is held, or was given out within the grace, is left alone, and so is a blob that other builds of
+// that kind need. None may be called with views.mu held.
+
+// packBuild packs what it can of a build, and tells how many bytes on disk that freed: its views go, as far as nobody holds them, and
+// blobs that share enough with others are replaced by recipes. What is not worth packing stays as it is, and is no error. An error
+// that is forms.ErrInUse says that the build is held; nothing was done then. It takes as long as reading the blobs and what they
+// share, a few times; ctx ends it between two steps, and leaves each blob in a form that serves it.
+func (c *Cache) packBuild(ctx context.Context, id index.BuildID) (freed int64, err error) {
+	return c.packBuildWith(ctx, id, packWhen{}, nil)
+}
+
+// packBuildWith is packBuild of only those blobs whose builds are all cold in the sense of when, the zero value of which says that it makes no
+// difference; gate is asked before each piece that is read.
+func (c *Cache) packBuildWith(ctx context.Context, id index.BuildID, when packWhen, gate forms.Gate) (freed int64, err error) {
+	b, err := c.index.Get(id)
+	if err != nil {
+		return 0, err
+	}
+	if why := c.busy(&b); why != "" {
+		return 0, fmt.Errorf("build %s: %w: %s", b.BuildKey, forms.ErrInUse, why)
+	}
+	for d := range distinctBlobs(&b) {
+		if when != (packWhen{}) {
+			if ok, err := c.allCold(d, when); !ok || err != nil {
+				if err != nil {
+					return freed, err
+				}
+				continue
+			}
+		}
+		one, err := c.forms.Pack(ctx, d, gate)
+		freed += one
+		if err != nil && !errors.Is(err, forms.ErrInUse) {
+			return freed, fmt.Errorf("pack build %s: %w", b.BuildKey, err)
+		}
+	}
+	return freed, nil
+}
+
+// packSaving tells how many bytes on disk packBuild would free of the build, as far as has been found out: 0 where nothing is known
+// yet, nothing is worth packing, or the build is packed. It reads no blob.
+func (c *Cache) packSaving(id index.BuildID) int64 {
+	b, err := c.index.Get(id)
+	if err != nil {
+		return 0
+	}
+	sum := int64(0)
+	for d := range distinctBlobs(&b) {
+		sum += c.forms.Saving(d)
+	}
+	return sum
+}
+
+// dropUnpacked removes the unpacked forms of a build that nobody holds, with its view, and tells how many bytes on disk that freed. The
+// next request for the build unpacks it again.
+func (c *Cache) dropUnpacked(id index.BuildID) (freed int64, err error) {
+	b, err := c.index.Get(id)
+	if err != nil {
+		return 0, err
+	}
+	for d := range distinctBlobs(&b) {
+		_, _, disk := c.forms.Bytes(d)
+		if disk == 0 {
+			continue
+		}
+		if err := c.forms.DropCopy(d); err != nil {
+			return freed, fmt.Errorf("build %s: %w", b.BuildKey, err)
+		}
+		freed += disk
+	}
+	return freed, nil
+}
+
+// busy says why a build's view may not be taken away, "" if it may.
+func (c *Cache) busy(b *index.Build) string {
+	c.views.mu.Lock()
+	v := c.views.live[b.ID]
+	c.views.mu.Unlock()
+	if v == nil {
+		if v = c.earlierView(b); v == nil {
+			return ""
+		}
+		defer v.inner.Close() // read-only: nothing can be lost
+	}
+	if held, err := leased(v.path); held || err != nil {
+		return "somebody has it" // one that cannot be looked at is left alone
+	}
+	if served := v.served.Load(); served != 0 && c.now().Sub(time.Unix(0, served)) < pathGrace {
+		return "it was given out lately, perhaps by path"
+	}
+	return ""
+}
+
+// dropViews takes away the views of all builds that have the blob among their files: as long as one is there the blob's bytes are.
+// It does nothing if somebody has one of them.
+func (c *Cache) dropViews(d cas.Digest) error {
+	ids, err := c.index.Needs(d)
+	if err != nil {
+		return err
+	}
+	var builds []index.Build
+	for _, id := range ids {
+		b, err := c.index.Get(id)
+		if err != nil {
+			continue // retracted meanwhile
+		}
+		if why := c.busy(&b); why != "" {
+			return fmt.Errorf("%w: %s", forms.ErrInUse, why)
+		}
+		builds = append(builds, b)
+	}
+	for i := range builds {
+		c.views.mu.Lock()
+		v := c.views.live[builds[i].ID]
+		c.views.mu.Unlock()
+		if v == nil {
+			v = c.earlierView(&builds[i])
+		}
+		if v != nil {
+			c.dropView(builds[i].ID, v, 0)
+		}
+	}
+	c.sweepViews()
+	return nil
+}

@@ -1,0 +1,158 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// BenchmarkUnpack compares unpacking with cp, of one file of a quarter of a GiB in 128 extents, turn by turn, on the file system of the temporary folder.
+func BenchmarkUnpack(b *testing.B) {
+	const size, piece = 256 << 20, 2 << 20
+	ctx, dir := context.Background(), b.TempDir()
+	bench := newBench(b)
+	bench.close()
+	bench.state = filepath.Join(dir, "state")
+	bench.open()
+	c := bench.cache
+	plain := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(plain)
+	hold := c.cas.Hold()
+	defer hold.Release()
+	d, _, err := hold.Put(ctx, bytes.NewReader(plain))
+	require.NoError(b, err)
+	r := &dedupe.Recipe{Size: size - 4, Literals: dedupe.NoLiterals, Containers: []dedupe.Container{{Digest: d, Size: size}}}
+	moved := make([]byte, 0, size)
+	for at := int64(0); at < r.Size; at += piece { // the second and the first of each two, four bytes off
+		n := min(piece, r.Size-at)
+		from := at + 4
+		if n == piece && at/piece%2 == 0 && at+2*piece <= r.Size {
+			from = at + piece + 4
+		} else if n == piece && at/piece%2 == 1 {
+			from = at - piece + 4
+		}
+		r.Extents = append(r.Extents, dedupe.Extent{At: at, Length: n, From: from})
+		moved = append(moved, plain[from:from+n]...)
+	}
+	r.Blob = digestOf(moved)
+	open := func(d cas.Digest) (dedupe.Source, error) {
+		f, err := c.cas.Open(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		return dedupe.NewFile(f)
+	}
+	var took [3]time.Duration
+	object := filepath.Join(bench.state, "objects", d.String()[:2], d.String())
+	for b.Loop() {
+		for i, do := range []func(to string) error{
+			func(to string) error { return exec.Command("cp", "--reflink=never", object, to).Run() },
+			func(to string) error { return applyTo(ctx, r, open, to, true) },
+			func(to string) error { return applyTo(ctx, r, open, to, false) },
+		} {
+			to := filepath.Join(dir, "copy")
+			began := time.Now()
+			require.NoError(b, do(to))
+			took[i] += time.Since(began)
+			require.NoError(b, os.Remove(to))
+		}
+	}
+	for i, name := range []string{"cp-MB/s", "unpack-MB/s", "hashed-MB/s"} {
+		b.ReportMetric(float64(size)*float64(b.N)/1e6/took[i].Seconds(), name)
+	}
+	b.ReportMetric(took[0].Seconds()/took[1].Seconds(), "unpack/cp")
+	b.ReportMetric(took[0].Seconds()/took[2].Seconds(), "hashed/cp")
+}
+
+// BenchmarkUnpackCompressed compares decoding with cp, of a file of 64 MiB that is nothing but compressed: a half of hexadecimal digits, a quarter zeros, a quarter
+// that nothing compresses.
+func BenchmarkUnpackCompressed(b *testing.B) {
+	const size = 64 << 20
+	ctx, dir := context.Background(), b.TempDir()
+	noise := make([]byte, size/2)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(noise)
+	plain := append([]byte(hex.EncodeToString(noise[:size/4])), make([]byte, size/4)...)
+	plain = append(plain, noise[size/4:]...)
+	object := filepath.Join(dir, "plain")
+	require.NoError(b, os.WriteFile(object, plain, 0o644))
+	shelf, err := dedupe.OpenShelf(dir, nil)
+	require.NoError(b, err)
+	r := dedupe.AllInward(digestOf(plain), size)
+	stored, err := shelf.PutCompressed(ctx, r, dedupe.NewSource(bytes.NewReader(plain), size), size, nil)
+	require.NoError(b, err)
+	if r, err = shelf.Get(r.Blob); err != nil {
+		b.Fatal(err)
+	}
+	none := func(cas.Digest) (dedupe.Source, error) { return nil, cas.ErrNotFound }
+	var took [2]time.Duration
+	for b.Loop() {
+		for i, do := range []func(to string) error{
+			func(to string) error { return exec.Command("cp", "--reflink=never", object, to).Run() },
+			func(to string) error { return applyTo(ctx, r, none, to, true) },
+		} {
+			to := filepath.Join(dir, "copy")
+			began := time.Now()
+			require.NoError(b, do(to))
+			took[i] += time.Since(began)
+			require.NoError(b, os.Remove(to))
+		}
+	}
+	b.ReportMetric(float64(stored)/size, "stored/plain")
+	b.ReportMetric(float64(size)*float64(b.N)/1e6/took[1].Seconds(), "MB/s")
+	b.ReportMetric(took[0].Seconds()/took[1].Seconds(), "unpack/cp")
+}
+
+func applyTo(ctx context.Context, r *dedupe.Recipe, open func(cas.Digest) (dedupe.Source, error), to string, trusted bool) error {
+	f, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return dedupe.Apply(ctx, r, open, f, dedupe.ApplyOptions{Trusted: trusted})
+}
+
+// BenchmarkFirstHitOfAPacked compares the first request for a packed build with cp of its binary of 64 MiB.
+func BenchmarkFirstHitOfAPacked(b *testing.B) {
+	dir := b.TempDir()
+	bench := newBench(b)
+	bench.close()
+	bench.state = filepath.Join(dir, "state")
+	bench.open()
+	builds, _ := bench.stores([]*Request{bench.dense(4096, 1), bench.dense(4096, 2)})
+	bench.pack(builds[1])
+	require.True(b, bench.cache.forms.OnlyPacked(large(builds[1])))
+	d := large(builds[0])
+	object := filepath.Join(bench.state, "objects", d.String()[:2], d.String())
+	var hit, cp, again time.Duration
+	for b.Loop() {
+		bench.later.Add(int64(time.Hour))
+		_, err := bench.cache.dropUnpacked(builds[1].ID)
+		require.NoError(b, err)
+		for i, total := range []*time.Duration{&hit, &again} {
+			began := time.Now()
+			a, err := bench.cache.serve(context.Background(), builds[1], func(string) {})
+			*total += time.Since(began)
+			require.NoError(b, err, i)
+			require.NoError(b, a.View.Close())
+		}
+		to := filepath.Join(dir, "copy")
+		began := time.Now()
+		require.NoError(b, exec.Command("cp", "--reflink=never", object, to).Run())
+		cp += time.Since(began)
+		require.NoError(b, os.Remove(to))
+	}
+	for name, d := range map[string]time.Duration{"first-ms": hit, "cp-ms": cp, "second-ms": again} {
+		b.ReportMetric(float64(d.Microseconds())/1000/float64(b.N), name)
+	}
+}

@@ -1,0 +1,180 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas/crashfs"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// crashBench is a bench whose store may stop at any step of what is done to it. Builds of models with the same weights are in it.
+type crashBench struct {
+	*bench
+	fs     *crashfs.FS
+	sizes  []int // of the models that were built; less than 0: with words in them, which can be compressed
+	builds []*index.Build
+	files  []map[string]string
+}
+
+func (b *bench) asks(sizes []int) (out []*Request) {
+	for i, n := range sizes {
+		if n < 0 {
+			out = append(out, b.worded(-n, 400, i+1))
+			continue
+		}
+		out = append(out, b.dense(n, i+1))
+	}
+	return out
+}
+
+// onCrashFS makes the store once, and a copy of it for each call of the function that it returns.
+func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index.Build)) func(t *testing.T) *crashBench {
+	origin := newBench(t)
+	builds, files := origin.stores(origin.asks(sizes))
+	if prepare != nil {
+		prepare(origin, builds)
+	}
+	later := origin.later.Load()
+	origin.close()
+	return func(t *testing.T) *crashBench {
+		root := memoryDir(t)
+		require.NoError(t, os.CopyFS(filepath.Join(root, "state"), os.DirFS(origin.state)))
+		fs, err := crashfs.New(root)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, fs.Close()) })
+		b := &bench{TB: t, compiler: origin.compiler, state: filepath.Join(root, "state"), runtime: origin.runtime, change: func(o *Options) { o.fs = fs }}
+		b.later.Store(later)
+		b.open()
+		t.Cleanup(func() { _ = b.cache.Close() }) // of a machine that has stopped
+		return &crashBench{b, fs, sizes, builds, files}
+	}
+}
+
+// requireAfterCrash opens what a crash has left: every build that was there is served as it was, without compiling, and a check finds
+// nothing but leftovers.
+func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
+	b.Helper()
+	for i, loss := range losses {
+		root := memoryDir(b)
+		require.NoError(b, b.fs.Crash(root, loss, uint64(b.fs.Steps()+i)))
+		after := &bench{TB: b, compiler: b.compiler, state: filepath.Join(root, "state"), runtime: b.runtime}
+		after.later.Store(b.later.Load() + int64(time.Hour))
+		after.open()
+		result, err := after.cache.Check(context.Background(), after.self(), true, false, nil)
+		require.NoError(b, err)
+		for _, f := range result.Findings {
+			require.Equal(b, "leftover", f.Kind, "%v", f)
+		}
+		for v, r := range after.asks(b.sizes) {
+			if _, err := after.cache.index.Get(b.builds[v].ID); err != nil {
+				require.Zero(b, v, "only the first was retracted")
+				continue
+			}
+			r.OnMiss = Fail
+			a := after.acquire(r)
+			require.Equal(b, Hit, a.Outcome)
+			require.Equal(b, b.files[v], after.read(a))
+			require.NoError(b, a.View.Close())
+		}
+		require.NoError(b, after.cache.removeLeftovers(context.Background()))
+		result, err = after.cache.Check(context.Background(), after.self(), false, false, nil)
+		require.NoError(b, err)
+		require.Empty(b, result.Findings)
+		after.close()
+		require.NoError(b, os.RemoveAll(root))
+	}
+}
+
+// packing, and each thing that is done with what is packed, may be stopped, or fail, at any step.
+func TestStopAtEveryStepOfPacking(t *testing.T) {
+	ctx := context.Background()
+	pack := func(b *bench, builds []*index.Build) {
+		_, err := b.cache.packBuild(ctx, builds[1].ID)
+		require.NoError(b, err)
+	}
+	alike := []int{512, 512}
+	cases := []struct {
+		name    string
+		sizes   []int
+		prepare func(b *bench, builds []*index.Build)
+		run     func(b *crashBench) error
+		every   int // so many steps it is tried; odd, so that both errors come up
+	}{
+		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.packBuild(ctx, b.builds[1].ID); return err }, 1},
+		{"rewrite", []int{640, 300}, func(b *bench, builds []*index.Build) {
+			pack(b, builds)
+			_, err := b.cache.retract(ctx, builds[0], "a test", 0)
+			require.NoError(b, err)
+		}, func(b *crashBench) error { return b.cache.forms.RewriteDead(ctx, nil) }, 1},
+		{"unpack", alike, pack, func(b *crashBench) error {
+			a, err := b.cache.serve(ctx, b.builds[1], func(string) {})
+			if err == nil {
+				err = a.View.Close()
+			}
+			return err
+		}, 1},
+		{"compress literals", []int{320, -320}, pack, func(b *crashBench) error { return b.compress(large(b.builds[1])) }, 1},
+		{"compress", []int{-32}, nil, func(b *crashBench) error { return b.compress(large(b.builds[0])) }, 1},
+		{"unpack what is compressed", []int{320, -320}, func(b *bench, builds []*index.Build) {
+			pack(b, builds)
+			require.NoError(b, b.compress(large(builds[1])))
+		}, func(b *crashBench) error {
+			a, err := b.cache.serve(ctx, b.builds[1], func(string) {})
+			if err == nil {
+				err = a.View.Close()
+			}
+			return err
+		}, 3},
+		{"thaw", []int{-32}, func(b *bench, builds []*index.Build) {
+			require.NoError(b, b.compress(large(builds[0])))
+		}, func(b *crashBench) error { return b.cache.forms.Thaw(ctx, large(b.builds[0]), nil) }, 3},
+		{"exchange", []int{320, 320, 300}, func(b *bench, builds []*index.Build) {
+			pack(b, builds)
+			_, err := b.cache.packBuild(ctx, builds[2].ID)
+			require.NoError(b, err)
+		}, func(b *crashBench) error {
+			return b.cache.forms.Exchange(ctx, forms.Pair{Used: large(b.builds[1]), Idle: large(b.builds[0])}, nil)
+		}, 3}, // many, and most of them are those of the others
+	}
+	for _, c := range cases {
+		start := onCrashFS(t, c.sizes, c.prepare)
+		t.Run(c.name+", stopped", func(t *testing.T) {
+			for step := 1; ; step += c.every * crashfs.Stride {
+				b := start(t)
+				before := b.fs.Steps()
+				b.fs.StopAt(before + step)
+				err := c.run(b)
+				over := err == nil && b.fs.Steps() < before+step
+				b.requireAfterCrash(crashfs.Everything, crashfs.Some)
+				if over {
+					require.Greater(t, step, 4, "it has no steps")
+					return
+				}
+			}
+		})
+		t.Run(c.name+", failing", func(t *testing.T) {
+			for step := min(2, c.every); ; step += c.every * crashfs.Stride { // between those where it stopped
+				b := start(t)
+				before := b.fs.Steps()
+				b.fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])
+				err := c.run(b)
+				over := b.fs.Steps() < before+step
+				if err != nil && !over {
+					require.NoError(t, c.run(b), "what failed once works when it is tried again")
+				}
+				b.requireAfterCrash(crashfs.Everything)
+				if over {
+					return
+				}
+			}
+		})
+	}
+}

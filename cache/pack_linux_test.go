@@ -1,0 +1,486 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// variant asks for a form of one model: all have the same megabyte of weights.
+func (b *bench) variant(batch int) *Request { return b.dense(512, batch) }
+
+// dense asks for a model of n² weights, which are the first of those of a larger one.
+func (b *bench) dense(n, batch int) *Request {
+	path := filepath.Join(b.TempDir(), "model.onnx")
+	require.NoError(b, os.WriteFile(path, tinymodel.Dense(7, n, batch), 0o644))
+	return b.request(b.openFile(path))
+}
+
+// sharing makes builds of n variants that nobody holds, and looks at them; it gives them with what their files are.
+func (b *bench) similar(n int) (builds []*index.Build, files []map[string]string) {
+	var asks []*Request
+	for i := range n {
+		asks = append(asks, b.variant(i+1))
+	}
+	return b.stores(asks)
+}
+
+func (b *bench) stores(asks []*Request) (builds []*index.Build, files []map[string]string) {
+	for _, r := range asks {
+		a := b.acquire(r)
+		builds, files = append(builds, a.Build), append(files, b.read(a))
+		require.NoError(b, a.View.Close())
+	}
+	b.later.Add(int64(time.Hour))
+	for _, build := range builds {
+		for d := range distinctBlobs(build) {
+			_, err := b.cache.forms.LookAt(context.Background(), d, nil)
+			require.NoError(b, err)
+		}
+	}
+	return builds, files
+}
+
+// large is the digest of a build's binary.
+func large(build *index.Build) cas.Digest {
+	d, most := cas.Digest{}, int64(0)
+	for _, f := range build.Files {
+		if f.Size > most {
+			d, most = f.Digest, f.Size
+		}
+	}
+	return d
+}
+
+func (b *bench) pack(build *index.Build) int64 {
+	b.Helper()
+	freed, err := b.cache.packBuild(context.Background(), build.ID)
+	require.NoError(b, err)
+	return freed
+}
+
+// packedPair is a bench with two variants, the second of them packed.
+func packedPair(t *testing.T) (b *bench, builds []*index.Build, files []map[string]string) {
+	b = newBench(t)
+	builds, files = b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+	return b, builds, files
+}
+
+func (b *bench) phases(r *Request) (a *Answer, phases []string) {
+	b.Helper()
+	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) { phases = append(phases, p.Phase) })
+	require.NoError(b, err)
+	b.Cleanup(func() { a.View.Close() })
+	return a, phases
+}
+
+func TestAPackedBuildIsAHit(t *testing.T) {
+	b := newBench(t)
+	builds, files := b.similar(2)
+	promised := b.cache.packSaving(builds[1].ID)
+	require.Greater(t, promised, int64(900<<10), "nearly all of it stands in the other")
+	require.Zero(t, b.cache.packSaving(builds[0].ID), "which is the container")
+	before, err := b.cache.objectBytes(context.Background())
+	require.NoError(t, err)
+	freed := b.pack(builds[1])
+	after, err := b.cache.objectBytes(context.Background())
+	require.NoError(t, err)
+	require.InDelta(t, promised, freed, 16<<10)
+	require.InDelta(t, before-after, freed, 16<<10)
+	whole, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	require.Zero(t, whole)
+	require.Positive(t, recipe)
+	require.Zero(t, unpacked)
+
+	a, phases := b.phases(b.variant(2))
+	require.Equal(t, Hit, a.Outcome)
+	require.Contains(t, phases, phaseUnpacking)
+	require.Equal(t, files[1], b.read(a))
+	again, phases := b.phases(b.variant(2))
+	require.Equal(t, a.Graph, again.Graph)
+	require.NotContains(t, phases, phaseUnpacking, "unpacked once")
+	container := b.acquire(b.variant(1))
+	require.Equal(t, Hit, container.Outcome)
+	require.Equal(t, files[0], b.read(container))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+func TestAnUnpackedFormSurvivesARestartAndMayVanish(t *testing.T) {
+	b, builds, files := packedPair(t)
+	a, _ := b.phases(b.variant(2))
+	require.NoError(t, a.View.Close())
+	b.reopen()
+	again, phases := b.phases(b.variant(2))
+	require.NotContains(t, phases, phaseUnpacking)
+	require.Equal(t, a.Graph, again.Graph)
+	require.NoError(t, again.View.Close())
+	require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
+	after, phases := b.phases(b.variant(2))
+	require.Contains(t, phases, phaseUnpacking)
+	require.Equal(t, files[1], b.read(after))
+	require.NoError(t, after.View.Close())
+
+	b.later.Add(int64(time.Hour))
+	freed, err := b.cache.dropUnpacked(builds[1].ID)
+	require.NoError(t, err)
+	require.Positive(t, freed)
+	found, err := filepath.Glob(filepath.Join(b.state, "unpacked", "objects", "*", "*"))
+	require.NoError(t, err)
+	require.Empty(t, found)
+	require.Equal(t, files[1], b.read(b.acquire(b.variant(2))))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+// What is held is neither packed nor dropped.
+func TestALeasedBuildIsLeftAlone(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.similar(2)
+	held := b.acquire(b.variant(2))
+	b.later.Add(int64(time.Hour)) // the lease alone keeps it
+	_, err := b.cache.packBuild(context.Background(), builds[1].ID)
+	require.ErrorIs(t, err, forms.ErrInUse)
+	require.NoError(t, held.View.Close())
+	require.Positive(t, b.pack(builds[1]))
+	held = b.acquire(b.variant(2))
+	b.later.Add(int64(time.Hour))
+	_, err = b.cache.dropUnpacked(builds[1].ID)
+	require.ErrorIs(t, err, forms.ErrInUse)
+	require.NoError(t, held.View.Close())
+}
+
+// Containers stay as long as a recipe needs them, and go with the last one.
+func TestAContainerOutlivesItsBuild(t *testing.T) {
+	b, builds, files := packedPair(t)
+	ctx := context.Background()
+	container := large(builds[0])
+	_, err := b.cache.retract(ctx, builds[0], "a test", 0)
+	require.NoError(t, err)
+	require.True(t, b.cache.cas.Has(container))
+	b.reopen()
+	b.requireSound()
+	require.NoError(t, b.cache.removeLeftovers(ctx))
+	require.True(t, b.cache.cas.Has(container), "after a restart as well")
+	a := b.acquire(b.variant(2))
+	require.Equal(t, files[1], b.read(a))
+	require.NoError(t, a.View.Close())
+	b.later.Add(int64(time.Hour))
+	_, err = b.cache.retract(ctx, builds[1], "a test", 0)
+	require.NoError(t, err)
+	left, err := b.cache.objectBytes(ctx)
+	require.NoError(t, err)
+	require.Zero(t, left, "nothing is left of either")
+	recipes, err := filepath.Glob(filepath.Join(b.state, "recipes", "*", "*"))
+	require.NoError(t, err)
+	require.Empty(t, recipes)
+}
+
+// What goes while the store is checked, with all that needed it, is not missing: a build's own files, and a container that is there for recipes only.
+func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
+	ctx := context.Background()
+	for name, at := range map[string]int{"the first file": 1, "the last, a container": 0} {
+		t.Run(name, func(t *testing.T) {
+			b, builds, _ := packedPair(t)
+			b.later.Add(int64(time.Hour)) // nobody was given them just now
+			_, err := b.cache.retract(ctx, builds[0], "a test", 0)
+			require.NoError(t, err)
+			check := func(each func(files int)) CheckResult {
+				files := 0
+				result, err := b.cache.Check(ctx, b.self(), true, false, func(p Progress) {
+					if p.Phase == "checking files" {
+						files++
+						each(files)
+					}
+				})
+				require.NoError(t, err)
+				return result
+			}
+			last := 0
+			require.Empty(t, check(func(files int) { last = files }).Findings)
+			removed := false
+			result := check(func(files int) {
+				if files == cmp.Or(at, last) {
+					_, err := b.cache.retract(ctx, builds[1], "a test", 0)
+					require.NoError(t, err)
+					removed = true
+				}
+			})
+			require.True(t, removed)
+			require.False(t, b.cache.cas.Has(large(builds[0])))
+			require.Empty(t, result.Findings)
+		})
+	}
+}
+
+func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
+	flip := func(t *testing.T, path string) {
+		raw, err := os.ReadFile(path)
+		require.NoError(t, err)
+		raw[len(raw)/2] ^= 1
+		require.NoError(t, os.Chmod(path, 0o644))
+		require.NoError(t, os.WriteFile(path, raw, 0o444))
+	}
+	object := func(b *bench, d cas.Digest) string {
+		return filepath.Join(b.state, "objects", d.String()[:2], d.String())
+	}
+	recipe := func(b *bench, d cas.Digest) string {
+		return filepath.Join(b.state, "recipes", d.String()[:2], d.String())
+	}
+	cases := []struct {
+		name string
+		harm func(t *testing.T, b *bench, builds []*index.Build)
+		both bool // the build of the container is no good either
+		fine bool // the packed one is served as ever
+	}{
+		{"container changed", func(t *testing.T, b *bench, builds []*index.Build) { flip(t, object(b, large(builds[0]))) }, true, false},
+		{"container gone", func(t *testing.T, b *bench, builds []*index.Build) {
+			require.NoError(t, os.Remove(object(b, large(builds[0]))))
+		}, true, false},
+		{"container cut short", func(t *testing.T, b *bench, builds []*index.Build) {
+			require.NoError(t, os.Chmod(object(b, large(builds[0])), 0o644))
+			require.NoError(t, os.Truncate(object(b, large(builds[0])), 1000))
+		}, true, false},
+		{"recipe changed", func(t *testing.T, b *bench, builds []*index.Build) { flip(t, recipe(b, large(builds[1]))) }, false, false},
+		{"recipe gone", func(t *testing.T, b *bench, builds []*index.Build) {
+			require.NoError(t, os.Remove(recipe(b, large(builds[1]))))
+		}, false, false},
+		{"another's recipe", func(t *testing.T, b *bench, builds []*index.Build) {
+			raw, err := os.ReadFile(recipe(b, large(builds[1])))
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(recipe(b, large(builds[1]))))
+			other := recipe(b, large(builds[1]))
+			raw[20] ^= 1
+			require.NoError(t, os.WriteFile(other, raw, 0o444))
+		}, false, false},
+		{"literals gone", func(t *testing.T, b *bench, builds []*index.Build) {
+			p, ok := b.cache.forms.Packed(large(builds[1]))
+			require.True(t, ok)
+			require.NotEqual(t, -1, p.Literals)
+			require.NoError(t, os.Remove(object(b, p.Containers[p.Literals].Digest)))
+		}, false, false},
+		{"unpacked form changed", func(t *testing.T, b *bench, builds []*index.Build) {
+			a := b.acquire(b.variant(2))
+			require.NoError(t, a.View.Close())
+			d := large(builds[1])
+			flip(t, filepath.Join(b.state, "unpacked", "objects", d.String()[:2], d.String()))
+		}, false, true},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			b, builds, files := packedPair(t)
+			c.harm(t, b, builds)
+			a := b.acquire(b.variant(2))
+			require.Equal(t, files[1], b.read(a))
+			if c.fine {
+				require.Equal(t, Hit, a.Outcome)
+				return
+			}
+			require.Equal(t, Compiled, a.Outcome)
+			require.Contains(t, a.Why, "damaged")
+			require.NotEqual(t, c.both, b.stateOf(builds[0]) == index.Current, b.stateOf(builds[0]))
+			first := b.acquire(b.variant(1))
+			require.Equal(t, files[0], b.read(first))
+			if !c.both {
+				require.Equal(t, Hit, first.Outcome)
+			}
+		})
+	}
+}
+
+func (b *bench) stateOf(build *index.Build) string {
+	if _, err := b.cache.index.Get(build.ID); err != nil {
+		return "gone"
+	}
+	return b.cache.index.StateOf(build.ID).Name
+}
+
+// check finds what is wrong with containers and recipes, and repair withholds every build that needs them.
+func TestCheckKnowsPackedBuilds(t *testing.T) {
+	b, builds, _ := packedPair(t)
+	ctx, self := context.Background(), Peer{UID: b.cache.uid}
+	for _, deep := range []bool{false, true} {
+		result, err := b.cache.Check(ctx, self, deep, false, nil)
+		require.NoError(t, err)
+		require.Empty(t, result.Findings)
+	}
+	d := large(builds[0])
+	require.NoError(t, os.Remove(filepath.Join(b.state, "objects", d.String()[:2], d.String())))
+	result, err := b.cache.Check(ctx, self, false, true, nil)
+	require.NoError(t, err)
+	var found []string
+	for _, f := range result.Findings {
+		found = append(found, f.Kind+" "+strings.SplitN(f.Object, " ", 2)[0])
+		require.NotEmpty(t, f.Builds)
+	}
+	require.Contains(t, found, "missing "+d.String())
+	require.Contains(t, found, "missing "+large(builds[1]).String())
+	require.Equal(t, index.Damaged, b.stateOf(builds[0]))
+	require.Equal(t, index.Damaged, b.stateOf(builds[1]))
+}
+
+// What one user has is no container for another's, nor for what all share; the other way round it may be.
+func TestScopesDoNotReachIntoEachOther(t *testing.T) {
+	b := newBench(t)
+	ask := func(uid uint32, batch int) *index.Build {
+		r := b.variant(batch)
+		if uid != 0 {
+			r.Peer, r.Store = Peer{UID: uid}, "user"
+		}
+		a := b.acquire(r)
+		require.NoError(t, a.View.Close())
+		b.later.Add(int64(time.Hour))
+		_, err := b.cache.forms.LookAt(context.Background(), large(a.Build), nil)
+		require.NoError(t, err)
+		return a.Build
+	}
+	one := b.cache.uid + 1
+	first := ask(one, 1)
+	other := ask(one+1, 2)
+	require.Zero(t, b.cache.packSaving(other.ID), "another user's")
+	same := ask(one, 3)
+	require.Positive(t, b.cache.packSaving(same.ID), "the same user's")
+	shared := ask(0, 4)
+	require.Zero(t, b.cache.packSaving(shared.ID), "for all, with one user's")
+	require.Zero(t, b.pack(shared))
+	require.Positive(t, b.pack(same))
+	p, _ := b.cache.forms.Packed(large(same))
+	require.Equal(t, large(first), p.Containers[0].Digest)
+	after := ask(one+2, 5)
+	require.Positive(t, b.cache.packSaving(after.ID), "one user's, with what is for all")
+	require.Positive(t, b.pack(after))
+	p, _ = b.cache.forms.Packed(large(after))
+	require.Equal(t, large(shared), p.Containers[0].Digest)
+}
+
+func TestPackAndUnpackByHand(t *testing.T) {
+	b := newBench(t)
+	ctx, self := context.Background(), b.self()
+	var builds []*index.Build
+	for i := range 2 {
+		a := b.acquire(b.variant(i + 1))
+		builds = append(builds, a.Build)
+		require.NoError(t, a.View.Close())
+	}
+	results, err := b.cache.Pack(ctx, self, nil, true, true, nil)
+	require.NoError(t, err)
+	for _, r := range results {
+		require.Equal(t, "kept: it was given out lately, perhaps by path", r.Outcome)
+	}
+	b.later.Add(int64(time.Hour))
+	name := builds[1].BuildKey.String()
+	results, err = b.cache.Pack(ctx, self, []string{name}, false, true, nil)
+	require.NoError(t, err)
+	require.Equal(t, PackedNow, results[0].Outcome)
+	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "it was only asked")
+	promised := results[0].Frees
+	results, err = b.cache.Pack(ctx, self, nil, true, false, nil)
+	require.NoError(t, err)
+	outcomes := map[string]int64{}
+	for _, r := range results {
+		outcomes[r.Outcome] += r.Frees
+	}
+	require.InDelta(t, promised, outcomes[PackedNow], 16<<10)
+	require.Len(t, outcomes, 2, "the other is its container")
+	_, err = b.cache.Pack(ctx, Peer{UID: b.cache.uid + 1}, []string{name}, false, false, nil)
+	require.Error(t, err)
+	_, err = b.cache.Pack(ctx, self, nil, false, false, nil)
+	require.Equal(t, BadRequest, ClassOf(err))
+
+	results, err = b.cache.Unpack(ctx, self, []string{name}, false, false, nil)
+	require.NoError(t, err)
+	require.Equal(t, UnpackedNow, results[0].Outcome)
+	require.Negative(t, results[0].Frees)
+	whole, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	require.Positive(t, whole)
+	require.Zero(t, recipe+unpacked)
+	b.exact()
+	b.requireSound()
+	result, err := b.cache.Check(ctx, self, true, false, nil)
+	require.NoError(t, err)
+	require.Empty(t, result.Findings, "not even the literals are left")
+	require.Equal(t, Hit, b.acquire(b.variant(2)).Outcome)
+}
+
+// A build that goes while all are packed or unpacked is told as gone, and the others are gone through.
+func TestABuildGoesWhileAllArePacked(t *testing.T) {
+	b, _ := stored(t, 2)
+	own := Peer{UID: b.cache.uid}
+	results, err := b.cache.eachPacked(t.Context(), own, nil, true, nil, func(one *index.Build) (string, int64, error) {
+		_, _, err := b.cache.Remove(t.Context(), own, []string{one.BuildKey.String()}, false, false)
+		require.NoError(t, err)
+		return "", 0, index.ErrNotFound // as whoever works on it is told
+	})
+	require.NoError(t, err)
+	require.Len(t, results, 2)
+	for _, r := range results {
+		require.Equal(t, "kept: it is gone already", r.Outcome)
+	}
+}
+
+// onRemove is a file system that does something before a file goes, once.
+type onRemove struct {
+	cas.OS
+	mu     sync.Mutex
+	below  string // a folder of the store; guarded by mu
+	before func() // guarded by mu; nil: it was done
+}
+
+func (f *onRemove) Remove(path string) error {
+	f.mu.Lock()
+	before := f.before
+	if before != nil && strings.Contains(path, "/"+f.below+"/") {
+		f.before = nil
+		defer before()
+	}
+	f.mu.Unlock()
+	return f.OS.Remove(path)
+}
+
+// What is made whole keeps its file from being removed; when its build is removed just then, nothing of it stays.
+func TestNothingStaysOfWhatIsRemovedWhileItBecomesWhole(t *testing.T) {
+	f := &onRemove{}
+	b := newBenchWith(t, func(o *Options) { o.fs = f })
+	builds, _ := b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	f.mu.Lock()
+	f.below, f.before = "recipes", func() {
+		_, _, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false)
+		require.NoError(t, err)
+	}
+	f.mu.Unlock()
+	require.NoError(t, b.cache.forms.MakeWhole(context.Background(), large(builds[1])))
+	require.Len(t, b.list(), 1)
+	require.False(t, b.cache.cas.Has(large(builds[1])))
+	found, err := b.cache.Check(context.Background(), b.self(), true, false, nil)
+	require.NoError(t, err)
+	require.Empty(t, found.Findings)
+}
+
+// Who asks for a packed build that becomes whole just before its recipe is read gets it.
+func TestWhatBecomesWholeWhileItIsUnpackedIsServed(t *testing.T) {
+	b := newBench(t)
+	builds, files := b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	d := large(builds[1])
+	a, err := b.cache.serve(context.Background(), builds[1], func(phase string) {
+		if phase == phaseUnpacking {
+			require.NoError(t, b.cache.forms.MakeWhole(context.Background(), d))
+		}
+	})
+	require.NoError(t, err)
+	require.Equal(t, files[1], b.read(a))
+	require.NoError(t, a.View.Close())
+}

@@ -1,0 +1,166 @@
+package cache
+
+import (
+	"context"
+	"errors"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// PackResult is what became of one build, or would.
+type PackResult struct {
+	Build   index.Build // of the first ones; then only its id and key
+	Outcome string      // PackedNow, UnpackedNow, "kept: <why>"
+	Frees   int64       // bytes on disk; less than 0: that it takes
+}
+
+// The outcomes of packing and unpacking.
+const (
+	PackedNow   = "packed"
+	UnpackedNow = "unpacked"
+)
+
+// Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds
+// them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
+func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
+	looked := false
+	return c.eachPacked(ctx, p, names, all, progress, func(b *index.Build) (string, int64, error) {
+		if !looked { // of others' blobs first, or there would be nothing to compare with; once, for it reads which blobs there are
+			looked = true
+			if err := c.lookAtUnknown(ctx); err != nil {
+				return "", 0, err
+			}
+		}
+		if err := c.lookAgain(ctx, b); err != nil {
+			return "", 0, err
+		}
+		if why := c.busy(b); why != "" {
+			return "kept: " + why, 0, nil
+		}
+		promised := c.packSaving(b.ID)
+		switch {
+		case promised == 0 && c.anyPacked(b):
+			return "kept: it is packed already", 0, nil
+		case promised == 0:
+			return "kept: it shares too little with others that it could take from, or others take from it", 0, nil
+		case dryRun:
+			return PackedNow, promised, nil
+		}
+		freed, err := c.packBuild(ctx, b.ID)
+		if errors.Is(err, forms.ErrInUse) {
+			return "kept: somebody has it by now", 0, nil
+		}
+		if errors.Is(err, forms.ErrNoRoom) {
+			return "kept: " + keptNoRoom, 0, nil
+		}
+		if err == nil && freed == 0 {
+			return "kept: another build that has the same files is in use", 0, nil
+		}
+		return PackedNow, freed, err
+	})
+}
+
+// Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
+func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
+	return c.eachPacked(ctx, p, names, all, progress, func(b *index.Build) (string, int64, error) {
+		took := int64(0)
+		for d, size := range distinctBlobs(b) {
+			if !c.forms.OnlyPacked(d) {
+				continue
+			}
+			took += cas.OnDisk(size)
+			if dryRun {
+				continue
+			}
+			if err := c.forms.MakeWhole(ctx, d); err != nil {
+				return "", -took, err
+			}
+		}
+		if took == 0 {
+			return "kept: it is whole", 0, nil
+		}
+		if !dryRun {
+			if _, err := c.dropUnpacked(b.ID); err != nil && !errors.Is(err, forms.ErrInUse) {
+				return "", -took, err
+			}
+		}
+		return UnpackedNow, -took, nil
+	})
+}
+
+func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all bool, progress func(done, total int64), do func(*index.Build) (string, int64, error)) ([]PackResult, error) {
+	ids, err := c.toPack(ctx, p, names, all)
+	if err != nil {
+		return nil, err
+	}
+	var out []PackResult
+	done := int64(0)
+	err = c.eachOf(ctx, ids, func(b *index.Build) error {
+		if progress != nil {
+			progress(done, int64(len(ids)))
+		}
+		done++
+		outcome, frees, err := do(b)
+		switch {
+		case ctx.Err() != nil:
+			return fail(Cancelled, ctx.Err(), "pack")
+		case err != nil && c.isGone(b.ID): // collected or removed meanwhile
+			outcome, frees = "kept: "+keptGone, 0
+		case forms.Lost(err):
+			outcome = "kept: " + c.withhold(ctx, b, err)
+		case err != nil:
+			return storeError(err, b.ModelName)
+		}
+		if len(out) >= maxChanged { // records take some KiB
+			b = &index.Build{ID: b.ID, BuildKey: b.BuildKey}
+		}
+		out = append(out, PackResult{*b, outcome, frees})
+		return nil
+	})
+	return out, err
+}
+
+// toPack lists the builds.
+func (c *Cache) toPack(ctx context.Context, p Peer, names []string, all bool) ([]index.BuildID, error) {
+	switch {
+	case all && len(names) > 0:
+		return nil, fail(BadRequest, nil, "pack: all builds, or those that are named")
+	case !all && len(names) == 0:
+		return nil, fail(BadRequest, nil, "pack: no build is named")
+	case !all:
+		return c.changeable(ctx, p, names)
+	}
+	return c.allChangeable(ctx, p)
+}
+
+// lookAtUnknown finds out what blobs share of which that is not known.
+func (c *Cache) lookAtUnknown(ctx context.Context) error {
+	todo, err := c.sharing.unknown(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range todo {
+		if _, err := c.forms.LookAt(ctx, d, nil); err != nil && (ctx.Err() != nil || !forms.Lost(err)) {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookAgain finds out what the build's blobs share where that was known once, and perhaps is gone since: what they would have taken from may not be
+// there any more.
+func (c *Cache) lookAgain(ctx context.Context, b *index.Build) error {
+	for d := range distinctBlobs(b) {
+		if err := c.forms.LookAgain(ctx, d, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cache) isGone(id index.BuildID) bool {
+	_, err := c.index.Get(id)
+	return errors.Is(err, index.ErrNotFound)
+}

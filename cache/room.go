@@ -1,0 +1,311 @@
+package cache
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// SpaceOptions bound what is kept. The zero value bounds nothing.
+type SpaceOptions struct {
+	Budget     Amount        // on disk: of blobs, manifests, what is being stored, and what of removed builds is still open
+	Floor      Amount        // that stays free on the file system
+	MaxUnused  time.Duration // builds that were not used for so long go; 0: any time
+	MaxEntries uint64        // request keys; 0: any number
+	UserBytes  Amount        // logical bytes of all builds that one user asked for
+}
+
+// Amount is a number of bytes, or a part of what the state folder's file system holds. The zero Amount is no bound.
+type Amount struct {
+	Bytes   int64
+	Percent float64
+}
+
+// of gives the amount in bytes; 0: there is no bound.
+func (a Amount) of(size int64) int64 {
+	if a.Percent > 0 {
+		return max(int64(float64(size)/100*a.Percent), 1)
+	}
+	return a.Bytes
+}
+
+// bounds are SpaceOptions in bytes; 0: none.
+type bounds struct {
+	budget, floor, user int64
+	entries             uint64
+	unused              time.Duration
+	free                int64 // bytes of the file system now
+}
+
+func (c *Cache) bounds() (bounds, error) {
+	o := &c.settings.Load().space
+	s, err := fileSystemOf(c.dir)
+	if err != nil {
+		return bounds{}, err
+	}
+	return bounds{budget: o.Budget.of(s.size), floor: o.Floor.of(s.size), user: o.UserBytes.of(s.size), entries: o.MaxEntries,
+		unused: o.MaxUnused, free: s.free}, nil
+}
+
+// keepReserve makes the reserve for a full disk whole again where there is room for it above what is to stay free.
+func (c *Cache) keepReserve() {
+	b, err := c.bounds()
+	if err == nil {
+		err = c.index.Replenish(b.free - b.floor)
+	}
+	if err != nil {
+		c.log.Warn("there is no room kept for collecting on a full disk", "error", err)
+	}
+}
+
+// places are what is set aside for builds that are being stored. Whoever stores one reserves its place before a byte of it is written
+// into the store.
+//
+// A build goes in while the store is within its budget, even if that takes it above: so the budget is exceeded by one artefact in
+// flight at most, and nobody has to wait for room that is made while it is compiled. While the store is above, or when the
+// collector has found that nothing more may go, only what fits goes in.
+type places struct {
+	mu       sync.Mutex
+	reserved int64            // bytes on disk; guarded by mu
+	byUser   map[uint32]int64 // logical bytes; guarded by mu
+	freed    chan struct{}    // closed, and made anew, when there may be more room; guarded by mu
+	stuck    time.Time        // until then nothing more may go, as far as is known; guarded by mu
+
+	// leaving counts bytes on disk of builds that are just being removed: for moments they are in no account, neither as a build's
+	// nor as held, and still there. Guarded by mu.
+	leaving int64
+
+	// moved counts what has gone from what is set aside to a build's account, and from leaving to held: who has read the accounts
+	// before, and looks at these after, may have missed it in both. Guarded by mu.
+	moved uint64
+
+	rounds // of the collector; guarded by mu
+
+	wake     chan struct{} // asks the collector to look
+	waits    *cas.Waits    // for the collector
+	patience time.Duration // roomPatience
+	latest   time.Duration // latestPatience
+
+	copyPatience time.Duration // latestCopy
+}
+
+func newPlaces() *places {
+	return &places{byUser: make(map[uint32]int64), freed: make(chan struct{}), wake: make(chan struct{}, 1), waits: &cas.Waits{},
+		rounds: rounds{waiting: make(map[*roomWait]bool)}, patience: roomPatience, latest: latestPatience, copyPatience: latestCopy}
+}
+
+// reservation is a place for one build.
+type reservation struct {
+	c     *Cache
+	user  uint32
+	disk  int64 // bytes on disk that are set aside
+	bytes int64 // logical
+
+	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
+	// goes then. So the artefact in flight is that.
+	above int64
+}
+
+// stuckFor is how long it is believed that nothing more may go. Leases end without a word.
+const stuckFor = time.Second
+
+// want asks the collector to look.
+func (s *places) want() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // asked already
+	}
+}
+
+// leave counts a build on the disk while it is being removed, until done.
+func (s *places) leave(disk int64) (done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leaving += disk
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.leaving -= disk
+		s.moved++
+	}
+}
+
+// needOf is what a file of so many bytes takes on the disk, if it has no holes.
+func needOf(sizes ...int64) (disk, bytes int64) {
+	disk = manifestNeed
+	for _, size := range sizes {
+		disk += cas.OnDisk(size)
+		bytes += size
+	}
+	return disk, bytes
+}
+
+// manifestNeed is what a manifest takes at most, nearly always.
+const manifestNeed = 2 * cas.Block
+
+// reserve sets a place aside. The error says with numbers why there is none. wait: not before some time has been given to the
+// collector.
+func (c *Cache) reserve(ctx context.Context, user uint32, wait bool, sizes ...int64) (*reservation, error) {
+	r := &reservation{c: c, user: user}
+	return r, r.resize(ctx, wait, sizes...)
+}
+
+// resize makes the place as large as is known by now that it has to be. After an error it is as it was.
+func (r *reservation) resize(ctx context.Context, wait bool, sizes ...int64) error {
+	disk, bytes := needOf(sizes...)
+	return r.resizeTo(ctx, wait, disk, bytes)
+}
+
+func (r *reservation) resizeTo(ctx context.Context, wait bool, disk, bytes int64) error {
+	freed, final, err := r.try(ctx, disk, bytes)
+	if err == nil || final || !wait {
+		return err
+	}
+	return r.wait(ctx, disk, bytes, freed)
+}
+
+// try takes the place if there is room, and has the collector look in any case. Where there is none, freed closes when it is worth another
+// try, unless the error is final.
+func (r *reservation) try(ctx context.Context, disk, bytes int64) (freed <-chan struct{}, final bool, err error) {
+	s := r.c.places
+	defer s.want()
+	for tries := 1; ; tries++ {
+		s.mu.Lock()
+		moved := s.moved
+		if tries < surveys {
+			s.mu.Unlock()
+		}
+		now, err := r.c.roomNow(ctx)
+		if tries < surveys {
+			s.mu.Lock()
+		}
+		if err == nil && s.moved != moved && tries < surveys {
+			s.mu.Unlock() // what has gone from one account to another meanwhile may be in none of what was read
+			continue
+		}
+		freed := s.freed
+		if err != nil {
+			final = true
+		} else if final, err = s.admit(&now, r, disk, bytes, r.c.now()); err == nil {
+			s.reserved += disk - r.disk
+			s.byUser[r.user] += bytes - r.bytes
+			r.disk, r.bytes = disk, bytes
+		}
+		s.mu.Unlock()
+		return freed, final, err
+	}
+}
+
+// surveys bounds how often the accounts are read before they are read while everybody else waits.
+const surveys = 4
+
+// roomNow is what a decision rests on, besides what is set aside.
+type roomNow struct {
+	bounds
+	account
+	users map[uint32]index.UserSpace // where there is a quota
+}
+
+func (c *Cache) roomNow(ctx context.Context) (now roomNow, err error) {
+	if now.bounds, err = c.bounds(); err != nil {
+		return now, err
+	}
+	if now.user > 0 {
+		if now.users, err = c.index.Users(context.WithoutCancel(ctx)); err != nil {
+			return now, err
+		}
+	}
+	now.account, err = c.account()
+	return now, err
+}
+
+// admit says why so much may not be set aside, and whether there is no use in waiting. mu is held.
+func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.Time) (final bool, err error) {
+	b := &now.bounds
+	stuck := at.Before(s.stuck)
+	others := s.reserved - r.disk + s.leaving
+	used := now.counted() + others
+	switch {
+	case b.budget > 0 && disk > b.budget:
+		return true, noRoom("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
+			hint("raise budget in [space]")
+	case b.budget > 0 && used+disk > b.budget+r.above && (used > b.budget || stuck):
+		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
+			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
+			hint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
+	case b.free-s.reserved < b.floor+disk-r.disk && b.floor > 0:
+		return false, noRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
+			bytesText(disk), bytesText(b.free), bytesText(others), bytesText(b.floor)).
+			hint("make room on the disk, or lower free_floor in [space]")
+	}
+	return s.admitUser(now, r, bytes, stuck)
+}
+
+// admitUser is admit for the quota.
+func (s *places) admitUser(now *roomNow, r *reservation, bytes int64, stuck bool) (final bool, err error) {
+	b := &now.bounds
+	if b.user == 0 || bytes == 0 { // copies are nobody's
+		return false, nil
+	}
+	others := s.byUser[r.user] - r.bytes
+	used := now.users[r.user].LogicalBytes + others
+	if bytes > b.user || used+bytes > b.user && (used > b.user || stuck) {
+		return bytes > b.user, noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
+			hint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
+	}
+	return false, nil
+}
+
+func noRoom(format string, args ...any) *Error {
+	e := fail(NoSpace, nil, format, args...)
+	e.Err = forms.ErrNoRoom
+	return e
+}
+
+// release gives the place back. It may be called more than once, and on nil.
+func (r *reservation) release() {
+	if r == nil {
+		return
+	}
+	s := r.c.places
+	s.mu.Lock()
+	s.reserved -= r.disk
+	if s.byUser[r.user] -= r.bytes; s.byUser[r.user] <= 0 {
+		delete(s.byUser, r.user)
+	}
+	r.disk, r.bytes = 0, 0
+	s.moved++
+	s.stuck = time.Time{} // there is more room than was thought
+	s.mu.Unlock()
+	s.tellFreed()
+	s.want()
+}
+
+// account is what counts against the budget, but for what is being stored.
+type account struct {
+	disk, manifests int64 // of builds
+	held            int64 // of removed builds that somebody still has open
+	packed          forms.Space
+	entries         uint64
+}
+
+func (a *account) counted() int64 { return a.disk + a.manifests + a.held + a.packed.Sum() }
+
+func (c *Cache) account() (account, error) {
+	s, err := c.index.Space()
+	if err != nil {
+		return account{}, err
+	}
+	packed, err := c.forms.Space(false)
+	return account{disk: s.DiskBytes, manifests: s.ManifestBytes, held: c.heldBytes(), packed: packed, entries: s.Entries}, err
+}
+
+// diskBytes is what the whole form of a blob takes on the disk, in whole blocks.
+func (c *Cache) diskBytes(d cas.Digest) (int64, error) { return cas.DiskBytesIn(c.dir, d) }
+
+// fileID tells files apart.
+type fileID struct{ dev, ino uint64 }

@@ -1,0 +1,248 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less than a block each.
+const perBuild = 3 * cas.Block
+
+func withSpace(o SpaceOptions) func(*Options) { return func(all *Options) { all.Space = o } }
+
+// held is a request of a client that keeps the descriptor, as the Python package does.
+func (b *bench) held(seed uint64) *Request {
+	r := b.request(b.model(seed))
+	r.HoldsView = true
+	return r
+}
+
+// use gets a model and lets it go.
+func (b *bench) use(seed uint64) *Answer {
+	b.Helper()
+	a := b.acquire(b.held(seed))
+	require.NoError(b, a.View.Close())
+	return a
+}
+
+func (b *bench) account() account {
+	b.Helper()
+	now, err := b.cache.account()
+	require.NoError(b, err)
+	return now
+}
+
+func (b *bench) within(budget int64) {
+	b.Helper()
+	require.Eventually(b, func() bool { now := b.account(); return now.counted() <= budget }, 10*time.Second, time.Millisecond)
+}
+
+// blobs counts what lies among the objects.
+func (b *bench) blobs() (n int) {
+	b.Helper()
+	require.NoError(b, b.cache.cas.Walk(context.Background(), func(cas.Digest, int64) error { n++; return nil }))
+	return n
+}
+
+func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
+	const budget = 8 * perBuild
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
+	b.cache.places.patience, b.cache.places.latest = time.Minute, time.Minute
+	built := make(map[index.BuildID]bool)
+	for seed := range uint64(30) {
+		a := b.use(seed)
+		require.Equal(t, Compiled, a.Outcome)
+		if len(a.Warnings) == 0 {
+			built[a.Build.ID] = true
+		}
+		require.LessOrEqual(t, b.account().disk, int64(budget+perBuild), "one artefact above at most")
+	}
+	b.within(budget)
+	require.GreaterOrEqual(t, len(built), 20, "the collector keeps up")
+	left := b.list()
+	require.GreaterOrEqual(t, len(left), 6, "and leaves what fits")
+	for _, l := range left {
+		delete(built, l.Build.ID)
+	}
+	for id := range built {
+		ghosts := b.cache.index.Ghosts(func(g *index.Ghost) bool { return g.BuildID == id })
+		require.Len(t, ghosts, 1, "nothing that was acknowledged goes without a word")
+		require.Contains(t, ghosts[0].Reason, "to make room: pays least for its bytes")
+	}
+	require.Positive(t, b.cache.index.Counters()["evicted"])
+	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, 5*time.Second, time.Millisecond, "the collector may still be at work")
+}
+
+func TestWhatDoesNotFitIsServedAndNotKept(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: perBuild - 1}}))
+	a := b.acquire(b.held(1))
+	require.Equal(t, Compiled, a.Outcome)
+	require.Len(t, b.read(a), 2)
+	require.Len(t, a.Warnings, 1)
+	require.Contains(t, a.Warnings[0], fmt.Sprintf("not kept: it takes %s on disk, and the budget for all is %s", bytesText(perBuild+cas.Block), bytesText(perBuild-1)))
+	require.Empty(t, b.list())
+	require.Zero(t, b.blobs(), "nothing of it was stored")
+}
+
+func TestReservationsAddUp(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 20}}))
+	ctx, c := context.Background(), b.cache
+	first, err := c.reserve(ctx, 1, false, 600<<10)
+	require.NoError(t, err)
+	second, err := c.reserve(ctx, 1, false, 600<<10)
+	require.NoError(t, err, "one may go above")
+	third, err := c.reserve(ctx, 1, false, 1)
+	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by removed builds that are still open, 1.2 MiB by what is being stored")
+	require.Equal(t, NoSpace, ClassOf(err))
+	require.NoError(t, first.resize(ctx, false, 10<<10), "what is smaller than was thought")
+	require.NoError(t, third.resize(ctx, false, 1))
+	_, err = c.reserve(ctx, 1, false, 2<<20)
+	require.ErrorContains(t, err, "it takes 2.0 MiB on disk, and the budget for all is 1.0 MiB")
+	for range 2 {
+		first.release()
+		second.release()
+		third.release()
+	}
+	require.Zero(t, c.places.reserved)
+	require.Empty(t, c.places.byUser)
+}
+
+// A quota may be filled to the byte, also when nothing more may go.
+func TestAQuotaIsFilledToTheByte(t *testing.T) {
+	s, r := newPlaces(), &reservation{user: 1}
+	s.byUser[1] = 100 // what it stores just now
+	now := &roomNow{bounds: bounds{user: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 500}}}
+	for _, stuck := range []bool{false, true} {
+		_, err := s.admitUser(now, r, 400, stuck)
+		require.NoError(t, err)
+		_, err = s.admitUser(now, &reservation{user: 2}, 1000, stuck)
+		require.NoError(t, err, "somebody else's")
+	}
+	_, err := s.admitUser(now, r, 401, false)
+	require.NoError(t, err, "room is made")
+	final, err := s.admitUser(now, r, 401, true)
+	require.ErrorContains(t, err, "it has 401 B, and uid 1 has 600 B of at most 1000 B")
+	require.False(t, final)
+	final, err = s.admitUser(now, &reservation{user: 2}, 1001, false)
+	require.Error(t, err)
+	require.True(t, final, "it never fits")
+}
+
+// Who waits for room is let in as soon as there is some, and turned away after a moment if there is none.
+func TestWaitingForRoomIsShort(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 20}}))
+	ctx, c := context.Background(), b.cache
+	all, err := c.reserve(ctx, 1, true, 1<<20-2*cas.Block)
+	require.NoError(t, err)
+	above, err := c.reserve(ctx, 1, true, 1)
+	require.NoError(t, err)
+	began := time.Now()
+	_, err = c.reserve(ctx, 1, true, 1)
+	require.Equal(t, NoSpace, ClassOf(err))
+	require.Less(t, time.Since(began), time.Second)
+	c.places.patience, c.places.latest = time.Minute, time.Minute
+	began = time.Now()
+	time.AfterFunc(time.Millisecond, all.release)
+	_, err = c.reserve(ctx, 1, true, 1)
+	require.NoError(t, err)
+	require.Less(t, time.Since(began), c.places.patience/2)
+	above.release()
+}
+
+func TestWhatIsPinnedFillsTheBudget(t *testing.T) {
+	const budget = 3 * perBuild
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
+	for seed := range uint64(3) {
+		a := b.use(seed)
+		_, err := b.cache.Pin(context.Background(), Peer{UID: b.cache.uid}, []string{a.Build.BuildKey.String()}, false)
+		require.NoError(t, err)
+	}
+	b.use(7)
+	b.within(budget)
+	require.Len(t, b.list(), 3, "the pinned ones")
+}
+
+func TestTheFloorStaysFree(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{Floor: Amount{Percent: 100}}))
+	a := b.use(1)
+	require.Contains(t, a.Warnings[0], "are to stay free")
+	require.Empty(t, b.list())
+}
+
+func TestWhatIsNotUsedGoes(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{MaxUnused: 48 * time.Hour}))
+	b.use(1)
+	b.later.Add(int64(47 * time.Hour))
+	b.use(2)
+	b.later.Add(int64(2 * time.Hour))
+	b.cache.places.want()
+	require.Eventually(t, func() bool { return len(b.list()) == 1 }, 5*time.Second, time.Millisecond)
+	ghosts := b.cache.index.Ghosts(nil)
+	require.Len(t, ghosts, 1)
+	require.Contains(t, ghosts[0].Reason, "which is longer than max_unused, 2d")
+}
+
+func TestTheNumberOfEntriesIsBounded(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{MaxEntries: 3}))
+	for seed := range uint64(6) {
+		b.use(seed)
+	}
+	require.Eventually(t, func() bool { return len(b.list()) == 3 }, 5*time.Second, time.Millisecond)
+	require.Contains(t, b.cache.index.Ghosts(nil)[0].Reason, "more entries than max_entries, 3: pays least")
+}
+
+// A user's quota is for that user's builds alone.
+func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
+	b := newBench(t)
+	size := int64(0)
+	for _, f := range b.use(100).Build.Files {
+		size += f.Size
+	}
+	next := b.options()
+	next.Space = SpaceOptions{UserBytes: Amount{Bytes: 3*size + size/2}}
+	require.NoError(t, b.cache.Reload(next))
+	for seed := range uint64(5) {
+		r := b.held(seed)
+		r.Peer, r.Store = Peer{UID: b.cache.uid + 1}, "user"
+		require.NoError(t, b.acquire(r).View.Close())
+	}
+	own := func() (n int) {
+		for _, l := range b.list() {
+			if l.Build.UID == b.cache.uid+1 {
+				n++
+			}
+		}
+		return n
+	}
+	require.Eventually(t, func() bool { return own() == 3 }, 5*time.Second, time.Millisecond) // a list that was begun before one went may still have it
+	require.Len(t, b.list(), 4, "and the other user's")
+	ghosts := b.cache.index.Ghosts(nil)
+	require.NotEmpty(t, ghosts, "its earlier builds made room for the later ones")
+	for _, g := range ghosts {
+		require.Contains(t, g.Reason, "has more than its quota of")
+	}
+	r := b.held(50)
+	r.Peer, r.Store = Peer{UID: b.cache.uid + 1}, "user"
+	next.Space.UserBytes = Amount{Bytes: size / 2}
+	require.NoError(t, b.cache.Reload(next))
+	a := b.acquire(r)
+	require.Contains(t, a.Warnings[0], fmt.Sprintf("uid %d has", b.cache.uid+1))
+}
+
+func TestAnotherBudgetIsKeptToAtOnce(t *testing.T) {
+	b := newBench(t)
+	for seed := range uint64(5) {
+		b.use(seed)
+	}
+	next := b.options()
+	next.Space = SpaceOptions{Budget: Amount{Bytes: 3 * perBuild}}
+	require.NoError(t, b.cache.Reload(next))
+	b.within(3 * perBuild)
+}

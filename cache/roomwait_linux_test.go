@@ -1,0 +1,95 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// waitForVerdict has who waits for room wait until the collector has looked for it, however slow the machine is.
+func (s *places) waitForVerdict() { s.patience, s.latest = time.Minute, time.Minute }
+
+// Where somebody waits for room builds are evicted and not packed, as many as are waited for.
+func TestWhoWaitsForRoomDoesNotWaitForPacking(t *testing.T) {
+	b := newBench(t)
+	b.similarForRoom(3)
+	b.later.Add(int64(time.Hour))
+	counts := func(short int64, hurry bool) map[Action]uint64 {
+		to := b.plan(0).Used - short
+		p, err := b.cache.PlanCollection(context.Background(), b.self(), Goal{Bytes: &to, hurry: hurry})
+		require.NoError(t, err)
+		return map[Action]uint64{PackBuild: p.Done(PackBuild), Evict: p.Done(Evict)}
+	}
+	require.Equal(t, map[Action]uint64{PackBuild: 1, Evict: 0}, counts(1, false))
+	require.Equal(t, map[Action]uint64{PackBuild: 0, Evict: 1}, counts(1, true))
+	require.Equal(t, map[Action]uint64{PackBuild: 0, Evict: 2}, counts(3<<19, true))
+}
+
+// Packing that has begun ends when somebody begins to wait, if the plan is the daemon's own.
+func TestPackingGivesWayToWhoWaits(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.similar(2)
+	step := &Step{Action: PackBuild, ID: builds[1].ID, Last: b.cache.now()}
+	ctx, own, byHand := context.Background(), &Collection{Goal: -1, yields: true}, &Collection{Goal: -1}
+	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
+	w := b.cache.places.await(1)
+	require.ErrorIs(t, b.cache.untilUsed(own, step)(ctx), errHurry)
+	require.NoError(t, b.cache.shrink(ctx, own, step))
+	require.Equal(t, "kept: "+errHurry.Error(), step.Outcome)
+	require.NoError(t, b.cache.shrink(ctx, byHand, step))
+	require.Equal(t, "packed", step.Outcome)
+	w.end(false)
+	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
+}
+
+// Who finds no room because nothing may go is told what stays, with numbers.
+func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
+	b := newBench(t)
+	for seed := range uint64(2) {
+		a := b.use(seed)
+		_, err := b.cache.Pin(context.Background(), b.self(), []string{a.Build.BuildKey.String()}, false)
+		require.NoError(t, err)
+	}
+	held := b.acquire(b.held(7))
+	next, now := b.options(), b.account()
+	next.Space = SpaceOptions{Budget: Amount{Bytes: now.counted() - 1}}
+	require.NoError(t, b.cache.Reload(next))
+	b.cache.places.waitForVerdict()
+	_, err := b.cache.reserve(context.Background(), 1, true, 1)
+	require.Equal(t, NoSpace, ClassOf(err))
+	require.ErrorContains(t, err, "; what stays: 1 builds of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
+	require.NoError(t, held.View.Close())
+	place, err := b.cache.reserve(context.Background(), 1, true, 1)
+	require.NoError(t, err, "the one that nobody holds any more goes")
+	place.release()
+	require.Len(t, b.list(), 2)
+}
+
+// What the collector worked for somebody in vain ends that one's patience, and is noted; its waiting for a processor is not.
+func TestPatienceIsInTheCollectorsWork(t *testing.T) {
+	b := newBench(t)
+	s := b.cache.places
+	first := s.await(1)
+	over, _ := first.over()
+	require.False(t, over)
+	done := s.waits.Work()
+	for begun := s.waits.Spent(); s.waits.Spent() < begun+s.patience; {
+	}
+	second := s.await(1)
+	s.tellFreed()
+	require.NotZero(t, first.impatient)
+	require.Zero(t, second.impatient, "it came later")
+	for begun := s.waits.Spent(); s.waits.Spent() < begun+10*s.patience; { // the first has not got to it yet
+	}
+	done()
+	is, why := first.over()
+	require.True(t, is)
+	require.Contains(t, why, "the collector has worked on it for 12ms and is not done")
+	first.end(false)
+	_, worked := s.waits.Longest()
+	require.GreaterOrEqual(t, worked, s.patience)
+	require.Less(t, worked, 5*s.patience, "what was worked after its patience had ended")
+	second.end(false)
+}

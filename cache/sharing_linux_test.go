@@ -1,0 +1,226 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+// What is published is looked at by itself, and packed as soon as it is cold; a restart goes on where the last run ended.
+func TestBuildsArePackedByThemselves(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = PackCold, time.Hour })
+	var builds []*index.Build
+	var files []map[string]string
+	for i := range 3 {
+		a := b.acquire(b.variant(i + 1))
+		builds, files = append(builds, a.Build), append(files, b.read(a))
+		require.NoError(t, a.View.Close())
+		if i == 1 {
+			b.reopen() // in the middle of it, for all anybody knows
+		}
+	}
+	looked := func() bool {
+		for _, build := range builds {
+			if _, ok := b.cache.index.Share(large(build)); !ok {
+				return false
+			}
+		}
+		return true
+	}
+	require.Eventually(t, looked, 20*time.Second, 5*time.Millisecond)
+	for _, build := range builds {
+		require.False(t, b.cache.forms.OnlyPacked(large(build)), "it was just made")
+	}
+	b.later.Add(int64(2 * time.Hour))
+	b.reopen()
+	require.Eventually(t, func() bool {
+		return b.cache.forms.OnlyPacked(large(builds[1])) && b.cache.forms.OnlyPacked(large(builds[2]))
+	}, 20*time.Second, 5*time.Millisecond)
+	require.False(t, b.cache.forms.OnlyPacked(large(builds[0])), "it is their container")
+	for i := range builds {
+		a := b.acquire(b.variant(i + 1))
+		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, files[i], b.read(a))
+	}
+	require.EqualValues(t, 3, b.compiler.Compiles.Load())
+}
+
+// While somebody asks for something nothing is read for nobody.
+func TestTheGateIsShutWhileSomebodyAsks(t *testing.T) {
+	b := newBench(t)
+	done := b.cache.sharing.asking()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*gateWait)
+	defer cancel()
+	require.ErrorIs(t, b.cache.sharing.gate(ctx), context.DeadlineExceeded)
+	done()
+	require.NoError(t, b.cache.sharing.gate(context.Background()))
+}
+
+func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.similar(3)
+	_, err := b.cache.Pin(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false)
+	require.NoError(t, err)
+	s := &b.cache.sharing
+	require.NoError(t, s.pack(context.Background(), packWhen{when: PackCold, after: 2 * time.Hour}))
+	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "an hour is not two")
+	b.later.Add(int64(2 * time.Hour))
+	require.NoError(t, s.pack(context.Background(), packWhen{when: PackCold, after: 2 * time.Hour}))
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
+	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "pinned")
+}
+
+// A copy that was made for a request goes when its build is cold again.
+func TestAnUnpackedFormThatNobodyUsesGoes(t *testing.T) {
+	b, builds, files := packedPair(t)
+	s, ctx := &b.cache.sharing, context.Background()
+	unpacked := func() int64 { _, _, bytes := b.cache.forms.Bytes(large(builds[1])); return bytes }
+	for _, mode := range []string{PackCold, PackAlways} {
+		a := b.acquire(b.variant(2))
+		require.Equal(t, files[1], b.read(a))
+		b.later.Add(int64(90 * time.Minute))
+		require.NoError(t, s.pack(ctx, packWhen{when: mode, after: time.Hour}))
+		require.Positive(t, unpacked(), "it is held")
+		require.NoError(t, a.View.Close())
+		require.NoError(t, s.pack(ctx, packWhen{when: mode, after: 2 * time.Hour}))
+		require.Positive(t, unpacked(), "it was used")
+		require.NoError(t, s.pack(ctx, packWhen{when: mode, after: time.Hour}))
+		require.Zero(t, unpacked())
+	}
+	require.Equal(t, files[1], b.read(b.acquire(b.variant(2))))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+}
+
+// Of a large variant nearly nothing is searched: it is compared with the one that it is expected to be like, whether its sketch is known or not.
+func TestALargeVariantIsComparedAndNotSearched(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	builds, _ := b.stores([]*Request{b.dense(2100, 1), b.dense(2100, 2)})
+	d := large(builds[1])
+	for _, known := range []bool{true, false} {
+		if !known {
+			b.cache.index.DropSharing(d)
+		}
+		m, err := b.cache.forms.Match(ctx, d, nil)
+		require.NoError(t, err)
+		require.NotNil(t, m)
+		m.Close()
+		require.Greater(t, m.Plan.Size, int64(16<<20))
+		require.Less(t, m.Plan.Stats.Scanned, m.Plan.Size/2)
+		found, err := b.cache.forms.LookAt(ctx, d, nil)
+		require.NoError(t, err)
+		require.Equal(t, large(builds[0]), found.From[0])
+		require.Positive(t, found.Saving)
+	}
+}
+
+// A container that no build needs any more keeps only what recipes need of it.
+func TestADeadContainerIsRewritten(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	builds, files := b.stores([]*Request{b.dense(640, 1), b.dense(300, 1)})
+	require.Positive(t, b.pack(builds[1]))
+	require.NoError(t, b.cache.forms.RewriteDead(ctx, nil))
+	require.True(t, b.cache.cas.Has(large(builds[0])), "its build needs all of it")
+	_, err := b.cache.retract(ctx, builds[0], "a test", 0)
+	require.NoError(t, err)
+	before, err := b.cache.objectBytes(ctx)
+	require.NoError(t, err)
+	require.NoError(t, b.cache.forms.RewriteDead(ctx, nil))
+	require.False(t, b.cache.cas.Has(large(builds[0])))
+	after, err := b.cache.objectBytes(ctx)
+	require.NoError(t, err)
+	require.InDelta(t, 4*(640*640-300*300), before-after, 64<<10)
+	a := b.acquire(b.dense(300, 1))
+	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, files[1], b.read(a))
+	b.requireSound()
+	require.NoError(t, a.View.Close())
+	b.later.Add(int64(time.Hour))
+	_, err = b.cache.retract(ctx, builds[1], "a test", 0)
+	require.NoError(t, err)
+	left, err := b.cache.objectBytes(ctx)
+	require.NoError(t, err)
+	require.Zero(t, left)
+}
+
+// quietSharing makes a cache whose sharing does nothing by itself any more, after it has looked at everything.
+func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
+	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = PackCold, time.Hour })
+	var out []*index.Build
+	for i := range builds {
+		a := b.acquire(b.variant(i + 1))
+		out = append(out, a.Build)
+		require.NoError(t, a.View.Close())
+	}
+	require.NoError(t, b.cache.PackNow(context.Background()))
+	return b, out
+}
+
+// allToRead tells whether the next sweep reads what all builds need.
+func (s *sharing) allToRead() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all
+}
+
+// Every ten minutes it is looked for what has changed, and not at all that there is. What was made whole again has changed.
+func TestNowAndThenOnlyWhatHasChangedIsLookedAt(t *testing.T) {
+	b, builds := quietSharing(t, 2)
+	ctx, s := context.Background(), &b.cache.sharing
+	packed := large(builds[1])
+	b.later.Add(int64(2 * time.Hour))
+	s.tick()
+	require.False(t, s.allToRead())
+	s.sweep(ctx)
+	require.True(t, b.cache.forms.OnlyPacked(packed), "it is cold")
+	_, known := b.cache.index.Share(packed)
+	require.False(t, known)
+	s.tick()
+	s.sweep(ctx) // of what was packed there is nothing to be found out
+
+	_, err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
+	require.NoError(t, err)
+	require.False(t, b.cache.forms.OnlyPacked(packed))
+	s.tick()
+	require.False(t, s.allToRead())
+	s.sweep(ctx)
+	require.True(t, b.cache.forms.LookedAt(packed) || b.cache.forms.OnlyPacked(packed), "looked at again")
+}
+
+// Who stores one build does not have all that can be packed looked through: that is done now and then.
+func TestAStoredBuildHasNothingElsePacked(t *testing.T) {
+	b, builds := quietSharing(t, 2)
+	b.later.Add(int64(2 * time.Hour))
+	s := &b.cache.sharing
+	s.added(builds[0])
+	s.sweep(context.Background())
+	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])))
+	s.tick()
+	s.sweep(context.Background())
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+}
+
+// What could not be looked at is tried again, and shares that were lost with the index are found out anew.
+func TestWhatFailedIsLookedAtAgain(t *testing.T) {
+	b, builds := quietSharing(t, 1)
+	ctx, s, d := context.Background(), &b.cache.sharing, large(builds[0])
+	b.cache.index.DropSharing(d)
+	s.failed = append(s.failed, d)
+	s.tick()
+	require.False(t, s.allToRead())
+	s.sweep(ctx)
+	require.True(t, b.cache.forms.LookedAt(d))
+	require.Empty(t, s.failed)
+
+	s.made++ // as if the index had been made anew since
+	s.tick()
+	require.True(t, s.allToRead())
+	s.sweep(ctx)
+	s.tick()
+	require.False(t, s.allToRead())
+}

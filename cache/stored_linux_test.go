@@ -1,0 +1,277 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// left is a store that its daemon has left, with what a request for the model of seed 1 got from it.
+func left(t *testing.T, further ...func(b *bench)) (b *bench, r *Request, had map[string]string) {
+	b = newBench(t)
+	r = b.request(b.model(1))
+	a := b.acquire(r)
+	had = b.read(a)
+	require.NoError(t, a.View.Close())
+	for _, do := range further {
+		do(b)
+	}
+	b.close()
+	return b, r, had
+}
+
+func (b *bench) stored() *Stored {
+	b.Helper()
+	s, err := ReadStore(context.Background(), b.state, uint32(os.Getuid()))
+	require.NoError(b, err)
+	return s
+}
+
+func (b *bench) find(r *Request) *Answer {
+	b.Helper()
+	a, err := b.stored().Find(context.Background(), r, "")
+	require.NoError(b, err)
+	if a.View != nil {
+		b.Cleanup(func() { a.View.Close() })
+	}
+	return a
+}
+
+func (b *bench) notFound(r *Request, build string) *Error {
+	b.Helper()
+	_, err := b.stored().Find(context.Background(), r, build)
+	var e *Error
+	require.ErrorAs(b, err, &e)
+	require.Equal(b, NotFound, e.Class)
+	return e
+}
+
+// everything lists what lies in a folder: names, modes, sizes, times.
+func everything(t *testing.T, dir string) (list []string) {
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		info, err := d.Info()
+		require.NoError(t, err)
+		list = append(list, fmt.Sprintln(path, info.Mode(), info.Size(), info.ModTime().UnixNano()))
+		return nil
+	}))
+	return list
+}
+
+func TestAStoreIsReadWithoutADaemonAndWithoutATrace(t *testing.T) {
+	b, r, had := left(t)
+	for _, lost := range []string{"nothing", "index.db", "journal", "lock"} {
+		if lost != "nothing" {
+			require.NoError(t, os.Remove(filepath.Join(b.state, lost)))
+		}
+		before := everything(t, b.state)
+		a := b.find(r)
+		require.Equal(t, Hit, a.Outcome, "without %s", lost)
+		require.Equal(t, had, b.read(a))
+		require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
+		require.Empty(t, a.Warnings)
+		require.Equal(t, before, everything(t, b.state), "without %s", lost)
+	}
+}
+
+func TestAStoredBuildOfTheCallersLibrariesIsOptimal(t *testing.T) {
+	b, r, _ := left(t)
+	r.Runtime.Directory = b.runtime
+	a := b.find(r)
+	require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
+	require.Equal(t, sourceLibrary, a.Compatibility.Source)
+	b.library("2.0")
+	require.Equal(t, compilers.Unknown, b.find(r).Compatibility.Verdict)
+	r.Runtime.Directory = t.TempDir()
+	_, err := b.stored().Find(context.Background(), r, "")
+	require.Equal(t, Unavailable, ClassOf(err))
+}
+
+func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
+	b, r, _ := left(t)
+	graph := r.Graph
+	for name, other := range map[string]func(*Request){
+		"another model":            func(r *Request) { r.Graph = b.model(2) },
+		"another session option":   func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
+		"another dimension":        func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
+		"the other form":           func(r *Request) { r.Embed = true },
+		"another kind of device":   func(r *Request) { r.EPs = []EP{{Name: standin.EP, Devices: []compilers.Device{{Type: "GPU"}}}} },
+		"another device":           func(r *Request) { r.EPs = []EP{{Name: standin.EP, Devices: []compilers.Device{{DeviceID: 0xbeef}}}} },
+		"another provider":         func(r *Request) { r.EPs = []EP{{Name: "OtherExecutionProvider"}} },
+		"one more provider":        func(r *Request) { r.EPs = append(r.EPs, EP{Name: "OtherExecutionProvider"}) },
+		"an option of the allowed": func(r *Request) { r.EPs = []EP{{Name: standin.EP, Options: map[string]string{"what": "ever"}}} },
+	} {
+		one := *r
+		one.EPs = []EP{{Name: standin.EP}}
+		one.Graph = graph
+		other(&one)
+		require.Contains(t, b.notFound(&one, "").Hint, "without --state", name)
+	}
+	require.Contains(t, b.notFound(r, "ffff").Text, "never compiled")
+}
+
+func TestADeviceFitsWithoutItsNumbers(t *testing.T) {
+	b, r, _ := left(t)
+	made, err := decodeRecord(b.find(r).Build.Record)
+	require.NoError(t, err)
+	device := compilers.Device(made.EPs[0].Devices[0])
+	require.NotZero(t, device.Type)
+	for _, asked := range []compilers.Device{{Type: device.Type}, {VendorID: device.VendorID}, device} {
+		r.EPs[0].Devices = []compilers.Device{asked}
+		require.Equal(t, Hit, b.find(r).Outcome)
+	}
+}
+
+func TestSeveralStoredBuildsAreNamed(t *testing.T) {
+	b, r, had := left(t, func(b *bench) {
+		b.library("2.0")
+		b.policies = map[string]Policy{"": {Unknown: PolicyRefuse}}
+		b.reopen()
+		require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
+	})
+	e := b.notFound(r, "")
+	require.Contains(t, e.Text, "2 different builds")
+	require.Contains(t, e.Hint, "--build")
+	both := b.stored().snapshot.Builds
+	require.Len(t, both, 2)
+	for i := range both {
+		require.Contains(t, e.Text, both[i].BuildKey.String()[:12])
+		a, err := b.stored().Find(context.Background(), r, both[i].BuildKey.String()[:8])
+		require.NoError(t, err)
+		require.Equal(t, both[i].ID, a.Build.ID)
+		require.NoError(t, a.View.Close())
+	}
+	b.library("1.0")
+	r.Runtime.Directory = b.runtime
+	require.Equal(t, had, b.read(b.find(r)), "the libraries tell which")
+}
+
+func TestAStoreThatADaemonHasIsRefused(t *testing.T) {
+	b := newBench(t)
+	_, err := ReadStore(context.Background(), b.state, 0)
+	var locked *LockedError
+	require.ErrorAs(t, err, &locked)
+	require.Equal(t, fmt.Sprintf("process %d", os.Getpid()), locked.Holder)
+}
+
+func TestADaemonThatStartsLeavesWhatWasGivenOut(t *testing.T) {
+	b, r, _ := left(t)
+	a, err := b.stored().Find(context.Background(), r, "")
+	require.NoError(t, err)
+	other, err := os.Open(a.Path)
+	require.NoError(t, err)
+	defer other.Close()
+	alone, err := tryLock(other) // as who removes views does
+	require.NoError(t, err)
+	require.False(t, alone)
+	require.NoError(t, a.View.Close())
+	alone, err = tryLock(other)
+	require.NoError(t, err)
+	require.True(t, alone)
+}
+
+func TestStoredFilesAreHashed(t *testing.T) {
+	b, r, _ := left(t)
+	for _, f := range b.find(r).Build.Files {
+		path := filepath.Join(b.state, "objects", f.Digest.String()[:2], f.Digest.String())
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.NoError(t, os.Chmod(path, 0o644))
+		changed := append([]byte{}, data...)
+		changed[len(changed)/2] ^= 1
+		write := func(data []byte) {
+			file, err := os.OpenFile(path, os.O_WRONLY, 0) // in place: the view has the same file
+			require.NoError(t, err)
+			_, err = file.Write(data)
+			require.NoError(t, err)
+			require.NoError(t, file.Close())
+			require.NoError(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
+		}
+		write(changed)
+		_, err = b.stored().Find(context.Background(), r, "")
+		var corrupt *cas.CorruptError
+		require.ErrorAs(t, err, &corrupt)
+		require.Equal(t, f.Digest, corrupt.Digest)
+		write(data)
+	}
+	require.Equal(t, Hit, b.find(r).Outcome)
+}
+
+func TestAStoreWithoutViewsGivesItsBlobs(t *testing.T) {
+	b, r, had := left(t)
+	require.NoError(t, os.Rename(filepath.Join(b.state, "views"), filepath.Join(filepath.Dir(b.state), "gone")))
+	s := b.stored()
+	a, err := s.Find(context.Background(), r, "")
+	require.NoError(t, err)
+	require.Nil(t, a.View)
+	require.Equal(t, had, b.readStored(s, a))
+	require.NoError(t, s.Unpack(context.Background(), a, filepath.Join(t.TempDir(), "unpacked"), nil))
+	defer a.View.Close()
+	require.Equal(t, had, b.read(a))
+	lost := a.Build.Files[0]
+	name := lost.Digest.String()
+	require.NoError(t, os.Remove(filepath.Join(b.state, "objects", name[:2], name)))
+	require.Contains(t, b.notFound(r, "").Text, lost.Name+" is not in")
+}
+
+func TestWithheldStoredBuildsAreNotServed(t *testing.T) {
+	b, r, _ := left(t, func(b *bench) {
+		_, err := b.cache.Invalidate(context.Background(), Peer{UID: b.cache.uid}, []string{b.list()[0].Build.BuildKey.String()}, "it computes nonsense", false)
+		require.NoError(t, err)
+	})
+	require.Contains(t, b.notFound(r, "").Text, "withheld: it computes nonsense")
+	require.NoError(t, os.WriteFile(filepath.Join(b.state, "journal"), []byte("epcjrnal\x01"), 0o600))
+	s := b.stored()
+	require.Contains(t, fmt.Sprint(s.Problems()), "withheld is not known for certain")
+}
+
+func TestAnotherUsersStoredBuildIsNobodyElses(t *testing.T) {
+	b := newBench(t)
+	path := filepath.Join(t.TempDir(), "private.onnx")
+	require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o600))
+	r := b.request(b.openFile(path))
+	r.Peer.UID = 4711
+	require.Equal(t, "uid:4711", b.acquire(r).Build.Scope)
+	b.close()
+	require.Contains(t, b.notFound(r, "").Text, "never compiled")
+	s, err := ReadStore(context.Background(), b.state, 4711)
+	require.NoError(t, err)
+	a, err := s.Find(context.Background(), r, "")
+	require.NoError(t, err)
+	require.NoError(t, a.View.Close())
+}
+
+func TestAStoredModelsExternalDataIsAskedFor(t *testing.T) {
+	b := newBench(t)
+	r := b.external(1, nil)
+	had := b.read(b.acquire(r))
+	b.close()
+	files := r.External
+	r.External = nil
+	_, err := b.stored().Find(context.Background(), r, "")
+	var need *NeedFilesError
+	require.ErrorAs(t, err, &need)
+	require.Equal(t, []string{"weights.bin"}, need.Locations)
+	r.External = files
+	require.Equal(t, had, b.read(b.find(r)))
+}
+
+func TestAFolderThatIsNoStore(t *testing.T) {
+	_, err := ReadStore(context.Background(), t.TempDir(), 0)
+	require.Equal(t, NotFound, ClassOf(err))
+	require.ErrorContains(t, err, "it is no store")
+	_, err = ReadStore(context.Background(), filepath.Join(t.TempDir(), "none"), 0)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}

@@ -1,0 +1,208 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// finding is one look at a store's builds for a request, and why nothing came of it so far.
+type finding struct {
+	s     *Stored
+	build string     // how the build's key begins
+	with  *libraries // nil: not known
+
+	asked  *canonical // the request
+	why    string     // no build fits
+	passed error      // why the first that fits is not served; nil: none was passed over
+	notes  []string   // one for each that was passed over
+}
+
+// builds serves the first sound build of those that were made for wanted, which is the request, or what it is as one for a group's model.
+// Without an answer and an error there is none.
+func (f *finding) builds(ctx context.Context, r *Request, wanted *canonical) (*Answer, error) {
+	fitting := f.fitting(wanted)
+	if len(fitting) == 0 {
+		return nil, nil
+	}
+	options, err := f.with.options(r)
+	if err != nil {
+		return nil, err
+	}
+	own := slices.DeleteFunc(slices.Clone(fitting), func(b *index.Build) bool { return !f.with.made(b) })
+	others := slices.DeleteFunc(fitting, f.with.made)
+	for _, lot := range [][]*index.Build{own, others} {
+		if several(lot) {
+			return nil, f.ambiguous(r, lot)
+		}
+		for _, b := range lot {
+			a := f.answer(r, wanted, b, options)
+			if err = f.s.give(ctx, a); err == nil {
+				return a, nil
+			}
+			if ctx.Err() != nil {
+				return nil, contextError(ctx, r)
+			}
+			f.pass(b, err)
+		}
+	}
+	return nil, nil
+}
+
+// fitting lists the builds that were made for wanted, the newest first.
+func (f *finding) fitting(wanted *canonical) (fitting []*index.Build) {
+	for i := range f.s.snapshot.Builds {
+		b := &f.s.snapshot.Builds[i]
+		if !wanted.ofModel(b) || !f.s.mayUse(b) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
+			continue
+		}
+		if state := f.s.snapshot.StateOf(b.ID); state.Name != index.Current {
+			f.why = fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
+			continue
+		}
+		if !wanted.covers(b) {
+			f.why = "the model was compiled for other requests only"
+			continue
+		}
+		fitting = append(fitting, b)
+	}
+	slices.SortStableFunc(fitting, func(a, b *index.Build) int { return b.Created.Compare(a.Created) })
+	return fitting
+}
+
+// several tells whether there are different builds, among which nobody can choose without running an execution provider.
+func several(builds []*index.Build) bool {
+	return slices.ContainsFunc(builds, func(b *index.Build) bool { return b.BuildKey != builds[0].BuildKey })
+}
+
+// answer says everything of a build but where its files are.
+func (f *finding) answer(r *Request, wanted *canonical, b *index.Build, options map[string]map[string]string) *Answer {
+	a := &Answer{Outcome: Hit, RequestKey: b.RequestKey, ModelDigest: wanted.Model, Record: b.RecordJSON, Build: b,
+		Compatibility: storedJudgement(b, f.with), Graph: b.Graph, ProviderOptions: b.ProviderOptions, SessionOptions: b.SessionOptions,
+		GraphOptimizationLevel: b.GraphOptimizationLevel, Warnings: slices.Concat(b.Warnings, f.notes)}
+	a.Why = a.Compatibility.Reason
+	if f.with != nil {
+		a.Runtime, a.ProviderOptions = f.with.spec.Directory, options
+	}
+	if wanted.Member {
+		a.Why = ofAGroup + a.Why
+		lone := f.asked.onDevicesOf(b)
+		a.RequestKey, _ = lone.key()
+		a.Record = lone.json()
+	}
+	a.tellMembers(r, wanted.Model)
+	return a
+}
+
+// pass notes that a build that fits is not served.
+func (f *finding) pass(b *index.Build, err error) {
+	if f.passed == nil {
+		f.passed = err
+	}
+	f.notes = append(f.notes, fmt.Sprintf("the build of %s is passed over: %s", b.Created.Format(time.RFC3339), err))
+}
+
+// none says why there is no answer.
+func (f *finding) none(r *Request) error {
+	if f.passed != nil {
+		return f.passed
+	}
+	return fail(NotFound, nil, "no build for model %q in %s: %s", r.Name, f.s.dir, f.why).hint("a daemon compiles it: the same without --state")
+}
+
+// mayUse tells whose builds are read: those for all, this user's own, and those of who made the store. What another user put is
+// nobody else's, even where file rights would let one read it.
+func (s *Stored) mayUse(b *index.Build) bool {
+	return b.Scope == "shared" || b.Scope == OwnScope(Peer{UID: s.uid}) || b.Scope == OwnScope(Peer{UID: s.owner})
+}
+
+// ofModel tells whether the build is of the model that is asked for.
+func (c *canonical) ofModel(b *index.Build) bool {
+	return b.ModelDigest == c.Model || c.Member && b.MemberOf(c.Model) >= 0
+}
+
+// covers tells whether the build was made for the request: equal in everything but devices, which have to be such as it names.
+func (c *canonical) covers(b *index.Build) bool {
+	made, err := decodeRecord(b.Record)
+	if err != nil || len(made.EPs) != len(c.EPs) {
+		return false
+	}
+	if c.Member {
+		i := b.MemberOf(c.Model)
+		if i < 0 || b.Members[i].AloneKey == (index.RequestKey{}) { // such a group's models do not load alone
+			return false
+		}
+		made = made.ofMember(i)
+	}
+	for i := range c.EPs {
+		if !slices.EqualFunc(c.EPs[i].Devices, made.EPs[i].Devices, deviceCovers) {
+			return false
+		}
+	}
+	mine := c.onDevicesOf(b)
+	return string(mine.encode()) == string(made.encode())
+}
+
+// onDevicesOf is the request with the devices that a build, which has the same execution providers, was made for.
+func (c *canonical) onDevicesOf(b *index.Build) canonical {
+	out := *c
+	out.EPs = slices.Clone(c.EPs)
+	if made, err := decodeRecord(b.Record); err == nil {
+		for i := range out.EPs {
+			out.EPs[i].Devices = made.EPs[i].Devices
+		}
+	}
+	return out
+}
+
+func deviceCovers(asked, made canonicalDevice) bool {
+	return (asked.Type == "" || asked.Type == made.Type) && (asked.VendorID == 0 || asked.VendorID == made.VendorID) &&
+		(asked.DeviceID == 0 || asked.DeviceID == made.DeviceID) && maps.Equal(asked.Metadata, made.Metadata)
+}
+
+// ambiguous names the builds that fit.
+func (f *finding) ambiguous(r *Request, builds []*index.Build) error {
+	if f.passed != nil {
+		return f.passed
+	}
+	seen := make(map[index.BuildKey]bool)
+	var lines []string
+	for _, b := range builds {
+		if !seen[b.BuildKey] {
+			seen[b.BuildKey] = true
+			lines = append(lines, describe(b))
+		}
+	}
+	return fail(NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), r.Name, f.s.dir, strings.Join(lines, "; ")).
+		hint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
+}
+
+// describe says what made a build.
+func describe(b *index.Build) string {
+	var makers []string
+	for _, ep := range b.EPs {
+		makers = append(makers, fmt.Sprintf("%s %s, SDK %s, for %s (%s)", ep.Name, ep.Version, ep.SDKVersion, ep.HardwareArchitecture, strings.Join(ep.Devices, ", ")))
+	}
+	return fmt.Sprintf("%.12s by %s", b.BuildKey.String(), strings.Join(makers, " and "))
+}
+
+// storedJudgement judges by what is recorded.
+func storedJudgement(b *index.Build, with *libraries) Judgement {
+	j := Judgement{Verdict: compilers.Unknown, At: time.Now(), Reason: "no execution provider was asked whether it suits: that takes a daemon"}
+	switch {
+	case with.made(b):
+		j.Verdict, j.Source, j.Reason = compilers.Optimal, sourceLibrary, "the same libraries made it; whether this machine has the device nobody was asked"
+	case with != nil:
+		j.Reason = "other libraries made it, and none was asked whether it suits: that takes a daemon"
+	}
+	if with != nil {
+		j.Runtime = with.spec.Directory
+	}
+	return j
+}

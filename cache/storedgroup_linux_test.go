@@ -1,0 +1,161 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// leftGroup is a store that its daemon has left, with a group of three, and what its files are.
+func leftGroup(t *testing.T) (b *bench, told *Answer, had map[string]string) {
+	b = newBench(t)
+	told = b.acquire(b.group(1, 2, 3))
+	had = b.read(told)
+	require.NoError(t, told.View.Close())
+	b.close()
+	return b, told, had
+}
+
+func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
+	b, told, had := leftGroup(t)
+	before := everything(t, b.state)
+	a := b.find(b.group(1, 2, 3))
+	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, had, b.read(a))
+	require.Equal(t, told.RequestKey, a.RequestKey)
+	require.Equal(t, told.Record, a.Record)
+	require.Equal(t, told.SessionOptions, a.SessionOptions)
+	require.Len(t, a.Members, 3)
+	for i, m := range a.Members {
+		require.Equal(t, told.Members[i].SessionOptions, m.SessionOptions)
+		require.Equal(t, told.Members[i].ModelDigest, m.ModelDigest)
+		require.Equal(t, path.Base(told.Members[i].Graph), path.Base(m.Graph))
+		require.FileExists(t, filepath.Join(a.Path, m.Graph))
+	}
+	require.Equal(t, before, everything(t, b.state))
+	for _, other := range []*Request{b.group(2, 1, 3), b.group(1, 2)} {
+		require.Contains(t, b.notFound(other, "").Hint, "without --state")
+	}
+}
+
+// As a daemon answers: the same build, place, options and key.
+func TestAStoredMemberIsFoundAsADaemonFindsIt(t *testing.T) {
+	b, _, had := leftGroup(t)
+	b.reopen()
+	var told []*Answer
+	for seed := range uint64(3) {
+		a := b.acquire(b.request(b.model(seed + 1)))
+		require.NoError(t, a.View.Close())
+		told = append(told, a)
+	}
+	b.close()
+	for i, want := range told {
+		r := b.request(b.model(uint64(i + 1)))
+		r.Runtime.Directory = b.runtime
+		a := b.find(r)
+		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, i, a.Member)
+		require.Equal(t, want.Build.ID, a.Build.ID)
+		require.Equal(t, want.RequestKey, a.RequestKey)
+		require.Equal(t, want.Record, a.Record)
+		require.Equal(t, want.ModelDigest, a.ModelDigest)
+		require.Equal(t, want.SessionOptions, a.SessionOptions)
+		require.Equal(t, want.ProviderOptions, a.ProviderOptions)
+		require.Equal(t, want.GraphOptimizationLevel, a.GraphOptimizationLevel)
+		require.Equal(t, path.Base(want.Graph), path.Base(a.Graph))
+		require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
+		require.Contains(t, a.Why, "one of a group")
+		require.Equal(t, had, b.read(a))
+	}
+	for name, change := range map[string]func(*Request){
+		"other options": func(r *Request) { r.EPs[0].Options = map[string]string{"level": "7"} },
+		"embedded":      func(r *Request) { r.Embed = true },
+	} {
+		r := b.request(b.model(2))
+		change(r)
+		require.NotEmpty(t, b.notFound(r, "").Text, name)
+	}
+}
+
+func TestAStoredBuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
+	b := newBench(t)
+	own := b.acquire(b.request(b.model(2)))
+	require.NoError(t, own.View.Close())
+	require.NoError(t, b.acquire(b.group(1, 2)).View.Close())
+	b.close()
+	a := b.find(b.request(b.model(2)))
+	require.Equal(t, own.Build.ID, a.Build.ID)
+	require.Empty(t, a.Members)
+}
+
+// Such a group has no key for a lone model, and its manifest says so.
+func TestAStoredGroupWhoseModelsDoNotLoadAloneIsNobodysAlone(t *testing.T) {
+	b, _, _ := leftGroup(t)
+	s := b.stored()
+	members := s.snapshot.Builds[0].Members
+	for i := range members {
+		members[i].AloneKey = index.RequestKey{}
+	}
+	_, err := s.Find(context.Background(), b.request(b.model(2)), "")
+	require.Equal(t, NotFound, ClassOf(err))
+	a, err := s.Find(context.Background(), b.group(1, 2, 3), "")
+	require.NoError(t, err)
+	require.NoError(t, a.View.Close())
+}
+
+func TestAStoredGroupThatLacksAFileIsServedToNobody(t *testing.T) {
+	b, told, _ := leftGroup(t)
+	for _, f := range told.Build.Files {
+		name := f.Digest.String()
+		blob := filepath.Join(b.state, "objects", name[:2], name)
+		views, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*", "*"))
+		require.NoError(t, err)
+		for _, inner := range views {
+			require.NoError(t, openTree(filepath.Dir(inner)))
+			_ = os.Remove(filepath.Join(inner, f.Name))
+		}
+		away := blob + ".away"
+		require.NoError(t, os.Rename(blob, away))
+		for _, r := range []*Request{b.group(1, 2, 3), b.request(b.model(1)), b.request(b.model(3))} {
+			e := b.notFound(r, "")
+			require.Regexp(t, "a group of 3 models that is served as a whole or not at all: .* is not in", e.Text)
+		}
+		require.NoError(t, os.Rename(away, blob))
+	}
+	s := b.stored()
+	a, err := s.Find(context.Background(), b.group(1, 2, 3), "")
+	require.NoError(t, err)
+	require.Nil(t, a.View, "the views were taken apart")
+	require.NoError(t, s.Unpack(context.Background(), a, filepath.Join(t.TempDir(), "unpacked"), nil))
+	defer a.View.Close()
+	for _, m := range a.Members {
+		require.FileExists(t, filepath.Join(a.Path, m.Graph))
+	}
+}
+
+func TestAStoredGroupsExternalDataIsAskedForByModel(t *testing.T) {
+	b := newBench(t)
+	first, second := b.external(1, nil), b.external(2, nil)
+	r := first
+	r.Group = []ModelFiles{{Name: "second", Graph: second.Graph}}
+	r.External = nil
+	_, err := b.stateless(r)
+	var need *NeedFilesError
+	require.ErrorAs(t, err, &need)
+	require.Equal(t, []string{"weights.bin", "weights.bin"}, need.Locations)
+	require.Equal(t, []int{0, 1}, need.Members)
+}
+
+// stateless asks the store of a bench whose daemon has ended.
+func (b *bench) stateless(r *Request) (*Answer, error) {
+	b.Helper()
+	b.close()
+	return b.stored().Find(context.Background(), r, "")
+}

@@ -1,0 +1,77 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
+)
+
+// libraries are those of a runtime, and what they are known by; nil: nothing is known.
+type libraries struct {
+	spec    compilers.Runtime
+	digests map[string]cas.Digest // by EP
+}
+
+// librariesIn hashes the libraries of the runtime in dir, "" for none. They are not loaded.
+func librariesIn(ctx context.Context, dir string) (*libraries, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	spec, err := compilers.Find(dir)
+	if err != nil {
+		return nil, fail(Unavailable, err, "runtime %q", dir)
+	}
+	out := &libraries{spec: spec, digests: make(map[string]cas.Digest)}
+	for _, l := range spec.EPs {
+		if out.digests[l.EP], err = libraryDigest(l, func(path string) (cas.Digest, error) { return sumFile(ctx, path) }); err != nil {
+			return nil, fail(Unavailable, err, "runtime %q", dir)
+		}
+	}
+	return out, nil
+}
+
+func sumFile(ctx context.Context, path string) (cas.Digest, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	return cas.Sum(ctx, f, 0, info.Size())
+}
+
+// made tells whether these libraries made the build.
+func (l *libraries) made(b *index.Build) bool {
+	return l != nil && !slices.ContainsFunc(b.EPs, func(ep index.EPFacts) bool { return l.digests[ep.Name] != ep.LibraryDigest })
+}
+
+// options gives the request's provider options as these libraries take them; nil where no libraries are known.
+func (l *libraries) options(r *Request) (map[string]map[string]string, error) {
+	if l == nil {
+		return nil, nil
+	}
+	out := make(map[string]map[string]string, len(r.EPs))
+	for _, ep := range r.EPs {
+		lib := compilers.EPLibrary{}
+		for _, one := range l.spec.EPs {
+			if one.EP == ep.Name {
+				lib = one
+			}
+		}
+		if lib.EP == "" {
+			return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+		}
+		var err error
+		if out[ep.Name], err = fillOptions(ep.Name, ep.Options, lib); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

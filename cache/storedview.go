@@ -1,0 +1,109 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// give finds the answer's files and hashes them: those of a view, which it holds from then on, or where the store has no sound one, the
+// blobs and what is packed of them. Nothing is given of a build, which may be a group's, unless all files are what they should be.
+func (s *Stored) give(ctx context.Context, a *Answer) error {
+	for _, inner := range s.viewsOf(a.Build) {
+		f, err := leaseOf(filepath.Dir(inner))
+		if err != nil {
+			continue
+		}
+		if soundFiles(ctx, a.Build, inner) {
+			a.takeView(f, inner)
+			return nil
+		}
+		f.Close() // only looked at
+	}
+	for _, f := range a.Build.Files {
+		if err := s.check(ctx, f); err != nil {
+			return s.blame(a.Build, f, err)
+		}
+	}
+	return nil
+}
+
+// viewsOf lists the folders in views of the store that may be the build's, which only the database knows by build, by the graph's name: it
+// is made of the build key. Where this user may not list the views there are none.
+func (s *Stored) viewsOf(b *index.Build) (inner []string) {
+	scope := filepath.Join(s.dir, "views", scopeFolder(b.Scope))
+	found, err := filepath.Glob(filepath.Join(globLiteral(scope), "*", "*", globLiteral(filepath.FromSlash(b.Graph))))
+	if err != nil {
+		return nil // a bad pattern, which this is not
+	}
+	for _, graph := range found {
+		inner = append(inner, strings.TrimSuffix(graph, string(filepath.Separator)+filepath.FromSlash(b.Graph)))
+	}
+	return inner
+}
+
+func globLiteral(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+// leaseOf opens a view's folder and holds it against its removal.
+func leaseOf(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err == nil {
+		_ = shareLock(f) // a file system without locks: nobody would remove anything there
+	}
+	return f, err
+}
+
+// soundFiles tells whether every file of the build is there and has its bytes: another view of a build with this name may lack some, and what
+// was unpacked was never synced.
+func soundFiles(ctx context.Context, b *index.Build, inner string) bool {
+	for _, f := range b.Files {
+		path := filepath.Join(inner, filepath.FromSlash(f.Name))
+		info, err := os.Lstat(path)
+		if err != nil || !info.Mode().IsRegular() || info.Size() != f.Size {
+			return false
+		}
+		if got, err := sumFile(ctx, path); err != nil || got != f.Digest {
+			return false
+		}
+	}
+	return true
+}
+
+// takeView says where the files are: f is the view's open folder, inner the one in it that has the build's files.
+func (a *Answer) takeView(f *os.File, inner string) {
+	id := filepath.Base(inner)
+	a.View, a.Path, a.Graph = f, filepath.Dir(inner), id+"/"+a.Graph
+	for i := range a.Members {
+		a.Members[i].Graph = id + "/" + a.Members[i].Graph
+	}
+}
+
+// check hashes a file of a build, unpacking it for nobody where it is packed.
+func (s *Stored) check(ctx context.Context, f index.File) error {
+	blob, err := s.blob(f)
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	return sumIs(ctx, blob, blob.Size(), f)
+}
+
+// sumIs compares the bytes that are read with what the file has to be.
+func sumIs(ctx context.Context, from io.ReaderAt, size int64, f index.File) error {
+	got, err := cas.Sum(ctx, from, 0, size)
+	if err == nil && got != f.Digest {
+		err = &cas.CorruptError{Digest: f.Digest, Got: got}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.Name, err)
+	}
+	return nil
+}

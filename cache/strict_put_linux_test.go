@@ -1,0 +1,82 @@
+package cache
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+)
+
+// twoORT is a bench of two runtimes with equal libraries and another ONNX Runtime each, and a strict request for the second, of
+// a model for which the first holds a claim.
+func twoORT(t *testing.T) (b *bench, first, strict *Request, claim *Answer, put *Put) {
+	other := filepath.Join(t.TempDir(), "other")
+	_, err := standin.Library(other, "1.30.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	b = newBenchWith(t, func(o *Options) { o.Runtimes = append(o.Runtimes, compilers.Runtime{Directory: other}) })
+	app := &application{bench: b, uid: b.cache.uid, worker: standin.New()}
+	app.spec, err = compilers.Find(b.runtime)
+	require.NoError(t, err)
+	first = b.request(b.model(1))
+	first.OnMiss = ForClaim
+	claim = b.acquire(first)
+	require.Equal(t, Claimed, claim.Outcome)
+	strict = b.request(first.Graph)
+	strict.StrictORT, strict.Runtime = true, RuntimeRef{Directory: other}
+	return b, first, strict, claim, app.compile(first, claim.Claim)
+}
+
+// What an application puts that has another ONNX Runtime is not for who waited for the claim, and is strict about it: that one is given
+// the claim in its turn, or the daemon compiles.
+func TestStrictORTDoesNotTakeWhatWasPut(t *testing.T) {
+	for onMiss, outcome := range map[OnMiss]string{ForClaim: Claimed, Wait: Compiled} {
+		t.Run(outcome, func(t *testing.T) {
+			b, first, strict, _, put := twoORT(t)
+			strict.OnMiss = onMiss
+			waits := b.asked(strict)
+			a, err := b.cache.Put(context.Background(), first.Peer, put, nil)
+			require.NoError(t, err)
+			defer a.View.Close()
+			require.Equal(t, "1.31.1", a.Build.ORTVersion)
+			got := <-waits
+			require.NoError(t, got.err)
+			require.Equal(t, outcome, got.answer.Outcome)
+		})
+	}
+}
+
+func TestStrictORTIsCompiledInTheBackgroundAllTheSame(t *testing.T) {
+	b, first, strict, _, put := twoORT(t)
+	strict.OnMiss = Background
+	later := b.acquire(strict)
+	require.Equal(t, Later, later.Outcome)
+	a, err := b.cache.Put(context.Background(), first.Peer, put, nil)
+	require.NoError(t, err)
+	defer a.View.Close()
+	require.Eventually(t, func() bool {
+		strict.OnMiss = Fail
+		got, err := b.cache.Acquire(context.Background(), strict, nil)
+		if err == nil {
+			got.View.Close()
+		}
+		return err == nil && got.Build.ORTVersion == "1.30.0"
+	}, soon, time.Millisecond)
+}
+
+// Who claims strictly puts what the runtime's own ONNX Runtime made: a look-up would not give back anything else.
+func TestStrictClaimTakesNothingOfAnotherORT(t *testing.T) {
+	b, _, strict, claim, put := twoORT(t)
+	strict.OnMiss = ForClaim
+	require.NoError(t, b.cache.GiveUp(context.Background(), strict.Peer, claim.Claim.ID, "", 0))
+	own := b.acquire(strict)
+	require.Equal(t, Claimed, own.Outcome)
+	put.Claim = own.Claim.ID
+	_, err := b.cache.Put(context.Background(), strict.Peer, put, nil)
+	require.Equal(t, BadRequest, ClassOf(err))
+	require.ErrorContains(t, err, `strict_ort: it was made under ONNX Runtime "1.31.1", and the claim is for what "1.30.0" makes`)
+}

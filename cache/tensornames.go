@@ -1,0 +1,162 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/weights"
+)
+
+// Names of tensors are found out when they are asked for, and are kept nowhere: so they never have a part in what is stored, are those
+// of the newest reader, and cost nobody anything who does not look. A file that names its tensors is believed; in others the source model's
+// weights are looked for, where there still is the model that was compiled.
+
+// names are the weights of one source model, for as long as its files are gone through.
+type names struct {
+	of    cas.Digest // the model, or the group
+	index *weights.Index
+	model string // its name, or those of the group
+	err   error
+}
+
+// nameRanges finds out what stands in a file.
+func (k *kinship) nameRanges(ctx context.Context, f *LaidFile) ([]epmodel.Named, error) {
+	source, err := k.c.forms.Look(f.Digest)
+	if err != nil {
+		return nil, err
+	}
+	defer source.Close() // read-only: nothing can be lost
+	if f.Name != f.Build.Graph && !slices.ContainsFunc(f.Build.Members, func(m index.Member) bool { return m.Graph == f.Name }) {
+		return k.nameBinary(ctx, f, source, epmodel.Range{Length: f.Size})
+	}
+	m, err := epmodel.Read(ctx, f.Name, source)
+	if err != nil {
+		return nil, err
+	}
+	all := m.NamedRanges()
+	for _, c := range m.Contexts {
+		if c.Inline.Length == 0 {
+			continue
+		}
+		inside, err := k.nameBinary(ctx, f, source, c.Inline)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, inside...)
+	}
+	if len(all) == 0 {
+		f.Unknown = "this graph has no tensors: the files beside it have them"
+	}
+	epmodel.SortNamed(all)
+	return all[:min(len(all), maxNames)], nil
+}
+
+// maxNames bounds what is named of one file, and compared with what shares it.
+const maxNames = 1 << 16
+
+// nameBinary names what stands in a context binary, which is a range of a file. What its container says and does not fit counts as not said.
+func (k *kinship) nameBinary(ctx context.Context, f *LaidFile, source epmodel.Source, within epmodel.Range) ([]epmodel.Named, error) {
+	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
+	var format *epmodel.FormatError
+	if err != nil && !errors.As(err, &format) {
+		return nil, err
+	}
+	for i := range all {
+		all[i].Offset += within.Offset
+	}
+	if slices.ContainsFunc(all, func(n epmodel.Named) bool { return n.Kind == epmodel.TensorKind }) {
+		return all, nil
+	}
+	model, missing := k.weightsOf(ctx, &f.Build)
+	if missing == nil {
+		var found []epmodel.Named
+		if found, missing = model.index.Find(ctx, source, within); missing == nil && len(found) > 0 {
+			f.NamedBy = model.model
+			all = append(all, found...)
+			epmodel.SortNamed(all)
+			return all, nil
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	switch {
+	case err != nil:
+		f.Unknown = err.Error()
+	case missing != nil:
+		f.Unknown = fmt.Sprintf("this kind of file does not name its tensors, and they cannot be looked for: %v", missing)
+	default:
+		f.Unknown = "this kind of file does not name its tensors, and none of the source model's stands in it in a form that is known"
+	}
+	return all, nil
+}
+
+// weightsOf gives the weights of the models that a build was made from. They are read one after the other, whoever asks, and those of the latest are kept: files
+// are gone through by model.
+func (k *kinship) weightsOf(ctx context.Context, b *index.Build) (*names, error) {
+	if k.names != nil && k.names.of == b.ModelDigest {
+		return k.names, k.names.err
+	}
+	k.names = nil // so that there is room for these
+	select {
+	case k.c.naming <- struct{}{}:
+		defer func() { <-k.c.naming }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	one := &names{of: b.ModelDigest}
+	if one.err = one.read(ctx, k.c, b); ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	k.names = one
+	return one, one.err
+}
+
+func (n *names) read(ctx context.Context, c *Cache, b *index.Build) error {
+	r, err := c.sourceRequest(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	var models []weights.Model
+	var called []string
+	for i := range r.models() {
+		one := r.model(i)
+		graph, err := epmodel.FileSource(one.Graph)
+		if err != nil {
+			return err
+		}
+		m := weights.Model{Graph: graph, External: make(map[string]epmodel.Source)}
+		if m.Model, err = epmodel.Read(ctx, one.Name, graph); err != nil {
+			return err
+		}
+		for location, f := range one.External {
+			if m.External[location], err = epmodel.FileSource(f); err != nil {
+				return err
+			}
+		}
+		models, called = append(models, m), append(called, cmp.Or(one.Name, "its source model"))
+	}
+	n.model = strings.Join(called, ", ")
+	n.index, err = weights.NewIndex(ctx, models...)
+	return err
+}
+
+// namedBytes counts the bytes of a file that belong to a tensor which is known by name.
+func namedBytes(all []epmodel.Named) (sum int64) {
+	end := int64(0)
+	for _, n := range all {
+		if n.Kind == epmodel.TensorKind && n.Offset+n.Length > end {
+			sum += n.Offset + n.Length - max(n.Offset, end)
+			end = n.Offset + n.Length
+		}
+	}
+	return sum
+}

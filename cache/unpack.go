@@ -1,0 +1,80 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// What who waits for a packed build is told: that it is written, or that there is no room for it just now.
+const (
+	phaseUnpacking = "unpacking"
+	phaseNoRoom    = "waiting for room"
+)
+
+// latestCopy is how long a request waits for room for a copy while all that is there is in use by others. Without the daemon it would have to
+// compile, which mostly takes longer, and so it is not kept from that for ever. The copy is not made beyond what the store may take: as many
+// could be asked for as there are builds.
+const (
+	latestCopy = 2 * time.Second
+	copyLook   = 25 * time.Millisecond // leases end without a word
+)
+
+// unpackAll makes the unpacked form of each of the build's packed files.
+func (c *Cache) unpackAll(ctx context.Context, b *index.Build, phase func(string)) error {
+	begins, progress := func() { phase(phaseUnpacking) }, unpackProgress(ctx)
+	for i := range b.Files {
+		if f := &b.Files[i]; c.forms.OnlyPacked(f.Digest) {
+			err := c.forms.Unpack(ctx, f.Digest, begins, progress)
+			for began := time.Now(); errors.Is(err, forms.ErrNoRoom) && time.Since(began) < c.places.copyPatience; {
+				phase(phaseNoRoom)
+				if err := sleep(ctx, copyLook); err != nil {
+					return err
+				}
+				err = c.forms.Unpack(ctx, f.Digest, nil, progress)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", f.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// noCopy is the answer to who asks for a build of which there is no room for a copy: a compile would have none either.
+func noCopy(b *index.Build, err error) error {
+	return storeError(fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err), b.ModelName)
+}
+
+// anyPacked tells whether some file of the build has to be unpacked for a view.
+func (c *Cache) anyPacked(b *index.Build) bool {
+	for i := range b.Files {
+		if c.forms.OnlyPacked(b.Files[i].Digest) {
+			return true
+		}
+	}
+	return false
+}
+
+type tellingKey struct{}
+
+// withTelling has what is done for a request tell how far it is.
+func withTelling(ctx context.Context, t *telling) context.Context {
+	if t == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, tellingKey{}, t)
+}
+
+// unpackProgress tells who waits how many bytes are there.
+func unpackProgress(ctx context.Context) func(done, total int64) {
+	t, _ := ctx.Value(tellingKey{}).(*telling)
+	if t == nil {
+		return nil
+	}
+	return func(done, total int64) { t.tell(Progress{Phase: phaseUnpacking, Done: done, Total: total}) }
+}

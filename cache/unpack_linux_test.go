@@ -1,0 +1,317 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
+)
+
+// otherDevice makes a folder on another file system than the bench's state.
+func (b *bench) otherDevice() string {
+	dir := b.TempDir()
+	here, err := stampPath(filepath.Dir(b.state))
+	require.NoError(b, err)
+	there, err := stampPath(dir)
+	require.NoError(b, err)
+	if here.Dev == there.Dev {
+		b.Skip("SKIPPED: /dev/shm is on the file system of the temporary folder")
+	}
+	return dir
+}
+
+// Where packed builds are unpacked elsewhere, their views lie there, and a view lies on one file system.
+func TestUnpackedElsewhere(t *testing.T) {
+	elsewhere := ""
+	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = elsewhere })
+	elsewhere = b.otherDevice()
+	b.reopen()
+	builds, files := b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	a, phases := b.phases(b.variant(2))
+	require.Contains(t, phases, phaseUnpacking)
+	require.Equal(t, files[1], b.read(a))
+	require.True(t, strings.HasPrefix(a.Path, elsewhere), a.Path)
+	requireOneDevice(t, a)
+	again, phases := b.phases(b.variant(2))
+	require.Equal(t, a.Graph, again.Graph)
+	require.NotContains(t, phases, phaseUnpacking)
+	require.NoError(t, again.View.Close())
+	whole := b.acquire(b.variant(1))
+	require.True(t, strings.HasPrefix(whole.Path, b.state), whole.Path)
+	require.NoError(t, a.View.Close())
+
+	b.reopen()
+	a, phases = b.phases(b.variant(2))
+	require.NotContains(t, phases, phaseUnpacking, "the same boot")
+	require.Equal(t, files[1], b.read(a))
+	require.NoError(t, a.View.Close())
+	found, err := filepath.Glob(filepath.Join(elsewhere, "*", "views", "*", "*"))
+	require.NoError(t, err)
+	b.later.Add(int64(time.Hour))
+	b.cache.sweepViews()
+	require.NotEmpty(t, found)
+
+	b.close()
+	require.NoError(t, exec.Command("chmod", "-R", "u+w", elsewhere).Run())
+	require.NoError(t, os.RemoveAll(elsewhere))
+	require.NoError(t, os.Mkdir(elsewhere, 0o700)) // as after a boot, where it is in memory
+	b.open()
+	a, phases = b.phases(b.variant(2))
+	require.Contains(t, phases, phaseUnpacking)
+	require.Equal(t, files[1], b.read(a))
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	require.NoError(t, a.View.Close())
+
+	b.later.Add(int64(time.Hour))
+	results, err := b.cache.Unpack(context.Background(), b.self(), nil, true, false, nil)
+	require.NoError(t, err)
+	require.Len(t, results, 2)
+	a = b.acquire(b.variant(2))
+	require.Equal(t, files[1], b.read(a))
+}
+
+func requireOneDevice(t *testing.T, a *Answer) {
+	dev := uint64(0)
+	require.NoError(t, filepath.WalkDir(a.Path, func(p string, _ os.DirEntry, err error) error {
+		require.NoError(t, err)
+		s, err := stampPath(p)
+		require.NoError(t, err)
+		if dev == 0 {
+			dev = s.Dev
+		}
+		require.Equal(t, dev, s.Dev, p)
+		return nil
+	}))
+}
+
+// A folder that is somebody else's, or none, is refused when the cache is opened.
+func TestUnpackedDirThatWillNotDo(t *testing.T) {
+	b := newBench(t)
+	b.close()
+	for name, dir := range map[string]string{"missing": filepath.Join(t.TempDir(), "none"), "a file": func() string {
+		path := filepath.Join(t.TempDir(), "file")
+		require.NoError(t, os.WriteFile(path, nil, 0o600))
+		return path
+	}()} {
+		o := b.options()
+		o.UnpackedDir = dir
+		_, err := Open(b.state, o)
+		require.ErrorContains(t, err, "unpacked_dir", name)
+	}
+	b.open()
+}
+
+// A small folder in memory holds what is in use: what nobody holds makes room.
+func TestUnpackedFormsMakeRoomForEachOther(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: a small file system takes root")
+	}
+	small := t.TempDir()
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", fmt.Sprintf("size=%d", spare+2<<20), "tmpfs", small).CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: no small file system can be mounted: %s", out)
+	}
+	t.Cleanup(func() { require.NoError(t, exec.Command("umount", small).Run()) })
+	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = small })
+	builds, files := b.similar(4)
+	for _, build := range builds[1:] {
+		require.Positive(t, b.pack(build))
+	}
+	for i := range builds[1:] {
+		a := b.acquire(b.variant(i + 2))
+		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, files[i+1], b.read(a))
+		require.NoError(t, a.View.Close())
+		b.later.Add(int64(time.Hour))
+	}
+	held := b.acquire(b.variant(2))
+	a := b.acquire(b.variant(3))
+	require.Equal(t, Compiled, a.Outcome, "there is no room, and whoever asks has its model all the same")
+	require.Equal(t, files[1], b.read(held))
+	require.Equal(t, files[2], b.read(a))
+	require.NoError(t, held.View.Close())
+	require.NoError(t, a.View.Close())
+	b.close()
+}
+
+// Those who ask for the same packed build at the same time wait for one copy, and are told how far it is.
+func TestUnpackedOnceForAll(t *testing.T) {
+	b, _, files := packedPair(t)
+	var wg sync.WaitGroup
+	answers := make([]*Answer, 8)
+	told := make([]Progress, len(answers))
+	for i := range answers {
+		r := b.variant(2)
+		wg.Go(func() {
+			a, err := b.cache.Acquire(context.Background(), r, func(p Progress) {
+				if p.Phase == phaseUnpacking && p.Total > 0 {
+					told[i] = p
+				}
+			})
+			if err == nil {
+				answers[i] = a
+			}
+		})
+	}
+	wg.Wait()
+	counted := 0
+	for i, a := range answers {
+		require.NotNil(t, a)
+		defer a.View.Close()
+		require.Equal(t, answers[0].Graph, a.Graph)
+		require.Equal(t, files[1], b.read(a))
+		if told[i].Total > 0 {
+			counted++
+			require.Equal(t, told[i].Total, told[i].Done)
+		}
+	}
+	require.Equal(t, 1, counted, "one writes, the others wait")
+}
+
+// What is packed while it is asked for, again and again, is served all the time.
+func TestPackedWhileItIsAskedFor(t *testing.T) {
+	b := newBench(t)
+	builds, files := b.similar(2)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			b.later.Add(int64(time.Hour))
+			if _, err := b.cache.packBuild(context.Background(), builds[1].ID); err != nil {
+				requireInUse(t, err)
+			}
+			if _, err := b.cache.dropUnpacked(builds[1].ID); err != nil {
+				requireInUse(t, err)
+			}
+			if i%3 == 0 {
+				for d := range distinctBlobs(builds[1]) {
+					if err := b.cache.forms.MakeWhole(context.Background(), d); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	})
+	for range 60 {
+		a, err := b.cache.serve(context.Background(), builds[1], func(string) {})
+		require.NoError(t, err)
+		require.Equal(t, files[1], b.read(a))
+		require.NoError(t, a.View.Close())
+	}
+	close(stop)
+	wg.Wait()
+	b.requireSound()
+}
+
+func requireInUse(t *testing.T, err error) {
+	if !strings.Contains(err.Error(), forms.ErrInUse.Error()) {
+		t.Error(err)
+	}
+}
+
+// A copy has its place within the budget while it is written. Where there is none copies that nobody uses go first. Where all are in use who asks
+// waits for somebody to let go, and is told so; after a while it is told what is in use, and does without.
+func TestAnUnpackedFormHasAPlace(t *testing.T) {
+	b := newBench(t)
+	builds, files := b.similar(3)
+	for _, build := range builds {
+		b.pack(build)
+		_, err := b.cache.Pin(context.Background(), b.self(), []string{build.BuildKey.String()}, false)
+		require.NoError(t, err)
+	}
+	size, _, err := b.cache.index.BlobBytes(large(builds[1]))
+	require.NoError(t, err)
+	reserved := func() int64 {
+		b.cache.places.mu.Lock()
+		defer b.cache.places.mu.Unlock()
+		return b.cache.places.reserved
+	}
+	copies := func() int64 {
+		packed, err := b.cache.forms.Space(true)
+		require.NoError(t, err)
+		return packed.Copies
+	}
+	take := func(batch int) *Answer {
+		most := int64(0)
+		a, err := b.cache.Acquire(context.Background(), b.variant(batch), func(p Progress) {
+			if p.Phase == phaseUnpacking && p.Total > 0 {
+				most = max(most, reserved())
+			}
+		})
+		require.NoError(t, err)
+		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, files[batch-1], b.read(a))
+		require.GreaterOrEqual(t, most, size)
+		require.Zero(t, reserved())
+		return a
+	}
+	require.NoError(t, take(2).View.Close())
+	require.Equal(t, cas.OnDisk(size), copies())
+	now, err := b.cache.account()
+	require.NoError(t, err)
+	b.change = func(o *Options) { o.Space.Budget = Amount{Bytes: now.counted() - 1} }
+	b.reopen()
+	b.later.Add(int64(time.Hour))
+	held := take(3)
+	require.Equal(t, cas.OnDisk(size), copies(), "the one that nobody uses went")
+	b.cache.places.copyPatience = 50 * time.Millisecond
+	b.cache.places.waitForVerdict()
+	refused := b.refused(b.variant(2))
+	require.Equal(t, NoSpace, refused.Class)
+	require.Regexp(t, `it is kept packed, and there is no room to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; what stays: 3 builds of .*: pinned`, refused.Text)
+	require.Equal(t, cas.OnDisk(size), copies(), "nothing goes above")
+	require.Zero(t, reserved())
+	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
+	require.Equal(t, NoSpace, ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "of the budget of")
+	b.cache.places.copyPatience = time.Minute
+	a, err := b.cache.Acquire(context.Background(), b.variant(2), func(p Progress) {
+		if p.Phase == phaseNoRoom && held.View != nil {
+			require.NoError(t, held.View.Close())
+			held.View = nil
+			b.later.Add(int64(time.Hour)) // it was given out by path as well
+		}
+	})
+	require.NoError(t, err)
+	require.Nil(t, held.View, "it was told")
+	require.Equal(t, files[1], b.read(a))
+	require.Equal(t, cas.OnDisk(size), copies(), "of the other one that is gone")
+	require.NoError(t, a.View.Close())
+}
+
+// While a request is being given a build, neither its copy nor its whole form goes: the view that is just made would have the bytes alone, in no account.
+func TestWhatIsBeingGivenKeepsItsForms(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.similar(3)
+	require.Positive(t, b.pack(builds[1]))
+	require.NoError(t, b.acquire(b.variant(2)).View.Close())
+	b.later.Add(int64(time.Hour))
+	copied, whole := large(builds[1]), large(builds[2])
+	for _, i := range []int{1, 2} {
+		done, err := b.cache.attend.serve(builds[i].ID)
+		require.NoError(t, err)
+		defer done()
+	}
+	require.ErrorIs(t, b.cache.forms.DropCopy(copied), forms.ErrInUse)
+	_, _, disk := b.cache.forms.Bytes(copied)
+	require.Positive(t, disk)
+	freed, err := b.cache.forms.Pack(context.Background(), whole, nil)
+	require.NoError(t, err)
+	require.Zero(t, freed)
+	require.True(t, b.cache.cas.Has(whole))
+}

@@ -1,0 +1,83 @@
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+func TestWhatIsMissingOfTheStateFolderIsNoticed(t *testing.T) {
+	move := func(from, to string) func(*bench) {
+		return func(b *bench) {
+			require.NoError(b, os.Rename(filepath.Join(b.state, from), filepath.Join(b.state, to)))
+		}
+	}
+	for name, tc := range map[string]struct {
+		remove func(*bench)
+		says   string
+	}{
+		"nothing":   {func(*bench) {}, ""},
+		"all":       {func(b *bench) { require.NoError(b, os.Rename(b.state, b.state+".away")) }, "the folder is not there"},
+		"objects":   {move("objects", "gone"), "objects is not there"},
+		"a part":    {move("objects/incoming", "gone"), "objects/incoming is not there"},
+		"manifests": {move("manifests", "gone"), "manifests is not there"},
+		"recipes":   {move("recipes", "gone"), "recipes is not there"},
+		"lock":      {move("lock", "gone"), "lock is not there"},
+		"views":     {move("views", "gone"), ""}, // which are made whenever they are needed
+		"another's": {func(b *bench) {
+			move("lock", "gone")(b)
+			require.NoError(b, os.WriteFile(filepath.Join(b.state, "lock"), nil, 0o600))
+		}, "another"},
+		"the notice": {move("README", "gone"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			tc.remove(b)
+			b.cache.lookAround()
+			b.cache.lookAround() // told once
+			if tc.says == "" {
+				require.Empty(t, b.cache.Uprooted())
+				return
+			}
+			require.Contains(t, <-b.cache.Uprooted(), tc.says)
+			require.Empty(t, b.cache.Uprooted())
+			b.cache.adviseUprooted()
+			advice := b.cache.adviseUprooted()
+			require.Len(t, advice, 1)
+			require.Equal(t, SeverityProblem, advice[0].Severity)
+			_ = b.cache.Close() // what it would write down has no place
+			b.cache = nil
+			b.open()
+			require.Empty(t, b.cache.missingGround())
+			a := b.acquire(b.request(b.model(1)))
+			require.NotContains(t, a.Warnings, "not kept")
+			require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome)
+		})
+	}
+}
+
+// A journal that is deleted under a running daemon is there again, and a build that is withheld stays that.
+func TestAMarkOutlivesADeletedJournal(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.request(b.model(1)))
+	b.cache.withholdBuild(a.Build.ID, index.Withheld, "invalidated by hand")
+	require.NoError(t, os.Remove(filepath.Join(b.state, "journal")))
+	b.cache.lookAround()
+	require.Empty(t, b.cache.Uprooted())
+	b.reopen()
+	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name)
+}
+
+func TestAFailedStoreLooksAround(t *testing.T) {
+	b := newBench(t)
+	require.NoError(t, os.Rename(b.state, b.state+".away"))
+	a := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Compiled, a.Outcome)
+	require.Len(t, b.cache.Uprooted(), 1)
+	_ = b.cache.Close() // as above
+	b.cache = nil
+}

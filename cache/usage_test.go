@@ -1,0 +1,143 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+func (b *bench) usage(p Peer, entries ...string) *Usage {
+	b.Helper()
+	u, next, err := b.cache.Usage(context.Background(), p, entries, "", nil)
+	require.NoError(b, err)
+	require.Empty(b, next)
+	return u
+}
+
+// The account is what the file system says, whatever happens.
+func (b *bench) exact() {
+	b.Helper()
+	lines, findings, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+	require.NoError(b, err)
+	require.Empty(b, findings)
+	for _, l := range lines {
+		if l.Accounted >= 0 {
+			require.Equal(b, l.Disk, l.Accounted, l.Name)
+		}
+	}
+}
+
+func TestTheAccountIsExact(t *testing.T) {
+	b := newBench(t)
+	b.exact()
+	held := b.acquire(b.held(1))
+	b.use(2)
+	embedded := b.held(1)
+	embedded.Embed = true
+	b.acquire(embedded)
+	b.exact()
+	_, _, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{held.Build.BuildKey.String()}, false, false)
+	require.NoError(t, err)
+	require.EqualValues(t, 2*cas.Block, b.account().held)
+	b.exact()
+	b.reopen()
+	require.Eventually(t, func() bool { return b.account().held == 2*cas.Block }, 5*time.Second, time.Millisecond, "found again soon after the start")
+	b.exact()
+	require.NoError(t, held.View.Close())
+
+	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
+	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
+	lines, findings, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+	require.NoError(t, err)
+	require.EqualValues(t, 2*cas.Block, lines[0].Disk-lines[0].Accounted, "%+v", lines[0])
+	require.Equal(t, []Finding{{Kind: "space", Object: filepath.Base(stranger), Detail: "8192 bytes on disk that no build needs; the next start removes them"}}, findings)
+	require.NoError(t, os.Remove(stranger))
+	_, _, err = b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid + 1}, nil)
+	require.Equal(t, NotAllowed, ClassOf(err))
+}
+
+// A sparse file takes less than its size, and counts so.
+func TestHolesCountNothing(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.KeepSource = KeepCopy })
+	a := b.use(1)
+	require.Len(t, a.Build.Source.Files, 1)
+	b.exact()
+	d := a.Build.Source.Files[0].Digest
+	require.NoError(t, b.cache.cas.Quarantine(d, "a test"))
+	require.NoError(t, b.cache.index.Remeasure(d))
+	b.exact()
+	b.use(1)
+}
+
+func TestUsageTellsOwnAndShared(t *testing.T) {
+	b := newBench(t)
+	one := b.use(1).Build
+	two := b.use(2).Build
+	u := b.usage(Peer{UID: b.cache.uid})
+	require.Len(t, u.Builds, 2)
+	for _, l := range u.Builds {
+		require.EqualValues(t, 2*cas.Block, l.Own+l.Shared)
+		require.EqualValues(t, 2*cas.Block, l.Own, "nothing is shared")
+	}
+	require.Equal(t, []UsageSum{{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, Logical: one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size, Own: 4 * cas.Block, Stored: 4 * cas.Block}}, u.Users)
+	require.Len(t, u.EPs, 1)
+
+	// The same model for another user's own: equal bytes, kept once.
+	r := b.held(1)
+	r.Peer, r.Store = Peer{UID: b.cache.uid + 1}, "user"
+	r.OnMiss = Refresh
+	own := b.acquire(r).Build
+	require.Equal(t, one.Files, own.Files, "the stand-in makes the same bytes of the same model")
+	u = b.usage(Peer{UID: b.cache.uid}, own.ID.String(), one.ID.String())
+	require.Len(t, u.Builds, 2)
+	for _, l := range u.Builds {
+		require.Zero(t, l.Own)
+		require.EqualValues(t, 2*cas.Block, l.Shared)
+	}
+	require.Len(t, u.Shared, 2)
+	all := one.Files[0].Size + one.Files[1].Size
+	require.Equal(t, all, u.SharedBytes)
+	require.Less(t, b.usage(Peer{UID: b.cache.uid}, two.ID.String(), one.ID.String()).SharedBytes, all, "another model is another")
+
+	u = b.usage(r.Peer)
+	require.Len(t, u.Builds, 1, "others' are not told")
+	require.EqualValues(t, 2*cas.Block, u.Builds[0].Own, "nor what they share")
+	_, _, err := b.cache.Usage(context.Background(), r.Peer, nil, "x-1", nil)
+	require.Equal(t, BadRequest, ClassOf(err))
+}
+
+// What is evicted and soon compiled again says that the budget is too small, and which one would do.
+func TestThrashingIsSeen(t *testing.T) {
+	const budget = 2 * perBuild
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
+	for range 3 {
+		for seed := range uint64(5) {
+			b.use(seed)
+			b.within(budget)
+			b.later.Add(int64(time.Second))
+		}
+	}
+	advice := b.cache.adviseSpace()
+	require.Equal(t, SeverityWarning, advice[0].Severity)
+	require.Contains(t, advice[0].Text, "entries that were evicted in the last 7 days 5 were compiled again")
+	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
+	next := b.options()
+	next.Space.Budget = Amount{Bytes: budget + b.cache.thrashes().bytes + 5*cas.Block} // what the hint says, and manifests
+	require.NoError(t, b.cache.Reload(next))
+	for seed := range uint64(5) {
+		b.use(seed)
+	}
+	before := b.compiler.Compiles.Load()
+	for seed := range uint64(5) {
+		b.use(seed)
+	}
+	require.Equal(t, before, b.compiler.Compiles.Load(), "with the budget of the hint nothing is compiled twice")
+	b.later.Add(int64(8 * 24 * time.Hour))
+	require.Equal(t, SeverityOK, b.cache.adviseSpace()[0].Severity)
+}

@@ -1,0 +1,83 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/index"
+)
+
+// maxShared bounds the pairs of files of a comparison that are told one by one.
+const maxShared = 256
+
+// compare finds what the files of two entries share, by reading them: bytes count wherever they stand.
+func (u *Usage) compare(ctx context.Context, c *Cache, entries []string, found []index.Build) error {
+	var files [2][]index.File
+	for i, entry := range entries {
+		seen := make(map[cas.Digest]bool)
+		for j := range found {
+			if !found[j].Means(entry) {
+				continue
+			}
+			for _, f := range found[j].Blobs() {
+				if f.Name == "" {
+					f.Name = "source model"
+				}
+				if !seen[f.Digest] {
+					seen[f.Digest] = true
+					files[i] = append(files[i], f)
+				}
+			}
+		}
+	}
+	for _, f := range files[1] {
+		if err := u.compareFile(ctx, c, f, files[0]); err != nil {
+			return searchError(ctx, err)
+		}
+	}
+	slices.SortFunc(u.Shared, func(a, b SharedBlob) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), slices.Compare(a.Digest[:], b.Digest[:]), cmp.Compare(a.First, b.First))
+	})
+	u.Shared = u.Shared[:min(len(u.Shared), maxShared)]
+	return nil
+}
+
+func (u *Usage) compareFile(ctx context.Context, c *Cache, f index.File, with []index.File) error {
+	if i := slices.IndexFunc(with, func(other index.File) bool { return other.Digest == f.Digest }); i >= 0 {
+		u.SharedBytes += f.Size
+		u.Shared = append(u.Shared, SharedBlob{Digest: f.Digest, Size: f.Size, Bytes: f.Size, First: with[i].Name, Second: f.Name})
+		return nil
+	}
+	target, err := c.forms.Look(f.Digest)
+	if err != nil {
+		return err
+	}
+	defer target.Close() // read-only: nothing can be lost
+	var candidates []dedupe.Candidate
+	for _, other := range with[:min(len(with), dedupe.MaxContainers-1)] {
+		s, err := c.forms.Look(other.Digest)
+		if err != nil {
+			return err
+		}
+		defer s.Close() // likewise
+		candidates = append(candidates, dedupe.Candidate{Digest: other.Digest, Source: s})
+	}
+	plan, err := dedupe.Match(ctx, target, candidates, dedupe.Options{})
+	if err != nil {
+		return err
+	}
+	bytes := make(map[cas.Digest]int64)
+	for _, e := range plan.Extents {
+		bytes[plan.Containers[e.Container].Digest] += e.Length
+	}
+	for _, other := range with {
+		if n := bytes[other.Digest]; n > 0 {
+			u.SharedBytes += n
+			u.Shared = append(u.Shared, SharedBlob{Digest: f.Digest, Size: f.Size, Bytes: n, First: other.Name, Second: f.Name})
+		}
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What a removal would free is told before, of packed builds as well, and it is what then goes.
+func TestOwnBytesAreWhatARemovalFrees(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	builds, _ := b.similar(3)
+	require.Positive(t, b.pack(builds[1]))
+	a := b.acquire(b.variant(2)) // unpacked again: that goes as well
+	require.NoError(t, a.View.Close())
+	b.later.Add(int64(time.Hour))
+	own := func() map[string]int64 {
+		out, du := make(map[string]int64), make(map[string]int64)
+		page, _, err := b.cache.List(ctx, b.self(), ListFilter{})
+		require.NoError(t, err)
+		for _, l := range page {
+			out[l.Build.BuildKey.String()] = l.Own
+			shown, _, err := b.cache.Show(ctx, b.self(), l.Build.BuildKey.String())
+			require.NoError(t, err)
+			require.Equal(t, l.Own, shown[0].Own)
+		}
+		for _, u := range b.usage(b.self()).Builds {
+			du[u.Build.BuildKey.String()] = u.Own
+		}
+		require.Equal(t, out, du, "list and du say the same")
+		return out
+	}
+	said := own()
+	require.Less(t, said[builds[0].BuildKey.String()], int64(8192), "the second takes from it")
+	require.Greater(t, said[builds[2].BuildKey.String()], int64(1<<20))
+	for _, i := range []int{1, 0, 2} {
+		before, promised := b.plan(0).Used, own()[builds[i].BuildKey.String()]
+		_, err := b.cache.retract(ctx, builds[i], "a test", 0)
+		require.NoError(t, err)
+		require.Equal(t, promised, before-b.plan(0).Used, "build %d", i)
+		b.exact()
+	}
+}
+
+// Two models of one name are two, and what two builds share is found wherever it stands, packed or not.
+func TestTwoEntriesAreCompared(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.similar(2)
+	u := b.usage(b.self())
+	require.Equal(t, u.Builds[0].Build.ModelName, u.Builds[1].Build.ModelName)
+	require.NotEqual(t, u.Builds[0].Build.ModelDigest, u.Builds[1].Build.ModelDigest)
+	two := func() *Usage { return b.usage(b.self(), builds[0].ID.String(), builds[1].ID.String()) }
+	whole := two()
+	require.Equal(t, large(builds[1]), whole.Shared[0].Digest)
+	require.GreaterOrEqual(t, whole.Shared[0].Bytes, int64(1<<20), "the megabyte of weights")
+	require.Less(t, whole.Shared[0].Bytes, whole.Shared[0].Size, "but not the rest")
+	sum := int64(0)
+	for _, s := range whole.Shared {
+		sum += s.Bytes
+	}
+	require.Equal(t, whole.SharedBytes, sum)
+	require.Positive(t, b.pack(builds[1]))
+	require.Equal(t, whole.SharedBytes, two().SharedBytes)
+	require.Empty(t, b.usage(b.self(), builds[0].ID.String()).Shared)
+}

@@ -1,0 +1,204 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/index"
+)
+
+// doomed is a view that goes as soon as nobody holds it.
+type doomed struct {
+	path  string
+	inner *os.File // nil for a view of an earlier run; stays open as long as a hit may be looking through it
+	files []viewFile
+	after time.Time // clients that were told the path only have until then
+}
+
+// pathGrace is how long a view stays after it was last given out, for clients that load by path.
+const pathGrace = 10 * time.Minute
+
+// dropView takes a view out of use. It goes when nobody holds it, and not before the grace is over.
+func (c *Cache) dropView(id index.BuildID, v *view, grace time.Duration) {
+	v.gone.Store(true)
+	c.index.DropView(id)
+	c.views.mu.Lock()
+	defer c.views.mu.Unlock()
+	if c.views.live[id] == v {
+		delete(c.views.live, id)
+	}
+	after := c.now()
+	if served := v.served.Load(); served != 0 && grace > 0 {
+		after = time.Unix(0, served).Add(grace)
+	}
+	c.views.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: after}
+}
+
+// doomLater marks a view that is still being given out, but to nobody new. Those who wait for it have it within moments.
+func (c *Cache) doomLater(v *view) {
+	c.views.mu.Lock()
+	defer c.views.mu.Unlock()
+	c.views.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: c.now().Add(handOver)}
+}
+
+// handOver is how long those who waited for a compile have to take its result.
+const handOver = time.Minute
+
+// doomedViews gives the views of removed builds that are there still.
+func (c *Cache) doomedViews() []*doomed {
+	c.views.mu.Lock()
+	defer c.views.mu.Unlock()
+	var out []*doomed
+	for name, d := range c.views.doomed {
+		if !strings.HasPrefix(name, unkept+"/") {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// unkept is the scope of views of results that are not kept.
+const unkept = "unkept"
+
+// paths gives the paths of a doomed view's files.
+func (d *doomed) paths() (paths []string) {
+	if d.inner != nil && len(d.files) > 0 {
+		for _, f := range d.files {
+			paths = append(paths, filepath.Join(d.inner.Name(), filepath.FromSlash(f.name)))
+		}
+		return paths
+	}
+	_ = filepath.WalkDir(d.path, func(p string, e fs.DirEntry, err error) error { // what cannot be read has just gone
+		if err == nil && e.Type().IsRegular() {
+			paths = append(paths, p)
+		}
+		return nil
+	})
+	return paths
+}
+
+// open tells whether somebody has one of the files open or mapped, without a lease.
+func (d *doomed) open() bool {
+	return slices.ContainsFunc(d.paths(), func(path string) bool { return openedBy(path, nil) != byNobody })
+}
+
+// sweepViews removes the doomed views that nobody holds.
+func (c *Cache) sweepViews() {
+	c.views.mu.Lock()
+	todo := make(map[string]*doomed, len(c.views.doomed))
+	now := c.now()
+	for name, d := range c.views.doomed {
+		if !now.Before(d.after) {
+			todo[name] = d
+		}
+	}
+	c.views.mu.Unlock()
+	for name, d := range todo {
+		held, err := leased(d.path)
+		if held || d.open() {
+			continue // its bytes would not be free, and nobody could tell any more
+		}
+		if err == nil {
+			err = c.removeView(d.path, d.files)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			c.log.Warn("view not removed", "path", d.path, "error", err)
+			continue
+		}
+		if d.inner != nil {
+			_ = d.inner.Close() // read-only: nothing can be lost
+		}
+		c.views.mu.Lock()
+		delete(c.views.doomed, name)
+		delete(c.views.made, name)
+		c.views.mu.Unlock()
+		c.places.tellFreed()
+	}
+}
+
+// leased tells whether somebody holds a descriptor of the view that was sent as a lease.
+func leased(path string) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	free, err := tryLock(f)
+	return !free && err == nil, errors.Join(err, f.Close())
+}
+
+// removeView unlinks the files through the store, which renews the blobs' stamps, and then the folders.
+func (c *Cache) removeView(dir string, files []viewFile) error {
+	if err := openTree(dir); err != nil {
+		return err
+	}
+	inner, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err == nil && len(inner) == 1 && len(files) > 0 {
+		if f, err := os.Open(inner[0]); err == nil {
+			for _, file := range files {
+				c.unlinkFile(f, file)
+			}
+			_ = f.Close() // read-only: nothing can be lost
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+func (c *Cache) unlinkFile(dir *os.File, file viewFile) {
+	store := c.cas
+	if file.unpacked {
+		store = c.forms.Copies()
+	}
+	if store != nil && !file.copied {
+		_ = store.Unlink(file.digest, dir, file.name) // a stamp not renewed costs hashing, or unpacking, once
+	}
+}
+
+// doomStrangers marks for removal every view on disk that no build refers to and this process did not make.
+func (c *Cache) doomStrangers(ctx context.Context) error {
+	known := make(map[string]bool)
+	err := c.index.EachView(ctx, func(_ index.BuildID, where string) error {
+		known[path.Dir(strings.TrimPrefix(where, viewsApart))] = true
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	found, err := filepath.Glob(c.path("views", "*", "*"))
+	if _, apart := c.forms.Folder(); err == nil && apart {
+		var more []string
+		more, err = filepath.Glob(filepath.Join(c.viewsFolder(true), "*", "*"))
+		found = append(found, more...)
+	}
+	if err != nil {
+		return err
+	}
+	c.views.mu.Lock()
+	defer c.views.mu.Unlock()
+	for _, p := range found {
+		name := path.Join(filepath.Base(filepath.Dir(p)), filepath.Base(p))
+		if !known[name] && !c.views.made[name] {
+			c.views.doomed[name] = &doomed{path: p}
+		}
+	}
+	return nil
+}
+
+func (vs *views) close() {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	for _, v := range vs.live {
+		_ = v.inner.Close() // read-only: nothing can be lost
+	}
+	for _, d := range vs.doomed {
+		if d.inner != nil {
+			_ = d.inner.Close() // likewise
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// A job that was queued in the background outlives the daemon: nobody waits for it who would ask again. What it is stands in the index from
+// its acceptance to its end, and the next daemon takes it up under the same id. That needs the model to be found again, so it goes for files
+// of the daemon's own user, asked for by that user; others' are told, by an event, to ask again.
+
+// queuedJob is such a job, as it is kept.
+type queuedJob struct {
+	UID       uint32
+	Name      string
+	Record    []byte // of the request
+	Model     cas.Digest
+	Source    index.Source // none: the model cannot be found again
+	Members   []queuedMember
+	Runtime   string // folder; "": the default
+	Store     string
+	StrictORT bool
+	Queued    time.Time
+	Starts    int // of daemons that took it up, and died before its end; a clean stop does not count
+}
+
+type queuedMember struct {
+	Name   string
+	Source index.Source
+}
+
+// maxStarts bounds how often a job is taken up again. One that no daemon has seen the end of may be what ends them.
+const maxStarts = 3
+
+// keepWanted has the job outlive the daemon, until it ends.
+func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
+	w := queuedJob{UID: r.Peer.UID, Name: r.Name, Record: p.record, Model: p.canonical.Model, Runtime: r.Runtime.Directory, Store: r.Store,
+		StrictORT: r.StrictORT, Queued: f.queued, Starts: r.starts}
+	var err error
+	if w.Source, err = c.referenceOf(r); err != nil {
+		c.log.Info("a queued compile will not outlive the daemon", "model", r.Name, "why", err)
+	}
+	for i := 1; i < r.models() && err == nil; i++ {
+		one := queuedMember{Name: r.model(i).Name}
+		one.Source, err = c.referenceOf(r.model(i))
+		w.Members = append(w.Members, one)
+	}
+	if err != nil {
+		w.Source, w.Members = index.Source{}, nil
+	}
+	save := func() error {
+		row, err := json.Marshal(w)
+		if err != nil {
+			return err
+		}
+		return c.index.SaveWanted(f.id, row)
+	}
+	if err = save(); err != nil {
+		c.log.Warn("a queued compile will not outlive the daemon", "model", r.Name, "error", err)
+		return
+	}
+	c.later(func(ctx context.Context) {
+		select {
+		case <-f.done:
+			if ctx.Err() == nil || f.job().State == JobDone {
+				c.index.DropWanted(f.id)
+				return
+			} // else the end of the daemon may have been that of the job
+		case <-ctx.Done():
+		}
+		w.Starts = 0 // the daemon was ended, and did not end of this
+		if err := save(); err != nil {
+			c.log.Warn("a queued compile will not outlive the daemon", "model", w.Name, "error", err)
+		}
+	})
+}
+
+// referenceOf remembers the paths of a request's model, under the conditions under which a build's source is one.
+func (c *Cache) referenceOf(r *Request) (index.Source, error) {
+	if r.Peer.UID != c.uid {
+		return index.Source{}, fmt.Errorf("it is user %d's, and the daemon is user %d", r.Peer.UID, c.uid)
+	}
+	s := index.Source{Kind: index.SourceReference, External: make(map[string]string, len(r.External))}
+	var err error
+	if s.Path, err = c.keptPath(r.Graph); err != nil {
+		return index.Source{}, err
+	}
+	valid := utf8.ValidString(s.Path)
+	for location, file := range r.External {
+		if s.External[location], err = c.keptPath(file); err != nil {
+			return index.Source{}, fmt.Errorf("external data %q: %w", location, err)
+		}
+		valid = valid && utf8.ValidString(location) && utf8.ValidString(s.External[location])
+	}
+	if !valid {
+		return index.Source{}, errors.New("a path is not UTF-8")
+	}
+	return s, nil
+}
+
+// wantedBefore gives what earlier daemons had not done when they ended. It is asked before this one takes requests.
+func (c *Cache) wantedBefore() map[string][]byte {
+	rows, err := c.index.Wanted()
+	if err != nil {
+		c.log.Warn("queued compiles of before not found", "error", err)
+	}
+	return rows
+}
+
+// takeUp queues again what wantedBefore gave.
+func (c *Cache) takeUp(ctx context.Context, rows map[string][]byte) {
+	all := make(map[string]*queuedJob)
+	for id, row := range rows {
+		w := new(queuedJob)
+		if json.Unmarshal(row, w) != nil {
+			c.index.DropWanted(id) // of a later epcached, perhaps
+			continue
+		}
+		all[id] = w
+	}
+	ids := sortedKeys(all)
+	slices.SortStableFunc(ids, func(a, b string) int { return cmp.Compare(all[a].Queued.UnixNano(), all[b].Queued.UnixNano()) })
+	for _, id := range ids {
+		w := all[id]
+		if w.Starts++; w.Starts > 1 && w.Starts <= maxStarts { // what it did to the last one it may do to this: others are taken up before
+			c.later(func(ctx context.Context) {
+				select {
+				case <-time.After(backoff(w.Starts - 1)):
+					c.takeUpOne(ctx, id, w)
+				case <-ctx.Done():
+				}
+			})
+			continue
+		}
+		c.takeUpOne(ctx, id, w)
+	}
+}
+
+// takeUpOne asks for the model as whoever wanted it did.
+func (c *Cache) takeUpOne(ctx context.Context, id string, w *queuedJob) {
+	a, err := c.askAgain(ctx, id, w)
+	if ctx.Err() != nil {
+		return // for the next start
+	}
+	if err == nil && a.Outcome == Later && a.Job == id {
+		c.log.Info("a compile that was queued before the daemon's start is queued again", "model", w.Name, "job", id)
+		return // it is kept again
+	}
+	c.index.DropWanted(id)
+	var e *Error
+	switch {
+	case err == nil && a.View != nil:
+		err = a.View.Close()
+	case errors.As(err, &e) && e.Failure != nil: // that it does not compile is known, and was told
+	case err != nil:
+		c.happened(eventFor(Peer{UID: w.UID}, index.RequestKey(digestOf(w.Record)), w.Name, EventCancelled, "not compiled after the daemon's restart: %v", err))
+	}
+	if err != nil {
+		c.log.Info("a compile that was queued before the daemon's start is not queued again", "model", w.Name, "job", id, "why", err)
+	}
+}
+
+func (c *Cache) askAgain(ctx context.Context, id string, w *queuedJob) (*Answer, error) {
+	switch {
+	case w.Starts > maxStarts:
+		return nil, fmt.Errorf("%d daemons ended before it did", w.Starts)
+	case w.Source.Kind == "":
+		return nil, noSource("the daemon cannot open the model by itself; ask again")
+	}
+	b := &index.Build{UID: w.UID, ModelName: w.Name, ModelDigest: w.Model, Record: w.Record, Source: w.Source}
+	if len(w.Members) > 0 {
+		b.Members = append(b.Members, index.Member{ModelName: w.Name})
+	}
+	for _, m := range w.Members {
+		b.Members = append(b.Members, index.Member{ModelName: m.Name, Source: m.Source})
+	}
+	r, err := c.sourceRequest(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	r.OnMiss, r.Store, r.StrictORT, r.Runtime = Background, w.Store, w.StrictORT, RuntimeRef{Directory: w.Runtime}
+	r.job, r.starts = id, w.Starts
+	return c.Acquire(ctx, r, nil)
+}

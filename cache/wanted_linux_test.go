@@ -1,0 +1,146 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// queuedBefore has a compile queued by the daemon's own user, or another, and ends the daemon while it runs.
+func queuedBefore(t *testing.T, uid func(*bench) uint32) (b *bench, g *gate, later *Answer, model *os.File) {
+	b, g = jobbing(t, 1)
+	r := b.laterRequest(1, uid(b))
+	later, err := b.cache.Acquire(context.Background(), r, nil)
+	require.NoError(t, err)
+	require.Equal(t, Later, later.Outcome)
+	b.begins(g, 1)
+	b.close()
+	return b, g, later, r.Graph
+}
+
+func itself(b *bench) uint32 { return b.cache.uid }
+
+// kinds waits for an event of the kind, and gives its text.
+func (b *bench) happens(kind string) string {
+	b.Helper()
+	text := ""
+	require.Eventually(b, func() bool {
+		for _, e := range b.events(Peer{}) {
+			if e.Kind == kind {
+				text = e.Text
+			}
+		}
+		return text != ""
+	}, soon, time.Millisecond)
+	return text
+}
+
+func (b *bench) noneWanted() {
+	b.Helper()
+	require.Eventually(b, func() bool {
+		rows, err := b.cache.index.Wanted()
+		return err == nil && len(rows) == 0
+	}, soon, 10*time.Millisecond)
+}
+
+func TestQueuedJobsOutliveTheDaemon(t *testing.T) {
+	b, g, later, _ := queuedBefore(t, itself)
+	b.open()
+	b.begins(g, 2)
+	jobs := b.jobs(0)
+	require.Len(t, jobs, 1)
+	require.Equal(t, later.Job, jobs[0].ID, "whoever follows it by its id finds it")
+	require.Equal(t, later.RequestKey, jobs[0].RequestKey)
+	require.True(t, jobs[0].Background)
+	require.Equal(t, "asked for before the daemon's restart", jobs[0].Why)
+	close(g.pass)
+	require.Equal(t, JobDone, b.follow(0, later.Job).State)
+	b.noneWanted()
+	b.reopen()
+	require.Empty(t, b.jobs(0), "what is done is not taken up")
+	require.Len(t, b.list(), 1)
+}
+
+// What was queued is noted before it is answered: a daemon that is killed has no time for it.
+func TestQueuedJobsAreNotedBeforeTheAnswer(t *testing.T) {
+	b, g := jobbing(t, 1)
+	later := b.later1(1, b.cache.uid)
+	rows, err := b.cache.index.Wanted()
+	require.NoError(t, err)
+	require.Contains(t, rows, later.Job)
+	_, err = b.cache.CancelJobs(context.Background(), b.self(), []string{later.Job}, false)
+	require.NoError(t, err)
+	b.noneWanted() // what its user cancelled does not come back
+	close(g.pass)
+}
+
+func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		uid   func(*bench) uint32
+		spoil func(path string) error
+		says  string
+	}{
+		"another user's":           {func(*bench) uint32 { return somebody }, nil, "the daemon cannot open the model by itself"},
+		"a model that has changed": {itself, func(path string) error { return os.WriteFile(path, tinymodel.Dense(9, 8, 1), 0o644) }, "has changed"},
+		"a model that is gone":     {itself, os.Remove, "the source model is gone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, g, later, model := queuedBefore(t, c.uid)
+			if c.spoil != nil {
+				require.NoError(t, c.spoil(model.Name()))
+			}
+			b.open()
+			text := b.happens(EventCancelled)
+			require.Contains(t, text, "not compiled after the daemon's restart: ")
+			require.Contains(t, text, c.says)
+			require.Empty(t, b.jobs(0))
+			require.Len(t, g.begun(), 1)
+			b.noneWanted()
+			require.Equal(t, []string{EventCancelled}, b.kinds(later.RequestKey))
+		})
+	}
+}
+
+// A job of which no daemon sees the end may be what ends them: it is taken up less and less, and then not any more.
+func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
+	b, g, later, _ := queuedBefore(t, itself)
+	starts := func() int {
+		rows, err := b.cache.index.Wanted()
+		require.NoError(t, err)
+		w := queuedJob{Starts: -1}
+		_ = json.Unmarshal(rows[later.Job], &w)
+		return w.Starts
+	}
+	taken := func() { // and noted: a job may begin before it is
+		t.Helper()
+		require.Eventually(t, func() bool { return starts() == 1 }, soon, time.Millisecond)
+	}
+	for i := range 2 {
+		b.open()
+		b.begins(g, 2+i)
+		taken()
+		b.close()
+	}
+	b.open()
+	b.begins(g, 4)
+	taken()
+	rows, err := b.cache.index.Wanted()
+	require.NoError(t, err)
+	require.NoError(t, b.cache.index.SaveWanted("another", rows[later.Job]))
+	b.cache.takeUp(context.Background(), map[string][]byte{"another": rows[later.Job]})
+	time.Sleep(100 * time.Millisecond)
+	rows, err = b.cache.index.Wanted()
+	require.NoError(t, err)
+	require.Contains(t, rows, "another", "it is not taken up at once, and so not found to be the same")
+	b.cache.takeUpOne(context.Background(), "another", &queuedJob{Name: "model.onnx", Starts: maxStarts + 1})
+	require.Contains(t, b.happens(EventCancelled), "daemons ended before it did")
+	close(g.pass)
+	require.Equal(t, JobDone, b.follow(0, later.Job).State)
+	b.noneWanted()
+}

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// addCompletion adds cobra's own verb, with examples: nobody remembers where each shell looks.
+func addCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd("bash") // any word that is no request of a shell's for completions
+	completion, _, err := root.Find([]string{"completion"})
+	if err != nil || completion == root {
+		return // this version of cobra has none
+	}
+	completion.Long = strings.TrimSpace(completion.Long) + statusHelp(exitDone, exitUsage)
+	completion.Example = `  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl
+  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish`
+	for shell, example := range map[string]string{
+		"bash":       "  epcachectl completion bash > ~/.local/share/bash-completion/completions/epcachectl",
+		"zsh":        `  epcachectl completion zsh > "${fpath[1]}/_epcachectl"`,
+		"fish":       "  epcachectl completion fish > ~/.config/fish/completions/epcachectl.fish",
+		"powershell": "  epcachectl completion powershell | Out-String | Invoke-Expression",
+	} {
+		if cmd, _, err := completion.Find([]string{shell}); err == nil {
+			cmd.Example = example
+			cmd.Long = strings.TrimSpace(cmd.Long) + statusHelp(exitDone, exitUsage)
+		}
+	}
+}

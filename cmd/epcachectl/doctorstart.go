@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/unixsock"
+)
+
+// leastRoom is what a daemon leaves free on its disk, in bytes: with less nothing is compiled, and with much less it does not start.
+const leastRoom = 16 << 20
+
+// cannotStart says what would keep the program from starting the user's own daemon, and what to do; "" where nothing is seen. It tries nothing that leaves a trace.
+func cannotStart(ctx context.Context, program string) (text, hint string) {
+	if os.Getenv(daemonVariable) != "" { // one that is beside this program is what it should be
+		if text := notTheDaemon(ctx, program); text != "" {
+			return text + namedBy(), "name the program epcached with " + daemonVariable + ", or nothing"
+		}
+	}
+	state := unixsock.UserState()
+	if file := config.UserFile(); exists(file) {
+		s, err := config.Load(file)
+		if err != nil {
+			return err.Error(), "mend it: epcachectl config check " + file
+		}
+		if s.State != config.Defaults().State {
+			state = s.State
+		}
+	}
+	above := state
+	for {
+		info, err := os.Stat(above)
+		if err == nil && !info.IsDir() {
+			return fmt.Sprintf("%s is no folder", above), "another program put it there: move it away"
+		}
+		if err == nil || above == filepath.Dir(above) {
+			break
+		}
+		above = filepath.Dir(above)
+	}
+	if err := mayWrite(above); err != nil {
+		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"
+	}
+	if free, err := freeBytes(above); err == nil && free < leastRoom {
+		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", byteSize(free), state, byteSize(leastRoom)),
+			"make room on the disk, or put the state elsewhere: state in epcached.toml"
+	}
+	return "", ""
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// notTheDaemon says why a program is not epcached.
+func notTheDaemon(ctx context.Context, program string) string {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, "--version").Output()
+	if err != nil {
+		return fmt.Sprintf("%s --version: %v", program, err)
+	}
+	if !strings.HasPrefix(string(out), "epcached ") {
+		return program + " is not epcached"
+	}
+	return ""
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestDu(t *testing.T) {
+	newStandIn(t).serve()
+	out := call(t, "du").out
+	for _, line := range []string{
+		`(?m)^12.0 KiB +8.0 KiB +16.0 KiB +tiny.onnx aaaa$`,
+		`(?m)^4.0 KiB +4.0 KiB +8.0 KiB +├─ a1 StandInExecutionProvider, batch=1$`,
+		`(?m)^8.0 KiB +4.0 KiB +8.0 KiB +└─ a2 StandInExecutionProvider, batch=2$`,
+		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb$`, // of the same name, and another model; on the second page
+		`(?m)^uid:1 +4.0 KiB +8.0 KiB +24.0 KiB +3 builds +1.0 MiB$`,
+		`(?m)^8.0 KiB on disk, .*, 3 builds$`,
+		`(?m)^packing would free some 3.0 MiB of it: epcachectl pack --all -n tells of which$`,
+	} {
+		require.Regexp(t, line, out)
+	}
+	out = call(t, "du", "a", "b").out
+	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, stand in a_ctx.bin as well\n512 B of small files, mostly graphs, as well\nthe second has 2.0 KiB in common with the first\n")
+	require.NotContains(t, out, "on disk", "the whole store is not asked for")
+	require.NotContains(t, out, "packing")
+	var r struct {
+		Models []duModel `json:"models"`
+		duRest
+	}
+	require.NoError(t, json.Unmarshal([]byte(call(t, "du", "--json").out), &r))
+	require.Len(t, r.Models, 2)
+	require.Len(t, r.Models[0].Builds, 2)
+	require.EqualValues(t, 12288, r.Models[0].OwnBytes)
+	require.Equal(t, "batch=2", r.Models[0].Builds[1].Shapes)
+	require.EqualValues(t, 3<<20, r.PackableBytes)
+	require.Equal(t, "bbbb", r.Models[1].ModelDigest)
+	require.EqualValues(t, 1<<20, r.Users[0].QuotaBytes)
+	require.Contains(t, call(t, "status").out, "3 blobs still to be compared with others")
+}

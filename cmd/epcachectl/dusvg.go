@@ -1,0 +1,314 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/xml"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// The picture of what files share: a bar for each, as long as the file is large. What stands in one file only is grey; a colour stands in
+// all files that show it, and is that of the file that has the bytes.
+
+// Sizes are in pixels.
+const (
+	svgWidth   = 1080
+	svgMargin  = 24
+	svgLabels  = 290 // the column of names
+	svgBar     = 540
+	svgRow     = 34
+	svgBarHigh = 20
+	svgColumn  = 2 // the resolution of bars, which bounds the size of a picture
+	svgFiles   = 60
+	svgNames   = 36 // characters of a name
+)
+
+// svgColours tell holders apart, also for who sees red and green alike; after them come all others.
+var svgColours = []string{"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee7733", "#0077bb", "#997700", "#44aa99", "#882255", "#88ccaa"}
+
+const (
+	svgOther = "#555555" // the colour of holders beyond these
+	svgAlone = "#d9dce0"
+)
+
+// picture is what is drawn.
+type picture struct {
+	layout  *layoutResult
+	files   []*laidFileJSON // in the order of rows
+	colours map[string]string
+	shared  []string         // holders that others take from, the most first
+	takers  map[string]int   // of each: other files that have bytes of it
+	bytes   map[string]int64 // of each: that others take, each file's
+	taken   map[string][]pieceJSON
+	byName  map[string]*laidFileJSON // by digest
+	family  map[string]string        // by digest or holder: one of them
+	out     bytes.Buffer
+}
+
+// drawLayout gives the picture as an SVG that needs nothing besides.
+func drawLayout(l *layoutResult) []byte {
+	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{}, bytes: map[string]int64{}, taken: map[string][]pieceJSON{},
+		byName: map[string]*laidFileJSON{}, family: map[string]string{}}
+	p.relate()
+	p.order()
+	high := p.draw()
+	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img" aria-label="what compiled models share">
+<style>text{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif;fill:#1f2328}.title{font-size:18px;font-weight:600}.name{font-size:13px}.small{font-size:11px;fill:#59636e}.figure{font-size:12px;text-anchor:end}.hint{font-size:11px;fill:#59636e;text-anchor:end}</style>
+<rect width="%d" height="%d" fill="#ffffff"/>
+%s</svg>
+`, svgWidth, high, svgWidth, high, svgWidth, high, p.out.Bytes())
+}
+
+// relate finds out who takes from whom.
+func (p *picture) relate() {
+	for i := range p.layout.Files {
+		f := &p.layout.Files[i]
+		if p.byName[f.Digest] != nil {
+			continue // several builds have this file: one bar
+		}
+		p.byName[f.Digest] = f
+		p.files = append(p.files, f)
+		took := map[string]bool{}
+		for _, piece := range f.Pieces {
+			if piece.Holder == f.Digest {
+				continue
+			}
+			p.bytes[piece.Holder] += piece.Length
+			p.taken[piece.Holder] = append(p.taken[piece.Holder], pieceJSON{At: piece.From, Length: piece.Length})
+			if !took[piece.Holder] {
+				took[piece.Holder] = true
+				p.takers[piece.Holder]++
+			}
+			p.join(f.Digest, piece.Holder)
+		}
+	}
+	p.shared = sorted(p.bytes)
+	slices.SortStableFunc(p.shared, func(a, b string) int { return cmp.Compare(p.bytes[b], p.bytes[a]) })
+	for i, holder := range p.shared {
+		p.colours[holder] = svgOther
+		if i < len(svgColours) {
+			p.colours[holder] = svgColours[i]
+		}
+	}
+}
+
+func (p *picture) root(digest string) string {
+	for p.family[digest] != "" {
+		digest = p.family[digest]
+	}
+	return digest
+}
+
+func (p *picture) join(a, b string) {
+	if a, b = p.root(a), p.root(b); a != b {
+		p.family[a] = b
+	}
+}
+
+// order puts those that share something next to each other: the families that take most first, in each the files that others take from first.
+func (p *picture) order() {
+	sizes := map[string]int64{}
+	for _, f := range p.files {
+		sizes[p.root(f.Digest)] += f.Size
+	}
+	slices.SortStableFunc(p.files, func(a, b *laidFileJSON) int {
+		x, y := p.root(a.Digest), p.root(b.Digest)
+		return cmp.Or(cmp.Compare(sizes[y], sizes[x]), strings.Compare(x, y), cmp.Compare(p.bytes[b.Digest], p.bytes[a.Digest]), cmp.Compare(b.Size, a.Size))
+	})
+}
+
+func escaped(text string) string {
+	var b bytes.Buffer
+	_ = xml.EscapeText(&b, []byte(printable(text))) // a buffer takes everything
+	return b.String()
+}
+
+// shortened cuts a name in the middle: its end tells variants apart.
+func shortened(name string, most int) string {
+	r := []rune(orDash(name))
+	if len(r) <= most {
+		return string(r)
+	}
+	return string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
+}
+
+func (p *picture) add(format string, args ...any) { fmt.Fprintf(&p.out, format+"\n", args...) }
+
+func (p *picture) text(x, y int, class, text string) {
+	p.add(`<text x="%d" y="%d" class="%s">%s</text>`, x, y, class, escaped(text))
+}
+
+// draw writes everything but the frame, and says how high it is.
+func (p *picture) draw() int {
+	y := p.head()
+	longest := int64(1)
+	for _, f := range p.files {
+		longest = max(longest, f.Size)
+	}
+	for i, f := range p.files {
+		if i > 0 && p.root(f.Digest) != p.root(p.files[i-1].Digest) {
+			y += svgRow / 3
+		}
+		p.row(f, y, longest)
+		y += svgRow
+	}
+	if len(p.files) == 0 {
+		p.text(svgMargin, y+14, "name", "nothing is stored that is large enough to be drawn")
+		y += svgRow
+	}
+	if p.layout.More > 0 {
+		p.text(svgMargin, y+14, "small", fmt.Sprintf("%s more, %s, are smaller than these, and not drawn", counted(p.layout.More, "file"), byteSize(p.layout.MoreBytes)))
+		y += svgRow
+	}
+	return y + svgMargin/2
+}
+
+// head writes the title and the legend, and says where the rows begin.
+func (p *picture) head() int {
+	size, own := int64(0), int64(0)
+	for _, f := range p.files {
+		size += f.Size
+		own += p.own(f)
+	}
+	y := svgMargin + 14
+	p.text(svgMargin, y, "title", "What compiled models share")
+	y += 22
+	p.text(svgMargin, y, "small", fmt.Sprintf("%s, %s in all, of which %s stand in one of them only. A bar is a file, as long as it is large.", counted(len(p.files), "file"), byteSize(size), byteSize(own)))
+	y += 18
+	p.add(`<rect x="%d" y="%d" width="12" height="12" fill="%s"/>`, svgMargin, y, svgAlone)
+	p.text(svgMargin+18, y+10, "small", "in this file only")
+	x, others := svgMargin+150, 0
+	for i, holder := range p.shared {
+		if i >= len(svgColours) {
+			others++
+			continue
+		}
+		label := fmt.Sprintf("%s, also in %s", shortened(p.holderName(holder), 30), counted(p.takers[holder], "other file"))
+		wide := 34 + 6*len([]rune(label))
+		if x+wide > svgWidth-svgMargin {
+			x, y = svgMargin, y+18
+		}
+		p.swatch(x, y, p.colours[holder], label)
+		x += wide
+	}
+	if others > 0 {
+		if x+220 > svgWidth-svgMargin {
+			x, y = svgMargin, y+18
+		}
+		p.swatch(x, y, svgOther, fmt.Sprintf("bytes of %s", counted(others, "further file")))
+	}
+	return y + 30
+}
+
+func (p *picture) swatch(x, y int, colour, label string) {
+	p.add(`<rect x="%d" y="%d" width="12" height="12" fill="%s"/>`, x, y, colour)
+	p.text(x+18, y+10, "small", label)
+}
+
+// holderName is what the file is called that has bytes which others take.
+func (p *picture) holderName(holder string) string {
+	if f := p.byName[holder]; f != nil {
+		return f.ModelName + " " + short(f.Build)
+	}
+	return "packed files: " + short(holder)
+}
+
+// own counts the bytes of a file that stand in no other one.
+func (p *picture) own(f *laidFileJSON) int64 { return f.Size - f.SharedBytes }
+
+func (p *picture) row(f *laidFileJSON, y int, longest int64) {
+	p.text(svgMargin, y+12, "name", shortened(f.ModelName, svgNames))
+	p.text(svgMargin, y+25, "small", shortened(strings.TrimSuffix(f.EP, "ExecutionProvider")+" "+short(f.Build)+shapesText(f.Shapes), svgNames+10))
+	wide := max(int(int64(svgBar)*f.Size/longest), svgColumn)
+	x := svgMargin + svgLabels
+	for _, run := range p.runs(f, max(wide/svgColumn, 1)) {
+		p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>%s</title></rect>`, x+run.from*svgColumn, y+4, (run.to-run.from)*svgColumn, svgBarHigh, run.colour,
+			escaped(fmt.Sprintf("%s: %s", byteSize(run.bytes), run.what)))
+	}
+	p.add(`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#59636e" stroke-width="1"/>`, x, y+4, wide/svgColumn*svgColumn, svgBarHigh)
+	right := svgWidth - svgMargin
+	p.text(right, y+12, "figure", byteSize(f.Size))
+	form := "stored whole"
+	if f.Packed {
+		form = "packed" + f.compressedText()
+	}
+	p.text(right, y+25, "hint", form+", "+byteSize(p.own(f))+" its own")
+}
+
+// stretch is a part of a bar with one colour; from and to count columns.
+type stretch struct {
+	from, to int
+	colour   string
+	what     string
+	bytes    int64
+}
+
+// runs paints a file in so many columns, each in what most of its bytes are.
+func (p *picture) runs(f *laidFileJSON, columns int) (out []stretch) {
+	type weight map[string]int64
+	cells := make([]weight, columns)
+	paint := func(at, length int64, holder string) {
+		first := float64(at) / float64(max(f.Size, 1)) * float64(columns) // as a fraction: whatever was told, it is no place beyond the bar
+		for i := int(min(max(first-1, 0), float64(columns))); i < columns; i++ {
+			begin, end := f.Size*int64(i)/int64(columns), f.Size*int64(i+1)/int64(columns)
+			n := min(at+length, end) - max(at, begin)
+			if begin >= at+length {
+				break
+			}
+			if n > 0 {
+				if cells[i] == nil {
+					cells[i] = weight{}
+				}
+				cells[i][holder] += n
+			}
+		}
+	}
+	for _, piece := range f.Pieces {
+		if piece.Holder != f.Digest {
+			paint(piece.At, piece.Length, piece.Holder)
+		}
+	}
+	for _, piece := range apart(p.taken[f.Digest]) {
+		paint(piece.At, piece.Length, f.Digest)
+	}
+	for i, cell := range cells {
+		begin, end := f.Size*int64(i)/int64(columns), f.Size*int64(i+1)/int64(columns)
+		best, most, sum := "", int64(0), int64(0)
+		for _, holder := range sorted(cell) {
+			sum += cell[holder]
+			if cell[holder] > most {
+				best, most = holder, cell[holder]
+			}
+		}
+		next := stretch{from: i, to: i + 1, colour: svgAlone, what: "in this file only", bytes: end - begin}
+		if 2*sum >= end-begin && best != "" {
+			next.colour = p.colours[best]
+			next.what = "of " + p.holderName(best)
+			if best == f.Digest {
+				next.what = "also in " + counted(p.takers[best], "other file")
+			}
+		}
+		if n := len(out); n > 0 && out[n-1].colour == next.colour && out[n-1].what == next.what {
+			out[n-1].to, out[n-1].bytes = next.to, out[n-1].bytes+next.bytes
+			continue
+		}
+		out = append(out, next)
+	}
+	return out
+}
+
+// apart joins ranges that overlap, in order.
+func apart(all []pieceJSON) (out []pieceJSON) {
+	all = slices.Clone(all)
+	slices.SortFunc(all, func(a, b pieceJSON) int { return cmp.Compare(a.At, b.At) })
+	for _, r := range all {
+		if n := len(out); n > 0 && r.At <= out[n-1].At+out[n-1].Length {
+			out[n-1].Length = max(out[n-1].Length, r.At+r.Length-out[n-1].At)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// wellFormed reads a picture as XML, and gives the texts in it.
+func wellFormed(t *testing.T, svg []byte) (texts []string) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(string(svg)))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return texts
+		}
+		require.NoError(t, err)
+		if s, ok := token.(xml.CharData); ok && strings.TrimSpace(string(s)) != "" {
+			texts = append(texts, string(s))
+		}
+	}
+}
+
+// Two files of a megabyte: the second takes its first half from the first.
+func half() *layoutResult {
+	return &layoutResult{More: 7, MoreBytes: 7 << 20, Files: []laidFileJSON{
+		{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", Digest: "h0", Size: 1 << 20, SharedBytes: 1 << 19, Pieces: []pieceJSON{{0, 1 << 20, "h0", 0}}},
+		{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, Digest: "h1", Size: 1 << 20, SharedBytes: 1 << 19, Packed: true,
+			Pieces: []pieceJSON{{0, 1 << 19, "h0", 1 << 19}, {1 << 19, 1 << 19, "h1", 1 << 19}}},
+	}}
+}
+
+func TestAPictureTellsWhatIsCompressed(t *testing.T) {
+	files := half()
+	files.Files[1].Compressed = 1 << 18
+	require.Contains(t, wellFormed(t, drawLayout(files)), "packed, 256.0 KiB of it compressed, 512.0 KiB its own")
+}
+
+func TestAPictureShowsWhatIsShared(t *testing.T) {
+	svg := drawLayout(half())
+	texts := wellFormed(t, svg)
+	require.Contains(t, texts, `<b&"4.onnx`, "escaped, and so itself again")
+	require.Contains(t, texts, "packed, 512.0 KiB its own")
+	require.Contains(t, texts, "stored whole, 512.0 KiB its own")
+	require.Contains(t, texts, "batch1.onnx cdcdcdcdcdcd, also in 1 other file")
+	require.Contains(t, texts, "7 files more, 7.0 MiB, are smaller than these, and not drawn")
+	x, width := svgMargin+svgLabels, svgBar/2
+	bar := func(x, y int, colour string) string {
+		return fmt.Sprintf(`<rect x="%d" y="%d" width="%d" height="%d" fill="%s"><title>`, x, y, width, svgBarHigh, colour)
+	}
+	first := strings.Index(string(svg), bar(x, 112, svgAlone))
+	require.Positive(t, first, "what nobody takes of the first file: its first half\n%s", svg)
+	require.Contains(t, string(svg), bar(x+width, 112, svgColours[0]), "what is taken")
+	require.Contains(t, string(svg), bar(x, 112+svgRow, svgColours[0]), "by the second, for its first half")
+	require.Contains(t, string(svg), bar(x+width, 112+svgRow, svgAlone))
+}
+
+// However many pieces files have, and whatever they say, a picture stays small and is one.
+func TestAPictureIsBounded(t *testing.T) {
+	l := &layoutResult{}
+	for i := range svgFiles {
+		f := laidFileJSON{ModelName: strings.Repeat("ü\x00", 500), Digest: fmt.Sprint(i), Size: 1 << 30}
+		for at := int64(0); at < 1<<30; at += 1 << 21 {
+			holder := fmt.Sprint((i + int(at>>21)) % svgFiles)
+			f.Pieces = append(f.Pieces, pieceJSON{at, 1 << 21, holder, at})
+		}
+		l.Files = append(l.Files, f)
+	}
+	svg := drawLayout(l)
+	wellFormed(t, svg)
+	require.Less(t, len(svg), 5<<20)
+	wellFormed(t, drawLayout(&layoutResult{}))
+	wellFormed(t, drawLayout(&layoutResult{Files: []laidFileJSON{{Digest: "x", Size: 0}, {Digest: "y", Size: 1, Pieces: []pieceJSON{{-5, 1 << 40, "z", -1}}}}}))
+}

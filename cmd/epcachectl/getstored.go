@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// checkStored says which flags mean nothing where no daemon is asked.
+func (g *getCall) checkStored() error {
+	if g.state == "" {
+		if g.build != "" {
+			return usageError{errors.New("get: --build is for --state: a daemon finds the build that suits")}
+		}
+		if g.unpackTo != "" {
+			return usageError{errors.New("get: --unpack-to is for --state: a daemon unpacks where its configuration says")}
+		}
+		return nil
+	}
+	for _, wrong := range []struct {
+		given bool
+		flag  string
+	}{
+		{g.app.socket != "", "--socket"}, {g.keep, "--keep-going"}, {g.request.strictORT, "--strict-ort"},
+		{g.request.verify != 0, "--verify-output"}, {g.request.store != "", "--store"}, {g.onMiss != "wait" && g.onMiss != "fail", "--on-miss " + g.onMiss},
+	} {
+		if wrong.given {
+			return usageError{fmt.Errorf("get: %s is for the daemon, and --state asks none", wrong.flag)}
+		}
+	}
+	return nil
+}
+
+// fromStore answers from a store that no daemon has.
+func (g *getCall) fromStore(ctx context.Context, models []string) ([]got, error) {
+	store, err := cache.ReadStore(ctx, g.state, uint32(os.Getuid()))
+	if err != nil {
+		return nil, verbError{"read", g.state, storedError(err)}
+	}
+	for _, problem := range store.Problems() {
+		g.app.print.warning(fmt.Sprintf("read %q: %s", g.state, problem))
+	}
+	show := newPhases(g.app.print, g.progress, len(models))
+	defer show.end()
+	r := &reading{getCall: g, store: store, show: show}
+	if g.share {
+		one := r.results(ctx, models)
+		return eachOfGroup(one, models), nil
+	}
+	results := make([]got, len(models))
+	for i, path := range models {
+		results[i] = r.results(ctx, []string{path})
+	}
+	return results, nil
+}
+
+// reading is a call that reads a store.
+type reading struct {
+	*getCall
+	store *cache.Stored
+	show  *phases
+}
+
+// results asks the store for one model, or for several as a group.
+func (r *reading) results(ctx context.Context, paths []string) got {
+	start := time.Now()
+	out := got{path: paths[0]}
+	defer r.show.done(paths[0])
+	models, failed, err := openModels(paths)
+	if err != nil {
+		out.err = verbError{"get", failed, storedError(err)}
+		return out
+	}
+	defer closeModels(models)
+	if err := r.find(ctx, models, &out); err != nil {
+		out.err = verbError{"get", paths[0], storedError(err)}
+	}
+	out.elapsed = time.Since(start)
+	return out
+}
+
+// find asks the store, once more with the external data that the models turned out to refer to.
+func (r *reading) find(ctx context.Context, models []*modelFile, out *got) error {
+	message, files, err := r.request.message(models[0])
+	if err != nil {
+		return err
+	}
+	defer closeExtra(files)
+	request := storedRequest(message, files)
+	for _, m := range models[1:] {
+		request.Group = append(request.Group, cache.ModelFiles{Name: filepath.Base(m.path), Graph: m.file, External: make(map[string]*os.File)})
+	}
+	answer, err := r.store.Find(ctx, request, r.build)
+	if need := (*cache.NeedFilesError)(nil); errors.As(err, &need) {
+		for i, location := range need.Locations {
+			member := 0
+			if len(need.Members) > 0 {
+				member = need.Members[i]
+			}
+			f, err := models[member].external(location)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if member == 0 {
+				request.External[location] = f
+			} else {
+				request.Group[member-1].External[location] = f
+			}
+		}
+		answer, err = r.store.Find(ctx, request, r.build)
+	}
+	if err != nil {
+		return err
+	}
+	if r.wantsPath() && answer.Build != nil && answer.View == nil {
+		if err := r.unpack(ctx, models[0].path, answer); err != nil {
+			return err
+		}
+	}
+	out.take(r.store, answer)
+	return nil
+}
+
+// take notes an answer: where the store has no view and none was wanted, its files are copied from the store.
+func (r *got) take(store *cache.Stored, answer *cache.Answer) {
+	r.reply, r.view, r.graph = storedReply(answer), answer.View, answer.Graph
+	if answer.Build == nil || answer.View != nil {
+		return
+	}
+	r.blobs = make(map[string]func() (io.ReadCloser, error))
+	for _, f := range answer.Build.Files {
+		r.blobs[f.Name] = func() (io.ReadCloser, error) {
+			in, err := store.Open(answer, f)
+			return in, storedError(err)
+		}
+	}
+}
+
+// wantsPath tells whether somebody is to load the files from where they are: not who takes a copy.
+func (g *getCall) wantsPath() bool { return !g.dryRun && (g.out == "" || len(g.program) > 0) }
+
+// unpack makes a view in the first folder that will do, for a build that has none in the store.
+func (r *reading) unpack(ctx context.Context, name string, answer *cache.Answer) (err error) {
+	folders, err := r.unpackFolders()
+	if err != nil {
+		return err
+	}
+	for _, folder := range folders {
+		err = r.store.Unpack(ctx, answer, folder, func(done, total int64) {
+			r.show.phase(name, &wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
+		})
+		if class := cache.ClassOf(err); err == nil || class != cache.NotAllowed && class != cache.NoSpace {
+			return err
+		}
+	}
+	if e := (*cache.Error)(nil); errors.As(err, &e) {
+		e.Hint = "the store has no view of it to load it from: name a folder of your own to unpack it into: --unpack-to DIR"
+	}
+	return err
+}
+
+// unpackFolders lists where a build is unpacked: where the call says, else where programs keep what can be made again.
+func (g *getCall) unpackFolders() (folders []string, err error) {
+	if g.unpackTo != "" {
+		dir, err := filepath.Abs(g.unpackTo)
+		return []string{dir}, err
+	}
+	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) { // XDG_CACHE_HOME, or ~/.cache
+		folders = append(folders, filepath.Join(dir, "epcached", "unpacked"))
+	}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		folders = append(folders, filepath.Join(dir, "epcached-unpacked"))
+	}
+	return append(folders, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid()))), nil
+}
+
+func storedRequest(w *wire.Acquire, files []*os.File) *cache.Request {
+	r := &cache.Request{
+		Name: w.Model.Name, Graph: files[0], External: make(map[string]*os.File), SessionOptions: w.SessionOptions,
+		FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
+		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route, Runtime: cache.RuntimeRef{Directory: w.Runtime.GetDirectory()},
+		Output: cache.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
+			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
+	}
+	for _, ep := range w.Eps {
+		one := cache.EP{Name: ep.Name, Options: ep.Options, Files: make(map[string]*os.File)}
+		for _, d := range ep.Devices {
+			one.Devices = append(one.Devices, compilers.Device{Type: d.Type, VendorID: d.VendorId, DeviceID: d.DeviceId, Metadata: d.Metadata})
+		}
+		for name, fd := range ep.OptionFds {
+			one.Files[name] = files[fd]
+		}
+		r.EPs = append(r.EPs, one)
+	}
+	return r
+}
+
+// storedReply is the answer in the words of the daemon's, so that it is printed, copied and run alike.
+func storedReply(a *cache.Answer) *wire.AcquireReply {
+	reply := &wire.AcquireReply{
+		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(),
+		CompatibilitySource: a.Compatibility.Source, CompatibilityReason: a.Compatibility.Reason, Why: a.Why, Record: a.Record,
+		Runtime: a.Runtime, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
+		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
+	}
+	b := a.Build
+	if b == nil {
+		return reply
+	}
+	reply.Member = uint32(a.Member)
+	for _, m := range a.Members {
+		reply.Members = append(reply.Members, &wire.Member{Name: m.Name, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
+	}
+	reply.ProviderOptions = make(map[string]*wire.StringMap, len(a.ProviderOptions))
+	for ep, options := range a.ProviderOptions {
+		reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
+	}
+	reply.RequestKey, reply.Build, reply.CompileSeconds = a.RequestKey.String(), b.BuildKey.String(), b.CompileSeconds
+	reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = b.EPs[0].Name, b.EPs[0].SDKVersion, b.EPs[0].HardwareArchitecture
+	folder := ""
+	if a.View != nil {
+		id, _, _ := strings.Cut(a.Graph, "/")
+		folder = id + "/"
+	}
+	for _, f := range b.Files {
+		reply.Files = append(reply.Files, &wire.File{Name: folder + f.Name, Size: f.Size, Digest: f.Digest.String()})
+	}
+	return reply
+}
+
+// storedError gives the cache's errors the classes that scripts know from the daemon's.
+func storedError(err error) error {
+	if err == nil {
+		return nil
+	}
+	var locked *cache.LockedError
+	if errors.As(err, &locked) {
+		return &hintedError{err, "a daemon has it: ask that one, without --state"}
+	}
+	var e *cache.Error
+	switch {
+	case errors.As(err, &e):
+	case cache.Damaged(err):
+		return damageError{err}
+	default:
+		return plainPathError(err)
+	}
+	return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// packResult is what pack and unpack print with --json.
+type packResult struct {
+	DryRun     bool           `json:"dry_run"`
+	FreedBytes int64          `json:"freed_bytes"` // less than 0: that it takes
+	Changed    uint64         `json:"changed"`
+	Builds     []packedBuilds `json:"builds"`
+	More       uint32         `json:"more"` // builds that are not listed
+}
+
+type packedBuilds struct {
+	Build      string `json:"build"`
+	ModelName  string `json:"model_name"`
+	EP         string `json:"ep"`
+	Scope      string `json:"scope"`
+	Outcome    string `json:"outcome"`
+	FreesBytes int64  `json:"frees_bytes"`
+}
+
+func (a *app) packCommand() *cobra.Command {
+	var request wire.Pack
+	cmd := &cobra.Command{
+		Use:   "pack ENTRY|MODEL...|--all [-n]",
+		Short: "keep builds as what they share with others",
+		Long: `pack keeps builds as recipes: most of their bytes stand in other builds of the same model, or of one like it, and are not
+stored again. The next request for a packed build unpacks it, which takes as long as a copy. The daemon packs by itself what was
+not used for a while; see [space] in its configuration. What is in use, or was given out in the last ten minutes, stays as it is,
+and so does what shares too little, or what others take their bytes from. ENTRY is as for show; --all means all builds of yours,
+and for administrators all there are. With -n it prints what would be freed, after comparing builds where that has not been
+done yet.` + statusHelp(askingCodes...),
+		Example: `  epcachectl pack --all -n`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.changePacked(cmd.Context(), args, &request, "packed", "would be packed")
+		},
+	}
+	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "pack nothing, print what would be freed")
+	return cmd
+}
+
+func (a *app) unpackCommand() *cobra.Command {
+	request := wire.Pack{Unpack: true}
+	cmd := &cobra.Command{
+		Use:   "unpack ENTRY|MODEL...|--all [-n]",
+		Short: "keep builds whole again",
+		Long: `unpack takes back what pack did: the builds stand whole in the store again, so that requests need not unpack them. Pin
+them as well if the daemon shall not pack them when they are not used for a while. With -n it prints how much they would take. ENTRY
+and --all are as for pack.` + statusHelp(askingCodes...),
+		Example: `  epcachectl unpack mobilenet.onnx`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.changePacked(cmd.Context(), args, &request, "unpacked", "would be unpacked")
+		},
+	}
+	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
+	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "unpack nothing, print how much it would take")
+	return cmd
+}
+
+func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pack, done, would string) error {
+	switch {
+	case request.All && len(args) > 0:
+		return usageError{errors.New("name builds, or say --all")}
+	case !request.All && len(args) == 0:
+		return usageError{errors.New("say which builds, or --all")}
+	}
+	return a.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+		entries, err := entriesOf(ctx, args)
+		if err != nil {
+			return err
+		}
+		request.Entries = entries
+		var reply *wire.PackReply
+		err = a.showing(func(progress func(*wire.Progress)) (err error) {
+			reply, err = c.Pack(ctx, request, progress)
+			return err
+		})
+		if err != nil {
+			return asGiven(err, args, entries)
+		}
+		return a.printPacked(request.DryRun, reply, done, would)
+	})
+}
+
+func (a *app) printPacked(dryRun bool, r *wire.PackReply, done, would string) error {
+	if a.json {
+		out := packResult{DryRun: dryRun, FreedBytes: r.GetFreedBytes(), Changed: r.GetChanged(), More: r.GetMore(), Builds: []packedBuilds{}}
+		for _, b := range r.GetBuilds() {
+			out.Builds = append(out.Builds, packedBuilds{b.GetBuild(), b.GetModelName(), b.GetEp(), b.GetScope(), b.GetOutcome(), b.GetFreesBytes()})
+		}
+		return a.print.json(out)
+	}
+	for _, b := range r.GetBuilds() {
+		outcome := b.GetOutcome()
+		if outcome == done && dryRun {
+			outcome = would
+		}
+		a.print.line("%s: build %s of %s: %s%s", orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()), printable(outcome), freedText(b.GetFreesBytes()))
+	}
+	if n := r.GetMore(); n > 0 {
+		a.print.line("and %d more", n)
+	}
+	if dryRun {
+		done = would
+	}
+	a.print.line("%s %s%s", counted(r.GetChanged(), "build"), done, freedText(r.GetFreedBytes()))
+	return nil
+}
+
+// freedText says what a change frees, or takes.
+func freedText(bytes int64) string {
+	switch {
+	case bytes > 0:
+		return fmt.Sprintf(", frees %s", byteSize(bytes))
+	case bytes < 0:
+		return fmt.Sprintf(", takes %s", byteSize(-bytes))
+	}
+	return ""
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// terminal gives both ends of a pseudo terminal.
+func terminal(t *testing.T) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("NOT TESTED ON A TERMINAL: %v", err)
+	}
+	t.Cleanup(func() { person.Close() })
+	require.NoError(t, unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { program.Close() })
+	return person, program
+}
+
+func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
+	b := newStandIn(t)
+	one, two := b.build(), b.build()
+	two.Build, two.ModelName = "abcdef0123456789", "other.onnx"
+	b.builds = []*wire.Build{one, two}
+	b.serve()
+	ask := func(answer string, args ...string) (code int, out, said string) {
+		person, program := terminal(t)
+		_, err := person.WriteString(answer)
+		require.NoError(t, err)
+		var stdout, stderr bytes.Buffer
+		a := &app{print: newPrinter(&stdout, &stderr), stdin: program, replace: replaceProcess}
+		a.print.terminal = true
+		code = a.run(context.Background(), args)
+		return code, stdout.String(), stderr.String()
+	}
+	code, out, said := ask("n\n", "rm", "tiny.onnx")
+	require.Equal(t, exitFailed, code)
+	require.Empty(t, out)
+	for _, says := range []string{"  tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider", "  other.onnx: build abcdef012345", "delete 2 builds, 7 B on the disk? [y/N]",
+		"nothing deleted", "hint: delete without being asked: epcachectl rm tiny.onnx -f"} {
+		require.Contains(t, said, says)
+	}
+	require.Empty(t, b.changed())
+	code, out, _ = ask("y\n", "rm", "tiny.onnx")
+	require.Equal(t, exitDone, code)
+	require.Contains(t, out, "deleted other.onnx: build abcdef012345")
+	require.Equal(t, []string{"remove tiny.onnx"}, b.changed())
+	code, _, said = ask("", "rm", "-f", "tiny.onnx")
+	require.Equal(t, exitDone, code)
+	require.NotContains(t, said, "[y/N]")
+	b.set(func() { b.builds = []*wire.Build{one} })
+	code, _, said = ask("", "rm", "tiny.onnx")
+	require.Equal(t, exitDone, code)
+	require.NotContains(t, said, "[y/N]", "one build is what was named")
+}

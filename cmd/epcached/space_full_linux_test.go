@@ -1,0 +1,218 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// smallDisk mounts a small file system in a file; skipped, loudly, where that cannot be done.
+func smallDisk(t *testing.T, size int64) string {
+	image, at := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "mounted")
+	require.NoError(t, os.WriteFile(image, nil, 0o600))
+	require.NoError(t, os.Truncate(image, size))
+	require.NoError(t, os.Mkdir(at, 0o700))
+	for _, command := range [][]string{{"mkfs.ext4", "-q", "-F", "-m", "0", image}, {"mount", "-o", "loop", image, at}} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("SKIPPED: no small file system to fill: %s: %v: %s", command[0], err, out)
+		}
+	}
+	t.Cleanup(func() {
+		out, err := exec.Command("umount", at).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	})
+	return at
+}
+
+// While the disk is full clients still get their models, and when there is room again they are kept, without a restart.
+func TestAFullDiskKeepsNobodyFromAModel(t *testing.T) {
+	disk := smallDisk(t, 96<<20)
+	in := serveInside(t, filepath.Join(disk, "state"), cache.Options{Space: cache.SpaceOptions{Floor: cache.Amount{Bytes: 1 << 20}}})
+	c, err := in.dial(t)
+	require.NoError(t, err)
+	defer c.Close()
+	dir := t.TempDir()
+	take := func(seed uint64) *wire.AcquireReply {
+		t.Helper()
+		path := filepath.Join(dir, "model.onnx")
+		require.NoError(t, os.WriteFile(path, tinymodel.Dense(seed, 8, 1), 0o644))
+		f := openFile(t, path)
+		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP})
+		request.HoldsView = true
+		reply, view, err := c.Acquire(limited(t), request, []*os.File{f}, nil, nil)
+		require.NoError(t, err)
+		a := lease{reply, view}
+		require.NoError(t, a.short())
+		require.NoError(t, view.Close())
+		return reply
+	}
+	unkept := func(r *wire.AcquireReply) bool { return strings.Contains(strings.Join(r.Warnings, " "), "not kept") }
+	first := take(1)
+	require.False(t, unkept(first), "%v", first.Warnings)
+
+	filler := filepath.Join(disk, "filler")
+	fillDisk(t, filler, 512<<10)
+	require.True(t, unkept(take(2)))
+	require.Equal(t, "compiled", take(3).Outcome)
+	require.NoError(t, os.Remove(filler))
+	require.Eventually(t, func() bool { return !unkept(take(4)) }, patience, 100*time.Millisecond)
+	require.Equal(t, "hit", take(4).Outcome)
+	requireNothingFound(t, c)
+}
+
+// While the disk is full to the last block builds are packed, unpacked, served and collected as far as that can be done, nothing is lost, and collecting makes room.
+func TestAFullDiskIsMadeRoomOn(t *testing.T) {
+	disk := smallDisk(t, 96<<20)
+	in := serveInside(t, filepath.Join(disk, "state"), cache.Options{})
+	c, err := in.dial(t)
+	require.NoError(t, err)
+	defer c.Close()
+	dir := t.TempDir()
+	take := func(batch int, miss wire.OnMiss) (lease, error) {
+		t.Helper()
+		path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", batch))
+		require.NoError(t, os.WriteFile(path, tinymodel.Dense(7, 384, batch), 0o644)) // the same weights, for another batch each
+		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP})
+		request.HoldsView, request.OnMiss = true, miss
+		reply, view, err := c.Acquire(limited(t), request, []*os.File{openFile(t, path)}, nil, nil)
+		a := lease{reply, view}
+		if err == nil {
+			err = errors.Join(a.wrong(), view.Close())
+		}
+		return a, err
+	}
+	var builds []string
+	for batch := range 3 {
+		a, err := take(batch+1, wire.OnMiss_WAIT)
+		require.NoError(t, err)
+		builds = append(builds, a.Build)
+	}
+	no := func(*wire.Progress) {}
+	all := &wire.Pack{All: true}
+	require.Eventually(t, func() bool { // what the daemon is just reading stays whole
+		_, err := c.Pack(limited(t), all, no)
+		require.NoError(t, err)
+		layout, err := c.Layout(limited(t), &wire.Layout{})
+		require.NoError(t, err)
+		return slices.ContainsFunc(layout.Files, func(f *wire.LaidFile) bool { return f.Packed })
+	}, patience, pollEvery)
+
+	filler := filepath.Join(disk, "filler")
+	fillDisk(t, filler, 0)
+	refused := 0
+	for batch := range 3 {
+		a, err := take(batch+1, wire.OnMiss_WAIT)
+		if err != nil { // it is packed, and there is room neither for its whole form nor for a compile: its application compiles it elsewhere
+			require.ErrorIs(t, err, unixsock.ErrNoSpace)
+			refused++
+			continue
+		}
+		require.Equal(t, "hit", a.Outcome)
+	}
+	require.Positive(t, refused, "else nothing was packed")
+	require.Less(t, refused, 3, "what lies whole is served")
+	_, err = c.Pack(limited(t), all, no)
+	require.NoError(t, err)
+	_, err = c.Pack(limited(t), &wire.Pack{All: true, Unpack: true}, no)
+	require.ErrorIs(t, err, unixsock.ErrNoSpace)
+	to := int64(0)
+	require.Eventually(t, func() bool {
+		_, err := c.Collect(limited(t), &wire.Collect{ToBytes: &to}, no)
+		require.NoError(t, err)
+		left, err := c.ListAll(limited(t), &wire.List{})
+		require.NoError(t, err)
+		return len(left) == 0
+	}, patience, pollEvery)
+	require.Positive(t, freeOn(t, disk), "there is room again")
+	for _, build := range builds {
+		why, err := c.Why(limited(t), &wire.Why{Entry: build})
+		require.NoError(t, err)
+		require.Contains(t, why.Reason, "evicted on ")
+	}
+	reserve := filepath.Join(disk, "state", "reserve")
+	info, err := os.Stat(reserve)
+	require.NoError(t, err)
+	require.Less(t, info.Size(), int64(index.ReserveBytes), "else the disk was not full")
+
+	require.NoError(t, os.Remove(filler))
+	a, err := take(1, wire.OnMiss_WAIT)
+	require.NoError(t, err)
+	require.Equal(t, "compiled", a.Outcome)
+	a, err = take(1, wire.OnMiss_FAIL)
+	require.NoError(t, err)
+	require.Equal(t, "hit", a.Outcome)
+	require.Eventually(t, func() bool {
+		info, err := os.Stat(reserve)
+		return err == nil && info.Size() == index.ReserveBytes
+	}, patience, pollEvery)
+	requireNothingFound(t, c)
+}
+
+// A daemon that was killed while its disk was full starts on it as it is, and makes room.
+func TestAFullDiskIsStartedOn(t *testing.T) {
+	disk := smallDisk(t, 64<<20)
+	s := newSite(t, runtimeFolder(t, openVINO))
+	s.state = filepath.Join(disk, "state")
+	d := s.start(t)
+	e := entry{path: filepath.Join(t.TempDir(), "model.onnx")}
+	require.NoError(t, os.WriteFile(e.path, tinymodel.Dense(7, 384, 1), 0o644))
+	require.NoError(t, e.get(t, d.dial()))
+	e.letGo(0)
+
+	filler := filepath.Join(disk, "filler")
+	fillDisk(t, filler, 0)
+	d.kill()
+	c := s.start(t).dial()
+	to := int64(0)
+	require.Eventually(t, func() bool { // what was given out lately may still be open for a moment
+		_, err := c.Collect(limited(t), &wire.Collect{ToBytes: &to}, func(*wire.Progress) {})
+		require.NoError(t, err)
+		left, err := c.ListAll(limited(t), &wire.List{})
+		require.NoError(t, err)
+		return len(left) == 0
+	}, patience, pollEvery)
+	why, err := c.Why(limited(t), &wire.Why{Entry: e.build})
+	require.NoError(t, err)
+	require.Contains(t, why.Reason, "evicted on ")
+	require.Positive(t, freeOn(t, disk))
+	require.NoError(t, os.Remove(filler))
+	requireNothingFound(t, c)
+}
+
+// fillDisk writes until so much is left.
+func fillDisk(t *testing.T, path string, left int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	piece := make([]byte, 256<<10)
+	for free := freeOn(t, filepath.Dir(path)); free > left; free = freeOn(t, filepath.Dir(path)) {
+		if _, err := f.Write(piece[:min(int64(len(piece)), free-left)]); err != nil {
+			break
+		}
+	}
+	_ = f.Sync() // as much as there was room for
+}
+
+func freeOn(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(path, &st))
+	return int64(st.Bavail) * st.Bsize
+}

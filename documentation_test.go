@@ -1,0 +1,154 @@
+package epcached
+
+import (
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/stretchr/testify/require"
+)
+
+// page is a Markdown file as its readers see it: where its links go, and to which places in it one can link.
+type page struct {
+	links   []string
+	anchors map[string]bool
+}
+
+var (
+	fence   = regexp.MustCompile("^ {0,3}(```|~~~)")
+	heading = regexp.MustCompile(`^ {0,3}#{1,6}\s+(.*?)\s*#*$`)
+	code    = regexp.MustCompile("`+[^`]*`+")
+	link    = regexp.MustCompile(`\]\(\s*<?([^)\s>]*)>?(?:\s+"[^"]*")?\s*\)`)
+)
+
+func readPage(text string) page {
+	p := page{anchors: make(map[string]bool)}
+	fenced := false
+	for _, line := range strings.Split(text, "\n") {
+		switch {
+		case fence.MatchString(line):
+			fenced = !fenced
+		case fenced || strings.HasPrefix(line, "    "):
+		default:
+			if h := heading.FindStringSubmatch(line); h != nil {
+				p.anchors[p.free(anchor(h[1]))] = true
+			}
+			for _, l := range link.FindAllStringSubmatch(code.ReplaceAllString(line, "`"), -1) {
+				p.links = append(p.links, l[1])
+			}
+		}
+	}
+	return p
+}
+
+// anchor is what a heading is called in links, as GitHub makes it.
+func anchor(heading string) string {
+	heading = link.ReplaceAllString(heading, "]")
+	var b strings.Builder
+	for _, r := range strings.ToLower(heading) {
+		switch {
+		case r == ' ':
+			b.WriteByte('-')
+		case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '-' || r == '_':
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// free numbers headings that are called alike.
+func (p page) free(name string) string {
+	for i, one := 0, name; ; {
+		if !p.anchors[one] {
+			return one
+		}
+		i++
+		one = fmt.Sprintf("%s-%d", name, i)
+	}
+}
+
+// pages reads all Markdown files of the tree. What is fetched or built lies in folders that are left out.
+func pages(t *testing.T) map[string]page {
+	found := make(map[string]page)
+	err := fs.WalkDir(os.DirFS("."), ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && name != "." && (strings.HasPrefix(d.Name(), ".") || name == "bin" || name == "dist" || name == "report"):
+			return fs.SkipDir
+		case d.IsDir() || path.Ext(name) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		found[name] = readPage(string(text))
+		return err
+	})
+	require.NoError(t, err)
+	return found
+}
+
+// broken says what is wrong with a link of a page, "" if it leads somewhere or out of the project, and to which file it leads.
+func broken(all map[string]page, from, to string) (file, why string) {
+	if u, err := url.Parse(to); err != nil || u.Scheme != "" {
+		if err != nil {
+			return "", err.Error()
+		}
+		return "", ""
+	}
+	target, place, _ := strings.Cut(to, "#")
+	file = from
+	if target != "" {
+		file = path.Join(path.Dir(from), target)
+	}
+	if _, err := os.Stat(file); err != nil || strings.HasPrefix(file, "../") {
+		return file, "there is no such file"
+	}
+	if p, isPage := all[file]; place != "" && (!isPage || !p.anchors[place]) {
+		return file, "there is no such heading"
+	}
+	return file, ""
+}
+
+// TestLinksLeadSomewhere follows every relative link and its anchor.
+func TestLinksLeadSomewhere(t *testing.T) {
+	all := pages(t)
+	for from, p := range all {
+		for _, to := range p.links {
+			if _, why := broken(all, from, to); why != "" {
+				t.Errorf("%s: link to %q: %s", from, to, why)
+			}
+		}
+	}
+}
+
+// TestEveryPageIsReachable: what no link leads to nobody reads.
+func TestEveryPageIsReachable(t *testing.T) {
+	all := pages(t)
+	reached := map[string]bool{"README.md": true}
+	for next := []string{"README.md"}; len(next) > 0; next = next[1:] {
+		for _, to := range all[next[0]].links {
+			if file, why := broken(all, next[0], to); why == "" && path.Ext(file) == ".md" && !reached[file] {
+				reached[file] = true
+				next = append(next, file)
+			}
+		}
+	}
+	for name := range all {
+		if strings.HasPrefix(name, "doc/") && !reached[name] {
+			t.Errorf("%s: no link from README.md leads there, over whichever pages", name)
+		}
+	}
+}
+
+// TestPagesAreReadAsTheyAreShown holds the reader of the two tests above to what counts as a link and as a heading.
+func TestPagesAreReadAsTheyAreShown(t *testing.T) {
+	p := readPage("# `[[driver]]`: where a driver's version is read\n## A b\n## A b\n[x](one.md#a), [y](<two.md>) `[z](no.md)`\n    [z](no.md)\n```\n# no\n[z](no.md)\n```\n[w](three.md \"title\")")
+	require.Equal(t, []string{"one.md#a", "two.md", "three.md"}, p.links)
+	require.Equal(t, map[string]bool{"driver-where-a-drivers-version-is-read": true, "a-b": true, "a-b-1": true}, p.anchors)
+}

@@ -1,0 +1,58 @@
+package index
+
+import (
+	"errors"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// brokenDisk syncs nothing and makes no file while it is broken.
+type brokenDisk struct {
+	cas.OS
+	broken bool
+}
+
+func (d *brokenDisk) Sync(f *os.File) error {
+	return errors.Join(d.err(), d.OS.Sync(f))
+}
+
+func (d *brokenDisk) Create(path string) (*os.File, error) {
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	return d.OS.Create(path)
+}
+
+func (d *brokenDisk) err() error {
+	if d.broken {
+		return syscall.EIO
+	}
+	return nil
+}
+
+// Of two who wait for a sync that fails, and after which the journal cannot be written anew, neither is told that all is well.
+func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
+	dir, disk := t.TempDir(), &brokenDisk{}
+	j, damage, err := openJournal(disk, dir, newReserve(disk, dir))
+	require.NoError(t, errors.Join(damage, err))
+	for i := range byte(2) {
+		g := Ghost{BuildID: BuildID{i + 1}}
+		j.ghosts.add(g)
+		require.NoError(t, j.append(ghostRecord(&g)))
+	}
+	disk.broken = true
+	require.ErrorIs(t, j.sync(1), syscall.EIO)
+	require.ErrorIs(t, j.sync(2), syscall.EIO)
+	disk.broken = false
+	require.NoError(t, j.sync(2))
+	require.NoError(t, j.close())
+	j, damage, err = openJournal(disk, dir, newReserve(disk, dir))
+	require.NoError(t, errors.Join(damage, err))
+	require.Len(t, j.ghosts.list, 2)
+	require.NoError(t, j.close())
+}

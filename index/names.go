@@ -1,0 +1,182 @@
+package index
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/zeebo/blake3"
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// What people call builds: a look-up by any of these reads the builds that are
+// meant, and none besides, however many there are.
+
+// The kinds of names that bucketNames has rows for. Request keys and build ids
+// have buckets of their own.
+const (
+	nameBuildKey byte = iota
+	nameModelDigest
+	nameModel
+	nameKinds
+)
+
+// nameBytes is how much of a digest, or of a model name's BLAKE3, stands in a
+// row: enough to tell nearly all apart. The record decides.
+const nameBytes = 8
+
+// MinPrefix is how many digits of a key, id or digest name something.
+const MinPrefix = 8
+
+// Models lists the models of a build: one, or those of a group.
+func (b *Build) Models() []Member {
+	if len(b.Members) > 0 {
+		return b.Members
+	}
+	return []Member{{ModelName: b.ModelName, ModelDigest: b.ModelDigest, Graph: b.Graph}}
+}
+
+// Means reports whether the name means the build: its request key, build key,
+// id or the digest of one of its models, the first MinPrefix or more digits of
+// one, or the name of one of its models.
+func (b *Build) Means(name string) bool {
+	ids := []string{b.RequestKey.String(), b.BuildKey.String(), b.ID.String()}
+	for _, m := range b.Models() {
+		if name == m.ModelName {
+			return true
+		}
+		ids = append(ids, m.ModelDigest.String())
+	}
+	return len(name) >= MinPrefix && slices.ContainsFunc(ids, func(id string) bool { return strings.HasPrefix(id, name) })
+}
+
+// nameKey is the key of a row, or with a shorter value what rows begin with.
+func nameKey(kind byte, value []byte, id []byte) []byte {
+	value = value[:min(len(value), nameBytes)]
+	return append(append(append(make([]byte, 0, 1+nameBytes+len(BuildID{})), kind), value...), id...)
+}
+
+func modelNameKey(name string, id []byte) []byte {
+	sum := blake3.Sum256([]byte(name))
+	return nameKey(nameModel, sum[:], id)
+}
+
+// eachNameRow goes through the build's rows of bucketNames.
+func eachNameRow(b *Build, fn func(key []byte) error) error {
+	err := fn(nameKey(nameBuildKey, b.BuildKey[:], b.ID[:]))
+	models := make(map[cas.Digest]bool)
+	names := make(map[string]bool)
+	for _, m := range b.Models() {
+		if err == nil && !models[m.ModelDigest] {
+			models[m.ModelDigest] = true
+			err = fn(nameKey(nameModelDigest, m.ModelDigest[:], b.ID[:]))
+		}
+		if err == nil && !names[m.ModelName] {
+			names[m.ModelName] = true
+			err = fn(modelNameKey(m.ModelName, b.ID[:]))
+		}
+	}
+	return err
+}
+
+func putNames(tx *bbolt.Tx, b *Build) error {
+	return eachNameRow(b, func(key []byte) error { return put(tx, bucketNames, key, nil) })
+}
+
+func dropNames(tx *bbolt.Tx, b *Build) error {
+	return eachNameRow(b, func(key []byte) error { return drop(tx, bucketNames, key) })
+}
+
+// Named calls fn with every build that the name means, see Means, in order of
+// ids, and stops at fn's first error, which it returns. No transaction is open
+// during fn.
+func (x *Index) Named(ctx context.Context, name string, fn func(Build) error) error {
+	return x.eachOf(ctx, name, x.prefixesOf(name), fn)
+}
+
+// OfModel is Named of a model's digest and of its name: what means either.
+func (x *Index) OfModel(ctx context.Context, d cas.Digest, name string, fn func(Build) error) error {
+	rows := []rowPrefix{{bucketNames, nameKey(nameModelDigest, d[:], nil)}}
+	if name != "" {
+		rows = append(rows, rowPrefix{bucketNames, modelNameKey(name, nil)})
+	}
+	return x.eachOf(ctx, "", rows, fn)
+}
+
+// rowPrefix is what the keys of some rows begin with; they end with a build id.
+type rowPrefix struct{ bucket, prefix []byte }
+
+// prefixesOf lists where builds of a name may stand.
+func (x *Index) prefixesOf(name string) []rowPrefix {
+	rows := []rowPrefix{{bucketNames, modelNameKey(name, nil)}}
+	digits := name[:len(name)&^1] // a half byte more: the record decides
+	if len(name) < MinPrefix || len(name) > 2*len(RequestKey{}) {
+		return rows
+	}
+	value, err := hex.DecodeString(digits)
+	if err != nil {
+		return rows
+	}
+	return append(rows, rowPrefix{bucketNames, nameKey(nameBuildKey, value, nil)}, rowPrefix{bucketNames, nameKey(nameModelDigest, value, nil)},
+		rowPrefix{bucketRequests, value}, rowPrefix{bucketBuilds, value})
+}
+
+// eachOf calls fn with the builds of these rows that the name means, or all of
+// them if it is "".
+func (x *Index) eachOf(ctx context.Context, name string, rows []rowPrefix, fn func(Build) error) error {
+	var ids []BuildID
+	for _, r := range rows {
+		more, err := x.idsOf(ctx, r)
+		if err != nil {
+			return fmt.Errorf("look for a name: %w", err)
+		}
+		ids = append(ids, more...)
+	}
+	slices.SortFunc(ids, func(a, b BuildID) int { return bytes.Compare(a[:], b[:]) })
+	for _, id := range slices.Compact(ids) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		b, err := x.Get(id)
+		if errors.Is(err, ErrNotFound) {
+			continue // it has just gone
+		}
+		if err == nil && (name == "" || b.Means(name)) {
+			err = fn(b)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// idsOf lists the builds at the ends of these rows' keys.
+func (x *Index) idsOf(ctx context.Context, r rowPrefix) (ids []BuildID, err error) {
+	for after := []byte(nil); ; {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) { return keysFrom(tx, r.bucket, r.prefix, after, 16*page) })
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range keys {
+			id, err := idAtEnd(key)
+			if err != nil {
+				return nil, err
+			}
+			ids = append(ids, id)
+		}
+		if len(keys) < 16*page {
+			return ids, nil
+		}
+		after = keys[len(keys)-1]
+	}
+}

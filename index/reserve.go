@@ -1,0 +1,138 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// ReserveBytes is how large the reserve is: as much as a journal that is written
+// anew takes, nearly always.
+const ReserveBytes = maxJournal
+
+// reservePiece is given up at a time, for whoever fills the disk may take what
+// is given up before we do.
+const reservePiece = ReserveBytes / 4
+
+// reserve is a file of blocks that hold nothing, for a disk that is full.
+// Without it nothing could be removed there: a ghost has to be durable before
+// its build goes, and the database writes new pages before it frees old ones.
+//
+// What it still has is told by its size alone, so nothing of it needs a sync:
+// after a crash it is there, shorter, or missing, and then made anew.
+type reserve struct {
+	fs   cas.FS
+	path string
+
+	mu   sync.Mutex // one change at a time
+	told bool       // that it cannot be made; guarded by mu
+}
+
+func newReserve(fsys cas.FS, dir string) *reserve {
+	return &reserve{fs: fsys, path: filepath.Join(dir, "reserve")}
+}
+
+// diskFull reports whether err says that there is no room, on the disk or in the
+// quota of who runs the daemon.
+func diskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// use calls fn, and once more for each piece of the reserve that it needs on a
+// full disk. fn must bear to run again after such an error.
+func (r *reserve) use(fn func() error) error {
+	for {
+		err := fn()
+		if !diskFull(err) || !r.give() {
+			return err
+		}
+	}
+}
+
+// give gives a piece up, and reports whether there was one.
+func (r *reserve) give() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	size := r.size()
+	if size == 0 {
+		return false
+	}
+	f, err := r.fs.OpenWrite(r.path)
+	if err != nil {
+		return false
+	}
+	err = r.fs.Truncate(f, max(0, size-reservePiece))
+	if err == nil {
+		err = r.fs.Sync(f) // some file systems give blocks out again only when it is durable that they were freed
+	}
+	return errors.Join(err, f.Close()) == nil
+}
+
+// size is what the reserve has, 0 if it is missing or no file.
+func (r *reserve) size() int64 {
+	info, err := os.Lstat(r.path)
+	if err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	return info.Size()
+}
+
+// dropHollow removes a reserve without blocks: copies of a store may have lost
+// them.
+func (r *reserve) dropHollow() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	size := r.size()
+	disk, err := cas.DiskBytes(r.path)
+	if size == 0 || err != nil || disk >= size {
+		return nil
+	}
+	return r.fs.Remove(r.path)
+}
+
+// fill makes the reserve whole. That it cannot be done is told once.
+func (r *reserve) fill() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.size() == ReserveBytes {
+		return nil
+	}
+	err := r.make()
+	if err == nil || r.told {
+		r.told = err != nil
+		return nil
+	}
+	r.told = true
+	return fmt.Errorf("reserve for a full disk: %w", err)
+}
+
+func (r *reserve) make() error {
+	if err := r.fs.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := r.fs.Create(r.path)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(r.fs.Allocate(f, ReserveBytes), f.Close())
+	if err != nil {
+		err = errors.Join(err, r.fs.Remove(r.path))
+	}
+	return err
+}
+
+// Replenish makes the reserve whole again, of which collecting on a full disk
+// has taken, if free bytes of the disk are enough for that and as much again.
+// After an error the next one tries again, and gives no error for the same.
+func (x *Index) Replenish(free int64) error {
+	if free < 2*ReserveBytes {
+		return nil
+	}
+	return x.reserve.fill()
+}

@@ -1,0 +1,140 @@
+package index
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// fullDisk has room for nothing, but for what is given up of the reserve: each
+// write takes its bytes of that, wherever it goes.
+type fullDisk struct {
+	cas.OS
+	full bool
+	free int64 // bytes, while it is full
+}
+
+func (d *fullDisk) Truncate(f *os.File, size int64) error {
+	info, err := f.Stat()
+	if err == nil {
+		err = d.OS.Truncate(f, size)
+	}
+	if err == nil {
+		d.free += info.Size() - size
+	}
+	return err
+}
+
+func (d *fullDisk) WriteAt(f *os.File, p []byte, off int64) (int, error) {
+	if d.full && int64(len(p)) > d.free {
+		return 0, &fs.PathError{Op: "write", Path: f.Name(), Err: syscall.ENOSPC}
+	}
+	if d.full {
+		d.free -= int64(len(p))
+	}
+	return d.OS.WriteAt(f, p, off)
+}
+
+// On a full disk ghosts, states and pins are made durable in what is given up of the reserve, a piece at a time, and events are not.
+func TestTheReserveIsForWhatMustNotBeMissing(t *testing.T) {
+	dir, disk := t.TempDir(), &fullDisk{}
+	x, err := Open(dir, Options{FS: disk})
+	require.NoError(t, err)
+	b := publish(t, x)
+	reserved := func() int64 { return x.reserve.size() }
+	require.NoError(t, x.Replenish(2*ReserveBytes-1))
+	require.Zero(t, reserved(), "there is not so much room")
+	require.NoError(t, x.Replenish(2*ReserveBytes))
+	require.EqualValues(t, ReserveBytes, reserved())
+	taken, err := cas.DiskBytes(filepath.Join(dir, "reserve"))
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, taken, int64(ReserveBytes))
+
+	disk.full = true
+	require.ErrorIs(t, x.Note(ctx, Event{Kind: "failed"}), syscall.ENOSPC)
+	require.EqualValues(t, ReserveBytes, reserved(), "for what may be lost nothing is given up")
+	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{1}, Reason: "evicted"}}))
+	require.EqualValues(t, ReserveBytes-reservePiece, reserved())
+	disk.free = 0 // somebody else took the rest of that
+	require.NoError(t, x.SetState(b.ID, State{Name: Withheld, Reason: "bad"}))
+	require.EqualValues(t, ReserveBytes-2*reservePiece, reserved())
+	disk.free = 0
+	require.NoError(t, x.Pin(b.ID, Pin{}))
+	disk.free = 0
+	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{2}, Reason: "evicted"}}))
+	require.Zero(t, reserved())
+	disk.free = 0
+	require.ErrorIs(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{3}}}), syscall.ENOSPC)
+
+	disk.full = false
+	require.NoError(t, x.Replenish(2*ReserveBytes))
+	require.EqualValues(t, ReserveBytes, reserved())
+	require.NoError(t, x.Close())
+	x = open(t, dir)
+	require.EqualValues(t, ReserveBytes, reserved())
+	require.Equal(t, Withheld, x.StateOf(b.ID).Name)
+	_, pinned := x.Pinned(b.ID)
+	require.True(t, pinned)
+	require.GreaterOrEqual(t, len(x.Ghosts(nil)), 2)
+}
+
+// A full disk keeps no store from being opened whose journal has to be written anew.
+func TestTheReserveLetsAStoreBeOpenedOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	b := publish(t, x)
+	require.NoError(t, x.Pin(b.ID, Pin{}))
+	require.NoError(t, x.Replenish(2*ReserveBytes))
+	require.NoError(t, x.Close())
+	journal := filepath.Join(dir, "journal")
+	file, err := os.ReadFile(journal)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(journal, append(file, 1), 0o600)) // torn
+
+	x, err = Open(dir, Options{FS: &fullDisk{full: true}})
+	require.NoError(t, err)
+	_, pinned := x.Pinned(b.ID)
+	require.True(t, pinned)
+	require.EqualValues(t, ReserveBytes-reservePiece, x.reserve.size())
+	closeSound(t, x)
+}
+
+// A reserve that has become something else is made anew, and one without blocks, as a copy of a store may have it, is none.
+func TestABadReserveIsMadeAnew(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "reserve")
+	x := open(t, dir)
+	for name, spoil := range map[string]func(){
+		"missing": func() { require.NoError(t, os.Remove(path)) },
+		"short":   func() { require.NoError(t, os.Truncate(path, 5)) },
+		"a link": func() {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Symlink("journal", path))
+		},
+	} {
+		require.NoError(t, x.Replenish(2*ReserveBytes))
+		spoil()
+		require.NoError(t, x.Replenish(2*ReserveBytes), name)
+		info, err := os.Lstat(path)
+		require.NoError(t, err, name)
+		require.True(t, info.Mode().IsRegular(), name)
+		require.EqualValues(t, ReserveBytes, info.Size(), name)
+	}
+	closeSound(t, x)
+	require.NoError(t, os.Truncate(path, 0))
+	require.NoError(t, os.Truncate(path, ReserveBytes))
+	x = open(t, dir)
+	require.Zero(t, x.reserve.size())
+	require.NoError(t, os.Mkdir(path, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(path, "mine"), nil, 0o600))
+	require.Error(t, x.Replenish(2*ReserveBytes))
+	require.NoError(t, x.Replenish(2*ReserveBytes), "it is told once")
+	require.False(t, x.reserve.give())
+	closeSound(t, x)
+}

@@ -1,0 +1,38 @@
+package index
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A journal that somebody deletes under a running index has everything again that memory holds, before a crash and after it.
+func TestADeletedJournalIsRestored(t *testing.T) {
+	dir := t.TempDir()
+	x := open(t, dir)
+	withheld, pinned := publish(t, x), publish(t, x)
+	require.NoError(t, x.SetState(withheld.ID, State{Name: Withheld, Reason: "report"}))
+	require.NoError(t, x.Pin(pinned.ID, Pin{UID: 7}))
+	restored, err := x.RestoreJournal()
+	require.NoError(t, err)
+	require.False(t, restored, "it is there")
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "journal")))
+	restored, err = x.RestoreJournal()
+	require.NoError(t, err)
+	require.True(t, restored)
+	require.NoError(t, x.SetState(pinned.ID, State{Name: Damaged, Reason: "later"}))
+	after := t.TempDir() // as a crash leaves it
+	require.NoError(t, os.CopyFS(after, os.DirFS(dir)))
+	closeSound(t, x)
+	for _, dir := range []string{dir, after} {
+		x = open(t, dir)
+		require.Equal(t, "report", x.StateOf(withheld.ID).Reason)
+		require.Equal(t, "later", x.StateOf(pinned.ID).Reason)
+		_, kept := x.Pinned(pinned.ID)
+		require.True(t, kept)
+		closeSound(t, x)
+	}
+}

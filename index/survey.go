@@ -1,0 +1,335 @@
+package index
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"math"
+	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Brief is what it takes to decide about a build's space: some hundred bytes,
+// where the whole record has thousands.
+type Brief struct {
+	ID             BuildID
+	RequestKey     RequestKey
+	Scope          string
+	UID            uint32 // who asked for it
+	Put            bool
+	EP             string     // the first execution provider
+	ModelName      string     // cut at 255 bytes
+	ModelDigest    cas.Digest // of a group, of its first model
+	Created        time.Time
+	CompileSeconds float64
+	LogicalBytes   int64 // of its files and its copied source model
+	Use            Usage
+	Viewed         bool     // it has a view, or had one once
+	Blobs          []uint32 // each once, as an index into Survey.Blobs
+
+	manifest int64 // bytes on disk of its manifest
+}
+
+// Blob is what a survey says of one blob.
+type Blob struct {
+	Size, Disk int64  // bytes: of the content, and on the disk
+	Needs      uint32 // builds that need it
+}
+
+// Survey is the whole store, briefly. It is no snapshot: what was published or
+// retracted while it was made may be in it or not, but what it says of a blob
+// that is needed is never too little.
+type Survey struct {
+	Builds []Brief
+	Blobs  []Blob
+	At     map[cas.Digest]uint32 // where in Blobs those stand that were asked for, as far as builds need them
+}
+
+// Survey reads the whole store, page by page. It says of the blobs in at where
+// they stand; of the others it keeps no digest, for there may be millions. told is
+// called now and then, see Told; it may be nil.
+func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Told) (*Survey, error) {
+	if err := x.soft.flush(); err != nil {
+		x.log.Warn("the latest uses are not in a survey", "store", x.dir, "error", err)
+	}
+	space, err := x.Space()
+	if err != nil {
+		return nil, err
+	}
+	n := space.Builds + space.Builds/64 // at once, with some more that come meanwhile: growing, it would be copied again and again
+	s := &Survey{Builds: make([]Brief, 0, n), At: make(map[cas.Digest]uint32, len(at))}
+	texts := make(map[string]string) // each is kept once
+	gone := x.goneNow()
+	err = x.rows(ctx, bucketBriefs, func(key, value []byte) error {
+		b, err := decodeBrief(key, value, texts)
+		if err == nil && !gone[b.ID] {
+			s.Builds = append(s.Builds, b)
+			told.often("builds", uint64(len(s.Builds)), space.Builds)
+		}
+		return err
+	})
+	of := placesOf(s.Builds)
+	if err == nil {
+		err = x.surveyBlobs(ctx, s, of, at, gone, told)
+	}
+	if err == nil {
+		err = x.rows(ctx, bucketUse, func(key, value []byte) error {
+			if i, ok := of.find(key); ok {
+				s.Builds[i].Use, _ = decodeUse(value) // what does not decode counts as lost
+			}
+			return nil
+		})
+	}
+	if err == nil {
+		err = x.rows(ctx, bucketViews, func(key, _ []byte) error {
+			if i, ok := of.find(key); ok {
+				s.Builds[i].Viewed = true
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// EachBrief calls fn with what is known briefly of every build whose id follows
+// this one, in order of ids, without use, view and blobs, and stops at fn's first error, which it
+// returns. fn must not keep what it gets; it may call any method.
+func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) error) error {
+	texts := make(map[string]string)
+	return x.rowsAfter(ctx, bucketBriefs, after[:], func(key, value []byte) error {
+		b, err := decodeBrief(key, value, texts)
+		if err != nil || x.isGone(b.ID) {
+			return err
+		}
+		return fn(&b)
+	})
+}
+
+// surveyBlobs reads which builds need which blobs. The rows come in order of
+// digests; they are sorted by builds afterwards.
+func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of *places, at map[cas.Digest]struct{}, gone map[BuildID]bool, told Told) error {
+	type need struct{ build, blob uint32 }
+	needs := make([]need, 0, 2*len(s.Builds)+len(s.Builds)/4) // a graph and a context binary, mostly
+	s.Blobs = make([]Blob, 0, cap(needs))
+	counts := make([]uint32, len(s.Builds)+1)
+	var last cas.Digest
+	err := x.rows(ctx, bucketBlobs, func(key, value []byte) error {
+		f := fields{b: value}
+		size, disk := f.i64(), f.i64()
+		if len(key) != len(last)+len(BuildID{}) || !f.end() {
+			return errBlobRow
+		}
+		if d := cas.Digest(key[:len(last)]); d != last || len(s.Blobs) == 0 {
+			last = d
+			if _, ok := at[d]; ok {
+				s.At[d] = uint32(len(s.Blobs))
+			}
+			s.Blobs = append(s.Blobs, Blob{Size: size, Disk: disk})
+			told.often("files", uint64(len(s.Blobs)), 0)
+		}
+		id := key[len(last):]
+		if len(gone) > 0 && gone[BuildID(id)] {
+			return nil
+		}
+		s.Blobs[len(s.Blobs)-1].Needs++
+		if build, ok := of.find(id); ok { // else it was published meanwhile
+			needs = append(needs, need{build, uint32(len(s.Blobs) - 1)})
+			counts[build+1]++
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for i := range s.Builds {
+		counts[i+1] += counts[i]
+	}
+	flat := make([]uint32, len(needs))
+	for _, n := range needs { // counts[i] goes from the first place of build i to that of the next one
+		flat[counts[n.build]] = n.blob
+		counts[n.build]++
+	}
+	from := uint32(0)
+	for i := range s.Builds {
+		s.Builds[i].Blobs = flat[from:counts[i]:counts[i]]
+		from = counts[i]
+	}
+	return nil
+}
+
+// places finds builds by their ids, which are random: those that begin with the
+// same two bytes are few, and stand together.
+type places struct {
+	ids  []BuildID         // in order
+	from [1<<16 + 1]uint32 // where those stand that begin with these bytes
+}
+
+func placesOf(builds []Brief) *places {
+	p := &places{ids: make([]BuildID, len(builds))}
+	for i := range builds {
+		p.ids[i] = builds[i].ID
+		p.from[int(binary.BigEndian.Uint16(builds[i].ID[:]))+1]++
+	}
+	for i := range p.from[1:] {
+		p.from[i+1] += p.from[i]
+	}
+	return p
+}
+
+// find gives the place of a build.
+func (p *places) find(id []byte) (uint32, bool) {
+	if len(id) != len(BuildID{}) {
+		return 0, false
+	}
+	first := int(binary.BigEndian.Uint16(id))
+	from, to := p.from[first], p.from[first+1]
+	i, ok := slices.BinarySearchFunc(p.ids[from:to], id, func(one BuildID, id []byte) int { return bytes.Compare(one[:], id) })
+	return from + uint32(i), ok
+}
+
+func briefOf(b *Build) Brief {
+	out := Brief{ID: b.ID, RequestKey: b.RequestKey, Scope: b.Scope, UID: b.UID, Put: b.Put, Created: b.Created, CompileSeconds: b.CompileSeconds,
+		ModelName: b.ModelName, ModelDigest: b.ModelDigest}
+	if len(b.EPs) > 0 {
+		out.EP = b.EPs[0].Name
+	}
+	for _, f := range b.Blobs() {
+		out.LogicalBytes += f.Size
+	}
+	return out
+}
+
+// A brief: request key, 32; model digest, 32; created i64; compile seconds as IEEE 754; logical
+// bytes i64; bytes of the manifest on disk i64; user id u32; 1 if it was put
+// u8; length of the scope u8; scope; length of the execution provider's name
+// u8; that name; the model's name.
+func encodeBrief(b *Brief) []byte {
+	out := append(make([]byte, 0, 192), b.RequestKey[:]...)
+	out = append(out, b.ModelDigest[:]...)
+	out = append(out, numbers(uint64(nanos(b.Created)), math.Float64bits(b.CompileSeconds), uint64(b.LogicalBytes), uint64(b.manifest))...)
+	out = binary.LittleEndian.AppendUint32(out, b.UID)
+	put := byte(0)
+	if b.Put {
+		put = 1
+	}
+	scope, ep := shorten(b.Scope, 255), shorten(b.EP, 255)
+	out = append(append(out, put, byte(len(scope))), scope...)
+	out = append(append(out, byte(len(ep))), ep...)
+	return append(out, shorten(b.ModelName, 255)...)
+}
+
+const briefHead = 2*32 + 4*8 + 4 + 1 + 1
+
+// decodeBrief keeps equal texts once.
+func decodeBrief(key, v []byte, texts map[string]string) (Brief, error) {
+	bad := &DamageError{"index.db", "a brief that is none"}
+	b := Brief{}
+	if len(key) != len(b.ID) || len(v) < briefHead {
+		return b, bad
+	}
+	copy(b.ID[:], key)
+	copy(b.RequestKey[:], v)
+	copy(b.ModelDigest[:], v[32:])
+	f := fields{b: v[64:]}
+	b.Created, b.CompileSeconds = fromNanos(f.i64()), math.Float64frombits(f.u64())
+	b.LogicalBytes, b.manifest = f.i64(), f.i64()
+	b.UID, b.Put = binary.LittleEndian.Uint32(v[96:]), v[100] == 1
+	scope, rest, ok := counted(v[briefHead-1:])
+	ep, name, ok2 := counted(rest)
+	if !ok || !ok2 {
+		return b, bad
+	}
+	b.Scope, b.EP, b.ModelName = once(texts, scope), once(texts, ep), string(name)
+	return b, nil
+}
+
+// counted splits off a text behind its length.
+func counted(b []byte) (text, rest []byte, ok bool) {
+	if len(b) == 0 || len(b) < 1+int(b[0]) {
+		return nil, nil, false
+	}
+	return b[1 : 1+int(b[0])], b[1+int(b[0]):], true
+}
+
+func once(texts map[string]string, b []byte) string {
+	if s, ok := texts[string(b)]; ok {
+		return s
+	}
+	s := string(b)
+	if texts != nil {
+		texts[s] = s
+	}
+	return s
+}
+
+func readBrief(tx *bbolt.Tx, id BuildID) (Brief, error) {
+	v, err := get(tx, bucketBriefs, id[:])
+	if err != nil {
+		return Brief{}, err
+	}
+	return decodeBrief(id[:], v, nil)
+}
+
+// UserSpace is what the builds take that a user asked for. A build counts in
+// full, whatever it shares.
+type UserSpace struct {
+	LogicalBytes int64
+	PutBytes     int64 // of those that the user compiled and put
+	Builds       uint64
+}
+
+// A user: logical bytes, those of builds that were put, builds; 8 bytes each.
+func encodeUser(u UserSpace) []byte {
+	return numbers(uint64(u.LogicalBytes), uint64(u.PutBytes), u.Builds)
+}
+
+// with counts a build more, or with a sign of -1 one less.
+func (u UserSpace) with(b *Brief, sign int64) UserSpace {
+	u.LogicalBytes += sign * b.LogicalBytes
+	if b.Put {
+		u.PutBytes += sign * b.LogicalBytes
+	}
+	u.Builds += uint64(sign)
+	return u
+}
+
+// changeUser counts a build to its user, or with a sign of -1 takes it off.
+func changeUser(tx *bbolt.Tx, b *Brief, sign int64) error {
+	key := binary.BigEndian.AppendUint32(nil, b.UID)
+	v, err := get(tx, bucketUsers, key)
+	if err != nil {
+		return err
+	}
+	f := fields{b: v}
+	u := UserSpace{}
+	if v != nil {
+		u = UserSpace{f.i64(), f.i64(), f.u64()}
+	}
+	u = u.with(b, sign)
+	if u.Builds == 0 {
+		return drop(tx, bucketUsers, key)
+	}
+	return put(tx, bucketUsers, key, encodeUser(u))
+}
+
+// Users returns what each user takes.
+func (x *Index) Users(ctx context.Context) (map[uint32]UserSpace, error) {
+	out := make(map[uint32]UserSpace)
+	err := x.rows(ctx, bucketUsers, func(key, value []byte) error {
+		f := fields{b: value}
+		u := UserSpace{f.i64(), f.i64(), f.u64()}
+		if len(key) != 4 || !f.end() {
+			return &DamageError{"index.db", "a user's space that is none"}
+		}
+		out[binary.BigEndian.Uint32(key)] = u
+		return nil
+	})
+	return out, err
+}
