@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import mmap
 import os
 import stat
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import _errors, _wire
-from ._explanation import Explanation, explanation
+from ._fields import dataclass, field
 
 if TYPE_CHECKING:
+    import mmap
+
     from ._claim import Claim
+    from ._explanation import Explanation
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Progress:
     comparing."""
 
     phase: str
-    elapsed_seconds: float
-    detail: str = ""
-    done_bytes: int = 0
-    total_bytes: int = 0
+    elapsed_seconds: float  # since the request came
+    detail: str = ""  # more of the phase, such as the compiler's own; may be empty
+    done_bytes: int = 0  # of a phase that reads or writes
+    total_bytes: int = 0  # 0: not known
     estimate_seconds: float = 0.0  # of the whole request, from earlier compiles of like size; 0: not known
     job: str = ""  # of the compile that the request waits for
     waiting: int = 0  # requests that wait for it
@@ -38,17 +38,17 @@ class Progress:
 class File:
     """A file of an artefact: name relative to the view, size in bytes, BLAKE3 digest as 64 hex digits."""
 
-    name: str
-    size: int
-    digest: str
+    name: str  # relative to the view
+    size: int  # bytes
+    digest: str  # BLAKE3, 64 hex digits
 
 
 @dataclass(frozen=True)
 class Member:
     """One model of a weight-sharing group."""
 
-    name: str
-    model_digest: str
+    name: str  # of the source model
+    model_digest: str  # 64 hex digits
     graph: str  # relative to the view
     session_options: dict[str, str]  # besides the artefact's, when several members are loaded in one process
 
@@ -62,38 +62,38 @@ class Artefact:
     """
 
     outcome: str  # "hit", "compiled", "waited", "put"; "passthrough", "background", "claim", "key", "explanation": without a view
-    request_key: str
-    build: str
-    model_digest: str
-    ep: str
-    sdk_version: str
-    hardware_architecture: str
+    request_key: str  # 64 hex digits: model, options and devices, and not the libraries
+    build: str  # build key, 64 hex digits; "" where none was made
+    model_digest: str  # BLAKE3 over graph and external data, 64 hex digits
+    ep: str  # name of the first execution provider
+    sdk_version: str  # of the vendor's SDK that made it; "" where it says none
+    hardware_architecture: str  # that it was made for; "" where it says none
     compatibility: str  # "optimal", "prefer_recompilation", "unsupported", "unknown"
     compatibility_source: str  # who says so: "same library", "execution provider", "fingerprint", ...
-    compatibility_reason: str
-    why: str
+    compatibility_reason: str  # in words, for people
+    why: str  # why it was a hit, or why it was compiled, in words
     view: str  # absolute path of the view's folder; "" without one
     graph: str  # relative to the view
-    files: list[File]
+    files: list[File]  # all, the graph too
     provider_options: dict[str, dict[str, str]]  # by execution provider
     session_options: dict[str, str]  # session config entries
     graph_optimization_level: str  # "" where it does not matter
-    compile_seconds: float
+    compile_seconds: float  # what the compile took, now or earlier
     elapsed_seconds: float  # at the daemon
     record: str  # the request as the daemon understood it, JSON
-    runtime: str
-    warnings: list[str]
+    runtime: str  # folder or library of the daemon's runtime that was asked for, or made it
+    warnings: list[str]  # what else is to be known of it
     job: str = ""  # of "background": the compile, for Client.follow
     members: list[Member] = field(default_factory=list)  # of a group: all, in the order in which to load several in one process
     member: int = 0  # which of them was asked for; `graph` is its
     fd: int | None = None  # descriptor of the view's folder; None without a view, or when closed
     round_trip_seconds: float = 0.0  # from the first byte of the last request frame to the last of its answer
-    connect_seconds: float = 0.0
-    server: str = ""
+    connect_seconds: float = 0.0  # of the connection that was used, when it was made
+    server: str = ""  # the daemon's name and version
     explanation: Explanation | None = None  # for on_miss="explain"
     claim: Claim | None = None  # of "claim": compile with these options, and put the result
     claimed: _wire.Message | None = field(default=None, repr=False, compare=False)  # what the claim is made of
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _lock: _thread.LockType = field(default_factory=_thread.allocate_lock, repr=False, compare=False)
 
     @property
     def path(self) -> str:
@@ -109,7 +109,7 @@ class Artefact:
     @property
     def view_path(self) -> str:
         """The graph's path by name, for what cannot be loaded through a descriptor. Not every user can reach it."""
-        return str(Path(self.view) / self.graph) if self.view else ""
+        return os.path.join(self.view, self.graph) if self.view else ""
 
     def load_options(self) -> dict[str, str]:
         """Returns the session config entries to load it with: `session_options`, and where a weightless one has its source."""
@@ -135,6 +135,8 @@ class Artefact:
     @contextlib.contextmanager
     def mapped_files(self) -> Iterator[dict[str, mmap.mmap]]:
         """Maps the files beside the graph, by their names relative to it, for as long as the context lasts."""
+        import mmap
+
         folder = os.path.dirname(self.graph) + "/"
         with contextlib.ExitStack() as stack:
             mapped = {}
@@ -166,8 +168,10 @@ class Artefact:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be half gone
+        try:
             self._release()  # a claim may be in other hands
+        except Exception:  # the interpreter may be half gone: the modules that this uses, too
+            pass
 
 
 def progress(message: _wire.Message) -> Progress:
@@ -205,12 +209,16 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
         if not stat.S_ISDIR(os.fstat(received[reply["fd"]]).st_mode):
             raise _errors.ProtocolError("the descriptor of the view is not one of a folder")
         fd = received.pop(reply["fd"])
-    plain = {name: reply[name] for name in _PLAIN}
+    explained = None
+    if "explanation" in reply:
+        from ._explanation import explanation
+
+        explained = explanation(reply["explanation"])
     return Artefact(
-        **plain,
+        **{name: reply[name] for name in _PLAIN},
         files=[File(**f) for f in reply["files"]],
         provider_options={ep: options["entries"] for ep, options in reply["provider_options"].items()},
-        explanation=explanation(reply["explanation"]) if "explanation" in reply else None,
+        explanation=explained,
         claimed=reply.get("claim"),
         members=members,
         member=reply["member"],

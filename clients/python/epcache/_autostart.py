@@ -11,9 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable
 
@@ -26,6 +23,7 @@ PROGRAM_VARIABLE = "EPCACHE_DAEMON"
 FOLDERS = ("/usr/bin", "/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
 
 PATIENCE = 10.0  # seconds that who waits for a compile waits for a daemon that is being started
+NEW_FOR = 30.0  # seconds for which a daemon may be busy with all those who wanted it at once: a hundred on a slow machine take that long
 AGAIN_AFTER = 30.0  # seconds for which nobody tries again what failed
 PAUSE = 0.003
 MAX_SOCKET_PATH = 107
@@ -41,7 +39,7 @@ def user_sockets() -> list[str]:
     if os.path.isabs(runtime):
         folders.append(runtime)
     if not os.path.isabs(state):
-        home = os.path.expanduser("~")
+        home = os.environ.get("HOME", "")  # and nothing else, as all clients and the daemon have it
         state = os.path.join(home, ".local", "state") if os.path.isabs(home) else ""
     if state:
         folders.append(state)
@@ -69,11 +67,11 @@ def absent(path: str, error: BaseException, system: bool) -> bool:
 
 
 def youth(path: str) -> float:
-    """Returns for how long, in seconds, a daemon is still new: it may be busy with all those who waited for it to start."""
+    """Returns for how long, in seconds, to wait for an answer because the daemon is new: it may be busy with all those who waited for it to start."""
     if path not in user_sockets():
         return 0.0
     try:
-        return max(0.0, PATIENCE - abs(time.time() - os.stat(path).st_mtime))
+        return max(0.0, min(PATIENCE, NEW_FOR - abs(time.time() - os.stat(path).st_mtime)))
     except OSError:
         return 0.0
 
@@ -86,6 +84,8 @@ def find() -> str:
     """Returns the daemon's program, "" where there is none: EPCACHE_DAEMON, else where this package's programs were put."""
     if named := os.environ.get(PROGRAM_VARIABLE):
         return os.path.abspath(named)
+    import shutil
+
     return installed(PROGRAM) or shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
 
 
@@ -205,9 +205,12 @@ class _Starter:
     """`epcached --autostart`, which ends when the daemon answers, or says why it does not."""
 
     def __init__(self, program: str, socket: str) -> None:
-        from ._worker import _high, _inheritable  # of what nobody needs who finds a daemon
+        # What nobody needs who finds a daemon.
+        import signal
 
-        self._socket = socket
+        from ._worker import _high, _inheritable
+
+        self._program, self._socket = program, socket
         with contextlib.ExitStack() as stack:
             nothing = _high(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
             stack.callback(os.close, nothing)
@@ -249,6 +252,8 @@ class _Starter:
         finally:
             os.close(self._answers)
             if not reaped and not self._ended(os.WNOHANG):
+                import threading
+
                 threading.Thread(target=self._ended, args=(0,), name="epcache-autostart", daemon=True).start()
 
     def _ended(self, flags: int) -> bool:
@@ -259,4 +264,5 @@ class _Starter:
 
     def _reason(self) -> str:
         text = os.read(self._answers, 4096).decode(errors="replace").strip()
-        return text.partition("\n")[0].removeprefix("epcached: ") or "it ended without a word"
+        named = f"; {PROGRAM_VARIABLE} names it" if os.environ.get(PROGRAM_VARIABLE) else ""
+        return text.partition("\n")[0].removeprefix("epcached: ") or f"{self._program} ended without a word{named}"

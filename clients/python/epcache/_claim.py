@@ -28,7 +28,8 @@ class Claim:
     """A claim: compile, then `put` the result, or `give_up`. Whoever asks for the same waits meanwhile.
 
     It hangs on a connection of its own, and ends with it: with close(), with this process, and at `deadline`, a time of
-    time.monotonic(). Names are part of what is compiled: the graph has to be called `output`.
+    time.monotonic(). Names are part of what is compiled: the graph has to be called `output`. `route` is how it is to be compiled,
+    "compile_api" or "session_options", and `id` what events and logs call the claim.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Claim:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be half gone, or this half made
+        try:
             self.close()
+        except Exception:  # the interpreter may be half gone, with the modules that this uses, or this half made
+            pass
 
     def _names(self, folder: str) -> list[str]:
         """Returns the files below the folder, the graph first."""

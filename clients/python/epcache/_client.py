@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import math
 import os
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _autostart, _errors, _wire
 from ._artefact import Artefact, Progress
 from ._call import Acquire, Question
 from ._connection import Connection, Lost
-from ._events import Event, Subscription, event
-from ._explanation import Explanation
-from ._jobs import Failure, Job, Jobs, job, jobs
 from ._messages import ENUMS
 from ._model import ModelSource, open_model
-from ._refusal import Decision, decision, sendable
 from ._request import EPSpec, Output, Runtime, providers
 from ._version import __version__
+
+if TYPE_CHECKING:
+    from ._events import Event, Subscription
+    from ._explanation import Explanation
+    from ._jobs import Failure, Job, Jobs
+    from ._refusal import Decision
 
 SYSTEM_SOCKET = "/run/epcached/epcached.sock"
 SOCKET_VARIABLE = "EPCACHE_SOCKET"
@@ -58,7 +60,7 @@ class Client:
         self._timeout = timeout
         self._hello_limit = hello_limit
         self._restart_limit = restart_limit
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._idle: list[Connection] = []  # guarded by _lock
         # What external data a model refers to, by the graph file's stamp: saves asking twice. Guarded by _lock.
         self._locations: OrderedDict[tuple[int, ...], list[str]] = OrderedDict()
@@ -88,21 +90,34 @@ class Client:
     ) -> Artefact:
         """Returns the compiled form of a model, with a lease on it.
 
-        `model` is a path, an open binary file, or the model's bytes. `eps` are execution providers in order of
-        preference: "OpenVINOExecutionProvider:CPU", ("QNNExecutionProvider", {"soc_model": "60"}) or
-        ExecutionProvider. `dims` fixes free dimensions by name. `runtime` says what the artefact will be loaded
-        with, or names its folder; without one it is the daemon's default runtime. `on_miss` is one of wait, background,
-        claim, fail, refresh, bypass, key_only, explain. With background it is compiled while this answers at once, with the
-        outcome "background" and the job. With claim the answer may be the right to compile it here: outcome "claim", and `claim` says
-        how; or somebody else does already, and this waits. `keep_going` finishes a compile though nobody waits for it any more. `store` (shared, user, none) can
-        narrow where the result is kept. `progress` is called on this thread. External data is opened here when the daemon asks for it: by its location relative to the model's
-        folder, or by `external`, which returns a descriptor that is closed afterwards. `output` says how it is to be written.
-        With `verify_output` the compiled model runs once on zeros beside the model, and CompileFailed is raised where a value differs by
-        more than that, both as it is and as a part of the model's.
-        `group` are further models that are compiled together with this one, after it and in this order, so that all share what is
-        equal in them: `members` of the answer has their graphs.
+        - `model` is a path, an open binary file, or the model's bytes.
+        - `eps` are execution providers in order of preference: "OpenVINOExecutionProvider:CPU", ("QNNExecutionProvider", {"soc_model": "60"})
+          or ExecutionProvider.
+        - `session_options` are session config entries to compile with; those that only say how a model runs have no place here.
+        - `dims` fixes free dimensions by name, `dims_by_denotation` by denotation.
+        - `graph_optimization_level` to compile at: disable_all, basic, extended, layout, all; "" is the daemon's choice.
+        - `embed` puts the context into the graph; else it is a file beside it. `output` says more of how it is to be written.
+        - `route` is compile_api or session_options; "" is the daemon's choice.
+        - `runtime` says what the artefact will be loaded with, or names its folder; without one it is the daemon's default runtime.
+        - `on_miss` says what is done where it is not there: wait, background, claim, fail, refresh, bypass, key_only or explain.
+          With background it is compiled while this answers at once, with the outcome "background" and the job. With claim the
+          answer may be the right to compile it here: outcome "claim", and `claim` says how; or somebody else does already, and
+          this waits. With refresh it is compiled anew though it is there; with bypass, key_only and explain nothing is compiled.
+        - `store` (shared, user, none) can narrow where the result is kept.
+        - `strict_ort` takes builds of the very version of ONNX Runtime only.
+        - `keep_going` finishes a compile though nobody waits for it any more.
+        - `verify_output`, greater than 0, has the compiled model run once on zeros beside the model; CompileFailed is raised where a
+          value differs by more than that, both as it is and as a part of the model's.
+        - `timeout` is for the whole call, in seconds; without one it is the client's.
+        - `progress` is called on this thread, at each new phase and once a second.
+        - `external` opens external data, which the daemon asks for by location: it gets the location and returns a descriptor, which is
+          closed afterwards. Without it locations are meant from the model's folder on.
+        - `group` are further models that are compiled together with this one, after it and in this order, so that all share what is
+          equal in them: `members` of the answer has their graphs.
 
-        Raises an epcache.Error: NoDaemon when none answers.
+        Raises an epcache.Error: NoDaemon when none answers, DeadlineExceeded at the timeout, CompileFailed with the compiler's own words,
+        NotFound with on_miss="fail", BadModel and BadRequest for what makes no sense, Unavailable where the daemon has no such
+        execution provider or device; OSError for a file that cannot be opened, and ValueError for an argument that is none of these.
         """
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         request: _wire.Message = {
@@ -116,6 +131,7 @@ class Client:
             "store": store,
             "strict_ort": strict_ort,
             "keep_going": keep_going,
+            "holds_view": True,  # an Artefact is open for as long as anything made from it lives
             "verify_output": verify_output,
         }
         if output is not None:
@@ -148,6 +164,8 @@ class Client:
         `code` and `text` are ONNX Runtime's; `runtime` is what it was loaded with. Report an artefact before it is
         closed: then the daemon can look at the very files.
         """
+        from ._refusal import decision, sendable
+
         if isinstance(build, Artefact):
             graph, build = graph or build.graph, build.build
         message: _wire.Message = {"build": build, "code": code, "text": sendable(text), "graph": graph}
@@ -161,11 +179,15 @@ class Client:
 
         A limit of 0 is the daemon's choice. Only what concerns the machine and this user's own models is told.
         """
+        from ._events import event
+
         message = {"since_ms": max(0, int(since * 1000)), "limit": limit}
         return [event(one) for one in self._ask("events", message, "events_reply", timeout)["events"]]
 
     def jobs(self, *, timeout: float = QUESTION_LIMIT) -> Jobs:
         """Returns the compiles that wait or run, and the failures that are remembered: those that this user may see."""
+        from ._jobs import jobs
+
         return jobs(self._ask("jobs", {}, "jobs_reply", timeout))
 
     def follow(
@@ -175,6 +197,8 @@ class Client:
 
         Raises NotFound for a job that is not known, or not any more.
         """
+        from ._jobs import job
+
         deadline = time.monotonic() + min(timeout, MOST_PATIENCE)
         reply = Question(self, "follow", {"job": job_id}, "jobs_reply", deadline, progress).run()
         if len(reply["jobs"]) != 1:
@@ -183,14 +207,20 @@ class Client:
 
     def cancel(self, *job_ids: str, timeout: float = QUESTION_LIMIT) -> list[Job]:
         """Ends compiles that this user asked for, and returns them."""
+        from ._jobs import jobs
+
         return jobs(self._ask("cancel_jobs", {"jobs": list(job_ids)}, "jobs_reply", timeout)).jobs
 
     def retry(self, *entries: str, timeout: float = QUESTION_LIMIT) -> list[Failure]:
         """Has the daemon forget failures, by build, request key, model digest or model name, and returns them."""
+        from ._jobs import jobs
+
         return jobs(self._ask("retry_jobs", {"entries": list(entries)}, "jobs_reply", timeout)).failures
 
     def subscribe(self, timeout: float = math.inf) -> Subscription:
         """Returns events as they happen from now on, for at most `timeout` seconds. Close it when done."""
+        from ._events import Subscription
+
         until = time.monotonic() + timeout
         connection = self._connect(until)
         try:
@@ -216,8 +246,10 @@ class Client:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be half gone, or this half made
+        try:
             self.close()
+        except Exception:  # the interpreter may be half gone, with the modules that this uses, or this half made
+            pass
 
     def _connect(self, deadline: float, patience: float | None = None) -> Connection:
         """Returns a connection to the first daemon that answers, all of them together within the limit for a Hello.
@@ -230,8 +262,7 @@ class Client:
         for path in [self._socket] if self._socket else default_sockets():
             system = path == SYSTEM_SOCKET
             try:
-                young = _autostart.youth(path) if patience and not named else 0.0
-                return self._dial(path, max(limit, min(deadline, time.monotonic() + young)))
+                return self._reach(path, limit, deadline, bool(patience and not named))
             except (Lost, _errors.DeadlineExceeded) as error:
                 tried.append(str(error))
                 absent = absent and _autostart.absent(path, error, system)
@@ -242,7 +273,20 @@ class Client:
                     return connection
             except _errors.NoDaemon as error:
                 tried.append(error.text)
+            except ImportError as error:  # of what is loaded only now, by a process that gave up the rights to read it
+                tried.append(f"none can be started: {error}")
         raise _errors.NoDaemon("no daemon: " + "; ".join(tried))
+
+    def _reach(self, path: str, limit: float, deadline: float, waits: bool) -> Connection:
+        """Returns a connection. Who waits for a compile waits for a daemon that is new, too: it is busy with all those who wanted it."""
+        while True:
+            young = _autostart.youth(path) if waits else 0.0
+            try:
+                return self._dial(path, max(limit, min(deadline, time.monotonic() + young)))
+            except _errors.DeadlineExceeded:
+                # It may have come between the look and the connection.
+                if not waits or young or not _autostart.youth(path):
+                    raise
 
     def _dial(self, path: str, limit: float) -> Connection:
         return Connection(path, limit, f"python epcache {__version__}")

@@ -11,18 +11,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import onnxruntime as ort
 
 from . import _errors, _worker
 from ._artefact import Artefact, Progress
 from ._claim import Claim
+from ._fields import dataclass
 from ._model import stamp_of
+from ._onnxruntime import ort
 from ._plugins import Plugin
+from ._record import LEVELS_BY_NAME
 from ._refusal import refusal_of
-from ._session_options import LEVELS_BY_NAME
 
 
 @dataclass(frozen=True)

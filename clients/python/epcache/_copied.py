@@ -8,10 +8,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from . import _errors
 from ._artefact import Artefact, clean
+from ._fields import dataclass
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Compiled:
     session_options: dict[str, str]  # session config entries
     graph_optimization_level: str  # "" where it does not matter
     outcome: str  # "hit", "compiled" or "waited"
-    build: str
-    request_key: str
+    build: str  # build key, 64 hex digits
+    request_key: str  # 64 hex digits
 
 
 def copied(artefact: Artefact, folder: str, overwrite: bool) -> Compiled:

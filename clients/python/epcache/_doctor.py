@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import _autostart, _errors, _worker
-from ._client import SOCKET_VARIABLE, Client, default_sockets
+from ._client import SOCKET_VARIABLE, SYSTEM_SOCKET, Client, default_sockets
 from ._connection import Connection
 from ._version import __version__
 
@@ -61,20 +61,21 @@ def look(socket: str = "") -> tuple[list[Finding], str]:
     found: list[Finding] = []
     answering = _daemon(found, socket)
     found.append(_worker_here())
-    if _onnxruntime(found):
-        _execution_providers(found, answering)
+    if (built_in := _onnxruntime(found)) is not None:
+        _execution_providers(found, answering, built_in)
     return found, answering
 
 
 def _daemon(found: list[Finding], named: str) -> str:
     """Finds the daemon that a session would ask."""
-    failed = []
+    failed, absent = [], True
     for path in [named] if named else default_sockets():
         started = time.monotonic()
         try:
             connection = Connection(path, started + CONNECT_LIMIT, f"python epcache {__version__} doctor")
         except _errors.Error as error:
             failed.append(str(error))
+            absent = absent and _autostart.absent(path, error, path == SYSTEM_SOCKET)
             continue
         seconds = time.monotonic() - started
         connection.close()
@@ -85,6 +86,8 @@ def _daemon(found: list[Finding], named: str) -> str:
     program = _autostart.find()
     if named or os.environ.get(SOCKET_VARIABLE):
         hint = "start epcached there, or unset EPCACHE_SOCKET: where it is set, no other daemon is asked"
+    elif not absent:
+        hint = "look at its process, which may be stopped, and at its log; while there is one, sessions start no other"
     elif not _autostart.switched_on():
         hint = f"start epcached; sessions do not start one, for {_autostart.VARIABLE} says so"
     elif not program:
@@ -102,8 +105,8 @@ def _worker_here() -> Finding:
     return Finding(OK, "worker", text)
 
 
-def _onnxruntime(found: list[Finding]) -> bool:
-    """Looks at ONNX Runtime itself; whether execution providers can be looked for."""
+def _onnxruntime(found: list[Finding]) -> list[str] | None:
+    """Looks at ONNX Runtime itself. Returns the execution providers that are part of it; None where no others can be looked for."""
     from importlib import metadata
 
     owners = sorted(set(metadata.packages_distributions().get("onnxruntime", [])))
@@ -113,18 +116,22 @@ def _onnxruntime(found: list[Finding]) -> bool:
     told = _child("onnxruntime")
     if error := told.get("error"):
         found.append(Finding(PROBLEM, "onnxruntime", error, "pip install onnxruntime"))
-        return False
+        return None
     text = f"{told['version']} in {told['folder']}, with {', '.join(told['providers'])} built in"
     if tuple(int(part) for part in told["version"].split(".")[:2]) < OLDEST or not told["plugins"]:
         hint = f"version {'.'.join(map(str, OLDEST))} or later is needed, one that takes plugins"
         found.append(Finding(PROBLEM, "onnxruntime", text, hint))
-        return False
+        return None
     found.append(Finding(OK, "onnxruntime", text))
-    return True
+    return [str(name) for name in told["providers"]]
 
 
-def _execution_providers(found: list[Finding], socket: str) -> None:
+def _execution_providers(found: list[Finding], socket: str, built_in: list[str]) -> None:
     usable = 0
+    for name, package in _child("built in", *built_in).get("plugins", {}).items():
+        text = "part of this ONNX Runtime, so the daemon cannot compile for it: sessions on it are plain ones, but for on_miss='claim'"
+        hint = f"uninstall this ONNX Runtime, and pip install onnxruntime {package}: the same as a plugin, which is served"
+        found.append(Finding(WARNING, name, text, hint))
     for package in _child("packages").get("packages", []):
         told = _child("package", package, socket)
         if error := told.get("error"):

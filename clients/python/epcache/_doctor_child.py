@@ -12,7 +12,7 @@ from ._doctor import MARK, client
 
 
 def tell(what: str, *arguments: str) -> None:
-    looks: dict[str, Callable[..., dict[str, Any]]] = {"onnxruntime": _onnxruntime, "packages": _packages, "package": _package}
+    looks: dict[str, Callable[..., dict[str, Any]]] = {"onnxruntime": _onnxruntime, "built in": _built_in, "packages": _packages, "package": _package}
     try:
         told = looks[what](*arguments)
     except Exception as error:  # libraries and their packages raise what they like
@@ -30,6 +30,13 @@ def _onnxruntime() -> dict[str, Any]:
         "providers": ort.get_available_providers(),
         "plugins": hasattr(ort, "register_execution_provider_library"),
     }
+
+
+def _built_in(*names: str) -> dict[str, Any]:
+    """Tells by which packages those of the names come that there are as plugins as well."""
+    from . import _plugins
+
+    return {"plugins": {name: package for name in names if (package := _plugins.plugin_package(name))}}
 
 
 def _packages() -> dict[str, Any]:

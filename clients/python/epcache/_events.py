@@ -6,10 +6,10 @@ import contextlib
 import os
 import threading
 import time
-from dataclasses import dataclass
 
 from . import _errors, _wire
 from ._connection import Connection, Lost, close_all
+from ._fields import dataclass
 
 # For the rest of an event that has begun to arrive.
 FRAME_LIMIT = 10.0
@@ -22,10 +22,10 @@ class Event:
     at: float  # Unix time, seconds
     kind: str  # "compiled", "failed", "withheld", "damaged", "judged", "rebuilt", "report", "probed", "changed", ...
     request_key: str  # "": of the machine, not of an entry
-    build: str
+    build: str  # build key, 64 hex digits
     model: str  # its name
-    text: str
-    runtime: str
+    text: str  # in words, for people
+    runtime: str  # folder or library that it is about
     sequence: int  # grows, with gaps where something is not for this user; 0: from before the daemon's start
 
 
@@ -97,5 +97,7 @@ class Subscription:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be half gone, or this half made
+        try:
             self.close()
+        except Exception:  # the interpreter may be half gone, with the modules that this uses, or this half made
+            pass

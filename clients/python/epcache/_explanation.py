@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
 from . import _wire
 from ._events import Event, event
+from ._fields import dataclass
 
 
 @dataclass(frozen=True)
@@ -13,25 +13,25 @@ class Difference:
     """A field in which two requests, or what they were compiled with, differ. An empty value is one that is not there."""
 
     field: str  # "execution_providers[0].options.precision"
-    asked: str
-    found: str
+    asked: str  # in this request
+    found: str  # in the other
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A build of the entry, in the order in which they are considered, and why it is served or not."""
 
-    build: str
-    served: bool
-    reason: str
+    build: str  # build key, 64 hex digits
+    served: bool  # whether this is what a request gets
+    reason: str  # why it is served or not, in words
     state: str  # "current", "withheld", "damaged"
-    ep_version: str
-    sdk_version: str
-    hardware_architecture: str
-    ort_version: str
-    compatibility: str
-    compatibility_source: str
-    compatibility_reason: str
+    ep_version: str  # as the execution provider's library says
+    sdk_version: str  # "" where it says none
+    hardware_architecture: str  # "" where it says none
+    ort_version: str  # ONNX Runtime that compiled it
+    compatibility: str  # with the runtime: "optimal", "prefer_recompilation", "unsupported", "unknown"
+    compatibility_source: str  # who says so: "same library", "execution provider", ...
+    compatibility_reason: str  # in words
     created: float  # Unix time, seconds
     differences: list[Difference]  # between what would be made now and what made it
 
@@ -40,10 +40,10 @@ class Candidate:
 class Neighbour:
     """An entry that is much like the one asked for."""
 
-    request_key: str
-    model_name: str
-    builds: int
-    differences: list[Difference]
+    request_key: str  # 64 hex digits
+    model_name: str  # as it was last asked for
+    builds: int  # how many it has
+    differences: list[Difference]  # from what was asked for
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Explanation:
     """A decision with its reasons."""
 
     decision: str  # "hit", "miss", "stale", "passthrough"
-    reason: str
-    request_key: str
+    reason: str  # in words, for people
+    request_key: str  # 64 hex digits
     record: str  # the request as the daemon understood it, JSON
     runtime: str  # what the decision is for
-    candidates: list[Candidate]
+    candidates: list[Candidate]  # the builds that there are, in the order in which they are considered
     neighbours: list[Neighbour]  # the nearest first
     history: list[Event]  # of the entry, oldest first
 

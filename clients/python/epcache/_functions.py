@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import onnxruntime as ort
 
 from . import _errors
 from ._artefact import Artefact
 from ._client import Client
 from ._copied import Compiled, copied
 from ._explanation import Explanation
+from ._fields import dataclass
+from ._onnxruntime import ort
 from ._request import EPSpec, Output
 from ._session import shared_client
 from ._shown import Progressing, model_name, shown
@@ -59,9 +58,9 @@ def why(
 class Warmed:
     """What came of one model of warm: `outcome` is "hit", "background" (it is being compiled), "compiled", "bypassed" or "failed"."""
 
-    model: str
+    model: str  # its path as it was given; "model" for bytes
     outcome: str
-    why: str = ""
+    why: str = ""  # where it came from, or what failed
     job: str = ""  # of "background": the compile, for Client.follow
 
     @property

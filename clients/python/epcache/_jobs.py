@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
 from . import _errors, _wire
+from ._fields import dataclass
 
 
 @dataclass(frozen=True)
 class Job:
     """A compile. Times are Unix time in seconds, 0 where they do not apply."""
 
-    id: str
+    id: str  # for Client.follow and Client.cancel
     state: str  # "queued", "running", "claimed"; after its end "done", "failed", "cancelled"
-    phase: str
-    model_name: str
-    model_digest: str
-    request_key: str
-    build: str
-    ep: str
+    phase: str  # as in Progress; "" before it runs
+    model_name: str  # as it was asked for
+    model_digest: str  # 64 hex digits
+    request_key: str  # 64 hex digits
+    build: str  # build key, 64 hex digits
+    ep: str  # name of the first execution provider
     uid: int  # who asked first
     background: bool  # nobody waits for it
     waiting: int  # requests that wait for it
-    queued: float
-    started: float
+    queued: float  # Unix time
+    started: float  # Unix time; 0: not yet
     elapsed_seconds: float  # since it was queued
     estimate_seconds: float  # from queued to done; 0: not known
-    why: str
+    why: str  # why there was something to compile
     models: int  # of a group: how many; else 0
     error: _errors.Error | None  # of "failed"
 
@@ -35,27 +35,27 @@ class Job:
 class Failure:
     """A compile that failed. Who asks for it is told so at once, until `retry`, which is Unix time in seconds."""
 
-    request_key: str
-    build: str
-    model_name: str
-    model_digest: str
-    ep: str
+    request_key: str  # 64 hex digits
+    build: str  # build key, 64 hex digits
+    model_name: str  # as it was first asked for
+    model_digest: str  # 64 hex digits
+    ep: str  # name of the first execution provider
     reason: str  # "crash", "timeout", "memory", "refused", "no node taken", "invalid output", "load check failed", ...
     text: str  # with the compiler's own last words
     facts: dict[str, str]  # "signal", "code", "exit", ...
     count: int  # how often in a row
-    first: float
-    last: float
+    first: float  # Unix time of the first of them
+    last: float  # and of the last
     retry: float
-    scope: str
+    scope: str  # "shared", or the user that it counts for
 
 
 @dataclass(frozen=True)
 class Jobs:
     """The compiles that wait or run, in the order in which they will, and the failures, newest first."""
 
-    jobs: list[Job]
-    failures: list[Failure]
+    jobs: list[Job]  # those that this user may see
+    failures: list[Failure]  # likewise
 
 
 def job(message: _wire.Message) -> Job:

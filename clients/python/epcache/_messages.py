@@ -103,6 +103,8 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(6, "estimate_ms", "int64"),
         Field(7, "job", "string"),
         Field(8, "waiting", "uint32"),
+        Field(9, "done", "uint64"),
+        Field(10, "total", "uint64"),
     ),
     "Cancel": (),
     "Attach": (),

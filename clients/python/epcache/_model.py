@@ -7,10 +7,10 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, Union
 
 from . import _errors
+from ._fields import dataclass
 
 
 class HasFileno(Protocol):

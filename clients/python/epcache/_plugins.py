@@ -6,22 +6,20 @@ ONNX Runtime does not: given a provider's name only, it runs on the CPU and does
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import glob
 import importlib
 import os
-import pkgutil
 import re
-import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
-import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from . import _errors
+from ._fields import dataclass, replace
 from ._model import open_regular
+from ._onnxruntime import ort
 from ._request import Device, ExecutionProvider, Library, Runtime
 
 # Python packages by the execution provider whose library they carry. Others are found by their name's beginning.
@@ -51,7 +49,7 @@ _LIBRARY_OPTIONS = {"QNNExecutionProvider": LibraryOption("backend_path", "libQn
 # What this process registered, by execution provider. The descriptor is of the file that was loaded, and stays open:
 # the path may lead to another one by the time that the daemon is asked.
 _registered: dict[str, Library] = {}
-_lock = threading.Lock()  # guards _registered, and makes looking and registering one step
+_lock = _thread.allocate_lock()  # guards _registered, and makes looking and registering one step
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,16 @@ class Plugin:
     def add_to(self, options: ort.SessionOptions, given: Mapping[str, str]) -> None:
         if self.devices:
             options.add_provider_for_devices(self.devices, self.options(given))
-        else:
+            return
+        try:
             options.add_provider(self.ep.name, dict(given))
+        except Exception as error:
+            device = given.get(_DEVICE_OPTIONS.get(self.ep.name, ""))
+            if device is None:
+                raise
+            # By name nothing is listed that could be looked at before; and ONNX Runtime's error names no device.
+            text = f"{self.ep.name}, which is part of this ONNX Runtime, does not take device {device}: {error}"
+            raise _errors.Unavailable(text, "the device may not be here, or another provider option be wrong; ONNX Runtime's log says which") from error
 
 
 def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
@@ -177,11 +183,19 @@ def _candidates(name: str) -> Iterator[str]:
 
 def packages() -> Iterator[str]:
     """Yields the installed packages that look as if they carried an execution provider, by their names and files, without importing them."""
+    import glob
+    import pkgutil
+
     for module in pkgutil.iter_modules():
         if module.ispkg and module.name.startswith(_PACKAGE_PREFIX):
             folder = os.path.join(getattr(module.module_finder, "path", ""), module.name)
             if module.name.startswith(_PACKAGE_PREFIX + "ep_") or glob.glob(os.path.join(glob.escape(folder), _LIBRARIES)):
                 yield module.name
+
+
+def plugin_package(name: str) -> str:
+    """Returns what pip calls the package that brings the provider as a plugin, "" where none is known."""
+    return _PACKAGES.get(name, "").replace("_", "-")
 
 
 def carried(package: str) -> tuple[list[str], str]:
@@ -204,12 +218,17 @@ def _carrier(name: str) -> str | None:
 def _find_library(name: str) -> str:
     if library := _carrier(name):
         return library
-    hint = (
-        f"pip install {_PACKAGES[name].replace('_', '-')}"
-        if name in _PACKAGES
-        else "give ExecutionProvider(library=...)"
-    )
-    raise _errors.Unavailable(f"no installed package carries the library of {name}", hint)
+    package = plugin_package(name)
+    hint = f"pip install {package}" if package else "give ExecutionProvider(library=...)"
+    raise _errors.Unavailable(f"no installed package carries the library of {name}", hint, {"missing_library": name})
+
+
+def command_hint(name: str) -> str:
+    """Returns what who calls epcachectl run can do where no installed package carries the provider's library."""
+    if package := plugin_package(name):
+        return f"pip install {package}, or name a folder that has it: --runtime DIR"
+    known = ", ".join(sorted(known for known in _PACKAGES if plugin_package(known)))
+    return f"is it spelled right? packages are known for {known}; of others name the folder: --runtime DIR"
 
 
 def _choose(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
@@ -257,11 +276,11 @@ def runtime(plugins: list[Plugin], beside: bool = False) -> Runtime:
     folder by another name.
     """
     folder = os.path.join(os.path.dirname(os.path.abspath(ort.__file__)), "capi")
-    libraries = sorted(glob.glob(os.path.join(glob.escape(folder), "libonnxruntime.so.*")))
+    libraries = sorted(name for name in os.listdir(folder) if name.startswith("libonnxruntime.so."))
     return Runtime(
         ort_version=ort.__version__,
         # A provider that is part of ONNX Runtime cannot be registered, so the daemon need not try.
-        ort_library=libraries[0] if libraries and all(p.library is not None for p in plugins) else "",
+        ort_library=os.path.join(folder, libraries[0]) if libraries and all(p.library is not None for p in plugins) else "",
         libraries=tuple(_shown(p, beside) for p in plugins if beside or p.library is not None),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnxruntime as ort
+from ._onnxruntime import ort
 
 CPU = "CPUExecutionProvider"
 

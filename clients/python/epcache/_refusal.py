@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from . import _errors, _wire
+from ._fields import dataclass
 
 # "[ONNXRuntimeError] : 10 : INVALID_GRAPH : Load model from ... failed: ..."
 _MESSAGE = re.compile(r"\[ONNXRuntimeError\] : (\d{1,9}) : ")

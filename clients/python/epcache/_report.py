@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from . import _errors
 from ._artefact import Artefact
 from ._client import QUESTION_LIMIT, Client
+from ._fields import dataclass, field
 from ._refusal import Decision
 
 
@@ -55,15 +55,15 @@ class Report:
     why: str = ""
     compatibility: str = ""
     compatibility_source: str = ""  # who says so: "same library", "execution provider", "fingerprint", ...
-    compatibility_reason: str = ""
-    request_key: str = ""
-    build: str = ""
-    model_digest: str = ""
+    compatibility_reason: str = ""  # in words, for people
+    request_key: str = ""  # 64 hex digits; "" where the daemon was not asked
+    build: str = ""  # build key, 64 hex digits, for epcachectl show; "" for a plain session
+    model_digest: str = ""  # BLAKE3 over graph and external data, 64 hex digits
     compile_seconds: float = 0.0  # what the compile took, now or earlier
     acquire_seconds: float = 0.0  # asking the daemon, compile included
     load_seconds: float = 0.0  # ONNX Runtime's part
     path: str = ""  # what ONNX Runtime loaded
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what else is to be known of the build or of the request
     decisions: list[Decision] = field(default_factory=list)
     job: str = ""  # of "background": the compile, for Client.follow and epcachectl jobs
     _pending: Pending | None = field(default=None, repr=False, compare=False)

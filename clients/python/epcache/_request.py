@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any, Union
 
 from . import _wire
 from ._model import open_regular
+from ._fields import dataclass, field
 
 Send = Callable[[int], int]  # adds a descriptor to the request; returns its index there
 
@@ -23,9 +23,9 @@ class Device:
     """Narrows the devices of an execution provider; an empty field accepts all. Of what is left the first is taken."""
 
     type: str = ""  # "CPU", "GPU", "NPU"
-    vendor_id: int = 0
-    device_id: int = 0
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    vendor_id: int = 0  # of PCI, such as 0x8086; 0 accepts all
+    device_id: int = 0  # 0 accepts all
+    metadata: Mapping[str, str] = field(default_factory=dict)  # further keys as ONNX Runtime lists them for the device, such as {"ov_device": "GPU.1"}
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class ExecutionProvider:
     library, where it is not one of the Python packages that epcache finds by itself; only sessions use it.
     """
 
-    name: str
-    devices: tuple[Device, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    name: str  # as ONNX Runtime has it, such as "QNNExecutionProvider"
+    devices: tuple[Device, ...] = ()  # those to compile for; none is the first that is listed
+    options: Mapping[str, str] = field(default_factory=dict)  # the provider's own, texts as ONNX Runtime takes them
     files: Mapping[str, str] = field(default_factory=dict)
     library: str = ""
 
@@ -103,11 +103,11 @@ class Output:
     external_initializers_file: str = ""
     external_initializers_threshold: int = 0
     keep_initializers_in_source: bool = False
-    node_name_prefix: str = ""
+    node_name_prefix: str = ""  # of the EPContext nodes; execution providers may ignore it
     complete: bool = False
 
     def message(self) -> _wire.Message:
-        return asdict(self)
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Library:
     With `beside` the libraries in its folder are shown as well: they tell its SDK to a daemon that does not have them.
     """
 
-    ep: str
-    path: str
+    ep: str  # the execution provider's name
+    path: str  # absolute
     fd: int | None = None
     beside: bool = False
 
@@ -138,10 +138,10 @@ class Library:
 class Runtime:
     """What an artefact will be loaded with. Every field may be empty; all empty is the daemon's default runtime."""
 
-    directory: str = ""
-    ort_version: str = ""
-    ort_library: str = ""
-    libraries: tuple[Library, ...] = ()
+    directory: str = ""  # as `pip install --target` leaves it
+    ort_version: str = ""  # such as "1.24.4"
+    ort_library: str = ""  # path of libonnxruntime
+    libraries: tuple[Library, ...] = ()  # of the execution providers
 
     def message(self, send: Send, stack: contextlib.ExitStack) -> _wire.Message:
         """Returns the message; the libraries' descriptors are sent with `send`, and those opened here closed with `stack`."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import onnxruntime as ort
-
-from . import _compile, _errors, _plugins
+from . import _errors, _plugins
 from ._artefact import Artefact
 from ._client import Client
+from ._onnxruntime import ort
+from ._record import LEVELS_BY_NAME, Record
 from ._refusal import Refusal, refusal_of
 from ._report import Attempts, Pending, Report
 from ._request import EPSpec, Output
-from ._session_options import LEVELS_BY_NAME, Record
 from ._shown import Progressing, model_name, shown
 from ._wanted import Source, Wanted, wanted
 
@@ -30,7 +29,7 @@ _PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers", "enable
 
 
 _default_client: Client | None = None
-_default_lock = threading.Lock()
+_default_lock = _thread.allocate_lock()
 
 
 def shared_client() -> Client:
@@ -46,9 +45,12 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     """ONNX Runtime's InferenceSession on the execution providers `ep`, from the cache where that is possible.
 
     `ep` is "Name", "Name:DEVICE", (name, options), an ExecutionProvider, or a list of them in order of preference; it
-    may be left out where `sess_options` names devices itself. Only an epcache.SessionOptions can be used for the cache;
-    with another one the session is a plain one. `client` is whom to ask: the default daemon, or with False nobody.
-    `on_miss`, `embed`, `store`, `keep_going`, `timeout` and `progress` are those of Client.acquire.
+    may be left out where `sess_options` names devices itself, or `providers` names what ONNX Runtime's own argument does. Only an
+    epcache.SessionOptions can be used for the cache; with another one the session is a plain one. `client` is whom to ask: the
+    default daemon, or with False nobody. `on_miss` (wait, background, claim, fail, refresh or bypass), `embed`, `output`, `store`,
+    `keep_going` and `timeout`, in seconds, are those of Client.acquire. `progress` is a function as there, or True: shown on
+    standard error while something is compiled. What else ONNX Runtime's class takes (`read_config_from_model`,
+    `disabled_optimizers`, `enable_fallback`) it takes too.
 
     With on_miss="background" a model that is not there is compiled by the daemon while this session is a plain one:
     `session.epcache.ready` tells when a new session would be made from the cache. `meanwhile` names an execution provider of
@@ -117,7 +119,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         """Returns what the application is to be warned of, all of it in one."""
         said = list(self._wanted.missing)
         if self._report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
-            said.insert(0, f"{self._report.outcome}: {self._report.why}; the model is compiled in this process")
+            why = self._report.why.removeprefix(self._report.outcome + ": ")
+            said.insert(0, f"{self._report.outcome}: {why}; the model is compiled in this process")
         return "; ".join(said)
 
     @property
@@ -172,6 +175,13 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         """Compiles under a claim, and returns what the daemon made of it; None if that brought nothing."""
         wanted, record, started = self._wanted, self._wanted.record, time.perf_counter()
         assert record is not None
+        try:
+            from . import _compile  # what starts processes is not loaded where there is nothing to compile
+        except ImportError as error:  # a process that gave up the rights to read it
+            assert claimed.claim is not None
+            claimed.claim.give_up(str(error))
+            attempts.said.append(f"cannot compile here: {error}")
+            return None
         job = _compile.Job(
             source=wanted.source if isinstance(wanted.source, bytes) else os.fspath(wanted.source),
             plugins=wanted.plugins,

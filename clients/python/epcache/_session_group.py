@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, overload
-
-import onnxruntime as ort
 
 from . import _errors
 from ._artefact import Artefact
 from ._client import Client
+from ._fields import replace
+from ._onnxruntime import ort
 from ._refusal import Refusal
 from ._report import Attempts, Report
 from ._request import EPSpec
@@ -109,7 +108,7 @@ class _Lease:
     def __init__(self, artefact: Artefact, count: int) -> None:
         self._artefact = artefact
         self._left = count
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
 
     def drop(self) -> None:
         with self._lock:
@@ -217,7 +216,7 @@ class _Group:
     def _load(self, artefact: Artefact, attempts: Attempts) -> tuple[list[InferenceSession], Refusal | None]:
         """Loads the members in order. Where one does not load, those before it are destroyed, and the lease stays the artefact's."""
         # The members' lease is one of a second descriptor: the daemon looks into what was refused as long as the first is open.
-        held = replace(artefact, fd=os.dup(artefact.fd), _lock=threading.Lock())  # type: ignore[arg-type]
+        held = replace(artefact, fd=os.dup(artefact.fd), _lock=_thread.allocate_lock())  # type: ignore[arg-type]
         parts, made = member_artefacts(held), self.begin()
         loaded: list[InferenceSession] = []
         refusal: Refusal | None = None

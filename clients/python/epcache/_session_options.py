@@ -2,191 +2,68 @@
 
 ONNX Runtime's own cannot be read back: nobody can tell from one which session config entries, fixed dimensions or
 execution providers it carries. A cache that guessed would serve the wrong artefact. So this subclass notes each call
-and each assignment, and says of each whether it decides what is compiled, only how the model runs, or is something
-that epcache cannot account for: then the session is made by plain ONNX Runtime, with the reason.
-
-What is not known here, from a later ONNX Runtime, counts as the last.
+and each assignment, also those of a later ONNX Runtime. What they mean is found out where a session is made (_record.py): programs make
+options that they never use, and import this class long before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import onnxruntime as ort
+from ._onnxruntime import ort
 
-from . import _policy
-from ._request import Device, ExecutionProvider, option_text
+if TYPE_CHECKING:
+    from ._record import Record
 
-LEVELS = {
-    ort.GraphOptimizationLevel.ORT_DISABLE_ALL: "disable_all",
-    ort.GraphOptimizationLevel.ORT_ENABLE_BASIC: "basic",
-    ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED: "extended",
-    ort.GraphOptimizationLevel.ORT_ENABLE_ALL: "all",
-}
-# Came with a later version than the oldest that is supported.
-if hasattr(ort.GraphOptimizationLevel, "ORT_ENABLE_LAYOUT"):
-    LEVELS[ort.GraphOptimizationLevel.ORT_ENABLE_LAYOUT] = "layout"
-LEVELS_BY_NAME = {name: level for level, name in LEVELS.items()}
-
-# How a session runs, and not what is compiled: not sent to the daemon, and set again on the session that loads.
-_RUN_PROPERTIES = frozenset(
-    "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode execution_order "
-    "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid profile_file_prefix "
-    "use_deterministic_compute use_per_session_threads".split()
-)
-_RUN_ENTRIES = frozenset(
-    "session.intra_op.allow_spinning session.inter_op.allow_spinning session.intra_op_thread_affinities "
-    "session.force_spinning_stop session.dynamic_block_base session.use_env_allocators".split()
-)
 # Reading them changes nothing.
 _READERS = frozenset(("get_session_config_entry", "has_providers"))
-# The session that loads gets these calls again.
-_RUN_CALLS = frozenset(("set_load_cancellation_flag",))
-
-
-@dataclass
-class Record:
-    """What a SessionOptions was told."""
-
-    calls: list[tuple[str, tuple[Any, ...]]] = field(
-        default_factory=list
-    )  # every method call and, as "=name", assignment
-    entries: dict[str, str] = field(default_factory=dict)
-    dims: dict[str, int] = field(default_factory=dict)
-    dims_by_denotation: dict[str, int] = field(default_factory=dict)
-    level: str = ""
-    providers: list[tuple[ExecutionProvider, Any]] = field(default_factory=list)  # with ONNX Runtime's own devices
-    policy: Any = None  # a device policy: it counts where no provider is added
-    reasons: list[str] = field(default_factory=list)  # why this cannot be answered from the cache
-
-    def compile_entries(self) -> dict[str, str]:
-        """Returns the session config entries that may change what is compiled."""
-        return {key: value for key, value in self.entries.items() if key not in _RUN_ENTRIES}
-
-    def compile_level(self) -> str:
-        """Returns the graph optimisation level to compile with, so that the result computes what a plain session does.
-
-        A session folds constants and shapes, "basic", before execution providers choose their nodes; without that they
-        may leave many to the CPU. What the levels above it do concerns only nodes that were left: those are optimised
-        when the compiled graph is loaded, at the application's own level, as in a plain session.
-        """
-        return "disable_all" if self.level == "disable_all" else "basic"
-
-    def replay(self, only_running: bool) -> ort.SessionOptions:
-        """Returns plain options that were told the same; with `only_running` no more than how the model runs.
-
-        Fixed dimensions belong to both: nodes that the execution provider left keep their free ones in a compiled graph.
-        """
-        options = ort.SessionOptions()
-        for name, arguments in self.calls:
-            if only_running and not _restored(name, arguments):
-                continue
-            if name.startswith("="):
-                setattr(options, name[1:], arguments[0])
-            else:
-                getattr(options, name)(*arguments)
-        return options
-
-
-def _restored(name: str, arguments: tuple[Any, ...]) -> bool:
-    if name.startswith("="):
-        return name[1:] in _RUN_PROPERTIES or name == "=graph_optimization_level"
-    if name == "add_session_config_entry":
-        return arguments[0] in _RUN_ENTRIES
-    return name in _RUN_CALLS or name.startswith("add_free_dimension_override")
 
 
 class SessionOptions(ort.SessionOptions):  # type: ignore[misc]
-    """ONNX Runtime's SessionOptions, which also remembers. Use it where that one is used."""
+    """ONNX Runtime's SessionOptions, which also remembers what it is told. Use it where that one is used; it takes the same.
+
+    Session config entries, free dimensions, the optimisation level, devices and a device policy are part of what a model is known by.
+    What only says how a model runs (threads, logging, profiling, memory) is not, and set again on the session that loads the
+    compiled form. All else, such as custom operator libraries or initializers given in memory, makes a plain session, with the reason
+    in `session.epcache.why`.
+    """
 
     # No __dict__, as in the class above: a misspelled attribute is an error and not a new one.
-    __slots__ = ("_record",)
+    __slots__ = ("_calls",)
+    _calls: list[tuple[str, tuple[Any, ...]]]  # every method call and, as "=name", assignment
 
     def __init__(self) -> None:
         super().__init__()
-        object.__setattr__(self, "_record", Record())
+        object.__setattr__(self, "_calls", [])
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        record = self._record
-        record.calls.append((f"={name}", (value,)))
-        if name == "graph_optimization_level":
-            record.level = LEVELS.get(value, "")
-            if not record.level:
-                record.reasons.append(f"graph optimization level {value} is not known to epcache")
-        elif name not in _RUN_PROPERTIES:
-            record.reasons.append(f"SessionOptions.{name} is set, which epcache cannot account for")
+        self._calls.append((f"={name}", (value,)))
 
+    @property
+    def _record(self) -> Record:
+        """What these options have been told so far."""
+        from ._record import record_of
 
-def _add_session_config_entry(record: Record, key: str, value: str) -> None:
-    record.entries[str(key)] = str(value)
-    if key.startswith(("ep.context_", "ep.share_ep_contexts", "ep.stop_share_ep_contexts")):
-        record.reasons.append(f"session config entry {key!r}: the application compiles, or loads, by itself")
-
-
-def _add_dimension(record: Record, name: str, value: int) -> None:
-    record.dims[str(name)] = int(value)
-
-
-def _add_dimension_by_denotation(record: Record, denotation: str, value: int) -> None:
-    record.dims_by_denotation[str(denotation)] = int(value)
-
-
-def resolve_policy(record: Record) -> None:
-    """Puts the provider and the device that the policy chooses in its place, or the reason why that cannot be."""
-    if record.policy is None or record.providers or record.reasons:
-        return
-    try:
-        _add_provider_for_devices(record, [_policy.chosen(record.policy)], {})
-    except _policy.Undecided as undecided:
-        record.reasons.append(str(undecided))
-
-
-def _add_provider_for_devices(record: Record, devices: Sequence[Any], options: Mapping[str, Any]) -> None:
-    devices = list(devices)
-    selectors = tuple(_selector(device) for device in devices)
-    if len(set(map(str, selectors))) != len(selectors):
-        record.reasons.append("two of the devices cannot be told apart by type, vendor and device id")
-    settings = {str(key): option_text(value) for key, value in options.items()}
-    record.providers.append((ExecutionProvider(devices[0].ep_name, selectors, settings), devices))
-
-
-def _set_policy(record: Record, policy: Any) -> None:
-    record.policy = policy
-
-
-def _selector(device: Any) -> Device:
-    hardware = device.device
-    return Device(hardware.type.name, hardware.vendor_id, hardware.device_id)
-
-
-_RECORDED: dict[str, Callable[..., None]] = {
-    "add_session_config_entry": _add_session_config_entry,
-    "add_free_dimension_override_by_name": _add_dimension,
-    "add_free_dimension_override_by_denotation": _add_dimension_by_denotation,
-    "add_provider_for_devices": _add_provider_for_devices,
-    "set_provider_selection_policy": _set_policy,
-}
+        return record_of(self._calls)
 
 
 def _remembering(name: str) -> Callable[..., Any]:
     plain = getattr(ort.SessionOptions, name)
-    note = _RECORDED.get(name)
 
     def method(self: SessionOptions, *arguments: Any, **named: Any) -> Any:
         result = plain(self, *arguments, **named)  # first: what it refuses was not told
-        arguments += tuple(named.values())
-        self._record.calls.append((name, arguments))
-        if note is not None:
-            note(self._record, *arguments)
-        elif name not in _RUN_CALLS:
-            self._record.reasons.append(f"SessionOptions.{name} was called, which epcache cannot account for")
+        self._calls.append((name, tuple(_kept(one) for one in (*arguments, *named.values()))))
         return result
 
     method.__name__, method.__doc__ = name, plain.__doc__
     return method
+
+
+def _kept(argument: Any) -> Any:
+    """The caller may change a list or a table afterwards, which tells the options nothing."""
+    return argument.copy() if type(argument) in (list, dict) else argument
 
 
 # Every method there is, also those of a later ONNX Runtime than this was written for: none goes unnoticed.

@@ -6,17 +6,16 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Union
-
-import onnxruntime as ort
 
 from . import _plugins, _providers
 from ._artefact import Artefact
 from ._client import Client
+from ._fields import dataclass, field
+from ._onnxruntime import ort
 from ._plugins import Plugin
+from ._record import Record, resolve_policy
 from ._request import EPSpec, ExecutionProvider, providers
-from ._session_options import Record, resolve_policy
 
 Source = Union[str, bytes, "os.PathLike[str]"]
 
@@ -41,7 +40,7 @@ class Wanted:
             return f"a plain onnxruntime.{kind} cannot be read back: use epcache.SessionOptions"
         reasons = self.record.reasons + self.reasons
         if on_miss != "claim":  # the daemon has no such ONNX Runtime, but this process compiles for it
-            reasons += [f"{p.ep.name} is part of ONNX Runtime itself" for p in self.plugins if p.library is None]
+            reasons += [_built_in(p) for p in self.plugins if p.library is None]
         if self.more.get("disabled_optimizers"):
             reasons.append("disabled_optimizers is given")
         if int(self.more.get("read_config_from_model", os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1")):
@@ -69,6 +68,13 @@ class Wanted:
             p.add_to(options, p.ep.options)
         if options is self.options:
             _added[options] = [p.ep for p in self.plugins]
+
+
+def _built_in(plugin: Plugin) -> str:
+    """Says why the daemon cannot compile for it, and what it could."""
+    package = _plugins.plugin_package(plugin.ep.name)
+    instead = f"; it is served as a plugin: onnxruntime and {package} in the place of this package" if package else ""
+    return f"{plugin.ep.name} is part of ONNX Runtime itself{instead}"
 
 
 # Plain options cannot be copied, so execution providers are added to the application's own: the next session made with them has to know

@@ -16,16 +16,16 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from . import _autostart, _errors
+from ._fields import dataclass
 
 PROGRAM = "epcached-ort"
 PROGRAM_VARIABLE = "EPCACHE_WORKER"
 FOLDERS = ("/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
 
-VERSION = 2  # of the dialogue
+VERSION = 3  # of the dialogue
 MAX_SAID = 16 << 20  # bytes of the whole dialogue
 DIALOGUE, SETUP, SIGNAL = 61, 62, 128  # exit statuses
 GRACE = 3.0  # for what was killed to go away

@@ -17,6 +17,7 @@ import epcache
 import pytest
 from descriptors import open_descriptors
 from epcache import _autostart
+from epcache._connection import Lost
 
 BIN = os.environ.get("EPCACHED_BIN", "")
 real = pytest.mark.skipif(not BIN, reason="EPCACHED_BIN is not set: the folder with epcached, see make build")
@@ -109,6 +110,73 @@ def test_many_at_once_get_one_daemon(home: Path) -> None:
 
 
 @real
+def test_both_clients_take_one_lock(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted are the starters and not only the daemons: without the lock the store's own would decide, after all had tried."""
+    shutil.copy(f"{BIN}/epcachectl", home)
+    program(home, monkeypatch, f'echo x >> {home}/tried; exec {BIN}/epcached "$@"\n')  # epcachectl takes what is beside it
+    command = [str(home / "epcachectl"), "list", "--json"]
+    controls, pythons = [], []
+    for _ in range(PROCESSES // 2):
+        controls.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        pythons.append(ask(home))
+    for control in controls:
+        out, errors = control.communicate(timeout=100)
+        assert control.returncode == 0, errors
+    assert {pid for _, pid in map(answer, pythons)} == set(daemons(home))
+    assert (home / "tried").read_text() == "x\n"
+
+
+@real
+def test_a_start_that_fails_is_told_to_those_who_wait_for_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """epcachectl tries again what failed before, for a person may have mended it, but not what failed while it waited."""
+    shutil.copy(f"{BIN}/epcachectl", home)
+    program(home, monkeypatch, f"echo x >> {home}/tried; sleep 0.5; echo 'epcached: the disk is full' >&2; exit 1\n")
+    for attempt in (1, 2):
+        waiting = [subprocess.Popen([str(home / "epcachectl"), "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(5)]
+        for process in waiting:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 5 and "none can be started: the disk is full" in errors
+        assert (home / "tried").read_text() == "x\n" * attempt
+    with pytest.raises(epcache.NoDaemon, match="none can be started: the disk is full"):
+        epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
+    assert (home / "tried").read_text() == "x\n" * 2, "this client heard of it from the lock"
+
+
+def control(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([f"{BIN}/epcachectl", *arguments], capture_output=True, text=True, timeout=100)
+
+
+@real
+def test_doctor_knows_a_daemon_that_a_client_started(home: Path) -> None:
+    found = control("doctor")
+    assert found.returncode == 5 and f"starts it: {BIN}/epcached --autostart" in found.stdout
+    assert daemons(home) == [], "who looks starts none"
+    _, pid = answer(ask(home))
+    found = control("doctor")
+    assert f"a client started it, and it leaves when nobody needs it; its log is epcached.log in {state(home)}" in found.stdout
+    assert f"pid {pid}" in found.stdout
+
+
+# doc/operations.md, "Removing it", has this list.
+STAYS = "CACHEDIR.TAG README epcached.log epcached.sock.lock epcached.sock.start index.db journal lock reserve".split()
+
+
+@real
+def test_rm_all_leaves_what_is_documented(home: Path) -> None:
+    """With a model in the store, by the last who has anything there; the daemon is gone by itself then."""
+    configure(home, 'idle_exit = "0.3s"\n')
+    answer(ask(home))
+    (state(home) / "quarantine" / "left").write_text("by a check")
+    removed = control("rm", "--all")
+    assert removed.returncode == 0, removed.stderr
+    until(lambda: not daemons(home))
+    files = sorted(str(path.relative_to(state(home))) for path in state(home).rglob("*") if not path.is_dir())
+    assert files == STAYS
+    assert [path.name for path in (home / ".local" / "state").iterdir()] == ["epcached"]
+    assert sorted(path.name for path in home.iterdir()) == [".config", ".local"], "the configuration is the test's"
+
+
+@real
 def test_it_leaves_and_comes_back(home: Path) -> None:
     configure(home, 'idle_exit = "0.3s"\n')
     first = answer(ask(home))[1]
@@ -159,6 +227,40 @@ def test_configuration_switches_it_off(home: Path) -> None:
     assert daemons(home) == []
 
 
+def test_a_daemon_that_came_while_it_was_looked_for_is_waited_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is busy with all those who wanted it, and nobody has seen yet that it is new."""
+    limits: list[float] = []
+
+    def dial(self: epcache.Client, path: str, limit: float) -> str:
+        if str(home) not in path:
+            raise Lost(f"connect to {path}")
+        limits.append(limit - time.monotonic())
+        state(home).mkdir(parents=True, exist_ok=True)
+        Path(path).touch()
+        if limits[-1] < 1:
+            raise epcache.DeadlineExceeded("no answer in time")
+        return "connected"
+
+    monkeypatch.setattr(epcache.Client, "_dial", dial)
+    assert epcache.Client()._connect(time.monotonic() + 60, _autostart.PATIENCE) == "connected"
+    assert len(limits) == 2
+    limits.clear()
+    Path(epcache.default_sockets()[0]).unlink()
+    with pytest.raises(epcache.NoDaemon):  # who does not wait for a compile
+        epcache.Client()._connect(time.monotonic() + 60)
+    assert max(limits) < 1
+
+
+@pytest.mark.parametrize(("age", "wait"), [(0, 10), (15, 10), (25, 5), (31, 0)])
+def test_how_long_a_new_daemon_is_waited_for(home: Path, age: float, wait: float) -> None:
+    """The last of a hundred come when it is some time old, and the machine still busy with them all."""
+    socket_path = Path(epcache.default_sockets()[0])
+    socket_path.parent.mkdir(parents=True)
+    socket_path.touch()
+    os.utime(socket_path, (time.time() - age,) * 2)
+    assert _autostart.youth(str(socket_path)) == pytest.approx(wait, abs=1)
+
+
 def program(home: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
     path = home / "epcached"
     path.write_text("#!/bin/sh\n" + text)
@@ -207,3 +309,11 @@ def test_another_users_folder_is_refused(home: Path) -> None:
         assert epcache.default_sockets() == ["/nowhere/epcached.sock"]
         with pytest.raises(epcache.NoDaemon, match="belongs to another user"):
             epcache.Client().acquire(b"no model", "OpenVINOExecutionProvider")
+
+
+def test_parts_that_cannot_be_loaded_any_more(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What starts a daemon is loaded when it is needed: a process may have given up the right to read it by then."""
+    monkeypatch.delenv(_autostart.PROGRAM_VARIABLE)
+    monkeypatch.setitem(sys.modules, "shutil", None)
+    with pytest.raises(epcache.NoDaemon, match="none can be started: import of shutil"), epcache.Client() as client:
+        client.acquire(b"no model", "OpenVINOExecutionProvider")

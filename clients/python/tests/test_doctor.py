@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,19 @@ def test_daemon_that_a_session_would_start(tmp_path: Path) -> None:
     assert not Path(f"{program}.started").exists(), "it only looks"
     one = findings(doctor("--json", EPCACHE_AUTOSTART="0", **own))["daemon"]
     assert (one["severity"], "EPCACHE_AUTOSTART" in one["hint"]) == ("problem", True)
+
+
+def test_daemon_that_does_not_answer(tmp_path: Path) -> None:
+    """Where one is there, and says nothing, no session starts another."""
+    place = tmp_path / "epcached" / "epcached.sock"
+    place.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(place))
+        silent.listen()
+        done = doctor("--json", EPCACHE_SOCKET="", XDG_RUNTIME_DIR=str(tmp_path), HOME="", XDG_STATE_HOME="")
+    found = findings(done)["daemon"]
+    assert found["severity"] == "problem" and "stopped" in found["hint"], found
+    assert str(place) in found["text"]
 
 
 def test_without_onnxruntime(tmp_path: Path) -> None:

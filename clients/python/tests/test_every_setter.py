@@ -13,7 +13,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
-from epcache import _session_options  # noqa: E402
+from epcache import _record, _session_options  # noqa: E402
 from epcache._wanted import Wanted, wanted  # noqa: E402
 from openvino_model import source  # noqa: E402, F401
 from providers import OPENVINO  # noqa: E402
@@ -128,7 +128,7 @@ def test_method(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None
     if fate != BYPASSED:
         assert (asked(one) != asked(want(epcache.SessionOptions(), source))) == (fate == REQUEST)
     again = {"set_load_cancellation_flag", "add_free_dimension_override_by_name", "add_free_dimension_override_by_denotation"}
-    restored = _session_options._restored(name, ARGUMENTS[name]())
+    restored = _record._restored(name, ARGUMENTS[name]())
     assert restored == (name in again)
 
 

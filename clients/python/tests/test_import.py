@@ -9,6 +9,7 @@ from pathlib import Path
 
 import epcache
 import pytest
+from runtimes import RUNTIMES
 
 CLIENT = str(Path(__file__).parent.parent)
 
@@ -35,3 +36,42 @@ def test_import_brings_nothing_heavy() -> None:
         "assert 'onnxruntime' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": CLIENT})
+
+
+# What is slow to load, or starts something, and nobody needs who has a session from the cache.
+HEAVY = (
+    "asyncio concurrent.futures copy dataclasses glob importlib.metadata inspect json logging lzma mmap multiprocessing pathlib pkgutil "
+    "random shutil signal subprocess tempfile threading urllib.parse"
+).split()
+NOT_OURS = "_claim _compile _copied _doctor _events _explanation _functions _jobs _session_group _worker".split()
+
+
+def test_sessions_bring_nothing_heavy() -> None:
+    """The session classes, loaded: a first session is not to pay for compiling, starting daemons and other things that it does not do."""
+    if not RUNTIMES:
+        pytest.skip("needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes")
+    code = (
+        "import sys, onnxruntime; before = set(sys.modules); import epcache\n"
+        "epcache.InferenceSession, epcache.SessionOptions, epcache.ExecutionProvider\n"
+        f"added = (set(sys.modules) - before) & (set({HEAVY}) | {{f'epcache.{{one}}' for one in {NOT_OURS}}})\n"
+        "assert not added, added\n"
+    )
+    paths = os.pathsep.join([CLIENT, *(str(path) for path in RUNTIMES if path.name == "openvino-1.8.1")])
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": paths})
+
+
+def test_nothing_is_said_at_the_end_of_the_interpreter() -> None:
+    """Frozen applications lose the modules before the last objects; Python then prints what their ends raise."""
+    code = """
+import gc, sys
+from epcache import _artefact, _claim, _client, _events
+owned = [_artefact.Artefact, _claim.Claim, _client.Client, _events.Subscription]
+objects = [one.__new__(one) for one in owned] + [_client.Client("/nowhere")]
+for module in (_artefact, _claim, _client, _events):
+    for name in [name for name in vars(module) if not name.startswith("__")]:
+        setattr(module, name, None)
+del objects
+gc.collect()
+"""
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": CLIENT}, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -8,7 +8,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
-from epcache import _session_options  # noqa: E402
+from epcache import _record, _session_options  # noqa: E402
 
 Level = ort.GraphOptimizationLevel
 
@@ -101,7 +101,7 @@ def test_value_that_onnxruntime_refuses_was_not_told(options: epcache.SessionOpt
         setattr(options, name, "x")
     with pytest.raises(TypeError):
         options.add_free_dimension_override_by_name("batch", "x")
-    assert options._record == _session_options.Record()
+    assert options._record == _record.Record()
 
 
 def test_misspelled_attribute_is_an_error(options: epcache.SessionOptions) -> None:

@@ -1,23 +1,24 @@
 """What `epcachectl run` puts into Python programs: ONNX Runtime's classes are replaced by epcache's, the programs unchanged.
 
 hook/sitecustomize.py notices the import of onnxruntime, and calls `take_over` before the program sees the package. From then on
-onnxruntime.InferenceSession and SessionOptions are those of _session.py, wherever ONNX Runtime itself has these names. epcache
+onnxruntime.InferenceSession and SessionOptions are those of _classes.py, wherever ONNX Runtime itself has these names. epcache
 keeps the original ones. Whatever happens is appended to a report (_report.py), which epcachectl reads at the end of the program.
+
+Many programs import onnxruntime and make no session, so all that makes sessions is imported with the first one; until then as little as
+can be is.
 
 Nothing here may stop a program that would run without it.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 
 from . import _report
 from ._lent import lent_distributions, lent_spec
-from ._settings import settings
 
-__all__ = ["lent_distributions", "lent_spec", "take_over"]
+__all__ = ["lent_distributions", "lent_spec", "original", "take_over"]
 
 OLDEST = (1, 24)  # with compiled execution providers as plugins
 
@@ -27,19 +28,19 @@ _PLACES = {
     "SessionOptions": ("onnxruntime", "onnxruntime.capi._pybind_state", "onnxruntime.capi.onnxruntime_pybind11_state"),
 }
 
+original: ModuleType | None = None  # onnxruntime with its own classes, once it has been taken over
+
 
 def take_over(ort: ModuleType) -> None:
     """Replaces the classes in onnxruntime, which has just been imported. Reports why not, where that cannot be."""
-    version = str(getattr(ort, "__version__", ""))
     try:
         _report.watch(ort)
-        why = _too_old(version)
+        why = _too_old(str(getattr(ort, "__version__", "")))
         if not why:
-            settings()  # what is wrong there is found before anything is replaced
             _replace(ort)
     except Exception as error:
         why = f"epcache cannot take over: {type(error).__name__}: {error}"
-    _report.add("onnxruntime", version=version, file=str(getattr(ort, "__file__", "")), why=why)
+    _report.imported(why)
 
 
 def _too_old(version: str) -> str:
@@ -54,15 +55,13 @@ def _too_old(version: str) -> str:
 
 
 def _replace(ort: ModuleType) -> None:
-    importlib.import_module("epcache._session_group")
-    classes = importlib.import_module("epcache._run._session")
-    users = [module for name, module in sys.modules.items() if name.startswith("epcache.") and getattr(module, "ort", None) is ort]
-    if users:  # none: it is a reload
-        # epcache gets an onnxruntime of its own, with the classes as they were: what it makes for itself is not for the cache.
+    global original
+    if original is None:  # else it is a reload
         original = ModuleType(ort.__name__, ort.__doc__)
         original.__dict__.update(ort.__dict__)
-        for user in users:
-            setattr(user, "ort", original)
+    from . import _classes
+
     for name, places in _PLACES.items():
         for place in places:
-            setattr(sys.modules[place], name, getattr(classes, name))
+            setattr(sys.modules[place], name, getattr(_classes, name))
+    _classes.watch_library()

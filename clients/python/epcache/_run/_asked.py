@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-import onnxruntime as ort
-
 from .. import _errors, _plugins
+from .._fields import dataclass, field, replace
+from .._onnxruntime import ort
 from .._request import Device, ExecutionProvider, option_text
 from ._settings import settings
 

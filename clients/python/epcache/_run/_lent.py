@@ -6,49 +6,44 @@ lends its execution providers alone.
 
 from __future__ import annotations
 
-import glob
-import importlib.machinery
 import os
 import sys
-from collections.abc import Iterable
-from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING
 
-from ._settings import settings
+from ._said import runtime
 
 if TYPE_CHECKING:
     import importlib.metadata
+    from collections.abc import Iterable
+    from importlib.machinery import ModuleSpec
 
 _CORE = "onnxruntime"
 
 
 def lent_spec(name: str) -> ModuleSpec | None:
     """Returns where the folder has this module, a package of ONNX Runtime's; None where the program's own is to be taken."""
-    folder = _folder()
+    folder = runtime()
     if not folder or (name == _CORE and not _fits(folder)):
         return None
+    import importlib.machinery  # only here, as below: most programs are lent nothing
+
     return importlib.machinery.PathFinder.find_spec(name, [folder])
 
 
 def lent_distributions(name: str) -> Iterable[importlib.metadata.Distribution]:
-    folder = _folder()
+    folder = runtime()
     if not folder or (name == _CORE and not _fits(folder)):
         return []
-    import importlib.metadata  # only here: it takes longer than the rest of this package
+    import importlib.metadata
 
     context = importlib.metadata.DistributionFinder.Context(name=name, path=[folder])
     return importlib.metadata.MetadataPathFinder.find_distributions(context)
 
 
-def _folder() -> str:
-    try:
-        return settings().runtime
-    except ValueError:
-        return ""  # take_over finds it as well, and says so
-
-
 def _fits(folder: str) -> bool:
     """Whether the folder's onnxruntime is for this Python."""
+    import glob
+
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-"
     for wheel in glob.glob(os.path.join(glob.escape(folder), "onnxruntime*.dist-info", "WHEEL")):
         with open(wheel, encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The classes that stand where ONNX Runtime's stood: called as those are, and made from the cache where that is possible."""
+"""Sessions that are asked for as ONNX Runtime's are, and made from the cache where that is possible."""
 
 from __future__ import annotations
 
@@ -8,37 +8,31 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import onnxruntime as ort
-
-from .. import _errors, _session, _session_options
+from .. import _errors, _plugins, _session
 from .._artefact import Artefact
 from .._client import Client
+from .._onnxruntime import ort
 from .._report import Attempts, Report
 from . import _report
 from ._asked import Asked, asked
 from ._settings import settings
 
-_COLLECTION = "onnxruntime.capi.onnxruntime_inference_collection"
 _KNOWN = frozenset(("enable_fallback", "read_config_from_model", "disabled_optimizers"))
 
-
-class _AnyOptions(type(ort.SessionOptions)):  # type: ignore[misc]
-    """Lets isinstance say of ONNX Runtime's own options what it said before: InferenceSession.get_session_options gives such."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) or (cls is SessionOptions and type(instance) is _plain_options)
+# Whether this process was forked from one that had execution providers loaded. Their threads did not come along: OpenVINO waits for them for ever.
+_beyond_fork = False
 
 
-_plain_options = ort.SessionOptions
+def _forked() -> None:
+    global _beyond_fork
+    _beyond_fork = _beyond_fork or bool(_plugins._registered)
 
 
-class SessionOptions(_session_options.SessionOptions, metaclass=_AnyOptions):
-    __doc__ = ort.SessionOptions.__doc__
-    __slots__ = ()
+os.register_at_fork(after_in_child=_forked)
 
 
-class InferenceSession(_session.InferenceSession):
-    __doc__ = ort.InferenceSession.__doc__
+class Served(_session.InferenceSession):
+    """The way of a session from what the program asks for to the cache, or to what it would have been without."""
 
     def __init__(
         self,
@@ -52,10 +46,14 @@ class InferenceSession(_session.InferenceSession):
         self._as_asked = False  # made as the program asked for it, by ONNX Runtime alone
         self._changing = threading.Lock()
         self._asked = _understood(*self._arguments)
-        if self._asked.why:
-            self._make_as_asked(Report("bypassed", self._asked.why))
-        else:
-            self._make()
+        try:
+            if self._asked.why:
+                self._make_as_asked(Report("bypassed", self._asked.why))
+            else:
+                self._make()
+        except Exception as error:
+            _report.add("raised", model=_name(path_or_bytes), why=f"{type(error).__name__}: {error}")
+            raise
         self._report_it()
 
     def _make(self) -> None:
@@ -70,8 +68,7 @@ class InferenceSession(_session.InferenceSession):
                 raise  # ONNX Runtime's answer to what the program asked for
             self.__dict__.clear()
             self.__dict__.update(before)
-            text = str(error) if isinstance(error, _errors.Error) else f"{type(error).__name__}: {error}"
-            self._make_as_asked(Report("failed", text))
+            self._make_as_asked(Report("failed", _said(error)))
 
     def _make_as_asked(self, report: Report) -> None:
         path_or_bytes, options, providers, provider_options, kwargs = self._arguments
@@ -115,7 +112,9 @@ class InferenceSession(_session.InferenceSession):
         except Exception as error:
             if not self._asked.sent or self._as_asked:
                 raise
-            return self._run_as_asked(error, arguments, named)
+            failed = error
+        # Outside of the handler: what ONNX Runtime raises there is the program's, and comes from nothing else.
+        return self._run_as_asked(failed, arguments, named)
 
     def _run_as_asked(self, error: Exception, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Does what the program asked for, after the execution provider that it was sent to failed.
@@ -135,10 +134,10 @@ class InferenceSession(_session.InferenceSession):
         return result
 
     def _report_it(self) -> None:
-        report, source = self._report, self._arguments[0]
+        report = self._report
         _report.add(
             "session",
-            model=f"{len(source)} bytes" if isinstance(source, bytes) else os.path.abspath(os.fspath(source)),
+            model=_name(self._arguments[0]),
             outcome=report.outcome,
             why=report.why,
             asked=self._asked.names,
@@ -152,17 +151,31 @@ class InferenceSession(_session.InferenceSession):
         )
 
 
+def _name(source: Any) -> str:
+    """Returns what the model is called in a report: not everything that a program passes is a path."""
+    if isinstance(source, bytes):
+        return f"{len(source)} bytes"
+    return os.path.abspath(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+
+
+def _said(error: Exception) -> str:
+    """Returns what there is to say to who called epcachectl: he has a command line, and no Python to write."""
+    if not isinstance(error, _errors.Error):
+        return f"{type(error).__name__}: {error}"
+    if name := error.facts.get("missing_library"):
+        return f"{error.text} ({_plugins.command_hint(name)})"
+    return str(error)
+
+
 def _understood(path_or_bytes: Any, options: Any, providers: Any, provider_options: Any, kwargs: dict[str, Any]) -> Asked:
     if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
         return Asked([], why=f"a model of type {type(path_or_bytes).__name__}")
     if unknown := set(kwargs) - _KNOWN:
         return Asked([], why=f"InferenceSession has arguments that epcache does not know: {', '.join(sorted(unknown))}")
+    if _beyond_fork:
+        names = ", ".join(sorted(_plugins._registered))
+        return Asked([], why=f"it is made in a fork of a process that had {names} loaded already, whose threads no fork has")
     try:
         return asked(options, providers, provider_options)
     except Exception as error:
         return Asked([], why=f"epcache does not understand what is asked for: {type(error).__name__}: {error}")
-
-
-for _class, _where in ((InferenceSession, _COLLECTION), (SessionOptions, ort.SessionOptions.__module__)):
-    _class.__module__ = _where
-    _class.__qualname__ = _class.__name__

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "children"), str(HERE.parents[1]), str(HERE.parents[3] / "testdata")]
 
 from daemon import Daemon  # noqa: E402
+from running import Run  # noqa: E402
 
 OPENVINO, QNN = "OpenVINOExecutionProvider", "QNNExecutionProvider"
 
@@ -84,3 +85,10 @@ def start(programs: Path) -> Iterator[Callable[..., Daemon]]:
     yield begin
     for daemon in started:
         daemon.close()
+
+
+@pytest.fixture(scope="module")
+def run(programs: Path, runtime: Callable[[str], Path], start: Callable[..., Daemon]) -> Run:
+    """Starts programs under epcachectl run, with a daemon of the module's own."""
+    where = runtime("openvino-1.8.1")
+    return Run(programs, where, start(where).socket)

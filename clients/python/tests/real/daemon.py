@@ -87,6 +87,11 @@ class Daemon:
         """Lets a frozen daemon go on."""
         self._process.send_signal(signal.SIGCONT)
 
+    def kill(self) -> None:
+        """Ends the daemon without a word; the store and the socket stay."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> int:
         """Ends the daemon and returns its exit status; the store stays."""
         if self._process.poll() is None:

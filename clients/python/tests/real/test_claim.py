@@ -83,6 +83,14 @@ def test_another_user_than_the_daemons(ask: Callable[..., Any], daemon: Daemon, 
     assert sum(event["kind"] == "probed" for event in daemon.events()) == probes
 
 
+def test_compiler_that_cannot_be_loaded_any_more(ask: Callable[..., Any], plain: Any) -> None:
+    """A process that gave up the right to read its own packages: it runs as without a cache, and the next one has the claim."""
+    (session,) = (ran := ask(hidden="epcache._compile"))["sessions"]
+    assert (session["outcome"], session["providers"][0], session["outputs"]) == ("failed", EP, plain)
+    assert "cannot compile here" in session["why"] and len(ran["warnings"]) == 1
+    assert ask()["sessions"][0]["outcome"] == "put"
+
+
 @pytest.fixture(scope="module")
 def reachable(runtime: Callable[[str], Path], programs: Path) -> Iterator[Path]:
     """A folder that every user may go to, with the runtime and the worker."""

@@ -10,6 +10,14 @@
 import os
 import sys
 
+try:  # What importlib gives out, without importlib and all that it imports: every Python program pays for what stands here.
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import PathFinder, spec_from_file_location
+except ImportError:  # of another kind of Python, or before 3.5
+    if sys.version_info >= (3, 4):
+        from importlib.machinery import PathFinder
+        from importlib.util import module_from_spec, spec_from_file_location
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "onnxruntime"
 
@@ -105,21 +113,19 @@ class Finder(object):
 def load():
     """Loads epcache from the folder above, and from nowhere else: PYTHONPATH has this folder only, so as to give the
     program nothing else that stands beside epcache."""
-    import importlib
-    import importlib.util
-
     if "epcache" not in sys.modules:
         folder = os.path.dirname(os.path.dirname(HERE))
         init = os.path.join(folder, "__init__.py")
-        spec = importlib.util.spec_from_file_location("epcache", init, submodule_search_locations=[folder])
-        module = importlib.util.module_from_spec(spec)
+        spec = spec_from_file_location("epcache", init, submodule_search_locations=[folder])
+        module = module_from_spec(spec)
         sys.modules["epcache"] = module
         try:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules["epcache"]
             raise
-    return importlib.import_module("epcache._run")
+    __import__("epcache._run")
+    return sys.modules["epcache._run"]
 
 
 def failed(error):
@@ -131,14 +137,11 @@ def failed(error):
 
 def chain():
     """Runs the sitecustomize that this one hides, if there is one."""
-    import importlib.machinery
-    import importlib.util
-
     others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    spec = PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
-    module = importlib.util.module_from_spec(spec)
+    module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
 

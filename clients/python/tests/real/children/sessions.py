@@ -14,29 +14,30 @@ import inference
 import onnxruntime as ort
 
 
-def run(model: dict[str, Any], path: str, ep: Any, times: int = 1, truncate_in: str = "") -> dict[str, Any]:
-    """Makes `times` sessions on `ep`. With `truncate_in`, the state folder of a daemon, each finds its artefact cut in half.
+def run(model: dict[str, Any], path: str, ep: Any, times: int = 1, truncate_in: str = "", on_miss: str = "wait", plain: bool = False) -> dict[str, Any]:
+    """Makes `times` sessions on `ep`; `plain` ones ask no daemon. With `truncate_in`, the state folder of a daemon, each finds its artefact
+    cut in half.
 
     Returns the version of ONNX Runtime, and for each session its report, providers, outputs, who executed the nodes, the
     warnings and the seconds it took; or "error" with the name of the exception's class.
     """
     ep = ep if isinstance(ep, str) else tuple(ep)
     with tempfile.TemporaryDirectory(prefix="epcached-profile-") as folder:
-        return {"version": ort.__version__, "sessions": [one(model, path, ep, folder, truncate_in) for _ in range(times)]}
+        return {"version": ort.__version__, "sessions": [one(model, path, ep, folder, truncate_in, on_miss, plain) for _ in range(times)]}
 
 
-def one(model: dict[str, Any], path: str, ep: Any, folder: str, truncate_in: str) -> dict[str, Any]:
+def one(model: dict[str, Any], path: str, ep: Any, folder: str, truncate_in: str, on_miss: str, plain: bool) -> dict[str, Any]:
     options = epcache.SessionOptions()
     options.enable_profiling = True
     options.profile_file_prefix = str(Path(folder) / "profile")
     for name, value in model["dimensions"].items():
         options.add_free_dimension_override_by_name(name, value)
-    client = Truncating(truncate_in) if truncate_in else None
+    client = Truncating(truncate_in) if truncate_in else False if plain else None
     started = time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            session = epcache.InferenceSession(path, options, ep=ep, client=client)
+            session = epcache.InferenceSession(path, options, ep=ep, client=client, on_miss=on_miss)
         except Exception as error:
             return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - started}
     seconds = time.monotonic() - started

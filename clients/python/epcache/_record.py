@@ -1,0 +1,162 @@
+"""What SessionOptions were told, and what that means: each call and assignment decides what is compiled, only how the model runs, or is something
+that epcache cannot account for. Then the session is made by plain ONNX Runtime, with the reason.
+
+What is not known here, from a later ONNX Runtime, counts as the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import _policy
+from ._fields import dataclass, field
+from ._onnxruntime import ort
+from ._request import Device, ExecutionProvider, option_text
+
+LEVELS = {
+    ort.GraphOptimizationLevel.ORT_DISABLE_ALL: "disable_all",
+    ort.GraphOptimizationLevel.ORT_ENABLE_BASIC: "basic",
+    ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED: "extended",
+    ort.GraphOptimizationLevel.ORT_ENABLE_ALL: "all",
+}
+# Came with a later version than the oldest that is supported.
+if hasattr(ort.GraphOptimizationLevel, "ORT_ENABLE_LAYOUT"):
+    LEVELS[ort.GraphOptimizationLevel.ORT_ENABLE_LAYOUT] = "layout"
+LEVELS_BY_NAME = {name: level for level, name in LEVELS.items()}
+
+# How a session runs, and not what is compiled: not sent to the daemon, and set again on the session that loads.
+_RUN_PROPERTIES = frozenset(
+    "enable_cpu_mem_arena enable_mem_pattern enable_mem_reuse enable_profiling execution_mode execution_order "
+    "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid profile_file_prefix "
+    "use_deterministic_compute use_per_session_threads".split()
+)
+_RUN_ENTRIES = frozenset(
+    "session.intra_op.allow_spinning session.inter_op.allow_spinning session.intra_op_thread_affinities "
+    "session.force_spinning_stop session.dynamic_block_base session.use_env_allocators".split()
+)
+# The session that loads gets these calls again.
+_RUN_CALLS = frozenset(("set_load_cancellation_flag",))
+
+
+@dataclass
+class Record:
+    """What a SessionOptions was told."""
+
+    calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)  # as SessionOptions keeps them
+    entries: dict[str, str] = field(default_factory=dict)
+    dims: dict[str, int] = field(default_factory=dict)
+    dims_by_denotation: dict[str, int] = field(default_factory=dict)
+    level: str = ""
+    providers: list[tuple[ExecutionProvider, Any]] = field(default_factory=list)  # with ONNX Runtime's own devices
+    policy: Any = None  # a device policy: it counts where no provider is added
+    reasons: list[str] = field(default_factory=list)  # why this cannot be answered from the cache
+
+    def compile_entries(self) -> dict[str, str]:
+        """Returns the session config entries that may change what is compiled."""
+        return {key: value for key, value in self.entries.items() if key not in _RUN_ENTRIES}
+
+    def compile_level(self) -> str:
+        """Returns the graph optimisation level to compile with, so that the result computes what a plain session does.
+
+        A session folds constants and shapes, "basic", before execution providers choose their nodes; without that they
+        may leave many to the CPU. What the levels above it do concerns only nodes that were left: those are optimised
+        when the compiled graph is loaded, at the application's own level, as in a plain session.
+        """
+        return "disable_all" if self.level == "disable_all" else "basic"
+
+    def replay(self, only_running: bool) -> ort.SessionOptions:
+        """Returns plain options that were told the same; with `only_running` no more than how the model runs.
+
+        Fixed dimensions belong to both: nodes that the execution provider left keep their free ones in a compiled graph.
+        """
+        options = ort.SessionOptions()
+        for name, arguments in self.calls:
+            if only_running and not _restored(name, arguments):
+                continue
+            if name.startswith("="):
+                setattr(options, name[1:], arguments[0])
+            else:
+                getattr(options, name)(*arguments)
+        return options
+
+
+def _restored(name: str, arguments: tuple[Any, ...]) -> bool:
+    if name.startswith("="):
+        return name[1:] in _RUN_PROPERTIES or name == "=graph_optimization_level"
+    if name == "add_session_config_entry":
+        return arguments[0] in _RUN_ENTRIES
+    return name in _RUN_CALLS or name.startswith("add_free_dimension_override")
+
+
+def record_of(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> Record:
+    """Returns what calls, and assignments as "=name", come to."""
+    record = Record(list(calls))
+    for name, arguments in calls:
+        if name.startswith("="):
+            _assigned(record, name[1:], arguments[0])
+        elif note := _NOTED.get(name):
+            note(record, *arguments)
+        elif name not in _RUN_CALLS:
+            record.reasons.append(f"SessionOptions.{name} was called, which epcache cannot account for")
+    return record
+
+
+def _assigned(record: Record, name: str, value: Any) -> None:
+    if name == "graph_optimization_level":
+        record.level = LEVELS.get(value, "")
+        if not record.level:
+            record.reasons.append(f"graph optimization level {value} is not known to epcache")
+    elif name not in _RUN_PROPERTIES:
+        record.reasons.append(f"SessionOptions.{name} is set, which epcache cannot account for")
+
+
+def _add_session_config_entry(record: Record, key: str, value: str) -> None:
+    record.entries[str(key)] = str(value)
+    if key.startswith(("ep.context_", "ep.share_ep_contexts", "ep.stop_share_ep_contexts")):
+        record.reasons.append(f"session config entry {key!r}: the application compiles, or loads, by itself")
+
+
+def _add_dimension(record: Record, name: str, value: int) -> None:
+    record.dims[str(name)] = int(value)
+
+
+def _add_dimension_by_denotation(record: Record, denotation: str, value: int) -> None:
+    record.dims_by_denotation[str(denotation)] = int(value)
+
+
+def resolve_policy(record: Record) -> None:
+    """Puts the provider and the device that the policy chooses in its place, or the reason why that cannot be."""
+    if record.policy is None or record.providers or record.reasons:
+        return
+    try:
+        _add_provider_for_devices(record, [_policy.chosen(record.policy)], {})
+    except _policy.Undecided as undecided:
+        record.reasons.append(str(undecided))
+
+
+def _add_provider_for_devices(record: Record, devices: Sequence[Any], options: Mapping[str, Any]) -> None:
+    devices = list(devices)
+    selectors = tuple(_selector(device) for device in devices)
+    if len(set(map(str, selectors))) != len(selectors):
+        record.reasons.append("two of the devices cannot be told apart by type, vendor and device id")
+    settings = {str(key): option_text(value) for key, value in options.items()}
+    record.providers.append((ExecutionProvider(devices[0].ep_name, selectors, settings), devices))
+
+
+def _set_policy(record: Record, policy: Any) -> None:
+    record.policy = policy
+
+
+def _selector(device: Any) -> Device:
+    hardware = device.device
+    return Device(hardware.type.name, hardware.vendor_id, hardware.device_id)
+
+
+_NOTED: dict[str, Callable[..., None]] = {
+    "add_session_config_entry": _add_session_config_entry,
+    "add_free_dimension_override_by_name": _add_dimension,
+    "add_free_dimension_override_by_denotation": _add_dimension_by_denotation,
+    "add_provider_for_devices": _add_provider_for_devices,
+    "set_provider_selection_policy": _set_policy,
+}

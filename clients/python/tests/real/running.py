@@ -1,0 +1,59 @@
+"""Programs under epcachectl run, for the tests of run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+OPENVINO = "OpenVINOExecutionProvider"
+CPU = "CPUExecutionProvider"
+PROGRAMS = Path(__file__).parent / "programs"
+LIMIT = 120.0
+
+
+def python() -> str:
+    return os.environ["EPCACHED_PYTHON"]
+
+
+def plain_environment(**more: str) -> dict[str, str]:
+    """The environment of the tests, but for what leads to an epcache."""
+    return {**{key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "EPCACHE_SOCKET")}, **more}
+
+
+class Run:
+    """Starts programs under epcachectl run, with sessions sent to OpenVINO."""
+
+    def __init__(self, programs: Path, runtime: Path, socket: str) -> None:
+        self._control, self.socket = f"{programs}/epcachectl", socket
+        self.runtime = str(runtime)
+
+    def __call__(
+        self, *command: str | Path, flags: tuple[str, ...] = ("--ep", f"{OPENVINO}:CPU"), socket: str = "", cwd: Path | None = None, **environment: str
+    ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        """Returns how the command ended, and the report.
+
+        A session waits 50 ms for the daemon's first word and then goes on without it, which happens on a busy machine: the program is
+        started once more, for the tests are about what the daemon answers.
+        """
+        for _ in range(4):
+            ended, report = self._once(command, flags, socket, cwd, environment)
+            if socket or not any("no answer in time" in str(session.get("why")) for session in report["sessions"]):
+                break
+        return ended, report
+
+    def _once(
+        self, command: tuple[str | Path, ...], flags: tuple[str, ...], socket: str, cwd: Path | None, environment: dict[str, str]
+    ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        with tempfile.TemporaryDirectory(prefix="epcached-run-") as folder:
+            report = Path(folder) / "report.json"
+            line = [self._control, "run", f"--report={report}", "--json", "--runtime", self.runtime, *flags, "--", *map(str, command)]
+            own = plain_environment(EPCACHE_SOCKET=socket or self.socket, **environment)
+            ended = subprocess.run(line, env=own, cwd=cwd, capture_output=True, text=True, timeout=LIMIT)
+            return ended, json.loads(report.read_text())
+
+    def python(self, *arguments: str | Path, **more: Any) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        return self(python(), *arguments, **more)

@@ -1,0 +1,76 @@
+"""Real packages that know of no cache, unchanged, under epcachectl run: two small ones, so that each change is tried. `make packages` has eight.
+
+EPCACHED_PACKAGES is the environment that testdata/fetch-packages makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HERE, folder_of
+from packages import MARK, TOLERANCE, differs
+from running import CPU, OPENVINO, Run, plain_environment
+
+PROGRAM = HERE.parents[3] / "testdata" / "package_programs.py"
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    return folder_of("EPCACHED_PACKAGES", "packages, as testdata/fetch-packages makes them") / "bin"
+
+
+def result(ended: subprocess.CompletedProcess[str]) -> Any:
+    """What one of the programs printed."""
+    assert ended.returncode == 0, ended.stderr
+    [line] = [line for line in ended.stdout.splitlines() if line.startswith(MARK)]
+    return json.loads(line[len(MARK) :])["output"]
+
+
+def alone(packages: Path, name: str) -> Any:
+    return result(subprocess.run([packages / "python", PROGRAM, name], env=plain_environment(), capture_output=True, text=True, timeout=60))
+
+
+def test_a_package_is_served_at_its_second_start(run: Run, packages: Path) -> None:
+    plain = alone(packages, "magika")
+    for outcome in ("compiled", "hit"):
+        ended, report = run(packages / "python", PROGRAM, "magika")
+        assert differs(result(ended), plain) <= TOLERANCE
+        [session] = report["sessions"]
+        assert (session["outcome"], session["providers"][0]) == (outcome, OPENVINO)
+    assert report["notes"] == [] and report["saved_seconds"] > 0
+
+
+def test_a_package_that_cannot_be_served_is_left_alone_with_the_compilers_reason(run: Run, packages: Path) -> None:
+    """Its model has an operator that OpenVINO does not convert. The second start does not compile in vain."""
+    plain = alone(packages, "silero")
+    seconds = []
+    for _ in range(2):
+        ended, report = run(packages / "python", PROGRAM, "silero")
+        assert result(ended) == plain, "on the CPU, as without"
+        [session] = report["sessions"]
+        assert (session["outcome"], session["providers"]) == ("failed", [CPU])
+        assert "silero_vad.onnx" in session["why"] or "Conv" in session["why"], session["why"]
+        seconds.append(session["acquire_seconds"])
+    assert seconds[1] < seconds[0] / 2, "the failure is remembered"
+
+
+def test_reasons_are_said_without_being_asked_for(run: Run, packages: Path, programs: Path) -> None:
+    command = [programs / "epcachectl", "run", "--ep", f"{OPENVINO}:CPU", "--runtime", run.runtime, "--", packages / "python", PROGRAM, "silero"]
+    ended = subprocess.run(command, env=plain_environment(EPCACHE_SOCKET=run.socket), capture_output=True, text=True, timeout=60)
+    result(ended)
+    said = [line for line in ended.stderr.splitlines() if line.startswith("epcachectl: ")]
+    assert len(said) == 1 and "failed silero_vad.onnx on CPUExecutionProvider" in said[0] and "Conv" in ended.stderr, ended.stderr
+
+
+def test_a_packages_command_in_another_language_is_said_not_to_be_reached(run: Run, packages: Path, tmp_path: Path) -> None:
+    """The command of magika is a program in Rust, with ONNX Runtime linked into it."""
+    (tmp_path / "x.c").write_text("#include <stdio.h>\nint main(void) { return puts(\"hello\"); }\n")
+    ended, report = run(packages / "magika", "--label", tmp_path / "x.c")
+    assert ended.returncode == 0, ended.stderr
+    assert report["pythons"] == 0 and "no Python was reached" in report["notes"][0]
+    assert os.access(packages / "magika", os.X_OK)

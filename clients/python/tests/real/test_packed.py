@@ -1,0 +1,62 @@
+"""Packed builds through the real daemon: unpacked when they are asked for, and what they are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import child
+from daemon import Daemon
+
+EP = "OpenVINOExecutionProvider"
+HINT = {"INFERENCE_PRECISION_HINT": "f32"}
+MODEL = "magika"
+
+
+def options(**more: str) -> dict[str, str]:
+    return {"load_config": json.dumps({"CPU": {**HINT, **more}})}
+
+
+def test_a_packed_build_is_unpacked_loads_and_computes(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: Any) -> None:
+    where = runtime("openvino-1.8.1")
+    daemon = start(where)
+
+    def get(one: dict[str, str]) -> dict[str, Any]:
+        wish = ["--ep", f"{EP}:CPU", "--option", f"load_config={one['load_config']}", "--dim", "unk__214=1"]
+        (answer,) = daemon.control("get", str(models.path(MODEL)), *wish)
+        return dict(answer)
+
+    made = {get(one)["build"]: one for one in (options(), options(NUM_STREAMS="1"))}
+    assert daemon.stop() == 0
+    daemon.start()  # which has given out nothing lately
+    would = daemon.control("pack", "--all", "-n")  # which compares them, if nobody has yet
+    told = daemon.control("du")
+    assert told["packable_bytes"] == would["freed_bytes"] > 1 << 20
+    assert [one["shapes"] for model in told["models"] for one in model["builds"]] == ["unk__214=1"] * 2
+    assert daemon.control("pack", "--all")["changed"] == 1
+    (packed,) = [one for one in daemon.control("du", "--svg")["files"] if one["packed"]]
+
+    answer = get(made[packed["build"]])
+    assert (answer["outcome"], answer["build"]) == ("hit", packed["build"])
+    assert daemon.control("status")["space"]["unpacked_bytes"] > 0
+    wishes = {"model": models.entry(MODEL), "ep": EP, "options": made[packed["build"]]}
+    ran = child.run("image", where, graph=str(Path(answer["view"]) / answer["graph"]), **wishes)
+    assert ran["executed by"] == [EP]
+    assert ran["outputs"] == child.run("plain", where, path=str(models.path(MODEL)), level="basic", **wishes)["sidecar"]["outputs"]
+
+    # What it is made of: the model's own names for its weights, which stand in the other build's file.
+    other = next(build for build in made if build != packed["build"])
+    (shown,) = [one for one in daemon.control("show", packed["build"], "--tensors")["files"] if one["file"] == packed["file"]]
+    large = max((one for one in shown["tensors"] if one["kind"] == "tensor"), key=lambda one: one["length"])
+    assert large["shared_bytes"] == large["length"] > 100_000
+    assert large["holder"] != shown["digest"]
+    assert [one["build"] for one in large["with"]] == [other]
+
+    space = daemon.control("check", "--space")["space"]
+    accounted = {one["name"]: one["accounted_bytes"] for one in space if one["accounted_bytes"] is not None}
+    assert accounted.items() >= {one["name"]: one["disk_bytes"] for one in space if one["name"] in ("objects", "recipes", "unpacked", "manifests")}.items()
+    assert daemon.control("du")["packable_bytes"] == 0
+    assert daemon.control("unpack", packed["build"])["changed"] == 1
+    assert daemon.compiles() == 2

@@ -1,0 +1,71 @@
+"""epcachectl run with a model that the cache does not have: what each --on-miss comes to, and what becomes of a model that does not compile."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from running import CPU, OPENVINO, PROGRAMS, Run
+
+EP = ("--ep", f"{OPENVINO}:CPU")
+
+
+@pytest.fixture
+def model(models: Any, tmp_path: Path) -> str:
+    """A model that no other test has had compiled: a name of its own in it makes it another."""
+    graph = onnx.load(models.path("tiny-mlp"))
+    graph.producer_name = tmp_path.name
+    graph.graph.name = tmp_path.name
+    onnx.save(graph, tmp_path / "model.onnx")
+    return str(tmp_path / "model.onnx")
+
+
+def program(run: Run, model: str, *flags: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what the program printed, and the report of its one session."""
+    ended, report = run.python(PROGRAMS / "plain.py", model, "names", flags=(*EP, *flags))
+    assert ended.returncode == 0, ended.stderr
+    [session] = report["sessions"]
+    return json.loads(ended.stdout), session
+
+
+def test_in_the_background_the_program_goes_on_with_what_it_has(run: Run, model: str) -> None:
+    said, session = program(run, model, "--on-miss", "background")
+    assert (said["providers"], session["outcome"]) == ([CPU], "background"), "nothing is compiled in the program, on whichever execution provider"
+    limit = time.monotonic() + 60
+    while session["outcome"] == "background" and time.monotonic() < limit:
+        time.sleep(0.2)
+        said, session = program(run, model, "--on-miss", "background")
+    assert (said["providers"][0], session["outcome"]) == (OPENVINO, "hit")
+
+
+def test_a_claim_is_compiled_for_all(run: Run, model: str) -> None:
+    said, session = program(run, model, "--on-miss", "claim")
+    assert (said["providers"][0], session["outcome"]) == (OPENVINO, "put")
+    said, session = program(run, model)
+    assert (said["providers"][0], session["outcome"]) == (OPENVINO, "hit")
+
+
+def test_who_compiles_nothing_is_left_alone_and_told(run: Run, model: str) -> None:
+    said, session = program(run, model, "--on-miss", "fail")
+    assert said["providers"] == [CPU] and session["outcome"] == "failed" and session["why"]
+
+
+def test_a_model_that_the_execution_provider_does_not_take(run: Run, tmp_path: Path) -> None:
+    """Its one operator is from a domain that OpenVINO has nothing of; the program computes as without. test_packages.py has one that it fails on."""
+    node = helper.make_node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_int64s=[1, 2], values_strings=["one", "two"])
+    x, y = (helper.make_tensor_value_info(name, kind, [2]) for name, kind in (("x", TensorProto.INT64), ("y", TensorProto.STRING)))
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
+    onnx.save(helper.make_model(helper.make_graph([node], "labels", [x], [y]), opset_imports=imports, ir_version=8), tmp_path / "labels.onnx")
+    model = str(tmp_path / "labels.onnx")
+    code = f"import numpy, onnxruntime; s = onnxruntime.InferenceSession({model!r}); print(list(s.run(None, {{'x': numpy.array([2, 1])}})[0]))"
+    for _ in range(2):
+        ended, report = run.python("-c", code)
+        assert ended.stdout == "['two', 'one']\n", ended.stderr
+        [session] = report["sessions"]
+        assert (session["outcome"], session["providers"]) == ("failed", [CPU])
+        assert "labels.onnx" in session["why"], session["why"]
