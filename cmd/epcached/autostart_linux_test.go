@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -101,6 +104,18 @@ func TestDaemonWithoutItsSocketLeaves(t *testing.T) {
 	require.Zero(t, status, errs)
 	require.NoError(t, os.Remove(h.socket))
 	require.Eventually(t, func() bool { return strings.Contains(h.log(t), "is not there any more") }, patience, pollEvery)
+}
+
+// That holds too where the socket goes before the daemon first looks for it: who starts one may be quick.
+func TestASocketThatIsRemovedAtOnceIsMissed(t *testing.T) {
+	in := serveInside(t, t.TempDir(), cache.Options{})
+	socket := filepath.Join(shortFolder(t), "s")
+	p := &process{idle: time.Second, ready: func() { require.NoError(t, os.Remove(socket)) }}
+	var said strings.Builder
+	nothing := func() func() { return func() {} }
+	_, err := p.answer(limited(t), &config.Settings{Socket: socket}, in.cache, slog.New(slog.NewTextHandler(&said, nil)), nothing)
+	require.NoError(t, err)
+	require.Contains(t, said.String(), "is not there any more")
 }
 
 func TestLogIsBounded(t *testing.T) {

@@ -14,9 +14,10 @@ import (
 const idleLook = 5 * time.Second
 
 // untilUnneeded gives a channel that tells why the daemon leaves, when it does: the server accepts nobody any more by then. stop ends the looking.
-func (p *process) untilUnneeded(socket string, server *unixsock.Server, c *cache.Cache) (left <-chan string, stop func()) {
+// places are as they were before anybody could know of the daemon: what is removed at once is missed too.
+func (p *process) untilUnneeded(places []place, server *unixsock.Server, c *cache.Cache) (left <-chan string, stop func()) {
 	told, ended, done := make(chan string, 1), make(chan struct{}), make(chan struct{})
-	i := &idler{after: p.idle, clients: server.Connections, came: server.Accepted, idle: c.Idle, places: placesOf(socket)}
+	i := &idler{after: p.idle, clients: server.Connections, came: server.Accepted, idle: c.Idle, places: places}
 	go func() {
 		defer close(done)
 		if p.idle <= 0 {

@@ -125,6 +125,7 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	if err != nil {
 		return "", err
 	}
+	places := placesOf(s.Socket)
 	b := &backend{cache: c, socket: s.Socket}
 	server := &unixsock.Server{Backend: b, Name: "epcached " + version, Log: log}
 	b.server = server
@@ -140,7 +141,7 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 		p.ready()
 	}
 	defer watchdog(ctx, log)()
-	unneeded, stop := p.untilUnneeded(s.Socket, server, c)
+	unneeded, stop := p.untilUnneeded(places, server, c)
 	defer stop()
 	end := begin()
 	defer end()
