@@ -158,7 +158,7 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 			}
 			is := kindOf(filepath.ToSlash(rel))
 			top := rel == "." && kind == kindOthers
-			if d.IsDir() && !top && (is != kind && kind != kindOthers || root == "." && slices.Contains(ownFolders, rel)) {
+			if d.IsDir() && rel != "." && (is != kind && kind != kindOthers || root == "." && slices.Contains(ownFolders, rel)) {
 				return fs.SkipDir
 			}
 			if is == kind || top {

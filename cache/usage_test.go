@@ -51,6 +51,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	b.exact()
 	require.NoError(t, held.View.Close())
 
+	<-b.cache.tidied // a start removes strangers
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
 	lines, findings, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)

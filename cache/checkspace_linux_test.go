@@ -1,0 +1,49 @@
+package cache
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Whatever lies below the state folder is in one line, and once: together they are what du says.
+func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
+	b := newBench(t)
+	held := b.acquire(b.held(1))
+	b.use(2)
+	require.NoError(t, os.MkdirAll(filepath.Join(b.state, "of somebody else", "deep"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(b.state, "of somebody else", "deep", "file"), make([]byte, 3<<12), 0o600))
+	measure := func() (files map[string]uint64, listed, walked int64) {
+		lines, _, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+		require.NoError(t, err)
+		files = make(map[string]uint64)
+		for _, l := range lines {
+			files[l.Name] = l.Files
+			listed += l.Disk
+		}
+		seen := make(map[fileID]bool)
+		require.NoError(t, filepath.WalkDir(b.state, func(path string, _ fs.DirEntry, _ error) error {
+			if id, _, disk, ok := fileOnDisk(path); ok && !seen[id] {
+				seen[id] = true
+				walked += disk
+			}
+			return nil
+		}))
+		return files, listed, walked
+	}
+	require.Eventually(t, func() bool { // the database may grow between the two
+		_, listed, walked := measure()
+		return listed == walked
+	}, patience, time.Millisecond)
+	files, _, _ := measure()
+	require.EqualValues(t, 1, files["index"])
+	require.EqualValues(t, 1, files["journal"])
+	require.EqualValues(t, 1, files["reserve"])
+	require.EqualValues(t, 4, files["others"], "README, CACHEDIR.TAG, lock, and what is somebody else's")
+	require.NoError(t, held.View.Close())
+}
