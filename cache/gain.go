@@ -324,7 +324,7 @@ func (gs *gains) measure(ctx context.Context, m *measurement) bool {
 			Pace:                       compilers.Pace{Idle: make(chan struct{})},
 		})
 		if err == nil && checked.Outcome == compilers.Passed && ctx.Err() == nil && j.rc.unchanged() {
-			gs.found(&m.build, Gain{Load: j.load, SourceLoad: checked.Seconds})
+			gs.found(&m.build, Gain{Load: j.load, SourceLoad: sourceLoad(&m.build, checked.Seconds)})
 			return true
 		}
 	}
@@ -333,6 +333,15 @@ func (gs *gains) measure(ctx context.Context, m *measurement) bool {
 	}
 	c.log.Info("gain not measured", "model", m.build.ModelName, "build", m.build.BuildKey.String(), "error", err)
 	return true
+}
+
+// sourceLoad is how long the source model takes to load, as it was measured. At the lowest priority, on a machine that does other work, that may be as
+// long as one likes; a session that compiled it did all of it, and wrote the result besides, at an ordinary one.
+func sourceLoad(b *index.Build, measured float64) float64 {
+	if b.Route == compilers.RouteCommand || b.CompileSeconds <= 0 {
+		return measured // another program's time
+	}
+	return min(measured, b.CompileSeconds)
 }
 
 func (gs *gains) found(b *index.Build, g Gain) {

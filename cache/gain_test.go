@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/index"
 )
 
 // measuring is a bench that measures what compiling gains, and rebuilds nothing.
@@ -20,7 +21,7 @@ func measuring(t testing.TB, load, source float64, change func(*Options)) *bench
 			change(o)
 		}
 	})
-	b.compiler.LoadSeconds, b.compiler.SourceSeconds = load, source
+	b.compiler.LoadSeconds, b.compiler.SourceSeconds, b.compiler.CompileSeconds = load, source, 60
 	return b
 }
 
@@ -59,6 +60,14 @@ func TestLossIsSaid(t *testing.T) {
 	hit := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, hit.Outcome)
 	require.Equal(t, want, hit.Warnings)
+}
+
+// A machine that is busy with something else keeps the measurement waiting, and the application would not have waited.
+func TestTheSourceTakesNoLongerThanItsCompile(t *testing.T) {
+	b := measuring(t, 0.25, 280, nil)
+	b.acquire(b.request(b.model(1)))
+	require.Equal(t, Gain{Load: 0.25, SourceLoad: 60}, b.measured())
+	require.InDelta(t, 280, sourceLoad(&index.Build{CompileSeconds: 60, Route: compilers.RouteCommand}, 280), 0, "another program compiled it")
 }
 
 func TestLosses(t *testing.T) {
