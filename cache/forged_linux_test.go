@@ -2,11 +2,13 @@ package cache
 
 import (
 	"context"
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/zeebo/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -30,8 +32,7 @@ func (b *bench) forge(of cas.Digest, r *dedupe.Recipe) {
 	require.NoError(b, os.WriteFile(path, raw, 0o444))
 }
 
-// Recipes whose form and checksum are right, and which say what is not so. Those whose form is wrong are refused when they are read: see
-// the tests of dedupe.
+// Recipes whose form and checksum are right, and which say what is not so.
 func TestForgedRecipesAreNeverServed(t *testing.T) {
 	const nowhere, loop = "a container that is nowhere", "a container that is made of the blob itself"
 	cases := map[string]func(b *bench, builds []*index.Build, r *dedupe.Recipe){
@@ -131,4 +132,81 @@ func largest(r *dedupe.Recipe) int {
 
 func (b *bench) object(d cas.Digest) string {
 	return filepath.Join(b.state, "objects", d.String()[:2], d.String())
+}
+
+// Recipes whose form is wrong, with a checksum that is right: offsets are those of doc/format.md. Extents that overlap or leave a gap cannot be written: each begins where
+// the one before ends.
+func TestUnsoundRecipesAreNeverServed(t *testing.T) {
+	const newer = "of a newer version"
+	number := func(at int, v uint64) func([]byte) []byte {
+		return func(raw []byte) []byte { binary.LittleEndian.PutUint64(raw[at:], v); return raw }
+	}
+	count := func(at int, v uint32) func([]byte) []byte {
+		return func(raw []byte) []byte { binary.LittleEndian.PutUint32(raw[at:], v); return raw }
+	}
+	const version, length, size, extents, literals, firstSize = 8, 12, 48, 60, 68, 104
+	cases := map[string]func(raw []byte) []byte{
+		"no bytes":                       func([]byte) []byte { return nil },
+		"cut off in the header":          func(raw []byte) []byte { return raw[:12] },
+		"cut off in the body":            func(raw []byte) []byte { return raw[:len(raw)/2] },
+		"something behind the body":      func(raw []byte) []byte { return append(raw, 0) },
+		"no version":                     count(version, 0),
+		newer:                            count(version, 3),
+		"a size of 2^63":                 number(size, 1<<63),
+		"a size of nearly 2^63":          number(size, 1<<63-1),
+		"a size above all limits":        number(size, 1<<56+1),
+		"a container of 2^63 bytes":      number(firstSize, 1<<63),
+		"a container of no bytes":        number(firstSize, 0),
+		"four billion extents":           count(extents, 1<<32-1),
+		"literals in no container":       count(literals, 200),
+		"an extent of another container": func(raw []byte) []byte { raw[72+40*int(raw[56])] = 0x7e; return raw },
+		"the blob is its own container":  func(raw []byte) []byte { copy(raw[72:104], raw[16:48]); return raw },
+		"a container twice":              func(raw []byte) []byte { copy(raw[112:144], raw[72:104]); return raw },
+	}
+	for name, harm := range cases {
+		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				b, builds, files := packedPair(t)
+				path := b.recipePath(large(builds[1]))
+				raw, err := os.ReadFile(path)
+				require.NoError(t, err)
+				require.EqualValues(t, 2, raw[56], "containers")
+				if restart {
+					b.close()
+				}
+				raw = harm(raw[:len(raw)-32])
+				if len(raw) > length+4 {
+					binary.LittleEndian.PutUint32(raw[length:], uint32(len(raw)-16))
+				}
+				sum := blake3.Sum256(raw)
+				require.NoError(t, os.Remove(path))
+				require.NoError(t, os.WriteFile(path, append(raw, sum[:]...), 0o444))
+				if when == "read only" {
+					_, err := b.stored().Find(context.Background(), b.variant(2), "")
+					require.Error(t, err)
+					require.True(t, Damaged(err) || ClassOf(err) == NotFound || name == newer, "%v", err)
+					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
+					return
+				}
+				if restart {
+					b.open()
+				}
+				a := b.acquire(b.variant(2))
+				require.Equal(t, Compiled, a.Outcome)
+				require.Equal(t, files[1], b.read(a))
+				first := b.acquire(b.variant(1))
+				require.Equal(t, Hit, first.Outcome, "the container is as it was")
+				require.Equal(t, files[0], b.read(first))
+				aside, err := filepath.Glob(filepath.Join(b.cache.path("quarantine"), "*"+large(builds[1]).String()[:16]+"*"))
+				require.NoError(t, err)
+				if name == newer {
+					require.Empty(t, aside, "another epcached can read it")
+					return
+				}
+				require.NotEmpty(t, aside, "it is in the quarantine")
+				require.Contains(t, a.Why, "damaged")
+				require.Contains(t, kinds(b.events(b.self())), EventDamaged)
+			})
+		}
+	}
 }

@@ -1,0 +1,124 @@
+package forms
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// A blob stays whole, and nothing is left, where there is no room for what it does not share.
+func TestThereHasToBeRoomForLiterals(t *testing.T) {
+	b := newBench(t)
+	all, contents := b.variants(2, mib)
+	b.fits = syscall.ENOSPC
+	_, err := b.Pack(context.Background(), all[1], nil)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	require.ElementsMatch(t, all, b.objects())
+	_, packed := b.Packed(all[1])
+	require.False(t, packed)
+	require.Equal(t, contents[1], b.read(all[1]))
+	require.Zero(t, b.reserved)
+}
+
+// A container that goes while a blob is compared with it is no error: there is nothing to pack the blob with, and it stays as it was.
+func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	all, contents := b.variants(2, mib)
+	last := 0
+	found, err := b.Match(ctx, all[1], func(context.Context) error { last++; return nil })
+	require.NoError(t, err)
+	found.Close()
+	reads := 0
+	freed, err := b.Pack(ctx, all[1], func(context.Context) error {
+		if reads++; reads == last {
+			require.NoError(t, b.whole.Quarantine(all[0], "test"))
+		}
+		return nil
+	})
+	require.GreaterOrEqual(t, reads, last)
+	require.NoError(t, err)
+	require.Zero(t, freed)
+	require.Equal(t, []cas.Digest{all[1]}, b.objects())
+	_, packed := b.Packed(all[1])
+	require.False(t, packed)
+	require.Equal(t, contents[1], b.read(all[1]))
+}
+
+// Nor are the literals of a packed blob compressed when a container has gone meanwhile: its recipe could not be proven.
+func TestAContainerGoesBeforeLiteralsAreCompressed(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	common, own := noise(0, mib), []byte(hex.EncodeToString(noise(9, mib/4)))
+	first, second := b.put(common), b.put(append(bytes.Clone(own), common...))
+	for _, d := range []cas.Digest{first, second} {
+		_, err := b.LookAt(ctx, d, nil)
+		require.NoError(t, err)
+	}
+	require.Positive(t, b.pack(second))
+	list, err := b.Compressibles(ctx)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	before, _ := b.Packed(second)
+	once := true
+	_, err = b.Compress(ctx, list[0], func(context.Context) error {
+		if once {
+			once = false
+			require.NoError(t, b.whole.Quarantine(first, "test"))
+		}
+		return nil
+	})
+	require.False(t, once)
+	require.ErrorIs(t, err, ErrInUse)
+	after, _ := b.Packed(second)
+	require.Equal(t, before, after)
+	require.True(t, b.whole.Has(list[0].Bytes), "the recipe that is there needs them")
+}
+
+// An exchange that ends when the one is whole, and before the other has a recipe, leaves two blobs of which either could be packed with the other: what was
+// known of them goes for neither.
+func TestAnExchangeThatEndsHalfWayLeavesNothingWrongKnown(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	all, contents := b.variants(2, mib)
+	require.Zero(t, b.Saving(all[0]), "it stood alone")
+	require.Positive(t, b.pack(all[1]))
+	stopped := errors.New("stopped")
+	err := b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, func(context.Context) error {
+		if _, packed := b.Packed(all[1]); !packed {
+			return stopped
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, stopped)
+	for i, d := range all {
+		require.True(t, b.whole.Has(d))
+		require.False(t, b.LookedAt(d), "it is looked at anew")
+		require.Equal(t, contents[i], b.read(d))
+	}
+	_, err = b.LookAt(ctx, all[0], nil)
+	require.NoError(t, err)
+	require.Positive(t, b.pack(all[0]))
+}
+
+// One that was never packed takes the place of its container as well: what was known of it, that it could go, goes first.
+func TestABlobThatWasNeverPackedIsExchanged(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	all, contents := b.variants(2, mib)
+	require.Positive(t, b.Saving(all[1]))
+	require.NoError(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil))
+	require.True(t, b.whole.Has(all[1]))
+	require.True(t, b.OnlyPacked(all[0]))
+	for i, d := range all {
+		require.NoError(t, b.Check(ctx, d))
+		require.Equal(t, contents[i], b.read(d))
+	}
+}
