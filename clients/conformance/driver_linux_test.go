@@ -79,6 +79,7 @@ type question struct {
 	Model     string `json:"model,omitempty"`
 	Options   int    `json:"options,omitempty"`
 	TimeoutMs int    `json:"timeout_ms,omitempty"`
+	HelloMs   int    `json:"hello_ms,omitempty"`
 }
 
 type answer struct {
@@ -116,7 +117,7 @@ func startDriver(t *testing.T, command []string) *driver {
 	t.Cleanup(func() {
 		d.in.Close()
 		// A client that hangs does not hold up the test, and one that is well has ended by itself.
-		timer := time.AfterFunc(5*time.Second, func() { d.process.Process.Kill() })
+		timer := time.AfterFunc(time.Minute, func() { d.process.Process.Kill() })
 		defer timer.Stop()
 		for range d.lines {
 		}
@@ -138,7 +139,7 @@ func (d *driver) ask(q question) answer {
 		var a answer
 		require.NoError(d.t, json.Unmarshal(line, &a), "%s", line)
 		return a
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		d.process.Process.Kill()
 		require.FailNow(d.t, "the client hangs")
 	}

@@ -19,6 +19,7 @@ type row struct {
 	Times       int      `json:"times"`       // how often it is asked, by one client; 0: once
 	Options     int      `json:"options"`     // bytes of a provider option: makes the request large
 	TimeoutMs   int      `json:"timeout_ms"`  // the caller's; 0: 20 s
+	Hurried     bool     `json:"hurried"`     // it is about the time limit for a first answer, which else no client has to keep while other tests run
 	Slow        bool     `json:"slow"`        // it takes a client's time limits to be found out
 	Want        want     `json:"want"`
 	AtMost      int      `json:"at_most"` // connections; 0: any number

@@ -58,7 +58,9 @@ class Call(Generic[T]):
     def _dial_again(self, lost: Lost) -> Connection:
         until = min(self.deadline, time.monotonic() + self.client._restart_limit)
         pause = 0.01
-        while time.monotonic() < until:
+        tried = self.client._restart_limit <= 0
+        while not tried or time.monotonic() < until:  # once in any case: this process itself may have been held up
+            tried = True
             with contextlib.suppress(_errors.NoDaemon):
                 return self._dial()
             time.sleep(min(pause, max(0.0, until - time.monotonic())))

@@ -23,6 +23,7 @@ type question struct {
 	Model     string `json:"model"`
 	Options   int    `json:"options"`
 	TimeoutMs int    `json:"timeout_ms"`
+	HelloMs   int    `json:"hello_ms"`
 }
 
 type answer struct {
@@ -52,6 +53,9 @@ func answerTo(q question) (a answer) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Duration(q.TimeoutMs)*time.Millisecond)
 	defer stop()
 	dialer := unixsock.Dialer{Name: "conformance", HelloTimeout: unixsock.HelloLimit}
+	if q.HelloMs > 0 {
+		dialer.HelloTimeout = time.Duration(q.HelloMs) * time.Millisecond
+	}
 	var ask func(*unixsock.Client) error
 	switch q.Do {
 	case "forget":

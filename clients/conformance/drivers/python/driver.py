@@ -47,7 +47,8 @@ class Driver:
         if question["socket"] != self.socket:
             self.client.close()
             self.socket = question["socket"]
-            self.client = epcache.Client(self.socket, restart_limit=1.0)
+            hello = {"hello_limit": question["hello_ms"] / 1000} if "hello_ms" in question else {}
+            self.client = epcache.Client(self.socket, restart_limit=1.0, **hello)
         try:
             return self.asked(question)
         except epcache.NoDaemon as error:
