@@ -25,11 +25,12 @@ const (
 
 // lockStart waits for the lock of a socket. It returns nil without an error as soon as `meanwhile` tells that there is a daemon.
 func lockStart(ctx context.Context, socket string, meanwhile func() bool) (*startLock, error) {
+	asked := time.Now()
 	file, err := os.OpenFile(socket+startLockSuffix, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	l := &startLock{file, time.Now()}
+	l := &startLock{file, asked}
 	for end := l.asked.Add(maxWait); ; {
 		switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 		case err == nil && !meanwhile():

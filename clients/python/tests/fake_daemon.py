@@ -138,7 +138,7 @@ class FakeDaemon:
         for peer in self._peers:
             with contextlib.suppress(OSError):
                 peer.socket.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         for thread in self._threads:
             thread.join(max(0, deadline - time.monotonic()))
             assert not thread.is_alive(), "a script of the fake daemon hangs"

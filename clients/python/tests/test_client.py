@@ -513,8 +513,9 @@ def test_socket_times_are_reported(model: str, view: Path) -> None:
         time.sleep(0.05)
         answer(peer, request, view)
 
+    started = time.perf_counter()
     with FakeDaemon(script) as daemon, connect(daemon) as client, client.acquire(model, "E") as artefact:
-        assert 0.05 <= artefact.round_trip_seconds < 1
+        assert 0.05 <= artefact.round_trip_seconds <= time.perf_counter() - started
         assert artefact.server == "fake"
 
 

@@ -17,7 +17,7 @@ from epcache import _client, _plugins  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
 from providers import INPUTS, Provider, compile_plain, equal, run_plain  # noqa: E402
 from test_client import answer  # noqa: E402
-from test_faults import Took  # noqa: E402
+from test_faults import Waits  # noqa: E402
 from test_session import client, compiled, leases, nobody, provider, source  # noqa: E402, F401
 
 pytestmark = pytest.mark.usefixtures("nobody")
@@ -149,7 +149,7 @@ def test_report_never_hangs_nor_fails_the_application(
 ) -> None:
     monkeypatch.setattr(_client.Client.report, "__kwdefaults__", {**_client.Client.report.__kwdefaults__, "timeout": 0.3})
     script = kind([refused])
-    with FakeDaemon(script) as daemon, Took(10):
+    with FakeDaemon(script) as daemon, Waits(10):
         with pytest.warns(epcache.EpcacheWarning, match="the daemon has not answered to that"):
             session = make(daemon, source, provider)
         assert session.epcache.decisions == []
@@ -186,11 +186,14 @@ def test_time_for_both_tries_is_one(provider: Provider, source: str, refused: Pa
             self.acquires.append(peer.acquire())
             peer.wait_for_end()
 
-    script = Slow([refused], RETRY)
-    with FakeDaemon(script) as daemon, Took(15):
-        with pytest.warns(epcache.EpcacheWarning, match="no answer in time"):
-            make(daemon, source, provider, timeout=3)
-    assert script.acquires[0]["deadline_ms"] < 3000
+    for timeout in (3, 60):  # on a busy machine the first try may take all of it
+        script = Slow([refused], RETRY)
+        with FakeDaemon(script) as daemon, Waits(timeout):
+            with pytest.warns(epcache.EpcacheWarning, match="no answer in time"):
+                make(daemon, source, provider, timeout=timeout)
+        if script.acquires:
+            break
+    assert script.acquires[0]["deadline_ms"] < 1000 * timeout
 
 
 def test_session_on_another_execution_provider_is_a_refusal(

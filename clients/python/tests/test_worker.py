@@ -24,7 +24,7 @@ def program(folder: Path, script: str) -> str:
     return str(path)
 
 
-def run(folder: Path, script: str, limit: float = 20.0) -> tuple[_worker.Result, list[str]]:
+def run(folder: Path, script: str, limit: float = 300.0) -> tuple[_worker.Result, list[str]]:
     told: list[str] = []
     result = _worker.compile(program(folder, script), {"Model": "/m.onnx"}, time.monotonic() + limit, told.append)
     return result, [phase for phase in told if phase]
@@ -109,15 +109,16 @@ def test_one_that_hangs_is_ended_with_what_it_started(silent: bool, tmp_path: Pa
         sleep 1000 & echo $! >{tmp_path}/child
         {"" if silent else f"echo '{RESULT}' >&4"}
         wait"""
-    started = time.monotonic()
     if silent:
-        with pytest.raises(epcache.DeadlineExceeded):
-            run(tmp_path, script, limit=0.5)
+        for limit in (0.5, 5, 50):  # on a busy machine it may not have begun by then
+            with pytest.raises(epcache.DeadlineExceeded):
+                run(tmp_path, script, limit=limit)
+            if (tmp_path / "child").exists():
+                break
     else:
         assert run(tmp_path, script)[0].seconds == 1.5, "what it did before is done"
-    assert time.monotonic() - started < 15
     child = int((tmp_path / "child").read_text())
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while _lives(child):
         assert time.monotonic() < until, "it left a process behind"
         time.sleep(0.01)
@@ -137,7 +138,7 @@ def test_interrupt_ends_it(tmp_path: Path) -> None:
 
     script = f"echo $$ >{tmp_path}/pid; echo '{{\"Phase\":\"compiling\"}}' >&4; exec sleep 1000"
     with pytest.raises(KeyboardInterrupt):
-        _worker.compile(program(tmp_path, script), {}, time.monotonic() + 20, interrupted)
+        _worker.compile(program(tmp_path, script), {}, time.monotonic() + 300, interrupted)
     assert not _lives(int((tmp_path / "pid").read_text()))
 
 
