@@ -220,6 +220,7 @@ func (u *unpacking) write(ctx context.Context, f index.File, path string, done *
 	if err != nil {
 		return err
 	}
+	cas.Preallocate(to, blob.Size())
 	err = sumIs(ctx, &tee{from: blob, to: to, done: done}, blob.Size(), f)
 	if err != nil && !errors.Is(err, syscall.ENOSPC) {
 		err = u.s.blame(u.build, f, err)
@@ -253,7 +254,7 @@ func (t *told) add(n int64) {
 
 func (c *tee) ReadAt(p []byte, off int64) (int, error) {
 	n, err := c.from.ReadAt(p, off)
-	if _, failed := c.to.WriteAt(p[:n], off); failed != nil {
+	if _, failed := cas.WriteInSteps(c.to, p[:n], off); failed != nil {
 		return 0, failed
 	}
 	c.done.add(int64(n))

@@ -97,6 +97,7 @@ func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, e
 
 // copyFrom does so for what only reads.
 func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n int64) (Digest, error) {
+	Preallocate(dst, n)
 	return Sum(ctx, &copier{fs: s.fs, dst: dst, src: src}, 0, n)
 }
 
@@ -117,7 +118,7 @@ const writeEvery = 16 << 20
 
 func (c *copier) ReadAt(p []byte, off int64) (int, error) {
 	n, err := c.src.ReadAt(p, off)
-	if k, err := c.fs.WriteAt(c.dst, p[:n], off); err != nil {
+	if k, err := WriteInSteps(at{c.fs, c.dst}, p[:n], off); err != nil {
 		return k, err
 	}
 	if copied := c.copied.Add(int64(n)); copied/writeEvery != (copied-int64(n))/writeEvery {

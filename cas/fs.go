@@ -118,10 +118,12 @@ func writeZeros(f *os.File, size int64) error {
 	return nil
 }
 
-// at reads a file through the seam.
+// at reads and writes a file through the seam.
 type at struct {
 	fs FS
 	f  *os.File
 }
 
 func (a at) ReadAt(p []byte, off int64) (int, error) { return a.fs.ReadAt(a.f, p, off) }
+
+func (a at) WriteAt(p []byte, off int64) (int, error) { return a.fs.WriteAt(a.f, p, off) }

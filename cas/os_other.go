@@ -34,6 +34,9 @@ func ownAlone(fs FS, f *os.File) (bool, error) { return false, nil }
 
 func startWriting(f *os.File) {}
 
+// Preallocate does nothing here.
+func Preallocate(f *os.File, size int64) {}
+
 func tooManyLinks(err error) bool { return false }
 
 func otherDevice(err error) bool { return false }

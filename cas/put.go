@@ -300,7 +300,7 @@ func (s *Store) fill(ctx context.Context, f *os.File, r io.Reader) (Digest, int6
 	for range workers {
 		g.Go(func() error {
 			for p := range full {
-				if _, err := s.fs.WriteAt(f, p.buf[:p.n], p.index*pieceSize); err != nil {
+				if _, err := WriteInSteps(at{s.fs, f}, p.buf[:p.n], p.index*pieceSize); err != nil {
 					return err
 				}
 				h.put(p.index, pieceNode(p.buf[:p.n], uint64(p.index)), p.n)

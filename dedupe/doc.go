@@ -27,8 +27,8 @@
 // Recipes that are read are foreign bytes: DecodeRecipe accepts only what is
 // sound in itself, and Apply hashes what comes out, so a wrong extent or a
 // wrong container can cost a compile but never gives a wrong artefact. With
-// ApplyOptions.Trusted, which is for containers with valid stamps, the kernel
-// copies and nothing is hashed.
+// ApplyOptions.Trusted, which is for containers with valid stamps, bytes are
+// copied or shared and nothing is hashed.
 //
 // Who may refer to whose containers is for the caller to see to: a private blob
 // may use those of the shared scope or of the same user, never another user's.

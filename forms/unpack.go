@@ -126,7 +126,7 @@ func ignoreInUse(err error) error {
 }
 
 // rebuildInto rebuilds a packed blob into an empty file. Where the recipe is as it was when it was proven, and all containers are as they
-// were when they were verified, the kernel copies; else what comes out is hashed.
+// were when they were verified, it is copied; else what comes out is hashed.
 func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64)) error {
 	for attempt := 1; ; attempt++ {
 		r, stamp, proven, err := s.recipe(d)

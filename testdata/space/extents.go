@@ -301,7 +301,7 @@ type writingReader struct {
 // ReadAt is io.ReaderAt.
 func (w *writingReader) ReadAt(p []byte, off int64) (int, error) {
 	n, err := w.from.ReadAt(p, off)
-	if _, werr := w.to.WriteAt(p[:n], off); werr != nil {
+	if _, werr := cas.WriteInSteps(w.to, p[:n], off); werr != nil {
 		return n, werr
 	}
 	return n, err
