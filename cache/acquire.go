@@ -28,6 +28,7 @@ const (
 	Later       = "background"  // it is being compiled: Answer.Job tells which job it is
 	Claimed     = "claim"       // the caller is to compile it: Answer.Claim says how
 	Taken       = "put"         // what the caller compiled is kept: the answer to a Put
+	Queued      = "queued"      // what the caller compiled is not kept yet, and will be as soon as there is room: Answer.Job tells which job that is
 )
 
 // Answer is what a request got. View, where there is one, is the caller's to close: it is the lease.
@@ -41,7 +42,7 @@ type Answer struct {
 	Why           string
 	Explanation   *Explanation // for Explain
 	Runtime       string       // what the answer is for
-	Job           string       // of Later: what Follow and CancelJobs name
+	Job           string       // of Later and Queued: what Follow and CancelJobs name
 	Claim         *Claim       // of Claimed
 
 	view  *view // that View is of

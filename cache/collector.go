@@ -55,7 +55,12 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 		if old {
 			*aged = c.now()
 		}
-		need, any := c.places.waitedFor()
+		b, err := c.bounds()
+		if err != nil {
+			c.log.Warn("space not looked at", "error", err)
+			return
+		}
+		need, any := c.places.waitedFor(b.budget)
 		hurry = hurry || any
 		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, Goal{slack: above, need: need, hurry: hurry})
 		if err == nil && len(plan.Steps) > 0 {

@@ -130,7 +130,7 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *Step) error {
 		s.Outcome = "kept: " + why
 		return nil
 	}
-	if _, any := c.places.waitedFor(); any && plan.yields && s.Action == PackBuild {
+	if plan.yields && c.places.hurry() && s.Action == PackBuild {
 		s.Outcome = "kept: " + errHurry.Error()
 		return nil
 	}
@@ -179,7 +179,7 @@ func (c *Cache) untilUsed(plan *Collection, s *Step) func(context.Context) error
 		if c.attend.busy(s.ID) {
 			return forms.ErrInUse
 		}
-		if _, any := c.places.waitedFor(); any && plan.yields {
+		if plan.yields && c.places.hurry() {
 			return errHurry
 		}
 		c.flushUses()

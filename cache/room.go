@@ -83,7 +83,8 @@ type places struct {
 	// before, and looks at these after, may have missed it in both. Guarded by mu.
 	moved uint64
 
-	rounds // of the collector; guarded by mu
+	rounds    // of the collector; guarded by mu
+	roomQueue // guarded by mu
 
 	wake     chan struct{} // asks the collector to look
 	waits    *cas.Waits    // for the collector
@@ -95,7 +96,8 @@ type places struct {
 
 func newPlaces() *places {
 	return &places{byUser: make(map[uint32]int64), freed: make(chan struct{}), wake: make(chan struct{}, 1), waits: &cas.Waits{},
-		rounds: rounds{waiting: make(map[*roomWait]bool)}, patience: roomPatience, latest: latestPatience, copyPatience: latestCopy}
+		rounds: rounds{waiting: make(map[*roomWait]bool)}, roomQueue: roomQueue{queued: make(map[*queued]bool), first: make(chan struct{}, 1), lasts: queuedFor},
+		patience: roomPatience, latest: latestPatience, copyPatience: latestCopy}
 }
 
 // reservation is a place for one build.
@@ -108,6 +110,8 @@ type reservation struct {
 	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
 	// goes then. So the artefact in flight is that.
 	above int64
+
+	queues bool // it is let in behind those that wait in the queue, which it may join
 }
 
 // stuckFor is how long it is believed that nothing more may go. Leases end without a word.
@@ -231,8 +235,11 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.
 	used := now.counted() + others
 	switch {
 	case b.budget > 0 && disk > b.budget:
-		return true, noRoom("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
+		return true, noRoomEver("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
 			hint("raise budget in [space]")
+	case r.queues && len(s.queued) > 0:
+		return false, noRoom("it takes %s on disk; %d results of %s that came before wait for room as well", bytesText(disk), len(s.queued), bytesText(s.queuedBytes())).
+			hint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
 	case b.budget > 0 && used+disk > b.budget+r.above && (used > b.budget || stuck):
 		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
@@ -254,7 +261,11 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64, stuck bool
 	others := s.byUser[r.user] - r.bytes
 	used := now.users[r.user].LogicalBytes + others
 	if bytes > b.user || used+bytes > b.user && (used > b.user || stuck) {
-		return bytes > b.user, noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
+		no := noRoom
+		if bytes > b.user {
+			no = noRoomEver
+		}
+		return bytes > b.user, no("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
 			hint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
 	}
 	return false, nil
@@ -263,6 +274,13 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64, stuck bool
 func noRoom(format string, args ...any) *Error {
 	e := fail(NoSpace, nil, format, args...)
 	e.Err = forms.ErrNoRoom
+	return e
+}
+
+// noRoomEver is noRoom for what would have none if all else went.
+func noRoomEver(format string, args ...any) *Error {
+	e := noRoom(format, args...)
+	e.Err = errNeverFits
 	return e
 }
 

@@ -119,18 +119,33 @@ func (s *places) begin() (round uint64, hurry bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.begun++
-	return s.begun, len(s.waiting) > 0
+	return s.begun, len(s.waiting)+len(s.queued) > 0
 }
 
-// waitedFor gives the bytes on disk that are waited for.
-func (s *places) waitedFor() (bytes int64, any bool) {
+// waitedFor gives the bytes on disk that are waited for. Of those that nobody waits for, since they were answered, some go at a time:
+// what goes for them could have been hits meanwhile.
+func (s *places) waitedFor(budget int64) (bytes int64, any bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for w := range s.waiting {
 		bytes += w.bytes
 	}
-	return bytes, len(s.waiting) > 0
+	var all, largest int64
+	for q := range s.queued {
+		all, largest = all+q.disk, max(largest, q.disk)
+	}
+	return bytes + min(all, max(largest, budget/queuedPart)), len(s.waiting)+len(s.queued) > 0
 }
+
+// hurry tells whether somebody waits for room, or something is to be kept.
+func (s *places) hurry() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waiting)+len(s.queued) > 0
+}
+
+// queuedPart is the part of the budget that is made free at once for what was answered and is to be kept.
+const queuedPart = 8
 
 // end ends a round. stuck: the store is above its bounds, and nothing more may go; left says what.
 func (s *places) end(round uint64, stuck bool, at time.Time, left string) {

@@ -102,9 +102,8 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	}
 	require.NoError(t, group.Wait())
 
+	status := s.requireKept(watcher)
 	s.requireToldOf(watcher)
-	status, err := watcher.Status(limited(t))
-	require.NoError(t, err)
 	requireNothingFound(t, watcher)
 	s.stop()
 	control := s.control()
@@ -211,6 +210,18 @@ func (s *stress) onDisk() (sum int64, where string) {
 		}
 	}
 	return sum, fmt.Sprint(folders)
+}
+
+// requireKept waits for what was answered and is to be kept, and requires that all that was taken has become a build, or was counted as not kept.
+func (s *stress) requireKept(c *unixsock.Client) (status *wire.StatusReply) {
+	s.Helper()
+	require.Eventually(s, func() (done bool) {
+		var err error
+		status, err = c.Status(limited(s))
+		return err == nil && status.Space.Queued == 0 && status.Space.Builds+status.Space.Evicted+status.Space.Unkept == uint64(s.tally.puts.Load()+s.tally.queued.Load())
+	}, patience, 50*time.Millisecond, "builds, evicted and not kept: %v; taken: %s", status.GetSpace(), s.tally.String())
+	s.Logf("kept: %d of %d puts", status.Space.Builds+status.Space.Evicted, s.tally.puts.Load()+s.tally.queued.Load()+s.tally.refused.Load())
+	return status
 }
 
 // requireToldOf requires that each build that was acknowledged is there, or that its going was told.
