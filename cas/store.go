@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 )
 
 // Store is a folder of blobs. See the package comment for what it promises.
@@ -106,15 +107,26 @@ func (s *Store) makeFolders() error {
 	return s.fs.SyncDir(s.dir)
 }
 
-// MakeFolder makes a folder of mode 0700 durably, if it is not there.
+// MakeFolder makes a folder of mode 0700 durably, if it is not there. Its name is
+// synced also when it was: whoever made it may have been stopped before it did so.
 func MakeFolder(fsys FS, path string) error {
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		return nil
+	info, err := os.Stat(path)
+	there := err == nil && info.IsDir()
+	if !there {
+		if err := fsys.Mkdir(path); err != nil {
+			return err
+		}
 	}
-	if err := fsys.Mkdir(path); err != nil {
-		return err
+	err = fsys.SyncDir(filepath.Dir(path))
+	if there && cannotSync(err) {
+		return nil // it stands in a folder that is not ours, and so may whoever made it have seen to that
 	}
-	return fsys.SyncDir(filepath.Dir(path))
+	return err
+}
+
+// cannotSync tells whether a folder is one that this process, or its file system, never syncs.
+func cannotSync(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS)
 }
 
 // MakeShards makes the 256 folders 00 to ff below path, and syncs them into it.

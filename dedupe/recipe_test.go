@@ -6,8 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -124,16 +127,31 @@ func TestAssembledReadsAnyRange(t *testing.T) {
 	requireAnyRange(t, a, plain)
 }
 
-// requireAnyRange reads ranges, and closes it.
+// requireAnyRange reads ranges, most of which begin in or beside each extent's first and last bytes, and closes it.
 func requireAnyRange(t *testing.T, a *Assembled, plain []byte) {
 	t.Helper()
+	for _, e := range a.recipe.Extents {
+		for _, off := range []int64{e.At, e.At + 1, e.At + e.Length/2, e.At + e.Length/2 + 1, e.At + e.Length - 1} {
+			for _, n := range []int64{1, 3, e.Length / 3, e.Length, 2 * e.Length} {
+				got := make([]byte, min(n, a.Size()-off))
+				require.NoError(t, readFull(a, got, off))
+				require.True(t, bytes.Equal(plain[off:off+int64(len(got))], got), "%d bytes at %d", len(got), off)
+			}
+		}
+	}
 	rapid.Check(t, func(t *rapid.T) {
-		off := rapid.IntRange(0, len(plain)).Draw(t, "off")
-		n := rapid.IntRange(0, len(plain)-off).Draw(t, "n")
+		e := rapid.SampledFrom(a.recipe.Extents).Draw(t, "extent")
+		off := rapid.IntRange(int(e.At), int(e.At+e.Length)).Draw(t, "off")
+		n := min(rapid.IntRange(0, 20).Draw(t, "n")+rapid.IntRange(0, 1).Draw(t, "more")*int(e.Length), len(plain)-off)
 		got := make([]byte, n)
 		require.NoError(t, readFull(a, got, int64(off)))
 		require.True(t, bytes.Equal(plain[off:off+n], got))
 	})
+	n, err := a.ReadAt(make([]byte, 2), a.Size()-1)
+	require.Equal(t, 1, n)
+	require.ErrorIs(t, err, io.EOF)
+	_, err = a.ReadAt(make([]byte, 1), -1)
+	require.Error(t, err)
 	require.NoError(t, a.Close())
 }
 
@@ -183,9 +201,26 @@ func TestValidateRefuses(t *testing.T) {
 		"a container twice":              func(r *Recipe) { r.Containers[1].Digest = r.Containers[0].Digest },
 		"a container that nothing needs": func(r *Recipe) { r.Containers = append(r.Containers, Container{cas.Digest{1}, 1}) },
 		"literals that are not there":    func(r *Recipe) { r.Literals = 2 },
-		"a negative size":                func(r *Recipe) { r.Size = -1 },
-		"too many extents":               func(r *Recipe) { r.Extents = make([]Extent, MaxExtents+1) },
+		"literals below none":            func(r *Recipe) { r.Literals = -2 },
+		"a container before the first":   func(r *Recipe) { r.Extents[0].Container = -1 },
+		"a container of no bytes":        func(r *Recipe) { r.Containers = append(r.Containers, Container{cas.Digest{1}, 0}) },
+		"a container without a digest":   func(r *Recipe) { r.Containers[1].Digest = cas.Digest{} },
+		"a container above all limits":   func(r *Recipe) { r.Containers[1].Size = maxSize + 1 },
+		"too many containers":            func(r *Recipe) { *r = *ofMany(MaxContainers + 1) },
+		"a negative period":              func(r *Recipe) { r.Extents[2].Period = -8 },
+		"a negative size":                func(r *Recipe) { *r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: -1} },
+		"a size above all limits": func(r *Recipe) {
+			*r = Recipe{Blob: r.Blob, Literals: NoLiterals, Size: maxSize + 1, Containers: r.Containers[1:2], Extents: []Extent{{Length: maxSize + 1, Period: 1}}}
+		},
+		"too many extents":               func(r *Recipe) { *r = *ofMany(1); r.Size = MaxExtents + 1; r.Extents = bytesOf(r.Size) },
 		"a tensor outside":               func(r *Recipe) { r.Tensors[0].Length = r.Size },
+		"a tensor of nothing":            func(r *Recipe) { r.Tensors[0].Length = 0 },
+		"a tensor before the one before": func(r *Recipe) { r.Tensors = append(r.Tensors, Tensor{"second", 16, 1}) },
+		"a tensor without a name":        func(r *Recipe) { r.Tensors[0].Name = "" },
+		"a name that is too long":        func(r *Recipe) { r.Tensors[0].Name = strings.Repeat("n", maxName+1) },
+		"a name that is no text":         func(r *Recipe) { r.Tensors[0].Name = "\xff" },
+		"a name with a zero":             func(r *Recipe) { r.Tensors[0].Name = "a\x00b" },
+		"too many tensors":               func(r *Recipe) { r.Tensors = slices.Repeat(r.Tensors, MaxTensors+1) },
 	}
 	for name, damage := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -196,6 +231,39 @@ func TestValidateRefuses(t *testing.T) {
 			_, err := r.Encode()
 			require.ErrorAs(t, err, &f)
 		})
+	}
+}
+
+// ofMany is a recipe of so many containers, a byte from each.
+func ofMany(n int) *Recipe {
+	r := &Recipe{Blob: cas.Digest{1}, Size: int64(n), Literals: NoLiterals}
+	for i := range n {
+		r.Containers = append(r.Containers, Container{cas.Digest{2, byte(i), byte(i >> 8)}, 1})
+		r.Extents = append(r.Extents, Extent{At: int64(i), Length: 1, Container: i})
+	}
+	return r
+}
+
+// bytesOf takes each byte by itself.
+func bytesOf(n int64) (all []Extent) {
+	for i := range n {
+		all = append(all, Extent{At: i, Length: 1})
+	}
+	return all
+}
+
+// What is at the limits is accepted.
+func TestValidateAcceptsTheLimits(t *testing.T) {
+	most := ofMany(1)
+	most.Size, most.Extents = MaxExtents, bytesOf(MaxExtents)
+	large, _ := sampleRecipe()
+	large.Tensors = slices.Repeat([]Tensor{{strings.Repeat("n", maxName), 17, 1}}, MaxTensors)
+	for _, r := range []*Recipe{ofMany(MaxContainers), most, large} {
+		b, err := r.Encode()
+		require.NoError(t, err)
+		again, err := DecodeRecipe(b)
+		require.NoError(t, err)
+		require.True(t, again.Same(r))
 	}
 }
 
@@ -225,6 +293,14 @@ func TestDecodeRefuses(t *testing.T) {
 		"more extents than fit": {60, func(b []byte) []byte { b[61] = 9; return seal(b[:body]) }},
 		"a container outside":   {152, func(b []byte) []byte { b[152] = 4; return seal(b[:body]) }},
 		"a longer number":       {152, func(b []byte) []byte { return seal(append(append(b[:152:152], 0x80, 0), b[153:body]...)) }},
+		"a longer signed one":   {154, func(b []byte) []byte { return seal(append(append(b[:154:154], 0x80, 0), b[155:body]...)) }},
+		"a repeat of nothing":   {152, func(b []byte) []byte { b[152] |= 1; return seal(append(append(b[:155:155], 0), b[155:body]...)) }},
+		"a size of 2^63":        {48, func(b []byte) []byte { b[55] = 0x80; return seal(b[:body]) }},
+		"a container of 2^63":   {104, func(b []byte) []byte { b[111] = 0x80; return seal(b[:body]) }},
+		"a length of 2^63": {153, func(b []byte) []byte {
+			return seal(append(append(b[:153:153], binary.AppendUvarint(nil, 1<<63)...), b[154:body]...))
+		}},
+		"more than it may have": {12, func(b []byte) []byte { binary.LittleEndian.PutUint32(b[12:], maxBody+1); return b }},
 		"bytes after its end":   {int64(body), func(b []byte) []byte { return seal(append(b[:body:body], 0)) }},
 	}
 	for name, c := range cases {

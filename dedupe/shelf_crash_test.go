@@ -73,8 +73,8 @@ func shelfOperations() []shelfOperation {
 }
 
 // requireShelf opens what a crash has left: one of the recipes that may be there stands under the blob's name, whole, and its
-// containers have it as a user.
-func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) {
+// containers have it as a user. It gives that recipe, nil for none.
+func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recipe) *dedupe.Recipe {
 	t.Helper()
 	s, err := dedupe.OpenShelf(dir, nil)
 	require.NoError(t, err)
@@ -97,6 +97,7 @@ func requireShelf(t *testing.T, dir string, blob cas.Digest, may []*dedupe.Recip
 	left, err := os.ReadDir(filepath.Join(dir, "recipes", "incoming"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+	return got
 }
 
 // requireGives reads all that comes out of a recipe that has it in its own file.
@@ -127,14 +128,18 @@ func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.Shelf) {
 	return fs, s
 }
 
-func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest, may ...*dedupe.Recipe) {
+// requireShelfAfterCrash gives the recipes that crashes have left.
+func requireShelfAfterCrash(t *testing.T, fs *crashfs.FS, blob cas.Digest, may ...*dedupe.Recipe) (left []*dedupe.Recipe) {
 	t.Helper()
 	for i, loss := range []crashfs.Loss{crashfs.Nothing, crashfs.Everything, crashfs.Some, crashfs.Some, crashfs.Some} {
 		after := memoryDir(t)
 		require.NoError(t, fs.Crash(after, loss, uint64(fs.Steps()+i)))
-		requireShelf(t, filepath.Join(after, "state"), blob, may)
+		if got := requireShelf(t, filepath.Join(after, "state"), blob, may); got != nil {
+			left = append(left, got)
+		}
 		require.NoError(t, os.RemoveAll(after))
 	}
+	return left
 }
 
 func TestShelfStoppedAtEveryStep(t *testing.T) {
@@ -160,7 +165,7 @@ func TestShelfStoppedAtEveryStep(t *testing.T) {
 	}
 }
 
-// What failed works when it is tried again, and until then nothing that either recipe needs is given up.
+// What failed works when it is tried again, and until then nothing is given up that a recipe needs which a crash could bring back.
 func TestShelfFailingAtEveryStep(t *testing.T) {
 	for _, op := range shelfOperations() {
 		t.Run(op.name, func(t *testing.T) {
@@ -169,13 +174,11 @@ func TestShelfFailingAtEveryStep(t *testing.T) {
 				before := fs.Steps()
 				fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])
 				if err := op.run(s); err != nil {
-					for _, r := range op.may {
-						there, getErr := s.Get(op.blob)
-						if r != nil && len(r.Containers) > 0 && getErr == nil && there.Containers[0] == r.Containers[0] {
-							require.Contains(t, s.Users(r.Containers[0].Digest), op.blob)
+					for _, r := range requireShelfAfterCrash(t, fs, op.blob, op.may...) {
+						for _, c := range r.Containers {
+							require.Contains(t, s.Users(c.Digest), op.blob)
 						}
 					}
-					requireShelfAfterCrash(t, fs, op.blob, op.may...)
 					if err = op.run(s); err != nil {
 						require.ErrorIs(t, err, cas.ErrNotFound)
 					}
@@ -187,6 +190,45 @@ func TestShelfFailingAtEveryStep(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The first recipe of a store is there after a power cut, in folders that were made a moment ago, also where an earlier start was stopped while it made them.
+func TestShelfKeepsItsFirstRecipe(t *testing.T) {
+	for stopped := range 4 {
+		root := memoryDir(t)
+		state := filepath.Join(root, "state")
+		require.NoError(t, os.MkdirAll(filepath.Join(state, "quarantine"), 0o700))
+		fs, err := crashfs.New(root)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, fs.Close()) })
+		fs.StopAt(stopped) // 0: it is not
+		if stopped > 0 {
+			_, err = dedupe.OpenShelf(state, fs)
+			require.ErrorIs(t, err, crashfs.ErrStopped)
+			fs.StopAt(0)
+		}
+		s, err := dedupe.OpenShelf(state, fs)
+		require.NoError(t, err)
+		_, err = s.Put(early)
+		require.NoError(t, err)
+		requireShelfAfterCrash(t, fs, early.Blob, early)
+	}
+}
+
+// A damaged recipe that was reported, and moved, is reported once.
+func TestShelfMovesDamageDurably(t *testing.T) {
+	root := memoryDir(t)
+	path := filepath.Join(root, "state", "recipes", early.Blob.String()[:2], early.Blob.String())
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "state", "quarantine"), 0o700))
+	require.NoError(t, os.WriteFile(path, []byte("damaged"), 0o444))
+	fs, err := crashfs.New(root)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, fs.Close()) })
+	s, err := dedupe.OpenShelf(filepath.Join(root, "state"), fs)
+	require.NoError(t, err)
+	require.Len(t, s.Problems(), 1)
+	requireShelfAfterCrash(t, fs, early.Blob, nil)
 }
 
 func TestShelfKnowsWhoNeedsWhat(t *testing.T) {

@@ -108,8 +108,8 @@ func (c *crash) folder(from, to string) error {
 			if err := os.Mkdir(target, 0o700); err != nil {
 				return err
 			}
-			if _, err := os.Stat(filepath.Join(from, name)); err != nil {
-				continue // a folder that was removed and is back: empty
+			if now, err := keyOf(filepath.Join(from, name)); err != nil || now != k {
+				continue // a folder that was removed and is back, whatever has its name now: empty
 			}
 			if err := c.folder(filepath.Join(from, name), target); err != nil {
 				return err

@@ -1,0 +1,72 @@
+package index
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas/crashfs"
+)
+
+// What a new index was told to keep is there after a power cut, and so is all that was made on the way to it; also where an earlier start was stopped while it made that.
+func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
+	for _, stopped := range []int{0, 2, 3, 4, 100, 260, 262, 264} {
+		t.Run(fmt.Sprintf("a start stopped at step %d", stopped), func(t *testing.T) {
+			root := memoryDir(t)
+			dir := filepath.Join(root, "state")
+			fs, err := crashfs.New(root)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, fs.Close()) })
+			if stopped > 0 {
+				fs.StopAt(stopped)
+				x, err := Open(dir, Options{FS: fs})
+				if err == nil {
+					_ = x.Close() // of a store that has stopped
+				}
+				fs.StopAt(0)
+			}
+			x, err := Open(dir, Options{FS: fs})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = x.Close() }) // of a machine that has lost its power
+			b := publish(t, x)
+			require.NoError(t, x.SetState(b.ID, State{Name: Withheld}))
+			requireAfterCrash(t, fs, []outcome{{build: b, there: true, state: Withheld}})
+		})
+	}
+}
+
+// A manifest that was taken back after its commit point does not come back: who published it was told that it is not there.
+func TestWhatWasTakenBackStaysAway(t *testing.T) {
+	fs, x, old := start(t)
+	b := sampleBuild()
+	file, err := encodeManifest(b)
+	require.NoError(t, err)
+	require.NoError(t, x.commit(b.ID, file))
+	require.NoError(t, x.uncommit(b.ID))
+	requireAfterCrash(t, fs, []outcome{{build: old, there: true}, {build: b, absent: true}})
+}
+
+// A damaged manifest that was reported, and moved, is reported once.
+func TestADamagedManifestIsMovedDurably(t *testing.T) {
+	root := memoryDir(t)
+	dir := filepath.Join(root, "state")
+	x, err := Open(dir, Options{})
+	require.NoError(t, err)
+	b := publish(t, x)
+	require.NoError(t, x.Close())
+	path := x.manifestPath(b.ID)
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, []byte("damaged"), 0o600))
+	require.NoError(t, os.Remove(filepath.Join(dir, "index.db"))) // so that it is read
+	fs, err := crashfs.New(root)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, fs.Close()) })
+	x, err = Open(dir, Options{FS: fs})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = x.Close() }) // of a machine that has lost its power
+	require.Len(t, x.Problems(), 1)
+	requireAfterCrash(t, fs, []outcome{{build: b, absent: true}})
+}
