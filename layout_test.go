@@ -17,9 +17,10 @@ import (
 const module = "github.com/epcached/epcached/"
 
 // allowed lists, for each package, the packages of ours that it may import. The arrows point one way:
-// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, index -> cas, queue}; unixsock declares the requests and knows no
+// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, space -> index -> cas, queue}; unixsock declares the requests and knows no
 // storage; cas and epmodel import nothing of ours. A package that is not listed fails, so that it is thought about.
 var allowed = map[string][]string{
+	"bytesize":                               {},
 	"cas":                                    {},
 	"cas/crashfs":                            {"cas"},
 	"epmodel":                                {},
@@ -28,7 +29,7 @@ var allowed = map[string][]string{
 	"dedupe/exact":                           {}, // of tests and benchmarks
 	"index":                                  {"cas", "index/manifestpb"},
 	"index/manifestpb":                       {},
-	"compilers":                              {"epmodel", "compilers/dialogue", "compilers/tinymodel"},
+	"compilers":                              {"bytesize", "epmodel", "compilers/dialogue", "compilers/tinymodel"},
 	"compilers/dialogue":                     {},
 	"compilers/tinymodel":                    {},
 	"compilers/ort":                          {"compilers/dialogue"},
@@ -40,11 +41,12 @@ var allowed = map[string][]string{
 	"watch":                                  {},
 	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
 	"queue":                                  {},
-	"cache":                                  {"cas", "compilers", "dedupe", "epmodel", "forms", "index", "queue", "rules", "watch", "weights"},
-	"config":                                 {"compilers", "rules", "unixsock"},                                                                     // the names of execution providers, and where the socket is by default
-	"cmd/epcached":                           {"cache", "compilers", "config", "rules", "unixsock", "unixsock/wire", "watch"},                        // watch: the configuration, while the daemon runs
-	"cmd/epcachectl":                         {"cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
-	"clients/conformance":                    {"unixsock/wire"},                                                                                      // in its test
+	"space":                                  {"bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
+	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "forms", "index", "queue", "rules", "space", "watch", "weights"},
+	"config":                                 {"bytesize", "compilers", "rules", "unixsock"},                                                                     // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                           {"cache", "compilers", "config", "rules", "space", "unixsock", "unixsock/wire", "watch"},                           // watch: the configuration, while the daemon runs
+	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
+	"clients/conformance":                    {"unixsock/wire"},                                                                                                  // in its test
 	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/dialogue", "compilers/ort"},

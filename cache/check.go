@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
 )
@@ -181,7 +181,7 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 		if err != nil || len(ids) > 0 || len(c.forms.Users(d)) > 0 {
 			return err // published, or packed, meanwhile
 		}
-		out.found(Finding{Kind: kindLeftover, Object: d.String(), Detail: compilers.ByteSize(size) + " that no build needs"})
+		out.found(Finding{Kind: kindLeftover, Object: d.String(), Detail: bytesize.Text(size) + " that no build needs"})
 		return nil
 	})
 }

@@ -10,74 +10,22 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/space"
 )
 
 // Collection is a plan of what is done to make room, and afterwards what became of it. What prints it and what carries it
 // out look at the same value.
 type Collection struct {
-	Used, Goal int64 // bytes on disk, of what the peer may collect: before, and wished for; a goal below 0: there is none
-	Freed      int64 // that the steps free
-	Short      int64 // bytes by which the goal is missed
-	Steps      []Step
-	Kept       []Kept
-	Considered uint64
-	Took       time.Duration // to plan
+	space.Plan
+	Took time.Duration // to plan
 
-	at     time.Time // of the survey
-	yields bool      // packing stops when somebody waits for room: packing takes its time
-	hurry  bool      // somebody waits: all goes that is in nobody's hands, used since the survey or not
+	told   []*index.Build // the records of its first steps
+	yields bool           // packing stops when somebody waits for room: packing takes its time
+	hurry  bool           // somebody waits: all goes that is in nobody's hands, used since the survey or not
 }
 
-// Action is what a step does.
-type Action int
-
-// The actions, the milder ones first: what a copy costs, what packing and unpacking costs, a compile.
-const (
-	DropCopy Action = iota // the unpacked copy of a packed build goes
-	PackBuild
-	Evict
-)
-
-// String names it: "drop copy", "pack", "remove".
-func (a Action) String() string { return [...]string{"drop copy", "pack", "remove"}[a] }
-
-// done is the outcome of a step that was carried out.
-func (a Action) done() string { return [...]string{"dropped", "packed", "removed"}[a] }
-
-// Step is what is done with one build; a weight-sharing group is one. A plan may have hundreds of thousands.
-type Step struct {
-	Action  Action
-	ID      index.BuildID
-	Build   *index.Build // its record, of those that are told, and while it is carried out; else nil
-	Frees   int64        // bytes on disk, after those before it
-	Outcome string       // "planned", "dropped", "packed", "removed", "kept: <why>"
-	Last    time.Time
-	Must    bool // whether there is room or not: it is too old, or its user has too much
-
-	why   stepCause
-	of    *candidate // while it is planned
-	blobs []uint32   // whose form changes, by place in the inventory; while it is planned
-}
-
-// Reason says why it is this build.
-func (s *Step) Reason() string { return s.why.said(s.Last) }
-
-// Done counts the steps of one kind that were carried out, or are planned.
-func (c *Collection) Done(a Action) (n uint64) {
-	for i := range c.Steps {
-		if s := &c.Steps[i]; s.Action == a && (s.Outcome == "planned" || s.Outcome == a.done()) {
-			n++
-		}
-	}
-	return n
-}
-
-// Kept counts the builds that may not go, by reason.
-type Kept struct {
-	Reason string
-	Builds uint64
-	Bytes  int64 // their files, on disk
-}
+// Record gives the record of the build of a step that is told of: of one of the first MaxTold. Of a build that had gone when it was planned it is empty.
+func (c *Collection) Record(step int) *index.Build { return c.told[step] }
 
 // spared says why a build may not go now, "" if it may. own is what the daemon has open.
 func (c *Cache) spared(id index.BuildID, own *ownFiles) string {
@@ -174,7 +122,7 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 	plan.Freed = 0
 	for next := 0; next < len(plan.Steps); {
 		c.flushUses()
-		if s := &plan.Steps[next]; s.Action != Evict {
+		if s := &plan.Steps[next]; s.Action != space.Evict {
 			next++
 			if err := c.shrink(ctx, plan, s); err != nil {
 				return err
@@ -182,37 +130,33 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 			progress(plan.Freed, total)
 			continue
 		}
-		var batch []*Step
+		var batch []removal
 		var expected int64
-		for ; next < len(plan.Steps) && len(batch) < ghostsAtOnce && plan.Steps[next].Action == Evict; next++ {
-			r := &plan.Steps[next]
-			if why := c.still(plan, r, expected); why != "" {
-				r.Outcome = "kept: " + why
+		for ; next < len(plan.Steps) && len(batch) < ghostsAtOnce && plan.Steps[next].Action == space.Evict; next++ {
+			r := removal{Step: &plan.Steps[next]}
+			var why string
+			if r.build, why = c.still(plan, r.Step, expected); why != "" {
+				r.Keep(why)
 				continue
 			}
 			expected += r.Frees
 			batch = append(batch, r)
 		}
-		err := c.evictAll(ctx, plan, batch, progress, total)
-		plan.forgetRecords(next)
-		if err != nil {
+		if err := c.evictAll(ctx, plan, batch, progress, total); err != nil {
 			return err
 		}
 	}
 	if err := c.evictRead(ctx, plan, progress, total); err != nil {
 		return err
 	}
-	if plan.Goal >= 0 {
-		plan.Short = max(plan.Used-plan.Freed-plan.Goal, 0)
-	}
+	plan.End()
 	return nil
 }
 
-// forgetRecords drops the records of steps before this one that are not told: a record takes some KiB.
-func (c *Collection) forgetRecords(before int) {
-	for i := max(maxShown, before-ghostsAtOnce); i < before; i++ {
-		c.Steps[i].Build = nil
-	}
+// removal is a step that removes a build, and its record, which takes some KiB and is not kept for longer.
+type removal struct {
+	*space.Step
+	build *index.Build
 }
 
 // readingWait is how long a collection waits for the daemon to be done with reading what is to go.
@@ -224,13 +168,13 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 		left := false
 		for i := range plan.Steps {
 			r := &plan.Steps[i]
-			if r.Outcome != "kept: "+keptReading {
+			if r.KeptFor() != keptReading {
 				continue
 			}
-			if why := c.still(plan, r, 0); why != "" {
-				r.Outcome = "kept: " + why
+			if b, why := c.still(plan, r, 0); why != "" {
+				r.Keep(why)
 				left = left || why == keptReading
-			} else if err := c.evictAll(ctx, plan, []*Step{r}, progress, total); err != nil {
+			} else if err := c.evictAll(ctx, plan, []removal{{r, b}}, progress, total); err != nil {
 				return err
 			}
 		}
@@ -244,13 +188,13 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 }
 
 // evictAll removes builds, after their ghosts are durable: nothing goes without one.
-func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []*Step, progress func(done, total int64), total int64) error {
+func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []removal, progress func(done, total int64), total int64) error {
 	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
 	defer c.evicting.Unlock()
-	batch = slices.DeleteFunc(batch, func(r *Step) bool {
+	batch = slices.DeleteFunc(batch, func(r removal) bool {
 		_, err := c.index.Get(r.ID)
 		if err != nil {
-			r.Outcome = "kept: " + keptGone
+			r.Keep(keptGone)
 		}
 		return err != nil
 	})
@@ -259,9 +203,9 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []*Step, p
 	}
 	ghosts := make([]index.Ghost, len(batch))
 	for i, r := range batch {
-		b := r.Build
+		b := r.build
 		ghosts[i] = index.Ghost{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, At: c.now(),
-			Reason: evicted(c.now(), r), Bytes: r.Frees, CompileSeconds: b.CompileSeconds, LastUsed: r.Last}
+			Reason: evicted(c.now(), r.Step), Bytes: r.Frees, CompileSeconds: b.CompileSeconds, LastUsed: r.Last}
 	}
 	if err := c.index.Haunt(ctx, ghosts); err != nil {
 		for i := range ghosts {
@@ -283,12 +227,12 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []*Step, p
 	return nil
 }
 
-func evicted(at time.Time, r *Step) string {
+func evicted(at time.Time, r *space.Step) string {
 	return fmt.Sprintf("evicted on %s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
 // evict removes one build, unless a request was faster.
-func (c *Cache) evict(ctx context.Context, plan *Collection, r *Step) error {
+func (c *Cache) evict(ctx context.Context, plan *Collection, r removal) error {
 	c.flushUses()
 	why := ""
 	if ctx.Err() != nil {
@@ -297,33 +241,27 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, r *Step) error {
 	done, ok := c.attend.collect(r.ID)
 	if why = keptInUse; ok {
 		defer done()
-		why = c.still(plan, r, 0)
+		r.build, why = c.still(plan, r.Step, 0)
 	}
 	if why != "" {
-		r.Outcome = "kept: " + why
+		r.Keep(why)
 		c.index.Exorcise(r.ID)
 		return nil
 	}
-	parts := c.partsOf(r.Build)
+	parts := c.partsOf(r.build)
 	before := c.takenBy(parts)
-	if _, err := c.retract(ctx, r.Build, evicted(c.now(), r), pathGrace); errors.Is(err, index.ErrNotFound) {
-		r.Outcome = "kept: " + keptGone
+	if _, err := c.retract(ctx, r.build, evicted(c.now(), r.Step), pathGrace); errors.Is(err, index.ErrNotFound) {
+		r.Keep(keptGone)
 		c.index.Exorcise(r.ID) // it was removed for another reason
 		return nil
 	} else if err != nil {
-		return fail(Internal, err, "collect %s", r.Build.BuildKey)
+		return fail(Internal, err, "collect %s", r.build.BuildKey)
 	}
 	freed := before - c.takenBy(parts)
 	c.index.Count("evicted", 1)
-	plan.freed(r, freed)
+	plan.Carried(r.Step, freed)
 	c.places.tellFreed()
 	return nil
-}
-
-// freed notes that a step was carried out.
-func (c *Collection) freed(s *Step, bytes int64) {
-	s.Outcome, s.Frees = s.Action.done(), bytes
-	c.Freed += bytes
 }
 
 // partsOf lists the blobs of a build and the containers that it is packed with, each once: what its removal may free.
@@ -370,18 +308,17 @@ func distinctBlobs(b *index.Build) map[cas.Digest]int64 {
 	return out
 }
 
-// still says why a build that was to go stays after all, "" if it goes. freed is what is about to go before it.
-func (c *Cache) still(plan *Collection, r *Step, freed int64) string {
-	b, err := c.index.Get(r.ID)
+// still gives the record of a build that was to go, and says why it stays after all, "" if it goes. freed is what is about to go before it.
+func (c *Cache) still(plan *Collection, s *space.Step, freed int64) (b *index.Build, why string) {
+	record, err := c.index.Get(s.ID)
 	if err != nil {
-		return keptGone
+		return nil, keptGone
 	}
-	r.Build = &b
-	if !r.Must && plan.Goal >= 0 && plan.Used-plan.Freed-freed <= plan.Goal {
-		return "there is room by now"
+	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
+		return &record, "there is room by now"
 	}
-	if last, _ := c.index.LastUse(r.ID); last.After(r.Last) && !plan.hurry {
-		return "used since it was planned"
+	if last, _ := c.index.LastUse(s.ID); last.After(s.Last) && !plan.hurry {
+		return &record, "used since it was planned"
 	}
-	return c.spared(r.ID, &ownFiles{})
+	return &record, c.spared(s.ID, &ownFiles{})
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/space"
 )
 
 // stored is a bench with n builds that nobody holds any more, and whose paths are too old to be in use.
@@ -59,11 +60,12 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 func TestTwoCollectTheSame(t *testing.T) {
 	b, builds := stored(t, 2)
 	plan, other := b.plan(0), b.plan(0)
-	var chosen []*Step
+	var chosen []removal
 	other.Freed = 0 // nothing is done yet
 	for i := range other.Steps {
-		require.Empty(t, b.cache.still(other, &other.Steps[i], 0))
-		chosen = append(chosen, &other.Steps[i])
+		record, why := b.cache.still(other, &other.Steps[i], 0)
+		require.Empty(t, why)
+		chosen = append(chosen, removal{&other.Steps[i], record})
 	}
 	b.collect(plan)
 	require.NoError(t, b.cache.evictAll(context.Background(), other, chosen, func(int64, int64) {}, 0))
@@ -86,7 +88,7 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
-	require.Equal(t, []Kept{{"in use", 1, plan.Kept[0].Bytes}, {"pinned", 1, plan.Kept[1].Bytes}}, plan.Kept)
+	require.Equal(t, []space.Kept{{Reason: "in use", Builds: 1, Bytes: plan.Kept[0].Bytes}, {Reason: "pinned", Builds: 1, Bytes: plan.Kept[1].Bytes}}, plan.Kept)
 	require.Positive(t, plan.Short)
 	r := b.request(b.model(3))
 	r.HoldsView = true // so that the use alone keeps it, and not the time that paths are given
@@ -143,6 +145,6 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 	plan, err := b.cache.PlanCollection(context.Background(), other, Goal{Bytes: &to})
 	require.NoError(t, err)
 	require.Len(t, plan.Steps, 1)
-	require.Equal(t, own.Build.ID, plan.Steps[0].Build.ID)
+	require.Equal(t, own.Build.ID, plan.Steps[0].ID)
 	require.EqualValues(t, 1, plan.Considered)
 }

@@ -2,9 +2,9 @@ package cache
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"time"
+
+	"github.com/epcached/epcached/space"
 )
 
 // collectByItself keeps the store within its bounds: after each build that is stored, when the disk gets full, and now and
@@ -73,12 +73,12 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 			}
 			return
 		}
-		removed, packed, dropped := plan.Done(Evict), plan.Done(PackBuild), plan.Done(DropCopy)
+		removed, packed, dropped := plan.Done(space.Evict), plan.Done(space.PackBuild), plan.Done(space.DropCopy)
 		if len(plan.Steps) > 0 {
 			c.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
 		}
 		if removed+packed+dropped == 0 {
-			if left = plan.whatIsLeft(); hurry || len(plan.Steps) == 0 {
+			if left = plan.WhatStays(); hurry || len(plan.Steps) == 0 {
 				break
 			}
 			hurry = true // what could not be packed may go
@@ -87,36 +87,6 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 	above, err := c.aboveBounds(ctx)
 	c.places.end(round, err == nil && above, c.now(), left)
 	c.places.tellFreed() // who waits for room is told that there is none
-}
-
-// whatIsLeft says in words what had to stay.
-func (c *Collection) whatIsLeft() string {
-	stays := make(map[string]*Kept)
-	add := func(why string, builds uint64, bytes int64) {
-		k := stays[why]
-		if k == nil {
-			k = &Kept{Reason: why}
-			stays[why] = k
-		}
-		k.Builds += builds
-		k.Bytes += bytes
-	}
-	for _, k := range c.Kept {
-		add(k.Reason, k.Builds, k.Bytes)
-	}
-	for i := range c.Steps {
-		if why, kept := strings.CutPrefix(c.Steps[i].Outcome, "kept: "); kept {
-			add(why, 1, c.Steps[i].Frees)
-		}
-	}
-	var parts []string
-	for _, why := range sortedKeys(stays) {
-		parts = append(parts, fmt.Sprintf("%d builds of %s: %s", stays[why].Builds, bytesText(stays[why].Bytes), why))
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return "what stays: " + strings.Join(parts, "; ")
 }
 
 // aboveBounds tells whether something has to go now, but for its age.

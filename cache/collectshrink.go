@@ -1,142 +1,31 @@
 package cache
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"syscall"
 
 	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/space"
 )
 
-// Before a build is evicted for room, room is made of what comes back without a compile: copies of packed builds, and the whole
-// forms of those that share enough.
-
-// findNeeders lists who needs the blobs that may be packed, or have a copy. A blob that builds need which are not the peer's to
-// collect is left out.
-func (pl *planner) findNeeders() {
-	if pl.needers != nil {
-		return
-	}
-	pl.needers = make(map[uint32][]*candidate)
-	if len(pl.inv.forms) == 0 {
-		return
-	}
-	for i := range pl.all {
-		one := &pl.all[i]
-		for _, at := range one.Blobs {
-			if f := pl.inv.forms[at]; f != nil && (f.saving > 0 || f.unpacked > 0) && !one.gone {
-				pl.needers[at] = append(pl.needers[at], one)
-			}
-		}
-	}
-	for at, all := range pl.needers {
-		if uint32(len(all)) < pl.inv.blobs[at].Needs {
-			delete(pl.needers, at)
-		}
-	}
-}
-
-// mayShrink tells whether nobody who needs a blob minds that its form changes.
-func (pl *planner) mayShrink(at uint32) bool {
-	all := pl.needers[at]
-	return len(all) > 0 && !slices.ContainsFunc(all, func(one *candidate) bool { return pl.spared(one) != "" })
-}
-
-// coldest lists the candidates that need some blob that may shrink, the ones that were not used for longest first.
-func (pl *planner) coldest() (list []*candidate) {
-	pl.findNeeders()
-	for _, all := range pl.needers {
-		for _, one := range all {
-			if !one.gone {
-				list = append(list, one)
-			}
-		}
-	}
-	slices.SortFunc(list, func(a, b *candidate) int {
-		return cmp.Or(a.last.Compare(b.last), slices.Compare(a.ID[:], b.ID[:]))
-	})
-	return slices.Compact(list)
-}
-
-// shrinkUntilEnough makes a step of each candidate for which some of its blobs free something.
-func (pl *planner) shrinkUntilEnough(action Action, free func(at uint32) int64) {
-	if pl.enough() {
-		return
-	}
-	for _, one := range pl.coldest() {
-		if pl.enough() {
-			return
-		}
-		s := Step{Action: action, of: one, why: stepCause{kind: becauseSmaller, action: action}}
-		for _, at := range one.Blobs {
-			if !pl.mayShrink(at) {
-				continue
-			}
-			if n := free(at); n > 0 {
-				s.Frees += n
-				s.blobs = append(s.blobs, at)
-			}
-		}
-		if s.Frees > 0 {
-			pl.step(s)
-		}
-	}
-}
-
-// dropCopies chooses unpacked copies until the goal is reached.
-func (pl *planner) dropCopies() {
-	pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy)
-}
-
-// pack chooses what packing makes smaller, until the goal is reached. Whoever has switched packing off gets builds removed instead.
-func (pl *planner) pack() {
-	if pl.c.settings.Load().pack.when == PackOff {
-		return
-	}
-	pl.shrinkUntilEnough(PackBuild, func(at uint32) int64 {
-		if !pl.inv.mayPack(at) {
-			return 0
-		}
-		return pl.inv.pack(at)
-	})
-}
-
-// withoutDetours leaves out what is done to builds that go in the end, for whose sake it need not be done.
-func (pl *planner) withoutDetours() {
-	goes := make(map[*candidate]*Step)
-	for i := range pl.plan.Steps {
-		if s := &pl.plan.Steps[i]; s.Action == Evict && s.of.gone {
-			goes[s.of] = s
-		}
-	}
-	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
-		last := goes[s.of]
-		if s.Action == Evict || last == nil || slices.ContainsFunc(s.blobs, func(at uint32) bool { return pl.inv.blobs[at].Needs > 0 }) {
-			return false
-		}
-		last.Frees += s.Frees // it comes later, and so has not been moved yet
-		return true
-	})
-}
-
 // shrink carries out a step that removes no build. An error is the end of the whole collection.
-func (c *Cache) shrink(ctx context.Context, plan *Collection, s *Step) error {
+func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) error {
 	if ctx.Err() != nil {
 		return fail(Cancelled, ctx.Err(), "collect")
 	}
-	if why := c.still(plan, s, 0); why != "" {
-		s.Outcome = "kept: " + why
+	b, why := c.still(plan, s, 0)
+	if why != "" {
+		s.Keep(why)
 		return nil
 	}
-	if plan.yields && c.places.hurry() && s.Action == PackBuild {
-		s.Outcome = "kept: " + errHurry.Error()
+	if plan.yields && c.places.hurry() && s.Action == space.PackBuild {
+		s.Keep(errHurry.Error())
 		return nil
 	}
 	var freed int64
 	var err error
-	if s.Action == DropCopy {
+	if s.Action == space.DropCopy {
 		freed, err = c.dropUnpacked(s.ID)
 	} else {
 		freed, err = c.packBuildWith(ctx, s.ID, packWhen{when: PackAlways}, c.untilUsed(plan, s))
@@ -145,23 +34,23 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *Step) error {
 	case ctx.Err() != nil:
 		return fail(Cancelled, ctx.Err(), "collect")
 	case freed > 0: // perhaps not all of it was done; what was, counts
-		plan.freed(s, freed)
+		plan.Carried(s, freed)
 		c.places.tellFreed()
 	case errors.Is(err, forms.ErrInUse):
-		s.Outcome = "kept: " + keptInUse
+		s.Keep(keptInUse)
 	case errors.Is(err, errHurry):
-		s.Outcome = "kept: " + errHurry.Error()
+		s.Keep(errHurry.Error())
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, forms.ErrNoRoom):
-		s.Outcome = "kept: " + keptNoRoom
+		s.Keep(keptNoRoom)
 	case forms.Lost(err):
-		s.Outcome = "kept: " + c.withhold(ctx, s.Build, err)
+		s.Keep(c.withhold(ctx, b, err))
 	case err == nil:
-		s.Outcome = "kept: it frees nothing by now"
+		s.Keep("it frees nothing by now")
 	default:
-		s.Outcome = "kept: see the log"
+		s.Keep("see the log")
 	}
 	if err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, errHurry) && !errors.Is(err, forms.ErrNoRoom) {
-		c.log.Warn("build not made smaller", "build", s.Build.BuildKey.String(), "action", s.Action.String(), "error", err)
+		c.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
 	}
 	return nil
 }
@@ -171,7 +60,7 @@ var errHurry = errors.New("somebody waits for room, which packing takes too long
 
 // untilUsed is a gate that closes for good when a request wants the build: then the request has it as it is. It closes as well when somebody waits
 // for room, if the plan yields to that.
-func (c *Cache) untilUsed(plan *Collection, s *Step) func(context.Context) error {
+func (c *Cache) untilUsed(plan *Collection, s *space.Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/space"
 )
 
 // similarForRoom is similar where the collector may pack, and nothing else does.
@@ -101,7 +102,7 @@ func TestWhatFreesNothingStays(t *testing.T) {
 	}
 	builds, _ := b.stores([]*Request{ask(1), ask(2), ask(3)})
 	b.allowPacking()
-	b.later.Add(int64(30 * recent))
+	b.later.Add(int64(30 * 7 * 24 * time.Hour))
 	for _, batch := range []int{2, 3} { // so that the first pays least
 		a := b.acquire(ask(batch))
 		require.NoError(t, a.View.Close())
@@ -111,7 +112,7 @@ func TestWhatFreesNothingStays(t *testing.T) {
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])) && b.cache.forms.OnlyPacked(large(builds[2])))
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Len(t, plan.Steps, 1)
-	require.Equal(t, Evict, plan.Steps[0].Action)
+	require.Equal(t, space.Evict, plan.Steps[0].Action)
 	require.NotEqual(t, builds[0].ID, plan.Steps[0].ID)
 	require.Positive(t, plan.Steps[0].Frees)
 	b.collect(plan)
@@ -152,6 +153,6 @@ func TestNobodyPacksWherePackingIsOff(t *testing.T) {
 	builds, _ := b.similar(2)
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Len(t, plan.Steps, 1)
-	require.Equal(t, Evict, plan.Steps[0].Action)
+	require.Equal(t, space.Evict, plan.Steps[0].Action)
 	require.Len(t, builds, 2)
 }

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/bytesize"
 )
 
 // fileSystem is what the doctor wants to know of where something lies.
@@ -57,10 +57,10 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 			hint("the kernel does that after errors, too: see its log, and mount it writable"))
 	case s.free < spare:
 		out = append(out, problem(subject, "only %s are free for %s: no model is compiled that has to be copied for it, no packed build is unpacked, and what is compiled may not be kept",
-			compilers.ByteSize(s.free), dir).
+			bytesize.Text(s.free), dir).
 			hint("make room: epcachectl list shows what is used least, epcachectl rm ENTRY removes it"))
 	case s.free < lowBytes && s.free < s.size/10:
-		out = append(out, warning(subject, "%s are left for %s", compilers.ByteSize(s.free), dir).
+		out = append(out, warning(subject, "%s are left for %s", bytesize.Text(s.free), dir).
 			hint("a compile needs room for a copy of the model and for its result; epcachectl rm ENTRY makes some"))
 	}
 	switch {
@@ -87,7 +87,7 @@ func adviseDisk(dir string, s fileSystem) []Advice {
 	return out
 }
 
-func bytesText(n int64) string { return compilers.ByteSize(n) }
+func bytesText(n int64) string { return bytesize.Text(n) }
 
 func adviseRights(dir string, o owner, uid uint32) []Advice {
 	var out []Advice

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/compilers"
 )
 
 // The file systems on which unchanged times mean unchanged content, when mounted writable. Images (erofs,
@@ -198,7 +198,7 @@ func room(folder string, files []*os.File) error {
 // fits says that there is no room for what is named and takes so many bytes, if there is none.
 func fits(what string, need, free int64) error {
 	if need > free-spare {
-		return fmt.Errorf("%w: %s takes %s, and %s are free", unix.ENOSPC, what, compilers.ByteSize(need), compilers.ByteSize(free))
+		return fmt.Errorf("%w: %s takes %s, and %s are free", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free))
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
@@ -216,7 +217,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	if err != nil {
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
-			return nil, fail(NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, compilers.ByteSize(free), j.c.dir)
+			return nil, fail(NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, bytesize.Text(free), j.c.dir)
 		}
 		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}

@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -252,7 +253,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 		total += size
 	}
 	if total > most-used {
-		return total, fail(NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, compilers.ByteSize(total), owner, compilers.ByteSize(used), compilers.ByteSize(most)).
+		return total, fail(NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
 			hint("remove what is not needed any more: epcachectl rm")
 	}
 	return total, nil
@@ -290,7 +291,7 @@ func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 			return nil, nil, bad("file %q: %v", f.Name, err)
 		}
 		if info.Size() > most-total {
-			return nil, nil, bad("file %q: %s, and all together may have %s", f.Name, compilers.ByteSize(info.Size()), compilers.ByteSize(most))
+			return nil, nil, bad("file %q: %s, and all together may have %s", f.Name, bytesize.Text(info.Size()), bytesize.Text(most))
 		}
 		total += info.Size()
 		names, sizes = append(names, f.Name), append(sizes, info.Size())

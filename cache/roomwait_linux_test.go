@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/space"
 )
 
 // waitForVerdict has who waits for room wait until the collector has looked for it, however slow the machine is.
@@ -16,23 +18,23 @@ func TestWhoWaitsForRoomDoesNotWaitForPacking(t *testing.T) {
 	b := newBench(t)
 	b.similarForRoom(3)
 	b.later.Add(int64(time.Hour))
-	counts := func(short int64, hurry bool) map[Action]uint64 {
+	counts := func(short int64, hurry bool) map[space.Action]uint64 {
 		to := b.plan(0).Used - short
 		p, err := b.cache.PlanCollection(context.Background(), b.self(), Goal{Bytes: &to, hurry: hurry})
 		require.NoError(t, err)
-		return map[Action]uint64{PackBuild: p.Done(PackBuild), Evict: p.Done(Evict)}
+		return map[space.Action]uint64{space.PackBuild: p.Done(space.PackBuild), space.Evict: p.Done(space.Evict)}
 	}
-	require.Equal(t, map[Action]uint64{PackBuild: 1, Evict: 0}, counts(1, false))
-	require.Equal(t, map[Action]uint64{PackBuild: 0, Evict: 1}, counts(1, true))
-	require.Equal(t, map[Action]uint64{PackBuild: 0, Evict: 2}, counts(3<<19, true))
+	require.Equal(t, map[space.Action]uint64{space.PackBuild: 1, space.Evict: 0}, counts(1, false))
+	require.Equal(t, map[space.Action]uint64{space.PackBuild: 0, space.Evict: 1}, counts(1, true))
+	require.Equal(t, map[space.Action]uint64{space.PackBuild: 0, space.Evict: 2}, counts(3<<19, true))
 }
 
 // Packing that has begun ends when somebody begins to wait, if the plan is the daemon's own.
 func TestPackingGivesWayToWhoWaits(t *testing.T) {
 	b := newBench(t)
 	builds, _ := b.similar(2)
-	step := &Step{Action: PackBuild, ID: builds[1].ID, Last: b.cache.now()}
-	ctx, own, byHand := context.Background(), &Collection{Goal: -1, yields: true}, &Collection{Goal: -1}
+	step := &space.Step{Action: space.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
+	ctx, own, byHand := context.Background(), &Collection{Plan: space.Plan{Goal: -1}, yields: true}, &Collection{Plan: space.Plan{Goal: -1}}
 	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
 	w := b.cache.places.await(1)
 	require.ErrorIs(t, b.cache.untilUsed(own, step)(ctx), errHurry)

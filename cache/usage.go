@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/space"
 )
 
 // SpaceReport is where the space goes, of the whole store. Bytes on disk are in whole blocks, as the file system says.
@@ -106,13 +107,10 @@ type BuildUsage struct {
 	Own, Shared int64 // on disk: what its removal would free now, and what other builds need as well
 }
 
-// UsageSum is what a user's builds take, or those of an execution provider.
+// UsageSum is what a user's builds take ("uid:1000"), or those of an execution provider.
 type UsageSum struct {
-	Name        string // "uid:1000", "QNNExecutionProvider"
-	Builds      uint64
-	Logical     int64 // bytes; each build in full
-	Own, Stored int64 // on disk: what nobody else's builds need, and every blob once
-	Quota       int64 // logical bytes; 0: none
+	space.Sum
+	Quota int64 // logical bytes; 0: none
 }
 
 // SharedBlob is a file of one entry that has bytes in common with one of another.
@@ -170,17 +168,18 @@ func (c *Cache) Usage(ctx context.Context, p Peer, entries []string, after strin
 			list = append(list, b)
 		}
 	}
-	need := inv.needers(seen)
+	accounts := inv.Account(seen)
 	if wanted == nil {
 		quota := int64(0)
 		if b, err := c.bounds(); err == nil { // else none is told
 			quota = b.user
 		}
-		u.Users = inv.sumsBy(need, list, func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) })
-		for i := range u.Users {
-			u.Users[i].Quota = quota
+		for _, sum := range accounts.SumsBy(list, func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }) {
+			u.Users = append(u.Users, UsageSum{sum, quota})
 		}
-		u.EPs = inv.sumsBy(need, list, func(b *index.Brief) string { return b.EP })
+		for _, sum := range accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }) {
+			u.EPs = append(u.EPs, UsageSum{Sum: sum})
+		}
 		err := c.forms.EachShare(ctx, func(d cas.Digest, _ forms.Share) error {
 			u.Packable += c.forms.Saving(d)
 			return nil
@@ -189,15 +188,9 @@ func (c *Cache) Usage(ctx context.Context, p Peer, entries []string, after strin
 			return nil, "", searchError(ctx, err)
 		}
 	}
-	rows := c.usages.keep(inv.byModel(need, list))
+	rows := c.usages.keep(accounts.ByModel(list))
 	u.Builds, next = c.usagePage(rows, 0)
 	return u, next, nil
-}
-
-// usageRow is what is remembered of one build until the last page was asked for.
-type usageRow struct {
-	id                   index.BuildID
-	logical, own, shared int64
 }
 
 // usages remembers the latest lists that did not fit into one answer, so that all pages are of one survey.
@@ -208,13 +201,13 @@ type usages struct {
 
 type usageList struct {
 	id   string
-	rows []usageRow
+	rows []space.Row
 }
 
 // maxLists bounds them: a list takes some 40 bytes for each build.
 const maxLists = 4
 
-func (us *usages) keep(rows []usageRow) usageList {
+func (us *usages) keep(rows []space.Row) usageList {
 	l := usageList{newID(), rows}
 	if len(rows) > usagePage {
 		us.mu.Lock()
@@ -243,11 +236,11 @@ func (c *Cache) usageFrom(ctx context.Context, after string) (*Usage, string, er
 func (c *Cache) usagePage(l usageList, from int) (out []BuildUsage, next string) {
 	to := min(from+usagePage, len(l.rows))
 	for _, r := range l.rows[from:to] {
-		b, err := c.index.Get(r.id)
+		b, err := c.index.Get(r.ID)
 		if err != nil {
 			continue // it has gone meanwhile
 		}
-		out = append(out, BuildUsage{Listing: c.listing(b), Logical: r.logical, Own: r.own, Shared: r.shared})
+		out = append(out, BuildUsage{Listing: c.listing(b), Logical: r.Logical, Own: r.Own, Shared: r.Shared})
 	}
 	if to < len(l.rows) {
 		next = l.id + "-" + strconv.Itoa(to)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/space"
 )
 
 func (b *bench) usage(p Peer, entries ...string) *Usage {
@@ -86,7 +87,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 		require.EqualValues(t, 2*cas.Block, l.Own+l.Shared)
 		require.EqualValues(t, 2*cas.Block, l.Own, "nothing is shared")
 	}
-	require.Equal(t, []UsageSum{{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, Logical: one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size, Own: 4 * cas.Block, Stored: 4 * cas.Block}}, u.Users)
+	require.Equal(t, []UsageSum{{Sum: space.Sum{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, Logical: one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size, Own: 4 * cas.Block, Stored: 4 * cas.Block}}}, u.Users)
 	require.Len(t, u.EPs, 1)
 
 	// The same model for another user's own: equal bytes, kept once.

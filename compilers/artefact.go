@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/epmodel"
 )
 
@@ -85,7 +86,7 @@ func listOutput(folder string, graphs, inputs []string, limits Limits) (others [
 			return err
 		}
 		if total += size; limits.Output >= 0 && total > limits.Output {
-			return fmt.Errorf("%w: more than %s", ErrOutputLimit, ByteSize(limits.Output))
+			return fmt.Errorf("%w: more than %s", ErrOutputLimit, bytesize.Text(limits.Output))
 		}
 		if limits.Files >= 0 && len(others) >= limits.Files {
 			return fmt.Errorf("%w: more than %d files", ErrOutputLimit, limits.Files)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
@@ -119,9 +120,9 @@ func processes(way isolation, groups *cgroups) Measure {
 
 func (o *ORT) memory(groups *cgroups) Measure {
 	if groups != nil && groups.memory {
-		return Measure{Name: "memory", InForce: true, Text: fmt.Sprintf("%s for all processes of a worker (cgroup)", ByteSize(o.opts.Limits.Memory))}
+		return Measure{Name: "memory", InForce: true, Text: fmt.Sprintf("%s for all processes of a worker (cgroup)", bytesize.Text(o.opts.Limits.Memory))}
 	}
-	return Measure{Name: "memory", Text: fmt.Sprintf("no cgroup: %s that each process allocates for itself, and nothing for what processes share", ByteSize(o.opts.Limits.Memory)),
+	return Measure{Name: "memory", Text: fmt.Sprintf("no cgroup: %s that each process allocates for itself, and nothing for what processes share", bytesize.Text(o.opts.Limits.Memory)),
 		Hint: "give the daemon a cgroup of its own with the memory controller (Delegate=memory pids)"}
 }
 

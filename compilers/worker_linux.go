@@ -13,8 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/bytesize"
+	"github.com/epcached/epcached/compilers/dialogue"
 )
 
 // privateFolder is where a worker has its working directory, home and temporary files: in the job's folder, and removed before output is listed.
@@ -280,7 +282,7 @@ func (w *worker) result(ctx context.Context, name string, limits Limits, group u
 	case errors.Is(w.eventErr, dialogue.ErrMalformed):
 		return a, fmt.Errorf("%s: %w", name, w.eventErr)
 	case group.outOfMemory:
-		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, ByteSize(limits.Memory))
+		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, bytesize.Text(limits.Memory))
 	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 && cpu >= limits.CPU:
 		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
 	case signal == syscall.SIGXFSZ:
@@ -326,7 +328,7 @@ func watchOutput(folder string, limit int64, cancel context.CancelCauseFunc) (st
 				return
 			case <-ticker.C:
 				if size := folderSize(folder); size > limit {
-					cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, ByteSize(size), ByteSize(limit)))
+					cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, bytesize.Text(size), bytesize.Text(limit)))
 					return
 				}
 			}

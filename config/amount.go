@@ -2,10 +2,11 @@ package config
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/epcached/epcached/bytesize"
 )
 
 // Amount is a number of bytes, or a part of what a file system holds. The zero Amount is no bound.
@@ -13,12 +14,6 @@ type Amount struct {
 	Bytes   int64
 	Percent float64 // above 0 and up to 100: then Bytes is 0
 }
-
-// units are those of an amount, the longest names first.
-var units = []struct {
-	name  string
-	bytes float64
-}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}}
 
 // ParseAmount reads "20GiB", "500MiB", "1073741824" or "15%". Nothing at all is no bound.
 func ParseAmount(text string) (Amount, error) {
@@ -33,20 +28,14 @@ func ParseAmount(text string) (Amount, error) {
 		}
 		return Amount{Percent: n}, nil
 	}
-	digits, unit := text, 1.0
-	for _, u := range units {
-		if rest, ok := strings.CutSuffix(text, u.name); ok {
-			digits, unit = rest, u.bytes
-		}
-	}
-	n, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
-	if err != nil || !(n >= 0) || n*unit >= math.MaxInt64 {
+	n, ok := bytesize.Parse(text)
+	if !ok {
 		return Amount{}, bad
 	}
-	if n*unit < 1 {
+	if n < 1 {
 		return Amount{}, fmt.Errorf("%q would keep nothing; \"\" is no bound", text)
 	}
-	return Amount{Bytes: int64(n * unit)}, nil
+	return Amount{Bytes: n}, nil
 }
 
 // amount is ParseAmount of what was checked when it was read.

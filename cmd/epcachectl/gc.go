@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -97,17 +95,11 @@ func parseSize(text string) (int64, error) {
 	if text == "" {
 		return 0, errors.New("say how much is to stay, such as 20GiB")
 	}
-	digits, unit := text, 1.0
-	for i, name := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if rest, ok := strings.CutSuffix(text, name); ok {
-			digits, unit = rest, math.Exp2(float64(10*(i+1)))
-		}
-	}
-	n, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
-	if err != nil || !(n >= 0) || n*unit >= math.MaxInt64 {
+	n, ok := bytesize.Parse(text)
+	if !ok {
 		return 0, fmt.Errorf("%q is no size, such as 500MiB or 20GiB", text)
 	}
-	return int64(n * unit), nil
+	return n, nil
 }
 
 func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -223,7 +223,7 @@ func orDash(text string) string {
 	return printable(text)
 }
 
-func byteSize(n int64) string { return compilers.ByteSize(n) }
+func byteSize(n int64) string { return bytesize.Text(n) }
 
 func seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/space"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -28,9 +29,6 @@ func (b *backend) Unpin(ctx context.Context, p unixsock.Peer, w *wire.Unpin) (*w
 	return changeReply(&builds, 0, maxReply), nil
 }
 
-// maxSteps bounds what is listed of a collection: a step takes less than 2 KiB, and a frame 1 MiB.
-const maxSteps = 256
-
 // Collect makes room, or plans to.
 func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
@@ -50,15 +48,15 @@ func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect,
 
 func collectReply(plan *cache.Collection) *wire.CollectReply {
 	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used, BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
-		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered, Removed: plan.Done(cache.Evict), Packed: plan.Done(cache.PackBuild),
-		Copies: plan.Done(cache.DropCopy)}
+		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered, Removed: plan.Done(space.Evict), Packed: plan.Done(space.PackBuild),
+		Copies: plan.Done(space.DropCopy)}
 	for i := range plan.Steps {
 		r := &plan.Steps[i]
-		if i >= maxSteps {
+		if i >= cache.MaxTold {
 			reply.More++
 			continue
 		}
-		b := r.Build
+		b := plan.Record(i)
 		one := &wire.CollectStep{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Scope: b.Scope, FreesBytes: r.Frees,
 			Reason: clip(r.Reason()), Outcome: clip(r.Outcome), CompileSeconds: b.CompileSeconds, LastUsedMs: milliseconds(r.Last),
 			Models: uint32(max(1, len(b.Members))), Action: r.Action.String()}
@@ -84,11 +82,11 @@ func (b *backend) Usage(ctx context.Context, p unixsock.Peer, w *wire.Usage, pro
 	}
 	reply := &wire.UsageReply{Next: next, SharedBytes: u.SharedBytes, PackableBytes: u.Packable}
 	if w.After == "" { // the first page says it for all: it takes longer than a page
-		space, err := b.cache.Space()
+		report, err := b.cache.Space()
 		if err != nil {
 			return nil, wireError(err)
 		}
-		reply.Space = spaceReply(&space)
+		reply.Space = spaceReply(&report)
 	}
 	for i := range u.Builds {
 		one := &u.Builds[i]

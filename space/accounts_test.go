@@ -1,4 +1,4 @@
-package cache
+package space
 
 import (
 	"testing"
@@ -11,8 +11,8 @@ import (
 
 // Models come by what all of their builds take on the disk, whatever a single one takes; a model's builds by what each takes; what is equal by
 // name, digest and id.
-func TestUsageIsSortedByModel(t *testing.T) {
-	inv := &inventory{}
+func TestRowsAreSortedByModel(t *testing.T) {
+	inv := &Inventory{}
 	var list []*index.Brief
 	build := func(id byte, model cas.Digest, name string, disk ...int64) {
 		b := &index.Brief{ID: index.BuildID{id}, ModelDigest: model, ModelName: name}
@@ -33,11 +33,11 @@ func TestUsageIsSortedByModel(t *testing.T) {
 	list = append(list, &index.Brief{ID: index.BuildID{2}, ModelDigest: cas.Digest{1}, ModelName: "small.onnx", Blobs: []uint32{3}})
 	inv.blobs[3].Needs++
 	var order []byte
-	rows := inv.byModel(inv.needers(list), list)
+	rows := inv.Account(list).ByModel(list)
 	for _, r := range rows {
-		order = append(order, r.id[0])
+		order = append(order, r.ID[0])
 	}
 	require.Equal(t, []byte{3, 6, 8, 2, 9, 5, 4, 7}, order)
-	require.Equal(t, usageRow{id: index.BuildID{2}, shared: 500}, rows[3])
-	require.Equal(t, usageRow{id: index.BuildID{8}, own: 300}, rows[2])
+	require.Equal(t, Row{ID: index.BuildID{2}, Shared: 500}, rows[3])
+	require.Equal(t, Row{ID: index.BuildID{8}, Own: 300}, rows[2])
 }

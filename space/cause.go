@@ -1,12 +1,12 @@
-package cache
+package space
 
 import (
 	"fmt"
 	"time"
 )
 
-// stepCause is why a step is in a plan. It is put into words when somebody is told: of hundreds of thousands of steps few are.
-type stepCause struct {
+// cause is why a step is in a plan. It is put into words when somebody is told: of hundreds of thousands of steps few are.
+type cause struct {
 	kind   int8
 	class  int8      // of the build
 	limit  string    // what was exceeded, in words; "": nothing was
@@ -26,11 +26,11 @@ const (
 )
 
 // causeOf says why it is this build's turn.
-func (pl *planner) causeOf(one *candidate, kind int8, limit string) stepCause {
-	w := stepCause{kind: kind, class: one.class, limit: limit, compileSeconds: one.CompileSeconds, hits: one.Use.Hits}
+func (pl *planner) causeOf(one *candidate, kind int8, limit string) cause {
+	w := cause{kind: kind, class: one.class, limit: limit, compileSeconds: one.CompileSeconds, hits: one.Use.Hits}
 	switch one.class {
 	case classNotServed:
-		w.state = pl.c.index.StateOf(one.ID).Name
+		w.state = pl.NotServed[one.ID]
 	case classSuperseded:
 		w.since = one.first.Created
 	}
@@ -38,7 +38,7 @@ func (pl *planner) causeOf(one *candidate, kind int8, limit string) stepCause {
 }
 
 // said puts it into words, for a build that was used last at that time.
-func (w *stepCause) said(last time.Time) string {
+func (w *cause) said(last time.Time) string {
 	used := last.Format(time.RFC3339)
 	switch w.kind {
 	case becauseOld:

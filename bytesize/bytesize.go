@@ -1,0 +1,38 @@
+// Package bytesize reads and writes numbers of bytes as people do: "500MiB", "1.5 GiB". Programs pass on the number itself.
+package bytesize
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+const units = "KMGTPE"
+
+// Text spells a number of bytes: "123 B", "256.0 GiB".
+func Text(n int64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	value, unit := float64(n)/1024, 0
+	for value >= 1024 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", value, units[unit])
+}
+
+// Parse reads a number of bytes, or one with KiB, MiB, GiB or TiB behind it; ok is false where it is none, or more than fits.
+func Parse(text string) (n int64, ok bool) {
+	digits, unit := text, 1.0
+	for i := range len("KMGT") {
+		if rest, ok := strings.CutSuffix(text, units[i:i+1]+"iB"); ok {
+			digits, unit = rest, math.Exp2(float64(10*(i+1)))
+		}
+	}
+	value, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+	if err != nil || !(value >= 0) || value*unit >= math.MaxInt64 {
+		return 0, false
+	}
+	return int64(value * unit), true
+}

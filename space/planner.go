@@ -1,0 +1,298 @@
+package space
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/epcached/epcached/bytesize"
+	"github.com/epcached/epcached/index"
+)
+
+// recent is how long it takes for a build's use to count half.
+const recent = 7 * 24 * time.Hour
+
+// The classes of candidates; lower ones go first.
+const (
+	classNotServed = iota
+	classSuperseded
+	classServed
+)
+
+// candidate is a build of the survey.
+type candidate struct {
+	*index.Brief
+	last  time.Time
+	class int8
+	first *candidate // of classSuperseded: the build that has taken its place
+	gone  bool       // chosen
+	known bool       // whether it is spared was looked at
+	why   string     // it is spared
+	worth float64
+}
+
+// planner is the work of one plan.
+type planner struct {
+	*Snapshot
+	plan    *Plan
+	limits  Limits
+	inv     *Inventory
+	all     []candidate
+	sorted  []*candidate
+	entries map[index.RequestKey]uint32 // builds of each, where their number is bounded
+	kept    map[string]*Kept
+	needers map[uint32][]*candidate // of blobs that may be packed, or have a copy: the candidates that need them
+}
+
+// gather finds out what is not served or superseded.
+func (pl *planner) gather() {
+	type entry struct {
+		key   index.RequestKey
+		scope string
+	}
+	all := make([]candidate, 0, len(pl.Builds)) // at once: pointers to them stay good
+	newest := make(map[entry]*candidate, len(pl.Builds))
+	if pl.limits.Entries > 0 && pl.Whole {
+		pl.entries = make(map[index.RequestKey]uint32, len(pl.Builds))
+	}
+	var several []*candidate // builds that are not the only one of their entry
+	for i := range pl.Builds {
+		b := &pl.Builds[i]
+		all = append(all, candidate{Brief: b, last: b.Use.Last, class: classServed})
+		one := &all[len(all)-1]
+		if one.last.Before(b.Created) {
+			one.last = b.Created
+		}
+		if pl.entries != nil {
+			pl.entries[b.RequestKey]++
+		}
+		if len(pl.NotServed) > 0 {
+			if _, not := pl.NotServed[b.ID]; not {
+				one.class = classNotServed
+				continue
+			}
+		}
+		at := entry{b.RequestKey, b.Scope}
+		before := newest[at]
+		if before == nil || before.Created.Before(b.Created) {
+			newest[at] = one
+		}
+		if before != nil {
+			several = append(several, before, one)
+		}
+	}
+	for _, one := range several {
+		if first := newest[entry{one.RequestKey, one.Scope}]; first != one && !one.last.After(first.Created) {
+			one.class, one.first = classSuperseded, first
+		}
+	}
+	pl.all = all
+	pl.plan.Considered = uint64(len(all))
+}
+
+// aim finds out what is used, and how much is to stay.
+func (pl *planner) aim() {
+	if pl.Whole {
+		pl.plan.Used = pl.inv.sum()
+	} else {
+		pl.plan.Used = pl.inv.sumOf(pl.all)
+	}
+	pl.plan.Goal = max(pl.limits.Bytes, -1)
+	if pl.limits.Missing > 0 {
+		if to := max(pl.plan.Used-pl.limits.Missing, 0); pl.plan.Goal < 0 || to < pl.plan.Goal {
+			pl.plan.Goal = to
+		}
+	}
+}
+
+// weigh sorts the candidates: what pays least goes first.
+func (pl *planner) weigh() {
+	type place struct { // what is compared, side by side
+		worth float64
+		last  int64
+		at    uint32
+		class int8
+	}
+	order := make([]place, len(pl.all))
+	for i := range pl.all {
+		one := &pl.all[i]
+		share := 0.0
+		for _, at := range one.Blobs {
+			share += pl.inv.perBuild(at)
+		}
+		idle := max(pl.At.Sub(one.last), 0)
+		one.worth = one.CompileSeconds * float64(1+one.Use.Hits) * math.Exp2(-float64(idle)/float64(recent)) / max(share, 1)
+		order[i] = place{one.worth, one.last.UnixNano(), uint32(i), one.class}
+	}
+	slices.SortFunc(order, func(a, b place) int {
+		return cmp.Or(int(a.class)-int(b.class), cmp.Compare(a.worth, b.worth), cmp.Compare(a.last, b.last))
+	})
+	pl.sorted = make([]*candidate, len(order))
+	for i := range order {
+		pl.sorted[i] = &pl.all[order[i].at]
+	}
+}
+
+// tooOld chooses what was not used for longer than it may.
+func (pl *planner) tooOld() {
+	if pl.limits.Unused == 0 {
+		return
+	}
+	limit := days(pl.limits.Unused)
+	for _, one := range pl.sorted {
+		if idle := pl.At.Sub(one.last); idle > pl.limits.Unused {
+			pl.take(one, true, becauseOld, limit)
+		}
+	}
+}
+
+// aboveQuota chooses among the builds of each user who has too much.
+func (pl *planner) aboveQuota() {
+	if pl.limits.User == 0 {
+		return
+	}
+	has := make(map[uint32]int64)
+	for i := range pl.all {
+		if one := &pl.all[i]; !one.gone {
+			has[one.UID] += one.LogicalBytes
+		}
+	}
+	for uid, bytes := range pl.Storing {
+		has[uid] += bytes
+	}
+	limits := make(map[uint32]string)
+	for _, one := range pl.sorted {
+		if one.gone || has[one.UID] <= pl.limits.User {
+			continue
+		}
+		limit := limits[one.UID]
+		if limit == "" {
+			limit = fmt.Sprintf("uid %d has more than its quota of %s", one.UID, bytesize.Text(pl.limits.User))
+			limits[one.UID] = limit
+		}
+		if pl.take(one, true, becausePoorest, limit) {
+			has[one.UID] -= one.LogicalBytes
+		}
+	}
+}
+
+// tooMany chooses while there are more entries than there may be.
+func (pl *planner) tooMany() {
+	limit := fmt.Sprintf("there are more entries than max_entries, %d", pl.limits.Entries)
+	for _, one := range pl.sorted {
+		if uint64(len(pl.entries)) <= pl.limits.Entries || pl.limits.Entries == 0 {
+			return
+		}
+		pl.take(one, true, becausePoorest, limit)
+	}
+}
+
+// forRoom chooses builds of these classes until the goal is reached.
+func (pl *planner) forRoom(classes ...int8) {
+	for _, one := range pl.sorted {
+		if pl.plan.Enough(0) {
+			return
+		}
+		if slices.Contains(classes, one.class) {
+			pl.take(one, false, becausePoorest, "")
+		}
+	}
+}
+
+// withoutUse keeps served builds that were chosen and free nothing after all: recipes take from them, and these stay.
+func (pl *planner) withoutUse() {
+	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
+		if s.Action != Evict || s.Must || s.Frees > 0 || s.of.class != classServed ||
+			slices.ContainsFunc(s.of.Blobs, func(at uint32) bool { return !pl.inv.stands(at) }) {
+			return false
+		}
+		for _, at := range s.of.Blobs {
+			pl.inv.retain(at)
+		}
+		s.of.gone = false
+		return true
+	})
+}
+
+// take chooses a build, if it may go.
+func (pl *planner) take(one *candidate, must bool, kind int8, limit string) bool {
+	if one.gone || pl.spared(one) != "" {
+		return false
+	}
+	one.gone = true
+	frees := int64(0)
+	for _, at := range one.Blobs {
+		frees += pl.inv.release(at)
+	}
+	pl.step(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit), Must: must, of: one})
+	if pl.entries != nil {
+		if pl.entries[one.RequestKey]--; pl.entries[one.RequestKey] == 0 {
+			delete(pl.entries, one.RequestKey)
+		}
+	}
+	return true
+}
+
+// step appends one to the plan.
+func (pl *planner) step(s Step) {
+	s.ID, s.Last, s.Outcome = s.of.ID, s.of.last, planned
+	pl.plan.Freed += s.Frees
+	pl.plan.Steps = append(pl.plan.Steps, s)
+}
+
+// letGo drops the survey, which else would stay for as long as the plan is carried out.
+func (pl *planner) letGo() {
+	for i := range pl.plan.Steps {
+		pl.plan.Steps[i].of, pl.plan.Steps[i].blobs = nil, nil
+	}
+}
+
+// spared says why a candidate may not go, and counts it.
+func (pl *planner) spared(one *candidate) string {
+	if !one.known {
+		one.known = true
+		if one.why = pl.Spared(one.Brief); one.why != "" {
+			pl.keep(one, one.why)
+		}
+	}
+	return one.why
+}
+
+func (pl *planner) keep(one *candidate, why string) {
+	k := pl.kept[why]
+	if k == nil {
+		k = &Kept{Reason: why}
+		pl.kept[why] = k
+	}
+	k.Builds++
+	for _, at := range one.Blobs {
+		k.Bytes += pl.inv.bytes(at)
+	}
+}
+
+// tell counts what stays.
+func (pl *planner) tell() {
+	for i := range pl.all {
+		one := &pl.all[i]
+		switch {
+		case one.gone || one.why != "":
+		case pl.Pinned[one.ID]:
+			pl.keep(one, "pinned")
+		default:
+			pl.keep(one, "pays most")
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(pl.kept)) {
+		pl.plan.Kept = append(pl.plan.Kept, *pl.kept[why])
+	}
+}
+
+func days(d time.Duration) string {
+	if d%(24*time.Hour) == 0 {
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	}
+	return d.String()
+}
