@@ -8,10 +8,19 @@ import (
 	"lukechampine.com/blake3/guts"
 )
 
-// lanes is how many inputs compress16AVX512 takes side by side.
-const lanes = 16
+// mostLanes is how many inputs are compressed side by side at most.
+const mostLanes = 16
 
-var hasAVX512 = cpu.X86.HasAVX512F
+// lanes is how many this processor compresses side by side: 16 with AVX-512, 8 with AVX2, else 0.
+var lanes = func() int {
+	switch {
+	case cpu.X86.HasAVX512F:
+		return 16
+	case cpu.X86.HasAVX2:
+		return 8
+	}
+	return 0
+}()
 
 // chains has a chaining value for each chunk of a piece.
 type chains [pieceSize / guts.ChunkSize][8]uint32
@@ -19,33 +28,49 @@ type chains [pieceSize / guts.ChunkSize][8]uint32
 var allChains = sync.Pool{New: func() any { return new(chains) }}
 
 // fullPiece is pieceNode of a piece that has all its bytes, where the processor
-// has vectors of 512 bits. guts uses them too, but fetches every word of the
-// message for itself, and joins the chunks of each group alone, with fewer and
-// fewer lanes in use: that takes 1.8 times as long.
+// has vectors. guts uses them too, but fetches every word of the message for
+// itself, and joins the chunks of each group alone, with fewer and fewer lanes in
+// use: that takes 1.8 times as long with AVX-512, and more than twice with AVX2.
 func fullPiece(b []byte, chunk uint64) (guts.Node, bool) {
-	if !hasAVX512 {
+	if lanes == 0 {
 		return guts.Node{}, false
 	}
+	return fullPieceOf(lanes, b, chunk), true
+}
+
+func fullPieceOf(lanes int, b []byte, chunk uint64) guts.Node {
 	c := allChains.Get().(*chains)
 	defer allChains.Put(c)
 	_ = b[pieceSize-1]
-	var low [lanes]uint32
+	var low [mostLanes]uint32
 	for i := 0; i < len(c); i += lanes {
 		for k := range low {
 			low[k] = uint32(chunk) + uint32(i+k) // a piece begins at a multiple of its chunks: nothing is carried
 		}
-		compress16AVX512((*[lanes][8]uint32)(c[i:]), &b[i*guts.ChunkSize], guts.ChunkSize, guts.ChunkSize/guts.BlockSize,
+		compress(lanes, &c[i], &b[i*guts.ChunkSize], guts.ChunkSize, guts.ChunkSize/guts.BlockSize,
 			&low, uint32(chunk>>32), 0, guts.FlagChunkStart, guts.FlagChunkEnd)
 	}
-	low = [lanes]uint32{}
+	low = [mostLanes]uint32{}
 	for n := len(c) / 2; n > 1; n /= 2 {
 		// Below a whole step, what stands behind the n pairs is joined as well, and nobody looks at that.
 		for i := 0; i < n; i += lanes {
-			compress16AVX512((*[lanes][8]uint32)(c[i:]), (*byte)(unsafe.Pointer(&c[2*i])), 2*32, 1, &low, 0, guts.FlagParent, 0, 0)
+			compress(lanes, &c[i], (*byte)(unsafe.Pointer(&c[2*i])), 2*32, 1, &low, 0, guts.FlagParent, 0, 0)
 		}
 	}
-	return parent(c[0], c[1]), true
+	return parent(c[0], c[1])
+}
+
+// compress compresses as many inputs as there are lanes; out is the first of as many chaining values.
+func compress(lanes int, out *[8]uint32, in *byte, stride, blocks int, low *[mostLanes]uint32, high, flags, first, last uint32) {
+	if lanes == 16 {
+		compress16AVX512((*[16][8]uint32)(unsafe.Pointer(out)), in, stride, blocks, low, high, flags, first, last)
+		return
+	}
+	compress8AVX2((*[8][8]uint32)(unsafe.Pointer(out)), in, stride, blocks, (*[8]uint32)(low[:]), high, flags, first, last)
 }
 
 //go:noescape
-func compress16AVX512(out *[lanes][8]uint32, in *byte, stride, blocks int, low *[lanes]uint32, high, flags, first, last uint32)
+func compress16AVX512(out *[16][8]uint32, in *byte, stride, blocks int, low *[16]uint32, high, flags, first, last uint32)
+
+//go:noescape
+func compress8AVX2(out *[8][8]uint32, in *byte, stride, blocks int, low *[8]uint32, high, flags, first, last uint32)

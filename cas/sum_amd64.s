@@ -169,3 +169,162 @@ middle:
 	OUT(28, Z7)
 	VZEROUPPER
 	RET
+
+
+// BLAKE3's compression of eight inputs side by side, for processors without AVX-512: Y0-Y15 are the state, the words
+// of the message stand in memory.
+
+// Bytes of each word rotated by 16 and by 8 bits.
+DATA rot16<>+0(SB)/8, $0x0504070601000302
+DATA rot16<>+8(SB)/8, $0x0D0C0F0E09080B0A
+DATA rot16<>+16(SB)/8, $0x0504070601000302
+DATA rot16<>+24(SB)/8, $0x0D0C0F0E09080B0A
+GLOBL rot16<>(SB), RODATA|NOPTR, $32
+DATA rot8<>+0(SB)/8, $0x0407060500030201
+DATA rot8<>+8(SB)/8, $0x0C0F0E0D080B0A09
+DATA rot8<>+16(SB)/8, $0x0407060500030201
+DATA rot8<>+24(SB)/8, $0x0C0F0E0D080B0A09
+GLOBL rot8<>(SB), RODATA|NOPTR, $32
+
+// HALF, where there is no register to spare: c0 stands in memory while it is needed for shifts. M(k) is word k.
+#define M(k) (32*k)(R11)
+#define SPARE 512(R11)
+#define HALF8(a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3, m0, m1, m2, m3, bytes, right, left) \
+	VPADDD M(m0), a0, a0; VPADDD M(m1), a1, a1; VPADDD M(m2), a2, a2; VPADDD M(m3), a3, a3; \
+	VPADDD b0, a0, a0; VPADDD b1, a1, a1; VPADDD b2, a2, a2; VPADDD b3, a3, a3; \
+	VPXOR a0, d0, d0; VPXOR a1, d1, d1; VPXOR a2, d2, d2; VPXOR a3, d3, d3; \
+	VPSHUFB bytes<>(SB), d0, d0; VPSHUFB bytes<>(SB), d1, d1; VPSHUFB bytes<>(SB), d2, d2; VPSHUFB bytes<>(SB), d3, d3; \
+	VPADDD d0, c0, c0; VPADDD d1, c1, c1; VPADDD d2, c2, c2; VPADDD d3, c3, c3; \
+	VPXOR c0, b0, b0; VPXOR c1, b1, b1; VPXOR c2, b2, b2; VPXOR c3, b3, b3; \
+	VMOVDQA c0, SPARE; \
+	VPSRLD right, b0, c0; VPSLLD left, b0, b0; VPOR c0, b0, b0; \
+	VPSRLD right, b1, c0; VPSLLD left, b1, b1; VPOR c0, b1, b1; \
+	VPSRLD right, b2, c0; VPSLLD left, b2, b2; VPOR c0, b2, b2; \
+	VPSRLD right, b3, c0; VPSLLD left, b3, b3; VPOR c0, b3, b3; \
+	VMOVDQA SPARE, c0
+
+#define ROUND8(m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15) \
+	HALF8(Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7, Y8, Y9, Y10, Y11, Y12, Y13, Y14, Y15, m0, m2, m4, m6, rot16, $12, $20) \
+	HALF8(Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7, Y8, Y9, Y10, Y11, Y12, Y13, Y14, Y15, m1, m3, m5, m7, rot8, $7, $25) \
+	HALF8(Y0, Y1, Y2, Y3, Y5, Y6, Y7, Y4, Y10, Y11, Y8, Y9, Y15, Y12, Y13, Y14, m8, m10, m12, m14, rot16, $12, $20) \
+	HALF8(Y0, Y1, Y2, Y3, Y5, Y6, Y7, Y4, Y10, Y11, Y8, Y9, Y15, Y12, Y13, Y14, m9, m11, m13, m15, rot8, $7, $25)
+
+// Words k to k+3 of the eight inputs: those of inputs 0 and 4, 1 and 5, ... are read into one register, and transposed in both halves of it.
+#define WORDS(k) \
+	VMOVDQU (4*k)(SI), X8; VINSERTI128 $1, (4*k)(R10), Y8, Y8; \
+	VMOVDQU (4*k)(SI)(R8*1), X9; VINSERTI128 $1, (4*k)(R10)(R8*1), Y9, Y9; \
+	VMOVDQU (4*k)(SI)(R8*2), X10; VINSERTI128 $1, (4*k)(R10)(R8*2), Y10, Y10; \
+	VMOVDQU (4*k)(SI)(R9*1), X11; VINSERTI128 $1, (4*k)(R10)(R9*1), Y11, Y11; \
+	VPUNPCKLDQ Y9, Y8, Y12; \
+	VPUNPCKHDQ Y9, Y8, Y13; \
+	VPUNPCKLDQ Y11, Y10, Y14; \
+	VPUNPCKHDQ Y11, Y10, Y15; \
+	VPUNPCKLQDQ Y14, Y12, Y8; \
+	VPUNPCKHQDQ Y14, Y12, Y9; \
+	VPUNPCKLQDQ Y15, Y13, Y10; \
+	VPUNPCKHQDQ Y15, Y13, Y11; \
+	VMOVDQA Y8, M(k); \
+	VMOVDQA Y9, (32*k+32)(R11); \
+	VMOVDQA Y10, (32*k+64)(R11); \
+	VMOVDQA Y11, (32*k+96)(R11)
+
+// Lanes l and l+4: the first four words of both stand in y, the others in z.
+#define OUT8(l, x, y, u, z) \
+	VMOVDQU x, (32*l)(DI); \
+	VMOVDQU u, (32*l+16)(DI); \
+	VEXTRACTI128 $1, y, (32*l+128)(DI); \
+	VEXTRACTI128 $1, z, (32*l+144)(DI)
+
+// func compress8AVX2(out *[8][8]uint32, in *byte, stride, blocks int, low *[8]uint32, high, flags, first, last uint32)
+// The same as compress16AVX512, of eight.
+TEXT ·compress8AVX2(SB), NOSPLIT, $576-56
+	MOVQ out+0(FP), DI
+	MOVQ in+8(FP), SI
+	MOVQ stride+16(FP), R8
+	MOVQ blocks+24(FP), CX
+	MOVQ low+32(FP), DX
+	MOVL flags+44(FP), AX
+	ORL first+48(FP), AX
+	LEAQ (R8)(R8*2), R9
+	LEAQ 31(SP), R11
+	ANDQ $~31, R11
+
+	VPBROADCASTD iv<>+0(SB), Y0
+	VPBROADCASTD iv<>+4(SB), Y1
+	VPBROADCASTD iv<>+8(SB), Y2
+	VPBROADCASTD iv<>+12(SB), Y3
+	VPBROADCASTD iv<>+16(SB), Y4
+	VPBROADCASTD iv<>+20(SB), Y5
+	VPBROADCASTD iv<>+24(SB), Y6
+	VPBROADCASTD iv<>+28(SB), Y7
+
+block:
+	LEAQ (SI)(R8*4), R10
+	WORDS(0)
+	WORDS(4)
+	WORDS(8)
+	WORDS(12)
+
+	CMPQ CX, $1
+	JNE middle
+	ORL last+52(FP), AX
+
+middle:
+	MOVL $64, BX
+	MOVL high+40(FP), R13
+	VPBROADCASTD iv<>+0(SB), Y8
+	VPBROADCASTD iv<>+4(SB), Y9
+	VPBROADCASTD iv<>+8(SB), Y10
+	VPBROADCASTD iv<>+12(SB), Y11
+	VMOVDQU (DX), Y12
+	VMOVD R13, X13
+	VPBROADCASTD X13, Y13
+	VMOVD BX, X14
+	VPBROADCASTD X14, Y14
+	VMOVD AX, X15
+	VPBROADCASTD X15, Y15
+
+	ROUND8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+	ROUND8(2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
+	ROUND8(3, 4, 10, 12, 13, 2, 7, 14, 6, 5, 9, 0, 11, 15, 8, 1)
+	ROUND8(10, 7, 12, 9, 14, 3, 13, 15, 4, 0, 11, 2, 5, 8, 1, 6)
+	ROUND8(12, 13, 9, 11, 15, 10, 14, 8, 7, 2, 5, 3, 0, 1, 6, 4)
+	ROUND8(9, 14, 11, 5, 8, 12, 15, 1, 13, 3, 0, 10, 2, 6, 4, 7)
+	ROUND8(11, 15, 5, 0, 1, 9, 8, 6, 14, 10, 2, 12, 3, 4, 7, 13)
+
+	VPXOR Y8, Y0, Y0
+	VPXOR Y9, Y1, Y1
+	VPXOR Y10, Y2, Y2
+	VPXOR Y11, Y3, Y3
+	VPXOR Y12, Y4, Y4
+	VPXOR Y13, Y5, Y5
+	VPXOR Y14, Y6, Y6
+	VPXOR Y15, Y7, Y7
+
+	MOVL flags+44(FP), AX
+	ADDQ $64, SI
+	DECQ CX
+	JNZ block
+
+	VPUNPCKLDQ Y1, Y0, Y8
+	VPUNPCKHDQ Y1, Y0, Y9
+	VPUNPCKLDQ Y3, Y2, Y10
+	VPUNPCKHDQ Y3, Y2, Y11
+	VPUNPCKLDQ Y5, Y4, Y12
+	VPUNPCKHDQ Y5, Y4, Y13
+	VPUNPCKLDQ Y7, Y6, Y14
+	VPUNPCKHDQ Y7, Y6, Y15
+	VPUNPCKLQDQ Y10, Y8, Y0
+	VPUNPCKHQDQ Y10, Y8, Y1
+	VPUNPCKLQDQ Y11, Y9, Y2
+	VPUNPCKHQDQ Y11, Y9, Y3
+	VPUNPCKLQDQ Y14, Y12, Y4
+	VPUNPCKHQDQ Y14, Y12, Y5
+	VPUNPCKLQDQ Y15, Y13, Y6
+	VPUNPCKHQDQ Y15, Y13, Y7
+	OUT8(0, X0, Y0, X4, Y4)
+	OUT8(1, X1, Y1, X5, Y5)
+	OUT8(2, X2, Y2, X6, Y6)
+	OUT8(3, X3, Y3, X7, Y7)
+	VZEROUPPER
+	RET

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/zeebo/blake3"
-	"lukechampine.com/blake3/guts"
 )
 
 // random returns n bytes that depend on n only.
@@ -85,18 +84,6 @@ func TestTreeTakesPiecesInAnyOrder(t *testing.T) {
 			tr.add(int64(i), pieceNode(part[:k], uint64(i)))
 		}
 		require.Equal(t, want, tr.root(), "seed %d", seed)
-	}
-}
-
-func TestAFullPieceIsTheSameOnEveryProcessor(t *testing.T) {
-	b := random(pieceSize)
-	for _, index := range []uint64{0, 1, 1<<22 - 1, 1 << 22, 1<<33 + 5} { // with the last chunk counter of 32 bits, and beyond
-		chunk := index * (pieceSize / guts.ChunkSize)
-		got, ok := fullPiece(b, chunk)
-		if !ok {
-			t.Skip("this processor has no vectors of 512 bits: there is one way only")
-		}
-		require.Equal(t, guts.ChainingValue(groupsNode(b, chunk)), guts.ChainingValue(got), "piece %d", index)
 	}
 }
 
