@@ -227,21 +227,6 @@ func (d *epcached) status() *wire.StatusReply {
 	return reply
 }
 
-// worker waits for the compile worker that the daemon has started.
-func (d *epcached) worker() int {
-	d.Helper()
-	var found int
-	require.Eventually(d, func() bool {
-		workers := workersOf(d.pid())
-		if len(workers) == 0 {
-			return false
-		}
-		found = workers[0]
-		return true
-	}, patience, time.Millisecond, "no worker")
-	return found
-}
-
 // workersOf lists the workers that work for the process.
 func workersOf(daemon int) []int {
 	var found []int
@@ -277,14 +262,33 @@ func childrenOf(parent int) []int {
 	return found
 }
 
-// freeze stops a worker in the middle of its compile, and gives what lets it go on.
+// freeze waits for the worker that has stopped itself in the middle of its compile, as that of a stoppingSite does, and gives what lets it go on.
+// Nobody could be sure to stop a small compile from outside before it is done.
 func (d *epcached) freeze() (thaw func()) {
 	d.Helper()
-	pid := d.worker()
-	require.NoError(d, syscall.Kill(pid, syscall.SIGSTOP))
+	var pid int
+	require.Eventually(d, func() bool {
+		for _, worker := range workersOf(d.pid()) {
+			if stopped(worker) {
+				pid = worker
+				return true
+			}
+		}
+		return false
+	}, patience, time.Millisecond, "no worker has stopped")
 	thaw = sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // gone if its daemon was killed
 	d.Cleanup(thaw)
 	return thaw
+}
+
+// stopped tells whether a process is stopped by a signal.
+func stopped(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false // it has ended
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return strings.HasPrefix(rest, "T")
 }
 
 // pollEvery is how often a test looks whether something has happened.

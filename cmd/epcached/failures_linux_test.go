@@ -196,6 +196,7 @@ static void leave_behind(void) {
 	fprintf(stderr, "these are its last words\n");
 }
 void *CreateEpFactories(void *name, void *api, void *logger, void *factories, size_t room, void *count) {
+	if (asks("misbehave: stop")) raise(SIGSTOP);
 	if (asks("misbehave: hang")) { leave_behind(); for (;;) pause(); }
 	if (asks("misbehave: spin")) { leave_behind(); for (;;); }
 	if (asks("misbehave: hog")) { leave_behind(); for (;;) { char *p = malloc(1 << 24); if (!p) { perror("malloc"); abort(); } memset(p, 1, 1 << 24); } }
@@ -211,8 +212,8 @@ void *ReleaseEpFactory(void *factory) {
 }
 `
 
-// misbehavingSite has a runtime with that library, and small limits.
-func misbehavingSite(t *testing.T, seconds string) *site {
+// misbehavingSite has a runtime with that library, and limits of which those in seconds are given.
+func misbehavingSite(t *testing.T, seconds string, wall, cpu int) *site {
 	t.Helper()
 	real := runtimeFolder(t, openVINO)
 	plugin := filepath.Join(real, "onnxruntime_ep_openvino", "libonnxruntime_providers_openvino_plugin.so")
@@ -220,38 +221,63 @@ func misbehavingSite(t *testing.T, seconds string) *site {
 	dir := faultyRuntime(t, real, func(string) {})
 	vendorLibrary(t, filepath.Join(dir, filepath.Base(plugin)), fmt.Sprintf(misbehaving, plugin, seconds))
 	s := newSite(t, dir)
-	s.config = unmeasured + fmt.Sprintf("[limits]\nwall_seconds = 20\ncpu_seconds = 4\nmemory_bytes = %d\noutput_bytes = %d\n[sandbox]\nread = [%q]\n",
-		1<<30, 64<<20, filepath.Dir(plugin))
+	s.config = unmeasured + fmt.Sprintf("[limits]\nwall_seconds = %d\ncpu_seconds = %d\nmemory_bytes = %d\noutput_bytes = %d\n[sandbox]\nread = [%q]\n",
+		wall, cpu, 1<<30, 64<<20, filepath.Dir(plugin))
 	return s
 }
 
 func TestHangsAndHogsEndAtTheirLimits(t *testing.T) {
 	seconds := fmt.Sprintf("%d.%d", 90000+os.Getpid(), time.Now().UnixNano()) // finds its descendants again
-	d := misbehavingSite(t, seconds).start(t)
-	good := writeModel(t, t.TempDir(), 1)
-	require.Equal(t, "compiled", get(t, d.dial(), good).Outcome)
-	for what, c := range map[string]struct{ reason, says string }{
+	cases := map[string]struct{ reason, says string }{
 		"hang":  {"timeout", "these are its last words"},
 		"spin":  {"processor time", "these are its last words"},
 		"hog":   {"memory", ""},
 		"write": {"output limit", "these are its last words"},
-	} {
-		t.Run(what, func(t *testing.T) {
-			model := tinymodel.DenseModel(2, 16, 1)
-			model.Nodes[0].Name = "misbehave: " + what
-			path := filepath.Join(t.TempDir(), what+".onnx")
-			require.NoError(t, os.WriteFile(path, model.Encode(), 0o644))
-			first := d.fails(t, c.reason, path)
-			require.Contains(t, first.Text, c.says)
-			require.Contains(t, first.Hint, "[limits]")
-			require.Empty(t, keepersOf(d.pid()))
-			require.Empty(t, processesOf(seconds), "no descendant stays behind")
-			require.Empty(t, entriesOf(t, d.state, "staging"))
-			d.failsFromMemory(t, first, path)
-		})
 	}
-	require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, t.TempDir(), 3)).Outcome, "the daemon goes on")
-	require.Len(t, d.failures(), 4)
+	// Who hangs is given little time, and who does something enough of it for that on a busy machine.
+	for wall, whats := range map[int][]string{2: {"hang"}, 600: {"spin", "hog", "write"}} {
+		s := misbehavingSite(t, seconds, 600, 4)
+		d := s.start(t)
+		require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, t.TempDir(), 1)).Outcome)
+		if wall != 600 {
+			d.stop() // it knows the runtime, and does not look at it again
+			s.config = strings.Replace(s.config, "wall_seconds = 600", fmt.Sprint("wall_seconds = ", wall), 1)
+			d = s.start(t)
+		}
+		for _, what := range whats {
+			c := cases[what]
+			t.Run(what, func(t *testing.T) {
+				model := tinymodel.DenseModel(2, 16, 1)
+				model.Nodes[0].Name = "misbehave: " + what
+				path := filepath.Join(t.TempDir(), what+".onnx")
+				require.NoError(t, os.WriteFile(path, model.Encode(), 0o644))
+				first := d.fails(t, c.reason, path)
+				require.Contains(t, first.Text, c.says)
+				require.Contains(t, first.Hint, "[limits]")
+				require.Empty(t, keepersOf(d.pid()))
+				require.Empty(t, processesOf(seconds), "no descendant stays behind")
+				require.Empty(t, entriesOf(t, d.state, "staging"))
+				d.failsFromMemory(t, first, path)
+			})
+		}
+		require.Len(t, d.failures(), len(whats))
+		if wall == 600 {
+			require.Equal(t, "compiled", get(t, d.dial(), writeModel(t, t.TempDir(), 3)).Outcome, "the daemon goes on")
+		}
+	}
+}
+
+// stoppingSite has a runtime of which a worker stops itself in the middle of the compile of a model that writeStopping wrote: see freeze.
+func stoppingSite(t *testing.T) *site { return misbehavingSite(t, "0", 3600, 3600) }
+
+// writeStopping is writeModel for a model at which a worker stops.
+func writeStopping(t *testing.T, dir string, seed uint64) string {
+	t.Helper()
+	model := tinymodel.DenseModel(seed, 16, 1)
+	model.Nodes[0].Name = "misbehave: stop"
+	path := filepath.Join(dir, fmt.Sprintf("model%d.onnx", seed))
+	require.NoError(t, os.WriteFile(path, model.Encode(), 0o644))
+	return path
 }
 
 // processesOf lists the processes that have a text among their arguments.

@@ -25,10 +25,10 @@ func inBackground(t *testing.T, c *unixsock.Client, model string) *wire.AcquireR
 }
 
 func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	get(t, d.dial(), writeModel(t, dir, 2)) // so that the next worker is the compile's, and none that probes
-	model := writeModel(t, dir, 1)
+	model := writeStopping(t, dir, 1)
 	c := d.dial()
 	job := inBackground(t, c, model).Job
 	thaw := d.freeze()
@@ -60,11 +60,11 @@ func TestBackgroundJobOutlivesItsConnection(t *testing.T) {
 }
 
 func TestCancelledJobEndsItsWorker(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	get(t, d.dial(), writeModel(t, dir, 2))
 	c := d.dial()
-	job := inBackground(t, c, writeModel(t, dir, 1)).Job
+	job := inBackground(t, c, writeStopping(t, dir, 1)).Job
 	d.freeze()
 	reply, err := c.CancelJobs(limited(t), &wire.CancelJobs{Jobs: []string{job}})
 	require.NoError(t, err)

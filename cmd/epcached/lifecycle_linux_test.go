@@ -94,11 +94,11 @@ func TestWithoutRuntime(t *testing.T) {
 }
 
 func TestStopLetsRequestsFinish(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	c := d.dial()
 	get(t, c, writeModel(t, dir, 2)) // so that the next worker is the compile's
-	a := d.asker(writeModel(t, dir, 1))
+	a := d.asker(writeStopping(t, dir, 1))
 	a.begin()
 	a.until("phase compiling")
 	thaw := d.freeze()

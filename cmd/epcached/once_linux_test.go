@@ -56,10 +56,10 @@ func TestSixtyFourProcessesOneCompile(t *testing.T) {
 }
 
 func TestFirstAndTwentyMoreOfSixtyFourAreKilled(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	get(t, d.dial(), writeModel(t, dir, 2)) // so that the next worker is the compile's, and none that probes
-	askers := together(d, writeLargeModel(t, dir))
+	askers := together(d, writeStopping(t, dir, 1))
 	askers[0].begin()
 	askers[0].until("phase compiling")
 	thaw := d.freeze()
@@ -103,10 +103,10 @@ func writeLargeModel(t testing.TB, dir string) string {
 
 // When everybody who waited is gone, so is the worker: nobody wants its result.
 func TestAllAskersKilled(t *testing.T) {
-	d := newSite(t, runtimeFolder(t, openVINO)).start(t)
+	d := stoppingSite(t).start(t)
 	dir := t.TempDir()
 	get(t, d.dial(), writeModel(t, dir, 2))
-	a := d.asker(writeModel(t, dir, 1))
+	a := d.asker(writeStopping(t, dir, 1))
 	a.begin()
 	a.until("phase compiling")
 	d.freeze()
