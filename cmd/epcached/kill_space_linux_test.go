@@ -75,7 +75,7 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 	}
 	// everything collects until there is nothing: what is just being read, in order to pack it, is left alone.
 	everything := func() error {
-		for range 200 {
+		for end := time.Now().Add(patience); time.Now().Before(end); {
 			if err := collect(0); err != nil {
 				return err
 			}

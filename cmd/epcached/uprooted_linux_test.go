@@ -83,10 +83,7 @@ func TestASocketOfSystemdOutlivesTheStateFolder(t *testing.T) {
 func TestAnAutostartedDaemonMakesItsFolderAndItsLogAnew(t *testing.T) {
 	h := newHome(t)
 	h.socket = filepath.Join(h.dir, "s")
-	status, errs := h.run(t, "--socket", h.socket, "--idle-exit", "2s")
-	require.Zero(t, status, errs)
-	c, err := unixsock.Dial(limited(t), h.socket)
-	require.NoError(t, err)
+	c := h.begin(t, "5s", "--socket", h.socket)
 	before, err := c.Status(limited(t))
 	require.NoError(t, err)
 	require.NoError(t, os.RemoveAll(h.state))
@@ -105,5 +102,5 @@ func TestAnAutostartedDaemonMakesItsFolderAndItsLogAnew(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, before.GetPid(), after.GetPid())
 	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return strings.Contains(h.log(t), "idle for 2s") }, patience, pollEvery)
+	require.Eventually(t, func() bool { return strings.Contains(h.log(t), "idle for 5s") }, patience, pollEvery)
 }
