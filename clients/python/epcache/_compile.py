@@ -61,6 +61,7 @@ def run(job: Job, answer: Artefact) -> Artefact:
             compile_seconds=made.seconds,
             timeout=job.deadline - time.monotonic(),
             progress=job.progress,
+            later=True,
         )
 
 
