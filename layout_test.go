@@ -24,6 +24,7 @@ var allowed = map[string][]string{
 	"cas":                                    {},
 	"cas/crashfs":                            {"cas"},
 	"epmodel":                                {},
+	"spelling":                               {},
 	"weights":                                {"epmodel"},
 	"dedupe":                                 {"cas"},
 	"dedupe/exact":                           {}, // of tests and benchmarks
@@ -42,8 +43,8 @@ var allowed = map[string][]string{
 	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
 	"queue":                                  {},
 	"space":                                  {"bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "forms", "index", "queue", "rules", "space", "watch", "weights"},
-	"config":                                 {"bytesize", "compilers", "rules", "unixsock"},                                                                     // the names of execution providers, and where the socket is by default
+	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "forms", "index", "queue", "rules", "space", "spelling", "watch", "weights"},
+	"config":                                 {"bytesize", "compilers", "rules", "spelling", "unixsock"},                                                         // the names of execution providers, and where the socket is by default
 	"cmd/epcached":                           {"cache", "compilers", "config", "rules", "space", "unixsock", "unixsock/wire", "watch"},                           // watch: the configuration, while the daemon runs
 	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
 	"clients/conformance":                    {"unixsock/wire"},                                                                                                  // in its test

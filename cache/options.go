@@ -2,11 +2,13 @@ package cache
 
 import (
 	"encoding/json"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/spelling"
 )
 
 // An option decides what is compiled, and some make the EP load a library or write a file. So each is known, and
@@ -75,41 +77,10 @@ func namesFile(value []byte) (string, bool) {
 
 func unknownOption(ep, name string, info compilers.EPInfo) error {
 	e := fail(BadRequest, nil, "%s has no option %q that is known", ep, name)
-	if near := nearest(name, sortedKeys(info.Options)); near != "" {
+	if near := spelling.Closest(name, maps.Keys(info.Options)); near != "" {
 		return e.hint("did you mean %q?", near)
 	}
 	return e.hint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
-}
-
-// nearest finds the name that differs by at most two letters.
-func nearest(name string, names []string) string {
-	best, at := 3, ""
-	for _, n := range names {
-		if d := distance(name, n); d < best {
-			best, at = d, n
-		}
-	}
-	return at
-}
-
-// distance is Levenshtein's.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		last := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := last
-			if a[i] != b[j] {
-				cost = 1 + min(last, row[j], row[j+1])
-			}
-			last, row[j+1] = row[j+1], cost
-		}
-	}
-	return row[len(b)]
 }
 
 // fillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
@@ -209,7 +180,7 @@ func (s *settings) canonicalSession(entries map[string]string) (map[string]strin
 			continue
 		case !ok:
 			e := fail(BadRequest, nil, "session option %q is not known", key)
-			if near := nearest(key, sortedKeys(sessionOptions)); near != "" {
+			if near := spelling.Closest(key, maps.Keys(sessionOptions)); near != "" {
 				return nil, e.hint("did you mean %q?", near)
 			}
 			return nil, e.hint("the administrator can allow it: allow_options = [%q]", "session/"+key)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/spelling"
 )
 
 func (r *Runtime) read(t *table) {
@@ -96,14 +97,12 @@ func checkEP(name string) error {
 	if slices.Contains(names, name) {
 		return nil
 	}
-	known := map[string]bool{}
 	for _, n := range names {
 		if strings.EqualFold(n, name) {
 			return fmt.Errorf("there is no execution provider %q; is it %q?", name, n)
 		}
-		known[n] = true
 	}
-	if like := closest(name, known); like != "" {
+	if like := spelling.Closest(name, slices.Values(names)); like != "" {
 		return fmt.Errorf("there is no execution provider %q; is it %q?", name, like)
 	}
 	if !strings.HasSuffix(name, "ExecutionProvider") {

@@ -2,10 +2,13 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/epcached/epcached/spelling"
 )
 
 // table reads one table of a document. Each method takes one field: it leaves the target alone where the field is not there, notes an error where the
@@ -73,7 +76,7 @@ func (t *table) done() {
 			continue
 		}
 		text := fmt.Sprintf("unknown field %q", t.spell(name))
-		if like := closest(name, t.taken); like != "" {
+		if like := spelling.Closest(name, maps.Keys(t.taken)); like != "" {
 			text += fmt.Sprintf("; is it %q?", like)
 		}
 		t.document.errs = append(t.document.errs, &Error{File: t.document.file, Position: t.at(name), Text: text})

@@ -110,38 +110,3 @@ func checkModule(text string) error {
 	}
 	return nil
 }
-
-// closest gives the name that may have been meant: one that is at most two letters away, and not another word altogether.
-func closest(name string, known map[string]bool) string {
-	best, least := "", 3
-	for k := range known {
-		if d := distance(name, k); d < least && d*3 < len(k) || d == least && best != "" && k < best {
-			best, least = k, d
-		}
-	}
-	return best
-}
-
-// distance counts the letters that must be added, left out or replaced to make b of a. Long names are of no interest.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			step := diagonal
-			if a[i] != b[j] {
-				step++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(step, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
-}
