@@ -33,6 +33,9 @@ func (c *Cache) takeInventory(ctx context.Context, progress func(Progress)) (*in
 	}
 	if err == nil {
 		err = c.forms.EachShare(ctx, func(d cas.Digest, s forms.Share) error {
+			if s.Little {
+				return nil // not for room: it would be asked for before long, and need more
+			}
 			shares[d], wanted[d] = s, struct{}{}
 			for _, from := range s.From {
 				wanted[from] = struct{}{}

@@ -15,17 +15,26 @@ import (
 // whether they may: a build that is held, or was given out within the grace, is left alone, and so is a blob that other builds of
 // that kind need. None may be called with views.mu held.
 
-// packBuild packs what it can of a build, and tells how many bytes on disk that freed: its views go, as far as nobody holds them, and
+// packBuild packs what it can of a build, also where that frees little, and tells how many bytes on disk that freed: its views go, as far as nobody holds them, and
 // blobs that share enough with others are replaced by recipes. What is not worth packing stays as it is, and is no error. An error
 // that is forms.ErrInUse says that the build is held; nothing was done then. It takes as long as reading the blobs and what they
 // share, a few times; ctx ends it between two steps, and leaves each blob in a form that serves it.
 func (c *Cache) packBuild(ctx context.Context, id index.BuildID) (freed int64, err error) {
-	return c.packBuildWith(ctx, id, packWhen{}, nil)
+	return c.packBlobs(ctx, id, func(d cas.Digest) (int64, error) { return c.forms.Pack(ctx, d, forms.Little, nil) })
 }
 
-// packBuildWith is packBuild of only those blobs whose builds are all cold in the sense of when, the zero value of which says that it makes no
-// difference; gate is asked before each piece that is read.
+// packBuildWith is packBuild of only those blobs for which it is worth it though they may be asked for soon, from which nobody takes, and whose builds
+// are all cold in the sense of when; gate is asked before each piece that is read.
 func (c *Cache) packBuildWith(ctx context.Context, id index.BuildID, when packWhen, gate forms.Gate) (freed int64, err error) {
+	return c.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
+		if ok, err := c.allCold(d, when); !ok || err != nil || len(c.forms.Users(d)) > 0 {
+			return 0, err
+		}
+		return c.forms.Pack(ctx, d, forms.Worth, gate)
+	})
+}
+
+func (c *Cache) packBlobs(ctx context.Context, id index.BuildID, pack func(cas.Digest) (int64, error)) (freed int64, err error) {
 	b, err := c.index.Get(id)
 	if err != nil {
 		return 0, err
@@ -34,15 +43,7 @@ func (c *Cache) packBuildWith(ctx context.Context, id index.BuildID, when packWh
 		return 0, fmt.Errorf("build %s: %w: %s", b.BuildKey, forms.ErrInUse, why)
 	}
 	for d := range distinctBlobs(&b) {
-		if when != (packWhen{}) {
-			if ok, err := c.allCold(d, when); !ok || err != nil {
-				if err != nil {
-					return freed, err
-				}
-				continue
-			}
-		}
-		one, err := c.forms.Pack(ctx, d, gate)
+		one, err := pack(d)
 		freed += one
 		if err != nil && !errors.Is(err, forms.ErrInUse) {
 			return freed, fmt.Errorf("pack build %s: %w", b.BuildKey, err)

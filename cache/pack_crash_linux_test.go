@@ -19,13 +19,17 @@ import (
 type crashBench struct {
 	*bench
 	fs     *crashfs.FS
-	sizes  []int // of the models that were built; less than 0: with words in them, which can be compressed
+	sizes  []int // of the models that were built; less than 0: with words in them, which can be compressed; 1: that of 512, with its weights twice
 	builds []*index.Build
 	files  []map[string]string
 }
 
 func (b *bench) asks(sizes []int) (out []*Request) {
 	for i, n := range sizes {
+		if n == 1 {
+			out = append(out, b.repeated(2))
+			continue
+		}
 		if n < 0 {
 			out = append(out, b.worded(-n, 400, i+1))
 			continue
@@ -109,6 +113,12 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		every   int // so many steps it is tried; odd, so that both errors come up
 	}{
 		{"pack", alike, nil, func(b *crashBench) error { _, err := b.cache.packBuild(ctx, b.builds[1].ID); return err }, 1},
+		{"pack a container", []int{1, 300}, pack, func(b *crashBench) error { _, err := b.cache.packBuild(ctx, b.builds[0].ID); return err }, 3},
+		{"make a container whole", []int{1, 300}, func(b *bench, builds []*index.Build) {
+			pack(b, builds)
+			_, err := b.cache.packBuild(ctx, builds[0].ID)
+			require.NoError(b, err)
+		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) }, 3},
 		{"rewrite", []int{640, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
 			_, err := b.cache.retract(ctx, builds[0], "a test", 0)

@@ -5,10 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/index"
 )
 
 // repeated asks for a model that has the weights of variants again and again, as a weight-sharing group has them whose execution provider puts each member's beside those of the others.
@@ -19,6 +23,18 @@ func (b *bench) repeated(times int) *Request {
 		again.Name = string(rune('a' + i))
 		model.Initializers = append(model.Initializers, again)
 	}
+	return b.requestOf(model)
+}
+
+// repeatedPart asks for a model of n² weights, the first part² of which it has a second time.
+func (b *bench) repeatedPart(n, part int) *Request {
+	model, again := tinymodel.DenseModel(7, n, 1), tinymodel.DenseModel(7, part, 1).Initializers[0]
+	again.Name = "again"
+	model.Initializers = append(model.Initializers, again)
+	return b.requestOf(model)
+}
+
+func (b *bench) requestOf(model tinymodel.Model) *Request {
 	path := filepath.Join(b.TempDir(), "model.onnx")
 	require.NoError(b, os.WriteFile(path, model.Encode(), 0o644))
 	return b.request(b.openFile(path))
@@ -49,12 +65,82 @@ func (b *bench) packable() int64 {
 	return u.Packable
 }
 
-// As long as it is whole it is a container as any other, and what is packed with it keeps it so.
+// As long as it is whole it is a container as any other, and stays that while it may be needed soon. Then, or by hand, its literals are the container.
 func TestABuildThatRepeatsItselfIsAContainer(t *testing.T) {
+	for _, byHand := range []bool{true, false} {
+		b := newBench(t)
+		asks := func() []*Request { return []*Request{b.repeated(3), b.variant(1)} }
+		builds, files := b.stores(asks())
+		require.Greater(t, b.pack(builds[1]), int64(900<<10))
+		b.pass(6 * 24 * time.Hour)
+		require.True(t, b.cache.cas.Has(large(builds[0])))
+		if byHand {
+			results, err := b.cache.Pack(context.Background(), b.self(), []string{builds[0].BuildKey.String()}, false, false, nil)
+			require.NoError(t, err)
+			require.Equal(t, PackedNow, results[0].Outcome)
+			require.Greater(t, results[0].Frees, int64(19<<20/10))
+		} else {
+			b.pass(25 * time.Hour)
+		}
+		require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+		require.Empty(t, b.cache.forms.Users(large(builds[0])))
+		b.exact()
+		b.requireSound()
+		for i, r := range asks() {
+			a, phases := b.phases(r)
+			require.Contains(t, phases, phaseUnpacking)
+			require.Equal(t, files[i], b.read(a))
+			require.NoError(t, a.View.Close())
+		}
+	}
+}
+
+// What has little twice is packed when it has been cold for long, and stands whole again as soon as it was used: then it would stand there nearly twice.
+func TestWhatRepeatsLittleIsPackedWhenItIsColdForLong(t *testing.T) {
 	b := newBench(t)
-	builds, files := b.stores([]*Request{b.repeated(3), b.variant(1)})
-	require.Greater(t, b.pack(builds[1]), int64(900<<10))
-	require.Zero(t, b.pack(builds[0]))
-	a, _ := b.phases(b.variant(1))
-	require.Equal(t, files[1], b.read(a))
+	ask := func() *Request { return b.repeatedPart(640, 200) }
+	builds, files := b.stores([]*Request{ask()})
+	d := large(builds[0])
+	require.Positive(t, b.cache.packSaving(builds[0].ID))
+	b.pass(6 * 24 * time.Hour)
+	require.True(t, b.cache.cas.Has(d))
+	b.passWith(3*24*time.Hour, -1)
+	require.True(t, b.cache.cas.Has(d), "switched off")
+	b.pass(time.Hour)
+	require.True(t, b.cache.forms.OnlyPacked(d))
+	b.pass(time.Hour)
+	require.True(t, b.cache.forms.OnlyPacked(d), "nobody has used it")
+	b.exact()
+	a := b.acquire(ask())
+	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, files[0], b.read(a))
+	require.NoError(t, a.View.Close())
+	b.pass(time.Hour)
+	require.True(t, b.cache.cas.Has(d))
+	b.exact()
+	b.requireSound()
+}
+
+// What was found out before, and is not true any more since something was packed meanwhile, is found out anew.
+func TestWhatIsNotTrueAnyMoreIsLookedAtAgain(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.stores([]*Request{b.repeated(3), b.variant(1)})
+	d := large(builds[1])
+	require.Positive(t, b.pack(builds[0]))
+	require.Zero(t, b.cache.packSaving(builds[1].ID), "what it would take from is packed")
+	b.pass(0)
+	require.False(t, b.cache.forms.LookedAt(d))
+	_, err := b.cache.forms.LookAt(context.Background(), d, nil) // as the next time by itself
+	require.NoError(t, err)
+	b.pass(3 * time.Hour)
+	require.True(t, b.cache.forms.OnlyPacked(d))
+	require.Contains(t, b.cache.forms.Users(b.literals(builds[0])), d)
+}
+
+// literals are what a packed build has of its own.
+func (b *bench) literals(build *index.Build) cas.Digest {
+	b.Helper()
+	p, ok := b.cache.forms.Packed(large(build))
+	require.True(b, ok && p.Literals != dedupe.NoLiterals)
+	return p.Containers[p.Literals].Digest
 }

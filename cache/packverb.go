@@ -44,7 +44,7 @@ func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bo
 		case promised == 0 && c.anyPacked(b):
 			return "kept: it is packed already", 0, nil
 		case promised == 0:
-			return "kept: it shares too little with others that it could take from, or others take from it", 0, nil
+			return "kept: it shares too little with others that it could take from, and repeats too little of itself", 0, nil
 		case dryRun:
 			return PackedNow, promised, nil
 		}

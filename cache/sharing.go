@@ -337,9 +337,15 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 // pack packs the builds that have not been used for long enough. A blob that a warm build needs as well stays.
 func (s *sharing) pack(ctx context.Context, when packWhen) error {
 	s.c.flushUses() // the latest ones count as well
-	var worth []cas.Digest
-	err := s.c.forms.EachShare(ctx, func(d cas.Digest, _ forms.Share) error {
-		worth = append(worth, d)
+	var worth, settled []cas.Digest
+	err := s.c.forms.EachShare(ctx, func(d cas.Digest, found forms.Share) error {
+		switch {
+		case s.c.forms.DropStale(d, found): // it is looked at again, the next time
+		case found.Little || len(s.c.forms.Users(d)) > 0:
+			settled = append(settled, d)
+		default:
+			worth = append(worth, d)
+		}
 		return nil
 	})
 	if err != nil {
@@ -368,6 +374,9 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 			s.c.log.Warn("build not packed", "build", id.String(), "error", err)
 		}
 	}
+	if err := s.c.thaw(ctx, when.after, s.gate); err != nil {
+		return err
+	}
 	if err := s.c.exchangeAll(ctx, when.after, s.gate); err != nil {
 		return err
 	}
@@ -377,7 +386,35 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 	if err := s.c.forms.RewriteDead(ctx, s.gate); err != nil {
 		return err
 	}
+	if err := s.packSettled(ctx, settled, when); err != nil {
+		return err
+	}
 	return s.c.compressCold(ctx, when, s.gate)
+}
+
+// packSettled packs of what has not been used for very long also what others take from, and what frees little. It is made whole again when it is used.
+func (s *sharing) packSettled(ctx context.Context, all []cas.Digest, when packWhen) error {
+	if when.compressAfter <= 0 {
+		return nil
+	}
+	for _, d := range all {
+		needed, err := s.c.index.Needs(d)
+		if err != nil {
+			return err
+		}
+		if cold, err := s.c.allCold(d, packWhen{when: PackCold, after: when.compressAfter}); err != nil {
+			return err
+		} else if !cold || len(needed) == 0 {
+			continue
+		}
+		if _, err := s.c.forms.Pack(ctx, d, forms.Little, s.gate); err != nil && !errors.Is(err, forms.ErrInUse) {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			s.c.log.Warn("blob not packed", "digest", d.String(), "error", err)
+		}
+	}
+	return nil
 }
 
 // dropCold removes the unpacked forms of builds that were not used for so long, however soon builds are packed: the next request makes them again,

@@ -310,7 +310,7 @@ func TestWhatIsBeingGivenKeepsItsForms(t *testing.T) {
 	require.ErrorIs(t, b.cache.forms.DropCopy(copied), forms.ErrInUse)
 	_, _, disk := b.cache.forms.Bytes(copied)
 	require.Positive(t, disk)
-	freed, err := b.cache.forms.Pack(context.Background(), whole, nil)
+	freed, err := b.cache.forms.Pack(context.Background(), whole, forms.Worth, nil)
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.True(t, b.cache.cas.Has(whole))

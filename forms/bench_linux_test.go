@@ -67,7 +67,7 @@ func noise(seed uint64, n int) []byte {
 
 func (b *bench) pack(d cas.Digest) (freed int64) {
 	b.Helper()
-	freed, err := b.Pack(context.Background(), d, nil)
+	freed, err := b.Pack(context.Background(), d, Worth, nil)
 	require.NoError(b, err)
 	return freed
 }

@@ -33,13 +33,11 @@ func (s *Store) Compressibles(ctx context.Context) (out []Compressible, err erro
 	wanted := make(map[cas.Digest]bool) // what others would take from
 	var alone []cas.Digest
 	err = s.memory.EachShare(ctx, func(d cas.Digest, raw []byte) error {
-		switch found, ok := decodeShare(raw); {
-		case !ok || found.dense:
-		case found.Saving > 0:
-			for _, from := range found.From {
-				wanted[from] = true
-			}
-		default:
+		found, ok := decodeShare(raw)
+		for _, from := range found.From {
+			wanted[from] = true
+		}
+		if ok && !found.dense && (found.Saving == 0 || found.Little) {
 			alone = append(alone, d)
 		}
 		return nil
@@ -85,14 +83,20 @@ func (s *Store) mayCompress(x *Compressible) bool {
 
 // dense tells whether it has been found that compressing a blob gains too little.
 func (s *Store) dense(d cas.Digest) bool {
-	raw, _ := s.memory.Share(d)
-	found, ok := decodeShare(raw)
+	found, ok := s.share(d)
 	return ok && found.dense
 }
 
+func (s *Store) noteDense(d cas.Digest) error {
+	found, _ := s.share(d)
+	found.dense = true
+	return s.memory.SaveShare(d, found.encode())
+}
+
 // Compress does it if that gains by enough, and tells how many bytes on disk that freed; else it notes that it does not. ErrInUse: somebody has the
-// blob. The order is what keeps it safe: the recipe with its compressed literals is durable, and proven to give the blob, before it gets its name, and
-// only then does go what it replaces.
+// blob, or it has changed meanwhile. The order is what keeps it safe: the recipe with its compressed literals is durable, and proven to give the blob, before it
+// gets its name, and only then does go what it replaces. The turn is taken for that alone, so that whoever changes forms, collects or asks
+// meanwhile waits for none of it, and wins: what was made till then is dropped if it fits no more.
 func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed int64, err error) {
 	f, err := s.openWhole(ctx, x.Bytes)
 	if err != nil {
@@ -102,25 +106,87 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 	src := behind(ctx, f, gate)
 	if expected, err := dedupe.Compressed(ctx, src); err != nil || !worthCompressing(x.Size, expected) {
 		if err == nil {
-			err = s.memory.SaveShare(x.Bytes, Share{dense: true}.encode())
+			err = s.noteDense(x.Bytes)
 		}
 		return 0, err
 	}
-	leave, err := s.TakeTurn(ctx)
+	was, r, err := s.compressedRecipe(&x)
 	if err != nil {
 		return 0, err
 	}
-	defer leave()
-	if !s.mayCompress(&x) { // any more
-		return 0, nil
+	if err := s.owner.Fits(s.dir, "what is compressed", x.Size); err != nil {
+		return 0, err
 	}
+	hold := s.whole.Hold() // against who removes a container meanwhile
+	defer s.Release(hold)
+	leave := func() {}
+	defer func() { leave() }()
 	before, _ := s.shelf.Has(x.Blob) // none, of a whole one
-	err = s.putCompressed(ctx, x, src)
+	most := x.Size - Worth.of(x.Size)
+	_, err = s.shelf.PutCompressed(ctx, r, src, most, func(staged *dedupe.Recipe) error {
+		if err := s.prove(ctx, staged); errors.Is(err, cas.ErrNotFound) {
+			return ErrInUse // a container went: another time
+		} else if err != nil {
+			return err
+		}
+		taken, err := s.TakeTurn(ctx)
+		if err != nil {
+			return err
+		}
+		leave = taken
+		return s.stillFits(ctx, &x, was, r, hold)
+	})
 	if errors.Is(err, dedupe.ErrNoGain) {
-		return 0, s.memory.SaveShare(x.Bytes, Share{dense: true}.encode())
+		return 0, s.noteDense(x.Bytes)
 	}
 	if err != nil {
 		return 0, err
+	}
+	return s.takeThePlace(&x, r, before)
+}
+
+// compressedRecipe gives the recipe that is to be, and that which is, nil where the blob is whole.
+func (s *Store) compressedRecipe(x *Compressible) (was, r *dedupe.Recipe, err error) {
+	if x.alone() {
+		return nil, dedupe.AllInward(x.Blob, x.Size), nil
+	}
+	if was, _, _, err = s.recipe(x.Blob); err == nil {
+		r, err = was.Inward()
+	}
+	return was, r, err
+}
+
+// stillFits is ErrInUse unless all is as it was when the recipe was begun. The caller has the turn.
+func (s *Store) stillFits(ctx context.Context, x *Compressible, was, r *dedupe.Recipe, hold *cas.Hold) error {
+	if !s.mayCompress(x) {
+		return ErrInUse
+	}
+	if x.alone() {
+		return s.owner.LetGo(x.Blob)
+	}
+	if now, _, _, err := s.recipe(x.Blob); err != nil || !now.Same(was) {
+		return cmp.Or(err, ErrInUse)
+	}
+	there, err := s.keepContainers(ctx, r.Containers, hold)
+	if err == nil && !there {
+		err = ErrInUse // one went: another time
+	}
+	return err
+}
+
+// takeThePlace removes what the recipe, which has just got its name, is in the place of. The caller has the turn.
+func (s *Store) takeThePlace(x *Compressible, r *dedupe.Recipe, before dedupe.Packed) (freed int64, err error) {
+	s.account.changed()
+	if written, stamp, _, err := s.recipe(x.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
+		s.provenAs(x.Blob, stamp)
+	}
+	// Who needed it last, and was removed before the recipe was there, has not taken that away.
+	if needed, err := s.owner.Needed(x.Blob); err != nil {
+		return 0, err
+	} else if !needed {
+		if _, err := s.Remove(x.Blob); err != nil {
+			return 0, err
+		}
 	}
 	if x.alone() {
 		return s.removeWhole(x.Blob)
@@ -133,42 +199,6 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 	freed = was + before.Disk - now.Disk
 	s.log.Info("literals compressed", "digest", x.Blob.String(), "bytes", x.Size, "freed", freed)
 	return freed, nil
-}
-
-// putCompressed puts the recipe in its place.
-func (s *Store) putCompressed(ctx context.Context, x Compressible, src dedupe.Source) error {
-	if err := s.owner.Fits(s.dir, "what is compressed", x.Size); err != nil {
-		return err
-	}
-	r := dedupe.AllInward(x.Blob, x.Size)
-	if !x.alone() {
-		was, _, _, err := s.recipe(x.Blob)
-		if err != nil {
-			return err
-		}
-		if r, err = was.Inward(); err != nil {
-			return err
-		}
-	}
-	hold := s.whole.Hold() // against who removes a container meanwhile
-	defer s.Release(hold)
-	if there, err := s.keepContainers(ctx, r.Containers, hold); err != nil || !there {
-		return cmp.Or(err, ErrInUse) // one went meanwhile: another time
-	}
-	most := x.Size - max(minSaving, x.Size/minSavingPart)
-	if _, err := s.shelf.PutCompressed(ctx, r, src, most, func(staged *dedupe.Recipe) error { return s.prove(ctx, staged) }); err != nil {
-		return err
-	}
-	s.account.changed()
-	if written, stamp, _, err := s.recipe(x.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
-		s.provenAs(x.Blob, stamp)
-	}
-	// Who needed it last, and was removed before the recipe was there, has not taken that away.
-	if needed, err := s.owner.Needed(x.Blob); err != nil || needed {
-		return err
-	}
-	_, err := s.Remove(x.Blob)
-	return err
 }
 
 // thawSimilar makes what a new blob shares its bytes with whole, where that is compressed: it is to be its container.
@@ -218,8 +248,8 @@ func inCommon(a, b []uint64) (n int) {
 	return n
 }
 
-// Thaw makes a blob whole again that is nothing but compressed: a copy of it would be decoded anew whenever it is used, and stand beside the
-// compressed form. Errors are those of MakeWhole.
+// Thaw makes a blob whole again that MostlyOwn lists: a copy of it would be made anew whenever it is used, and stand beside nearly as many bytes.
+// Errors are those of MakeWhole.
 func (s *Store) Thaw(ctx context.Context, d cas.Digest, gate Gate) error {
 	if gate != nil {
 		if err := gate(ctx); err != nil {
@@ -230,6 +260,21 @@ func (s *Store) Thaw(ctx context.Context, d cas.Digest, gate Gate) error {
 		return err
 	}
 	return ignoreInUse(s.DropCopy(d)) // who holds that has it still; it goes later
+}
+
+// MostlyOwn lists the packed blobs that have all but an eighth for themselves: what is nothing but compressed, and what has been packed for little.
+func (s *Store) MostlyOwn(ctx context.Context) (all []cas.Digest, err error) {
+	err = s.shelf.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+		own := p.Compressed
+		if p.Literals != dedupe.NoLiterals {
+			own = p.Containers[p.Literals].Size
+		}
+		if p.Size-own < Worth.of(p.Size) && !s.whole.Has(d) {
+			all = append(all, d)
+		}
+		return nil
+	})
+	return all, err
 }
 
 // Compressed lists the blobs that are nothing but compressed.

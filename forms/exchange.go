@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/epcached/epcached/cas"
@@ -45,7 +46,7 @@ func (s *Store) Exchangeable(ctx context.Context, want func(Pair) bool) ([]Pair,
 	})
 	if err == nil {
 		err = s.EachShare(ctx, func(d cas.Digest, share Share) error {
-			if len(share.From) > 0 && s.whole.Has(d) {
+			if len(share.From) > 0 && !share.Little && s.whole.Has(d) {
 				look(d, share.From[0], share.Saving)
 			}
 			return nil
@@ -94,10 +95,10 @@ func (s *Store) Exchange(ctx context.Context, p Pair, gate Gate) error {
 	}
 	s.memory.DropShare(p.Used) // it has nobody to take from any more
 	s.memory.DropShare(p.Idle) // and this one has
-	if worth, err := s.ensureRecipe(ctx, p.Idle, hold, gate); !worth || err != nil {
+	if worth, err := s.ensureRecipe(ctx, p.Idle, Worth, hold, gate); !worth || err != nil {
 		return cmp.Or(err, errNotWorth)
 	}
-	if err := s.giveWay(ctx, p.Idle, gate); err != nil {
+	if _, err := s.giveWay(ctx, p.Idle, gate); err != nil {
 		return err
 	}
 	s.log.Info("container exchanged", "used", p.Used.String(), "container", p.Idle.String())
@@ -121,26 +122,28 @@ func (s *Store) giveUpLiterals(ctx context.Context, d cas.Digest, gate Gate) err
 
 // giveWay has whoever takes bytes of a blob take them from where its own recipe has them, and removes its whole form; and the recipe as well, if the
 // blob was there for those alone. The caller has the turn.
-func (s *Store) giveWay(ctx context.Context, d cas.Digest, gate Gate) error {
+func (s *Store) giveWay(ctx context.Context, d cas.Digest, gate Gate) (freed int64, err error) {
 	r, _, _, err := s.recipe(d)
 	if err == nil {
 		err = s.takeThrough(ctx, r, d, gate)
 	}
 	if err == nil {
-		_, err = s.removeWhole(d)
+		freed, err = s.removeWhole(d)
 	}
 	if err != nil {
-		return err
+		return freed, err
 	}
 	needed, err := s.owner.Needed(d)
 	if err == nil && !needed && len(s.shelf.Users(d)) == 0 {
 		_, err = s.Remove(d)
 	}
-	return err
+	return freed, err
 }
 
+var errLimits = errors.New("what others take from a blob cannot be taken from elsewhere")
+
 // takeThrough puts another recipe in the place of each that takes from the blob of made, but that of one blob. All of them are composed before the
-// first is written, so that limits are met for all or for none.
+// first is written, so that limits are met for all or for none: errLimits, and nothing was changed.
 func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Digest, gate Gate) error {
 	var moved []*dedupe.Recipe
 	for _, user := range s.shelf.Users(made.Blob) {
@@ -150,7 +153,9 @@ func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Di
 		r, _, _, err := s.recipe(user)
 		// One that takes nothing from there any more was written, and it is not certain that it stays: it is written again.
 		if err == nil && slices.ContainsFunc(r.Containers, func(one dedupe.Container) bool { return one.Digest == made.Blob }) {
-			r, err = r.Through(made)
+			if r, err = r.Through(made); err != nil {
+				err = fmt.Errorf("%w: %w", errLimits, err)
+			}
 		}
 		if err != nil {
 			return err
@@ -197,8 +202,9 @@ func (s *Store) FinishExchange(ctx context.Context, d cas.Digest, gate Gate) err
 	defer leave()
 	hold := s.whole.Hold()
 	defer s.Release(hold)
-	if sound, err := s.ensureRecipe(ctx, d, hold, gate); !sound || err != nil {
+	if sound, err := s.ensureRecipe(ctx, d, Worth, hold, gate); !sound || err != nil {
 		return cmp.Or(err, errNotWorth)
 	}
-	return s.giveWay(ctx, d, gate)
+	_, err = s.giveWay(ctx, d, gate)
+	return err
 }

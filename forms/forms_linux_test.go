@@ -70,7 +70,7 @@ func TestTheOwnerIsAskedBeforeAnythingGoes(t *testing.T) {
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
 	b.held[all[1]] = true
-	_, err := b.Pack(ctx, all[1], nil)
+	_, err := b.Pack(ctx, all[1], Worth, nil)
 	require.ErrorIs(t, err, ErrInUse)
 	require.True(t, b.whole.Has(all[1]))
 	b.held[all[1]] = false
@@ -100,7 +100,7 @@ func TestAWholeFormThatTheRecipeIsNoSubstituteForStays(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
 	hold := b.whole.Hold()
-	worth, err := b.ensureRecipe(context.Background(), all[1], hold, nil)
+	worth, err := b.ensureRecipe(context.Background(), all[1], Worth, hold, nil)
 	require.NoError(t, err)
 	require.True(t, worth)
 	b.Release(hold)

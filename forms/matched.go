@@ -41,8 +41,8 @@ func (m *Matched) saving() int64 {
 	return cas.OnDisk(m.Plan.Size) - cas.OnDisk(m.Plan.LiteralSize()) - cas.OnDisk(m.recipeBytes())
 }
 
-func (m *Matched) worth() bool {
-	return m.Plan.Shares() && m.saving() >= max(minSaving, m.Plan.Size/minSavingPart)
+func (m *Matched) frees(least Gain) bool {
+	return m.Plan.Shares() && m.saving() >= least.of(m.Plan.Size)
 }
 
 // Match finds what a blob shares with those that it may take bytes from, all of them whole, and with itself: a weight-sharing group may have

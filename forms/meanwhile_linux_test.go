@@ -18,7 +18,7 @@ func TestThereHasToBeRoomForLiterals(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
 	b.fits = syscall.ENOSPC
-	_, err := b.Pack(context.Background(), all[1], nil)
+	_, err := b.Pack(context.Background(), all[1], Worth, nil)
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.ElementsMatch(t, all, b.objects())
 	_, packed := b.Packed(all[1])
@@ -37,7 +37,7 @@ func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
 	require.NoError(t, err)
 	found.Close()
 	reads := 0
-	freed, err := b.Pack(ctx, all[1], func(context.Context) error {
+	freed, err := b.Pack(ctx, all[1], Worth, func(context.Context) error {
 		if reads++; reads == last {
 			require.NoError(t, b.whole.Quarantine(all[0], "test"))
 		}

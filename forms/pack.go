@@ -10,36 +10,67 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// minSaving is the least that a recipe has to save, in bytes on disk and as a part of the blob: unpacking costs a copy.
+// Gain is how much a recipe has to save, in bytes on disk: unpacking costs a copy.
+type Gain int8
+
+// The gains.
+const (
+	Worth  Gain = iota // an eighth of the blob, and 64 KiB: for what may be asked for again soon
+	Little             // 64 KiB: for what is cold for long, and what somebody wants packed
+)
+
+// of gives the least of it for a blob of so many bytes.
+func (g Gain) of(size int64) int64 {
+	if g == Little {
+		return minSaving
+	}
+	return max(minSaving, size/minSavingPart)
+}
+
 const (
 	minSaving     = 64 << 10
 	minSavingPart = 8 // an eighth
 )
 
-// Pack replaces the whole form of a blob by a recipe, if that is worth it and nobody has the blob, and tells how many bytes on disk that freed: 0
-// for one that is packed, a container, or not worth it. ErrInUse: somebody has it. It takes as long as reading the blob and what it
+// Pack replaces the whole form of a blob by a recipe, if that saves at least as much and nobody has the blob, and tells how many bytes on disk that
+// freed: 0 for one that is packed, or not worth it. ErrInUse: somebody has it. It takes as long as reading the blob and what it
 // shares, a few times; ctx and gate end it between two steps, and leave the blob in a form that serves it. The order is what keeps it safe: the
 // recipe's own literals are durable, then the recipe is, then it is proven to give the blob, and only then does the whole form go.
-func (s *Store) Pack(ctx context.Context, d cas.Digest, gate Gate) (freed int64, err error) {
+//
+// Of a blob that others take from, they take from its literals then, and where it takes from itself: each of their recipes is proven
+// before it takes the place of its former self, and that before the whole form goes. What a crash leaves of that, FinishExchange finishes.
+func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64, err error) {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer leave()
-	if _, err := s.whole.Size(d); err != nil || len(s.shelf.Users(d)) > 0 {
-		return 0, ignoreNotFound(err) // it is packed already, or a container of others
+	size, err := s.whole.Size(d)
+	if err != nil {
+		return 0, ignoreNotFound(err) // it is packed already
+	}
+	taken := len(s.shelf.Users(d)) > 0
+	if taken && s.Saving(d) < least.of(size) {
+		return 0, nil // most containers: they need not be read again for that
 	}
 	hold := s.whole.Hold()
 	defer s.Release(hold)
-	if worth, err := s.ensureRecipe(ctx, d, hold, gate); !worth || err != nil {
+	if worth, err := s.ensureRecipe(ctx, d, least, hold, gate); !worth || err != nil {
 		return 0, err
 	}
-	return s.removeWhole(d)
+	if !taken {
+		return s.removeWhole(d)
+	}
+	if freed, err = s.giveWay(ctx, d, gate); errors.Is(err, errLimits) {
+		s.log.Info("container not packed", "digest", d.String(), "why", err)
+		return 0, errors.Join(ignoreNotFound(s.removeRecipe(d)), s.memory.SaveShare(d, Share{}.encode())) // it would not be another time, too
+	}
+	return freed, err
 }
 
 // ensureRecipe sees to it that the blob has a recipe that gives it, and has the hold keep what that needs. false: there is none that would be
 // worth it.
-func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) (bool, error) {
+func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, least Gain, hold *cas.Hold, gate Gate) (bool, error) {
 	if p, ok := s.shelf.Has(d); ok {
 		// Of an earlier time when it was packed. Since then other users may have come, or a container may be gone.
 		// Of one with compressed literals nobody can take what others take from the blob.
@@ -58,7 +89,7 @@ func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, hold *cas.Hold, 
 			}
 		}
 	}
-	return s.makeRecipe(ctx, d, hold, gate)
+	return s.makeRecipe(ctx, d, least, hold, gate)
 }
 
 // stillGood tells whether a recipe gives its blob, from containers that the blob may refer to.
@@ -87,14 +118,14 @@ func (s *Store) keepContainers(ctx context.Context, all []dedupe.Container, hold
 	return true, nil
 }
 
-// makeRecipe looks for what the blob shares with others, and writes a recipe if that is worth it.
-func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) (bool, error) {
+// makeRecipe looks for what the blob shares with others, and writes a recipe if that saves at least as much.
+func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, least Gain, hold *cas.Hold, gate Gate) (bool, error) {
 	found, err := s.Match(ctx, d, gate)
 	if found == nil || err != nil {
 		return false, err
 	}
 	defer found.Close()
-	if !found.worth() {
+	if !found.frees(least) {
 		return false, nil
 	}
 	if there, err := s.keepContainers(ctx, found.Plan.Containers, hold); !there || err != nil {

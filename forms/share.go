@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -104,31 +105,47 @@ func common(a, b []uint64) bool {
 
 var errStop = errors.New("enough")
 
-// mayGo tells whether a blob is packed, or could be with bytes of others, so that it is no good container.
+// mayGo tells whether a blob is packed, or could be with bytes of others, so that it is no good container. One that others take from already is.
 func (s *Store) mayGo(d cas.Digest) bool {
 	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
 		return true
 	}
 	raw, _ := s.memory.Share(d)
 	found, _ := decodeShare(raw)
-	return len(found.From) > 0 && s.Saving(d) > 0
+	return len(found.From) > 0 && !found.Little && len(s.shelf.Users(d)) == 0 && s.Saving(d) > 0
 }
 
 // Share is what has been found out of a blob: what packing it would save, and from whom it would take.
 type Share struct {
-	Saving int64 // bytes on disk; 0: it is not worth it
+	Saving int64 // bytes on disk; 0: it is worth it for nobody
 	From   []cas.Digest
+	Little bool // only for what is cold for long, or by hand: see Gain
 
 	dense bool // compressing it gains too little; known only of what has been cold for long
+	old   bool // an earlier version looked, which saw less
 }
 
-// A share, a value of the index: version u8, 1, or 2 where it is dense; saving i64; digests of the containers, 32 each.
+// A share, a value of the index: version u8, 3; flags u8: 1 if it is little, 2 if it is dense; saving i64; digests of the containers, 32 each.
+// Versions 1 and 2, the second of what is dense, have no flags, and know nothing of what is little.
+const (
+	shareVersion = 3
+	shareLittle  = 1
+	shareDense   = 2
+)
+
 func (o Share) encode() []byte {
-	version := byte(1)
-	if o.dense {
-		version = 2
+	flags := byte(0)
+	if o.Little {
+		flags |= shareLittle
 	}
-	b := binary.LittleEndian.AppendUint64([]byte{version}, uint64(o.Saving))
+	if o.dense {
+		flags |= shareDense
+	}
+	head := []byte{shareVersion, flags}
+	if o.old { // which something was added to
+		head = []byte{1 + flags>>1}
+	}
+	b := binary.LittleEndian.AppendUint64(head, uint64(o.Saving))
 	for _, d := range o.From {
 		b = append(b, d[:]...)
 	}
@@ -136,24 +153,40 @@ func (o Share) encode() []byte {
 }
 
 func decodeShare(b []byte) (o Share, ok bool) {
-	if len(b) < 9 || b[0] < 1 || b[0] > 2 || (len(b)-9)%32 != 0 {
+	switch {
+	case len(b) > 0 && (b[0] == 1 || b[0] == 2):
+		o.old, o.dense, b = true, b[0] == 2, b[1:]
+	case len(b) > 1 && b[0] == shareVersion && b[1] <= shareLittle|shareDense:
+		o.Little, o.dense, b = b[1]&shareLittle != 0, b[1]&shareDense != 0, b[2:]
+	default:
 		return o, false
 	}
-	o.dense = b[0] == 2
-	o.Saving = int64(binary.LittleEndian.Uint64(b[1:]))
-	for at := 9; at < len(b); at += 32 {
+	if len(b) < 8 || (len(b)-8)%32 != 0 {
+		return o, false
+	}
+	o.Saving = int64(binary.LittleEndian.Uint64(b))
+	for at := 8; at < len(b); at += 32 {
 		o.From = append(o.From, cas.Digest(b[at:at+32]))
 	}
 	return o, o.Saving >= 0
 }
 
-// LookedAt tells whether it has been found out what a blob shares.
-func (s *Store) LookedAt(d cas.Digest) bool {
-	_, known := s.memory.Share(d)
-	return known
+// share is what is known of a blob; false: nothing.
+func (s *Store) share(d cas.Digest) (Share, bool) {
+	raw, ok := s.memory.Share(d)
+	if !ok {
+		return Share{}, false
+	}
+	return decodeShare(raw)
 }
 
-// EachShare calls fn for every blob that is worth packing, as far as is known: some may have been packed, or removed, since.
+// LookedAt tells whether it has been found out what a blob shares, by this version or by one that found something.
+func (s *Store) LookedAt(d cas.Digest) bool {
+	found, known := s.share(d)
+	return known && (!found.old || found.Saving > 0)
+}
+
+// EachShare calls fn for every blob that packing frees something of, as far as is known: some may have been packed, or removed, since.
 func (s *Store) EachShare(ctx context.Context, fn func(d cas.Digest, found Share) error) error {
 	return s.memory.EachShare(ctx, func(d cas.Digest, raw []byte) error {
 		if found, ok := decodeShare(raw); ok && found.Saving > 0 {
@@ -163,22 +196,27 @@ func (s *Store) EachShare(ctx context.Context, fn func(d cas.Digest, found Share
 	})
 }
 
-// Saving is how many bytes on disk packing a blob would free, as far as is known and still true. It reads no blob.
+// Saving is how many bytes on disk packing a blob would free, be it little, as far as is known and still true. It reads no blob.
 func (s *Store) Saving(d cas.Digest) int64 {
-	raw, ok := s.memory.Share(d)
-	if !ok || !s.whole.Has(d) || len(s.shelf.Users(d)) > 0 {
+	found, ok := s.share(d)
+	if !ok || !s.whole.Has(d) || s.stale(found) {
 		return 0
-	}
-	found, ok := decodeShare(raw)
-	if !ok {
-		return 0
-	}
-	for _, from := range found.From {
-		if !s.whole.Has(from) {
-			return 0
-		}
 	}
 	return found.Saving
+}
+
+// stale tells whether something that a blob would take from is not whole any more.
+func (s *Store) stale(found Share) bool {
+	return slices.ContainsFunc(found.From, func(from cas.Digest) bool { return !s.whole.Has(from) })
+}
+
+// DropStale forgets of a whole blob what is not true any more, so that it is looked at once more, and tells whether that was so.
+func (s *Store) DropStale(d cas.Digest, found Share) bool {
+	if !s.stale(found) || !s.whole.Has(d) {
+		return false
+	}
+	s.memory.DropShare(d)
+	return true
 }
 
 // LookAt finds out what a whole blob shares with those that are there, and keeps that: its sketch first, so that later ones find it.
@@ -190,24 +228,39 @@ func (s *Store) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, err
 	if err != nil {
 		return Share{}, err
 	}
-	var out Share
+	was, _ := s.share(d)
+	out := Share{dense: was.dense}
 	if m != nil {
-		if m.worth() {
-			out = Share{Saving: m.saving(), From: m.digests()}
+		defer m.Close()
+		if m.frees(Little) {
+			out.Saving, out.From, out.Little = m.saving(), m.digests(), !m.frees(Worth)
 		}
-		m.Close()
+		if out.Saving == 0 || out.Little {
+			s.smallerAgain(m.Plan)
+		}
 	}
 	return out, s.memory.SaveShare(d, out.encode())
 }
 
+// smallerAgain has those looked at once more that came before a blob which has much of each, and is much larger itself, so that they are what can
+// be packed. A larger one is left alone, or two of them could have each other looked at for ever.
+func (s *Store) smallerAgain(p *dedupe.Plan) {
+	taken := make([]int64, len(p.Containers))
+	for _, e := range p.Extents {
+		taken[e.Container] += e.Length
+	}
+	for i, one := range p.Containers {
+		if found, known := s.share(one.Digest); known && !slices.ContainsFunc(found.From, s.whole.Has) && one.Size < p.Size && taken[i] >= Worth.of(one.Size) {
+			s.memory.DropShare(one.Digest)
+		}
+	}
+}
+
 // LookAgain is LookAt where something was known once that is not true any more: what the blob would have taken from may not be there.
 func (s *Store) LookAgain(ctx context.Context, d cas.Digest, gate Gate) error {
-	raw, known := s.memory.Share(d)
-	if !known || !s.whole.Has(d) || s.Saving(d) > 0 {
+	found, known := s.share(d)
+	if !known || !s.whole.Has(d) || !s.stale(found) {
 		return nil
-	}
-	if found, ok := decodeShare(raw); ok && found.Saving == 0 {
-		return nil // it was not worth it
 	}
 	_, err := s.LookAt(ctx, d, gate)
 	return err

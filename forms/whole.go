@@ -13,8 +13,8 @@ import (
 // wholeForm is what there has to be room for.
 const wholeForm = "the whole form of a packed file"
 
-// MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe. Errors are ErrNoRoom, syscall.ENOSPC, those
-// of which Lost tells, and the system's.
+// MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe. Who took from its literals takes from the blob. Errors
+// are ErrNoRoom, syscall.ENOSPC, those of which Lost tells, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {
@@ -43,6 +43,10 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 		}
 	}
 	if err := s.memory.Remeasure(d); err != nil {
+		return err
+	}
+	// Where that cannot be, the literals stay for who takes from them.
+	if err := s.giveUpLiterals(ctx, d, nil); err != nil && !Lost(err) && !errors.Is(err, errLimits) {
 		return err
 	}
 	if err := s.removeRecipe(d); err != nil && !errors.Is(err, cas.ErrNotFound) {

@@ -37,7 +37,7 @@ func (a *app) packCommand() *cobra.Command {
 		Long: `pack keeps builds as recipes: most of their bytes stand in other builds of the same model, or of one like it, and are not
 stored again. The next request for a packed build unpacks it, which takes as long as a copy. The daemon packs by itself what was
 not used for a while; see [space] in its configuration. What is in use, or was given out in the last ten minutes, stays as it is,
-and so does what shares too little, or what others take their bytes from. ENTRY is as for show; --all means all builds of yours,
+and so does what would free less than 64 KiB. What others take their bytes from is packed for what it has twice. ENTRY is as for show; --all means all builds of yours,
 and for administrators all there are. With -n it prints what would be freed, after comparing builds where that has not been
 done yet.` + statusHelp(askingCodes...),
 		Example: `  epcachectl pack --all -n`,

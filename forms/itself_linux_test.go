@@ -1,0 +1,212 @@
+package forms
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// looked stores bytes, and looks at what they share.
+func (b *bench) looked(content []byte) (cas.Digest, Share) {
+	b.Helper()
+	d := b.put(content)
+	found, err := b.LookAt(context.Background(), d, nil)
+	require.NoError(b, err)
+	return d, found
+}
+
+func (b *bench) requireAll(contents map[cas.Digest][]byte) {
+	b.Helper()
+	for d, content := range contents {
+		require.NoError(b, b.Check(context.Background(), d))
+		require.True(b, bytes.Equal(content, b.read(d)), "%s", d)
+	}
+}
+
+// A container that has something twice is packed as well: its literals are the container then.
+func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	twice, once := noise(1, mib), noise(2, 2*mib)
+	content := slices.Concat(twice, once, twice)
+	container, found := b.looked(content)
+	require.Empty(t, found.From)
+	require.False(t, found.Little)
+	require.Greater(t, b.Saving(container), int64(mib-16<<10))
+	// One that takes of both copies, and over where the second begins, and one that is all in it.
+	first := slices.Concat(noise(3, 4096), content[mib/2:mib*3/2], content[3*mib-mib/4:], noise(4, 4096))
+	second := slices.Concat(once, noise(5, 4096))
+	all := map[cas.Digest][]byte{container: content}
+	var users []cas.Digest
+	for _, content := range [][]byte{first, second} {
+		d, _ := b.looked(content)
+		require.Positive(t, b.pack(d))
+		require.Contains(t, b.containers(d), container)
+		all[d], users = content, append(users, d)
+	}
+	require.InDelta(t, mib, b.pack(container), 16<<10)
+	require.True(t, b.OnlyPacked(container))
+	literals := b.containers(container)
+	require.Len(t, literals, 1)
+	for _, d := range users {
+		require.NotContains(t, b.containers(d), container)
+		require.Contains(t, b.containers(d), literals[0])
+	}
+	left, err := b.Unfinished(ctx)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	b.requireAll(all)
+
+	// What comes later takes from what is left of it.
+	later, found := b.looked(slices.Concat(noise(6, 4096), content[mib/2:]))
+	require.Equal(t, literals, found.From)
+	require.Positive(t, b.pack(later))
+
+	// Whole again it is the container of all of them, and no literals stay besides.
+	require.NoError(t, b.MakeWhole(ctx, container))
+	require.False(t, b.whole.Has(literals[0]))
+	for _, d := range append(users, later) {
+		require.Contains(t, b.containers(d), container)
+	}
+	b.requireAll(all)
+}
+
+// A container of which others are let go when it has nobody's build stays packed as long as they need its literals.
+func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
+	b := newBench(t)
+	twice := noise(1, mib)
+	container, _ := b.looked(slices.Concat(twice, noise(2, mib), twice))
+	content := slices.Concat(noise(3, 4096), twice)
+	user, _ := b.looked(content)
+	require.Positive(t, b.pack(user))
+	require.Positive(t, b.pack(container))
+	literals := b.containers(container)
+	delete(b.needed, container)
+	_, err := b.Remove(container)
+	require.NoError(t, err)
+	_, packed := b.Packed(container)
+	require.False(t, packed)
+	require.True(t, b.whole.Has(literals[0]))
+	b.requireAll(map[cas.Digest][]byte{user: content})
+	delete(b.needed, user)
+	_, err = b.Remove(user)
+	require.NoError(t, err)
+	require.Empty(t, b.objects())
+}
+
+// What frees little is packed where that is wanted, and is on the list of what should be whole when it is used.
+func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	part := noise(1, 128<<10)
+	content := slices.Concat(part, noise(2, 4*mib), part)
+	d, found := b.looked(content)
+	require.True(t, found.Little)
+	require.False(t, b.mayGo(d), "others take from it")
+	require.Zero(t, b.pack(d))
+	require.True(t, b.whole.Has(d))
+	freed, err := b.Pack(ctx, d, Little, nil)
+	require.NoError(t, err)
+	require.InDelta(t, 128<<10, freed, 8<<10)
+	own, err := b.MostlyOwn(ctx)
+	require.NoError(t, err)
+	require.Equal(t, []cas.Digest{d}, own)
+	b.requireAll(map[cas.Digest][]byte{d: content})
+	require.NoError(t, b.Thaw(ctx, d, nil))
+	require.True(t, b.whole.Has(d))
+	require.Equal(t, []cas.Digest{d}, b.objects())
+
+	all, _ := b.variants(2, mib)
+	require.Positive(t, b.pack(all[1]))
+	own, err = b.MostlyOwn(ctx)
+	require.NoError(t, err)
+	require.Empty(t, own, "most of it stands elsewhere")
+
+	none, found := b.looked(slices.Concat(noise(8, 2*mib), noise(9, 64<<10)))
+	require.Zero(t, found.Saving)
+	freed, err = b.Pack(ctx, none, Little, nil)
+	require.NoError(t, err)
+	require.Zero(t, freed)
+}
+
+// Where what others take from a container could not be taken from elsewhere within the limits of a recipe, it stays as it is, and is not tried again.
+func TestAContainerThatOthersCannotDoWithoutStays(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	twice := noise(1, mib)
+	content := slices.Concat(twice, noise(2, mib), twice)
+	container, _ := b.looked(content)
+	// Over where the second copy begins, again and again: of a recipe each time two extents.
+	const at, period, times = 2*mib - 50, 100, 5000
+	repeated := bytes.Repeat(content[at:at+period], times)
+	user := b.put(repeated)
+	r := &dedupe.Recipe{Blob: user, Size: int64(len(repeated)), Literals: dedupe.NoLiterals, Containers: []dedupe.Container{{Digest: container, Size: int64(len(content))}},
+		Extents: []dedupe.Extent{{Length: int64(len(repeated)), From: at, Period: period}}}
+	require.NoError(t, b.writeRecipe(ctx, r))
+	_, err := b.removeWhole(user)
+	require.NoError(t, err)
+	require.Zero(t, b.pack(container))
+	require.Zero(t, b.Saving(container))
+	_, packed := b.Packed(container)
+	require.False(t, packed)
+	require.Equal(t, []cas.Digest{container}, b.objects(), "nothing is left of the trial")
+	b.requireAll(map[cas.Digest][]byte{container: content, user: repeated})
+}
+
+// A container that came first, and is a part of a larger one which came later and shares little else, takes from that.
+func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
+	b := newBench(t)
+	small := noise(1, mib)
+	container, found := b.looked(small)
+	require.Zero(t, found.Saving)
+	content := slices.Concat(noise(2, 4096), small[:mib/2], noise(3, 4096))
+	user, _ := b.looked(content)
+	require.Positive(t, b.pack(user))
+	large := slices.Concat(noise(4, 6*mib), small, noise(5, 6*mib))
+	later, found := b.looked(large)
+	require.True(t, found.Little)
+	require.False(t, b.LookedAt(container), "it came too early")
+	found, err := b.LookAt(context.Background(), container, nil)
+	require.NoError(t, err)
+	require.Equal(t, []cas.Digest{later}, found.From)
+	require.True(t, b.LookedAt(later), "or they would have each other looked at for ever")
+	require.Positive(t, b.pack(container))
+	require.Equal(t, []cas.Digest{later}, b.containers(container))
+	require.Contains(t, b.containers(user), later)
+	b.requireAll(map[cas.Digest][]byte{container: small, user: content, later: large})
+}
+
+// What an earlier version found to be worth nothing is looked at again, and what it found out besides stays known.
+func TestWhatAnEarlierVersionFoundNothingInIsLookedAtAgain(t *testing.T) {
+	b := newBench(t)
+	d := b.put(noise(1, mib))
+	old := func(version byte, saving uint64) []byte {
+		return binary.LittleEndian.AppendUint64([]byte{version}, saving)
+	}
+	for _, c := range []struct {
+		raw    []byte
+		looked bool
+	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), true}, {Share{}.encode(), true}, {Share{dense: true}.encode(), true}, {[]byte{4, 0}, false}, {nil, false}} {
+		b.shares[d] = c.raw
+		require.Equal(t, c.looked, b.LookedAt(d), "%x", c.raw)
+	}
+	b.shares[d] = old(1, 0)
+	require.NoError(t, b.noteDense(d))
+	require.Equal(t, old(2, 0), b.shares[d])
+	_, err := b.LookAt(context.Background(), d, nil)
+	require.NoError(t, err)
+	require.True(t, b.LookedAt(d))
+	require.True(t, b.dense(d))
+	for _, want := range []Share{{}, {Saving: 5, Little: true}, {Saving: 1 << 40, From: []cas.Digest{d}}, {dense: true, Little: true, Saving: 7}} {
+		got, ok := decodeShare(want.encode())
+		require.True(t, ok)
+		require.Equal(t, want, got)
+	}
+}
