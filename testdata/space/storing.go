@@ -30,6 +30,9 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 			sum, err = onDisk(s.dir)
 			stored = []int64{sum}
 		}
+		if err == nil {
+			err = printParts(os.Stderr, s.dir)
+		}
 	}()
 	for _, one := range s.builds {
 		if err := s.put(one); err != nil {
@@ -57,6 +60,9 @@ func storeColdIn(c corpus, store string) ([]int64, error) {
 		return nil, err
 	}
 	sum, err := onDisk(s.dir)
+	if err == nil {
+		err = printParts(os.Stderr, s.dir)
+	}
 	return []int64{sum}, err
 }
 
