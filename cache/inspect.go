@@ -23,6 +23,8 @@ type Listing struct {
 	Pinned   bool  // it is not collected
 	Own      int64 // bytes on disk that its removal would free now, as far as the peer may know; List and Show fill it in
 
+	KeptAs string // how its files are kept on the disk, and what will become of that by itself, in words; Show and Why fill it in
+
 	Judgement Judgement // the best for the runtimes that are here
 	Gain      Gain
 }
@@ -139,8 +141,11 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) ([]Listing, []str
 	var out []Listing
 	var history []string
 	told := make(map[index.RequestKey]bool)
+	c.flushUses() // when something is done by itself goes by them
 	for _, b := range builds {
-		out = append(out, c.listing(b))
+		one := c.listing(b)
+		one.KeptAs = c.keptAs(ctx, &b)
+		out = append(out, one)
 		if told[b.RequestKey] {
 			continue
 		}

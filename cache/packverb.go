@@ -16,17 +16,23 @@ type PackResult struct {
 	Frees   int64       // bytes on disk; less than 0: that it takes
 }
 
-// The outcomes of packing and unpacking.
+// The outcomes of packing, compressing and unpacking.
 const (
-	PackedNow   = "packed"
-	UnpackedNow = "unpacked"
+	PackedNow     = "packed"
+	CompressedNow = "compressed"
+	UnpackedNow   = "unpacked"
 )
 
 // Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds
 // them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
 func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
+	return c.eachPacked(ctx, p, names, all, progress, c.packOne(ctx, dryRun))
+}
+
+// packOne packs one build after the other.
+func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (string, int64, error) {
 	looked := false
-	return c.eachPacked(ctx, p, names, all, progress, func(b *index.Build) (string, int64, error) {
+	return func(b *index.Build) (string, int64, error) {
 		if !looked { // of others' blobs first, or there would be nothing to compare with; once, for it reads which blobs there are
 			looked = true
 			if err := c.lookAtUnknown(ctx); err != nil {
@@ -59,7 +65,7 @@ func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bo
 			return "kept: another build that has the same files is in use", 0, nil
 		}
 		return PackedNow, freed, err
-	})
+	}
 }
 
 // Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.

@@ -41,7 +41,9 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 	if err != nil {
 		out.Decision, out.Reason = decidedStale, "nothing can be compiled for this entry here: "+err.Error()
 		for i := range builds[:min(len(builds), maxCandidates)] {
-			out.Candidates = append(out.Candidates, Candidate{Listing: c.listing(builds[i]), Reason: err.Error()})
+			one := Candidate{Listing: c.listing(builds[i]), Reason: err.Error()}
+			one.Listing.KeptAs = c.keptAs(ctx, &builds[i])
+			out.Candidates = append(out.Candidates, one)
 		}
 	} else {
 		out.Runtime = rt.name

@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -15,7 +14,7 @@ import (
 // there. It writes nothing, takes no lock and opens no shelf: a store on a
 // read-only file system will do. Errors are those of Shelf.Get.
 func OpenRecipe(dir string, d cas.Digest) (*Recipe, error) {
-	r, _, err := readRecipe(cas.OS{}, filepath.Join(recipeFolder(dir, d), d.String()), d)
+	r, _, err := readRecipe(cas.OS{}, RecipePath(dir, d), d)
 	if err != nil {
 		return nil, fmt.Errorf("recipe of blob %s: %w", d, err)
 	}

@@ -160,6 +160,11 @@ func (s *Shelf) take(path string) error {
 func (s *Shelf) folder(d cas.Digest) string { return recipeFolder(s.dir, d) }
 func (s *Shelf) path(d cas.Digest) string   { return filepath.Join(s.folder(d), d.String()) }
 
+// RecipePath is where the recipe of a blob lies in the state folder dir, if there is one.
+func RecipePath(dir string, d cas.Digest) string {
+	return filepath.Join(recipeFolder(dir, d), d.String())
+}
+
 func recipeFolder(dir string, d cas.Digest) string {
 	return filepath.Join(dir, recipesName, d.String()[:2])
 }

@@ -30,14 +30,13 @@ func worthCompressing(size, stored int64) bool {
 
 // Compressibles lists what may be compressed and was not found to gain nothing.
 func (s *Store) Compressibles(ctx context.Context) (out []Compressible, err error) {
-	wanted := make(map[cas.Digest]bool) // what others would take from
+	wanted, err := s.wanted(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var alone []cas.Digest
 	err = s.memory.EachShare(ctx, func(d cas.Digest, raw []byte) error {
-		found, ok := decodeShare(raw)
-		for _, from := range found.From {
-			wanted[from] = true
-		}
-		if ok && !found.dense && (found.Saving == 0 || found.Little) {
+		if found, ok := decodeShare(raw); ok && !found.dense && (found.Saving == 0 || found.Little) {
 			alone = append(alone, d)
 		}
 		return nil
@@ -63,6 +62,18 @@ func (s *Store) Compressibles(ctx context.Context) (out []Compressible, err erro
 		return nil
 	})
 	return out, err
+}
+
+// wanted lists what others would take from.
+func (s *Store) wanted(ctx context.Context) (map[cas.Digest]bool, error) {
+	all := make(map[cas.Digest]bool)
+	return all, s.memory.EachShare(ctx, func(_ cas.Digest, raw []byte) error {
+		found, _ := decodeShare(raw)
+		for _, from := range found.From {
+			all[from] = true
+		}
+		return nil
+	})
 }
 
 // mayCompress tells whether nobody but the blob itself needs those bytes to be whole.
@@ -103,11 +114,7 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 		return 0, err
 	}
 	defer f.Close() // read-only: nothing can be lost
-	src := behind(ctx, f, gate)
-	if expected, err := dedupe.Compressed(ctx, src); err != nil || !worthCompressing(x.Size, expected) {
-		if err == nil {
-			err = s.noteDense(x.Bytes)
-		}
+	if expected, err := s.Expected(ctx, x, gate); expected == 0 || err != nil {
 		return 0, err
 	}
 	was, r, err := s.compressedRecipe(&x)
@@ -117,13 +124,13 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 	if err := s.owner.Fits(s.dir, "what is compressed", x.Size); err != nil {
 		return 0, err
 	}
-	hold := s.whole.Hold() // against who removes a container meanwhile
-	defer s.Release(hold)
 	leave := func() {}
 	defer func() { leave() }()
+	hold := s.whole.Hold() // against who removes a container meanwhile
+	defer s.Release(hold)
 	before, _ := s.shelf.Has(x.Blob) // none, of a whole one
 	most := x.Size - Worth.of(x.Size)
-	_, err = s.shelf.PutCompressed(ctx, r, src, most, func(staged *dedupe.Recipe) error {
+	_, err = s.shelf.PutCompressed(ctx, r, behind(ctx, f, gate), most, func(staged *dedupe.Recipe) error {
 		if err := s.prove(ctx, staged); errors.Is(err, cas.ErrNotFound) {
 			return ErrInUse // a container went: another time
 		} else if err != nil {

@@ -34,14 +34,15 @@ func (b *bench) requireAll(contents map[cas.Digest][]byte) {
 func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
-	twice, once := noise(1, mib), noise(2, 2*mib)
+	const part = mib / 2
+	twice, once := noise(1, part), noise(2, 2*part)
 	content := slices.Concat(twice, once, twice)
 	container, found := b.looked(content)
 	require.Empty(t, found.From)
 	require.False(t, found.Little)
-	require.Greater(t, b.Saving(container), int64(mib-16<<10))
+	require.Greater(t, b.Saving(container), int64(part-16<<10))
 	// One that takes of both copies, and over where the second begins, and one that is all in it.
-	first := slices.Concat(noise(3, 4096), content[mib/2:mib*3/2], content[3*mib-mib/4:], noise(4, 4096))
+	first := slices.Concat(noise(3, 4096), content[part/2:part*3/2], content[3*part-part/4:], noise(4, 4096))
 	second := slices.Concat(once, noise(5, 4096))
 	all := map[cas.Digest][]byte{container: content}
 	var users []cas.Digest
@@ -51,7 +52,7 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 		require.Contains(t, b.containers(d), container)
 		all[d], users = content, append(users, d)
 	}
-	require.InDelta(t, mib, b.pack(container), 16<<10)
+	require.InDelta(t, part, b.pack(container), 16<<10)
 	require.True(t, b.OnlyPacked(container))
 	literals := b.containers(container)
 	require.Len(t, literals, 1)
@@ -65,7 +66,7 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 	b.requireAll(all)
 
 	// What comes later takes from what is left of it.
-	later, found := b.looked(slices.Concat(noise(6, 4096), content[mib/2:]))
+	later, found := b.looked(slices.Concat(noise(6, 4096), content[part/2:]))
 	require.Equal(t, literals, found.From)
 	require.Positive(t, b.pack(later))
 
@@ -81,8 +82,8 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 // A container of which others are let go when it has nobody's build stays packed as long as they need its literals.
 func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
 	b := newBench(t)
-	twice := noise(1, mib)
-	container, _ := b.looked(slices.Concat(twice, noise(2, mib), twice))
+	twice := noise(1, mib/2)
+	container, _ := b.looked(slices.Concat(twice, noise(2, mib/2), twice))
 	content := slices.Concat(noise(3, 4096), twice)
 	user, _ := b.looked(content)
 	require.Positive(t, b.pack(user))
@@ -106,7 +107,7 @@ func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	part := noise(1, 128<<10)
-	content := slices.Concat(part, noise(2, 4*mib), part)
+	content := slices.Concat(part, noise(2, 2*mib), part)
 	d, found := b.looked(content)
 	require.True(t, found.Little)
 	require.False(t, b.mayGo(d), "others take from it")
@@ -129,7 +130,7 @@ func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, own, "most of it stands elsewhere")
 
-	none, found := b.looked(slices.Concat(noise(8, 2*mib), noise(9, 64<<10)))
+	none, found := b.looked(slices.Concat(noise(8, mib), noise(9, 64<<10)))
 	require.Zero(t, found.Saving)
 	freed, err = b.Pack(ctx, none, Little, nil)
 	require.NoError(t, err)
@@ -140,11 +141,12 @@ func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
 func TestAContainerThatOthersCannotDoWithoutStays(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
-	twice := noise(1, mib)
-	content := slices.Concat(twice, noise(2, mib), twice)
+	const part = mib / 2
+	twice := noise(1, part)
+	content := slices.Concat(twice, noise(2, part), twice)
 	container, _ := b.looked(content)
 	// Over where the second copy begins, again and again: of a recipe each time two extents.
-	const at, period, times = 2*mib - 50, 100, 5000
+	const at, period, times = 2*part - 50, 100, 5000
 	repeated := bytes.Repeat(content[at:at+period], times)
 	user := b.put(repeated)
 	r := &dedupe.Recipe{Blob: user, Size: int64(len(repeated)), Literals: dedupe.NoLiterals, Containers: []dedupe.Container{{Digest: container, Size: int64(len(content))}},
@@ -163,13 +165,13 @@ func TestAContainerThatOthersCannotDoWithoutStays(t *testing.T) {
 // A container that came first, and is a part of a larger one which came later and shares little else, takes from that.
 func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	b := newBench(t)
-	small := noise(1, mib)
+	small := noise(1, mib/2)
 	container, found := b.looked(small)
 	require.Zero(t, found.Saving)
-	content := slices.Concat(noise(2, 4096), small[:mib/2], noise(3, 4096))
+	content := slices.Concat(noise(2, 4096), small[:mib/4], noise(3, 4096))
 	user, _ := b.looked(content)
 	require.Positive(t, b.pack(user))
-	large := slices.Concat(noise(4, 6*mib), small, noise(5, 6*mib))
+	large := slices.Concat(noise(4, 5*mib/2), small, noise(5, 5*mib/2))
 	later, found := b.looked(large)
 	require.True(t, found.Little)
 	require.False(t, b.LookedAt(container), "it came too early")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -32,18 +33,17 @@ func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
-	last := 0
-	found, err := b.Match(ctx, all[1], func(context.Context) error { last++; return nil })
+	var last, reads atomic.Int64 // which several readers are at
+	found, err := b.Match(ctx, all[1], func(context.Context) error { last.Add(1); return nil })
 	require.NoError(t, err)
 	found.Close()
-	reads := 0
 	freed, err := b.Pack(ctx, all[1], Worth, func(context.Context) error {
-		if reads++; reads == last {
+		if reads.Add(1) == last.Load() {
 			require.NoError(t, b.whole.Quarantine(all[0], "test"))
 		}
 		return nil
 	})
-	require.GreaterOrEqual(t, reads, last)
+	require.GreaterOrEqual(t, reads.Load(), last.Load())
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.Equal(t, []cas.Digest{all[1]}, b.objects())

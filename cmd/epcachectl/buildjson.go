@@ -31,6 +31,7 @@ type buildResult struct {
 	LoadCheck            string          `json:"load_check"`
 	Leased               bool            `json:"leased"`
 	Pinned               bool            `json:"pinned"`
+	KeptAs               string          `json:"kept_as,omitempty"`    // how its files are kept on the disk, and what will become of that; of builds that are shown or explained
 	OwnBytes             int64           `json:"own_bytes"`            // on disk: what its removal would free now; of builds that are listed or shown
 	Compatibility        string          `json:"compatibility"`        // for the runtime named below; "": not judged
 	CompatibilitySource  string          `json:"compatibility_source"` // who says so
@@ -54,7 +55,7 @@ func buildOf(b *wire.Build) buildResult {
 		HardwareArchitecture: b.GetHardwareArchitecture(), CompatibilityString: b.GetCompatibilityString(), ORTVersion: b.GetOrtVersion(),
 		Scope: b.GetScope(), Graph: b.GetGraph(), Files: filesOf(b.GetFiles()), CreatedMs: b.GetCreatedMs(), LastUsedMs: b.GetLastUsedMs(),
 		Hits: b.GetHits(), CompileSeconds: b.GetCompileSeconds(), State: b.GetState(), Reason: b.GetReason(),
-		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0, Pinned: b.GetPinned(), OwnBytes: b.GetOwnBytes(),
+		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0, Pinned: b.GetPinned(), OwnBytes: b.GetOwnBytes(), KeptAs: b.GetKeptAs(),
 		Compatibility: b.GetCompatibility(), CompatibilitySource: b.GetCompatibilitySource(), CompatibilityReason: b.GetCompatibilityReason(),
 		CompatibilityRuntime: b.GetCompatibilityRuntime(), JudgedMs: b.GetJudgedMs(), LoadSeconds: b.GetLoadSeconds(),
 		SourceLoadSeconds: b.GetSourceLoadSeconds(), DriverVersion: b.GetDriverVersion(), ConvertedFrom: b.GetConvertedFrom(), VerifiedOutput: b.GetVerifiedOutput(),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -32,19 +33,23 @@ type packedBuilds struct {
 func (a *app) packCommand() *cobra.Command {
 	var request wire.Pack
 	cmd := &cobra.Command{
-		Use:   "pack ENTRY|MODEL...|--all [-n]",
+		Use:   "pack ENTRY|MODEL...|--all [--compress] [-n]",
 		Short: "keep builds as what they share with others",
 		Long: `pack keeps builds as recipes: most of their bytes stand in other builds of the same model, or of one like it, and are not
 stored again. The next request for a packed build unpacks it, which takes as long as a copy. The daemon packs by itself what was
 not used for a while; see [space] in its configuration. What is in use, or was given out in the last ten minutes, stays as it is,
 and so does what would free less than 64 KiB. What others take their bytes from is packed for what it has twice. ENTRY is as for show; --all means all builds of yours,
-and for administrators all there are. With -n it prints what would be freed, after comparing builds where that has not been
-done yet.` + statusHelp(askingCodes...),
-		Example: `  epcachectl pack --all -n`,
+and for administrators all there are. With --compress what packed builds have of their own is compressed then, and builds that share
+nothing are, where that saves an eighth; the next request waits for decoding as well. The daemon does that by itself with what was not used for
+compress_after. With -n it prints what would be freed, after comparing builds where that has not been
+done yet, and with --compress after sampling what may be compressed as it is now.` + statusHelp(askingCodes...),
+		Example: `  epcachectl pack --all -n
+  epcachectl pack --compress mobilenet.onnx`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changePacked(cmd.Context(), args, &request, "packed", "would be packed")
+			return a.changePacked(cmd.Context(), args, &request, "packed")
 		},
 	}
+	cmd.Flags().BoolVar(&request.Compress, "compress", false, "compress what they have of their own, too")
 	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "pack nothing, print what would be freed")
 	return cmd
@@ -60,7 +65,7 @@ them as well if the daemon shall not pack them when they are not used for a whil
 and --all are as for pack.` + statusHelp(askingCodes...),
 		Example: `  epcachectl unpack mobilenet.onnx`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changePacked(cmd.Context(), args, &request, "unpacked", "would be unpacked")
+			return a.changePacked(cmd.Context(), args, &request, "unpacked")
 		},
 	}
 	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
@@ -68,7 +73,7 @@ and --all are as for pack.` + statusHelp(askingCodes...),
 	return cmd
 }
 
-func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pack, done, would string) error {
+func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pack, done string) error {
 	switch {
 	case request.All && len(args) > 0:
 		return usageError{errors.New("name builds, or say --all")}
@@ -89,11 +94,11 @@ func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pac
 		if err != nil {
 			return asGiven(err, args, entries)
 		}
-		return a.printPacked(request.DryRun, reply, done, would)
+		return a.printPacked(request.DryRun, reply, done)
 	})
 }
 
-func (a *app) printPacked(dryRun bool, r *wire.PackReply, done, would string) error {
+func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if a.json {
 		out := packResult{DryRun: dryRun, FreedBytes: r.GetFreedBytes(), Changed: r.GetChanged(), More: r.GetMore(), Builds: []packedBuilds{}}
 		for _, b := range r.GetBuilds() {
@@ -103,8 +108,8 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done, would string) er
 	}
 	for _, b := range r.GetBuilds() {
 		outcome := b.GetOutcome()
-		if outcome == done && dryRun {
-			outcome = would
+		if dryRun && !strings.HasPrefix(outcome, "kept: ") {
+			outcome = "would be " + outcome
 		}
 		a.print.line("%s: build %s of %s: %s%s", orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()), printable(outcome), freedText(b.GetFreesBytes()))
 	}
@@ -112,7 +117,7 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done, would string) er
 		a.print.line("and %d more", n)
 	}
 	if dryRun {
-		done = would
+		done = "would be " + done
 	}
 	a.print.line("%s %s%s", counted(r.GetChanged(), "build"), done, freedText(r.GetFreedBytes()))
 	return nil

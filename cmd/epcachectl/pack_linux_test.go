@@ -22,6 +22,10 @@ and 3 more
 	require.Equal(t, "packed", out.Builds[0].Outcome)
 	require.EqualValues(t, 4096, out.FreedBytes)
 	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`}, b.changed())
+	require.Contains(t, call(t, "pack", "--compress", "--all", "-n").out, "would be compressed, frees 4.0 KiB\n")
+	require.NoError(t, json.Unmarshal([]byte(call(t, "pack", "--compress", "x", "--json").out), &out))
+	require.Equal(t, "compressed", out.Builds[0].Outcome)
+	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`, `compressed ["x"] false`}, b.changed())
 	for _, args := range [][]string{{"pack"}, {"unpack"}, {"pack", "--all", "x"}} {
 		require.Equal(t, exitUsage, call(t, args...).code, args)
 	}

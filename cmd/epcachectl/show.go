@@ -104,6 +104,7 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"last used", timeOf(b.GetLastUsedMs()) + ", " + counted(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
 		{"space", byteSize(sizeOf(b)) + ", of which its removal would free " + byteSize(b.GetOwnBytes())},
+		{"kept", orDash(b.GetKeptAs())},
 		{"load check", orDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}

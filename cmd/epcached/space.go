@@ -43,7 +43,15 @@ func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect,
 	if err != nil {
 		return nil, wireError(err)
 	}
-	return collectReply(plan), nil
+	reply := collectReply(plan)
+	if w.DryRun {
+		x, err := b.cache.Compressing(ctx, peer(p))
+		if err != nil {
+			return nil, wireError(err)
+		}
+		reply.Compressing = &wire.Compressing{Files: x.Files, Bytes: x.Bytes, StoredBytes: x.Stored, Waiting: x.Waiting, WaitingBytes: x.WaitingBytes, NextMs: milliseconds(x.Next)}
+	}
+	return reply, nil
 }
 
 func collectReply(plan *cache.Collection) *wire.CollectReply {

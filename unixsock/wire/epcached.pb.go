@@ -3755,6 +3755,7 @@ type Build struct {
 	VerifiedOutput       float64                `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
 	Pinned               bool                   `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
 	OwnBytes             int64                  `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; List, Show and Usage say it
+	KeptAs               string                 `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its large files are kept on the disk, and whether and when that is compressed by itself, in words; Show and Why say it
 	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields        protoimpl.UnknownFields
@@ -4027,6 +4028,13 @@ func (x *Build) GetOwnBytes() int64 {
 		return x.OwnBytes
 	}
 	return 0
+}
+
+func (x *Build) GetKeptAs() string {
+	if x != nil {
+		return x.KeptAs
+	}
+	return ""
 }
 
 func (x *Build) GetMadeBy() string {
@@ -4560,9 +4568,10 @@ type CollectReply struct {
 	ShortBytes    int64                  `protobuf:"varint,7,opt,name=short_bytes,json=shortBytes,proto3" json:"short_bytes,omitempty"`    // not 0: so much more should go, and may not
 	Kept          []*Kept                `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`                                   // what may not go, by reason
 	PlanSeconds   float64                `protobuf:"fixed64,9,opt,name=plan_seconds,json=planSeconds,proto3" json:"plan_seconds,omitempty"`
-	Considered    uint64                 `protobuf:"varint,10,opt,name=considered,proto3" json:"considered,omitempty"` // builds that were looked at
-	Packed        uint64                 `protobuf:"varint,11,opt,name=packed,proto3" json:"packed,omitempty"`         // builds that were packed, or would be
-	Copies        uint64                 `protobuf:"varint,12,opt,name=copies,proto3" json:"copies,omitempty"`         // builds whose unpacked copy went, or would
+	Considered    uint64                 `protobuf:"varint,10,opt,name=considered,proto3" json:"considered,omitempty"`  // builds that were looked at
+	Packed        uint64                 `protobuf:"varint,11,opt,name=packed,proto3" json:"packed,omitempty"`          // builds that were packed, or would be
+	Copies        uint64                 `protobuf:"varint,12,opt,name=copies,proto3" json:"copies,omitempty"`          // builds whose unpacked copy went, or would
+	Compressing   *Compressing           `protobuf:"bytes,13,opt,name=compressing,proto3" json:"compressing,omitempty"` // with dry_run: of files that builds have which the caller may collect
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4681,6 +4690,98 @@ func (x *CollectReply) GetCopies() uint64 {
 	return 0
 }
 
+func (x *CollectReply) GetCompressing() *Compressing {
+	if x != nil {
+		return x.Compressing
+	}
+	return nil
+}
+
+// Compressing is no part of a plan: the daemon compresses by itself what has not been used for long.
+type Compressing struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         uint64                 `protobuf:"varint,1,opt,name=files,proto3" json:"files,omitempty"`                                // that are kept compressed
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`                                // that come out of what is compressed
+	StoredBytes   int64                  `protobuf:"varint,3,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"` // that it takes, with the recipes
+	Waiting       uint64                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`                            // files that may be compressed when they are cold for long enough, if a sample gains an eighth
+	WaitingBytes  int64                  `protobuf:"varint,5,opt,name=waiting_bytes,json=waitingBytes,proto3" json:"waiting_bytes,omitempty"`
+	NextMs        int64                  `protobuf:"varint,6,opt,name=next_ms,json=nextMs,proto3" json:"next_ms,omitempty"` // when the first of them is, if nobody uses it; Unix time, milliseconds; 0: none, or compressing is switched off
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Compressing) Reset() {
+	*x = Compressing{}
+	mi := &file_epcached_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Compressing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Compressing) ProtoMessage() {}
+
+func (x *Compressing) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Compressing.ProtoReflect.Descriptor instead.
+func (*Compressing) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Compressing) GetFiles() uint64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *Compressing) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Compressing) GetStoredBytes() int64 {
+	if x != nil {
+		return x.StoredBytes
+	}
+	return 0
+}
+
+func (x *Compressing) GetWaiting() uint64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Compressing) GetWaitingBytes() int64 {
+	if x != nil {
+		return x.WaitingBytes
+	}
+	return 0
+}
+
+func (x *Compressing) GetNextMs() int64 {
+	if x != nil {
+		return x.NextMs
+	}
+	return 0
+}
+
 // Pack keeps builds as recipes, as far as that saves something and nobody holds them, or makes them whole again.
 type Pack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4688,13 +4789,14 @@ type Pack struct {
 	All           bool                   `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`                     // instead: every build that the caller may change
 	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // find out, and change nothing
 	Unpack        bool                   `protobuf:"varint,4,opt,name=unpack,proto3" json:"unpack,omitempty"`               // make them whole again
+	Compress      bool                   `protobuf:"varint,5,opt,name=compress,proto3" json:"compress,omitempty"`           // once they are packed, compress what they have of their own, as far as that gains
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4706,7 +4808,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[47]
+	mi := &file_epcached_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4719,7 +4821,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{47}
+	return file_epcached_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Pack) GetEntries() []string {
@@ -4750,6 +4852,13 @@ func (x *Pack) GetUnpack() bool {
 	return false
 }
 
+func (x *Pack) GetCompress() bool {
+	if x != nil {
+		return x.Compress
+	}
+	return false
+}
+
 type PackReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Builds        []*PackedBuild         `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`                            // the list is cut where the frame is full
@@ -4762,7 +4871,7 @@ type PackReply struct {
 
 func (x *PackReply) Reset() {
 	*x = PackReply{}
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4774,7 +4883,7 @@ func (x *PackReply) String() string {
 func (*PackReply) ProtoMessage() {}
 
 func (x *PackReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4787,7 +4896,7 @@ func (x *PackReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackReply.ProtoReflect.Descriptor instead.
 func (*PackReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{48}
+	return file_epcached_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PackReply) GetBuilds() []*PackedBuild {
@@ -4824,7 +4933,7 @@ type PackedBuild struct {
 	ModelName     string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	Ep            string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
 	Scope         string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
-	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`                          // "packed", "unpacked", or "kept: <why>"
+	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`                          // "packed", "compressed", "unpacked", or "kept: <why>"
 	FreesBytes    int64                  `protobuf:"varint,6,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk; less than 0: that it takes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4832,7 +4941,7 @@ type PackedBuild struct {
 
 func (x *PackedBuild) Reset() {
 	*x = PackedBuild{}
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4844,7 +4953,7 @@ func (x *PackedBuild) String() string {
 func (*PackedBuild) ProtoMessage() {}
 
 func (x *PackedBuild) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4857,7 +4966,7 @@ func (x *PackedBuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackedBuild.ProtoReflect.Descriptor instead.
 func (*PackedBuild) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{49}
+	return file_epcached_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PackedBuild) GetBuild() string {
@@ -4922,7 +5031,7 @@ type CollectStep struct {
 
 func (x *CollectStep) Reset() {
 	*x = CollectStep{}
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5043,7 @@ func (x *CollectStep) String() string {
 func (*CollectStep) ProtoMessage() {}
 
 func (x *CollectStep) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5056,7 @@ func (x *CollectStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectStep.ProtoReflect.Descriptor instead.
 func (*CollectStep) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{50}
+	return file_epcached_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CollectStep) GetBuild() string {
@@ -5039,7 +5148,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5051,7 +5160,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5064,7 +5173,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{51}
+	return file_epcached_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Kept) GetReason() string {
@@ -5099,7 +5208,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5111,7 +5220,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5124,7 +5233,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{52}
+	return file_epcached_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Usage) GetEntries() []string {
@@ -5157,7 +5266,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5169,7 +5278,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5182,7 +5291,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{53}
+	return file_epcached_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UsageReply) GetSpace() *Space {
@@ -5254,7 +5363,7 @@ type BuildUsage struct {
 
 func (x *BuildUsage) Reset() {
 	*x = BuildUsage{}
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5266,7 +5375,7 @@ func (x *BuildUsage) String() string {
 func (*BuildUsage) ProtoMessage() {}
 
 func (x *BuildUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5279,7 +5388,7 @@ func (x *BuildUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildUsage.ProtoReflect.Descriptor instead.
 func (*BuildUsage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{54}
+	return file_epcached_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *BuildUsage) GetBuild() *Build {
@@ -5331,7 +5440,7 @@ type UsageSum struct {
 
 func (x *UsageSum) Reset() {
 	*x = UsageSum{}
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5452,7 @@ func (x *UsageSum) String() string {
 func (*UsageSum) ProtoMessage() {}
 
 func (x *UsageSum) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5465,7 @@ func (x *UsageSum) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSum.ProtoReflect.Descriptor instead.
 func (*UsageSum) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{55}
+	return file_epcached_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *UsageSum) GetName() string {
@@ -5414,7 +5523,7 @@ type SharedBlob struct {
 
 func (x *SharedBlob) Reset() {
 	*x = SharedBlob{}
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5426,7 +5535,7 @@ func (x *SharedBlob) String() string {
 func (*SharedBlob) ProtoMessage() {}
 
 func (x *SharedBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5439,7 +5548,7 @@ func (x *SharedBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedBlob.ProtoReflect.Descriptor instead.
 func (*SharedBlob) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{56}
+	return file_epcached_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SharedBlob) GetDigest() string {
@@ -5490,7 +5599,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5502,7 +5611,7 @@ func (x *Layout) String() string {
 func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5515,7 +5624,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{57}
+	return file_epcached_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Layout) GetEntries() []string {
@@ -5551,7 +5660,7 @@ type LayoutReply struct {
 
 func (x *LayoutReply) Reset() {
 	*x = LayoutReply{}
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5563,7 +5672,7 @@ func (x *LayoutReply) String() string {
 func (*LayoutReply) ProtoMessage() {}
 
 func (x *LayoutReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5576,7 +5685,7 @@ func (x *LayoutReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutReply.ProtoReflect.Descriptor instead.
 func (*LayoutReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{58}
+	return file_epcached_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LayoutReply) GetFiles() []*LaidFile {
@@ -5633,7 +5742,7 @@ type LaidFile struct {
 
 func (x *LaidFile) Reset() {
 	*x = LaidFile{}
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5645,7 +5754,7 @@ func (x *LaidFile) String() string {
 func (*LaidFile) ProtoMessage() {}
 
 func (x *LaidFile) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5658,7 +5767,7 @@ func (x *LaidFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaidFile.ProtoReflect.Descriptor instead.
 func (*LaidFile) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{59}
+	return file_epcached_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LaidFile) GetBuild() string {
@@ -5799,7 +5908,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5811,7 +5920,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5824,7 +5933,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{60}
+	return file_epcached_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Piece) GetAt() int64 {
@@ -5874,7 +5983,7 @@ type Placed struct {
 
 func (x *Placed) Reset() {
 	*x = Placed{}
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5886,7 +5995,7 @@ func (x *Placed) String() string {
 func (*Placed) ProtoMessage() {}
 
 func (x *Placed) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5899,7 +6008,7 @@ func (x *Placed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placed.ProtoReflect.Descriptor instead.
 func (*Placed) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{61}
+	return file_epcached_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Placed) GetName() string {
@@ -5991,7 +6100,7 @@ type Sharer struct {
 
 func (x *Sharer) Reset() {
 	*x = Sharer{}
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6003,7 +6112,7 @@ func (x *Sharer) String() string {
 func (*Sharer) ProtoMessage() {}
 
 func (x *Sharer) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6016,7 +6125,7 @@ func (x *Sharer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharer.ProtoReflect.Descriptor instead.
 func (*Sharer) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{62}
+	return file_epcached_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Sharer) GetBuild() string {
@@ -6055,7 +6164,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6067,7 +6176,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6080,7 +6189,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{63}
+	return file_epcached_proto_rawDescGZIP(), []int{64}
 }
 
 type StatusReply struct {
@@ -6107,7 +6216,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6119,7 +6228,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6132,7 +6241,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{64}
+	return file_epcached_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -6278,7 +6387,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6290,7 +6399,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6303,7 +6412,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{65}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -6477,7 +6586,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6489,7 +6598,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6502,7 +6611,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -6531,7 +6640,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6543,7 +6652,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6556,7 +6665,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -6593,7 +6702,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6605,7 +6714,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6618,7 +6727,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -6721,7 +6830,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6733,7 +6842,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6746,7 +6855,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *EpFacts) GetName() string {
@@ -6823,7 +6932,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6835,7 +6944,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6848,7 +6957,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -6937,7 +7046,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6949,7 +7058,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6962,7 +7071,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Report) GetBuild() string {
@@ -7021,7 +7130,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7033,7 +7142,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7046,7 +7155,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -7094,7 +7203,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7106,7 +7215,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7119,7 +7228,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Why) GetEntry() string {
@@ -7146,7 +7255,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7158,7 +7267,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7171,7 +7280,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -7242,7 +7351,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7254,7 +7363,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7267,7 +7376,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -7310,7 +7419,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +7431,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +7444,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -7378,7 +7487,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7390,7 +7499,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7403,7 +7512,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Difference) GetField() string {
@@ -7443,7 +7552,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7455,7 +7564,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7468,7 +7577,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -7537,7 +7646,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7549,7 +7658,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7562,7 +7671,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -7588,7 +7697,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7600,7 +7709,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7613,7 +7722,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -7634,7 +7743,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +7755,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +7768,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -7671,7 +7780,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7683,7 +7792,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7696,7 +7805,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 type DoctorReply struct {
@@ -7708,7 +7817,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7720,7 +7829,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7733,7 +7842,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -7755,7 +7864,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7767,7 +7876,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7780,7 +7889,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -7822,7 +7931,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7834,7 +7943,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7847,7 +7956,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Check) GetDeep() bool {
@@ -7885,7 +7994,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7897,7 +8006,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7910,7 +8019,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -7968,7 +8077,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7980,7 +8089,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7993,7 +8102,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -8036,7 +8145,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8048,7 +8157,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8061,7 +8170,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Finding) GetKind() string {
@@ -8442,7 +8551,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xe2\t\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xfb\t\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -8487,6 +8596,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x0fverified_output\x18  \x01(\x01R\x0everifiedOutput\x12\x16\n" +
 	"\x06pinned\x18! \x01(\bR\x06pinned\x12\x1b\n" +
 	"\town_bytes\x18\" \x01(\x03R\bownBytes\x12\x17\n" +
+	"\akept_as\x18$ \x01(\tR\x06keptAs\x12\x17\n" +
 	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
 	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"K\n" +
 	"\tListReply\x12*\n" +
@@ -8522,7 +8632,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\aCollect\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\x12\x1e\n" +
 	"\bto_bytes\x18\x02 \x01(\x03H\x00R\atoBytes\x88\x01\x01B\v\n" +
-	"\t_to_bytes\"\x8a\x03\n" +
+	"\t_to_bytes\"\xc6\x03\n" +
 	"\fCollectReply\x12.\n" +
 	"\x05steps\x18\x01 \x03(\v2\x18.epcached.v1.CollectStepR\x05steps\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
@@ -8541,12 +8651,21 @@ const file_epcached_proto_rawDesc = "" +
 	" \x01(\x04R\n" +
 	"considered\x12\x16\n" +
 	"\x06packed\x18\v \x01(\x04R\x06packed\x12\x16\n" +
-	"\x06copies\x18\f \x01(\x04R\x06copies\"c\n" +
+	"\x06copies\x18\f \x01(\x04R\x06copies\x12:\n" +
+	"\vcompressing\x18\r \x01(\v2\x18.epcached.v1.CompressingR\vcompressing\"\xb4\x01\n" +
+	"\vCompressing\x12\x14\n" +
+	"\x05files\x18\x01 \x01(\x04R\x05files\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12!\n" +
+	"\fstored_bytes\x18\x03 \x01(\x03R\vstoredBytes\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\x04R\awaiting\x12#\n" +
+	"\rwaiting_bytes\x18\x05 \x01(\x03R\fwaitingBytes\x12\x17\n" +
+	"\anext_ms\x18\x06 \x01(\x03R\x06nextMs\"\x7f\n" +
 	"\x04Pack\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x16\n" +
-	"\x06unpack\x18\x04 \x01(\bR\x06unpack\"\x8c\x01\n" +
+	"\x06unpack\x18\x04 \x01(\bR\x06unpack\x12\x1a\n" +
+	"\bcompress\x18\x05 \x01(\bR\bcompress\"\x8c\x01\n" +
 	"\tPackReply\x120\n" +
 	"\x06builds\x18\x01 \x03(\v2\x18.epcached.v1.PackedBuildR\x06builds\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
@@ -8918,7 +9037,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -8969,62 +9088,63 @@ var file_epcached_proto_goTypes = []any{
 	(*Unpin)(nil),             // 46: epcached.v1.Unpin
 	(*Collect)(nil),           // 47: epcached.v1.Collect
 	(*CollectReply)(nil),      // 48: epcached.v1.CollectReply
-	(*Pack)(nil),              // 49: epcached.v1.Pack
-	(*PackReply)(nil),         // 50: epcached.v1.PackReply
-	(*PackedBuild)(nil),       // 51: epcached.v1.PackedBuild
-	(*CollectStep)(nil),       // 52: epcached.v1.CollectStep
-	(*Kept)(nil),              // 53: epcached.v1.Kept
-	(*Usage)(nil),             // 54: epcached.v1.Usage
-	(*UsageReply)(nil),        // 55: epcached.v1.UsageReply
-	(*BuildUsage)(nil),        // 56: epcached.v1.BuildUsage
-	(*UsageSum)(nil),          // 57: epcached.v1.UsageSum
-	(*SharedBlob)(nil),        // 58: epcached.v1.SharedBlob
-	(*Layout)(nil),            // 59: epcached.v1.Layout
-	(*LayoutReply)(nil),       // 60: epcached.v1.LayoutReply
-	(*LaidFile)(nil),          // 61: epcached.v1.LaidFile
-	(*Piece)(nil),             // 62: epcached.v1.Piece
-	(*Placed)(nil),            // 63: epcached.v1.Placed
-	(*Sharer)(nil),            // 64: epcached.v1.Sharer
-	(*Status)(nil),            // 65: epcached.v1.Status
-	(*StatusReply)(nil),       // 66: epcached.v1.StatusReply
-	(*Space)(nil),             // 67: epcached.v1.Space
-	(*Probe)(nil),             // 68: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 69: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 70: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 71: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 72: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 73: epcached.v1.Report
-	(*ReportReply)(nil),       // 74: epcached.v1.ReportReply
-	(*Why)(nil),               // 75: epcached.v1.Why
-	(*Explanation)(nil),       // 76: epcached.v1.Explanation
-	(*Candidate)(nil),         // 77: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 78: epcached.v1.Neighbour
-	(*Difference)(nil),        // 79: epcached.v1.Difference
-	(*Event)(nil),             // 80: epcached.v1.Event
-	(*Events)(nil),            // 81: epcached.v1.Events
-	(*EventsReply)(nil),       // 82: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 83: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 84: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 85: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 86: epcached.v1.Advice
-	(*Check)(nil),             // 87: epcached.v1.Check
-	(*CheckReply)(nil),        // 88: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 89: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 90: epcached.v1.Finding
-	nil,                       // 91: epcached.v1.Error.FactsEntry
-	nil,                       // 92: epcached.v1.Device.MetadataEntry
-	nil,                       // 93: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 94: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 95: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 96: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 97: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 98: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 99: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 100: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 101: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 102: epcached.v1.Failure.FactsEntry
-	nil,                       // 103: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 104: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Compressing)(nil),       // 49: epcached.v1.Compressing
+	(*Pack)(nil),              // 50: epcached.v1.Pack
+	(*PackReply)(nil),         // 51: epcached.v1.PackReply
+	(*PackedBuild)(nil),       // 52: epcached.v1.PackedBuild
+	(*CollectStep)(nil),       // 53: epcached.v1.CollectStep
+	(*Kept)(nil),              // 54: epcached.v1.Kept
+	(*Usage)(nil),             // 55: epcached.v1.Usage
+	(*UsageReply)(nil),        // 56: epcached.v1.UsageReply
+	(*BuildUsage)(nil),        // 57: epcached.v1.BuildUsage
+	(*UsageSum)(nil),          // 58: epcached.v1.UsageSum
+	(*SharedBlob)(nil),        // 59: epcached.v1.SharedBlob
+	(*Layout)(nil),            // 60: epcached.v1.Layout
+	(*LayoutReply)(nil),       // 61: epcached.v1.LayoutReply
+	(*LaidFile)(nil),          // 62: epcached.v1.LaidFile
+	(*Piece)(nil),             // 63: epcached.v1.Piece
+	(*Placed)(nil),            // 64: epcached.v1.Placed
+	(*Sharer)(nil),            // 65: epcached.v1.Sharer
+	(*Status)(nil),            // 66: epcached.v1.Status
+	(*StatusReply)(nil),       // 67: epcached.v1.StatusReply
+	(*Space)(nil),             // 68: epcached.v1.Space
+	(*Probe)(nil),             // 69: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 70: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 71: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 72: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 73: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 74: epcached.v1.Report
+	(*ReportReply)(nil),       // 75: epcached.v1.ReportReply
+	(*Why)(nil),               // 76: epcached.v1.Why
+	(*Explanation)(nil),       // 77: epcached.v1.Explanation
+	(*Candidate)(nil),         // 78: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 79: epcached.v1.Neighbour
+	(*Difference)(nil),        // 80: epcached.v1.Difference
+	(*Event)(nil),             // 81: epcached.v1.Event
+	(*Events)(nil),            // 82: epcached.v1.Events
+	(*EventsReply)(nil),       // 83: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 84: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 85: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 86: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 87: epcached.v1.Advice
+	(*Check)(nil),             // 88: epcached.v1.Check
+	(*CheckReply)(nil),        // 89: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 90: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 91: epcached.v1.Finding
+	nil,                       // 92: epcached.v1.Error.FactsEntry
+	nil,                       // 93: epcached.v1.Device.MetadataEntry
+	nil,                       // 94: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 95: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 96: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 97: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 98: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 99: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 100: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 101: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 102: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 103: epcached.v1.Failure.FactsEntry
+	nil,                       // 104: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 105: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -9045,22 +9165,22 @@ var file_epcached_proto_depIdxs = []int32{
 	42,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
 	43,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
 	44,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	65,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	66,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	68,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	69,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	87,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	88,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	73,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	74,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	75,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	76,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	81,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	82,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	83,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	80,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	84,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	85,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	66,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	67,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	69,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	70,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	88,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	89,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	74,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	75,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	76,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	77,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	82,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	83,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	84,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	81,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	85,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	86,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	30,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	33,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	34,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -9073,42 +9193,42 @@ var file_epcached_proto_depIdxs = []int32{
 	46,  // 43: epcached.v1.Envelope.unpin:type_name -> epcached.v1.Unpin
 	47,  // 44: epcached.v1.Envelope.collect:type_name -> epcached.v1.Collect
 	48,  // 45: epcached.v1.Envelope.collect_reply:type_name -> epcached.v1.CollectReply
-	54,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
-	55,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
-	59,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
-	60,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
-	49,  // 50: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
-	50,  // 51: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
+	55,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
+	56,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
+	60,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
+	61,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
+	50,  // 50: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
+	51,  // 51: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
 	0,   // 52: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	91,  // 53: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	92,  // 53: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
 	9,   // 54: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	92,  // 55: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	93,  // 55: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
 	11,  // 56: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	93,  // 57: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	94,  // 58: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	94,  // 57: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	95,  // 58: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
 	14,  // 59: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
 	9,   // 60: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
 	10,  // 61: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
 	12,  // 62: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	95,  // 63: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	96,  // 64: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	97,  // 65: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	96,  // 63: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	97,  // 64: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	98,  // 65: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
 	13,  // 66: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
 	1,   // 67: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
 	10,  // 68: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
 	16,  // 69: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
 	17,  // 70: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	98,  // 71: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	99,  // 72: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	76,  // 73: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	99,  // 71: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	100, // 72: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	77,  // 73: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
 	20,  // 74: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
 	19,  // 75: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	100, // 76: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	101, // 77: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	101, // 76: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	102, // 77: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
 	26,  // 78: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
 	27,  // 79: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
 	5,   // 80: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	102, // 81: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	103, // 81: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
 	31,  // 82: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
 	32,  // 83: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
 	17,  // 84: epcached.v1.Build.files:type_name -> epcached.v1.File
@@ -9116,44 +9236,45 @@ var file_epcached_proto_depIdxs = []int32{
 	38,  // 86: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
 	38,  // 87: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
 	38,  // 88: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	52,  // 89: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
-	53,  // 90: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	51,  // 91: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	67,  // 92: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	56,  // 93: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	57,  // 94: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	57,  // 95: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	58,  // 96: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	38,  // 97: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	61,  // 98: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
-	62,  // 99: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
-	63,  // 100: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
-	64,  // 101: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
-	67,  // 102: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	70,  // 103: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13,  // 104: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	70,  // 105: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	71,  // 106: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	72,  // 107: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	103, // 108: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	104, // 109: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 110: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	77,  // 111: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	78,  // 112: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	80,  // 113: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38,  // 114: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	79,  // 115: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	79,  // 116: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	80,  // 117: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	86,  // 118: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	90,  // 119: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	89,  // 120: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 121: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	122, // [122:122] is the sub-list for method output_type
-	122, // [122:122] is the sub-list for method input_type
-	122, // [122:122] is the sub-list for extension type_name
-	122, // [122:122] is the sub-list for extension extendee
-	0,   // [0:122] is the sub-list for field type_name
+	53,  // 89: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	54,  // 90: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	49,  // 91: epcached.v1.CollectReply.compressing:type_name -> epcached.v1.Compressing
+	52,  // 92: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	68,  // 93: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	57,  // 94: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	58,  // 95: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	58,  // 96: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	59,  // 97: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	38,  // 98: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	62,  // 99: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
+	63,  // 100: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
+	64,  // 101: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
+	65,  // 102: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
+	68,  // 103: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	71,  // 104: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13,  // 105: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	71,  // 106: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	72,  // 107: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	73,  // 108: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	104, // 109: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	105, // 110: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 111: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	78,  // 112: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	79,  // 113: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	81,  // 114: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38,  // 115: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	80,  // 116: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	80,  // 117: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	81,  // 118: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	87,  // 119: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	91,  // 120: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	90,  // 121: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 122: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	123, // [123:123] is the sub-list for method output_type
+	123, // [123:123] is the sub-list for method input_type
+	123, // [123:123] is the sub-list for extension type_name
+	123, // [123:123] is the sub-list for extension extendee
+	0,   // [0:123] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -9218,14 +9339,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[45].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[87].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[88].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   103,
+			NumMessages:   104,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,94 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// keptAs says how the large files of a build are kept on the disk, and whether and when that is compressed by itself, or why not.
+func (c *Cache) keptAs(ctx context.Context, b *index.Build) string {
+	said := make(map[string]int64) // with the bytes of whom it is said
+	for d, size := range distinctBlobs(b) {
+		if size < forms.Least {
+			continue
+		}
+		said[c.formText(d)+"; "+c.compressText(ctx, d)] += size
+	}
+	texts := slices.SortedFunc(maps.Keys(said), func(a, b string) int { return cmp.Or(cmp.Compare(said[b], said[a]), strings.Compare(a, b)) })
+	for i, text := range texts {
+		if len(texts) > 1 {
+			texts[i] = bytesText(said[text]) + " " + text
+		}
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (c *Cache) formText(d cas.Digest) string {
+	p, packed := c.forms.Packed(d)
+	if !packed || !c.forms.OnlyPacked(d) {
+		return "whole"
+	}
+	own := p.Compressed
+	if p.Literals >= 0 {
+		own = p.Containers[p.Literals].Size
+	}
+	return fmt.Sprintf("packed, %s of %s its own", bytesText(own), bytesText(p.Size))
+}
+
+func (c *Cache) compressText(ctx context.Context, d cas.Digest) string {
+	state, x, err := c.forms.CompressingOf(ctx, d)
+	if err != nil {
+		return "whether it can be compressed is not known: " + err.Error()
+	}
+	switch state {
+	case forms.IsCompressed:
+		p, _ := c.forms.Packed(d)
+		return fmt.Sprintf("compressed since %s, %s to %s, recipe included", c.forms.PackedSince(d).UTC().Format(time.RFC3339), bytesText(p.Compressed), bytesText(p.Stored))
+	case forms.IsDense:
+		return "compressing was tried, and gains too little"
+	case forms.IsTakenFrom:
+		return "not compressed: others take bytes of it"
+	case forms.NotCompressible:
+		return "nothing of it is compressed"
+	case forms.MayBe:
+	}
+	when := c.settings.Load().pack
+	switch {
+	case when.when == PackOff || when.compressAfter <= 0:
+		return "not compressed by itself: that is switched off"
+	case c.anyPinned(d):
+		return "not compressed: it is pinned"
+	}
+	at := c.lastNeeded(d).Add(when.compressAfter)
+	if !at.After(c.now()) {
+		return fmt.Sprintf("compressed soon, if of %s a sample gains an eighth", bytesText(x.Size))
+	}
+	return fmt.Sprintf("compressed from %s on, if it is not used until then and of %s a sample gains an eighth", at.UTC().Format(time.RFC3339), bytesText(x.Size))
+}
+
+// lastNeeded is when any build that needs a blob was last used, or made.
+func (c *Cache) lastNeeded(d cas.Digest) (last time.Time) {
+	ids, err := c.index.Needs(d)
+	if err != nil {
+		return c.now() // whoever needs it finds out
+	}
+	for _, id := range ids {
+		used, _ := c.index.LastUse(id)
+		if b, err := c.index.Get(id); err == nil && used.Before(b.Created) {
+			used = b.Created
+		}
+		if used.After(last) {
+			last = used
+		}
+	}
+	return last
+}
