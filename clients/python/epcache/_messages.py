@@ -328,6 +328,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(32, "verified_output", "double"),
         Field(33, "pinned", "bool"),
         Field(34, "own_bytes", "int64"),
+        Field(36, "kept_as", "string"),
         Field(40, "made_by", "string"),
         Field(50, "members", "Member", "repeated"),
     ),
