@@ -206,14 +206,14 @@ func serve(t testing.TB, backend *standIn, limits Limits) *served {
 		select {
 		case err := <-ended:
 			require.NoError(t, err)
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatal("the server does not stop")
 		}
 		s.stop = func() {}
 	}
 	t.Cleanup(func() {
 		s.stop()
-		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, 5*time.Second, 5*time.Millisecond,
+		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, 5*time.Millisecond,
 			"descriptors leak: %d, %d before", openDescriptors(t), before)
 	})
 	return s
@@ -227,7 +227,7 @@ func openDescriptors(t testing.TB) int {
 
 func dial(t testing.TB, s *served) *Client {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := Dialer{Name: "test"}.Dial(ctx, s.path)
 	require.NoError(t, err)

@@ -28,7 +28,7 @@ func TestRequestsInFlight(t *testing.T) {
 		c.write(statusFrame(5))
 		e, _ := c.read()
 		return e.GetStatusReply() != nil
-	}, 5*time.Second, time.Millisecond)
+	}, patience, time.Millisecond)
 }
 
 func TestRequestBytesOfOneUser(t *testing.T) {
@@ -38,7 +38,7 @@ func TestRequestBytesOfOneUser(t *testing.T) {
 	large.Model.Name = string(make([]byte, 600<<10))
 	frame := framed(&wire.Envelope{Request: 1, Descriptors: 1, Body: &wire.Envelope_Acquire{Acquire: large}})
 	one.write(frame, int(f.Fd()))
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
 	other.write(frame, int(f.Fd()))
 	e, _ := other.read()
 	require.Equal(t, wire.ErrorClass_BUSY, e.GetError().GetClass())
@@ -48,7 +48,7 @@ func TestDescriptorsOfOneUser(t *testing.T) {
 	s := serve(t, &standIn{acquire: waitForEnd}, Limits{DescriptorsPerUID: 10})
 	c, f := rawHello(t, s), modelFile(t)
 	c.write(acquireFrame(1, 8), many(f, 8)...)
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
 	c.write(acquireFrame(2, 8), many(f, 8)...)
 	e, _ := c.read()
 	require.Equal(t, wire.ErrorClass_BUSY, e.GetError().GetClass())
@@ -65,7 +65,7 @@ func TestConnectionsOfOneUser(t *testing.T) {
 	require.ErrorIs(t, err, ErrBusy)
 	require.Equal(t, 2, s.Connections())
 	require.NoError(t, second.Close())
-	require.Eventually(t, func() bool { return s.Connections() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Connections() == 1 }, patience, time.Millisecond)
 	dial(t, s)
 }
 
@@ -83,7 +83,7 @@ func TestUnreadAnswersWithDescriptors(t *testing.T) {
 	for i := range 20 {
 		c.write(acquireFrame(uint64(i+1), 1), int(f.Fd()))
 	}
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 20 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 20 }, patience, time.Millisecond)
 	time.Sleep(50 * time.Millisecond) // for a ninth to be sent, if it were
 	unread := s.unreadAnswers()
 	require.EqualValues(t, 8, unread)
@@ -110,11 +110,11 @@ func TestClientThatNeverReadsDescriptors(t *testing.T) {
 	for i := range 3 {
 		c.write(acquireFrame(uint64(i+1), 1), int(f.Fd()))
 	}
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 3 }, 5*time.Second, time.Millisecond)
-	require.Eventually(t, func() bool { return c.tryWrite(statusFrame(9)) != nil }, 5*time.Second, 5*time.Millisecond, "the daemon gives up")
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 3 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return c.tryWrite(statusFrame(9)) != nil }, patience, 5*time.Millisecond, "the daemon gives up")
 	require.EqualValues(t, 2, s.unreadAnswers(), "and goes on counting what is under way")
 	c.readEnd()
-	require.Eventually(t, func() bool { return s.unreadAnswers() == 0 && s.Connections() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.unreadAnswers() == 0 && s.Connections() == 0 }, patience, time.Millisecond)
 }
 
 func TestUnreadAnswersOfOneUser(t *testing.T) {
@@ -124,7 +124,7 @@ func TestUnreadAnswersOfOneUser(t *testing.T) {
 	lazy[0].write(acquireFrame(1, 1), int(f.Fd()))
 	lazy[0].write(acquireFrame(2, 1), int(f.Fd()))
 	lazy[1].write(acquireFrame(1, 1), int(f.Fd()))
-	require.Eventually(t, func() bool { return s.unreadAnswers() == 3 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.unreadAnswers() == 3 }, patience, time.Millisecond)
 
 	c := dial(t, s)
 	_, _, err := c.Acquire(background(t), acquireModel(), []*os.File{f}, nil, nil)
@@ -148,5 +148,5 @@ func TestClientThatNeverReads(t *testing.T) {
 		_, err := dial(t, s).Status(background(t))
 		require.NoError(t, err, "others are served meanwhile")
 		return c.tryWrite(frame) != nil
-	}, 10*time.Second, 5*time.Millisecond)
+	}, patience, 5*time.Millisecond)
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -123,12 +124,14 @@ func TestCloseRemovesOnlyItsOwnSocket(t *testing.T) {
 
 func TestDialWithoutDaemon(t *testing.T) {
 	dir := shortDir(t)
-	start := time.Now()
-	_, err := Dialer{}.Dial(background(t), filepath.Join(dir, "own"), filepath.Join(dir, "system"))
-	require.ErrorIs(t, err, ErrNoDaemon)
-	require.ErrorContains(t, err, "own: no such file")
-	require.ErrorContains(t, err, "system: no such file")
-	require.Less(t, time.Since(start), time.Second)
+	synctest.Test(t, func(t *testing.T) { // where time passes only for who waits
+		start := time.Now()
+		_, err := Dialer{}.Dial(t.Context(), filepath.Join(dir, "own"), filepath.Join(dir, "system"))
+		require.ErrorIs(t, err, ErrNoDaemon)
+		require.ErrorContains(t, err, "own: no such file")
+		require.ErrorContains(t, err, "system: no such file")
+		require.Zero(t, time.Since(start))
+	})
 }
 
 func TestDialPathThatIsTooLong(t *testing.T) {
@@ -159,7 +162,7 @@ func TestDialWaitsForAStartingDaemon(t *testing.T) {
 		}
 		ended <- s.Serve(ctx, l)
 	}()
-	c, err := Dialer{Wait: 5 * time.Second}.Dial(background(t), path)
+	c, err := Dialer{Wait: patience}.Dial(background(t), path)
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	cancel()
@@ -187,7 +190,7 @@ func TestDialWaitsForADaemonThatWasKilled(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
 		go func() { ended <- (&Server{Backend: &standIn{}}).Serve(ctx, <-next) }()
-		c, err := Dialer{Wait: 5 * time.Second}.Dial(background(t), path)
+		c, err := Dialer{Wait: patience}.Dial(background(t), path)
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
 		cancel()

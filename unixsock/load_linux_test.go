@@ -63,7 +63,7 @@ func load(t *testing.T, s *served, errs ...error) (*Lease, int, error) {
 	})
 	if err != nil {
 		require.Nil(t, lease)
-		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, 5*time.Second, time.Millisecond, "no lease is left")
+		require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, time.Millisecond, "no lease is left")
 	}
 	return lease, loads, err
 }

@@ -139,7 +139,7 @@ func TestConnectionOfAPeer(t *testing.T) {
 	require.NoError(t, first.Close())
 	select {
 	case <-claimed.Connection.Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the backend does not hear of the connection's end")
 	}
 	require.NoError(t, other.Err())
@@ -231,7 +231,7 @@ func TestFollowIsGivenUp(t *testing.T) {
 	select {
 	case err := <-ended:
 		require.ErrorIs(t, err, context.Canceled)
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the backend goes on")
 	}
 }

@@ -71,7 +71,7 @@ func (c *rawClient) tryWrite(b []byte, fds ...int) error {
 // read gives the next frame; its descriptors are the caller's.
 func (c *rawClient) read() (*wire.Envelope, []int) {
 	c.t.Helper()
-	e, fds, err := c.tryRead(5 * time.Second)
+	e, fds, err := c.tryRead(patience)
 	require.NoError(c.t, err)
 	return e, fds
 }
@@ -97,7 +97,7 @@ func (c *rawClient) readEnd() *wire.Error {
 	c.t.Helper()
 	var last *wire.Error
 	for {
-		e, fds, err := c.tryRead(5 * time.Second)
+		e, fds, err := c.tryRead(patience)
 		if err != nil {
 			require.Truef(c.t, errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET), "the connection ends: %v", err)
 			return last

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ import (
 )
 
 func background(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -374,7 +375,7 @@ func TestClientThatLeavesCancels(t *testing.T) {
 	}}, Limits{})
 	c := rawHello(t, s)
 	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
-	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
 	require.NoError(t, c.conn.Close())
 	require.ErrorIs(t, <-ended, context.Canceled)
 }
@@ -401,7 +402,8 @@ func TestProgress(t *testing.T) {
 	(<-kept)(&wire.Progress{Phase: "too late"})
 	_, err = c.Status(background(t)) // what was sent before has come before this answer
 	require.NoError(t, err)
-	require.Equal(t, []string{"reading", "compiling", "storing"}, seen)
+	require.Less(t, len(seen), 100, "each second one of a phase")
+	require.Equal(t, []string{"reading", "compiling", "storing"}, slices.Compact(seen))
 }
 
 func TestProgressDoesNotWaitForTheClient(t *testing.T) {
@@ -418,7 +420,7 @@ func TestProgressDoesNotWaitForTheClient(t *testing.T) {
 	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("a client that does not read holds up the backend")
 	}
 }
@@ -449,7 +451,7 @@ func TestShutdown(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, err := c.Status(background(t))
 			return errors.Is(err, ErrBusy)
-		}, 5*time.Second, time.Millisecond, "new requests are refused")
+		}, patience, time.Millisecond, "new requests are refused")
 		_, err := Dial(background(t), s.path)
 		require.ErrorIs(t, err, ErrNoDaemon)
 		close(release)
@@ -462,7 +464,7 @@ func TestShutdown(t *testing.T) {
 		s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
 		c := rawHello(t, s)
 		c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
-		require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
@@ -533,5 +535,5 @@ func TestLateAnswerIsClosed(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		late <- struct{}{}
 	}
-	require.Eventually(t, func() bool { return openDescriptors(t) <= before }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return openDescriptors(t) <= before }, patience, time.Millisecond)
 }

@@ -78,7 +78,7 @@ func (b *broadcaster) publish(text string) {
 
 func (b *broadcaster) await(t *testing.T, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return b.subscribers() == n }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.subscribers() == n }, patience, time.Millisecond)
 }
 
 func subscribeFrame(number uint64) []byte {
@@ -189,7 +189,7 @@ func TestSlowCallbackIsTold(t *testing.T) {
 	for range published {
 		b.publish("made")
 	}
-	require.Eventually(t, func() bool { return b.sent.Load() == published }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.sent.Load() == published }, patience, time.Millisecond)
 	close(release)
 	require.NoError(t, <-ended)
 	require.Less(t, len(seen), published)
@@ -212,7 +212,7 @@ func TestDeliveryDoesNotWait(t *testing.T) {
 	}()
 	select {
 	case <-delivered:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("an event waits for its subscriber")
 	}
 	for _, newest := range []uint64{7, 8, 9} {
@@ -363,7 +363,7 @@ func TestEndOfTheConnectionEndsASubscription(t *testing.T) {
 	}()
 	b.await(t, 1)
 	b.publish("made")
-	require.Eventually(t, func() bool { return seen.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return seen.Load() == 1 }, patience, time.Millisecond)
 	s.stop()
 	err := <-ended
 	require.Truef(t, errors.Is(err, ErrConnectionLost) || errors.Is(err, ErrBusy), "%v", err)
