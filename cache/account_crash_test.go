@@ -29,7 +29,7 @@ func TestTheAccountIsMendedAfterACrash(t *testing.T) {
 	}
 	require.Zero(t, accounted())
 	b.reopen()
-	require.Eventually(t, func() bool { return accounted() == cas.Block }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return accounted() == cas.Block }, soon, time.Millisecond)
 	b.exact()
 }
 

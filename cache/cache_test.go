@@ -244,7 +244,7 @@ func TestFirstAskerLeaves(t *testing.T) {
 		_, err := b.cache.Acquire(ctx, r, nil)
 		first <- err
 	}()
-	require.Eventually(t, func() bool { return b.compiler.Compiles.Load() == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.compiler.Compiles.Load() == 1 }, soon, time.Millisecond)
 	second := make(chan *Answer, 1)
 	r2 := b.request(b.model(1))
 	go func() {
@@ -254,7 +254,7 @@ func TestFirstAskerLeaves(t *testing.T) {
 		}
 		close(second)
 	}()
-	require.Eventually(t, func() bool { return b.waiters() == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
 	cancel()
 	require.Equal(t, Cancelled, ClassOf(<-first))
 	a := <-second
@@ -287,11 +287,11 @@ func TestLastAskerCancels(t *testing.T) {
 	defer cancel()
 	_, err := b.cache.Acquire(ctx, b.request(b.model(1)), nil)
 	require.Equal(t, Deadline, ClassOf(err))
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	require.Eventually(t, func() bool {
 		entries, err := os.ReadDir(filepath.Join(b.state, "staging"))
 		return err == nil && len(entries) == 0
-	}, 5*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 }
 
 func TestOnMiss(t *testing.T) {

@@ -89,7 +89,7 @@ func (b *bench) asked(r *Request) <-chan waitResult {
 		}
 		out <- waitResult{a, err}
 	}()
-	require.Eventually(b, func() bool { return b.waiters() > before }, 5*time.Second, time.Millisecond)
+	require.Eventually(b, func() bool { return b.waiters() > before }, soon, time.Millisecond)
 	return out
 }
 
@@ -419,7 +419,7 @@ func TestDeadlineOfAClaim(t *testing.T) {
 	r := app.ask(b.model(1))
 	claim := app.claim(r)
 	put := app.compile(r, claim.Claim)
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	_, err := b.cache.Put(context.Background(), r.Peer, put, nil)
 	require.Equal(t, NotFound, ClassOf(err))
 	require.ErrorContains(t, err, "deadline")
@@ -487,7 +487,7 @@ func TestEventsOfClaims(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	r := app.ask(b.model(1))
 	require.NoError(t, b.cache.GiveUp(context.Background(), r.Peer, app.claim(r).Claim.ID, "nothing came of it", 0))
-	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	app.put(app.compile(r, app.claim(r).Claim))
 	var kinds []string
 	events, err := b.cache.Events(context.Background(), r.Peer, time.Time{}, 0)

@@ -44,7 +44,7 @@ func TestLoadCheckBeginsBesideTheCompile(t *testing.T) {
 		_, err := b.cache.Acquire(ctx, r, nil)
 		done <- err
 	}()
-	require.Eventually(t, func() bool { return c.begun.Load() == before+1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.begun.Load() == before+1 }, soon, time.Millisecond)
 	cancel()
 	require.Error(t, <-done)
 }

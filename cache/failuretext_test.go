@@ -47,7 +47,7 @@ func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
 	first := b.ask(context.Background(), ask(b.cache.uid, "mine.onnx"))
 	<-o.began
 	second := b.ask(context.Background(), ask(1001, "theirs.onnx"))
-	require.Eventually(t, func() bool { return b.waiters() == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
 	close(o.goOn)
 	for name, answer := range map[string]<-chan got{"mine.onnx": first, "theirs.onnx": second} {
 		var e *Error

@@ -296,7 +296,7 @@ func TestWhatChangedIsTold(t *testing.T) {
 			f := b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
 			require.Contains(t, f.Changes, standin.EP+" SDK: 2.0, was 1.0")
 			require.False(t, f.Previous.IsZero())
-			require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, soon, time.Millisecond)
 			require.Equal(t, sourceEP, b.list()[0].Judgement.Source)
 		})
 	}
@@ -311,7 +311,7 @@ func (b *bench) assessed(when func(RuntimeFacts) bool) (f RuntimeFacts) {
 		f = facts[0]
 		_, done := b.cache.probes.lastProbe(b.cache.runtimes.all()[0])
 		return done && when(f)
-	}, 10*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 	return f
 }
 
@@ -321,7 +321,7 @@ func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	b.assessed(func(RuntimeFacts) bool { return true })
 	b.library("2.0")
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, soon, time.Millisecond)
 	require.Contains(t, kinds(b.events(b.self())), EventChanged)
 }
 
@@ -332,7 +332,7 @@ func TestJudgedWithItsOwnOptions(t *testing.T) {
 	r.EPs[0].Options = map[string]string{"hardware": "sim-2"}
 	a := b.acquire(r)
 	b.library("1.1")
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceEP }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceEP }, soon, time.Millisecond)
 	require.Equal(t, compilers.PreferRecompilation, b.list()[0].Judgement.Verdict)
 	require.Equal(t, a.Build.ID, b.list()[0].Build.ID)
 }
@@ -361,7 +361,7 @@ func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
 	b.library("1.1")
 	require.Eventually(t, func() bool {
 		return strings.Contains(b.list()[0].Judgement.Reason, "experimental function missing")
-	}, 10*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 	require.Equal(t, compilers.Unknown, b.list()[0].Judgement.Verdict)
 	b.refused(b.request(b.model(1)))
 }

@@ -73,7 +73,7 @@ func TestMovedWhileAssessed(t *testing.T) {
 			b.library("2.0")
 			seenAt(b)
 			close(s.pass)
-			require.Eventually(t, func() bool { return slices.Contains(kinds(b.events(b.self())), EventChanged) }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return slices.Contains(kinds(b.events(b.self())), EventChanged) }, soon, time.Millisecond)
 			for _, e := range b.events(b.self()) {
 				require.NotEqual(t, EventUnusable, e.Kind)
 				if e.Kind == EventChanged {

@@ -122,7 +122,7 @@ func TestWriterInTheMiddleOfACompile(t *testing.T) {
 				require.Equal(t, Compiled, a.Outcome)
 			}
 			require.Equal(t, []bool{true, false}, g.originals, "it begins again with a copy")
-			require.Less(t, waited, 100*time.Millisecond)
+			require.Less(t, waited, 30*time.Second, "the kernel makes a writer wait for 45 s where nobody lets go")
 			requireNothingGuarded(t, b)
 
 			if name == "truncated" {
@@ -179,7 +179,7 @@ func TestChangeOfAnOldModelInTheMiddleOfACompile(t *testing.T) {
 		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed")
 	}
 	b, g := newOriginals(t)
-	b.compiler.Delay = 10 * time.Second
+	b.compiler.Delay = 5 * time.Minute
 	b.later.Store(int64(time.Hour))
 	r := b.request(b.model(1))
 	g.during = func() {
@@ -187,7 +187,7 @@ func TestChangeOfAnOldModelInTheMiddleOfACompile(t *testing.T) {
 	}
 	began := time.Now()
 	require.Equal(t, BadModel, b.refused(r).Class)
-	require.Less(t, time.Since(began), 9*time.Second)
+	require.Less(t, time.Since(began), b.compiler.Delay, "the change ended it")
 	require.Equal(t, []bool{true, false}, g.originals)
 	require.Empty(t, b.list())
 }

@@ -159,7 +159,7 @@ func TestHostilePuts(t *testing.T) {
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, NotFound, ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
-			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 		})
 	}
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // soon bounds what a test waits for.
-const soon = 10 * time.Second
+const soon = time.Minute
 
 // rebuilding is a bench whose cache builds anew in the background, of what it builds nothing at first.
 func rebuilding(t testing.TB, change func(*Options)) *bench {

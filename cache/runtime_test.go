@@ -118,7 +118,7 @@ func TestRuntimesOfOneONNXRuntime(t *testing.T) {
 		first, ok := b.cache.probes.lastProbe(all[0])
 		second, ok2 := b.cache.probes.lastProbe(all[1])
 		return ok && ok2 && first.EPs[standin.EP].SDKVersion == "1.0" && second.EPs[standin.EP].SDKVersion == "2.0"
-	}, 10*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 	require.NotContains(t, kinds(b.events(b.self())), EventChanged)
 	require.NotEmpty(t, b.cache.watcher.How(all[0].subject))
 	require.NotEmpty(t, b.cache.watcher.How(all[1].subject))

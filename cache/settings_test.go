@@ -43,7 +43,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	require.Equal(t, first.Build.ID, loaded.Build.ID)
 	require.Equal(t, compilers.Optimal, loaded.Compatibility.Verdict)
 	require.Contains(t, loaded.Compatibility.Reason, "we say so")
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Optimal }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Optimal }, soon, time.Millisecond)
 
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
 	r := b.request(b.model(1))
@@ -60,13 +60,13 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	b.library("2.0")
 	b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceRule+"own" }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceRule+"own" }, soon, time.Millisecond)
 	require.Equal(t, compilers.Unsupported, b.list()[0].Judgement.Verdict)
 	require.Eventually(t, func() bool {
 		return slices.ContainsFunc(b.events(b.self()), func(e Event) bool {
 			return e.Kind == EventJudged && strings.Contains(e.Text, "we say so")
 		})
-	}, 10*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 }
 
 // A judgement that was begun under earlier rules does not count under those in force.
@@ -141,7 +141,7 @@ func TestRuntimesFollow(t *testing.T) {
 
 	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{{Directory: other}, ours} })
 	require.Equal(t, other, b.acquire(b.request(b.model(1))).Runtime, "the preferred one comes first")
-	require.Eventually(t, func() bool { return b.cache.watcher.How(other) != "" }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.cache.watcher.How(other) != "" }, soon, time.Millisecond)
 	same := b.cache.runtimes.all()[1]
 
 	b.reload(func(o *Options) { o.Runtimes = []compilers.Runtime{ours} })
@@ -180,11 +180,11 @@ func TestDriversFollow(t *testing.T) {
 		require.NoError(t, err)
 		return facts[0].Drivers[standin.EP].Version
 	}
-	require.Eventually(t, func() bool { return version() == "31.0.1" }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return version() == "31.0.1" }, soon, time.Millisecond)
 	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))
-	require.Eventually(t, func() bool { return version() == "32.0.1" }, 10*time.Second, time.Millisecond, "the file is watched")
+	require.Eventually(t, func() bool { return version() == "32.0.1" }, soon, time.Millisecond, "the file is watched")
 	b.reload(func(*Options) {})
-	require.Eventually(t, func() bool { return version() == "" }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return version() == "" }, soon, time.Millisecond)
 }
 
 func TestWrongOptionsChangeNothing(t *testing.T) {

@@ -68,7 +68,7 @@ func (b *bench) standing() (s *standby) {
 		defer b.cache.standbys.mu.Unlock()
 		s = b.cache.standbys.one
 		return s != nil && s.worker != nil
-	}, 10*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 	return s
 }
 
@@ -80,7 +80,7 @@ func (b *bench) left(s *standby) {
 		b.cache.standbys.mu.Lock()
 		defer b.cache.standbys.mu.Unlock()
 		return os.IsNotExist(err) && b.cache.standbys.one != s
-	}, 10*time.Second, time.Millisecond)
+	}, soon, time.Millisecond)
 	select {
 	case <-s.worker.Gone():
 	default:
@@ -148,7 +148,7 @@ func TestNobodyWaitsForAWorkerToStart(t *testing.T) {
 		b, s := begin(t)
 		b.cache.standbys.dismiss()
 		s.let()
-		require.Eventually(t, func() bool { return len(b.staged()) == 0 }, 10*time.Second, time.Millisecond, "it goes as soon as it has come")
+		require.Eventually(t, func() bool { return len(b.staged()) == 0 }, soon, time.Millisecond, "it goes as soon as it has come")
 		b.compiled(2)
 		require.Nil(t, s.last())
 	})

@@ -48,7 +48,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	require.EqualValues(t, 2*cas.Block, b.account().held)
 	b.exact()
 	b.reopen()
-	require.Eventually(t, func() bool { return b.account().held == 2*cas.Block }, 5*time.Second, time.Millisecond, "found again soon after the start")
+	require.Eventually(t, func() bool { return b.account().held == 2*cas.Block }, soon, time.Millisecond, "found again soon after the start")
 	b.exact()
 	require.NoError(t, held.View.Close())
 
