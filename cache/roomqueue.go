@@ -35,8 +35,8 @@ const (
 	maxQueuedFiles   = 512
 	maxQueuedBudgets = 2
 
-	// queuedFor is how long a result waits for room, and queuedWaited how long where nothing more may go and a request waits for it, which
-	// could as well compile.
+	// queuedFor is how long a result waits for room, and queuedWaited how long when it is its turn, where nothing more may go and a request
+	// waits for it, which could as well compile.
 	queuedFor    = 30 * time.Second
 	queuedWaited = 2 * time.Second
 
@@ -114,6 +114,7 @@ func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	began := time.Now() // what it waited for its turn says nothing of how much there may be for it
 	for pause := roomLook; ; pause = min(2*pause, seldomLook) {
 		freed, stuck := s.freedNow()
 		room, err := reserve()
@@ -121,7 +122,7 @@ func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func
 			return room, err
 		}
 		q.why = err
-		if stuck && time.Since(q.since) > queuedWaited && waitedFor() {
+		if stuck && time.Since(began) > queuedWaited && waitedFor() {
 			return nil, fail(NoSpace, nil, "nothing more may go: %v", err)
 		}
 		select {
