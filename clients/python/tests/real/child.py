@@ -21,7 +21,8 @@ PROJECT = HERE.parents[3]
 class Child:
     """`run(**arguments)` of children/`work`.py, under way in another process.
 
-    `runtime` is the folder that `import onnxruntime` finds there. The process inherits `descriptors`.
+    `runtime` is the folder that `import onnxruntime` finds there. The process inherits `descriptors`. It waits for a daemon's first word for
+    `hello` seconds, and not only for as long as applications do: a busy machine takes longer for that. None: for as long as they do.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Child:
         *,
         environment: dict[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        hello: float | None = 10.0,
         **arguments: Any,
     ) -> None:
         self._name = f"{work} under {runtime.name}"
@@ -42,6 +44,7 @@ class Child:
             "work": work,
             "paths": [str(path) for path in paths],
             "arguments": arguments,
+            "hello": hello,
             "answer": str(self._answer),
         }
         own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EPCACHE_SOCKET")}

@@ -75,11 +75,10 @@ def test_with_a_daemon_that_was_stopped(daemon: Daemon, ask: Callable[..., Any],
 def test_with_a_daemon_that_does_not_answer(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
     daemon.freeze()
     try:
-        (session,) = ask(daemon.socket)
+        (session,) = ask(daemon.socket, hello=None)  # and child.py does not wait for an application that waits for it
     finally:
         daemon.thaw()
     assert session["outcome"] == "no daemon"
-    assert session["seconds"] < 5  # or the application waited for it: the plain session itself takes part of a second
     require_on_the_provider(session, models)
 
 
