@@ -270,9 +270,20 @@ func (s *extentStore) copy(path string, d cas.Digest) error {
 	}
 	defer in.Close()
 	return s.write(s.object(d), func(f *os.File) error {
-		_, err := io.Copy(f, in)
+		info, err := in.Stat()
+		if err != nil {
+			return err
+		}
+		_, err = copySteps(f, in, info.Size())
 		return err
 	})
+}
+
+// copySteps copies the first n bytes of in to the empty file out, as package
+// dedupe does: without copy_file_range.
+func copySteps(out, in *os.File, n int64) (int64, error) {
+	cas.Preallocate(out, n)
+	return io.CopyBuffer(struct{ io.Writer }{out}, io.LimitReader(in, n), make([]byte, cas.WriteStep))
 }
 
 // store writes a blob while it is hashed.
@@ -282,6 +293,7 @@ func (s *extentStore) store(ctx context.Context, src dedupe.Source) (d cas.Diges
 	}
 	path := filepath.Join(s.dir, "objects", "new")
 	err = s.write(path, func(f *os.File) error {
+		cas.Preallocate(f, src.Size())
 		var err error
 		d, err = cas.Sum(ctx, &writingReader{src, f}, 0, src.Size())
 		return err

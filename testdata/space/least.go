@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -35,7 +34,7 @@ func leastIn(c corpus, store string) ([]int64, error) {
 		if err != nil {
 			return nil, err
 		}
-		n, err := io.Copy(out, io.LimitReader(in, int64(leastShare*float64(f.Size))))
+		n, err := copySteps(out, in, int64(leastShare*float64(f.Size)))
 		if err != nil {
 			return nil, err
 		}
