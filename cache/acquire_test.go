@@ -1,0 +1,103 @@
+package cache
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+)
+
+func TestSecondRequestHits(t *testing.T) {
+	b := newBench(t)
+	first := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Compiled, first.Outcome)
+	second := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, second.Outcome)
+	require.Equal(t, first.RequestKey, second.RequestKey)
+	require.Equal(t, b.read(first), b.read(second))
+	require.Equal(t, compilers.Optimal, second.Compatibility.Verdict)
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
+
+func TestHitSurvivesRestart(t *testing.T) {
+	b := newBench(t)
+	first := b.acquire(b.request(b.model(1)))
+	files := b.read(first)
+	b.reopen()
+	again := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, files, b.read(again))
+	require.Equal(t, first.Graph, again.Graph, "the view of the earlier run is sound, and serves on")
+	require.EqualValues(t, 1, b.compiler.Fingerprints.Load(), "what was probed outlives the daemon")
+}
+
+func TestOnMiss(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.OnMiss = Fail
+	require.Equal(t, NotFound, b.refused(r).Class)
+	r.OnMiss = KeyOnly
+	key := b.acquire(r)
+	require.Equal(t, Key, key.Outcome)
+	require.Nil(t, key.View)
+	require.Contains(t, key.Record, standin.EP)
+	r.OnMiss = Wait
+	first := b.acquire(r)
+	require.Equal(t, key.RequestKey, first.RequestKey)
+	require.NotZero(t, first.Build.BuildKey)
+	r.OnMiss = Refresh
+	fresh := b.acquire(r)
+	require.Equal(t, Compiled, fresh.Outcome)
+	require.NotEqual(t, first.Graph, fresh.Graph, "a new build has a new view")
+	require.Equal(t, b.read(first), b.read(fresh), "who holds the old view goes on with it")
+	require.Len(t, b.list(), 1, "the new build has taken the old one's place")
+	r.OnMiss = Bypass
+	alone := b.acquire(r)
+	require.Equal(t, Compiled, alone.Outcome)
+	require.Equal(t, b.read(fresh), b.read(alone))
+	require.EqualValues(t, 3, b.compiler.Compiles.Load())
+	require.Len(t, b.list(), 1, "nothing of a bypass is kept")
+}
+
+func TestUnkeptGoesWithItsHolder(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.Store = "none"
+	a := b.acquire(r)
+	require.Empty(t, b.list())
+	b.later.Store(int64(time.Hour))
+	b.cache.sweepViews()
+	require.NotEmpty(t, b.read(a), "held")
+	require.NoError(t, a.View.Close())
+	b.cache.sweepViews()
+	require.NoDirExists(t, a.Path)
+}
+
+func TestAnotherLibraryIsAnotherBuild(t *testing.T) {
+	b := newBench(t)
+	first := b.acquire(b.request(b.model(1)))
+	b.library("2.0")
+	second := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Compiled, second.Outcome)
+	require.Contains(t, second.Why, "SDK 1.0")
+	require.Contains(t, second.Why, "2.0, asked about")
+	require.Contains(t, second.Why, "unsupported")
+	require.Equal(t, first.RequestKey, second.RequestKey)
+	require.NotEqual(t, first.Build.BuildKey, second.Build.BuildKey)
+	b.library("1.0")
+	back := b.acquire(b.request(b.model(1)))
+	require.Equal(t, Hit, back.Outcome, "the earlier build serves again when the SDK is back")
+	require.Equal(t, b.read(first), b.read(back))
+}
+
+func TestAskingForTheKeyFirst(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.OnMiss = KeyOnly
+	b.acquire(r)
+	r.OnMiss = Wait
+	require.NotZero(t, b.acquire(r).Build.BuildKey, "a plan that was made for its key lacks the build key")
+}

@@ -1,0 +1,81 @@
+package cache
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+func TestIdentity(t *testing.T) {
+	b := newBench(t)
+	base := func() *Request { return b.request(b.model(1)) }
+	key := func(change func(*Request)) index.RequestKey {
+		r := base()
+		r.OnMiss = KeyOnly
+		change(r)
+		return b.acquire(r).RequestKey
+	}
+	plain := key(func(*Request) {})
+	same := map[string]func(*Request){
+		"another name":             func(r *Request) { r.Name = "other.onnx" },
+		"device spelled out":       func(r *Request) { r.EPs[0].Devices = devices("cpu") },
+		"default level spelled":    func(r *Request) { r.GraphOptimizationLevel = "basic" },
+		"default route spelled":    func(r *Request) { r.Route = "compile_api" },
+		"session default spelled":  func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "False"} },
+		"another user":             func(r *Request) { r.Peer.UID = 4711 },
+		"a time in the past":       func(r *Request) { require.NoError(t, os.Chtimes(r.Graph.Name(), time.Unix(1, 0), time.Unix(1, 0))) },
+		"the runtime spelled out":  func(r *Request) { r.Runtime.Directory = b.runtime },
+		"the library by its path":  func(r *Request) { r.Runtime.EPLibraries = b.libraries(nil) },
+		"the library as a file":    func(r *Request) { r.Runtime.EPLibraries = b.libraries(b.openFile(b.libraries(nil)[0].Path)) },
+		"another scope than usual": func(r *Request) { r.Store = "user" },
+		"fallback spelled out":     func(r *Request) { r.SessionOptions = map[string]string{"session.disable_cpu_ep_fallback": "0"} },
+	}
+	for name, change := range same {
+		require.Equal(t, plain, key(change), name)
+	}
+	other := map[string]func(*Request){
+		"one weight":        func(r *Request) { r.Graph = b.model(2) },
+		"embedded":          func(r *Request) { r.Embed = true },
+		"level":             func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
+		"a session's level": func(r *Request) { r.GraphOptimizationLevel = "all" }, // not the compile API's default
+		"session option":    func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
+		"free dimension":    func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 1} },
+		"by denotation":     func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"batch": 1} },
+		"other route":       func(r *Request) { r.Route = "session_options" },
+		"provider option":   func(r *Request) { r.EPs[0].Options = map[string]string{"fault": "slow"} },
+		"dimension is two":  func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 2} },
+		"another dimension": func(r *Request) { r.FreeDimensions = map[string]int64{"length": 1} },
+		"complete":          func(r *Request) { r.Output.Complete = true },
+		"prefix":            func(r *Request) { r.Output.NodeNamePrefix = "left_" },
+		"another prefix":    func(r *Request) { r.Output.NodeNamePrefix = "right_" },
+		"weights outside":   func(r *Request) { r.Output.InitializersFile = "rest.bin" },
+		"another file":      func(r *Request) { r.Output.InitializersFile = "weights.bin" },
+		"large ones only":   func(r *Request) { r.Output = Output{InitializersFile: "rest.bin", InitializersThreshold: 100} },
+		"in the source":     func(r *Request) { r.Output.InitializersInSource = true },
+	}
+	seen := map[index.RequestKey]string{plain: "plain"}
+	for name, change := range other {
+		k := key(change)
+		require.Empty(t, seen[k], "%s has the key of another", name)
+		seen[k] = name
+	}
+}
+
+// ONNX Runtime does not tell small letters of a denotation from large ones.
+func TestDenotationsInOtherLetters(t *testing.T) {
+	b := newBench(t)
+	key := func(sizes map[string]int64) index.RequestKey {
+		r := b.request(b.model(1))
+		r.OnMiss, r.FreeDimensionsByDenotation = KeyOnly, sizes
+		return b.acquire(r).RequestKey
+	}
+	require.Equal(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"data_batch": 2}))
+	require.NotEqual(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"DATA_CHANNEL": 2}))
+	r := b.request(b.model(1))
+	r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 2, "data_batch": 3}
+	require.Equal(t, BadRequest, b.refused(r).Class)
+}

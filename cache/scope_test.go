@@ -1,0 +1,42 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestScopes(t *testing.T) {
+	b := newBench(t)
+	alice, bob := Peer{UID: 4001}, Peer{UID: 4002}
+	private := func(p Peer, seed uint64) *Request {
+		r := b.request(b.model(seed))
+		require.NoError(t, os.Chmod(r.Graph.Name(), 0o600))
+		r.Peer = p
+		return r
+	}
+	shared := func(p Peer, seed uint64) *Request {
+		r := b.request(b.model(seed))
+		r.Peer = p
+		return r
+	}
+	require.Equal(t, "uid:4001", b.acquire(private(alice, 1)).Build.Scope)
+	require.Equal(t, Compiled, b.acquire(private(bob, 1)).Outcome, "another user's private build is no hit")
+	require.Equal(t, "shared", b.acquire(shared(alice, 2)).Build.Scope)
+	require.Equal(t, Hit, b.acquire(private(bob, 2)).Outcome, "whoever has the bytes gets what is shared")
+	page, _, err := b.cache.List(context.Background(), alice, ListFilter{})
+	require.NoError(t, err)
+	require.Len(t, page, 2)
+	b.acquire(shared(bob, 3))
+	page, _, err = b.cache.List(context.Background(), alice, ListFilter{})
+	require.NoError(t, err)
+	require.Len(t, page, 2, "a shared build that alice never had is not listed to her")
+	_, err = b.cache.Invalidate(context.Background(), alice, []string{page[0].Build.BuildKey.String()}, "", false)
+	if page[0].Build.Scope == "shared" {
+		require.Equal(t, NotAllowed, ClassOf(err))
+	} else {
+		require.NoError(t, err)
+	}
+}

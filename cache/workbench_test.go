@@ -1,0 +1,217 @@
+package cache
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/index"
+)
+
+// bench is a cache over the stand-in compiler, with one runtime, in temporary folders.
+type bench struct {
+	testing.TB
+	cache    *Cache
+	compiler *standin.Compiler
+	wrap     compilers.Compiler // nil: compiler itself
+	state    string
+	runtime  string
+	policies map[string]Policy
+	drivers  []DriverSource
+	later    atomic.Int64 // nanoseconds, added to the cache's clock
+	change   func(*Options)
+}
+
+// memoryDir makes a folder in memory, if that can be: hundreds of stores are made here, each of 512 folders that are
+// synced, and what a power cut takes away is tested elsewhere.
+func memoryDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "cache")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+// newBench has no background work, for tests that count.
+func newBench(t testing.TB) *bench { return newBenchWith(t, nil) }
+
+func newBenchWith(t testing.TB, change func(*Options)) *bench {
+	b := &bench{change: change, TB: t, compiler: standin.New(), state: filepath.Join(memoryDir(t), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
+	b.library("1.0")
+	b.open()
+	t.Cleanup(func() {
+		b.requireSound()
+		b.close()
+	})
+	return b
+}
+
+// library replaces the runtime's EP library by another version.
+func (b *bench) library(version string) {
+	_, err := standin.Library(b.runtime, "1.31.1", standin.SDK{Version: version, Hardware: "sim-1"})
+	require.NoError(b, err)
+}
+
+func (b *bench) open() {
+	c, err := Open(b.state, b.options())
+	require.NoError(b, err)
+	b.cache = c
+}
+
+func (b *bench) options() Options {
+	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
+		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},
+		Now:     func() time.Time { return time.Now().Add(time.Duration(b.later.Load())) },
+		Rebuild: RebuildOptions{Off: true}, Pack: PackOff, Policies: map[string]Policy{"": {MeasureGain: new(bool)}},
+	}
+	for ep, p := range b.policies {
+		p.MeasureGain = new(bool)
+		o.Policies[ep] = p
+	}
+	if b.change != nil {
+		b.change(&o)
+	}
+	return o
+}
+
+func (b *bench) close() {
+	if b.cache != nil {
+		require.NoError(b, b.cache.Close())
+		b.cache = nil
+	}
+}
+
+func (b *bench) reopen() {
+	b.close()
+	b.open()
+}
+
+// requireSound checks the whole store: what is damaged must have been withheld before.
+func (b *bench) requireSound() {
+	if b.cache == nil {
+		return
+	}
+	result, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, true, false, nil)
+	require.NoError(b, err)
+	for _, f := range result.Findings {
+		for _, key := range f.Builds {
+			for _, l := range b.list() {
+				if l.Build.BuildKey == key {
+					require.NotEqual(b, index.Current, l.State.Name, "finding %v of a build that would be served", f)
+				}
+			}
+		}
+	}
+}
+
+// model writes a model of its own content for each seed, and opens it.
+func (b *bench) model(seed uint64) *os.File {
+	path := filepath.Join(b.TempDir(), "model.onnx")
+	require.NoError(b, os.WriteFile(path, tinymodel.Dense(seed, 8, 1), 0o644))
+	return b.openFile(path)
+}
+
+func (b *bench) openFile(path string) *os.File {
+	f, err := os.Open(path)
+	require.NoError(b, err)
+	b.Cleanup(func() { f.Close() })
+	return f
+}
+
+func (b *bench) request(graph *os.File) *Request {
+	return &Request{Peer: Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []EP{{Name: standin.EP}}}
+}
+
+func (b *bench) acquire(r *Request) *Answer {
+	b.Helper()
+	a, err := b.cache.Acquire(context.Background(), r, nil)
+	require.NoError(b, err)
+	if a.View != nil {
+		b.Cleanup(func() { a.View.Close() })
+	}
+	return a
+}
+
+func (b *bench) refused(r *Request) *Error {
+	b.Helper()
+	a, err := b.cache.Acquire(context.Background(), r, nil)
+	require.Nil(b, a)
+	require.Error(b, err)
+	var e *Error
+	require.ErrorAs(b, err, &e)
+	return e
+}
+
+func (b *bench) list() []Listing {
+	page, _, err := b.cache.List(context.Background(), Peer{UID: b.cache.uid}, ListFilter{})
+	require.NoError(b, err)
+	return page
+}
+
+// read gives the digest of every file that an answer's view holds, through its descriptor alone.
+func (b *bench) read(a *Answer) map[string]string {
+	b.Helper()
+	out := make(map[string]string)
+	folder := fmt.Sprintf("/proc/self/fd/%d/%s", a.View.Fd(), filepath.Dir(a.Graph))
+	entries, err := os.ReadDir(folder)
+	require.NoError(b, err)
+	for _, e := range entries {
+		f, err := os.Open(filepath.Join(folder, e.Name()))
+		require.NoError(b, err)
+		h := sha256.New()
+		_, err = io.Copy(h, f)
+		require.NoError(b, err)
+		f.Close()
+		out[e.Name()] = fmt.Sprintf("%x", h.Sum(nil))
+	}
+	return out
+}
+
+// waiters counts those who wait for compiles, and not for what has to be found out before, which the daemon does by itself at its start.
+func (b *bench) waiters() int {
+	fs := &b.cache.flights
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	n := 0
+	for _, f := range fs.open {
+		f.mu.Lock()
+		if !f.about.inquiry {
+			n += len(f.waiters)
+		}
+		f.mu.Unlock()
+	}
+	return n
+}
+
+func (b *bench) libraries(f *os.File) []EPLibraryRef {
+	found, err := filepath.Glob(filepath.Join(b.runtime, "libonnxruntime_providers_*.so"))
+	require.NoError(b, err)
+	require.Len(b, found, 1)
+	return []EPLibraryRef{{EP: standin.EP, Path: found[0], File: f}}
+}
+
+// current is the path of a blob in the store.
+func (b *bench) current(d cas.Digest) string {
+	path := filepath.Join(b.state, "objects", d.String()[:2], d.String())
+	if _, err := os.Stat(path); err != nil {
+		found, err := filepath.Glob(filepath.Join(b.state, "objects", "*", "*"+d.String()[2:]))
+		require.NoError(b, err)
+		require.Len(b, found, 1)
+		path = found[0]
+	}
+	return path
+}
