@@ -66,7 +66,7 @@ func scriptJob(t *testing.T, tool compilers.Tool) compilers.Job {
 func TestToolsThatFail(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "outside")
 	limits := compilers.DefaultLimits
-	limits.Wall, limits.Output = 5*time.Second, 1<<20
+	limits.Wall, limits.Output = 10*time.Minute, 1<<20
 	for name, c := range map[string]struct {
 		lines string
 		check func(*testing.T, error)
@@ -95,9 +95,13 @@ func TestToolsThatFail(t *testing.T) {
 		"is not there": {"", func(t *testing.T, err error) {
 			require.ErrorContains(t, err, "start tool")
 		}},
-		"does not end": {"sleep 60", func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrTimeout) }},
+		"does not end": {"sleep 600", func(t *testing.T, err error) { require.ErrorIs(t, err, compilers.ErrTimeout) }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			limits := limits
+			if name == "does not end" {
+				limits.Wall = time.Second
+			}
 			tool := script(t, c.lines)
 			job := scriptJob(t, tool)
 			if c.lines == "" {

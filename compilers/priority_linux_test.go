@@ -49,7 +49,7 @@ func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 		pid = found[0]
 		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		return err == nil && strings.Contains(string(line), "\x00work")
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	nice, err := unix.Getpriority(unix.PRIO_PROCESS, pid)
 	require.NoError(t, err)
 	require.Equal(t, 19, 20-nice, "the system call gives 20 less the niceness")
@@ -101,7 +101,7 @@ func TestIdleWorkerRises(t *testing.T) {
 		result, err := c.Compile(ctx, job, nil)
 		done <- outcome{result, err}
 	}()
-	require.Eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := os.Stat(started); return err == nil }, time.Minute, time.Millisecond)
 	close(urgent)
 	got := <-done
 	require.ErrorIs(t, got.err, compilers.ErrOutput, "it ended by itself, and left no graph")

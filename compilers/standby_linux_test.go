@@ -113,7 +113,7 @@ func TestKilledStandby(t *testing.T) {
 		require.Eventually(t, func() bool {
 			pid = processIn(folder, holds)
 			return pid != 0
-		}, 10*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 	}
 	for name, loaded := range map[string]string{"while it starts": "", "while it stands by": filepath.Base(r.EPs[0].Path)} {
@@ -180,7 +180,7 @@ func TestStandbyIsKeptToTheSame(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(report)
 		return err == nil
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	job.Standby.Close()
 	standing := told()
 	_, err := o.Compile(t.Context(), job, nil)
