@@ -214,6 +214,23 @@ func TestWhoWaitsForWhatHasNoRoomMayCompile(t *testing.T) {
 	c.noneQueued()
 }
 
+// While nothing may go, what waits for room does not keep the collector busy.
+func TestWhatIsQueuedLetsTheCollectorRest(t *testing.T) {
+	c := newCrowded(t)
+	c.queue()
+	rounds := func() uint64 {
+		c.cache.places.mu.Lock()
+		defer c.cache.places.mu.Unlock()
+		return c.cache.places.begun
+	}
+	began, before := time.Now(), rounds()
+	time.Sleep(time.Second)     // a longer time has more rounds
+	looked := rounds() - before // none, perhaps, on a busy machine
+	require.LessOrEqual(t, float64(looked), 30+10*time.Since(began).Seconds())
+	c.makeRoom()
+	c.noneQueued()
+}
+
 // A daemon that stops keeps nothing that waits, and leaves nothing of it.
 func TestWhatIsQueuedEndsWithTheDaemon(t *testing.T) {
 	c := newCrowded(t)

@@ -42,6 +42,7 @@ const (
 
 	// seldomLook is the longest time between two looks whether there is room, where nobody says so: leases end without a word.
 	seldomLook = 250 * time.Millisecond
+	leastPart  = 8 // of the time to the next look: so much passes in any case
 )
 
 // errNeverFits is ErrNoRoom of what would not fit if all else went.
@@ -125,16 +126,32 @@ func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func
 		if stuck && time.Since(began) > queuedWaited && waitedFor() {
 			return nil, fail(NoSpace, nil, "nothing more may go: %v", err)
 		}
-		select {
-		case <-freed:
-			pause = roomLook
-		case <-time.After(pause):
-		case <-limit.C:
-			return nil, late()
-		case <-over:
-			return nil, errOver
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		// Each try has the collector look, and each look of the collector closes freed, whether it has found something or not: so there is
+		// some time between two in any case, and more of it the longer there is nothing.
+		least := time.After(pause / leastPart)
+		most := time.After(pause)
+		if stuck {
+			least, freed = nil, nil
+		}
+		for waits := true; waits; {
+			var told <-chan struct{}
+			if least == nil {
+				told = freed
+			}
+			select {
+			case <-least:
+				least = nil
+			case <-told:
+				waits = false
+			case <-most:
+				waits = false
+			case <-limit.C:
+				return nil, late()
+			case <-over:
+				return nil, errOver
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
 		}
 	}
 }
