@@ -51,13 +51,13 @@ func TestABuildIsCompressedByHand(t *testing.T) {
 	on.pack.when = PackCold
 	b.cache.settings.Store(&on) // it does nothing by itself before there is another build
 	last := b.cache.lastNeeded(d)
-	require.Contains(t, b.kept(name), "whole; compressed from "+last.Add(defaultCompressAfter).UTC().Format(time.RFC3339)+" on, if")
+	require.Contains(t, b.kept(name), "whole; to be compressed from "+last.Add(defaultCompressAfter).UTC().Format(time.RFC3339)+" on, unless")
 	x := b.compressing()
 	require.EqualValues(t, 1, x.Waiting)
 	require.Zero(t, x.Files)
 	require.True(t, last.Add(defaultCompressAfter).Equal(x.Next))
 	b.later.Add(int64(defaultCompressAfter))
-	require.Contains(t, b.kept(name), "whole; compressed soon, if")
+	require.Contains(t, b.kept(name), "whole; to be compressed soon, where")
 	b.later.Add(int64(-defaultCompressAfter))
 
 	outcome, promised := b.verb(name, true)
@@ -88,7 +88,7 @@ func TestABuildIsCompressedByHand(t *testing.T) {
 	outcome, _ = b.verb(name, false)
 	require.Equal(t, "kept: it is compressed already", outcome)
 
-	b.pass(time.Hour)
+	b.pass(time.Minute)
 	require.True(t, b.compressed(d), "nobody has used it since")
 	a = b.acquire(ask())
 	require.Equal(t, files[0], b.read(a))

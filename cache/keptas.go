@@ -70,9 +70,9 @@ func (c *Cache) compressText(ctx context.Context, d cas.Digest) string {
 	}
 	at := c.lastNeeded(d).Add(when.compressAfter)
 	if !at.After(c.now()) {
-		return fmt.Sprintf("compressed soon, if of %s a sample gains an eighth", bytesText(x.Size))
+		return fmt.Sprintf("to be compressed soon, where a sample of its %s gains an eighth", bytesText(x.Size))
 	}
-	return fmt.Sprintf("compressed from %s on, if it is not used until then and of %s a sample gains an eighth", at.UTC().Format(time.RFC3339), bytesText(x.Size))
+	return fmt.Sprintf("to be compressed from %s on, unless it is used before, where a sample of its %s gains an eighth", at.UTC().Format(time.RFC3339), bytesText(x.Size))
 }
 
 // lastNeeded is when any build that needs a blob was last used, or made.

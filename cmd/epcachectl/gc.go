@@ -143,15 +143,16 @@ func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 
 // compressingLine says what the daemon does by itself besides, and not for room.
 func compressingLine(x *wire.Compressing) string {
-	text := "nothing is kept compressed"
+	text, noun := "nothing is kept compressed", "file"
 	if n := x.GetFiles(); n > 0 {
+		noun = "other"
 		text = fmt.Sprintf("%s kept compressed: %s to %s", counted(n, "file"), byteSize(x.GetBytes()), byteSize(x.GetStoredBytes()))
 	}
 	switch n := x.GetWaiting(); {
 	case n > 0 && x.GetNextMs() > 0:
-		text += fmt.Sprintf("; %s, %s, may be when not used for long enough, the first from %s on", counted(n, "other"), byteSize(x.GetWaitingBytes()), timeOf(x.GetNextMs()))
+		text += fmt.Sprintf("; %s, %s, may be when not used for long enough, the first from %s on", counted(n, noun), byteSize(x.GetWaitingBytes()), timeOf(x.GetNextMs()))
 	case n > 0:
-		text += fmt.Sprintf("; %s, %s, may be, by hand only", counted(n, "other"), byteSize(x.GetWaitingBytes()))
+		text += fmt.Sprintf("; %s, %s, may be, by hand only", counted(n, noun), byteSize(x.GetWaitingBytes()))
 	}
 	return text
 }

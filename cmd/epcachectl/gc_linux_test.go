@@ -22,7 +22,7 @@ kept, pinned: 1 build, 4.0 KiB
 	var out gcResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "-n", "--json").out), &out))
 	require.Equal(t, &compressingResult{Files: 1, Bytes: 8192, StoredBytes: 4096, Waiting: 2, WaitingBytes: 1 << 20}, out.Compressing)
-	require.Contains(t, compressingLine(&wire.Compressing{Waiting: 1, WaitingBytes: 1, NextMs: 1}), "nothing is kept compressed; 1 other, 1 B, may be when not used for long enough, the first from ")
+	require.Contains(t, compressingLine(&wire.Compressing{Waiting: 1, WaitingBytes: 1, NextMs: 1}), "nothing is kept compressed; 1 file, 1 B, may be when not used for long enough, the first from ")
 	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "--to", "1.5MiB", "--json").out), &out))
 	require.Equal(t, "removed", out.Steps[0].Outcome)
 	require.Equal(t, []string{"collect 1572864"}, b.changed())
