@@ -31,8 +31,8 @@ func (d *epcached) follow(t *testing.T) (events <-chan *wire.Event, ended <-chan
 }
 
 // hear waits a while for an event of a model.
-func hear(events <-chan *wire.Event, kind, model string) *wire.Event {
-	late := time.After(5 * time.Second)
+func hear(events <-chan *wire.Event, kind, model string, within time.Duration) *wire.Event {
+	late := time.After(within)
 	for {
 		select {
 		case e := <-events:
@@ -48,11 +48,11 @@ func hear(events <-chan *wire.Event, kind, model string) *wire.Event {
 // compileAndHear compiles models until a subscriber hears of one.
 func (d *epcached) compileAndHear(t *testing.T, c *unixsock.Client, events <-chan *wire.Event) (string, lease, *wire.Event) {
 	dir := t.TempDir()
-	for seed := range uint64(3) {
+	for seed, within := uint64(0), 100*time.Millisecond; within < patience; seed, within = seed+1, 2*within {
 		model := writeModel(t, dir, seed)
 		made := get(t, c, model)
 		require.Equal(t, "compiled", made.GetOutcome())
-		if e := hear(events, "compiled", filepath.Base(model)); e != nil {
+		if e := hear(events, "compiled", filepath.Base(model), within); e != nil {
 			return model, made, e
 		}
 	}

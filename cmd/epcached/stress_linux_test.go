@@ -79,8 +79,9 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 		u.epcached = s.epcached
 	}
 
-	ctx, over := context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
+	ctx, over := context.WithCancel(context.Background())
 	defer over()
+	end := time.Now().Add(time.Duration(seconds) * time.Second)
 	var group errgroup.Group
 	for i := range stressClients {
 		own := rand.New(rand.NewPCG(random.Uint64(), uint64(i)))
@@ -94,6 +95,9 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 		status, err := watcher.Status(limited(t))
 		require.NoError(t, err)
 		sp := status.Space
+		if now := time.Now(); now.After(end) && (sp.Evicted > 0 || now.After(end.Add(patience))) { // a busy machine takes longer to fill the budget
+			over()
+		}
 		told = max(told, sp.DiskBytes+sp.UnpackedBytes+sp.ManifestBytes+sp.HeldBytes)
 		if now, in := s.onDisk(); now > worst {
 			worst, where = now, fmt.Sprintf("%s, just before %d of builds, %d of copies, %d of manifests, %d held, %d set aside", in, sp.DiskBytes, sp.UnpackedBytes, sp.ManifestBytes, sp.HeldBytes, sp.ReservedBytes)
