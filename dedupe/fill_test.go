@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
 )
 
 // A table between two tensors, of which pieces of 100 bytes are left, each at another distance: none is as long as the floor.
@@ -33,4 +35,32 @@ func TestTheGapBeforeTheFirstMatchIsFilled(t *testing.T) {
 	}
 	p := pack(t, append(changed, a...), bytes.Join([][]byte{randomBytes(76, 300<<10), table, a}, nil))
 	require.LessOrEqual(t, p.LiteralSize(), 20*pieces)
+}
+
+// Of gaps only so many bytes are looked at: what is left of that is less by each gap, and one that is more is left out.
+func TestGapsAreLookedAtUpToABound(t *testing.T) {
+	const gap = 4000
+	stored := randomBytes(151, 100<<10)
+	target := bytes.Clone(stored)
+	for _, at := range []int{10 << 10, 50 << 10} {
+		target[at] ^= 1 // so that both gaps have something to be found
+	}
+	m := newMatcher(source(target), Options{})
+	m.candidates = []Candidate{{Digest: cas.Digest{1}, Source: source(stored)}}
+	m.covered = cover{
+		{at: 0, from: 0, length: 10 << 10},
+		{at: 10<<10 + gap, from: 10<<10 + gap, length: 40<<10 - gap},
+		{at: 50<<10 + gap, from: 50<<10 + gap, length: 50<<10 - gap},
+	}
+	f := &filler{matcher: m, left: gap + gap/2}
+	require.NoError(t, f.gap(1))
+	require.EqualValues(t, gap/2, f.left)
+	found := len(f.found)
+	require.Positive(t, found)
+	require.NoError(t, f.gap(2))
+	require.Len(t, f.found, found, "there is more of it than may be looked at")
+	f.left = gap
+	require.NoError(t, f.gap(2))
+	require.Greater(t, len(f.found), found)
+	require.Zero(t, f.left)
 }

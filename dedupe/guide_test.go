@@ -130,3 +130,38 @@ func (f *failingFrom) ReadAt(p []byte, off int64) (int, error) {
 	}
 	return f.Source.ReadAt(p, off)
 }
+
+// The candidate that parts were compared with while the target was read may stand at any place among the candidates: what was found is taken from it and from no other one.
+func TestAGuideNeedNotBeTheFirstCandidate(t *testing.T) {
+	stored, target := variant()
+	guide := Candidate{Digest: blake3.Sum256(stored), Source: source(stored)}
+	others := [][]byte{randomBytes(119, 7<<20), target[:5000]}
+	blobs := map[cas.Digest][]byte{guide.Digest: stored}
+	var candidates []Candidate
+	for _, b := range others {
+		d := cas.Digest(blake3.Sum256(b))
+		blobs[d] = b
+		candidates = append(candidates, Candidate{Digest: d, Source: source(b)})
+	}
+	for name, all := range map[string][]Candidate{"among them": {candidates[0], guide, candidates[1]}, "not named again": candidates} {
+		t.Run(name, func(t *testing.T) {
+			s, err := Scan(context.Background(), source(target), Options{guideFrom: 1 << 20, Similar: func(context.Context, Sketch) ([]Similar, error) {
+				return []Similar{{Candidate: guide}}, nil
+			}})
+			require.NoError(t, err)
+			p, err := s.Match(context.Background(), all)
+			require.NoError(t, err)
+			require.Less(t, p.Stats.Scanned, int64(9<<20), "there is a guide: of the other one all is looked at")
+			require.Less(t, p.LiteralSize(), int64(110<<10))
+			lit := make([]byte, p.LiteralSize())
+			require.NoError(t, readFull(p.Literals(source(target)), lit, 0))
+			blobs[blake3.Sum256(lit)] = lit
+			r, err := p.Recipe(s.Digest, blake3.Sum256(lit))
+			require.NoError(t, err)
+			got := make(buffer, len(target))
+			open := func(d cas.Digest) (Source, error) { return source(blobs[d]), nil }
+			require.NoError(t, Apply(context.Background(), r, open, got, ApplyOptions{}))
+			require.True(t, bytes.Equal(target, got))
+		})
+	}
+}

@@ -70,3 +70,22 @@ func TestADamagedManifestIsMovedDurably(t *testing.T) {
 	require.Len(t, x.Problems(), 1)
 	requireAfterCrash(t, fs, []outcome{{build: b, absent: true}})
 }
+
+// A folder of manifests that somebody deleted while nothing ran is made again, durably.
+func TestManifestsThatWereDeletedAreMadeAgain(t *testing.T) {
+	root := memoryDir(t)
+	dir := filepath.Join(root, "state")
+	x, err := Open(dir, Options{})
+	require.NoError(t, err)
+	old := publish(t, x)
+	require.NoError(t, x.Close())
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, "manifests")))
+	fs, err := crashfs.New(root)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, fs.Close()) })
+	x, err = Open(dir, Options{FS: fs})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = x.Close() }) // of a machine that has lost its power
+	b := publish(t, x)
+	requireAfterCrash(t, fs, []outcome{{build: old, absent: true}, {build: b, there: true}})
+}
