@@ -2,11 +2,16 @@ package cache
 
 import (
 	"context"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
 
@@ -205,12 +210,36 @@ func TestAStoredBuildHasNothingElsePacked(t *testing.T) {
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
 }
 
+// badDisk opens no file of a name while that is set.
+type badDisk struct {
+	cas.OS
+	name atomic.Pointer[string]
+}
+
+func (d *badDisk) Open(path string) (*os.File, error) {
+	if name := d.name.Load(); name != nil && strings.HasSuffix(path, *name) {
+		return nil, syscall.EMFILE
+	}
+	return d.OS.Open(path)
+}
+
 // What could not be looked at is tried again, and shares that were lost with the index are found out anew.
 func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	b, builds := quietSharing(t, 1)
+	disk, change := &badDisk{}, b.change
+	b.change = func(o *Options) { change(o); o.fs = disk }
+	b.reopen()
 	ctx, s, d := context.Background(), &b.cache.sharing, large(builds[0])
+	require.NoError(t, b.cache.PackNow(ctx))
+	name := d.String()
+	disk.name.Store(&name)
 	b.cache.index.DropSharing(d)
-	s.failed = append(s.failed, d)
+	s.changed(d)
+	s.sweep(ctx)
+	require.Equal(t, []cas.Digest{d}, s.failed)
+	disk.name.Store(nil)
+	s.sweep(ctx)
+	require.False(t, b.cache.forms.LookedAt(d), "not before the tick")
 	s.tick()
 	require.False(t, s.allToRead())
 	s.sweep(ctx)

@@ -167,6 +167,23 @@ func TestMatchRandomly(t *testing.T) {
 	})
 }
 
+// What one candidate has is not taken from another as well, though that has it before or behind what only it has.
+func TestCandidatesThatHaveTheSameBesideOthers(t *testing.T) {
+	a, b, c := randomBytes(91, 50<<10), randomBytes(92, 60<<10), randomBytes(93, 70<<10)
+	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+	for name, stored := range map[string][][]byte{
+		"behind":        {join([]byte("1"), c), join(b, c[:5000]), a},
+		"before":        {join([]byte("1"), b), join(b[50<<10:], c), a},
+		"on both sides": {join(a, []byte("2")), join(c, []byte("3")), join(a[40<<10:], b, c[:6000])},
+		"around":        {b[10<<10 : 50<<10], join(a, b, c, []byte("4"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pack(t, join(a, b, c), stored...)
+			require.LessOrEqual(t, p.LiteralSize(), int64(leastPiece))
+		})
+	}
+}
+
 func TestMatchWithAnchorsEverywhere(t *testing.T) {
 	b := randomBytes(31, 1<<20)
 	at, ok := nextAnchor(b, 0, leastProduct(0))

@@ -47,6 +47,10 @@ func TestARewrittenContainerGivesTheSame(t *testing.T) {
 	}
 	_, err := first.Moved(container, to, ranges)
 	require.ErrorContains(t, err, "are not kept")
+	for _, cut := range [][]Range{{{7, 10}, {300001, 9}}, {{7, 10}, {300000, 9}}, {{7, 9}, {300000, 10}}, {{7, 10}}, nil} {
+		_, err = far.Moved(container, Container{to.Digest, 1000}, cut)
+		require.ErrorContains(t, err, "are not kept", "%v", cut)
+	}
 	_, err = far.Moved(cas.Digest{1}, to, ranges)
 	require.ErrorContains(t, err, "none of them")
 }

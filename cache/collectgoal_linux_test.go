@@ -1,0 +1,103 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/space"
+)
+
+// Nothing goes when there is just as much room as was wished for.
+func TestABuildStaysWhereTheGoalIsJustReached(t *testing.T) {
+	b, _ := stored(t, 2)
+	plan := b.plan(0)
+	require.Len(t, plan.Steps, 2)
+	plan.Goal = plan.Used - plan.Steps[0].Frees // as if somebody had made room since
+	b.collect(plan)
+	require.Equal(t, []string{"removed", "kept: there is room by now"}, []string{plan.Steps[0].Outcome, plan.Steps[1].Outcome})
+	require.Zero(t, plan.Short)
+	require.Len(t, b.list(), 1)
+}
+
+// What a build of somebody else needs as well keeps its form: that one would pay for the room that another makes.
+func TestWhatIsNotOnesOwnAloneKeepsItsForm(t *testing.T) {
+	b := newBench(t)
+	other := Peer{UID: b.cache.uid + 1}
+	own := b.variant(2)
+	own.Peer, own.Store = other, "user"
+	builds, _ := b.stores([]*Request{b.variant(1), own, b.variant(2)})
+	require.Equal(t, large(builds[1]), large(builds[2]), "two builds of the same bytes")
+	require.NotEqual(t, builds[1].Scope, builds[2].Scope)
+	b.allowPacking()
+	b.later.Add(int64(24 * time.Hour))
+	to := int64(0)
+	shrinks := func(p Peer) bool {
+		plan, err := b.cache.PlanCollection(context.Background(), p, Goal{Bytes: &to})
+		require.NoError(t, err)
+		to = max(plan.Used-1, 0)
+		plan, err = b.cache.PlanCollection(context.Background(), p, Goal{Bytes: &to})
+		require.NoError(t, err)
+		return slices.ContainsFunc(plan.Steps, func(s space.Step) bool { return s.Action != space.Evict })
+	}
+	require.True(t, shrinks(b.self()), "who administers the store may have it packed")
+	require.False(t, shrinks(other))
+	require.Positive(t, b.pack(builds[2]))
+	a := b.acquire(b.variant(2)) // now there is a copy
+	require.NoError(t, a.View.Close())
+	b.later.Add(int64(24 * time.Hour))
+	require.True(t, shrinks(b.self()))
+	require.False(t, shrinks(other))
+}
+
+// watched calls a function whenever somebody asks whether it is over.
+type watched struct {
+	context.Context //nolint:containedctx // it is one
+	asked           func()
+}
+
+func (w watched) Err() error { w.asked(); return w.Context.Err() }
+
+// A leftover that goes before the check is over was no finding; one that stays is.
+func TestALeftoverThatGoesMeanwhileIsNotFound(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	var left []cas.Digest
+	hold := b.cache.cas.Hold() // against the daemon, which removes leftovers by itself
+	defer hold.Release()
+	for _, content := range []string{"one", "another"} {
+		d, _, err := hold.Put(ctx, bytes.NewReader([]byte(content)))
+		require.NoError(t, err)
+		left = append(left, d)
+	}
+	slices.SortFunc(left, func(a, b cas.Digest) int { return bytes.Compare(a[:], b[:]) })
+	asked, at := 0, 0
+	check := func() (found []string) {
+		asked = 0
+		result, err := b.cache.Check(watched{ctx, func() {
+			if asked++; asked == at {
+				require.NoError(t, b.cache.cas.Remove(left[0]))
+			}
+		}}, b.self(), false, false, nil)
+		require.NoError(t, err)
+		for _, f := range result.Findings {
+			found = append(found, f.Kind+" "+f.Object)
+		}
+		return found
+	}
+	all := []string{"leftover " + left[0].String(), "leftover " + left[1].String()}
+	require.ElementsMatch(t, all, check())
+	var found []string
+	for b.cache.cas.Has(left[0]) { // a check may ask less often than the one before
+		at = asked // the last time, when the first was found already
+		found = check()
+	}
+	require.Equal(t, all[1:], found)
+	require.False(t, b.cache.hasGone(Finding{Kind: "damaged", Object: left[0].String()}), "damage is told also of what went")
+	require.False(t, b.cache.hasGone(Finding{Kind: "leftover", Object: "views/shared/x"}))
+}
