@@ -76,6 +76,21 @@ func TestUnkeptGoesWithItsHolder(t *testing.T) {
 	require.NoDirExists(t, a.Path)
 }
 
+// Who has but the path of what there was no room for has a minute: each request makes one more.
+func TestUnkeptGoesSoonAfterItsPathWasTold(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	r.Store, r.HoldsView = "none", false
+	a := b.acquire(r)
+	require.NoError(t, a.View.Close())
+	b.later.Store(int64(handOver - time.Second))
+	b.cache.sweepViews()
+	require.DirExists(t, a.Path)
+	b.later.Store(int64(handOver + time.Minute))
+	b.cache.sweepViews()
+	require.NoDirExists(t, a.Path)
+}
+
 func TestAnotherLibraryIsAnotherBuild(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))

@@ -218,7 +218,10 @@ func (c *Cache) pathTold(v *view) {
 	v.served.Store(now.UnixNano())
 	c.views.mu.Lock()
 	defer c.views.mu.Unlock()
-	if d := c.views.doomed[v.scope+"/"+v.name]; d != nil {
+	d := c.views.doomed[v.scope+"/"+v.name]
+	if d != nil && v.scope == unkept {
+		d.after = now.Add(handOver) // there was no room for it: it may be there for who loads it now, and in no count for longer
+	} else if d != nil {
 		d.after = now.Add(pathGrace)
 	}
 }

@@ -276,6 +276,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	defer closeExtra(files)
 	files = addGroup(message, files, models[1:]) // which closeModels closes
 	message.OnMiss, message.KeepGoing = onMiss, g.keep
+	message.HoldsView = !g.app.json // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
 	if g.claimant != nil {
 		before := len(files)
 		files, err = g.claimant.show(message, files)
