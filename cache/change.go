@@ -3,10 +3,8 @@ package cache
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
 
@@ -69,22 +67,17 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 }
 
 // Remove deletes the builds that the names mean, or all that the peer may change. Files that somebody has loaded
-// stay until they are let go. freed counts the bytes that nothing else needs.
+// stay until they are let go. freed counts the bytes on disk that nothing else needs, in the account of what each build has of its own.
 func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun bool) (removed Changed, freed int64, err error) {
 	everything := all && c.Administrator(p)
 	ids, err := c.toRemove(ctx, p, names, all)
 	if err != nil {
 		return removed, 0, err
 	}
-	switch {
-	case everything && dryRun:
+	if everything {
 		freed, err = c.everything(ctx)
-	case everything:
-		var space index.Space
-		space, err = c.index.Space()
-		freed = space.StoredBytes // every blob once
-	default:
-		freed, err = c.onlyNeededBy(ctx, ids)
+	} else {
+		freed, err = c.freedBy(ctx, p, ids)
 	}
 	if err != nil {
 		return removed, 0, fail(Internal, err, "remove")
@@ -99,11 +92,15 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 		return nil
 	})
 	if err == nil && everything && !dryRun {
-		var rest int64
-		if rest, err = c.removeRest(ctx); err != nil {
+		left := int64(0)
+		err = c.removeRest(ctx)
+		if err == nil {
+			left, err = c.everything(ctx) // what is stored meanwhile
+		}
+		if err != nil {
 			err = fail(Internal, err, "remove all")
 		}
-		freed += rest
+		freed = max(freed-left, 0)
 	}
 	return removed, freed, err
 }
@@ -128,32 +125,6 @@ func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID,
 		return nil, searchError(ctx, err)
 	}
 	return ids, nil
-}
-
-// onlyNeededBy sums the sizes of the blobs that no build but these refers to.
-func (c *Cache) onlyNeededBy(ctx context.Context, builds []index.BuildID) (sum int64, err error) {
-	going := make(map[index.BuildID]bool, len(builds))
-	for _, id := range builds {
-		going[id] = true
-	}
-	counted := make(map[cas.Digest]bool)
-	err = c.eachOf(ctx, builds, func(b *index.Build) error {
-		for _, f := range b.Blobs() {
-			if counted[f.Digest] {
-				continue
-			}
-			counted[f.Digest] = true
-			ids, err := c.index.Needs(f.Digest)
-			if err != nil {
-				return err
-			}
-			if !slices.ContainsFunc(ids, func(id index.BuildID) bool { return !going[id] }) {
-				sum += f.Size
-			}
-		}
-		return nil
-	})
-	return sum, err
 }
 
 // retract removes a build: first its manifest, which is the commit, then its view, then the blobs that nothing

@@ -45,6 +45,41 @@ func TestOwnBytesAreWhatARemovalFrees(t *testing.T) {
 	}
 }
 
+// What rm says that it frees is what the account says of those that go together, and what then goes.
+func TestWhatRemovingFreesIsToldOfThoseThatGoTogether(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	builds, _ := b.similar(3)
+	require.Positive(t, b.pack(builds[1]))
+	would := func(all bool, which ...int) int64 {
+		var names []string
+		for _, i := range which {
+			names = append(names, builds[i].ID.String())
+		}
+		_, freed, err := b.cache.Remove(ctx, b.self(), names, all, true)
+		require.NoError(t, err)
+		return freed
+	}
+	own, err := b.cache.ownBytes(b.self(), builds...)
+	require.NoError(t, err)
+	for i := range builds {
+		require.Equal(t, own[i], would(false, i), "build %d alone", i)
+	}
+	both := would(false, 0, 1)
+	require.Greater(t, both, own[0]+own[1]+1<<20, "what the second takes from the first goes with both")
+	require.Equal(t, b.plan(0).Used, would(true))
+	before := b.plan(0).Used
+	_, freed, err := b.cache.Remove(ctx, b.self(), []string{builds[0].ID.String(), builds[1].ID.String()}, false, false)
+	require.NoError(t, err)
+	require.Equal(t, both, freed)
+	require.Equal(t, before-b.plan(0).Used, freed)
+	left := would(true)
+	_, freed, err = b.cache.Remove(ctx, b.self(), nil, true, false)
+	require.NoError(t, err)
+	require.Equal(t, left, freed)
+	require.Zero(t, would(true))
+}
+
 // Two models of one name are two, and what two builds share is found wherever it stands, packed or not.
 func TestTwoEntriesAreCompared(t *testing.T) {
 	b := newBench(t)

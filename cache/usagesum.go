@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"slices"
 
 	"github.com/epcached/epcached/cas"
@@ -40,6 +41,35 @@ func (c *Cache) ownBytes(p Peer, builds ...*index.Build) ([]int64, error) {
 		}
 	}
 	return sums, nil
+}
+
+// freedBy is what the removal of all of these builds together would free on the disk now: more than each of them has of its own, where they share
+// something or one is packed with what another has. As far as the peer may know, likewise.
+func (c *Cache) freedBy(ctx context.Context, p Peer, ids []index.BuildID) (sum int64, err error) {
+	going := make(map[index.BuildID]bool, len(ids))
+	for _, id := range ids {
+		going[id] = true
+	}
+	counted := make(map[cas.Digest]bool)
+	err = c.eachOf(ctx, ids, func(b *index.Build) error {
+		for d, size := range c.partsOf(b) {
+			if counted[d] {
+				continue
+			}
+			counted[d] = true
+			needs, err := c.needs(d)
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(needs, func(n needed) bool {
+				return !going[n.build] && (c.Administrator(p) || c.mayKnow(p, n.build))
+			}) {
+				sum += c.takenBy(map[cas.Digest]int64{d: size})
+			}
+		}
+		return nil
+	})
+	return sum, err
 }
 
 // othersNeed tells whether there is a build besides this one, of those that the peer may know, that needs a blob.

@@ -215,3 +215,12 @@ func (b *bench) current(d cas.Digest) string {
 	}
 	return path
 }
+
+// objectBytes sums the sizes of all whole blobs.
+func (c *Cache) objectBytes(ctx context.Context) (sum int64, err error) {
+	err = c.cas.Walk(ctx, func(_ cas.Digest, size int64) error {
+		sum += size
+		return nil
+	})
+	return sum, err
+}
