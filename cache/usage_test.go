@@ -130,7 +130,7 @@ func TestThrashingIsSeen(t *testing.T) {
 	require.Contains(t, advice[0].Text, "entries that were evicted in the last 7 days 5 were compiled again")
 	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
 	next := b.options()
-	next.Space.Budget = Amount{Bytes: budget + b.cache.thrashes().bytes + 5*cas.Block} // what the hint says, and manifests
+	next.Space.Budget = Amount{Bytes: budget + b.cache.thrashes().Bytes + 5*cas.Block} // what the hint says, and manifests
 	require.NoError(t, b.cache.Reload(next))
 	for seed := range uint64(5) {
 		b.use(seed)
