@@ -136,12 +136,12 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	if err != nil {
 		return nil, nil, err
 	}
-	result, err = c.takeInto(ctx, cl, put, names, room, phase)
+	result, err = c.takeInto(ctx, cl, put, names, sizes, room, phase)
 	return result, nil, err
 }
 
 // takeInto copies, checks and stores the artefact in the place that is set aside for it, and gives that back.
-func (c *Cache) takeInto(ctx context.Context, cl *claim, put *Put, names []string, room *reservation, phase func(string)) (*compiled, error) {
+func (c *Cache) takeInto(ctx context.Context, cl *claim, put *Put, names []string, sizes []int64, room *reservation, phase func(string)) (*compiled, error) {
 	defer room.release()
 	var err error
 	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
@@ -163,8 +163,8 @@ func (c *Cache) takeInto(ctx context.Context, cl *claim, put *Put, names []strin
 	}
 	phase("reading")
 	hashed := make(map[string]cas.Hashed, len(put.Files))
-	for _, f := range put.Files {
-		if hashed[f.Name], err = c.copyPut(ctx, cl, f, filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
+	for i, f := range put.Files {
+		if hashed[f.Name], err = c.copyPut(ctx, cl, f, sizes[i], filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
 			return nil, err
 		}
 	}
@@ -314,9 +314,12 @@ func badPutName(name string) string {
 	return ""
 }
 
-// copyPut copies what the file held when it was announced. What a client writes to it meanwhile shows.
-func (c *Cache) copyPut(ctx context.Context, cl *claim, f PutFile, to string) (hashed cas.Hashed, err error) {
+// copyPut copies what the file held when it was announced with so many bytes. What a client writes to it meanwhile shows.
+func (c *Cache) copyPut(ctx context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
 	before, err := stampSettled(f.File)
+	if err == nil && before.Size != size { // its place was set aside for so many
+		err = io.ErrUnexpectedEOF
+	}
 	if err == nil {
 		hashed, err = c.stagePut(ctx, &patient{ctx, f.File, cl.done}, f.File, to, before.Size)
 	}

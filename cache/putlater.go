@@ -116,5 +116,5 @@ func (c *Cache) takeQueued(ctx context.Context, q *queuedPut) (*compiled, error)
 	cl.mu.Lock()
 	cl.timer.Reset(putTime)
 	cl.mu.Unlock()
-	return c.takeInto(ctx, cl, q.put, q.names, room, cl.flight.tell)
+	return c.takeInto(ctx, cl, q.put, q.names, q.sizes, room, cl.flight.tell)
 }

@@ -1,0 +1,31 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A file that grows when it has been announced is refused: its place was set aside for what it was.
+func TestAFileThatGrowsAfterItWasAnnouncedIsRefused(t *testing.T) {
+	b := newBench(t)
+	cl := newClaimed(b, nil)
+	next := b.options()
+	next.Space = SpaceOptions{Budget: Amount{Bytes: 4 << 20}}
+	require.NoError(t, b.cache.Reload(next))
+	var grown atomic.Bool
+	_, err := b.cache.Put(context.Background(), Peer{UID: stranger}, cl.put, func(p Progress) {
+		if p.Phase == "reading" && grown.CompareAndSwap(false, true) {
+			if err := os.Truncate(cl.put.Files[1].File.Name(), 0); err == nil {
+				_ = os.WriteFile(cl.put.Files[1].File.Name(), make([]byte, 8<<20), 0o644)
+			}
+		}
+	})
+	require.True(t, grown.Load())
+	require.ErrorContains(t, err, "changed")
+	require.Equal(t, BadRequest, ClassOf(err))
+	require.Less(t, b.account().disk, int64(4<<20))
+}
