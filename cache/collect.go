@@ -227,8 +227,11 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []removal,
 	return nil
 }
 
+// evictedOn is how the reason of each eviction begins.
+const evictedOn = "evicted on "
+
 func evicted(at time.Time, r *space.Step) string {
-	return fmt.Sprintf("evicted on %s to make room: %s", at.Format(time.RFC3339), r.Reason())
+	return fmt.Sprintf(evictedOn+"%s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
 // evict removes one build, unless a request was faster.

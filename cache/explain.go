@@ -98,8 +98,12 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	if err != nil {
 		return nil, searchError(ctx, err)
 	}
-	if len(out.Candidates) == 0 && len(out.Neighbours) > 0 {
-		out.Reason = missedBy(&out.Neighbours[0])
+	if len(out.Candidates) == 0 {
+		if gone := c.whyNone(r.Peer, p.requestKey); gone != "" {
+			out.Reason = gone
+		} else if len(out.Neighbours) > 0 {
+			out.Reason = missedBy(&out.Neighbours[0])
+		}
 	}
 	if out.Decision != decidedHit && !p.outside { // with libraries that are not run here nothing is compiled or converted
 		if f := c.failedBefore(r, id, p, rc); f != nil {

@@ -286,6 +286,36 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 	require.Equal(t, NotFound, ClassOf(err))
 }
 
+// What was compiled and is gone was not "never compiled": whoever asks with the model is told what became of it, by why and with the next answer.
+func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
+	b := newBench(t)
+	b.acquire(b.request(b.model(2))) // another model of that name
+	a := b.acquire(b.request(b.model(1)))
+	require.NoError(t, a.View.Close())
+	for _, one := range []struct {
+		remove func()
+		says   string
+	}{
+		{func() { b.later.Add(int64(time.Hour)); b.collect(b.plan(0)) }, "evicted on "},
+		{func() {
+			_, _, err := b.cache.Remove(context.Background(), b.self(), []string{a.RequestKey.String()}, false, false)
+			require.NoError(t, err)
+		}, "removed by hand"},
+	} {
+		one.remove()
+		e := b.explain(b.request(b.model(1)))
+		require.Equal(t, "miss", e.Decision)
+		require.Contains(t, e.Reason, one.says)
+		require.NotContains(t, e.Reason, "never")
+		again := b.acquire(b.request(b.model(1)))
+		require.Equal(t, Compiled, again.Outcome)
+		require.Contains(t, again.Why, one.says)
+		require.NoError(t, again.View.Close())
+		b.acquire(b.request(b.model(2)))
+	}
+	require.Contains(t, b.explain(b.request(b.model(3))).Reason, "never compiled")
+}
+
 func TestWhyANameMeansSeveral(t *testing.T) {
 	b := newBench(t)
 	first, second := b.acquire(b.request(b.model(1))), b.acquire(b.request(b.model(2)))

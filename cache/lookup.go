@@ -33,10 +33,12 @@ func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc
 		found.why += " with these libraries"
 	}
 	_, look := c.scopes(r, identity{})
+	some := false
 	for one, err := range c.inOrder(ctx, r, p, rt, rc, c.stored(p, look), phase) {
 		if err != nil {
 			return found, err
 		}
+		some = true
 		b := one.build
 		switch {
 		case p.outside && !p.exactly(b): // nothing is known of it
@@ -52,6 +54,11 @@ func (c *Cache) lookUp(ctx context.Context, r *Request, p *plan, rt *runtime, rc
 			if err := c.try(ctx, r, p, b, one.judgement, phase, &found); found.answer != nil || err != nil {
 				return found, err
 			}
+		}
+	}
+	if !some {
+		if gone := c.whyNone(r.Peer, p.requestKey); gone != "" {
+			found.why = gone
 		}
 	}
 	return found, nil

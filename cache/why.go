@@ -154,6 +154,35 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*Explanation, erro
 	return out, c.tellHistory(p, out)
 }
 
+// whyNone says why there is no build for a request: what became of the last one, as far as the peer may hear it. "": nobody knows of one.
+func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
+	all, err := c.index.History(key)
+	if err != nil {
+		return "" // no answer depends on it
+	}
+	var last *Event
+	told := make(map[index.BuildID]bool)
+	for _, one := range all {
+		if e := eventFrom(one); e.Kind == EventRetracted && c.mayHear(p, &e) {
+			last, told[e.id] = &e, true
+		}
+	}
+	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
+	ghosts := c.index.Ghosts(func(g *index.Ghost) bool {
+		return g.RequestKey == key && !told[g.BuildID] && c.mayHear(p, &Event{RequestKey: key, Build: g.BuildKey, id: g.BuildID, scope: g.Scope})
+	})
+	if n := len(ghosts); n > 0 && (last == nil || last.At.Before(ghosts[n-1].At)) {
+		return ghosts[n-1].Reason
+	}
+	switch {
+	case last == nil:
+		return ""
+	case strings.HasPrefix(last.Text, evictedOn):
+		return last.Text // it says when
+	}
+	return fmt.Sprintf("no build is left; the last went on %s: %s", last.At.Format(time.RFC3339), last.Text)
+}
+
 // ghostOf gives the latest ghost of what is meant, nil if there is none.
 func (c *Cache) ghostOf(p Peer, name string) *index.Ghost {
 	found := c.index.Ghosts(func(g *index.Ghost) bool {
