@@ -38,6 +38,7 @@ type Answer struct {
 	ModelDigest   cas.Digest
 	Record        string       // the request record as JSON
 	Build         *index.Build // nil for PassThrough and Key; shared: read only
+	Unkept        bool         // nothing of Build is kept: its files go with View, and nobody made digests of them
 	Compatibility Judgement
 	Why           string
 	Explanation   *Explanation // for Explain

@@ -60,6 +60,8 @@ func TestOnMiss(t *testing.T) {
 	require.Equal(t, b.read(fresh), b.read(alone))
 	require.EqualValues(t, 3, b.compiler.Compiles.Load())
 	require.Len(t, b.list(), 1, "nothing of a bypass is kept")
+	require.True(t, alone.Unkept)
+	require.False(t, first.Unkept)
 }
 
 func TestUnkeptGoesWithItsHolder(t *testing.T) {

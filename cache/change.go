@@ -26,6 +26,16 @@ func (ch *Changed) took(c *Cache, b *index.Build) {
 	ch.More++
 }
 
+// filledIn says of the builds, which are still there, what List says.
+func (c *Cache) filledIn(p Peer, ch Changed, err error) (Changed, error) {
+	if err == nil {
+		if err = c.fillIn(p, ch.Builds); err != nil {
+			err = fail(Internal, err, "change builds")
+		}
+	}
+	return ch, err
+}
+
 // eachOf calls fn with the builds that are still there, one after the other.
 func (c *Cache) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.Build) error) error {
 	for _, id := range ids {
@@ -63,7 +73,7 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 		out.took(c, b)
 		return nil
 	})
-	return out, err
+	return c.filledIn(p, out, err)
 }
 
 // Remove deletes the builds that the names mean, or all that the peer may change. Files that somebody has loaded
@@ -101,6 +111,9 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 			err = fail(Internal, err, "remove all")
 		}
 		freed = max(freed-left, 0)
+	}
+	if dryRun {
+		removed, err = c.filledIn(p, removed, err)
 	}
 	return removed, freed, err
 }

@@ -89,5 +89,5 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 	if err != nil {
 		return nil, err
 	}
-	return &Answer{Build: result.build, View: f, Path: v.path, Graph: v.id + "/" + v.graph, view: v}, nil
+	return &Answer{Build: result.build, Unkept: true, View: f, Path: v.path, Graph: v.id + "/" + v.graph, view: v}, nil
 }

@@ -21,9 +21,9 @@ type Listing struct {
 	Hits     uint64
 	Leased   bool
 	Pinned   bool  // it is not collected
-	Own      int64 // bytes on disk that its removal would free now, as far as the peer may know; List and Show fill it in
+	Own      int64 // bytes on disk that its removal would free now, as far as the peer may know; not there of what was removed
 
-	KeptAs string // how its files are kept on the disk, and what will become of that by itself, in words; Show and Why fill it in
+	KeptAs string // how its files are kept on the disk, "whole", "packed" or "compressed"; of Show and Why with what will become of that by itself, in words
 
 	Judgement Judgement // the best for the runtimes that are here
 	Gain      Gain
@@ -73,7 +73,7 @@ func (c *Cache) List(ctx context.Context, p Peer, f ListFilter) (page []Listing,
 		return nil
 	})
 	if err == nil || errors.Is(err, errStop) {
-		err = c.fillInOwn(p, page)
+		err = c.fillIn(p, page)
 	}
 	if err != nil {
 		return nil, "", fail(Internal, err, "list")
@@ -84,6 +84,14 @@ func (c *Cache) List(ctx context.Context, p Peer, f ListFilter) (page []Listing,
 // before is about how many of so many builds come before this one: ids are random.
 func before(id index.BuildID, all uint64) uint64 {
 	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
+}
+
+// fillIn says of each how it is kept, and what its removal would free.
+func (c *Cache) fillIn(p Peer, list []Listing) error {
+	for i := range list {
+		list[i].KeptAs = c.formWord(&list[i].Build)
+	}
+	return c.fillInOwn(p, list)
 }
 
 // fillInOwn says of each what its removal would free.

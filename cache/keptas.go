@@ -29,7 +29,32 @@ func (c *Cache) keptAs(ctx context.Context, b *index.Build) string {
 			texts[i] = bytesText(said[text]) + " " + text
 		}
 	}
+	if len(texts) == 0 {
+		return c.formWord(b)
+	}
 	return strings.Join(texts, "; ")
+}
+
+// formWord says in a word how a build is kept: whole, packed or compressed, by what is most changed of its files. A copy is the unpacked form
+// beside it that requests are served from.
+func (c *Cache) formWord(b *index.Build) string {
+	word, copied := "whole", false
+	for d := range distinctBlobs(b) {
+		if !c.forms.OnlyPacked(d) {
+			continue
+		}
+		_, _, unpacked := c.forms.Bytes(d)
+		copied = copied || unpacked > 0
+		if p, _ := c.forms.Packed(d); p.Compressed > 0 {
+			word = "compressed"
+		} else if word == "whole" {
+			word = "packed"
+		}
+	}
+	if copied {
+		word += ", with a copy"
+	}
+	return word
 }
 
 func (c *Cache) formText(d cas.Digest) string {
@@ -41,7 +66,11 @@ func (c *Cache) formText(d cas.Digest) string {
 	if p.Literals >= 0 {
 		own = p.Containers[p.Literals].Size
 	}
-	return fmt.Sprintf("packed, %s of %s its own", bytesText(own), bytesText(p.Size))
+	text := fmt.Sprintf("packed, %s of %s its own", bytesText(own), bytesText(p.Size))
+	if _, _, unpacked := c.forms.Bytes(d); unpacked > 0 {
+		text += ", with a copy that is served"
+	}
+	return text
 }
 
 func (c *Cache) compressText(ctx context.Context, d cas.Digest) string {

@@ -33,7 +33,7 @@ func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun b
 		out.took(c, b)
 		return nil
 	})
-	return out, err
+	return c.filledIn(p, out, err)
 }
 
 // inheritPin moves the pin of a build to the one that was made in its place.

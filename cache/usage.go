@@ -240,7 +240,9 @@ func (c *Cache) usagePage(l usageList, from int) (out []BuildUsage, next string)
 		if err != nil {
 			continue // it has gone meanwhile
 		}
-		out = append(out, BuildUsage{Listing: c.listing(b), Logical: r.Logical, Own: r.Own, Shared: r.Shared})
+		listing := c.listing(b)
+		listing.KeptAs = c.formWord(&b)
+		out = append(out, BuildUsage{Listing: listing, Logical: r.Logical, Own: r.Own, Shared: r.Shared})
 	}
 	if to < len(l.rows) {
 		next = l.id + "-" + strconv.Itoa(to)

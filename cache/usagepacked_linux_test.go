@@ -80,6 +80,42 @@ func TestWhatRemovingFreesIsToldOfThoseThatGoTogether(t *testing.T) {
 	require.Zero(t, would(true))
 }
 
+// Lists say in a word how a build is kept, and so does what is said of a change; Show begins with it.
+func TestHowABuildIsKeptIsListed(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	builds, _ := b.similar(2)
+	key := builds[1].BuildKey.String()
+	word := func() string {
+		page, _, err := b.cache.List(ctx, b.self(), ListFilter{})
+		require.NoError(t, err)
+		said := ""
+		for _, l := range page {
+			if l.Build.BuildKey == builds[1].BuildKey {
+				said = l.KeptAs
+			}
+		}
+		for _, u := range b.usage(b.self(), key).Builds {
+			require.Equal(t, said, u.KeptAs)
+		}
+		changed, err := b.cache.Pin(ctx, b.self(), []string{key}, true)
+		require.NoError(t, err)
+		require.Equal(t, said, changed.Builds[0].KeptAs)
+		require.Positive(t, changed.Builds[0].Own)
+		return said
+	}
+	require.Equal(t, "whole", word())
+	require.Positive(t, b.pack(builds[1]))
+	require.Equal(t, "packed", word())
+	require.NotContains(t, b.kept(key), "with a copy")
+	require.NoError(t, b.acquire(b.variant(2)).View.Close())
+	require.Equal(t, "packed, with a copy", word())
+	require.Regexp(t, "^packed, .* its own, with a copy that is served; ", b.kept(key))
+	removed, _, err := b.cache.Remove(ctx, b.self(), []string{key}, false, true)
+	require.NoError(t, err)
+	require.Positive(t, removed.Builds[0].Own)
+}
+
 // Two models of one name are two, and what two builds share is found wherever it stands, packed or not.
 func TestTwoEntriesAreCompared(t *testing.T) {
 	b := newBench(t)

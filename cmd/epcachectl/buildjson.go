@@ -31,8 +31,8 @@ type buildResult struct {
 	LoadCheck            string          `json:"load_check"`
 	Leased               bool            `json:"leased"`
 	Pinned               bool            `json:"pinned"`
-	KeptAs               string          `json:"kept_as,omitempty"`    // how its files are kept on the disk, and what will become of that; of builds that are shown or explained
-	OwnBytes             int64           `json:"own_bytes"`            // on disk: what its removal would free now; of builds that are listed or shown
+	KeptAs               string          `json:"kept_as,omitempty"`    // "whole", "packed" or "compressed", with ", with a copy" where one is served; of builds that are shown or explained in more words, with what will become of that
+	OwnBytes             int64           `json:"own_bytes"`            // on disk: what its removal would free now; 0 of what was removed
 	Compatibility        string          `json:"compatibility"`        // for the runtime named below; "": not judged
 	CompatibilitySource  string          `json:"compatibility_source"` // who says so
 	CompatibilityReason  string          `json:"compatibility_reason"`

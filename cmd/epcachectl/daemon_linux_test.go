@@ -267,7 +267,7 @@ func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage, _ fun
 	defer b.mu.Unlock()
 	of := func(model, build string, own int64) *wire.BuildUsage {
 		return &wire.BuildUsage{LogicalBytes: 8192, OwnBytes: own, SharedBytes: 4096, Shapes: "batch=" + strings.TrimLeft(build, "ab"),
-			Build: &wire.Build{Build: build, ModelName: "tiny.onnx", ModelDigest: model, Ep: "StandInExecutionProvider", Scope: "shared"}}
+			Build: &wire.Build{Build: build, ModelName: "tiny.onnx", ModelDigest: model, Ep: "StandInExecutionProvider", Scope: "shared", KeptAs: map[bool]string{true: "packed", false: "whole"}[build == "a2"]}}
 	}
 	if r.GetAfter() != "" {
 		return &wire.UsageReply{Builds: []*wire.BuildUsage{of("bbbb", "b1", 0)}}, b.err

@@ -43,6 +43,7 @@ type duBuild struct {
 	OwnBytes     int64  `json:"own_bytes"`    // on disk: what its removal would free
 	SharedBytes  int64  `json:"shared_bytes"` // on disk: what other builds need as well
 	LastUsedMs   int64  `json:"last_used_ms"`
+	KeptAs       string `json:"kept_as"` // as in list
 }
 
 type duSum struct {
@@ -69,7 +70,7 @@ func (a *app) duCommand() *cobra.Command {
 		Use:   "du [ENTRY...] [--svg]",
 		Short: "tell where the space goes",
 		Long: `du lists the builds that are kept by model, the largest first: what the removal of each would free (own), and what other builds
-need as well (shared), on disk in whole blocks, packed or not; then what the builds of each user and execution provider take together.
+need as well (shared), on disk in whole blocks, and whether it is packed or compressed, with a copy that is served or without; then what the builds of each user and execution provider take together.
 An ENTRY is a model's name, or a key as in list. Two entries are compared: their files are read, and what they have in common is told,
 file by file, wherever it stands in them. A weight-sharing group is one build. With --svg it prints a picture instead of which parts
 of the files are shared among which, of the 60 largest; with --json what is drawn. Files that have bytes in common have them twice on disk
@@ -173,7 +174,7 @@ func (u *usagePrinter) add(one *wire.BuildUsage) (whole []duModel) {
 	m.OwnBytes += one.GetOwnBytes()
 	m.SharedBytes += one.GetSharedBytes()
 	m.Builds = append(m.Builds, duBuild{b.GetBuild(), b.GetEp(), one.GetShapes(), b.GetScope(), b.GetState(), b.GetPinned(), max(1, len(b.GetMembers())),
-		one.GetLogicalBytes(), one.GetOwnBytes(), one.GetSharedBytes(), b.GetLastUsedMs()})
+		one.GetLogicalBytes(), one.GetOwnBytes(), one.GetSharedBytes(), b.GetLastUsedMs(), b.GetKeptAs()})
 	u.builds++
 	return whole
 }
@@ -260,6 +261,9 @@ func (m *duModel) rows() [][]string {
 		}
 		if b.Pinned {
 			what += ", pinned"
+		}
+		if b.KeptAs != "" && b.KeptAs != "whole" {
+			what += ", " + printable(b.KeptAs)
 		}
 		rows = append(rows, []string{byteSize(b.OwnBytes), byteSize(b.SharedBytes), byteSize(b.LogicalBytes), what})
 	}

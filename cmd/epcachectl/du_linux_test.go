@@ -13,7 +13,7 @@ func TestDu(t *testing.T) {
 	for _, line := range []string{
 		`(?m)^12.0 KiB +8.0 KiB +16.0 KiB +tiny.onnx aaaa$`,
 		`(?m)^4.0 KiB +4.0 KiB +8.0 KiB +├─ a1 StandInExecutionProvider, batch=1$`,
-		`(?m)^8.0 KiB +4.0 KiB +8.0 KiB +└─ a2 StandInExecutionProvider, batch=2$`,
+		`(?m)^8.0 KiB +4.0 KiB +8.0 KiB +└─ a2 StandInExecutionProvider, batch=2, packed$`,
 		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb$`, // of the same name, and another model; on the second page
 		`(?m)^uid:1 +4.0 KiB +8.0 KiB +24.0 KiB +3 builds +1.0 MiB$`,
 		`(?m)^8.0 KiB on disk, .*, 3 builds$`,
@@ -36,6 +36,8 @@ func TestDu(t *testing.T) {
 	require.Equal(t, "batch=2", r.Models[0].Builds[1].Shapes)
 	require.EqualValues(t, 3<<20, r.PackableBytes)
 	require.Equal(t, "bbbb", r.Models[1].ModelDigest)
+	require.Equal(t, "whole", r.Models[0].Builds[0].KeptAs)
+	require.Equal(t, "packed", r.Models[0].Builds[1].KeptAs)
 	require.EqualValues(t, 1<<20, r.Users[0].QuotaBytes)
 	require.Contains(t, call(t, "status").out, "3 blobs still to be compared with others")
 }

@@ -27,6 +27,7 @@ type getResult struct {
 	CompileSeconds       float64                      `json:"compile_seconds"`
 	ElapsedSeconds       float64                      `json:"elapsed_seconds"`
 	Why                  string                       `json:"why"`
+	Unkept               bool                         `json:"unkept,omitempty"`  // nothing of it is kept, and its files have no digests: the next call compiles again
 	Job                  string                       `json:"job,omitempty"`     // of "queued"
 	Member               *uint32                      `json:"member,omitempty"`  // of a group: which of members it is
 	Members              []memberResult               `json:"members,omitempty"` // of a group, in the order in which several are loaded in one process
@@ -45,7 +46,7 @@ type memberResult struct {
 type fileResult struct {
 	Name   string `json:"name"`
 	Size   int64  `json:"size"`
-	Digest string `json:"digest"`
+	Digest string `json:"digest"` // empty: of a file that is not kept
 }
 
 // failedResult stands in the list for a model that failed, so that the others keep their places.
@@ -75,7 +76,7 @@ func (r *got) json(dryRun bool) any {
 		Outcome: outcomeOf(a), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
 		SDKVersion: a.GetSdkVersion(), HardwareArchitecture: a.GetHardwareArchitecture(), Compatibility: a.GetCompatibility(),
 		View: a.GetView(), Graph: r.graph, Files: filesOf(a.GetFiles()), CompileSeconds: a.GetCompileSeconds(),
-		ElapsedSeconds: r.elapsed.Seconds(), DryRun: dryRun, Why: a.GetWhy(), Warnings: a.GetWarnings(),
+		ElapsedSeconds: r.elapsed.Seconds(), DryRun: dryRun, Why: a.GetWhy(), Unkept: a.GetUnkept(), Warnings: a.GetWarnings(),
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: make(map[string]string),
 	}
 	for ep, options := range a.GetProviderOptions() {

@@ -19,7 +19,8 @@ func (a *app) listCommand() *cobra.Command {
 		Short: "list what is kept",
 		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
 the execution provider with its version and SDK, what it is good for on this machine, size, hits, how many times faster than
-its source it loads, and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+its source it loads, how it is kept (whole, packed or compressed, and whether there is a copy that requests are served from until it is
+dropped), and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -75,12 +76,12 @@ func buildRows(builds []*wire.Build, first bool) (rows [][]string) {
 		return nil
 	}
 	if first {
-		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "STATE"}}
+		rows = [][]string{{"BUILD", "MODEL", "EP", "VERSION", "SDK", "FITS", "SIZE", "HITS", "LAST USED", "GAIN", "KEPT", "STATE"}}
 	}
 	for _, b := range builds {
 		rows = append(rows, []string{
 			short(b.GetBuild()), modelColumn(b), orDash(b.GetEp()), orDash(b.GetEpVersion()), orDash(b.GetSdkVersion()), fits(b), byteSize(sizeOf(b)),
-			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), stateColumn(b),
+			strconv.FormatUint(b.GetHits(), 10), timeOf(b.GetLastUsedMs()), gainColumn(b), orDash(b.GetKeptAs()), stateColumn(b),
 		})
 	}
 	return rows

@@ -26,6 +26,14 @@ func TestList(t *testing.T) {
 	require.Equal(t, "tiny.onnx", builds[0].ModelName)
 }
 
+func TestListSaysHowBuildsAreKept(t *testing.T) {
+	b := newStandIn(t)
+	b.builds = []*wire.Build{{Build: "cd", ModelName: "a.onnx", State: "current", KeptAs: "packed, with a copy"}}
+	b.serve()
+	require.Regexp(t, ` KEPT +STATE\n.* packed, with a copy +current\n$`, call(t, "list").out)
+	require.Contains(t, call(t, "list", "--json").out, `"kept_as": "packed, with a copy"`)
+}
+
 func TestShowSaysWhoCompiledWhatWasPut(t *testing.T) {
 	b := newStandIn(t)
 	b.builds = []*wire.Build{{Build: strings.Repeat("cd", 32), ModelName: "a.onnx", MadeBy: "uid 1000"}}

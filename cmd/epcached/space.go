@@ -100,7 +100,7 @@ func (b *backend) Usage(ctx context.Context, p unixsock.Peer, w *wire.Usage, pro
 		one := &u.Builds[i]
 		l := &one.Listing
 		out := &wire.Build{Build: l.Build.BuildKey.String(), RequestKey: l.Build.RequestKey.String(), ModelDigest: l.Build.ModelDigest.String(),
-			ModelName: clip(l.Build.ModelName), Scope: clip(l.Build.Scope), State: l.State.Name, Pinned: l.Pinned, OwnBytes: one.Own, Hits: l.Hits,
+			ModelName: clip(l.Build.ModelName), Scope: clip(l.Build.Scope), State: l.State.Name, Pinned: l.Pinned, OwnBytes: one.Own, KeptAs: l.KeptAs, Hits: l.Hits,
 			LastUsedMs: milliseconds(l.LastUsed), CreatedMs: milliseconds(l.Build.Created), CompileSeconds: l.Build.CompileSeconds}
 		if len(l.Build.EPs) > 0 {
 			out.Ep = clip(l.Build.EPs[0].Name)

@@ -122,8 +122,13 @@ func acquireReply(a *cache.Answer) *wire.AcquireReply {
 		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
 		id, _, _ := strings.Cut(a.Graph, "/")
 		for _, f := range b.Files {
-			reply.Files = append(reply.Files, &wire.File{Name: id + "/" + f.Name, Size: f.Size, Digest: f.Digest.String()})
+			one := &wire.File{Name: id + "/" + f.Name, Size: f.Size}
+			if !f.Digest.IsZero() { // else nobody made one
+				one.Digest = f.Digest.String()
+			}
+			reply.Files = append(reply.Files, one)
 		}
+		reply.Unkept = a.Unkept
 	}
 	return reply
 }

@@ -13,9 +13,20 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
+
+// A digest that nobody made is none, and no zeros.
+func TestWhatIsNotKeptHasNoDigest(t *testing.T) {
+	b := &index.Build{EPs: []index.EPFacts{{Name: "X"}}, Files: []index.File{{Name: "a_ctx.onnx", Size: 3}, {Name: "a.bin", Size: 4}}}
+	b.Files[1].Digest[0] = 1
+	reply := acquireReply(&cache.Answer{Outcome: cache.Compiled, Build: b, Unkept: true, Graph: "f00d/a_ctx.onnx"})
+	require.True(t, reply.Unkept)
+	require.Empty(t, reply.Files[0].Digest)
+	require.Equal(t, b.Files[1].Digest.String(), reply.Files[1].Digest)
+}
 
 // fill gives every exported field below v some value that is not its zero.
 func fill(v reflect.Value) {

@@ -2152,7 +2152,7 @@ type File struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // relative to the view
 	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
-	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // BLAKE3, 64 hex digits
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // BLAKE3, 64 hex digits; empty: of a file that is not kept
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2238,6 +2238,7 @@ type AcquireReply struct {
 	Claim                  *Claim                 `protobuf:"bytes,26,opt,name=claim,proto3" json:"claim,omitempty"`     // of "claim": the caller is to compile
 	Members                []*Member              `protobuf:"bytes,27,rep,name=members,proto3" json:"members,omitempty"` // of a group: all its members in order, the first is graph. To load several of them in one process, do it in this order
 	Member                 uint32                 `protobuf:"varint,28,opt,name=member,proto3" json:"member,omitempty"`  // which of the members the request was for, when it named one model; 0: the first
+	Unkept                 bool                   `protobuf:"varint,29,opt,name=unkept,proto3" json:"unkept,omitempty"`  // nothing of the build is kept: its files go with fd, and the same request compiles again
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -2466,6 +2467,13 @@ func (x *AcquireReply) GetMember() uint32 {
 		return x.Member
 	}
 	return 0
+}
+
+func (x *AcquireReply) GetUnkept() bool {
+	if x != nil {
+		return x.Unkept
+	}
+	return false
 }
 
 // Member is one model of a group.
@@ -3754,8 +3762,8 @@ type Build struct {
 	ConvertedFrom        string                 `protobuf:"bytes,31,opt,name=converted_from,json=convertedFrom,proto3" json:"converted_from,omitempty"`      // the build key of the build whose other form this is, embedded or not; empty: it was compiled
 	VerifiedOutput       float64                `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
 	Pinned               bool                   `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
-	OwnBytes             int64                  `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; List, Show and Usage say it
-	KeptAs               string                 `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its large files are kept on the disk, and whether and when that is compressed by itself, in words; Show and Why say it
+	OwnBytes             int64                  `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; not of what was removed
+	KeptAs               string                 `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole", "packed" or "compressed", with ", with a copy" where an unpacked one is served; of Show and Why in more words, with whether and when that is compressed by itself
 	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields        protoimpl.UnknownFields
@@ -8400,7 +8408,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xe0\t\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xf8\t\n" +
 	"\fAcquireReply\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -8432,7 +8440,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\x03job\x18\x19 \x01(\tR\x03job\x12(\n" +
 	"\x05claim\x18\x1a \x01(\v2\x12.epcached.v1.ClaimR\x05claim\x12-\n" +
 	"\amembers\x18\x1b \x03(\v2\x13.epcached.v1.MemberR\amembers\x12\x16\n" +
-	"\x06member\x18\x1c \x01(\rR\x06member\x1aZ\n" +
+	"\x06member\x18\x1c \x01(\rR\x06member\x12\x16\n" +
+	"\x06unkept\x18\x1d \x01(\bR\x06unkept\x1aZ\n" +
 	"\x14ProviderOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12,\n" +
 	"\x05value\x18\x02 \x01(\v2\x16.epcached.v1.StringMapR\x05value:\x028\x01\x1aA\n" +

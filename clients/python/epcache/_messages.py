@@ -202,6 +202,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(26, "claim", "Claim"),
         Field(27, "members", "Member", "repeated"),
         Field(28, "member", "uint32"),
+        Field(29, "unkept", "bool"),
     ),
     "Member": (
         Field(1, "name", "string"),
