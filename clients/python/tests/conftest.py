@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 os.environ["EPCACHE_AUTOSTART"] = "0"  # a test that wants a daemon started says so
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # its thread opens sockets whenever it likes, and tests count descriptors
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]
