@@ -19,6 +19,8 @@ type Collection struct {
 	space.Plan
 	Took time.Duration // to plan
 
+	forBudget bool // what goes for room goes to keep to the budget
+
 	told   []*index.Build // the records of its first steps
 	yields bool           // packing stops when somebody waits for room: packing takes its time
 	hurry  bool           // somebody waits: all goes that is in nobody's hands, used since the survey or not
@@ -205,7 +207,8 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []removal,
 	for i, r := range batch {
 		b := r.build
 		ghosts[i] = index.Ghost{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, At: c.now(),
-			Reason: evicted(c.now(), r.Step), Bytes: r.Frees, CompileSeconds: b.CompileSeconds, LastUsed: r.Last}
+			Reason: evicted(c.now(), r.Step), Bytes: r.Frees, CompileSeconds: b.CompileSeconds, LastUsed: r.Last,
+			ForBudget: plan.forBudget && !r.Must}
 	}
 	if err := c.index.Haunt(ctx, ghosts); err != nil {
 		for i := range ghosts {

@@ -43,8 +43,9 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 			return nil, fail(Internal, err, "collect")
 		}
 	}
+	budgeted := to.Bytes >= 0
 	if goal.Bytes != nil && (to.Bytes < 0 || *goal.Bytes < to.Bytes) {
-		to.Bytes = *goal.Bytes
+		to.Bytes, budgeted = *goal.Bytes, false
 	}
 	s := c.snapshot(survey, inv, !goal.slack)
 	if s.Whole = whole; !whole {
@@ -52,6 +53,7 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 		s.Builds = slices.DeleteFunc(s.Builds, func(b index.Brief) bool { return b.Scope != own })
 	}
 	plan := &Collection{Plan: *s.Plan(to), hurry: goal.hurry}
+	plan.forBudget = budgeted && plan.Goal == to.Bytes // else more has to go, to keep some of the disk free
 	for _, step := range plan.Steps[:min(len(plan.Steps), MaxTold)] {
 		b, _ := c.index.Get(step.ID) // of one that has just gone, nothing
 		plan.told = append(plan.told, &b)

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -144,5 +145,33 @@ func TestThrashingIsSeen(t *testing.T) {
 	}
 	require.Equal(t, before, b.compiler.Compiles.Load(), "with the budget of the hint nothing is compiled twice")
 	b.later.Add(int64(8 * 24 * time.Hour))
+	require.Equal(t, SeverityOK, b.cache.adviseSpace()[0].Severity)
+}
+
+// What went because somebody asked for it, or for a user's quota, says nothing of the budget.
+func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 100 * perBuild}}))
+	again := func() {
+		for seed := range uint64(5) {
+			b.use(seed)
+		}
+		b.later.Add(int64(time.Hour))
+	}
+	again()
+	b.collect(b.plan(0))
+	require.Empty(t, b.list())
+	again()
+	next := b.options()
+	next.Space.UserBytes = Amount{Bytes: 1}
+	require.NoError(t, b.cache.Reload(next))
+	plan := b.plan(math.MaxInt64)
+	require.Len(t, plan.Steps, 5)
+	b.collect(plan)
+	require.Empty(t, b.list())
+	next.Space.UserBytes = Amount{}
+	require.NoError(t, b.cache.Reload(next))
+	again()
+	require.Len(t, b.cache.index.Ghosts(nil), 10)
+	require.Zero(t, b.cache.thrashes())
 	require.Equal(t, SeverityOK, b.cache.adviseSpace()[0].Severity)
 }

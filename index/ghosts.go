@@ -21,6 +21,7 @@ type Ghost struct {
 	Bytes          int64   // that it freed
 	CompileSeconds float64 // that it takes to have it back
 	LastUsed       time.Time
+	ForBudget      bool // it went to keep to the budget, and not as somebody asked or for another bound
 }
 
 // maxGhosts bounds what is remembered; the oldest go. One takes some 400 bytes.
@@ -110,7 +111,7 @@ func (j *journal) haunt(list []Ghost) error {
 
 func ghostOf(m *manifestpb.Ghost) (Ghost, error) {
 	g := Ghost{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()), Reason: m.GetReason(), Bytes: m.GetBytes(),
-		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed())}
+		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
 	err := fixed("build_id", g.BuildID[:], m.GetBuildId())
 	err = firstOf(err, fixed("request_key", g.RequestKey[:], m.GetRequestKey()))
 	return g, firstOf(err, fixed("build_key", g.BuildKey[:], m.GetBuildKey()))
@@ -119,6 +120,6 @@ func ghostOf(m *manifestpb.Ghost) (Ghost, error) {
 func ghostRecord(g *Ghost) *manifestpb.Record {
 	return &manifestpb.Record{Kind: &manifestpb.Record_Ghost{Ghost: &manifestpb.Ghost{
 		BuildId: g.BuildID[:], RequestKey: g.RequestKey[:], BuildKey: g.BuildKey[:], ModelName: g.ModelName, Scope: g.Scope,
-		At: nanos(g.At), Reason: g.Reason, Bytes: g.Bytes, CompileSeconds: g.CompileSeconds, LastUsed: nanos(g.LastUsed),
+		At: nanos(g.At), Reason: g.Reason, Bytes: g.Bytes, CompileSeconds: g.CompileSeconds, LastUsed: nanos(g.LastUsed), ForBudget: g.ForBudget,
 	}}}
 }

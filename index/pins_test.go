@@ -42,7 +42,7 @@ func TestPinsAndGhostsOutliveANewJournal(t *testing.T) {
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Pin(b.ID, Pin{UID: 7}))
-	ghost := Ghost{BuildID: BuildID{1}, RequestKey: RequestKey{2}, BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
+	ghost := Ghost{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2}, BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
 		At: time.Unix(2000, 0).UTC(), Reason: "evicted", Bytes: 4, CompileSeconds: 5.5, LastUsed: time.Unix(1000, 0).UTC()}
 	require.NoError(t, x.Haunt(ctx, []Ghost{ghost}))
 	text := strings.Repeat("x", maxText)
