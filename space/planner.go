@@ -32,7 +32,17 @@ type candidate struct {
 	known bool       // whether it is spared was looked at
 	why   string     // it is spared
 	worth float64
+	bears bool // it was chosen, and stays after all: others need what it has
 }
+
+// released is a blob that went with a build, and what it took on the disk.
+type released struct {
+	at   uint32
+	disk int64
+}
+
+// hardly is the part of what a build needs that its removal has to free for others to bear with it: less is not worth a compile.
+const hardly = 16
 
 // planner is the work of one plan.
 type planner struct {
@@ -44,7 +54,8 @@ type planner struct {
 	sorted  []*candidate
 	entries map[index.RequestKey]uint32 // builds of each, where their number is bounded
 	kept    map[string]*Kept
-	needers map[uint32][]*candidate // of blobs that may be packed, or have a copy: the candidates that need them
+	alone   map[*candidate][]released // of what was chosen and frees hardly anything: what went with it
+	needers map[uint32][]*candidate   // of blobs that may be packed, or have a copy: the candidates that need them
 }
 
 // gather finds out what is not served or superseded.
@@ -202,31 +213,68 @@ func (pl *planner) forRoom(classes ...int8) {
 	}
 }
 
-// withoutUse keeps served builds that were chosen and free nothing after all: recipes take from them, and these stay.
-func (pl *planner) withoutUse() {
+// mostRounds bounds how often others are looked for in place of what frees hardly anything. Each round goes through all candidates.
+const mostRounds = 16
+
+// served chooses served builds until the goal is reached. Whose removal frees hardly anything goes only where those go that need what it has, or where
+// nothing else is left and the goal is reached with it.
+func (pl *planner) served() {
+	pl.forRoom(classServed)
+	for round := 0; round < mostRounds && pl.withoutUse() && !pl.plan.Enough(0); round++ {
+		pl.forRoom(classServed)
+	}
+	if pl.plan.Enough(0) {
+		return
+	}
+	for i := range pl.all {
+		pl.all[i].bears = false // who needed it may have been chosen since
+	}
+	if pl.forRoom(classServed); !pl.plan.Enough(0) {
+		pl.withoutUse()
+	}
+}
+
+// withoutUse keeps served builds that were chosen and free nothing after all, or hardly anything: others need what they have, or recipes take from
+// it, and these stay. It tells whether there are any.
+func (pl *planner) withoutUse() (some bool) {
 	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
-		if s.Action != Evict || s.Must || s.Frees > 0 || s.of.class != classServed ||
-			slices.ContainsFunc(s.of.Blobs, func(at uint32) bool { return !pl.inv.stands(at) }) {
+		if s.Action != Evict || s.Must || s.of.class != classServed || !pl.isLittle(&s) {
 			return false
 		}
 		for _, at := range s.of.Blobs {
 			pl.inv.retain(at)
 		}
-		s.of.gone = false
+		for _, r := range pl.alone[s.of] {
+			pl.inv.blobs[r.at].Disk = r.disk
+		}
+		pl.plan.Freed -= s.Frees
+		s.of.gone, s.of.bears, some = false, true, true
 		return true
 	})
+	return some
+}
+
+// isLittle tells whether what a step frees is hardly anything beside what stays, and can be taken back: what it freed were whole blobs.
+func (pl *planner) isLittle(s *Step) bool {
+	went, stands := pl.alone[s.of], int64(0)
+	for _, at := range s.of.Blobs {
+		switch {
+		case pl.inv.stands(at):
+			stands += pl.inv.blobs[at].Disk
+		case !slices.ContainsFunc(went, func(r released) bool { return r.at == at }):
+			return false // others that went had it as well
+		}
+	}
+	return s.Frees == 0 || s.Frees <= stands/hardly
 }
 
 // take chooses a build, if it may go.
 func (pl *planner) take(one *candidate, must bool, kind int8, limit string) bool {
-	if one.gone || pl.spared(one) != "" {
+	if one.gone || one.bears && !must || pl.spared(one) != "" {
 		return false
 	}
 	one.gone = true
-	frees := int64(0)
-	for _, at := range one.Blobs {
-		frees += pl.inv.release(at)
-	}
+	frees := pl.release(one)
 	pl.step(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit), Must: must, of: one})
 	if pl.entries != nil {
 		if pl.entries[one.RequestKey]--; pl.entries[one.RequestKey] == 0 {
@@ -234,6 +282,25 @@ func (pl *planner) take(one *candidate, must bool, kind int8, limit string) bool
 		}
 	}
 	return true
+}
+
+// release takes out a build, and notes what goes with it where that is hardly anything: perhaps it does not pay.
+func (pl *planner) release(one *candidate) (frees int64) {
+	var went []released
+	left := int64(0)
+	for _, at := range one.Blobs {
+		was := pl.inv.blobs[at].Disk
+		freed := pl.inv.release(at)
+		frees += freed
+		left += pl.inv.blobs[at].Disk
+		if freed > 0 && pl.inv.forms[at] == nil {
+			went = append(went, released{at, was})
+		}
+	}
+	if frees > 0 && frees <= left/hardly {
+		pl.alone[one] = went
+	}
+	return frees
 }
 
 // step appends one to the plan.
@@ -279,6 +346,8 @@ func (pl *planner) tell() {
 		one := &pl.all[i]
 		switch {
 		case one.gone || one.why != "":
+		case one.bears:
+			pl.keep(one, "others need what it has")
 		case pl.Pinned[one.ID]:
 			pl.keep(one, "pinned")
 		default:

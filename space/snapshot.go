@@ -36,7 +36,8 @@ type Limits struct {
 // number of entries. Then, for room: unpacked copies; builds that are not served, then those that a newer one has taken the place
 // of; what packing frees; and then the builds whose compile seconds and recent use pay least for their bytes.
 func (s *Snapshot) Plan(to Limits) *Plan {
-	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept)}
+	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept),
+		alone: make(map[*candidate][]released)}
 	pl.gather()
 	pl.aim()
 	pl.weigh()
@@ -48,8 +49,7 @@ func (s *Snapshot) Plan(to Limits) *Plan {
 	if to.Packs {
 		pl.pack()
 	}
-	pl.forRoom(classServed)
-	pl.withoutUse()
+	pl.served()
 	pl.withoutDetours()
 	pl.plan.End()
 	pl.tell()

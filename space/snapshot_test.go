@@ -163,13 +163,16 @@ func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 	}
 	left := m.clone()
 	left.carryOut(t, plan)
-	takes := left.sweep()
+	takes, bearable := left.sweep(), int64(0)
 	for _, b := range left.builds {
 		if m.spared[b.ID] == "" {
+			for _, at := range b.Blobs {
+				bearable += left.blobs[at].whole
+			}
 			left.remove(b.ID)
 		}
 	}
-	require.Equal(t, takes, left.sweep(), "the goal is missed, and removing more builds would have freed something")
+	require.LessOrEqual(t, (takes-left.sweep())*hardly, bearable, "the goal is missed, and removing more builds would have freed something")
 }
 
 func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model, evicted map[index.BuildID]bool) {
@@ -350,7 +353,28 @@ func TestWhatWouldFreeNothingIsKept(t *testing.T) {
 	plan := m.plan(t, true, Limits{})
 	require.Empty(t, plan.Steps)
 	require.EqualValues(t, 110, plan.Short)
-	require.Equal(t, "what stays: 1 builds of 10 B: in use; 1 builds of 100 B: pays most", plan.WhatStays())
+	require.Equal(t, "what stays: 1 builds of 10 B: in use; 1 builds of 100 B: others need what it has", plan.WhatStays())
+}
+
+// Nearly all that the first build has the second is packed with: the first goes with it, or stays.
+func TestWhatWouldFreeHardlyAnythingIsKept(t *testing.T) {
+	store := func() *model {
+		m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 5}, index.Brief{Created: present, CompileSeconds: 9})
+		m.blobs = append(m.blobs, modelBlob{whole: 4})
+		m.builds[0].Blobs = append(m.builds[0].Blobs, 3)
+		m.blobs[1] = modelBlob{recipe: 10, takes: []int{0}}
+		return m
+	}
+	m := store()
+	require.Equal(t, []string{"remove 2: 10"}, said(m.plan(t, true, Limits{Bytes: 210})), "not the first, with which the goal is not reached")
+	require.Equal(t, []string{"remove 1: 4", "remove 2: 110"}, said(m.plan(t, true, Limits{Bytes: 150})), "both")
+	m.spared[index.BuildID{2}] = "in use"
+	plan := m.plan(t, true, Limits{Bytes: 100})
+	require.Equal(t, []string{"remove 3: 100"}, said(plan))
+	require.EqualValues(t, 14, plan.Short)
+	require.Equal(t, "what stays: 1 builds of 10 B: in use; 1 builds of 104 B: others need what it has", plan.WhatStays())
+	m.blobs[3].whole = 40
+	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})), "that is something")
 }
 
 // What goes in the end is neither packed nor freed of its copy before, and what that would have freed counts for its removal.
