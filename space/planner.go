@@ -188,6 +188,13 @@ func (pl *planner) aboveQuota() {
 			has[one.UID] -= one.LogicalBytes
 		}
 	}
+	for i := range pl.all {
+		if one := &pl.all[i]; one.why != "" && has[one.UID] > pl.limits.User {
+			pl.unkeep(one)
+			one.why += ", though " + limits[one.UID]
+			pl.keep(one, one.why)
+		}
+	}
 }
 
 // tooMany chooses while there are more entries than there may be.
@@ -337,6 +344,18 @@ func (pl *planner) keep(one *candidate, why string) {
 	k.Builds++
 	for _, at := range one.Blobs {
 		k.Bytes += pl.inv.bytes(at)
+	}
+}
+
+// unkeep takes back what keep counted.
+func (pl *planner) unkeep(one *candidate) {
+	k := pl.kept[one.why]
+	k.Builds--
+	for _, at := range one.Blobs {
+		k.Bytes -= pl.inv.bytes(at)
+	}
+	if k.Builds == 0 {
+		delete(pl.kept, one.why)
 	}
 }
 

@@ -377,6 +377,21 @@ func TestWhatWouldFreeHardlyAnythingIsKept(t *testing.T) {
 	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})), "that is something")
 }
 
+// Where a user has too much and none of it may go, what stays says so; that of others does not.
+func TestAQuotaThatCannotBeKeptToIsTold(t *testing.T) {
+	m := few(index.Brief{Created: present, UID: 7, LogicalBytes: 60}, index.Brief{Created: present, UID: 7, LogicalBytes: 60},
+		index.Brief{Created: present, UID: 8, LogicalBytes: 40})
+	m.spared[index.BuildID{1}], m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "pinned", "in use"
+	plan := m.plan(t, true, Limits{Bytes: -1, User: 50})
+	require.Empty(t, plan.Steps)
+	require.Equal(t, "what stays: 1 builds of 100 B: in use, though uid 7 has more than its quota of 50 B; 1 builds of 100 B: pays most; "+
+		"1 builds of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.WhatStays())
+	delete(m.spared, index.BuildID{1})
+	plan = m.plan(t, true, Limits{Bytes: -1, User: 60})
+	require.Equal(t, []string{"remove 1: 100"}, said(plan))
+	require.NotContains(t, plan.WhatStays(), "quota", "it is kept to")
+}
+
 // What goes in the end is neither packed nor freed of its copy before, and what that would have freed counts for its removal.
 func TestNoDetours(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present}, index.Brief{Created: present})
