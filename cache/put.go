@@ -130,8 +130,12 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	}
 	room, err := c.mayStore(ctx, cl, sizes, mayStore{wait: true, queues: put.Later})
 	if put.Later && fitsLater(err) {
-		later, err = c.queuePut(cl, put, names, sizes, err)
-		return nil, later, err
+		if later, err = c.queuePut(cl, put, names, sizes, err); later != nil {
+			return nil, later, nil
+		}
+		if errors.Is(err, errBehind) { // what would not be queued has not to wait behind what is
+			room, err = c.mayStore(ctx, cl, sizes, mayStore{wait: true})
+		}
 	}
 	if err != nil {
 		return nil, nil, err
@@ -214,8 +218,7 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64, how mayS
 		return nil, err
 	}
 	room := &reservation{c: c, user: cl.request.Peer.UID, queues: how.queues}
-	queued, _ := c.places.anyQueued()
-	err = room.resize(ctx, how.wait && !(how.queues && queued > 0), sizes...)
+	err = room.resize(ctx, how.wait, sizes...)
 	var e *Error
 	if errors.As(err, &e) {
 		said := fail(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).hint("%s", e.Hint)

@@ -24,7 +24,7 @@ func (c *Cache) queuePut(cl *claim, put *Put, names []string, sizes []int64, why
 	disk, _ := needOf(sizes...)
 	q := &queuedPut{claim: cl, names: names, sizes: sizes}
 	var ok bool
-	if q.queued, ok = c.queue(disk, len(put.Files), why); !ok {
+	if q.queued, ok = c.queue(cl.owner, disk, len(put.Files), why); !ok {
 		return nil, why
 	}
 	own := *put
@@ -73,13 +73,8 @@ func (c *Cache) keepQueued(ctx context.Context, q *queuedPut) {
 	cl := q.claim
 	result, err := c.takeQueued(ctx, q)
 	if err == nil {
-		var done func()
-		if done, err = c.attend.serve(result.build.ID); err == nil { // or the collector might have it before those who waited
-			defer done()
-			cl.deliver(result)
-			<-cl.flight.done
-			return
-		}
+		c.deliverQueued(cl, result)
+		return
 	}
 	if ctx.Err() != nil {
 		err = errors.New("the daemon stops")
@@ -91,22 +86,40 @@ func (c *Cache) keepQueued(ctx context.Context, q *queuedPut) {
 	cl.finishUpTo(claimStoring, "what was put is not kept: "+err.Error(), 0) // unless that is why
 }
 
+// deliverQueued gives those who waited what was kept, unless it has gone again.
+func (c *Cache) deliverQueued(cl *claim, result *compiled) {
+	done, err := c.attend.serve(result.build.ID) // or the collector might have it before those who waited
+	if err != nil {
+		c.log.Warn("put kept, and not served", "model", cl.request.Name, "uid", cl.request.Peer.UID, "why", err)
+		cl.finishUpTo(claimStoring, "what was put was kept, and cannot be served: "+err.Error(), 0)
+		return
+	}
+	defer done()
+	cl.deliver(result)
+	<-cl.flight.done
+}
+
 // takeQueued waits for room, and then does what Put would have done.
 func (c *Cache) takeQueued(ctx context.Context, q *queuedPut) (*compiled, error) {
 	cl := q.claim
 	room, err := q.await(ctx, cl.done, func() bool { return cl.flight.job().Waiting > 0 }, func() (*reservation, error) {
-		return c.mayStore(ctx, cl, q.sizes, mayStore{})
+		room, err := c.mayStore(ctx, cl, q.sizes, mayStore{})
+		if errors.Is(err, errUserFull) { // what its user has too much goes in a moment, perhaps
+			room, err = c.mayStore(ctx, cl, q.sizes, mayStore{wait: true})
+		}
+		return room, err
 	})
 	if err != nil {
 		return nil, err
 	}
-	q.leave()
-	leave, err := c.claims.puts.enter(ctx, cl.owner, cl.done)
+	q.hasRoom()
+	leave, err := c.enterQueued(ctx, q)
 	if err != nil {
 		room.release()
 		return nil, err
 	}
 	defer leave()
+	q.leave()
 	for i, f := range q.put.Files {
 		if now, err := cas.StampOf(f.File); err != nil || now.Size != q.stamps[i].Size || now.Mtime != q.stamps[i].Mtime {
 			room.release()
@@ -117,4 +130,16 @@ func (c *Cache) takeQueued(ctx context.Context, q *queuedPut) (*compiled, error)
 	cl.timer.Reset(putTime)
 	cl.mu.Unlock()
 	return c.takeInto(ctx, cl, q.put, q.names, q.sizes, room, cl.flight.tell)
+}
+
+// enterQueued waits until no other put of the user's goes on, no longer than until what is queued is given up: there is room set aside for it.
+func (c *Cache) enterQueued(ctx context.Context, q *queuedPut) (leave func(), err error) {
+	lasts := c.places.lasts
+	timed, cancel := context.WithDeadline(ctx, q.since.Add(lasts))
+	defer cancel()
+	leave, err = c.claims.puts.enter(timed, q.claim.owner, q.claim.done)
+	if err != nil && timed.Err() != nil && ctx.Err() == nil {
+		return nil, fail(NoSpace, nil, "there was room, and other puts of uid %d went on until %s were over", q.claim.request.Peer.UID, lasts)
+	}
+	return leave, err
 }

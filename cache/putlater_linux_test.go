@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
 )
 
 // crowded is a store that is above its budget with builds that are all in use, and an application that has something to put.
@@ -47,8 +48,29 @@ func (c *crowded) makeRoom() {
 
 func (c *crowded) noneQueued() {
 	c.Helper()
-	require.Eventually(c, func() bool { n, _ := c.cache.places.anyQueued(); return n == 0 }, time.Minute, time.Millisecond)
-	require.Zero(c, c.cache.places.files)
+	require.Eventually(c, func() bool { return c.openQueued() == queuedSum{} }, time.Minute, time.Millisecond)
+	n, _ := c.cache.places.anyQueued()
+	require.Zero(c, n)
+}
+
+// openQueued is what counts of the queue.
+func (c *crowded) openQueued() (sum queuedSum) {
+	s := c.cache.places
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for q := range s.opened {
+		sum.add(q)
+	}
+	return sum
+}
+
+// fillOf has a user's part of the queue full.
+func (b *bench) fillOf(uid uint32) {
+	b.Helper()
+	for range maxQueued / queuedUserPart {
+		_, ok := b.cache.queue(b.cache.reports.owners.of(uid), 1, 0, nil)
+		require.True(b, ok)
+	}
 }
 
 // What is put while there is no room is answered, takes no room, and is kept when there is some, though its application has left
@@ -109,23 +131,37 @@ func TestWhatIsNotQueued(t *testing.T) {
 			return "has put"
 		},
 		"too many": func(c *crowded) string {
-			for range maxQueued {
-				_, ok := c.cache.queue(1, 0, nil)
+			for i := range maxQueued {
+				_, ok := c.cache.queue(uint32(i), 1, 0, nil)
 				require.True(c, ok)
 			}
-			return "came before wait for room as well"
+			return "of the budget of"
 		},
 		"too many files": func(c *crowded) string {
-			_, ok := c.cache.queue(1, maxQueuedFiles-1, nil)
+			_, ok := c.cache.queue(1, 1, maxQueuedFiles-1, nil)
 			require.True(c, ok)
-			return "came before wait for room as well"
+			return "of the budget of"
 		},
 		"too many bytes": func(c *crowded) string {
 			b, err := c.cache.bounds()
 			require.NoError(c, err)
-			_, ok := c.cache.queue(maxQueuedBudgets*b.budget, 0, nil)
+			_, ok := c.cache.queue(1, maxQueuedBudgets*b.budget, 0, nil)
 			require.True(c, ok)
-			return "came before wait for room as well"
+			return "of the budget of"
+		},
+		"too many of its user": func(c *crowded) string {
+			c.fillOf(stranger)
+			return "of the budget of"
+		},
+		"more than its user may have of builds": func(c *crowded) string {
+			require.NoError(c, c.cache.Reload(c.options()))
+			storing, err := c.cache.reserve(context.Background(), stranger, false, 1<<20+1)
+			require.NoError(c, err)
+			c.Cleanup(storing.release)
+			next := c.options()
+			next.Space = SpaceOptions{UserBytes: Amount{Bytes: 1 << 20}}
+			require.NoError(c, c.cache.Reload(next))
+			return "and uid 4242 has 1.0 MiB of at most 1.0 MiB"
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -214,6 +250,64 @@ func TestWhoWaitsForWhatHasNoRoomMayCompile(t *testing.T) {
 	c.noneQueued()
 }
 
+// Nor is who waits for one that waits for its turn behind such ones.
+func TestWhoWaitsForWhatHasNoTurnMayCompile(t *testing.T) {
+	c := newCrowded(t)
+	c.cache.places.lasts = time.Hour
+	c.cache.places.first <- struct{}{} // another one's turn, which does not end
+	c.queue()
+	c.cache.places.want() // as that one would
+	r := c.claimed.ask(c.model(1))
+	r.Connection = context.Background()
+	got := <-c.asked(r)
+	require.NoError(t, got.err)
+	require.Equal(t, Claimed, got.answer.Outcome)
+	require.Contains(t, got.answer.Why, "nothing more may go")
+	c.noneQueued()
+}
+
+// What has room and waits for another put of its user is in nobody's way, but has its descriptors open: they count.
+func TestWhatHasRoomCountsUntilItsFilesAreRead(t *testing.T) {
+	for name, lasts := range map[string]time.Duration{"kept": time.Hour, "given up": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			c := newCrowded(t)
+			c.cache.places.lasts = lasts
+			a := c.queue()
+			leave, err := c.cache.claims.puts.enter(context.Background(), c.cache.reports.owners.of(stranger), nil)
+			require.NoError(t, err)
+			c.makeRoom()
+			if lasts > time.Minute {
+				require.Eventually(t, func() bool { n, _ := c.cache.places.anyQueued(); return n == 0 }, time.Minute, time.Millisecond)
+				require.Equal(t, queuedSum{1, 2, 4 * cas.Block}, c.openQueued())
+				leave()
+				require.Equal(t, JobDone, c.follow(stranger, a.Job).State)
+			} else {
+				require.NotEqual(t, JobDone, c.follow(stranger, a.Job).State, "it does not wait for ever")
+				leave()
+			}
+			c.noneQueued()
+			require.Eventually(t, func() bool {
+				space, err := c.cache.Space()
+				return err == nil && space.Reserved == 0
+			}, time.Minute, time.Millisecond)
+		})
+	}
+}
+
+// Of a build that goes as soon as it is kept it is not said that it was not.
+func TestWhatWasKeptAndIsGoneIsNotCalledUnkept(t *testing.T) {
+	b := newBench(t)
+	claimed := newClaimed(b, nil)
+	cl, err := b.cache.claims.find(Peer{UID: stranger}, claimed.claim.ID)
+	require.NoError(t, err)
+	build := &index.Build{ID: index.BuildID{1}}
+	b.cache.attend.mu.Lock()
+	b.cache.attend.going[build.ID] = true
+	b.cache.attend.mu.Unlock()
+	b.cache.deliverQueued(cl, &compiled{build: build})
+	require.Equal(t, "what was put was kept, and cannot be served: "+errGone.Error(), cl.overWhy())
+}
+
 // While nothing may go, what waits for room does not keep the collector busy.
 func TestWhatIsQueuedLetsTheCollectorRest(t *testing.T) {
 	c := newCrowded(t)
@@ -251,7 +345,7 @@ func TestWhatIsQueuedEndsWithTheDaemon(t *testing.T) {
 func TestNobodyOvertakesTheQueue(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 20}}))
 	ctx := context.Background()
-	q, ok := b.cache.queue(1<<10, 0, nil)
+	q, ok := b.cache.queue(1, 1<<10, 0, nil)
 	require.True(t, ok)
 	late := &reservation{c: b.cache, queues: true}
 	require.ErrorContains(t, late.resize(ctx, false, 1), "1 results of 1.0 KiB that came before wait for room as well")
@@ -262,6 +356,49 @@ func TestNobodyOvertakesTheQueue(t *testing.T) {
 	require.NoError(t, late.resize(ctx, false, 1))
 	now.release()
 	late.release()
+}
+
+// A user has a part of the queue, or one put of any size, and others may be queued all the same. What is not queued is taken if there is room.
+func TestAUserHasAPartOfTheQueue(t *testing.T) {
+	const budget = 8 << 20
+	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
+	one, ok := b.cache.queue(1, budget, maxQueuedFiles/2, nil)
+	require.True(t, ok)
+	_, ok = b.cache.queue(1, 1, 0, nil)
+	require.False(t, ok, "more bytes than its part")
+	one.leave()
+	first, ok := b.cache.queue(1, 1, maxQueuedFiles/queuedUserPart, nil)
+	require.True(t, ok)
+	_, ok = b.cache.queue(1, 1, 1, nil)
+	require.False(t, ok, "more files")
+	first.leave()
+
+	b.fillOf(stranger)
+	_, ok = b.cache.queue(b.cache.reports.owners.of(stranger), 1, 0, nil)
+	require.False(t, ok, "more puts")
+	_, ok = b.cache.queue(1, 1, 0, nil)
+	require.True(t, ok, "another user's")
+	cl := newClaimed(b, nil)
+	cl.put.Later = true
+	a, err := b.cache.Put(context.Background(), Peer{UID: stranger}, cl.put, nil)
+	require.NoError(t, err)
+	require.Equal(t, Taken, a.Outcome)
+}
+
+// What only its user's quota has no room for is not queued where others wait, and nobody else's builds go for it.
+func TestAQuotaIsNothingToQueueFor(t *testing.T) {
+	s := newPlaces()
+	s.queued[&queued{disk: 1}] = true
+	now := &roomNow{bounds: bounds{user: 1000}, users: map[uint32]index.UserSpace{1: {LogicalBytes: 1001}}}
+	full, other := &reservation{user: 1, queues: true}, &reservation{user: 2, queues: true}
+	_, err := s.admit(now, full, 8192, 10, time.Now())
+	require.ErrorContains(t, err, "and uid 1 has")
+	require.False(t, fitsLater(err))
+	require.Zero(t, full.lacks(8192, err))
+	_, err = s.admit(now, other, 8192, 10, time.Now())
+	require.ErrorContains(t, err, "came before wait for room")
+	require.True(t, fitsLater(err))
+	require.Equal(t, int64(8192), other.lacks(8192, err))
 }
 
 // What was answered is waited for by nobody: so much goes for it at a time that the rest may still be hits.

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -96,7 +97,7 @@ type places struct {
 
 func newPlaces() *places {
 	return &places{byUser: make(map[uint32]int64), freed: make(chan struct{}), wake: make(chan struct{}, 1), waits: &cas.Waits{},
-		rounds: rounds{waiting: make(map[*roomWait]bool)}, roomQueue: roomQueue{queued: make(map[*queued]bool), first: make(chan struct{}, 1), lasts: queuedFor},
+		rounds: rounds{waiting: make(map[*roomWait]bool)}, roomQueue: roomQueue{queued: make(map[*queued]bool), opened: make(map[*queued]bool), first: make(chan struct{}, 1), lasts: queuedFor},
 		patience: roomPatience, latest: latestPatience, copyPatience: latestCopy}
 }
 
@@ -166,10 +167,10 @@ func (r *reservation) resize(ctx context.Context, wait bool, sizes ...int64) err
 
 func (r *reservation) resizeTo(ctx context.Context, wait bool, disk, bytes int64) error {
 	freed, final, err := r.try(ctx, disk, bytes)
-	if err == nil || final || !wait {
+	if err == nil || final || !wait || errors.Is(err, errBehind) {
 		return err
 	}
-	return r.wait(ctx, disk, bytes, freed)
+	return r.wait(ctx, disk, bytes, freed, err)
 }
 
 // try takes the place if there is room, and has the collector look in any case. Where there is none, freed closes when it is worth another
@@ -238,8 +239,13 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.
 		return true, noRoomEver("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
 			hint("raise budget in [space]")
 	case r.queues && len(s.queued) > 0:
-		return false, noRoom("it takes %s on disk; %d results of %s that came before wait for room as well", bytesText(disk), len(s.queued), bytesText(s.queuedBytes())).
+		if final, err := s.admitUser(now, r, bytes, stuck); err != nil {
+			return final, err // in the queue it would wait for others, who do not wait for what it needs
+		}
+		e := noRoom("it takes %s on disk; %d results of %s that came before wait for room as well", bytesText(disk), len(s.queued), bytesText(s.queuedBytes())).
 			hint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
+		e.Err = errBehind
+		return false, e
 	case b.budget > 0 && used+disk > b.budget+r.above && (used > b.budget || stuck):
 		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
@@ -261,12 +267,13 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64, stuck bool
 	others := s.byUser[r.user] - r.bytes
 	used := now.users[r.user].LogicalBytes + others
 	if bytes > b.user || used+bytes > b.user && (used > b.user || stuck) {
-		no := noRoom
-		if bytes > b.user {
-			no = noRoomEver
-		}
-		return bytes > b.user, no("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
+		e := noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
 			hint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
+		e.Err = errUserFull
+		if bytes > b.user {
+			e.Err = errNeverFits
+		}
+		return bytes > b.user, e
 	}
 	return false, nil
 }

@@ -13,7 +13,7 @@ import (
 // guarded by its mu. Who comes later and may be queued as well does not get in before them.
 type roomQueue struct {
 	queued map[*queued]bool
-	files  int // descriptors that they have open
+	opened map[*queued]bool // those of which the descriptors count: these, and what has found room and waits for its turn to be read
 
 	first chan struct{} // the token of who looks for room; the others wait for it in the order in which they came
 	lasts time.Duration // queuedFor
@@ -22,21 +22,24 @@ type roomQueue struct {
 // queued is one of them.
 type queued struct {
 	c     *Cache
+	owner uint32
 	disk  int64 // that it takes
 	files int   // descriptors
 	since time.Time
 	why   error // there was no room at once
 }
 
-// Bounds of what waits to be kept: in number, in descriptors, and in bytes, so many times the budget. One user's puts are claims as well, of which each
-// has so many (ClaimOptions.Open).
+// Bounds of what waits to be kept: in number, in descriptors, and in bytes, so many times the budget. One user has at most a part of each, or
+// one put: files may have holes, and others are to find a place in the queue. One user's puts are claims as well, of which each has so many
+// (ClaimOptions.Open).
 const (
 	maxQueued        = 256
 	maxQueuedFiles   = 512
 	maxQueuedBudgets = 2
+	queuedUserPart   = 4
 
-	// queuedFor is how long a result waits for room, and queuedWaited how long when it is its turn, where nothing more may go and a request
-	// waits for it, which could as well compile.
+	// queuedFor is how long a result waits for room, and queuedWaited how long where nothing more may go and a request waits for it, which
+	// could as well compile.
 	queuedFor    = 30 * time.Second
 	queuedWaited = 2 * time.Second
 
@@ -48,13 +51,19 @@ const (
 // errNeverFits is ErrNoRoom of what would not fit if all else went.
 var errNeverFits = fmt.Errorf("%w for it ever", forms.ErrNoRoom)
 
+// errUserFull is ErrNoRoom of what only its own user's quota has no room for: others do not wait for that, nor do their builds go for it.
+var errUserFull = fmt.Errorf("%w for more of its user's", forms.ErrNoRoom)
+
+// errBehind is ErrNoRoom of what would overtake the queue.
+var errBehind = fmt.Errorf("%w before what is queued has some", forms.ErrNoRoom)
+
 // fitsLater tells whether an error says that there is no room now, and may be later.
 func fitsLater(err error) bool {
-	return errors.Is(err, forms.ErrNoRoom) && !errors.Is(err, errNeverFits)
+	return errors.Is(err, forms.ErrNoRoom) && !errors.Is(err, errNeverFits) && !errors.Is(err, errUserFull)
 }
 
 // queue has a result wait for room, unless too much does already. why is that there was none at once.
-func (c *Cache) queue(disk int64, files int, why error) (q *queued, ok bool) {
+func (c *Cache) queue(owner uint32, disk int64, files int, why error) (q *queued, ok bool) {
 	b, err := c.bounds()
 	if err != nil || c.ctx.Err() != nil {
 		return nil, false
@@ -62,24 +71,53 @@ func (c *Cache) queue(disk int64, files int, why error) (q *queued, ok bool) {
 	s := c.places
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.queued) >= maxQueued || s.files+files > maxQueuedFiles || b.budget > 0 && s.queuedBytes()+disk > maxQueuedBudgets*b.budget {
+	q = &queued{c: c, owner: owner, disk: disk, files: files, since: time.Now(), why: why}
+	all, own := queuedSum{1, files, disk}, queuedSum{1, files, disk}
+	for other := range s.opened {
+		all.add(other)
+		if other.owner == owner {
+			own.add(other)
+		}
+	}
+	if !all.within(1, b.budget) || own.number > 1 && !own.within(queuedUserPart, b.budget) {
 		return nil, false
 	}
-	q = &queued{c: c, disk: disk, files: files, since: time.Now(), why: why}
-	s.queued[q] = true
-	s.files += files
+	s.queued[q], s.opened[q] = true, true
 	return q, true
 }
 
-// leave takes it out of the queue: it has room, or is given up. It may be called more than once.
+// queuedSum is what several of them are together.
+type queuedSum struct {
+	number, files int
+	disk          int64
+}
+
+func (sum *queuedSum) add(q *queued) {
+	sum.number++
+	sum.files += q.files
+	sum.disk += q.disk
+}
+
+// within tells whether it is within a part of the bounds.
+func (sum *queuedSum) within(part int, budget int64) bool {
+	return sum.number <= maxQueued/part && sum.files <= maxQueuedFiles/part && (budget == 0 || sum.disk <= maxQueuedBudgets*budget/int64(part))
+}
+
+// hasRoom takes it out of the queue, and its descriptors count until it leaves. It may be called more than once.
+func (q *queued) hasRoom() {
+	s := q.c.places
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.queued, q)
+}
+
+// leave is the end of it in the queue: it is being read, or is given up. It may be called more than once.
 func (q *queued) leave() {
 	s := q.c.places
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.queued[q] {
-		delete(s.queued, q)
-		s.files -= q.files
-	}
+	delete(s.queued, q)
+	delete(s.opened, q)
 }
 
 // queuedBytes is what they take together. mu is held.
@@ -105,15 +143,30 @@ func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func
 	late := func() error {
 		return fail(NoSpace, nil, "there was no room within %s: %v", s.lasts, q.why)
 	}
-	select {
-	case s.first <- struct{}{}:
-		defer func() { <-s.first }()
-	case <-limit.C:
-		return nil, late()
-	case <-over:
-		return nil, errOver
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	look := time.NewTicker(seldomLook)
+	defer look.Stop()
+	var stuckSince time.Time
+	for turn := false; !turn; {
+		select {
+		case s.first <- struct{}{}:
+			defer func() { <-s.first }()
+			turn = true
+		case <-look.C:
+			switch _, stuck := s.freedNow(); {
+			case !stuck:
+				stuckSince = time.Time{}
+			case stuckSince.IsZero():
+				stuckSince = time.Now()
+			case time.Since(stuckSince) > queuedWaited && waitedFor():
+				return nil, fail(NoSpace, nil, "nothing more may go: %v", q.why)
+			}
+		case <-limit.C:
+			return nil, late()
+		case <-over:
+			return nil, errOver
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 	began := time.Now() // what it waited for its turn says nothing of how much there may be for it
 	for pause := roomLook; ; pause = min(2*pause, seldomLook) {

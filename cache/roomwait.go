@@ -50,6 +50,22 @@ func (s *places) await(bytes int64) *roomWait {
 	return w
 }
 
+// needs says for how many bytes it waits from now on.
+func (w *roomWait) needs(bytes int64) {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	w.bytes = bytes
+}
+
+// lacks gives the bytes on disk that have to go for a reservation which was refused: none where only its user has too much, for the collector
+// sees to that by itself, and nobody else's builds have to go for it.
+func (r *reservation) lacks(disk int64, why error) int64 {
+	if errors.Is(why, errUserFull) {
+		return 0
+	}
+	return disk - r.disk
+}
+
 // end ends it. freed: what it waited for has come about, or was found not to; else it has left.
 func (w *roomWait) end(freed bool) {
 	w.s.mu.Lock()
@@ -78,10 +94,10 @@ func (w *roomWait) over() (is bool, why string) {
 	return false, ""
 }
 
-// wait waits for room, and gives the error of the last try, which says why there is none.
-func (r *reservation) wait(ctx context.Context, disk, bytes int64, freed <-chan struct{}) error {
+// wait waits for room, and gives the error of the last try, which says why there is none. why is that of the first.
+func (r *reservation) wait(ctx context.Context, disk, bytes int64, freed <-chan struct{}, why error) error {
 	s := r.c.places
-	w := s.await(disk - r.disk)
+	w := s.await(r.lacks(disk, why))
 	told := false
 	defer func() { w.end(told) }()
 	look := time.NewTicker(roomLook)
@@ -105,6 +121,7 @@ func (r *reservation) wait(ctx context.Context, disk, bytes int64, freed <-chan 
 		if freed, final, err = r.try(ctx, disk, bytes); err == nil || final {
 			return err
 		}
+		w.needs(r.lacks(disk, err))
 		if e := (*Error)(nil); over && errors.As(err, &e) {
 			e.Text = strings.TrimSuffix(e.Text+"; "+why, "; ")
 		}
