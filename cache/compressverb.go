@@ -14,7 +14,7 @@ import (
 // literals that packing would make first there is no sample.
 func (c *Cache) Compress(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
 	pack := c.packOne(ctx, dryRun)
-	return c.eachPacked(ctx, p, names, all, progress, func(b *index.Build) (string, int64, error) {
+	return c.eachPacked(ctx, p, names, all, true, progress, func(b *index.Build) (string, int64, error) {
 		outcome, frees, err := pack(b)
 		if err != nil {
 			return outcome, frees, err

@@ -101,7 +101,8 @@ func (c *Cache) busy(b *index.Build) string {
 		return "somebody has it" // one that cannot be looked at is left alone
 	}
 	if served := v.served.Load(); served != 0 && c.now().Sub(time.Unix(0, served)) < pathGrace {
-		return "it was given out lately, perhaps by path"
+		until := time.Unix(0, served).Add(pathGrace).Add(time.Second - 1) // a whole second, by which it is over
+		return "it was given out lately, perhaps by path: it stays until " + until.UTC().Format(time.RFC3339)
 	}
 	return ""
 }

@@ -376,8 +376,17 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	}
 	results, err := b.cache.Pack(ctx, self, nil, true, true, nil)
 	require.NoError(t, err)
+	later := int64(0)
 	for _, r := range results {
-		require.Equal(t, "kept: it was given out lately, perhaps by path", r.Outcome)
+		said, ok := strings.CutPrefix(r.Outcome, "kept: it was given out lately, perhaps by path: it stays until ")
+		require.True(t, ok, r.Outcome)
+		until, err := time.Parse(time.RFC3339, said)
+		require.NoError(t, err)
+		require.WithinRange(t, until, b.cache.now(), b.cache.now().Add(pathGrace+time.Second))
+		require.Zero(t, r.Frees)
+		if r.Build.ID == builds[1].ID {
+			later = r.Later
+		}
 	}
 	b.later.Add(int64(time.Hour))
 	name := builds[1].BuildKey.String()
@@ -386,6 +395,8 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	require.Equal(t, PackedNow, results[0].Outcome)
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "it was only asked")
 	promised := results[0].Frees
+	require.Zero(t, results[0].Later)
+	require.Equal(t, promised, later, "it was told while it might not be packed yet")
 	results, err = b.cache.Pack(ctx, self, nil, true, false, nil)
 	require.NoError(t, err)
 	outcomes := map[string]int64{}
@@ -418,7 +429,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 func TestABuildGoesWhileAllArePacked(t *testing.T) {
 	b, _ := stored(t, 2)
 	own := Peer{UID: b.cache.uid}
-	results, err := b.cache.eachPacked(t.Context(), own, nil, true, nil, func(one *index.Build) (string, int64, error) {
+	results, err := b.cache.eachPacked(t.Context(), own, nil, true, true, nil, func(one *index.Build) (string, int64, error) {
 		_, _, err := b.cache.Remove(t.Context(), own, []string{one.BuildKey.String()}, false, false)
 		require.NoError(t, err)
 		return "", 0, index.ErrNotFound // as whoever works on it is told

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
@@ -14,6 +15,7 @@ type PackResult struct {
 	Build   index.Build // of the first ones; then only its id and key
 	Outcome string      // PackedNow, UnpackedNow, "kept: <why>"
 	Frees   int64       // bytes on disk; less than 0: that it takes
+	Later   int64       // of a build that is in use, or was given out lately: what packing would free once it is not
 }
 
 // The outcomes of packing, compressing and unpacking.
@@ -26,7 +28,15 @@ const (
 // Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds
 // them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
 func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
-	return c.eachPacked(ctx, p, names, all, progress, c.packOne(ctx, dryRun))
+	return c.eachPacked(ctx, p, names, all, true, progress, c.packOne(ctx, dryRun))
+}
+
+// packLater tells of a build that stays as it is what packing would free of it, if it stays because somebody has it, or may have.
+func (c *Cache) packLater(b *index.Build, outcome string) int64 {
+	if !strings.HasPrefix(outcome, "kept: ") || c.busy(b) == "" {
+		return 0
+	}
+	return c.packSaving(b.ID)
 }
 
 // packOne packs one build after the other.
@@ -70,7 +80,7 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 
 // Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
 func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
-	return c.eachPacked(ctx, p, names, all, progress, func(b *index.Build) (string, int64, error) {
+	return c.eachPacked(ctx, p, names, all, false, progress, func(b *index.Build) (string, int64, error) {
 		took := int64(0)
 		for d, size := range distinctBlobs(b) {
 			if !c.forms.OnlyPacked(d) {
@@ -96,7 +106,7 @@ func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun 
 	})
 }
 
-func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all bool, progress func(done, total int64), do func(*index.Build) (string, int64, error)) ([]PackResult, error) {
+func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, packs bool, progress func(done, total int64), do func(*index.Build) (string, int64, error)) ([]PackResult, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
 		return nil, err
@@ -119,10 +129,14 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all bool
 		case err != nil:
 			return storeError(err, b.ModelName)
 		}
+		later := int64(0)
+		if err == nil && packs {
+			later = c.packLater(b, outcome)
+		}
 		if len(out) >= maxChanged { // records take some KiB
 			b = &index.Build{ID: b.ID, BuildKey: b.BuildKey}
 		}
-		out = append(out, PackResult{*b, outcome, frees})
+		out = append(out, PackResult{*b, outcome, frees, later})
 		return nil
 	})
 	return out, err

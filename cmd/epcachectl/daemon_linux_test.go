@@ -203,9 +203,13 @@ func (b *standIn) Pack(_ context.Context, _ unixsock.Peer, r *wire.Pack, _ func(
 	if !r.GetDryRun() {
 		b.changes = append(b.changes, fmt.Sprintf("%s %q %t", outcome, r.GetEntries(), r.GetAll()))
 	}
-	return &wire.PackReply{Changed: 1, FreedBytes: frees, More: 3, Builds: []*wire.PackedBuild{
+	later, sum := int64(2048), int64(3072)
+	if r.GetUnpack() {
+		later, sum = 0, 0
+	}
+	return &wire.PackReply{Changed: 1, FreedBytes: frees, LaterBytes: sum, More: 3, Builds: []*wire.PackedBuild{
 		{Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", Outcome: outcome, FreesBytes: frees},
-		{Build: "efefefefefefefef", ModelName: "other.onnx", Ep: "StandInExecutionProvider", Outcome: "kept: somebody has it"}}}, b.err
+		{Build: "efefefefefefefef", ModelName: "other.onnx", Ep: "StandInExecutionProvider", Outcome: "kept: somebody has it", LaterBytes: later}}}, b.err
 }
 
 func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _ func(*wire.Progress)) (*wire.CollectReply, error) {
@@ -232,6 +236,9 @@ func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _
 func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*wire.LayoutReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if len(r.GetEntries()) == 1 {
+		b.changes = append(b.changes, "layout "+r.GetEntries()[0])
+	}
 	first := &wire.LaidFile{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", ModelDigest: "aaaa", Ep: "StandInExecutionProvider", Name: "a_ctx.bin", Digest: "h0", Size: 1 << 20,
 		Shapes: "batch=1", Pieces: []*wire.Piece{{Length: 1 << 20}}}
 	second := &wire.LaidFile{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, ModelDigest: "bbbb", Ep: "StandInExecutionProvider", Name: "b_ctx.bin", Digest: "h1", Size: 1 << 20, Packed: true,
@@ -265,6 +272,9 @@ func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage, _ fun
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if len(r.GetEntries()) == 1 && r.GetAfter() == "" {
+		b.changes = append(b.changes, "usage "+r.GetEntries()[0])
+	}
 	of := func(model, build string, own int64) *wire.BuildUsage {
 		return &wire.BuildUsage{LogicalBytes: 8192, OwnBytes: own, SharedBytes: 4096, Shapes: "batch=" + strings.TrimLeft(build, "ab"),
 			Build: &wire.Build{Build: build, ModelName: "tiny.onnx", ModelDigest: model, Ep: "StandInExecutionProvider", Scope: "shared", KeptAs: map[bool]string{true: "packed", false: "whole"}[build == "a2"]}}

@@ -19,7 +19,7 @@ type duRest struct {
 	Shared      []sharedBlobJSON `json:"shared"`
 	SharedBytes int64            `json:"shared_bytes"` // of the second entry's files, that the first's have as well
 
-	PackableBytes int64 `json:"packable_bytes"` // on disk: what packing would free of all builds, as far as is known; 0 with entries
+	PackableBytes *int64 `json:"packable_bytes,omitempty"` // on disk: what packing would free of all builds, as far as is known; not there with entries
 }
 
 type duModel struct {
@@ -67,11 +67,11 @@ func (a *app) duCommand() *cobra.Command {
 	var request wire.Usage
 	var svg bool
 	cmd := &cobra.Command{
-		Use:   "du [ENTRY...] [--svg]",
+		Use:   "du [ENTRY|MODEL...] [--svg]",
 		Short: "tell where the space goes",
 		Long: `du lists the builds that are kept by model, the largest first: what the removal of each would free (own), and what other builds
 need as well (shared), on disk in whole blocks, and whether it is packed or compressed, with a copy that is served or without; then what the builds of each user and execution provider take together.
-An ENTRY is a model's name, or a key as in list. Two entries are compared: their files are read, and what they have in common is told,
+ENTRY is as for show. Two entries, and no more, are compared: their files are read, and what they have in common is told,
 file by file, wherever it stands in them. A weight-sharing group is one build. With --svg it prints a picture instead of which parts
 of the files are shared among which, of the 60 largest; with --json what is drawn. Files that have bytes in common have them twice on disk
 until one of them is packed: the last line says how much that is.
@@ -80,12 +80,16 @@ Users see their own builds and the shared ones that they had.` + statusHelp(exit
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			request.Entries = args
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				if svg {
-					return a.picture(ctx, c, args)
+				entries, err := entriesOf(ctx, args)
+				if err != nil {
+					return err
 				}
-				return a.usage(ctx, c, &request)
+				request.Entries = entries
+				if svg {
+					return asGiven(a.picture(ctx, c, entries), args, entries)
+				}
+				return asGiven(a.usage(ctx, c, &request), args, entries)
 			})
 		},
 	}
@@ -154,7 +158,10 @@ type usagePrinter struct {
 
 // take has what the first page alone tells.
 func (u *usagePrinter) take(r *wire.UsageReply) {
-	u.rest = duRest{Users: sumsOf(r.GetUsers()), EPs: sumsOf(r.GetEps()), Space: spaceOf(r.GetSpace()), Shared: []sharedBlobJSON{}, SharedBytes: r.GetSharedBytes(), PackableBytes: r.GetPackableBytes()}
+	u.rest = duRest{Users: sumsOf(r.GetUsers()), EPs: sumsOf(r.GetEps()), Space: spaceOf(r.GetSpace()), Shared: []sharedBlobJSON{}, SharedBytes: r.GetSharedBytes()}
+	if n := r.GetPackableBytes(); u.entries == 0 { // else the daemon does not say it
+		u.rest.PackableBytes = &n
+	}
 	for _, s := range r.GetShared() {
 		u.rest.Shared = append(u.rest.Shared, sharedBlobJSON{s.GetDigest(), s.GetSize(), s.GetBytes(), s.GetFirstName(), s.GetSecondName()})
 	}
@@ -229,6 +236,8 @@ func (u *usagePrinter) end() error {
 		u.p.line("the second has %s in common with the first", byteSize(u.rest.SharedBytes))
 	case u.entries == 0:
 		return u.p.usageSums(&u.rest)
+	case u.entries > 2:
+		u.p.note("nothing is compared: for what entries have in common name two")
 	}
 	return nil
 }
@@ -285,8 +294,8 @@ func (p *printer) usageSums(r *duRest) error {
 		}
 	}
 	p.line("%s", spaceLine(&r.Space))
-	if r.PackableBytes > 0 {
-		p.line("packing would free some %s of it: epcachectl pack --all -n tells of which", byteSize(r.PackableBytes))
+	if n := r.PackableBytes; n != nil && *n > 0 {
+		p.line("packing would free some %s of it: epcachectl pack --all -n tells of which, and when", byteSize(*n))
 	}
 	return nil
 }

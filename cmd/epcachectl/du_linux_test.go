@@ -2,9 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func TestDu(t *testing.T) {
@@ -17,7 +21,7 @@ func TestDu(t *testing.T) {
 		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb$`, // of the same name, and another model; on the second page
 		`(?m)^uid:1 +4.0 KiB +8.0 KiB +24.0 KiB +3 builds +1.0 MiB$`,
 		`(?m)^8.0 KiB on disk, .*, 3 builds$`,
-		`(?m)^packing would free some 3.0 MiB of it: epcachectl pack --all -n tells of which$`,
+		`(?m)^packing would free some 3.0 MiB of it: epcachectl pack --all -n tells of which, and when$`,
 	} {
 		require.Regexp(t, line, out)
 	}
@@ -34,10 +38,29 @@ func TestDu(t *testing.T) {
 	require.Len(t, r.Models[0].Builds, 2)
 	require.EqualValues(t, 12288, r.Models[0].OwnBytes)
 	require.Equal(t, "batch=2", r.Models[0].Builds[1].Shapes)
-	require.EqualValues(t, 3<<20, r.PackableBytes)
+	require.EqualValues(t, 3<<20, *r.PackableBytes)
+	require.NotContains(t, call(t, "du", "a", "b", "--json").out, "packable_bytes")
+	require.Contains(t, call(t, "du", "a", "b", "c").err, "nothing is compared")
 	require.Equal(t, "bbbb", r.Models[1].ModelDigest)
 	require.Equal(t, "whole", r.Models[0].Builds[0].KeptAs)
 	require.Equal(t, "packed", r.Models[0].Builds[1].KeptAs)
 	require.EqualValues(t, 1<<20, r.Users[0].QuotaBytes)
 	require.Contains(t, call(t, "status").out, "3 blobs still to be compared with others")
+}
+
+// A model's file may be named, as for show: the daemon hears its digest.
+func TestDuOfAModelsFile(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	model := tinyModel(t, "m.onnx")
+	entry, err := entryOf(t.Context(), model)
+	require.NoError(t, err)
+	for _, args := range [][]string{{"du", model}, {"du", "--svg", model}} {
+		require.Equal(t, exitDone, call(t, args...).code)
+	}
+	require.Equal(t, []string{"usage " + entry, "layout " + entry}, b.changed())
+	b.set(func() {
+		b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "no entry " + strconv.Quote(entry)}
+	})
+	require.Contains(t, call(t, "du", model).err, "no entry "+strconv.Quote(model))
 }

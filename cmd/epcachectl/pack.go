@@ -18,7 +18,8 @@ type packResult struct {
 	FreedBytes int64          `json:"freed_bytes"` // less than 0: that it takes
 	Changed    uint64         `json:"changed"`
 	Builds     []packedBuilds `json:"builds"`
-	More       uint32         `json:"more"` // builds that are not listed
+	More       uint32         `json:"more"`        // builds that are not listed
+	LaterBytes int64          `json:"later_bytes"` // what packing would free of builds that are in use or were given out lately, once they are not
 }
 
 type packedBuilds struct {
@@ -26,8 +27,10 @@ type packedBuilds struct {
 	ModelName  string `json:"model_name"`
 	EP         string `json:"ep"`
 	Scope      string `json:"scope"`
-	Outcome    string `json:"outcome"`
+	Action     string `json:"action"`  // "pack", "compress", "unpack": what is done, or would be if it were not kept
+	Outcome    string `json:"outcome"` // "planned" with -n; "packed", "compressed", "unpacked", or "kept: <why>"
 	FreesBytes int64  `json:"frees_bytes"`
+	LaterBytes int64  `json:"later_bytes"`
 }
 
 func (a *app) packCommand() *cobra.Command {
@@ -42,7 +45,7 @@ and so does what would free less than 64 KiB. What others take their bytes from 
 and for administrators all there are. With --compress what packed builds have of their own is compressed then, and builds that share
 nothing are, where that saves an eighth; the next request waits for decoding as well. The daemon does that by itself with what was not used for
 compress_after. With -n it prints what would be freed, after comparing builds where that has not been
-done yet, and with --compress after sampling what may be compressed as it is now.` + statusHelp(askingCodes...),
+done yet, what would be besides of builds that are in use or were given out lately, and until when these stay, and with --compress after sampling what may be compressed as it is now.` + statusHelp(askingCodes...),
 		Example: `  epcachectl pack --all -n
   epcachectl pack --compress mobilenet.onnx`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -100,9 +103,17 @@ func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pac
 
 func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if a.json {
-		out := packResult{DryRun: dryRun, FreedBytes: r.GetFreedBytes(), Changed: r.GetChanged(), More: r.GetMore(), Builds: []packedBuilds{}}
+		out := packResult{DryRun: dryRun, FreedBytes: r.GetFreedBytes(), Changed: r.GetChanged(), More: r.GetMore(), LaterBytes: r.GetLaterBytes(), Builds: []packedBuilds{}}
 		for _, b := range r.GetBuilds() {
-			out.Builds = append(out.Builds, packedBuilds{b.GetBuild(), b.GetModelName(), b.GetEp(), b.GetScope(), b.GetOutcome(), b.GetFreesBytes()})
+			kept, did := strings.HasPrefix(b.GetOutcome(), "kept: "), b.GetOutcome()
+			if kept {
+				did = done
+			}
+			one := packedBuilds{b.GetBuild(), b.GetModelName(), b.GetEp(), b.GetScope(), strings.TrimSuffix(did, "ed"), b.GetOutcome(), b.GetFreesBytes(), b.GetLaterBytes()}
+			if dryRun && !kept {
+				one.Outcome = "planned"
+			}
+			out.Builds = append(out.Builds, one)
 		}
 		return a.print.json(out)
 	}
@@ -111,7 +122,11 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 		if dryRun && !strings.HasPrefix(outcome, "kept: ") {
 			outcome = "would be " + outcome
 		}
-		a.print.line("%s: build %s of %s: %s%s", orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()), printable(outcome), freedText(b.GetFreesBytes()))
+		text := printable(outcome) + freedText(b.GetFreesBytes())
+		if n := b.GetLaterBytes(); n > 0 {
+			text += ", then packing would free " + byteSize(n)
+		}
+		a.print.line("%s: build %s of %s: %s", orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()), text)
 	}
 	if n := r.GetMore(); n > 0 {
 		a.print.line("and %d more", n)
@@ -119,7 +134,11 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if dryRun {
 		done = "would be " + done
 	}
-	a.print.line("%s %s%s", counted(r.GetChanged(), "build"), done, freedText(r.GetFreedBytes()))
+	text := fmt.Sprintf("%s %s%s", counted(r.GetChanged(), "build"), done, freedText(r.GetFreedBytes()))
+	if n := r.GetLaterBytes(); n > 0 {
+		text += fmt.Sprintf("; %s more, as far as is known, of builds that are in use or were given out lately, once they are not", byteSize(n))
+	}
+	a.print.line("%s", text)
 	return nil
 }
 

@@ -11,16 +11,25 @@ func TestPackAndUnpack(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	require.Equal(t, `tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider: would be packed, frees 4.0 KiB
-other.onnx: build efefefefefef of StandInExecutionProvider: kept: somebody has it
+other.onnx: build efefefefefef of StandInExecutionProvider: kept: somebody has it, then packing would free 2.0 KiB
 and 3 more
-1 build would be packed, frees 4.0 KiB
+1 build would be packed, frees 4.0 KiB; 3.0 KiB more, as far as is known, of builds that are in use or were given out lately, once they are not
 `, call(t, "pack", "--all", "-n").out)
 	require.Empty(t, b.changed())
 	require.Contains(t, call(t, "unpack", "x").out, "1 build unpacked, takes 8.0 KiB\n")
 	var out packResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "pack", "--all", "--json").out), &out))
 	require.Equal(t, "packed", out.Builds[0].Outcome)
+	require.Equal(t, "pack", out.Builds[0].Action)
 	require.EqualValues(t, 4096, out.FreedBytes)
+	require.EqualValues(t, 3072, out.LaterBytes)
+	require.EqualValues(t, 2048, out.Builds[1].LaterBytes)
+	var planned packResult
+	require.NoError(t, json.Unmarshal([]byte(call(t, "unpack", "x", "-n", "--json").out), &planned))
+	require.Equal(t, "planned", planned.Builds[0].Outcome)
+	require.Equal(t, "unpack", planned.Builds[0].Action)
+	require.Equal(t, "unpack", planned.Builds[1].Action)
+	require.Equal(t, "kept: somebody has it", planned.Builds[1].Outcome)
 	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`}, b.changed())
 	require.Contains(t, call(t, "pack", "--compress", "--all", "-n").out, "would be compressed, frees 4.0 KiB\n")
 	require.NoError(t, json.Unmarshal([]byte(call(t, "pack", "--compress", "x", "--json").out), &out))

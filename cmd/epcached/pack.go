@@ -33,6 +33,7 @@ func (b *backend) Pack(ctx context.Context, p unixsock.Peer, w *wire.Pack, progr
 	for i := range results {
 		r := &results[i]
 		reply.FreedBytes += r.Frees
+		reply.LaterBytes += r.Later
 		if r.Outcome == cache.PackedNow || r.Outcome == cache.CompressedNow || r.Outcome == cache.UnpackedNow {
 			reply.Changed++
 		}
@@ -40,7 +41,7 @@ func (b *backend) Pack(ctx context.Context, p unixsock.Peer, w *wire.Pack, progr
 			reply.More++
 			continue
 		}
-		one := &wire.PackedBuild{Build: r.Build.BuildKey.String(), ModelName: clip(r.Build.ModelName), Scope: r.Build.Scope, Outcome: clip(r.Outcome), FreesBytes: r.Frees}
+		one := &wire.PackedBuild{Build: r.Build.BuildKey.String(), ModelName: clip(r.Build.ModelName), Scope: r.Build.Scope, Outcome: clip(r.Outcome), FreesBytes: r.Frees, LaterBytes: r.Later}
 		if len(r.Build.EPs) > 0 {
 			one.Ep = clip(r.Build.EPs[0].Name)
 		}

@@ -4873,6 +4873,7 @@ type PackReply struct {
 	More          uint32                 `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`                               // builds that are not listed
 	Changed       uint64                 `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`                         // builds that were packed or unpacked, or would be
 	FreedBytes    int64                  `protobuf:"varint,4,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"` // on disk; less than 0: that it takes
+	LaterBytes    int64                  `protobuf:"varint,5,opt,name=later_bytes,json=laterBytes,proto3" json:"later_bytes,omitempty"` // on disk: what packing would free of builds that are in use or were given out lately, once they are not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4935,6 +4936,13 @@ func (x *PackReply) GetFreedBytes() int64 {
 	return 0
 }
 
+func (x *PackReply) GetLaterBytes() int64 {
+	if x != nil {
+		return x.LaterBytes
+	}
+	return 0
+}
+
 type PackedBuild struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
@@ -4943,6 +4951,7 @@ type PackedBuild struct {
 	Scope         string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
 	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`                          // "packed", "compressed", "unpacked", or "kept: <why>"
 	FreesBytes    int64                  `protobuf:"varint,6,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk; less than 0: that it takes
+	LaterBytes    int64                  `protobuf:"varint,7,opt,name=later_bytes,json=laterBytes,proto3" json:"later_bytes,omitempty"` // as in PackReply
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5015,6 +5024,13 @@ func (x *PackedBuild) GetOutcome() string {
 func (x *PackedBuild) GetFreesBytes() int64 {
 	if x != nil {
 		return x.FreesBytes
+	}
+	return 0
+}
+
+func (x *PackedBuild) GetLaterBytes() int64 {
+	if x != nil {
+		return x.LaterBytes
 	}
 	return 0
 }
@@ -8674,13 +8690,15 @@ const file_epcached_proto_rawDesc = "" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x16\n" +
 	"\x06unpack\x18\x04 \x01(\bR\x06unpack\x12\x1a\n" +
-	"\bcompress\x18\x05 \x01(\bR\bcompress\"\x8c\x01\n" +
+	"\bcompress\x18\x05 \x01(\bR\bcompress\"\xad\x01\n" +
 	"\tPackReply\x120\n" +
 	"\x06builds\x18\x01 \x03(\v2\x18.epcached.v1.PackedBuildR\x06builds\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
 	"\achanged\x18\x03 \x01(\x04R\achanged\x12\x1f\n" +
 	"\vfreed_bytes\x18\x04 \x01(\x03R\n" +
-	"freedBytes\"\xa3\x01\n" +
+	"freedBytes\x12\x1f\n" +
+	"\vlater_bytes\x18\x05 \x01(\x03R\n" +
+	"laterBytes\"\xc4\x01\n" +
 	"\vPackedBuild\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
@@ -8689,7 +8707,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05scope\x18\x04 \x01(\tR\x05scope\x12\x18\n" +
 	"\aoutcome\x18\x05 \x01(\tR\aoutcome\x12\x1f\n" +
 	"\vfrees_bytes\x18\x06 \x01(\x03R\n" +
-	"freesBytes\"\xb6\x02\n" +
+	"freesBytes\x12\x1f\n" +
+	"\vlater_bytes\x18\a \x01(\x03R\n" +
+	"laterBytes\"\xb6\x02\n" +
 	"\vCollectStep\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
