@@ -69,6 +69,27 @@ func checkAmount(text string) error {
 	return err
 }
 
+// leastBudget is less than any compiled model that is worth keeping: who asks for less has left out the unit.
+const leastBudget = 64 << 10
+
+// checkBudget finds what is wrong with what may be taken.
+func checkBudget(text string) error {
+	a, err := ParseAmount(text)
+	if err == nil && a.Bytes > 0 && a.Bytes < leastBudget {
+		return fmt.Errorf("%q is less than 64KiB, and would keep nothing: write the unit, such as \"1GiB\"", text)
+	}
+	return err
+}
+
+// checkFloor finds what is wrong with what is to stay free.
+func checkFloor(text string) error {
+	a, err := ParseAmount(text)
+	if err == nil && a.Percent == 100 {
+		return fmt.Errorf("%q would keep nothing: the file system is never empty", text)
+	}
+	return err
+}
+
 // checkUnused finds what is wrong with an age: what is younger than the grace that paths have could not go anyway.
 func checkUnused(text string) error {
 	if text == "" {

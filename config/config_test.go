@@ -39,7 +39,7 @@ func TestWrongValues(t *testing.T) {
 		"no number":                  {"[limits]\nwall_seconds = nan\n", `:2:1: field "limits.wall_seconds": NaN is not`},
 		"less than nice":             {"[limits]\nnice = 20\n", `:2:1: field "limits.nice": 20 is not 0 to 19`},
 		"user of the worker":         {"worker_user = \"a b\"\n", `:1:1: field "worker_user": "a b" is no user`},
-		"user of the worker by uid":  {"worker_user = 990\n", `:1:1: field "worker_user": it is a whole number, not a text`},
+		"user of the worker by uid":  {"worker_user = 990\n", `:1:1: field "worker_user": it is a whole number, not a text in quotes: write worker_user = "990"`},
 		"what may be read":           {"[sandbox]\nread = \"/x\"\n", `:2:1: field "sandbox.read": it is a text, not an array`},
 		"what may be written":        {"[sandbox]\nwrite = [\"\"]\n", `:2:10: field "sandbox.write[1]": it is empty`},
 		"part of a job":              {"jobs = 1.5\n", `:1:1: field "jobs": it is a number, not a whole number`},
@@ -66,6 +66,9 @@ func TestWrongValues(t *testing.T) {
 		"compiler for nobody known":  {"[[compiler]]\nep = \"qnn\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n", `:2:1: field "compiler[1].ep": there is no field and no execution provider "qnn"`},
 		"two compilers for one": {"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/c\", \"{model}\", \"{output}\"]\n" +
 			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/d\", \"{model}\", \"{output}\"]\n", `:4:3: field "compiler[2]": QNNExecutionProvider has a compiler already`},
+		"budget as a number":          {"[space]\nbudget = 100000000\n", `:2:1: field "space.budget": it is a whole number, not a text in quotes: write budget = "100000000"`},
+		"budget without a unit":       {"[space]\nbudget = \"20\"\n", `:2:1: field "space.budget": "20" is less than 64KiB`},
+		"floor of everything":         {"[space]\nfree_floor = \"100%\"\n", `:2:1: field "space.free_floor": "100%" would keep nothing`},
 		"unknown verdict":             {"[policy]\nunknown = \"guess\"\n", `:2:1: field "policy.unknown": "guess": it is one of load_check, serve, refuse`},
 		"age":                         {"[policy]\nmax_age = \"90 days\"\n", `:2:1: field "policy.max_age": "90 days" is no duration`},
 		"age as a number":             {"[policy]\nmax_age = 90\n", `:2:1: field "policy.max_age": it is a whole number, not a text`},

@@ -305,8 +305,8 @@ func (f *Failures) read(t *table) {
 }
 
 func (x *Space) read(t *table) {
-	t.text("budget", &x.Budget, checkAmount)
-	t.text("free_floor", &x.FreeFloor, checkAmount)
+	t.text("budget", &x.Budget, checkBudget)
+	t.text("free_floor", &x.FreeFloor, checkFloor)
 	t.text("max_unused", &x.MaxUnused, checkUnused)
 	t.count("max_entries", &x.MaxEntries, 0, math.MaxInt64)
 	t.text("user_bytes", &x.UserBytes, checkAmount)

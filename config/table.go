@@ -91,7 +91,11 @@ func (t *table) text(name string, to *string, check func(string) error) {
 	}
 	text, ok := v.(string)
 	if !ok {
-		t.wrong("it is "+kind(v)+", not a text in quotes", name)
+		said := "it is " + kind(v) + ", not a text in quotes"
+		if meant := fmt.Sprint(v); check != nil && check(meant) == nil {
+			said += fmt.Sprintf(": write %s = %q", name, meant)
+		}
+		t.wrong(said, name)
 		return
 	}
 	if check != nil {

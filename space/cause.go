@@ -49,7 +49,14 @@ func (w *cause) said(last time.Time) string {
 		}
 		return "other builds have most of what this frees; last used " + used
 	}
-	text := fmt.Sprintf("pays least for its bytes: %.1f s of compiling, %d hits, last used %s", w.compileSeconds, w.hits, used)
+	hits := fmt.Sprintf("%d hits, last used %s", w.hits, used)
+	switch w.hits {
+	case 0: // last is then when it was made
+		hits = "no hits since " + used
+	case 1:
+		hits = "1 hit, last used " + used
+	}
+	text := fmt.Sprintf("pays least for its bytes: %.1f s of compiling, %s", w.compileSeconds, hits)
 	switch w.class {
 	case classNotServed:
 		text = "not served: it is " + w.state
