@@ -52,7 +52,7 @@ func (a *app) configCheckCommand() *cobra.Command {
 		Use:   "check [FILE]",
 		Short: "print all that is wrong with a configuration file",
 		Long: `check prints every mistake in the file, and in the files of rules that it names, each with file, line and column. It opens
-nothing else that the file names.` + statusHelp(configCodes...),
+nothing else that the file names: whether folders such as [space] unpacked_dir are there and may be written is seen when the daemon starts.` + statusHelp(configCodes...),
 		Example: "  epcachectl config check ./epcached.toml",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -76,7 +76,7 @@ func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
 		}
 	}
 	if n := reply.GetMore(); n > 0 {
-		a.print.line("%d builds more: epcachectl list --model %s", n, printable(brief(entry)))
+		a.print.line("%s more: epcachectl list --model %s", counted(n, "build"), printable(brief(entry)))
 	}
 	for _, event := range reply.GetHistory() {
 		a.print.line("history: %s", printable(event))
