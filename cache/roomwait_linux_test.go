@@ -61,7 +61,7 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	b.cache.places.waitForVerdict()
 	_, err := b.cache.reserve(context.Background(), 1, true, 1)
 	require.Equal(t, NoSpace, ClassOf(err))
-	require.ErrorContains(t, err, "; what stays: 1 builds of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
+	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
 	require.NoError(t, held.View.Close())
 	place, err := b.cache.reserve(context.Background(), 1, true, 1)
 	require.NoError(t, err, "the one that nobody holds any more goes")

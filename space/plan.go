@@ -123,7 +123,11 @@ func (p *Plan) WhatStays() string {
 	}
 	var parts []string
 	for _, why := range slices.Sorted(maps.Keys(stays)) {
-		parts = append(parts, fmt.Sprintf("%d builds of %s: %s", stays[why].Builds, bytesize.Text(stays[why].Bytes), why))
+		noun := "builds"
+		if stays[why].Builds == 1 {
+			noun = "build"
+		}
+		parts = append(parts, fmt.Sprintf("%d %s of %s: %s", stays[why].Builds, noun, bytesize.Text(stays[why].Bytes), why))
 	}
 	if len(parts) == 0 {
 		return ""

@@ -353,7 +353,7 @@ func TestWhatWouldFreeNothingIsKept(t *testing.T) {
 	plan := m.plan(t, true, Limits{})
 	require.Empty(t, plan.Steps)
 	require.EqualValues(t, 110, plan.Short)
-	require.Equal(t, "what stays: 1 builds of 10 B: in use; 1 builds of 100 B: others need what it has", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 10 B: in use; 1 build of 100 B: others need what it has", plan.WhatStays())
 }
 
 // Nearly all that the first build has the second is packed with: the first goes with it, or stays.
@@ -372,7 +372,7 @@ func TestWhatWouldFreeHardlyAnythingIsKept(t *testing.T) {
 	plan := m.plan(t, true, Limits{Bytes: 100})
 	require.Equal(t, []string{"remove 3: 100"}, said(plan))
 	require.EqualValues(t, 14, plan.Short)
-	require.Equal(t, "what stays: 1 builds of 10 B: in use; 1 builds of 104 B: others need what it has", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 10 B: in use; 1 build of 104 B: others need what it has", plan.WhatStays())
 	m.blobs[3].whole = 40
 	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})), "that is something")
 }
@@ -384,8 +384,8 @@ func TestAQuotaThatCannotBeKeptToIsTold(t *testing.T) {
 	m.spared[index.BuildID{1}], m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "pinned", "in use"
 	plan := m.plan(t, true, Limits{Bytes: -1, User: 50})
 	require.Empty(t, plan.Steps)
-	require.Equal(t, "what stays: 1 builds of 100 B: in use, though uid 7 has more than its quota of 50 B; 1 builds of 100 B: pays most; "+
-		"1 builds of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 100 B: in use, though uid 7 has more than its quota of 50 B; 1 build of 100 B: pays most; "+
+		"1 build of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.WhatStays())
 	delete(m.spared, index.BuildID{1})
 	plan = m.plan(t, true, Limits{Bytes: -1, User: 60})
 	require.Equal(t, []string{"remove 1: 100"}, said(plan))
@@ -418,7 +418,7 @@ func TestWhatBecomesOfSteps(t *testing.T) {
 	require.Equal(t, []string{"", "in use"}, []string{plan.Steps[0].KeptFor(), plan.Steps[1].KeptFor()})
 	require.EqualValues(t, 1, plan.Done(Evict))
 	require.EqualValues(t, 60, plan.Short)
-	require.Equal(t, "what stays: 1 builds of 100 B: in use", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 100 B: in use", plan.WhatStays())
 }
 
 // There is one level of recipes: nothing is packed that would take from what is packed already, or that recipes take from.
