@@ -105,7 +105,7 @@ func (s *Store) noteDense(d cas.Digest) error {
 }
 
 // Compress does it if that gains by enough, and tells how many bytes on disk that freed; else it notes that it does not. ErrInUse: somebody has the
-// blob, or it has changed meanwhile. The order is what keeps it safe: the recipe with its compressed literals is durable, and proven to give the blob, before it
+// blob, or it has changed meanwhile; ErrNoRoom: there is none for both. The order is what keeps it safe: the recipe with its compressed literals is durable, and proven to give the blob, before it
 // gets its name, and only then does go what it replaces. The turn is taken for that alone, so that whoever changes forms, collects or asks
 // meanwhile waits for none of it, and wins: what was made till then is dropped if it fits no more.
 func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed int64, err error) {
@@ -124,12 +124,17 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 	if err := s.owner.Fits(s.dir, "what is compressed", x.Size); err != nil {
 		return 0, err
 	}
+	most := x.Size - Worth.of(x.Size)
+	release, err := s.owner.Reserve(ctx, cas.OnDisk(most), cas.OnDisk(x.Size), AtOnce)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
 	leave := func() {}
 	defer func() { leave() }()
 	hold := s.whole.Hold() // against who removes a container meanwhile
 	defer s.Release(hold)
 	before, _ := s.shelf.Has(x.Blob) // none, of a whole one
-	most := x.Size - Worth.of(x.Size)
 	_, err = s.shelf.PutCompressed(ctx, r, behind(ctx, f, gate), most, func(staged *dedupe.Recipe) error {
 		if err := s.prove(ctx, staged); errors.Is(err, cas.ErrNotFound) {
 			return ErrInUse // a container went: another time

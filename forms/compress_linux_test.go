@@ -147,3 +147,25 @@ func TestWhatComesWhileSomethingIsCompressedWins(t *testing.T) {
 		})
 	}
 }
+
+// What is compressed has its place while it is written, beside what goes for it; where there is none it stays as it is.
+func TestWhatIsCompressedHasAPlace(t *testing.T) {
+	bothKinds(t, func(b *bench, x Compressible, content []byte) {
+		b.full, b.asked = true, nil
+		freed, err := b.Compress(context.Background(), x, nil)
+		require.ErrorIs(b, err, ErrNoRoom)
+		require.Zero(b, freed)
+		require.True(b, b.whole.Has(x.Bytes))
+		require.Equal(b, []Urgency{AtOnce}, b.asked)
+		b.full = false
+		_, err = b.whileWritten(x, func() {
+			b.user.mu.Lock()
+			defer b.user.mu.Unlock()
+			require.Equal(b, cas.OnDisk(x.Size-Worth.of(x.Size)), b.reserved)
+		})
+		require.NoError(b, err)
+		require.Zero(b, b.reserved)
+		require.False(b, b.whole.Has(x.Bytes))
+		b.requireAll(map[cas.Digest][]byte{x.Blob: content})
+	})
+}

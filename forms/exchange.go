@@ -121,11 +121,14 @@ func (s *Store) giveUpLiterals(ctx context.Context, d cas.Digest, gate Gate) err
 }
 
 // giveWay has whoever takes bytes of a blob take them from where its own recipe has them, and removes its whole form; and the recipe as well, if the
-// blob was there for those alone. The caller has the turn.
+// blob was there for those alone. After errLimits the blob has no recipe any more. The caller has the turn.
 func (s *Store) giveWay(ctx context.Context, d cas.Digest, gate Gate) (freed int64, err error) {
 	r, _, _, err := s.recipe(d)
 	if err == nil {
 		err = s.takeThrough(ctx, r, d, gate)
+	}
+	if errors.Is(err, errLimits) && s.whole.Has(d) { // nor would they take from elsewhere another time
+		err = errors.Join(err, ignoreNotFound(s.removeRecipe(d)))
 	}
 	if err == nil {
 		freed, err = s.removeWhole(d)
@@ -143,7 +146,7 @@ func (s *Store) giveWay(ctx context.Context, d cas.Digest, gate Gate) (freed int
 var errLimits = errors.New("what others take from a blob cannot be taken from elsewhere")
 
 // takeThrough puts another recipe in the place of each that takes from the blob of made, but that of one blob. All of them are composed before the
-// first is written, so that limits are met for all or for none: errLimits, and nothing was changed.
+// first is written, so that limits are met for all or for none, and none takes from where its owner may not: errLimits, and nothing was changed.
 func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Digest, gate Gate) error {
 	var moved []*dedupe.Recipe
 	for _, user := range s.shelf.Users(made.Blob) {
@@ -153,8 +156,11 @@ func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Di
 		r, _, _, err := s.recipe(user)
 		// One that takes nothing from there any more was written, and it is not certain that it stays: it is written again.
 		if err == nil && slices.ContainsFunc(r.Containers, func(one dedupe.Container) bool { return one.Digest == made.Blob }) {
-			if r, err = r.Through(made); err != nil {
+			was := r
+			if r, err = was.Through(made); err != nil {
 				err = fmt.Errorf("%w: %w", errLimits, err)
+			} else {
+				err = s.mayMove(was, r, made)
 			}
 		}
 		if err != nil {
@@ -176,6 +182,26 @@ func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Di
 		}
 		if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
 			s.provenAs(r.Blob, stamp)
+		}
+	}
+	return nil
+}
+
+// mayMove is errLimits unless the blob of two recipes may take from whatever the second takes from and the first does not. The literals of made are
+// bytes that it takes already.
+func (s *Store) mayMove(was, r, made *dedupe.Recipe) error {
+	may, err := s.owner.MayTake(r.Blob)
+	if err != nil {
+		return err
+	}
+	for _, from := range r.Containers {
+		if slices.Contains(was.Containers, from) || made.Literals != dedupe.NoLiterals && from == made.Containers[made.Literals] {
+			continue
+		}
+		if ok, err := may(from.Digest); err != nil {
+			return err
+		} else if !ok {
+			return fmt.Errorf("%w: %s may not take from %s", errLimits, r.Blob, from.Digest)
 		}
 	}
 	return nil

@@ -110,7 +110,7 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 			return err
 		}
 	}
-	if err := s.giveUpLiterals(ctx, d, gate); ignoreNotFound(err) != nil { // it may be gone, and not durably
+	if err := s.giveUpLiterals(ctx, d, gate); ignoreNotFound(err) != nil && !errors.Is(err, errLimits) { // it may be gone, and not durably
 		return err
 	}
 	if err := s.removeRecipe(d); ignoreNotFound(err) != nil {
