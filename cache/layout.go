@@ -190,20 +190,29 @@ func firstEP(b *index.Build) string {
 type kinship struct {
 	c      *Cache
 	takers map[cas.Digest][]cas.Digest // of blobs that are packed, or could be: who takes from them
+	whose  map[cas.Digest]cas.Digest   // of literals that are blobs of their own: the packed blob that they were left of
+	stands map[cas.Digest][]dedupe.Extent
 	pieces map[cas.Digest][]Piece
 	names  *names // of the latest source model that was looked at
 }
 
 func (c *Cache) kinships(ctx context.Context) (*kinship, error) {
-	k := &kinship{c: c, takers: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece)}
+	k := &kinship{c: c, takers: make(map[cas.Digest][]cas.Digest), pieces: make(map[cas.Digest][]Piece),
+		whose: make(map[cas.Digest]cas.Digest), stands: make(map[cas.Digest][]dedupe.Extent)}
 	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
-		for _, from := range p.Containers {
+		for i, from := range p.Containers {
 			k.takers[from.Digest] = append(k.takers[from.Digest], d)
+			if i == p.Literals {
+				k.whose[from.Digest] = d
+			}
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
+	}
+	for literals, d := range k.whose {
+		k.takers[d] = append(k.takers[d], k.takers[literals]...)
 	}
 	return k, c.forms.EachShare(ctx, func(d cas.Digest, s forms.Share) error {
 		if c.cas.Has(d) {
@@ -234,16 +243,56 @@ func (k *kinship) piecesOf(ctx context.Context, d cas.Digest, size int64) ([]Pie
 	case err != nil:
 		return nil, err
 	case extents != nil:
-		pieces = make([]Piece, len(extents))
-		for i, e := range extents {
-			pieces[i] = Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest, From: e.From}
+		pieces = make([]Piece, 0, len(extents))
+		for _, e := range extents {
 			if e.Container == own || e.Period > 0 { // in no other blob, or a run such as zeros, which is not worth telling
-				pieces[i].Holder, pieces[i].From = d, e.At
+				pieces = append(pieces, Piece{At: e.At, Length: e.Length, Holder: d, From: e.At})
+				continue
 			}
+			pieces = k.appendHeld(pieces, Piece{At: e.At, Length: e.Length, Holder: containers[e.Container].Digest, From: e.From})
 		}
 	}
 	k.pieces[d] = pieces
 	return pieces, nil
+}
+
+// appendHeld appends a piece. What stands in another blob's literals, which nobody knows by their name, is told by where it stands in that blob.
+func (k *kinship) appendHeld(pieces []Piece, p Piece) []Piece {
+	d, ok := k.whose[p.Holder]
+	if !ok {
+		return append(pieces, p)
+	}
+	stands, known := k.stands[d]
+	if !known {
+		if r, err := k.c.forms.Recipe(d); err == nil { // else it went meanwhile, or check tells of it
+			stands = literalsOf(r)
+		}
+		k.stands[d] = stands
+	}
+	for _, e := range stands {
+		if p.From < e.From {
+			break // nothing of the blob: told as it is
+		}
+		if n := min(p.Length, e.From+e.Length-p.From); n > 0 {
+			pieces = append(pieces, Piece{At: p.At, Length: n, Holder: d, From: e.At + p.From - e.From})
+			p = Piece{At: p.At + n, Length: p.Length - n, Holder: p.Holder, From: p.From + n}
+		}
+		if p.Length == 0 {
+			return pieces
+		}
+	}
+	return append(pieces, p)
+}
+
+// literalsOf gives the extents that are a blob's own literals, in the order of these.
+func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
+	for _, e := range r.Extents {
+		if e.Container == r.Literals && e.Period == 0 {
+			out = append(out, e)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b dedupe.Extent) int { return cmp.Compare(a.From, b.From) })
+	return out
 }
 
 // extentsOf gives the containers and extents of a blob; own is the container with what stands nowhere else. No extents: it shares

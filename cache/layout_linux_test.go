@@ -138,3 +138,38 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 	pieces := []Piece{{At: 0, Length: 100}, {At: 100, Length: 50}}
 	require.Equal(t, []int{0, 1, 1, 2}, []int{firstAt(pieces, 99), firstAt(pieces, 100), firstAt(pieces, 149), firstAt(pieces, 150)})
 }
+
+// What a packed container was left of is told as that container, wherever in its own literals it stands: a digest of literals tells nobody anything.
+func TestALayoutNamesThePackedContainer(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.stores([]*Request{b.repeated(2), b.dense(300, 2)})
+	content := make(map[cas.Digest][]byte)
+	for _, one := range builds {
+		whole, err := os.ReadFile(b.object(large(one)))
+		require.NoError(t, err)
+		content[large(one)] = whole
+	}
+	require.Positive(t, b.pack(builds[1]))
+	require.Positive(t, b.pack(builds[0]))
+	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	l := b.layout(b.self(), 2, true)
+	require.Len(t, l.Files, 2, "the larger ones: no graphs")
+	others := int64(0)
+	for i := range l.Files {
+		f := &l.Files[i]
+		require.GreaterOrEqual(t, f.Shared, int64(300*300*4), f.Name)
+		at := int64(0)
+		for _, p := range f.Pieces {
+			require.Equal(t, at, p.At)
+			at += p.Length
+			require.Contains(t, content, p.Holder)
+			require.Equal(t, content[f.Digest][p.At:p.At+p.Length], content[p.Holder][p.From:p.From+p.Length])
+			if p.Holder != f.Digest {
+				others += p.Length
+			}
+		}
+		require.Equal(t, f.Size, at)
+		require.Len(t, f.Sharers, 1, "the other one")
+	}
+	require.GreaterOrEqual(t, others, int64(300*300*4))
+}

@@ -42,7 +42,8 @@ def image(start: Callable[..., Daemon], runtime: Callable[[str], Path], models: 
     daemon.control("get", "--share", *(str(models.path(name)) for name in GROUP), *wish(OPTIONS))
     assert daemon.stop() == 0
     daemon.start()  # which has given out nothing lately
-    (packed,) = [one["build"] for one in daemon.control("pack", "--all")["builds"] if one["outcome"] == "packed"]
+    packed = list(options)[1]
+    assert daemon.control("pack", packed)["changed"] == 1
     assert daemon.stop() == 0
     folder = Path(tempfile.mkdtemp(prefix="epcached-image-"))
     subprocess.run(["cp", "-a", daemon.state, folder / "store"], check=True)

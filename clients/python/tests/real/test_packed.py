@@ -35,7 +35,7 @@ def test_a_packed_build_is_unpacked_loads_and_computes(start: Callable[..., Daem
     told = daemon.control("du")
     assert told["packable_bytes"] == would["freed_bytes"] > 1 << 20
     assert [one["shapes"] for model in told["models"] for one in model["builds"]] == ["unk__214=1"] * 2
-    assert daemon.control("pack", "--all")["changed"] == 1
+    assert daemon.control("pack", list(made)[1])["changed"] == 1  # the first is what it takes from, and stays whole
     (packed,) = [one for one in daemon.control("du", "--svg")["files"] if one["packed"]]
 
     answer = get(made[packed["build"]])
@@ -57,6 +57,6 @@ def test_a_packed_build_is_unpacked_loads_and_computes(start: Callable[..., Daem
     space = daemon.control("check", "--space")["space"]
     accounted = {one["name"]: one["accounted_bytes"] for one in space if one["accounted_bytes"] is not None}
     assert accounted.items() >= {one["name"]: one["disk_bytes"] for one in space if one["name"] in ("objects", "recipes", "unpacked", "manifests")}.items()
-    assert daemon.control("du")["packable_bytes"] == 0
+    assert daemon.control("du")["packable_bytes"] < 1 << 20  # what the first has twice within itself
     assert daemon.control("unpack", packed["build"])["changed"] == 1
     assert daemon.compiles() == 2
