@@ -17,6 +17,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 	if errors.As(why, &e) && e.Class == NoSpace {
 		c.index.Count("unkept", 1)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", e.Text)
+		c.happened(eventOf(b, EventUnkept, "%s", e.Text))
 		if e.Hint != "" {
 			text += "; " + e.Hint
 		}

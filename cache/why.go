@@ -163,7 +163,7 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	var last *Event
 	told := make(map[index.BuildID]bool)
 	for _, one := range all {
-		if e := eventFrom(one); e.Kind == EventRetracted && c.mayHear(p, &e) {
+		if e := eventFrom(one); (e.Kind == EventRetracted || e.Kind == EventUnkept) && c.mayHear(p, &e) {
 			last, told[e.id] = &e, true
 		}
 	}
@@ -177,6 +177,8 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	switch {
 	case last == nil:
 		return ""
+	case last.Kind == EventUnkept:
+		return fmt.Sprintf("compiled on %s, and not kept: %s", last.At.Format(time.RFC3339), last.Text)
 	case strings.HasPrefix(last.Text, evictedOn):
 		return last.Text // it says when
 	}
