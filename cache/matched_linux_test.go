@@ -23,7 +23,7 @@ func TestSketchesOfAnotherVersionAreMadeAnew(t *testing.T) {
 		raw, ok := b.cache.index.Sketch(d)
 		require.True(t, ok)
 		require.NoError(t, b.cache.index.SaveSketch(d, append([]byte{raw[0] + 1}, raw[1:]...)))
-		require.NoError(t, b.cache.index.SaveShare(d, append([]byte{1}, make([]byte, 8)...))) // it shares nothing
+		require.NoError(t, b.cache.index.SaveShare(d, append([]byte{3, 0}, make([]byte, 8)...))) // it shares nothing
 		require.True(t, b.cache.forms.LookedAt(d))
 	}
 	require.NoError(t, b.cache.forms.Renew(context.Background(), b.cache.sharing.gate))
