@@ -182,12 +182,17 @@ func (s *sharing) asking() (done func()) {
 }
 
 // gate opens when nobody wants anything, and then for half of the time: what is done for nobody takes half of a processor
-// at most, for other programs want to run as well.
+// at most, for other programs want to run as well. It is open while somebody waits for the turn in which forms are changed: whoever is kept
+// here may have that, and requests may wait for who wants it, such as the collector.
 func (s *sharing) gate(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), mostPause)
 	for {
+		if s.c.forms.TurnWanted() {
+			s.last = time.Now()
+			return ctx.Err()
+		}
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}

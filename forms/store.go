@@ -104,6 +104,7 @@ type Store struct {
 	opening sync.Mutex                // held while it is opened
 
 	turn    chan struct{} // one token: the form of one blob is changed at a time
+	waiting atomic.Int32  // for the turn
 	account account
 }
 
@@ -160,6 +161,8 @@ func (s *Store) Serving(d cas.Digest) (store *cas.Store, unpacked bool, err erro
 
 // TakeTurn waits until nobody changes the forms of blobs, and keeps others from it until leave. The error is the context's.
 func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
+	s.waiting.Add(1)
+	defer s.waiting.Add(-1)
 	select {
 	case s.turn <- struct{}{}:
 		return func() { <-s.turn }, nil
@@ -167,6 +170,9 @@ func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
 		return nil, ctx.Err()
 	}
 }
+
+// TurnWanted tells whether somebody waits for the turn. Who has it for something that nobody waits for should come to an end then.
+func (s *Store) TurnWanted() bool { return s.waiting.Load() > 0 }
 
 func ignoreNotFound(err error) error {
 	if errors.Is(err, cas.ErrNotFound) {

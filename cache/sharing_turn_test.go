@@ -1,0 +1,34 @@
+package cache
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What is done for nobody stands back while somebody asks for something, and comes to an end where others need its turn for that: the collector,
+// for whom the request waits.
+func TestWhatHasTheTurnDoesNotWaitForWhoWaitsForIt(t *testing.T) {
+	b := newBench(t)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	defer b.cache.sharing.asking()()
+	leave, err := b.cache.forms.TakeTurn(ctx)
+	require.NoError(t, err)
+	shut, stop := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer stop()
+	require.ErrorIs(t, b.cache.sharing.gate(shut), context.DeadlineExceeded, "somebody asks, and nobody waits for the turn")
+	taken := make(chan error, 1)
+	go func() {
+		leave, err := b.cache.forms.TakeTurn(ctx)
+		if err == nil {
+			leave()
+		}
+		taken <- err
+	}()
+	require.NoError(t, b.cache.sharing.gate(ctx))
+	leave()
+	require.NoError(t, <-taken)
+}
