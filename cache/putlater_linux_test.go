@@ -237,17 +237,23 @@ func TestWhatWasQueuedInVain(t *testing.T) {
 	}
 }
 
+// askerMayCompile has somebody ask for what is queued, and requires that the model is left to that one, and the queue is empty.
+func (c *crowded) askerMayCompile() {
+	c.Helper()
+	r := c.claimed.ask(c.model(1))
+	r.Connection = context.Background()
+	got := <-c.asked(r)
+	require.NoError(c, got.err)
+	require.Equal(c, Claimed, got.answer.Outcome)
+	require.Contains(c, got.answer.Why, "nothing more may go")
+	c.noneQueued()
+}
+
 // A request that waits for what can have no room is not kept waiting for long: it may compile.
 func TestWhoWaitsForWhatHasNoRoomMayCompile(t *testing.T) {
 	c := newCrowded(t)
 	c.queue()
-	r := c.claimed.ask(c.model(1))
-	r.Connection = context.Background()
-	got := <-c.asked(r)
-	require.NoError(t, got.err)
-	require.Equal(t, Claimed, got.answer.Outcome)
-	require.Contains(t, got.answer.Why, "nothing more may go")
-	c.noneQueued()
+	c.askerMayCompile()
 }
 
 // Nor is who waits for one that waits for its turn behind such ones.
@@ -257,13 +263,7 @@ func TestWhoWaitsForWhatHasNoTurnMayCompile(t *testing.T) {
 	c.cache.places.first <- struct{}{} // another one's turn, which does not end
 	c.queue()
 	c.cache.places.want() // as that one would
-	r := c.claimed.ask(c.model(1))
-	r.Connection = context.Background()
-	got := <-c.asked(r)
-	require.NoError(t, got.err)
-	require.Equal(t, Claimed, got.answer.Outcome)
-	require.Contains(t, got.answer.Why, "nothing more may go")
-	c.noneQueued()
+	c.askerMayCompile()
 }
 
 // What has room and waits for another put of its user is in nobody's way, but has its descriptors open: they count.

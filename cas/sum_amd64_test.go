@@ -13,7 +13,7 @@ func TestAFullPieceIsTheSameOnEveryProcessor(t *testing.T) {
 	for _, way := range []int{16, 8} {
 		t.Run(fmt.Sprint(way, " lanes"), func(t *testing.T) {
 			if lanes < way {
-				t.Skip("this processor has no vectors as wide")
+				t.Skip("SKIPPED: this processor has no vectors as wide")
 			}
 			for _, index := range []uint64{0, 1, 1<<22 - 1, 1 << 22, 1<<33 + 5} { // with the last chunk counter of 32 bits, and beyond
 				chunk := index * (pieceSize / guts.ChunkSize)
