@@ -45,6 +45,16 @@ func run() error {
 	if *corpusDir == "" || *work == "" {
 		return fmt.Errorf("--corpus and --work are needed: see make bench-space")
 	}
+	for _, dir := range []*string{corpusDir, work, peers} {
+		if *dir == "" {
+			continue
+		}
+		absolute, err := filepath.Abs(*dir) // the programs that are compared run in folders of their own
+		if err != nil {
+			return err
+		}
+		*dir = absolute
+	}
 	c, err := readCorpus(*corpusDir)
 	if err != nil {
 		return err
