@@ -44,7 +44,7 @@ func (c cover) add(more []match, least int64) cover {
 		return a.length > b.length
 	})
 	out := make(cover, 0, len(c)+len(more))
-	end := int64(0) // of what more has given
+	end := int64(0) // of what is laid, or was there
 	k := 0          // the first of c that ends after the position
 	for _, m := range more {
 		at := max(m.at, end)
@@ -57,6 +57,7 @@ func (c cover) add(more []match, least int64) cover {
 			if k < len(c) {
 				if c[k].at <= at {
 					at = c[k].end()
+					end = max(end, at)
 					continue
 				}
 				stop = min(stop, c[k].at)

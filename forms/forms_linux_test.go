@@ -2,6 +2,8 @@ package forms
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -128,6 +130,37 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 	require.False(t, there)
 	require.NotContains(t, b.Users(all[0]), r.Blob)
 	require.NoError(t, b.Check(context.Background(), all[1]), "the other one is as it was")
+}
+
+// A wrong recipe of a blob that is sound is no damage: the blob stays whole, it is noted that nothing is to be had of it, and packing goes on. With a container
+// whose bytes are others it is an error like any other.
+func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	all, contents := b.variants(3, mib)
+	require.Positive(t, b.Saving(all[1]))
+	wrong := &dedupe.Recipe{Blob: all[1], Size: int64(len(contents[1])), Literals: dedupe.NoLiterals, Containers: []dedupe.Container{{Digest: all[0], Size: int64(len(contents[0]))}},
+		Extents: []dedupe.Extent{{Length: int64(len(contents[1]))}}}
+	require.Equal(t, len(contents[0]), len(contents[1]))
+
+	sound, err := b.tryRecipe(ctx, wrong)
+	require.NoError(t, err)
+	require.False(t, sound)
+	require.Zero(t, b.Saving(all[1]))
+	require.True(t, b.whole.Has(all[1]))
+	_, there := b.shelf.Has(all[1])
+	require.False(t, there)
+	require.Equal(t, contents[1], b.read(all[1]))
+	require.Positive(t, b.pack(all[2]))
+
+	path := filepath.Join(b.Store.dir, "objects", all[0].String()[:2], all[0].String())
+	require.NoError(t, os.Chmod(path, 0o600))
+	contents[0][0] ^= 1
+	require.NoError(t, os.WriteFile(path, contents[0], 0o600))
+	wrong.Extents[0].Length-- // the last byte stands elsewhere: another recipe
+	wrong.Extents = append(wrong.Extents, dedupe.Extent{At: wrong.Size - 1, Length: 1})
+	_, err = b.tryRecipe(ctx, wrong)
+	require.True(t, Lost(err), err)
 }
 
 // Nothing is read, or stays, for the sake of a blob that may not take from it.

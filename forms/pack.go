@@ -143,14 +143,37 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, least Gain, hold *
 		return false, err
 	}
 	r, err := found.Plan.Recipe(d, literals)
-	if err == nil {
-		err = s.writeRecipe(ctx, r)
+	if err != nil {
+		return false, err
 	}
-	if err == nil && !literals.IsZero() {
+	if sound, err := s.tryRecipe(ctx, r); !sound || err != nil {
+		return false, err // literals that are for nothing go with the hold
+	}
+	if !literals.IsZero() {
 		_, err := s.sketchOf(ctx, literals, gate) // later recipes take from them, too
 		return err == nil, err
 	}
-	return err == nil, err // literals that are for nothing go with the hold
+	return true, nil
+}
+
+// tryRecipe writes a recipe of a blob that is whole. One that does not give the blob, though that and the containers are as they were stored, is a fault
+// of who made it and no damage: the blob stays whole, and it is noted that nothing is to be had of it.
+func (s *Store) tryRecipe(ctx context.Context, r *dedupe.Recipe) (sound bool, err error) {
+	err = s.writeRecipe(ctx, r)
+	var other *cas.CorruptError
+	if err == nil || !errors.As(err, &other) || other.Digest != r.Blob || s.anyDamaged(ctx, r) {
+		return err == nil, err
+	}
+	s.log.Error("not packed: the recipe that was made does not give the file; please report this", "digest", r.Blob.String(), "error", err)
+	return false, s.memory.SaveShare(r.Blob, Share{}.encode())
+}
+
+// anyDamaged reads a blob and all that its recipe takes from.
+func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
+	if s.whole.Check(ctx, r.Blob) != nil {
+		return true
+	}
+	return slices.ContainsFunc(r.Containers, func(one dedupe.Container) bool { return s.whole.Check(ctx, one.Digest) != nil })
 }
 
 // keepLiterals stores the bytes of the blob that stand nowhere else.
