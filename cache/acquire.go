@@ -71,7 +71,7 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 		return nil, err
 	}
 	if err := r.foldOutput(); err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	if c.index.Making() { // which takes minutes where there are a million builds: who asks is better off alone
 		return nil, fail(Unavailable, nil, "the index was broken, and is being made anew").hint("the daemon's log tells how far it is; compile without it until then")

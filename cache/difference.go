@@ -3,6 +3,8 @@ package cache
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -86,7 +88,7 @@ func (f fields) against(found fields) []Difference {
 	}
 	delete(all, "model")
 	var out []Difference
-	for _, name := range append([]string{"model"}, sortedKeys(all)...) {
+	for _, name := range append([]string{"model"}, slices.Sorted(maps.Keys(all))...) {
 		out = differ(out, name, f[name], found[name])
 	}
 	return out

@@ -9,19 +9,6 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
-// canonicalDenotations gives denotations in small letters, for ONNX Runtime compares them so.
-func canonicalDenotations(sizes map[string]int64) (map[string]int64, error) {
-	out := make(map[string]int64, len(sizes))
-	for name, size := range sizes {
-		small := strings.ToLower(name)
-		if other, twice := out[small]; twice && other != size {
-			return nil, fail(BadRequest, nil, "free dimensions of denotation %q are fixed twice, to %d and to %d", small, min(size, other), max(size, other))
-		}
-		out[small] = size
-	}
-	return out, nil
-}
-
 // openDimension is a dimension of a model's inputs that neither the model nor the request gives a size.
 type openDimension struct {
 	name, denotation string   // by which a request could; both may be empty

@@ -74,6 +74,22 @@ func (e *Error) fact(key, value string) *Error {
 	return e
 }
 
+// refused gives its class to what was refused for how it was asked for.
+func refused(err error) error {
+	var r *RefusedError
+	if !errors.As(err, &r) {
+		return err
+	}
+	class := BadRequest
+	switch r.Kind {
+	case Forbidden:
+		class = NotAllowed
+	case Missing:
+		class = Unavailable
+	}
+	return &Error{Class: class, Text: r.Text, Hint: r.Hint, Err: r.Err}
+}
+
 // NeedFilesError answers a request whose model refers to external data that was not presented.
 type NeedFilesError struct {
 	Locations []string

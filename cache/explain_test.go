@@ -176,23 +176,24 @@ func TestNeighboursAreTheNearest(t *testing.T) {
 
 func TestExplanationsAreBounded(t *testing.T) {
 	b := newBench(t)
+	const longest, most = 200, 50 // a value, and differences
 	for i := range 2 * maxNeighbours {
 		r := b.request(b.model(1))
 		r.FreeDimensions = map[string]int64{"batch": int64(i + 1)}
 		b.acquire(r)
 	}
 	r := b.request(b.model(1))
-	r.EPs[0].Options = map[string]string{"tuning": `{"x":"` + strings.Repeat("x", 10*maxValue) + `"}`}
+	r.EPs[0].Options = map[string]string{"tuning": `{"x":"` + strings.Repeat("x", 10*longest) + `"}`}
 	r.FreeDimensions = make(map[string]int64)
-	for i := range 2 * maxDifferences {
+	for i := range 2 * most {
 		r.FreeDimensions[strings.Repeat("d", i+1)] = 1
 	}
 	e := b.explain(r)
 	require.Len(t, e.Neighbours, maxNeighbours)
 	for _, n := range e.Neighbours {
-		require.Len(t, n.Differences, maxDifferences+1)
+		require.Len(t, n.Differences, most+1)
 		for _, d := range n.Differences {
-			require.LessOrEqual(t, len(d.Field)+len(d.Asked)+len(d.Found), 3*maxValue)
+			require.LessOrEqual(t, len(d.Field)+len(d.Asked)+len(d.Found), 3*longest)
 		}
 	}
 }

@@ -155,23 +155,6 @@ func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
 	}
 }
 
-// alone is the key under which a group is found by one who asks for a single of its models, with the same options.
-func (c *canonical) alone(member int) index.RequestKey {
-	one := c.ofMember(member)
-	key, _ := one.key()
-	return key
-}
-
-// ofMember is what one who asks for a single of a group's models asks for.
-func (c *canonical) ofMember(member int) canonical {
-	one := *c
-	if member > 0 {
-		one.Model = c.Group[member-1]
-	}
-	one.Group, one.Member = nil, true
-	return one
-}
-
 // lookUpMember looks for a group that has the request's model among its members and was asked for with the same options.
 // It is served to whoever has had the group itself: who brings one model has not shown the others.
 func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {

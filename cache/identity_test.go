@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"os"
 	"testing"
 	"time"
@@ -78,4 +79,40 @@ func TestDenotationsInOtherLetters(t *testing.T) {
 	r := b.request(b.model(1))
 	r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 2, "data_batch": 3}
 	require.Equal(t, BadRequest, b.refused(r).Class)
+}
+
+// A build's record means the request that it was made for, however that was spelled.
+func TestARecordMeansItsRequest(t *testing.T) {
+	b := newBench(t)
+	for name, change := range map[string]func(*Request){
+		"plain":  func(*Request) {},
+		"device": func(r *Request) { r.EPs[0].Devices = devices("cpu") },
+		"options": func(r *Request) {
+			r.EPs[0].Options = map[string]string{"level": "03", "fast": "True", "hardware": "sim-9"}
+		},
+		"session":    func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "True"} },
+		"dimension":  func(r *Request) { r.FreeDimensions = map[string]int64{"n": 3} },
+		"by meaning": func(r *Request) { r.FreeDimensionsByDenotation = map[string]int64{"n": 3} },
+		"level":      func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
+		"embedded":   func(r *Request) { r.Embed = true },
+		"route":      func(r *Request) { r.Route = "session_options" },
+		"output":     func(r *Request) { r.Output = Output{InitializersFile: "rest.bin", InitializersThreshold: 9} },
+		"in source":  func(r *Request) { r.Output = Output{InitializersInSource: true} },
+		"complete":   func(r *Request) { r.Output = Output{Complete: true, NodeNamePrefix: "left_"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := b.request(b.model(1))
+			change(r)
+			build := b.acquire(r).Build
+			again, err := b.cache.requestOf(build)
+			require.NoError(t, err)
+			_, rc, err := b.cache.resolve(context.Background(), again, func(string) {})
+			require.NoError(t, err)
+			p, err := b.cache.plan(context.Background(), again, build.ModelDigest, rc, func(string) {})
+			require.NoError(t, err)
+			require.Equal(t, build.RequestKey, p.requestKey)
+			require.Equal(t, build.BuildKey, p.buildKey)
+			require.Equal(t, build.Record, p.record)
+		})
+	}
 }

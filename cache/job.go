@@ -252,7 +252,7 @@ func (j *job) advised(err error) error {
 		return err
 	}
 	j.aboutDimensions(e.Failure)
-	j.plan.canonical.aboutFallback(e.Failure)
+	e.Failure.aboutFallback(&j.plan.canonical)
 	for key, value := range e.Failure.Facts {
 		e.fact(key, value)
 	}

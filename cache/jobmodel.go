@@ -90,14 +90,6 @@ func (c modelCopy) digest(ctx context.Context, m *epmodel.Model, seen *sums) (ca
 	return cas.Digest(d), err
 }
 
-// member gives the digest of one of the request's models.
-func (c *canonical) member(i int) cas.Digest {
-	if i == 0 {
-		return c.Model
-	}
-	return c.Group[i-1]
-}
-
 // memberName is what the files of one of the job's models are called: the first by the build key alone, as EPs name after it
 // what all share.
 func (j *job) memberName(i int) string {

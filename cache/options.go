@@ -14,18 +14,21 @@ import (
 // An option decides what is compiled, and some make the EP load a library or write a file. So each is known, and
 // has a policy, or it is refused: compilers/eps.toml for provider options, sessionOptions below for the others.
 
+// allowed are options that are taken though nothing is known of them: "EP/option" and "session/key".
+type allowed []string
+
 // canonicalOptions gives the EP's options as they count for identity: known names, one spelling for equal values,
 // what equals the default left out.
-func (s *settings) canonicalOptions(ep EP) (map[string]string, error) {
+func (a allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep.Name)
 	info.Name = ep.Name
 	// A library is found beside the EP's own, wherever the client has its copy.
 	out, unknown, err := info.Normalize(baseNames(info, ep.Options), true)
 	if err != nil {
-		return nil, fail(BadRequest, err, "execution provider %s", ep.Name)
+		return nil, refuse(Malformed, err, "execution provider %s", ep.Name)
 	}
 	for _, name := range unknown {
-		if !slices.Contains(s.allowOptions, ep.Name+"/"+name) {
+		if !slices.Contains(a, ep.Name+"/"+name) {
 			return nil, unknownOption(ep.Name, name, info)
 		}
 	}
@@ -34,7 +37,7 @@ func (s *settings) canonicalOptions(ep EP) (map[string]string, error) {
 			continue
 		}
 		if key, bad := namesFile([]byte(value)); bad {
-			return nil, fail(NotAllowed, nil, "option %q of %s: %q makes the execution provider read or write a file by name", name, ep.Name, key)
+			return nil, refuse(Forbidden, nil, "option %q of %s: %q makes the execution provider read or write a file by name", name, ep.Name, key)
 		}
 	}
 	return out, fileOptions(ep, info)
@@ -42,14 +45,14 @@ func (s *settings) canonicalOptions(ep EP) (map[string]string, error) {
 
 // fileOptions checks that options which name a file came as descriptors, and only those.
 func fileOptions(ep EP, info compilers.EPInfo) error {
-	for _, name := range sortedKeys(ep.Options) {
+	for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
 		if info.Options[name].Policy == compilers.FileName {
-			return fail(BadRequest, nil, "option %q of %s names a file: its content has to come as a descriptor", name, ep.Name)
+			return refuse(Malformed, nil, "option %q of %s names a file: its content has to come as a descriptor", name, ep.Name)
 		}
 	}
-	for _, name := range sortedKeys(ep.Files) {
+	for _, name := range slices.Sorted(maps.Keys(ep.Files)) {
 		if info.Options[name].Policy != compilers.FileName {
-			return fail(BadRequest, nil, "option %q of %s does not take a file", name, ep.Name)
+			return refuse(Malformed, nil, "option %q of %s does not take a file", name, ep.Name)
 		}
 	}
 	return nil
@@ -61,7 +64,7 @@ func namesFile(value []byte) (string, bool) {
 	if json.Unmarshal(value, &tree) != nil {
 		return "", false
 	}
-	for _, key := range sortedKeys(tree) {
+	for _, key := range slices.Sorted(maps.Keys(tree)) {
 		upper := strings.ToUpper(key)
 		for _, end := range []string{"_DIR", "_PATH", "_FILE", "_DIRECTORY"} {
 			if strings.HasSuffix(upper, end) {
@@ -76,7 +79,7 @@ func namesFile(value []byte) (string, bool) {
 }
 
 func unknownOption(ep, name string, info compilers.EPInfo) error {
-	e := fail(BadRequest, nil, "%s has no option %q that is known", ep, name)
+	e := refuse(Malformed, nil, "%s has no option %q that is known", ep, name)
 	if near := spelling.Closest(name, maps.Keys(info.Options)); near != "" {
 		return e.hint("did you mean %q?", near)
 	}
@@ -96,10 +99,10 @@ func fillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 				continue
 			}
 			if !asked {
-				return nil, fail(Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
+				return nil, refuse(Missing, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
 					hint("install it again")
 			}
-			return nil, fail(BadRequest, nil, "option %q of %s: there is no library %q beside %q",
+			return nil, refuse(Malformed, nil, "option %q of %s: there is no library %q beside %q",
 				name, ep, filepath.Base(value), lib.Path)
 		}
 	}
@@ -169,27 +172,27 @@ var sessionOptions = map[string]sessionRule{
 }
 
 // canonicalSession gives the session config entries as they count for identity.
-func (s *settings) canonicalSession(entries map[string]string) (map[string]string, error) {
+func (a allowed) canonicalSession(entries map[string]string) (map[string]string, error) {
 	out := make(map[string]string, len(entries))
-	for _, key := range sortedKeys(entries) {
+	for _, key := range slices.Sorted(maps.Keys(entries)) {
 		value := entries[key]
 		rule, ok := sessionOptions[key]
 		switch {
-		case !ok && slices.Contains(s.allowOptions, "session/"+key):
+		case !ok && slices.Contains(a, "session/"+key):
 			out[key] = value
 			continue
 		case !ok:
-			e := fail(BadRequest, nil, "session option %q is not known", key)
+			e := refuse(Malformed, nil, "session option %q is not known", key)
 			if near := spelling.Closest(key, maps.Keys(sessionOptions)); near != "" {
 				return nil, e.hint("did you mean %q?", near)
 			}
 			return nil, e.hint("the administrator can allow it: allow_options = [%q]", "session/"+key)
 		case rule.refused != "":
-			return nil, fail(NotAllowed, nil, "session option %q is not taken from clients: %s", key, rule.refused)
+			return nil, refuse(Forbidden, nil, "session option %q is not taken from clients: %s", key, rule.refused)
 		}
 		v, err := compilers.CanonicalValue(rule.kind, value)
 		if err != nil {
-			return nil, fail(BadRequest, err, "session option %q", key)
+			return nil, refuse(Malformed, err, "session option %q", key)
 		}
 		if v != rule.def {
 			out[key] = v
@@ -212,7 +215,7 @@ func canonicalLevel(level, route string) (string, error) {
 	case "disable_all", "basic", "extended", "layout", "all":
 		return level, nil
 	}
-	return "", fail(BadRequest, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)
+	return "", refuse(Malformed, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)
 }
 
 func canonicalRoute(route string) (string, error) {
@@ -222,5 +225,42 @@ func canonicalRoute(route string) (string, error) {
 	case compilers.RouteSessionOptions:
 		return route, nil
 	}
-	return "", fail(BadRequest, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
+	return "", refuse(Malformed, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
+}
+
+// baseNames takes the folders off options that name libraries.
+func baseNames(info compilers.EPInfo, options map[string]string) map[string]string {
+	out := make(map[string]string, len(options))
+	for name, value := range options {
+		if info.Options[name].Policy == compilers.LibraryName {
+			value = filepath.Base(value)
+		}
+		out[name] = value
+	}
+	return out
+}
+
+// canonicalDenotations gives denotations in small letters, for ONNX Runtime compares them so.
+func canonicalDenotations(sizes map[string]int64) (map[string]int64, error) {
+	out := make(map[string]int64, len(sizes))
+	for name, size := range sizes {
+		small := strings.ToLower(name)
+		if other, twice := out[small]; twice && other != size {
+			return nil, refuse(Malformed, nil, "free dimensions of denotation %q are fixed twice, to %d and to %d", small, min(size, other), max(size, other))
+		}
+		out[small] = size
+	}
+	return out, nil
+}
+
+// statedDevices takes the devices as they are spelled, for nothing here lists those that there are.
+func statedDevices(ep EP) ([]compilers.Device, error) {
+	out := slices.Clone(ep.Devices)
+	if len(out) == 0 {
+		out = []compilers.Device{{}} // the provider's first: the machine is part of the key
+	}
+	for i := range out {
+		out[i].Type = strings.ToUpper(out[i].Type)
+	}
+	return out, nil
 }

@@ -66,15 +66,15 @@ func TestOutputsOfOthers(t *testing.T) {
 		return m
 	}
 	inFile := &canonicalOutput{InitializersFile: "rest.bin"}
-	require.NoError(t, (*canonicalOutput)(nil).suits(graph(2)))
-	require.ErrorContains(t, (*canonicalOutput)(nil).suits(graph(2, "rest.bin")), `"rest.bin"`)
-	require.NoError(t, inFile.suits(graph(2, "rest.bin")))
-	require.NoError(t, inFile.suits(graph(1)), "nothing was left to put there")
-	require.ErrorContains(t, inFile.suits(graph(2, "rest.bin", "other.bin")), `"other.bin"`)
-	require.NoError(t, (&canonicalOutput{InitializersInSource: true}).suits(graph(2, "m.data")))
+	require.NoError(t, suitsOutput(nil, graph(2)))
+	require.ErrorContains(t, suitsOutput(nil, graph(2, "rest.bin")), `"rest.bin"`)
+	require.NoError(t, suitsOutput(inFile, graph(2, "rest.bin")))
+	require.NoError(t, suitsOutput(inFile, graph(1)), "nothing was left to put there")
+	require.ErrorContains(t, suitsOutput(inFile, graph(2, "rest.bin", "other.bin")), `"other.bin"`)
+	require.NoError(t, suitsOutput(&canonicalOutput{InitializersInSource: true}, graph(2, "m.data")))
 
-	complete := canonical{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
-	require.NoError(t, complete.complete(graph(1)))
-	require.ErrorContains(t, complete.complete(graph(3)), "2 nodes")
-	require.NoError(t, (&canonical{}).complete(graph(3)))
+	wish := canonical{SessionOptions: map[string]string{"session.disable_cpu_ep_fallback": "1"}}
+	require.NoError(t, complete(&wish, graph(1)))
+	require.ErrorContains(t, complete(&wish, graph(3)), "2 nodes")
+	require.NoError(t, complete(&canonical{}, graph(3)))
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/cas"
@@ -103,8 +102,8 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 	}
 	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
 	var err error
-	if p.canonical, err = c.settings.Load().canonicalRequest(ctx, r, model, statedDevices); err != nil {
-		return nil, err
+	if p.canonical, err = r.terms(model).record(ctx, c.settings.Load().allowed, statedDevices); err != nil {
+		return nil, refused(err)
 	}
 	p.requestKey, p.record = p.canonical.key()
 	p.recordJSON = p.canonical.json()
@@ -127,30 +126,6 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 	}
 	p.buildKey = ownKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.now())
 	return p, nil
-}
-
-// statedDevices takes the devices as they are spelled, for nothing here lists those that there are.
-func statedDevices(ep EP) ([]compilers.Device, error) {
-	out := slices.Clone(ep.Devices)
-	if len(out) == 0 {
-		out = []compilers.Device{{}} // the provider's first: the machine is part of the key
-	}
-	for i := range out {
-		out[i].Type = strings.ToUpper(out[i].Type)
-	}
-	return out, nil
-}
-
-// ownKey is the build key for libraries that are not run here. It has fields that buildKey's record has not, so that
-// the two are never equal.
-func ownKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here machine) index.BuildKey {
-	b := appendBytes(nil, 1, key[:])
-	for _, ep := range eps {
-		b = appendBytes(b, 2, appendBytes(nil, 1, ep.LibraryDigest[:]))
-	}
-	b = appendBytes(b, 3, []byte(route))
-	b = appendBytes(b, 4, []byte(ort))
-	return index.BuildKey(digestOf(appendBytes(b, 5, here[:])))
 }
 
 // ownDigest stands for an execution provider's library and what it shows of those beside it. Who shows nothing beside

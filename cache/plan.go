@@ -60,7 +60,7 @@ func (ps *plans) save(key [32]byte, p *plan, under uint64) {
 
 // plan gives the request's plan for the runtime with these contents.
 func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
-	spelled, keep := r.spelling(model)
+	spelled, keep := r.terms(model).spelling()
 	under := c.settings.Load().planning
 	if keep {
 		// A plan that was only made for its key lacks the rest, and is not kept.
@@ -78,30 +78,6 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 	return p, nil
 }
 
-// spelling digests the request as it came. Requests with option files are not remembered: a descriptor is not a
-// spelling.
-func (r *Request) spelling(model cas.Digest) ([32]byte, bool) {
-	raw := canonical{Version: recordVersion, Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
-		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel,
-		Embed: r.Embed, Route: r.Route, Output: r.Output.spelled(), Group: r.group, Member: r.member}
-	raw.EPs = make([]canonicalEP, len(r.EPs))
-	for i, ep := range r.EPs {
-		if len(ep.Files) > 0 {
-			return [32]byte{}, false
-		}
-		raw.EPs[i] = canonicalEP{Name: ep.Name, Options: ep.Options, Devices: canonicalDevices(ep.Devices)}
-	}
-	return digestOf(raw.encode()), true
-}
-
-func canonicalDevices(devices []compilers.Device) []canonicalDevice {
-	out := make([]canonicalDevice, len(devices))
-	for i, d := range devices {
-		out[i] = canonicalDevice(d)
-	}
-	return out
-}
-
 func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
 	progress("probing")
 	facts, err := c.probes.facts(ctx, inquirer(r), rc, false)
@@ -115,8 +91,9 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		return nil, fail(Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
 	}
 	p := &plan{}
-	if p.canonical, err = c.settings.Load().canonicalRequest(ctx, r, model, func(ep EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }); err != nil {
-		return nil, err
+	devicesOf := func(ep EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
+	if p.canonical, err = r.terms(model).record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
+		return nil, refused(err)
 	}
 	p.requestKey, p.record = p.canonical.key()
 	p.recordJSON = p.canonical.json()
@@ -156,79 +133,6 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
 }
 
-// canonicalRequest brings the request into its one spelling. devicesOf finds those that are meant.
-func (s *settings) canonicalRequest(ctx context.Context, r *Request, model cas.Digest, devicesOf func(EP) ([]compilers.Device, error)) (canonical, error) {
-	out := canonical{Version: recordVersion, Model: model, Embed: r.Embed, Group: r.group, Member: r.member,
-		FreeDimensions: orEmpty(r.FreeDimensions)}
-	var err error
-	if out.FreeDimensionsByDenotation, err = canonicalDenotations(r.FreeDimensionsByDenotation); err != nil {
-		return canonical{}, err
-	}
-	if out.SessionOptions, err = s.canonicalSession(r.SessionOptions); err != nil {
-		return canonical{}, err
-	}
-	if out.Route, err = canonicalRoute(r.Route); err != nil {
-		return canonical{}, err
-	}
-	if out.Output, err = r.Output.canonical(out.Route); err != nil {
-		return canonical{}, err
-	}
-	if out.GraphOptimizationLevel, err = canonicalLevel(r.GraphOptimizationLevel, out.Route); err != nil {
-		return canonical{}, err
-	}
-	for _, ep := range r.EPs {
-		one := canonicalEP{Name: ep.Name}
-		if one.Options, err = s.canonicalOptions(ep); err != nil {
-			return canonical{}, err
-		}
-		if one.Files, err = fileDigests(ctx, ep); err != nil {
-			return canonical{}, err
-		}
-		devices, err := devicesOf(ep)
-		if err != nil {
-			return canonical{}, err
-		}
-		one.Devices = canonicalDevices(devices)
-		out.EPs = append(out.EPs, one)
-	}
-	return out, nil
-}
-
-// options lists what the execution providers were told, for people.
-func (c *canonical) options() []string {
-	var out []string
-	for _, ep := range c.EPs {
-		for _, name := range sortedKeys(ep.Options) {
-			out = append(out, name+"="+ep.Options[name])
-		}
-	}
-	return out
-}
-
-func orEmpty(m map[string]int64) map[string]int64 {
-	if m == nil {
-		return map[string]int64{}
-	}
-	return m
-}
-
-// fileDigests stands for the options that name a file: what counts is its content.
-func fileDigests(ctx context.Context, ep EP) (map[string]string, error) {
-	out := make(map[string]string, len(ep.Files))
-	for name, f := range ep.Files {
-		s, err := cas.StampOf(f)
-		if err != nil {
-			return nil, fail(BadRequest, err, "option %q of %s", name, ep.Name)
-		}
-		d, err := cas.Sum(ctx, f, 0, s.Size)
-		if err != nil {
-			return nil, fail(BadRequest, err, "option %q of %s", name, ep.Name)
-		}
-		out[name] = d.String()
-	}
-	return out, nil
-}
-
 // resolveEPs gives the execution providers as the worker gets them.
 func resolveEPs(eps []EP, canon []canonicalEP, rc *runtimeContent) ([]compilers.EP, error) {
 	out := make([]compilers.EP, len(eps))
@@ -239,7 +143,7 @@ func resolveEPs(eps []EP, canon []canonicalEP, rc *runtimeContent) ([]compilers.
 		}
 		options, err := fillOptions(ep.Name, ep.Options, lib)
 		if err != nil {
-			return nil, err
+			return nil, refused(err)
 		}
 		out[i] = compilers.EP{Name: ep.Name, Library: lib.Path, Options: options}
 		for _, d := range canon[i].Devices {
@@ -247,18 +151,4 @@ func resolveEPs(eps []EP, canon []canonicalEP, rc *runtimeContent) ([]compilers.
 		}
 	}
 	return out, nil
-}
-
-// buildKey is the digest of the request key and of what makes the build besides: for each execution provider its
-// library's digest, SDK version, hardware architecture and compatibility string, and the route.
-func buildKey(key index.RequestKey, eps []index.EPFacts, route string) index.BuildKey {
-	b := appendBytes(nil, 1, key[:])
-	for _, ep := range eps {
-		m := appendBytes(nil, 1, ep.LibraryDigest[:])
-		m = appendBytes(m, 2, []byte(ep.SDKVersion))
-		m = appendBytes(m, 3, []byte(ep.HardwareArchitecture))
-		m = appendBytes(m, 4, []byte(ep.CompatibilityString))
-		b = appendBytes(b, 2, m)
-	}
-	return index.BuildKey(digestOf(appendBytes(b, 3, []byte(route))))
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -204,18 +203,6 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 	for i := range out {
 		info, _ := compilers.EPByName(out[i].Name)
 		out[i].Library, out[i].Options = "", info.ForFingerprint(baseNames(info, out[i].Options))
-	}
-	return out
-}
-
-// baseNames takes the folders off options that name libraries.
-func baseNames(info compilers.EPInfo, options map[string]string) map[string]string {
-	out := make(map[string]string, len(options))
-	for name, value := range options {
-		if info.Options[name].Policy == compilers.LibraryName {
-			value = filepath.Base(value)
-		}
-		out[name] = value
 	}
 	return out
 }

@@ -208,10 +208,10 @@ func (cl *claim) suits(m *epmodel.Model) error {
 	if why := cl.takes.differs(m); why != "" {
 		return errors.New(why)
 	}
-	if err := cl.plan.canonical.complete(m); err != nil {
+	if err := complete(&cl.plan.canonical, m); err != nil {
 		return err
 	}
-	return cl.plan.canonical.Output.suits(m)
+	return suitsOutput(cl.plan.canonical.Output, m)
 }
 
 // made says what made the artefact, as far as it tells itself. Where the libraries are here as well, it has to say what

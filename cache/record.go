@@ -3,6 +3,8 @@ package cache
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -170,17 +172,17 @@ func (f field) number64(m map[string]int64) error {
 	return err
 }
 
-// again gives a request that means the record, without its model. Of options that name a file only digests are kept,
-// so that a request with such options cannot be made again.
-func (c *canonical) again() (*Request, error) {
+// again gives terms that mean the record. Of options that name a file only digests are kept, so that a request with such options cannot be
+// made again.
+func (c *canonical) again() (Terms, error) {
 	for _, ep := range c.EPs {
 		if len(ep.Files) > 0 {
-			return nil, fmt.Errorf("option %q of %s names a file, and only its digest is kept", sortedKeys(ep.Files)[0], ep.Name)
+			return Terms{}, fmt.Errorf("option %q of %s names a file, and only its digest is kept", slices.Sorted(maps.Keys(ep.Files))[0], ep.Name)
 		}
 	}
-	return &Request{EPs: c.request(), SessionOptions: c.SessionOptions, FreeDimensions: c.FreeDimensions,
+	return Terms{Model: c.Model, Group: c.Group, Member: c.Member, EPs: c.request(), SessionOptions: c.SessionOptions, FreeDimensions: c.FreeDimensions,
 		FreeDimensionsByDenotation: c.FreeDimensionsByDenotation, GraphOptimizationLevel: c.GraphOptimizationLevel,
-		Embed: c.Embed, Route: c.Route, Output: c.Output.request(), group: c.Group}, nil
+		Embed: c.Embed, Route: c.Route, Output: c.Output.request()}, nil
 }
 
 // request gives the execution providers as a request would name them.

@@ -17,7 +17,7 @@ type settings struct {
 	rules            *rules.Set
 	policies         map[string]Policy
 	rebuild          rebuildLimits
-	allowOptions     []string
+	allowed          allowed
 	administrators   []uint32
 	trustedReporters []uint32
 	publishers       []uint32
@@ -35,7 +35,7 @@ type settings struct {
 
 // newSettings checks the options. The generations are the caller's to fill in.
 func newSettings(o *Options) (*settings, error) {
-	s := &settings{rules: o.Rules, policies: o.Policies, allowOptions: o.AllowOptions, administrators: o.Administrators,
+	s := &settings{rules: o.Rules, policies: o.Policies, allowed: o.AllowOptions, administrators: o.Administrators,
 		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.orDefault(), reportQuorum: o.ReportQuorum,
 		failures: o.Failures.orDefault(), space: o.Space}
 	if s.rules == nil {
@@ -72,7 +72,7 @@ func (c *Cache) Reload(o Options) error {
 	if judging {
 		next.judging++
 	}
-	if !slices.Equal(next.allowOptions, before.allowOptions) {
+	if !slices.Equal(next.allowed, before.allowed) {
 		next.planning++
 	}
 	c.settings.Store(next)

@@ -188,10 +188,11 @@ func (c *Cache) requestOf(b *index.Build) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := record.again()
+	terms, err := record.again()
 	if err != nil {
 		return nil, noSource("the request cannot be made again: %v", err)
 	}
+	r := requestOf(&terms)
 	r.Peer, r.Name, r.OnMiss = Peer{UID: b.UID}, b.ModelName, Refresh
 	return r, nil
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 )
@@ -94,7 +93,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 		return nil, err
 	}
 	if err := r.foldOutput(); err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	id, r, err := identifyAllNow(ctx, r)
 	if err != nil {
@@ -139,21 +138,21 @@ func asMember(ctx context.Context, r *Request, model cas.Digest) (*Request, *can
 
 // spelledWithout brings the request into its one spelling without asking an execution provider which devices it means.
 func spelledWithout(ctx context.Context, r *Request, model cas.Digest) (canonical, error) {
-	return anyOption(r).canonicalRequest(ctx, r, model, func(ep EP) ([]compilers.Device, error) { return statedDevices(ep) })
+	record, err := r.terms(model).record(ctx, anyOption(r), statedDevices)
+	return record, refused(err)
 }
 
 // anyOption takes every option there is: what an administrator once allowed is in the builds' records, and nothing is compiled here.
-func anyOption(r *Request) *settings {
-	s := &settings{}
+func anyOption(r *Request) (all allowed) {
 	for _, ep := range r.EPs {
 		for name := range ep.Options {
-			s.allowOptions = append(s.allowOptions, ep.Name+"/"+name)
+			all = append(all, ep.Name+"/"+name)
 		}
 	}
 	for name := range r.SessionOptions {
-		s.allowOptions = append(s.allowOptions, "session/"+name)
+		all = append(all, "session/"+name)
 	}
-	return s
+	return all
 }
 
 // identifyAllNow is Cache.identifyAll without a memo.

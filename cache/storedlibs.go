@@ -70,7 +70,7 @@ func (l *libraries) options(r *Request) (map[string]map[string]string, error) {
 		}
 		var err error
 		if out[ep.Name], err = fillOptions(ep.Name, ep.Options, lib); err != nil {
-			return nil, err
+			return nil, refused(err)
 		}
 	}
 	return out, nil

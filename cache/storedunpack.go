@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
@@ -75,8 +77,8 @@ type unpacking struct {
 func contentName(b *index.Build) string {
 	var all []byte
 	for _, f := range b.Files {
-		all = appendBytes(all, 1, []byte(f.Name))
-		all = appendBytes(all, 2, f.Digest[:])
+		all = protowire.AppendBytes(protowire.AppendTag(all, 1, protowire.BytesType), []byte(f.Name))
+		all = protowire.AppendBytes(protowire.AppendTag(all, 2, protowire.BytesType), f.Digest[:])
 	}
 	d := digestOf(all)
 	return hex.EncodeToString(d[:16])
