@@ -17,7 +17,7 @@ import (
 const module = "github.com/epcached/epcached/"
 
 // allowed lists, for each package, the packages of ours that it may import. The arrows point one way:
-// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, space -> index -> cas, queue}; unixsock declares the requests and knows no
+// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, space -> index -> cas, requests -> {compilers, index}, queue}; unixsock declares the requests and knows no
 // storage; cas and epmodel import nothing of ours. A package that is not listed fails, so that it is thought about.
 var allowed = map[string][]string{
 	"bytesize":                               {},
@@ -42,12 +42,13 @@ var allowed = map[string][]string{
 	"watch":                                  {},
 	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
 	"queue":                                  {},
-	"space":                                  {"bytesize", "cas", "index"}, // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "forms", "index", "queue", "rules", "space", "spelling", "watch", "weights"},
-	"config":                                 {"bytesize", "compilers", "rules", "spelling", "unixsock"},                                                         // the names of execution providers, and where the socket is by default
-	"cmd/epcached":                           {"cache", "compilers", "config", "rules", "space", "unixsock", "unixsock/wire", "watch"},                           // watch: the configuration, while the daemon runs
-	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
-	"clients/conformance":                    {"unixsock/wire"},                                                                                                  // in its test
+	"requests":                               {"cas", "compilers", "index", "spelling"}, // index: for keys, and what a build says of itself
+	"space":                                  {"bytesize", "cas", "index"},              // for what a survey says of builds and blobs: it opens nothing
+	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "forms", "index", "queue", "requests", "rules", "space", "watch", "weights"},
+	"config":                                 {"bytesize", "compilers", "rules", "spelling", "unixsock"},                                                                     // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                           {"cache", "compilers", "config", "requests", "rules", "space", "unixsock", "unixsock/wire", "watch"},                           // watch: the configuration, while the daemon runs
+	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
+	"clients/conformance":                    {"unixsock/wire"},                                                                                                              // in its test
 	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/dialogue", "compilers/ort"},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/requests"
 )
 
 // outsider is the job that applications do which hold the claim, one after the other. Who waits for it waits as for any
@@ -217,7 +218,7 @@ func (c *Cache) newClaimer(ctx context.Context, r *Request, id identity, p *plan
 	}
 	own := *r
 	own.Graph, own.External = nil, nil
-	own.EPs = make([]EP, len(r.EPs))
+	own.EPs = make([]requests.EP, len(r.EPs))
 	for i := range r.EPs {
 		own.EPs[i] = r.EPs[i]
 		own.EPs[i].Files = nil

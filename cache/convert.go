@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
@@ -77,8 +78,8 @@ func (c *Cache) withheldWith(r *Request, p *plan, from *index.Build) bool {
 func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
 	out := *p
 	out.canonical.Embed = !p.canonical.Embed
-	out.requestKey, out.record = out.canonical.key()
-	out.recordJSON = out.canonical.json()
+	out.requestKey, out.record = out.canonical.Key()
+	out.recordJSON = out.canonical.JSON()
 	c.name(&out, rc)
 	return &out
 }
@@ -238,7 +239,7 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 // record is the build's record but for its files' digests: that of what it is made from, under the keys of this form.
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
-	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, buildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
+	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, requests.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
 	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
 	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.graph(), m.IRVersion, v.c.now()
 	b.ModelName = v.request.Name

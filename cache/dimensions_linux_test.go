@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/requests"
 )
 
 // dynamic asks for a model of one input whose first dimension is batch.
@@ -18,7 +19,7 @@ func (b *bench) dynamic(ep string, batch any) *Request {
 	path := filepath.Join(b.TempDir(), "dynamic.onnx")
 	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 16, batch), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []EP{{Name: ep}}
+	r.EPs = []requests.EP{{Name: ep}}
 	return r
 }
 
@@ -72,7 +73,7 @@ func TestOpenDimensionsOfABuild(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "partly.onnx")
 	require.NoError(t, os.WriteFile(path, fixed.Encode(), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []EP{{Name: compilertest.TestEP}}
+	r.EPs = []requests.EP{{Name: compilertest.TestEP}}
 	a := b.acquire(r)
 	require.Len(t, a.Warnings, 2)
 	require.Contains(t, a.Warnings[1], `length of "ids"`)

@@ -8,6 +8,6 @@
 // ask for it at the same time; a view keeps its files as long as somebody holds the descriptor that came with it.
 //
 // A Cache may be used by any number of goroutines. Start reading at Cache.Acquire (acquire.go), which is the
-// whole flow of a request in one function; request.go says what makes two requests equal, lookup.go what a hit
+// whole flow of a request in one function; package requests says what makes two requests equal, lookup.go what a hit
 // checks, compile.go how a miss becomes a build, and view.go what the answer's directory is.
 package cache

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // Advice is one thing that was looked at, and what to do about it.
@@ -134,12 +135,12 @@ func (c *Cache) tryEP(ctx context.Context, rt *runtime, facts *RuntimeFacts, nam
 
 // againstEP is one execution provider alone, with its first device and default options.
 func againstEP(rc *runtimeContent, facts compilers.Facts, name string) (*against, error) {
-	ep := EP{Name: name}
+	ep := requests.EP{Name: name}
 	devices, err := resolveDevices(facts, ep)
 	if err != nil {
 		return nil, err
 	}
-	eps, err := resolveEPs([]EP{ep}, []canonicalEP{{Name: name, Devices: canonicalDevices(devices)}}, rc)
+	eps, err := resolveEPs([]requests.EP{ep}, []requests.RecordEP{{Name: name, Devices: requests.Devices(devices)}}, rc)
 	return &against{rc: rc, eps: eps}, err
 }
 
@@ -334,7 +335,7 @@ func (c *Cache) adviseLately(p Peer) []Advice {
 		a := warning("compiles", "%d failed in the last day, and %d succeeded", n, good).
 			hint("epcachectl events shows why; a model that fails always is best loaded without epcached")
 		if c.Administrator(p) {
-			a.Text += "; the last: " + shortened(last)
+			a.Text += "; the last: " + requests.Shortened(last)
 		}
 		out = append(out, a)
 	} else {

@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/requests"
 )
 
 // Class says what a caller can do about an error. The classes are those of the protocol.
@@ -76,15 +77,15 @@ func (e *Error) fact(key, value string) *Error {
 
 // refused gives its class to what was refused for how it was asked for.
 func refused(err error) error {
-	var r *RefusedError
+	var r *requests.Error
 	if !errors.As(err, &r) {
 		return err
 	}
 	class := BadRequest
 	switch r.Kind {
-	case Forbidden:
+	case requests.Forbidden:
 		class = NotAllowed
-	case Missing:
+	case requests.Missing:
 		class = Unavailable
 	}
 	return &Error{Class: class, Text: r.Text, Hint: r.Hint, Err: r.Err}

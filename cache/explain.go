@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // Explanation is a decision with its reasons.
@@ -26,7 +27,7 @@ type Candidate struct {
 	Listing     Listing
 	Served      bool
 	Reason      string
-	Differences []Difference // between what would be made now and what made it
+	Differences []requests.Difference // between what would be made now and what made it
 }
 
 // The decisions of explanations, besides the states of builds.
@@ -90,7 +91,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 			l.Build.Members = r.named(l.Build.Members)
 		}
 	}
-	record, err := recordFields(p.recordJSON)
+	record, err := requests.ParseFields(p.recordJSON)
 	if err != nil {
 		return nil, fail(Internal, err, "model %q", r.Name)
 	}
@@ -156,9 +157,9 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 		if len(out.Candidates) == maxCandidates {
 			return nil
 		}
-		one := Candidate{Listing: c.listing(*o.build), Reason: o.refused, Differences: makerDifferences(p.facts, rc.spec.ORTVersion, o.build)}
+		one := Candidate{Listing: c.listing(*o.build), Reason: o.refused, Differences: requests.MakerDifferences(p.facts, rc.spec.ORTVersion, o.build)}
 		if p.outside { // of libraries that are not run here little is known
-			one.Differences = slices.DeleteFunc(one.Differences, func(d Difference) bool { return d.Asked == "" })
+			one.Differences = slices.DeleteFunc(one.Differences, func(d requests.Difference) bool { return d.Asked == "" })
 		}
 		if o.judgement.Runtime != "" {
 			one.Listing.Judgement = o.judgement

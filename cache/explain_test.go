@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // explain asks for the decision on a request, and makes sure that asking changes nothing.
@@ -58,7 +59,7 @@ func withoutJudged(history []Event) []string {
 	return slices.DeleteFunc(kinds(history), func(kind string) bool { return kind == EventJudged })
 }
 
-func differing(list []Difference) map[string][2]string {
+func differing(list []requests.Difference) map[string][2]string {
 	out := make(map[string][2]string)
 	for _, d := range list {
 		out[d.Field] = [2]string{d.Asked, d.Found}
@@ -167,11 +168,11 @@ func TestNeighboursAreTheNearest(t *testing.T) {
 	e := b.explain(ask(1, nil, nil))
 	require.Len(t, e.Neighbours, 3, "a model with another name is none")
 	require.Equal(t, near.RequestKey, e.Neighbours[0].RequestKey)
-	require.Equal(t, []Difference{{Field: "eps[0].options.level", Found: "2"}}, e.Neighbours[0].Differences)
+	require.Equal(t, []requests.Difference{{Field: "eps[0].options.level", Found: "2"}}, e.Neighbours[0].Differences)
 	require.Equal(t, 1, e.Neighbours[0].Builds)
 	require.Len(t, e.Neighbours[1].Differences, 3)
 	require.Equal(t, changed.RequestKey, e.Neighbours[2].RequestKey)
-	require.Equal(t, []Difference{{"model", e.Neighbours[2].Differences[0].Asked, changed.ModelDigest.String()}}, e.Neighbours[2].Differences)
+	require.Equal(t, []requests.Difference{{Field: "model", Asked: e.Neighbours[2].Differences[0].Asked, Found: changed.ModelDigest.String()}}, e.Neighbours[2].Differences)
 }
 
 func TestExplanationsAreBounded(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // ModelFiles is a further model of a weight-sharing group.
@@ -76,7 +77,7 @@ func (r *Request) sharing() *Request {
 	if out.Route == "" {
 		out.Route = compilers.RouteSessionOptions
 	}
-	out.EPs = make([]EP, len(r.EPs))
+	out.EPs = make([]requests.EP, len(r.EPs))
 	for i, ep := range r.EPs {
 		info, _ := compilers.EPByName(ep.Name)
 		ep.Options = info.ForSharing(ep.Options)

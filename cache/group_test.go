@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // group asks for models of the seeds as one group.
@@ -58,14 +59,14 @@ func TestAGroupIsOneBuild(t *testing.T) {
 func TestTheKeySaysThatItIsAGroup(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.group(1, 2))
-	c, err := decodeRecord(a.Build.Record)
+	c, err := requests.Decode(a.Build.Record)
 	require.NoError(t, err)
 	require.Equal(t, a.Members[1].ModelDigest, c.Group[0])
-	key, record := c.key()
+	key, record := c.Key()
 	require.Equal(t, a.RequestKey, key)
 	require.Equal(t, a.Build.Record, record)
 	require.Contains(t, a.Record, fmt.Sprintf(`"group":[%q]`, a.Members[1].ModelDigest))
-	require.NotEqual(t, c.alone(0), c.alone(1))
+	require.NotEqual(t, c.Alone(0), c.Alone(1))
 }
 
 func TestAMemberAloneIsAnsweredFromTheGroup(t *testing.T) {
@@ -413,7 +414,7 @@ func TestAGroupNeedsTheFilesOfEachModel(t *testing.T) {
 }
 
 func TestAnOptionThatMakesAnEPShareIsFilledIn(t *testing.T) {
-	r := &Request{EPs: []EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}
+	r := &Request{EPs: []requests.EP{{Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}}, {Name: standin.EP}}}
 	out := r.sharing()
 	require.Equal(t, map[string]string{"soc_model": "60", "enable_htp_weight_sharing": "1"}, out.EPs[0].Options)
 	require.Empty(t, out.EPs[1].Options)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 func TestIdentity(t *testing.T) {
@@ -55,7 +56,7 @@ func TestIdentity(t *testing.T) {
 		"another prefix":    func(r *Request) { r.Output.NodeNamePrefix = "right_" },
 		"weights outside":   func(r *Request) { r.Output.InitializersFile = "rest.bin" },
 		"another file":      func(r *Request) { r.Output.InitializersFile = "weights.bin" },
-		"large ones only":   func(r *Request) { r.Output = Output{InitializersFile: "rest.bin", InitializersThreshold: 100} },
+		"large ones only":   func(r *Request) { r.Output = requests.Output{InitializersFile: "rest.bin", InitializersThreshold: 100} },
 		"in the source":     func(r *Request) { r.Output.InitializersInSource = true },
 	}
 	seen := map[index.RequestKey]string{plain: "plain"}
@@ -96,9 +97,9 @@ func TestARecordMeansItsRequest(t *testing.T) {
 		"level":      func(r *Request) { r.GraphOptimizationLevel = "disable_all" },
 		"embedded":   func(r *Request) { r.Embed = true },
 		"route":      func(r *Request) { r.Route = "session_options" },
-		"output":     func(r *Request) { r.Output = Output{InitializersFile: "rest.bin", InitializersThreshold: 9} },
-		"in source":  func(r *Request) { r.Output = Output{InitializersInSource: true} },
-		"complete":   func(r *Request) { r.Output = Output{Complete: true, NodeNamePrefix: "left_"} },
+		"output":     func(r *Request) { r.Output = requests.Output{InitializersFile: "rest.bin", InitializersThreshold: 9} },
+		"in source":  func(r *Request) { r.Output = requests.Output{InitializersInSource: true} },
+		"complete":   func(r *Request) { r.Output = requests.Output{Complete: true, NodeNamePrefix: "left_"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(1))

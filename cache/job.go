@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/queue"
+	"github.com/epcached/epcached/requests"
 )
 
 // job is one compile in a worker of the daemon's. It has descriptors of its own, for the caller who asked first may leave.
@@ -185,7 +186,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
-		Initializers: j.plan.canonical.Output.initializers(),
+		Initializers: j.plan.canonical.Output.Initializers(),
 		Pace:         compilers.Pace{Idle: j.urgent}, Standby: j.standby.job(),
 	}
 	o := j.original(ctx, spec)
@@ -376,7 +377,7 @@ func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Bu
 	}
 	for _, ep := range j.plan.eps {
 		info, _ := compilers.EPByName(ep.Name)
-		b.ProviderOptions[ep.Name] = baseNames(info, ep.Options)
+		b.ProviderOptions[ep.Name] = requests.BaseNames(info, ep.Options)
 	}
 	b.Members = j.members(result)
 	for i, m := range models {

@@ -37,8 +37,8 @@ func (j *job) members(result compilers.Result) []index.Member {
 	}
 	var out []index.Member
 	for i, graph := range result.Graphs {
-		out = append(out, index.Member{ModelName: j.request.model(i).Name, ModelDigest: j.plan.canonical.member(i), Graph: graph,
-			SessionOptions: compilers.ShareOptions(), AloneKey: j.plan.canonical.alone(i)})
+		out = append(out, index.Member{ModelName: j.request.model(i).Name, ModelDigest: j.plan.canonical.ModelOf(i), Graph: graph,
+			SessionOptions: compilers.ShareOptions(), AloneKey: j.plan.canonical.Alone(i)})
 	}
 	return out
 }

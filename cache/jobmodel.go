@@ -68,7 +68,7 @@ func (j *job) prove(ctx context.Context, models []*epmodel.Model) error {
 		if err != nil {
 			return modelError(j.request.model(i), err)
 		}
-		if got != j.plan.canonical.member(i) {
+		if got != j.plan.canonical.ModelOf(i) {
 			return j.changed(i)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/rules"
 )
 
@@ -43,7 +44,7 @@ type against struct {
 	rc      *runtimeContent
 	eps     []compilers.EP
 	facts   []index.EPFacts
-	request canonical
+	request requests.Record
 }
 
 func (p *plan) against(rt string, rc *runtimeContent) *against {
@@ -333,7 +334,7 @@ func (a *against) checkJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 func (a *against) spelled() []byte {
 	r := a.request
 	r.Model = cas.Digest{}
-	return r.encode()
+	return r.Encode()
 }
 
 // verdict asks the execution provider itself what it thinks of a compatibility string, once for each distinct string.

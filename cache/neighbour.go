@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // Neighbour is an entry that is much like the one asked for.
@@ -17,7 +18,7 @@ type Neighbour struct {
 	RequestKey  index.RequestKey
 	ModelName   string
 	Builds      int
-	Differences []Difference
+	Differences []requests.Difference
 }
 
 const (
@@ -33,7 +34,7 @@ type wanted struct {
 	key    index.RequestKey
 	model  cas.Digest
 	name   string
-	record fields
+	record requests.Fields
 }
 
 // near is a candidate for a neighbour, and how far it is.
@@ -78,11 +79,11 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]Neighbour, 
 		if builds[b.RequestKey] > 1 {
 			return nil // its record is that of the first
 		}
-		record, err := recordFields(b.RecordJSON)
+		record, err := requests.ParseFields(b.RecordJSON)
 		if err != nil {
 			return nil // of a build that a later epcached made, perhaps: no neighbour that could be explained
 		}
-		best = keepNearest(best, &near{build: &b, other: other, distance: w.record.count(record)})
+		best = keepNearest(best, &near{build: &b, other: other, distance: w.record.Count(record)})
 		return nil
 	})
 	if err != nil && !(errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil) {
@@ -90,12 +91,12 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]Neighbour, 
 	}
 	var out []Neighbour
 	for _, n := range best {
-		record, err := recordFields(n.build.RecordJSON)
+		record, err := requests.ParseFields(n.build.RecordJSON)
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, Neighbour{RequestKey: n.build.RequestKey, ModelName: n.build.ModelName, Builds: builds[n.build.RequestKey],
-			Differences: w.record.against(record)})
+			Differences: w.record.Against(record)})
 	}
 	return out, nil
 }

@@ -5,10 +5,11 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/requests"
 )
 
 // suitsOutput compares a graph that others made with what was asked for, and says what differs.
-func suitsOutput(o *canonicalOutput, m *epmodel.Model) error {
+func suitsOutput(o *requests.RecordOutput, m *epmodel.Model) error {
 	for _, location := range m.Locations() {
 		switch {
 		case o == nil:
@@ -21,7 +22,7 @@ func suitsOutput(o *canonicalOutput, m *epmodel.Model) error {
 }
 
 // complete compares a graph with the wish that no node is left to the CPU.
-func complete(c *canonical, m *epmodel.Model) error {
+func complete(c *requests.Record, m *epmodel.Model) error {
 	if rest := m.Nodes - len(m.Contexts); rest > 0 && c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" {
 		return fmt.Errorf("%d nodes are left to other execution providers, and none was to be", rest)
 	}
@@ -32,7 +33,7 @@ func complete(c *canonical, m *epmodel.Model) error {
 const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
 
 // aboutFallback adds to a failure that it was the request's own wish which the model cannot be compiled with.
-func (f *Failure) aboutFallback(c *canonical) {
+func (f *Failure) aboutFallback(c *requests.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
 		f.addHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/requests"
 )
 
 // newTestEPBench is a cache over ONNX Runtime with the test EP, in worker processes.
@@ -36,7 +37,7 @@ func (b *bench) externalModel(name string) *Request {
 	require.NoError(b, os.WriteFile(filepath.Join(folder, "w", "model.data"), data, 0o644))
 	require.NoError(b, os.WriteFile(filepath.Join(folder, name), m.Encode(), 0o644))
 	r := b.request(b.openFile(filepath.Join(folder, name)))
-	r.EPs = []EP{{Name: compilertest.TestEP}}
+	r.EPs = []requests.EP{{Name: compilertest.TestEP}}
 	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(folder, "w", "model.data"))}
 	return r
 }
@@ -116,7 +117,7 @@ func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
 // Every wish gives a build of its own, and none is served for another.
 func TestOutputsSideBySide(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
-	wishes := map[string]Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"}, "large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
+	wishes := map[string]requests.Output{"plain": {}, "in a file": {InitializersFile: "rest.bin"}, "large ones in a file": {InitializersFile: "rest.bin", InitializersThreshold: 100},
 		"in the source": {InitializersInSource: true}, "named": {NodeNamePrefix: "left_"}}
 	builds := map[string]string{}
 	for _, outcome := range []string{Compiled, Hit} {

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // An application may load with libraries that this daemon does not have, or may not run because another user chose
@@ -102,11 +103,11 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 	}
 	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
 	var err error
-	if p.canonical, err = r.terms(model).record(ctx, c.settings.Load().allowed, statedDevices); err != nil {
+	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, requests.StatedDevices); err != nil {
 		return nil, refused(err)
 	}
-	p.requestKey, p.record = p.canonical.key()
-	p.recordJSON = p.canonical.json()
+	p.requestKey, p.record = p.canonical.Key()
+	p.recordJSON = p.canonical.JSON()
 	for i, ep := range r.EPs {
 		ref := r.Runtime.library(ep.Name)
 		phase("reading")
@@ -116,7 +117,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 		}
 		p.libraries[ep.Name] = stamp
 		info, _ := compilers.EPByName(ep.Name)
-		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, baseNames(info, ep.Options))}
+		one := compilers.EP{Name: ep.Name, Library: ref.Path, Options: info.Resolve(ref.Path, requests.BaseNames(info, ep.Options))}
 		facts := index.EPFacts{Name: ep.Name, Library: strings.ToValidUTF8(ref.Path, "?"), LibraryDigest: digest}
 		for _, d := range p.canonical.EPs[i].Devices {
 			one.Devices = append(one.Devices, compilers.Device(d))
@@ -124,7 +125,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 		}
 		p.eps, p.facts = append(p.eps, one), append(p.facts, facts)
 	}
-	p.buildKey = ownKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.now())
+	p.buildKey = requests.OwnBuildKey(p.requestKey, p.facts, p.canonical.Route, r.Runtime.ORTVersion, c.machine.now())
 	return p, nil
 }
 

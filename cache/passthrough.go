@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/requests"
 )
 
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
@@ -39,7 +40,7 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 		return nil, workerError(err, "model %q", r.Name)
 	}
 	for _, s := range sources {
-		if !slices.ContainsFunc(r.EPs, func(ep EP) bool { return ep.Name == s }) {
+		if !slices.ContainsFunc(r.EPs, func(ep requests.EP) bool { return ep.Name == s }) {
 			a.Warnings = append(a.Warnings, fmt.Sprintf("made by %q, which the request does not name: it will not load with these execution providers", s))
 		}
 	}

@@ -9,11 +9,12 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // plan is a request thought through for one runtime: what it is called, and how it would be compiled.
 type plan struct {
-	canonical  canonical
+	canonical  requests.Record
 	record     []byte
 	recordJSON string
 	requestKey index.RequestKey
@@ -60,7 +61,7 @@ func (ps *plans) save(key [32]byte, p *plan, under uint64) {
 
 // plan gives the request's plan for the runtime with these contents.
 func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
-	spelled, keep := r.terms(model).spelling()
+	spelled, keep := r.terms(model).Spelling()
 	under := c.settings.Load().planning
 	if keep {
 		// A plan that was only made for its key lacks the rest, and is not kept.
@@ -91,12 +92,12 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		return nil, fail(Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
 	}
 	p := &plan{}
-	devicesOf := func(ep EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
-	if p.canonical, err = r.terms(model).record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
+	devicesOf := func(ep requests.EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
+	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
 		return nil, refused(err)
 	}
-	p.requestKey, p.record = p.canonical.key()
-	p.recordJSON = p.canonical.json()
+	p.requestKey, p.record = p.canonical.Key()
+	p.recordJSON = p.canonical.JSON()
 	if p.eps, err = resolveEPs(r.EPs, p.canonical.EPs, rc); err != nil {
 		return nil, err
 	}
@@ -111,7 +112,7 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {
 			return nil, fail(Unavailable, nil, "%s takes not even a model of one node with these devices and options", strings.Join(none.EPs, ", ")).
-				hint("an option may not suit this execution provider: %v", p.canonical.options())
+				hint("an option may not suit this execution provider: %v", p.canonical.Options())
 		}
 		var crash *compilers.ExitError
 		if errors.As(err, &crash) || errors.Is(err, compilers.ErrTimeout) {
@@ -130,18 +131,18 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 	for i := range p.facts {
 		p.facts[i].DriverVersion, _ = c.machine.driver(p.facts[i].Name, p.marks[i])
 	}
-	p.buildKey = buildKey(p.requestKey, p.facts, p.canonical.Route)
+	p.buildKey = requests.BuildKey(p.requestKey, p.facts, p.canonical.Route)
 }
 
 // resolveEPs gives the execution providers as the worker gets them.
-func resolveEPs(eps []EP, canon []canonicalEP, rc *runtimeContent) ([]compilers.EP, error) {
+func resolveEPs(eps []requests.EP, canon []requests.RecordEP, rc *runtimeContent) ([]compilers.EP, error) {
 	out := make([]compilers.EP, len(eps))
 	for i, ep := range eps {
 		lib, ok := rc.library(ep.Name)
 		if !ok {
 			return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 		}
-		options, err := fillOptions(ep.Name, ep.Options, lib)
+		options, err := requests.FillOptions(ep.Name, ep.Options, lib)
 		if err != nil {
 			return nil, refused(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/requests"
 )
 
 // probes remembers what the worker found out about runtimes: their devices, and the fingerprints of EPs with
@@ -202,14 +203,14 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 	out := slices.Clone(eps)
 	for i := range out {
 		info, _ := compilers.EPByName(out[i].Name)
-		out[i].Library, out[i].Options = "", info.ForFingerprint(baseNames(info, out[i].Options))
+		out[i].Library, out[i].Options = "", info.ForFingerprint(requests.BaseNames(info, out[i].Options))
 	}
 	return out
 }
 
 // devices finds the devices that a request's EP means: for each selector the first that fits, and without any
 // selector the EP's first device.
-func resolveDevices(facts compilers.Facts, ep EP) ([]compilers.Device, error) {
+func resolveDevices(facts compilers.Facts, ep requests.EP) ([]compilers.Device, error) {
 	var probe *compilers.EPProbe
 	for i := range facts.EPs {
 		if facts.EPs[i].Name == ep.Name {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // store puts the files and then the manifest: from there on the build is acknowledged.
@@ -108,7 +109,7 @@ func makers(b *index.Build) string {
 	return strings.Join(names, ", ")
 }
 
-func epNames(eps []EP) string {
+func epNames(eps []requests.EP) string {
 	names := make([]string, len(eps))
 	for i, ep := range eps {
 		names[i] = ep.Name

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/weights"
 )
 
@@ -34,7 +35,7 @@ func (b *bench) forQNN(m tinymodel.Model, soc string, options map[string]string)
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []EP{{Name: qnn, Options: map[string]string{"soc_model": soc}}}
+	r.EPs = []requests.EP{{Name: qnn, Options: map[string]string{"soc_model": soc}}}
 	for name, value := range options {
 		r.EPs[0].Options[name] = value
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/rules"
 )
 
@@ -319,7 +320,7 @@ func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *D
 	if again {
 		return
 	}
-	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", shortened(r.Text), "decision", d.Decision, "found", d.Text)
+	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", requests.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
 	c.happened(eventOf(b, EventReport, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // Peer is who asks.
@@ -40,14 +41,14 @@ type Request struct {
 	// Group are further models, compiled together with the one above, after it and in this order, so that all share context binaries.
 	Group []ModelFiles
 
-	EPs                        []EP
+	EPs                        []requests.EP
 	SessionOptions             map[string]string
 	FreeDimensions             map[string]int64
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string
 	Embed                      bool
 	Route                      string
-	Output                     Output
+	Output                     requests.Output
 
 	Runtime   RuntimeRef
 	StrictORT bool
@@ -92,13 +93,13 @@ type EPLibraryRef struct {
 }
 
 // terms are what of the request decides what is compiled of a model.
-func (r *Request) terms(model cas.Digest) *Terms {
-	return &Terms{Model: model, Group: r.group, Member: r.member, EPs: r.EPs, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
+func (r *Request) terms(model cas.Digest) *requests.Terms {
+	return &requests.Terms{Model: model, Group: r.group, Member: r.member, EPs: r.EPs, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
 		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel, Embed: r.Embed, Route: r.Route, Output: r.Output}
 }
 
 // requestOf is a request with these terms, without its models.
-func requestOf(t *Terms) *Request {
+func requestOf(t *requests.Terms) *Request {
 	return &Request{EPs: t.EPs, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
 		Embed: t.Embed, Route: t.Route, Output: t.Output, group: t.Group}
@@ -106,7 +107,7 @@ func requestOf(t *Terms) *Request {
 
 // foldOutput has each wish in its one spelling.
 func (r *Request) foldOutput() (err error) {
-	r.SessionOptions, r.Output, err = r.Output.fold(r.SessionOptions)
+	r.SessionOptions, r.Output, err = r.Output.Fold(r.SessionOptions)
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/requests"
 )
 
 // resolve finds the runtime that the request means, with its files looked at.
@@ -67,7 +68,7 @@ func noRuntime(r *Request, have []string) error {
 	return e.hint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
 }
 
-func (rc *runtimeContent) hasAll(eps []EP) bool {
+func (rc *runtimeContent) hasAll(eps []requests.EP) bool {
 	for _, ep := range eps {
 		if _, ok := rc.library(ep.Name); !ok {
 			return false
@@ -202,8 +203,8 @@ func (rc *runtimeContent) carries(r *Request, own bool) bool {
 	return true
 }
 
-func needs(eps []EP, name string) bool {
-	return slices.ContainsFunc(eps, func(ep EP) bool { return ep.Name == name })
+func needs(eps []requests.EP, name string) bool {
+	return slices.ContainsFunc(eps, func(ep requests.EP) bool { return ep.Name == name })
 }
 
 // is compares by the file that the caller opened, else by the path that it spelled. A path of another user's is

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/requests"
 )
 
 // threeParts has three Relu nodes with a node between each that the test EP leaves to the CPU.
@@ -92,7 +93,7 @@ func TestFormsOfContexts(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
 			ask := func() *Answer {
 				r := b.request(b.openFile(path))
-				r.EPs = []EP{{Name: compilertest.TestEP}}
+				r.EPs = []requests.EP{{Name: compilertest.TestEP}}
 				if row.change != nil {
 					row.change(r)
 				}
@@ -154,10 +155,10 @@ func TestSeveralExecutionProviders(t *testing.T) {
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
 	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{both} })
-	first, second := EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}}, EP{Name: openVINO}
+	first, second := requests.EP{Name: compilertest.TestEP, Options: map[string]string{"ops": "Relu"}}, requests.EP{Name: openVINO}
 	path := filepath.Join(t.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, threeParts().Encode(), 0o644))
-	ask := func(eps ...EP) *Answer {
+	ask := func(eps ...requests.EP) *Answer {
 		q := b.request(b.openFile(path))
 		q.EPs = eps
 		return b.acquire(q)

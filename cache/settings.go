@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/rules"
 )
 
@@ -17,7 +18,7 @@ type settings struct {
 	rules            *rules.Set
 	policies         map[string]Policy
 	rebuild          rebuildLimits
-	allowed          allowed
+	allowed          requests.Allowed
 	administrators   []uint32
 	trustedReporters []uint32
 	publishers       []uint32

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // How source models are kept: Options.KeepSource.
@@ -184,11 +185,11 @@ func (c *Cache) sameModel(ctx context.Context, r *Request, b *index.Build) error
 
 // requestOf reads the request from the build's record, without the model.
 func (c *Cache) requestOf(b *index.Build) (*Request, error) {
-	record, err := decodeRecord(b.Record)
+	record, err := requests.Decode(b.Record)
 	if err != nil {
 		return nil, err
 	}
-	terms, err := record.again()
+	terms, err := record.Terms()
 	if err != nil {
 		return nil, noSource("the request cannot be made again: %v", err)
 	}

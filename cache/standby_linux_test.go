@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/requests"
 )
 
 // standing is ONNX Runtime, and tells of each job whether a worker stood by for it.
@@ -54,7 +55,7 @@ func newStandbyBench(t *testing.T, change func(*Options)) (*bench, *standing) {
 func (b *bench) compiled(seed uint64) *Answer {
 	b.Helper()
 	r := b.request(b.model(seed))
-	r.EPs = []EP{{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}}}
+	r.EPs = []requests.EP{{Name: compilertest.TestEP, Devices: []compilers.Device{{Metadata: map[string]string{"device_id": "0"}}}}}
 	a := b.acquire(r)
 	require.Equal(b, Compiled, a.Outcome)
 	return a

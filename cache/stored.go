@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // Stored is a store that no daemon has, read in place: that of a factory image, say. Nothing is ever written, no vendor's
@@ -123,7 +124,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 }
 
 // asMember is the request as one for a group that has its model among its members; nil: no group could answer it.
-func asMember(ctx context.Context, r *Request, model cas.Digest) (*Request, *canonical) {
+func asMember(ctx context.Context, r *Request, model cas.Digest) (*Request, *requests.Record) {
 	if len(r.group) > 0 || r.Embed {
 		return nil, nil
 	}
@@ -137,13 +138,13 @@ func asMember(ctx context.Context, r *Request, model cas.Digest) (*Request, *can
 }
 
 // spelledWithout brings the request into its one spelling without asking an execution provider which devices it means.
-func spelledWithout(ctx context.Context, r *Request, model cas.Digest) (canonical, error) {
-	record, err := r.terms(model).record(ctx, anyOption(r), statedDevices)
+func spelledWithout(ctx context.Context, r *Request, model cas.Digest) (requests.Record, error) {
+	record, err := r.terms(model).Record(ctx, anyOption(r), requests.StatedDevices)
 	return record, refused(err)
 }
 
 // anyOption takes every option there is: what an administrator once allowed is in the builds' records, and nothing is compiled here.
-func anyOption(r *Request) (all allowed) {
+func anyOption(r *Request) (all requests.Allowed) {
 	for _, ep := range r.EPs {
 		for name := range ep.Options {
 			all = append(all, ep.Name+"/"+name)

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/requests"
 )
 
 // left is a store that its daemon has left, with what a request for the model of seed 1 got from it.
@@ -101,18 +102,24 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 	b, r, _ := left(t)
 	graph := r.Graph
 	for name, other := range map[string]func(*Request){
-		"another model":            func(r *Request) { r.Graph = b.model(2) },
-		"another session option":   func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
-		"another dimension":        func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
-		"the other form":           func(r *Request) { r.Embed = true },
-		"another kind of device":   func(r *Request) { r.EPs = []EP{{Name: standin.EP, Devices: []compilers.Device{{Type: "GPU"}}}} },
-		"another device":           func(r *Request) { r.EPs = []EP{{Name: standin.EP, Devices: []compilers.Device{{DeviceID: 0xbeef}}}} },
-		"another provider":         func(r *Request) { r.EPs = []EP{{Name: "OtherExecutionProvider"}} },
-		"one more provider":        func(r *Request) { r.EPs = append(r.EPs, EP{Name: "OtherExecutionProvider"}) },
-		"an option of the allowed": func(r *Request) { r.EPs = []EP{{Name: standin.EP, Options: map[string]string{"what": "ever"}}} },
+		"another model":          func(r *Request) { r.Graph = b.model(2) },
+		"another session option": func(r *Request) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} },
+		"another dimension":      func(r *Request) { r.FreeDimensions = map[string]int64{"batch": 4} },
+		"the other form":         func(r *Request) { r.Embed = true },
+		"another kind of device": func(r *Request) {
+			r.EPs = []requests.EP{{Name: standin.EP, Devices: []compilers.Device{{Type: "GPU"}}}}
+		},
+		"another device": func(r *Request) {
+			r.EPs = []requests.EP{{Name: standin.EP, Devices: []compilers.Device{{DeviceID: 0xbeef}}}}
+		},
+		"another provider":  func(r *Request) { r.EPs = []requests.EP{{Name: "OtherExecutionProvider"}} },
+		"one more provider": func(r *Request) { r.EPs = append(r.EPs, requests.EP{Name: "OtherExecutionProvider"}) },
+		"an option of the allowed": func(r *Request) {
+			r.EPs = []requests.EP{{Name: standin.EP, Options: map[string]string{"what": "ever"}}}
+		},
 	} {
 		one := *r
-		one.EPs = []EP{{Name: standin.EP}}
+		one.EPs = []requests.EP{{Name: standin.EP}}
 		one.Graph = graph
 		other(&one)
 		require.Contains(t, b.notFound(&one, "").Hint, "without --state", name)
@@ -122,7 +129,7 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 
 func TestADeviceFitsWithoutItsNumbers(t *testing.T) {
 	b, r, _ := left(t)
-	made, err := decodeRecord(b.find(r).Build.Record)
+	made, err := requests.Decode(b.find(r).Build.Record)
 	require.NoError(t, err)
 	device := compilers.Device(made.EPs[0].Devices[0])
 	require.NotZero(t, device.Type)

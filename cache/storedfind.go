@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // finding is one look at a store's builds for a request, and why nothing came of it so far.
@@ -17,15 +18,15 @@ type finding struct {
 	build string     // how the build's key begins
 	with  *libraries // nil: not known
 
-	asked  *canonical // the request
-	why    string     // no build fits
-	passed error      // why the first that fits is not served; nil: none was passed over
-	notes  []string   // one for each that was passed over
+	asked  *requests.Record // the request
+	why    string           // no build fits
+	passed error            // why the first that fits is not served; nil: none was passed over
+	notes  []string         // one for each that was passed over
 }
 
 // builds serves the first sound build of those that were made for wanted, which is the request, or what it is as one for a group's model.
 // Without an answer and an error there is none.
-func (f *finding) builds(ctx context.Context, r *Request, wanted *canonical) (*Answer, error) {
+func (f *finding) builds(ctx context.Context, r *Request, wanted *requests.Record) (*Answer, error) {
 	fitting := f.fitting(wanted)
 	if len(fitting) == 0 {
 		return nil, nil
@@ -55,17 +56,17 @@ func (f *finding) builds(ctx context.Context, r *Request, wanted *canonical) (*A
 }
 
 // fitting lists the builds that were made for wanted, the newest first.
-func (f *finding) fitting(wanted *canonical) (fitting []*index.Build) {
+func (f *finding) fitting(wanted *requests.Record) (fitting []*index.Build) {
 	for i := range f.s.snapshot.Builds {
 		b := &f.s.snapshot.Builds[i]
-		if !wanted.ofModel(b) || !f.s.mayUse(b) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
+		if !wanted.OfModel(b) || !f.s.mayUse(b) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
 			continue
 		}
 		if state := f.s.snapshot.StateOf(b.ID); state.Name != index.Current {
 			f.why = fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
 			continue
 		}
-		if !wanted.covers(b) {
+		if !wanted.Covers(b) {
 			f.why = "the model was compiled for other requests only"
 			continue
 		}
@@ -81,7 +82,7 @@ func several(builds []*index.Build) bool {
 }
 
 // answer says everything of a build but where its files are.
-func (f *finding) answer(r *Request, wanted *canonical, b *index.Build, options map[string]map[string]string) *Answer {
+func (f *finding) answer(r *Request, wanted *requests.Record, b *index.Build, options map[string]map[string]string) *Answer {
 	a := &Answer{Outcome: Hit, RequestKey: b.RequestKey, ModelDigest: wanted.Model, Record: b.RecordJSON, Build: b,
 		Compatibility: storedJudgement(b, f.with), Graph: b.Graph, ProviderOptions: b.ProviderOptions, SessionOptions: b.SessionOptions,
 		GraphOptimizationLevel: b.GraphOptimizationLevel, Warnings: slices.Concat(b.Warnings, f.notes)}
@@ -91,9 +92,9 @@ func (f *finding) answer(r *Request, wanted *canonical, b *index.Build, options 
 	}
 	if wanted.Member {
 		a.Why = ofAGroup + a.Why
-		lone := f.asked.onDevicesOf(b)
-		a.RequestKey, _ = lone.key()
-		a.Record = lone.json()
+		lone := f.asked.OnDevicesOf(b)
+		a.RequestKey, _ = lone.Key()
+		a.Record = lone.JSON()
 	}
 	a.tellMembers(r, wanted.Model)
 	return a

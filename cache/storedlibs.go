@@ -8,6 +8,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // libraries are those of a runtime, and what they are known by; nil: nothing is known.
@@ -69,7 +70,7 @@ func (l *libraries) options(r *Request) (map[string]map[string]string, error) {
 			return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 		}
 		var err error
-		if out[ep.Name], err = fillOptions(ep.Name, ep.Options, lib); err != nil {
+		if out[ep.Name], err = requests.FillOptions(ep.Name, ep.Options, lib); err != nil {
 			return nil, refused(err)
 		}
 	}

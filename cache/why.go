@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // Why explains what an entry's state is, and how it came to be so. The entry is named as in Show; one that is gone by
@@ -62,7 +63,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 		}
 		out.Decision = stateOf(out)
 	}
-	record, err := recordFields(first.RecordJSON)
+	record, err := requests.ParseFields(first.RecordJSON)
 	if err != nil {
 		return nil, fail(Internal, err, "entry %s", first.RequestKey)
 	}

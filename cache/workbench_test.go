@@ -19,6 +19,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 )
 
 // bench is a cache over the stand-in compiler, with one runtime, in temporary folders.
@@ -133,7 +134,7 @@ func (b *bench) openFile(path string) *os.File {
 }
 
 func (b *bench) request(graph *os.File) *Request {
-	return &Request{Peer: Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []EP{{Name: standin.EP}}}
+	return &Request{Peer: Peer{UID: uint32(os.Getuid())}, Name: filepath.Base(graph.Name()), Graph: graph, EPs: []requests.EP{{Name: standin.EP}}}
 }
 
 func (b *bench) acquire(r *Request) *Answer {

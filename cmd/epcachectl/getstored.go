@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -190,11 +191,11 @@ func storedRequest(w *wire.Acquire, files []*os.File) *cache.Request {
 		Name: w.Model.Name, Graph: files[0], External: make(map[string]*os.File), SessionOptions: w.SessionOptions,
 		FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route, Runtime: cache.RuntimeRef{Directory: w.Runtime.GetDirectory()},
-		Output: cache.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
+		Output: requests.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
 	}
 	for _, ep := range w.Eps {
-		one := cache.EP{Name: ep.Name, Options: ep.Options, Files: make(map[string]*os.File)}
+		one := requests.EP{Name: ep.Name, Options: ep.Options, Files: make(map[string]*os.File)}
 		for _, d := range ep.Devices {
 			one.Devices = append(one.Devices, compilers.Device{Type: d.Type, VendorID: d.VendorId, DeviceID: d.DeviceId, Metadata: d.Metadata})
 		}

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -43,7 +44,7 @@ func explanationReply(e *cache.Explanation, limit int) *wire.Explanation {
 	return out
 }
 
-func differencesReply(list []cache.Difference) []*wire.Difference {
+func differencesReply(list []requests.Difference) []*wire.Difference {
 	out := make([]*wire.Difference, 0, len(list))
 	for _, d := range list {
 		out = append(out, &wire.Difference{Field: d.Field, Asked: valid(d.Asked), Found: valid(d.Found)})

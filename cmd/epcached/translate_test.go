@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -168,7 +169,7 @@ func TestTextThatIsNone(t *testing.T) {
 	bad := "not \xff text"
 	for _, reply := range []proto.Message{
 		eventReply(&cache.Event{Model: bad, Text: bad, Runtime: bad}),
-		explanationReply(&cache.Explanation{Reason: bad, Candidates: []cache.Candidate{{Reason: bad, Differences: []cache.Difference{{Asked: bad, Found: bad}}}}}, maxReply),
+		explanationReply(&cache.Explanation{Reason: bad, Candidates: []cache.Candidate{{Reason: bad, Differences: []requests.Difference{{Asked: bad, Found: bad}}}}}, maxReply),
 		buildReply(&cache.Listing{Judgement: cache.Judgement{Reason: bad}}),
 		jobReply(&cache.Job{ModelName: bad, Why: bad, Err: &cache.Error{Class: cache.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		progressReply(&cache.Progress{Detail: bad}, 0),
@@ -185,7 +186,7 @@ func TestExplanationFitsIntoAFrame(t *testing.T) {
 	e := &cache.Explanation{Decision: "miss"}
 	for i := range 300 {
 		e.History = append(e.History, cache.Event{Sequence: uint64(i + 1), Text: long})
-		e.Neighbours = append(e.Neighbours, cache.Neighbour{ModelName: fmt.Sprint(i), Differences: []cache.Difference{{Asked: long}}})
+		e.Neighbours = append(e.Neighbours, cache.Neighbour{ModelName: fmt.Sprint(i), Differences: []requests.Difference{{Asked: long}}})
 		e.Candidates = append(e.Candidates, cache.Candidate{Reason: fmt.Sprint(i, long)})
 	}
 	reply := explanationReply(e, maxReply)

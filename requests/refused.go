@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import "fmt"
 
@@ -12,27 +12,27 @@ const (
 	Missing               // the execution provider is not whole
 )
 
-// RefusedError says why nothing is compiled as it was asked for.
-type RefusedError struct {
+// Error says why nothing is compiled as it was asked for.
+type Error struct {
 	Kind Kind
 	Text string // for people, with the cause
 	Hint string // what to do, may be empty
 	Err  error  // the cause, may be nil
 }
 
-func (e *RefusedError) Error() string { return e.Text }
+func (e *Error) Error() string { return e.Text }
 
-func (e *RefusedError) Unwrap() error { return e.Err }
+func (e *Error) Unwrap() error { return e.Err }
 
-func refuse(kind Kind, cause error, format string, args ...any) *RefusedError {
-	e := &RefusedError{Kind: kind, Text: fmt.Sprintf(format, args...), Err: cause}
+func refuse(kind Kind, cause error, format string, args ...any) *Error {
+	e := &Error{Kind: kind, Text: fmt.Sprintf(format, args...), Err: cause}
 	if cause != nil {
 		e.Text += ": " + cause.Error()
 	}
 	return e
 }
 
-func (e *RefusedError) hint(format string, args ...any) *RefusedError {
+func (e *Error) hint(format string, args ...any) *Error {
 	e.Hint = fmt.Sprintf(format, args...)
 	return e
 }

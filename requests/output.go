@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import (
 	"path/filepath"
@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// Output says how the compiled model is to be written, beyond Request.Embed. All of it counts for identity.
+// Output says how the compiled model is to be written, beyond Terms.Embed. All of it counts for identity.
 type Output struct {
 	InitializersFile      string // base name of a file for the initializers that stay outside of contexts; empty: they are in the graph
 	InitializersThreshold int64  // bytes; smaller ones stay in the graph
@@ -18,15 +18,15 @@ type Output struct {
 	Complete              bool   // no node may be left to the CPU: session.disable_cpu_ep_fallback
 }
 
-// canonicalOutput is what of an Output is not a session option.
-type canonicalOutput struct {
+// RecordOutput is what of an Output is not a session option.
+type RecordOutput struct {
 	InitializersFile      string `json:"initializers_file,omitempty"`
 	InitializersThreshold int64  `json:"initializers_threshold,omitempty"`
 	InitializersInSource  bool   `json:"initializers_in_source,omitempty"`
 }
 
-// fold writes those wishes that are session options where these stand, so that a wish has one spelling.
-func (o Output) fold(session map[string]string) (map[string]string, Output, error) {
+// Fold writes those wishes that are session options where these stand, so that a wish has one spelling.
+func (o Output) Fold(session map[string]string) (map[string]string, Output, error) {
 	entries := make(map[string]string)
 	if o.NodeNamePrefix != "" {
 		entries["ep.context_node_name_prefix"] = o.NodeNamePrefix
@@ -52,15 +52,15 @@ func (o Output) fold(session map[string]string) (map[string]string, Output, erro
 }
 
 // spelled is the rest as it came, nil for the default.
-func (o Output) spelled() *canonicalOutput {
+func (o Output) spelled() *RecordOutput {
 	if o == (Output{}) {
 		return nil
 	}
-	return &canonicalOutput{o.InitializersFile, o.InitializersThreshold, o.InitializersInSource}
+	return &RecordOutput{o.InitializersFile, o.InitializersThreshold, o.InitializersInSource}
 }
 
 // canonical gives the rest in its one spelling, nil for the default. It refuses what ONNX Runtime has no way to write.
-func (o Output) canonical(route string) (*canonicalOutput, error) {
+func (o Output) canonical(route string) (*RecordOutput, error) {
 	out := o.spelled()
 	if out == nil {
 		return nil, nil
@@ -72,7 +72,7 @@ func (o Output) canonical(route string) (*canonicalOutput, error) {
 	case out.InitializersThreshold > 0 && out.InitializersFile == "":
 		return nil, refuse(Malformed, nil, "external initializers from %d bytes on: no file for them is named", out.InitializersThreshold)
 	case out.InitializersFile != "" && !plainName(out.InitializersFile):
-		return nil, refuse(Malformed, nil, "external initializers in %q: not the name of a file beside the graph", shortened(out.InitializersFile))
+		return nil, refuse(Malformed, nil, "external initializers in %q: not the name of a file beside the graph", Shortened(out.InitializersFile))
 	case out.InitializersFile != "" && out.InitializersInSource:
 		return nil, refuse(Malformed, nil, "initializers cannot both stay in the source's files and go into %q", out.InitializersFile)
 	case bySession && out.InitializersInSource:
@@ -91,14 +91,14 @@ func plainName(name string) bool {
 }
 
 // encode gives the record of the output: {1 initializers file, 2 threshold (varint), 3 in the source (varint)}.
-func (o *canonicalOutput) encode() []byte {
+func (o *RecordOutput) encode() []byte {
 	b := appendBytes(nil, 1, []byte(o.InitializersFile))
 	b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), uint64(o.InitializersThreshold))
 	return protowire.AppendVarint(protowire.AppendTag(b, 3, protowire.VarintType), protowire.EncodeBool(o.InitializersInSource))
 }
 
-func decodeOutput(b []byte) (*canonicalOutput, error) {
-	o := &canonicalOutput{}
+func decodeOutput(b []byte) (*RecordOutput, error) {
+	o := &RecordOutput{}
 	return o, eachField(b, func(f field) error {
 		switch f.number {
 		case 1:
@@ -112,16 +112,16 @@ func decodeOutput(b []byte) (*canonicalOutput, error) {
 	})
 }
 
-// request gives the output as a request would wish for it. A nil pointer is the default.
-func (o *canonicalOutput) request() Output {
+// output gives the output as a request would wish for it. A nil pointer is the default.
+func (o *RecordOutput) output() Output {
 	if o == nil {
 		return Output{}
 	}
 	return Output{InitializersFile: o.InitializersFile, InitializersThreshold: o.InitializersThreshold, InitializersInSource: o.InitializersInSource}
 }
 
-// initializers gives it as a compiler gets it.
-func (o *canonicalOutput) initializers() compilers.Initializers {
+// Initializers gives it as a compiler gets it.
+func (o *RecordOutput) Initializers() compilers.Initializers {
 	if o == nil {
 		return compilers.Initializers{}
 	}

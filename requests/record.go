@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import (
 	"encoding/json"
@@ -12,30 +12,32 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// canonical is a request in its one spelling: equal requests give equal canonical values.
-type canonical struct {
+// Record is a request in its one spelling: equal requests give equal records.
+type Record struct {
 	Version                    int               `json:"version"`
 	Model                      cas.Digest        `json:"model"`
-	EPs                        []canonicalEP     `json:"eps"`
+	EPs                        []RecordEP        `json:"eps"`
 	SessionOptions             map[string]string `json:"session_options"`
 	FreeDimensions             map[string]int64  `json:"free_dimensions"`
 	FreeDimensionsByDenotation map[string]int64  `json:"free_dimensions_by_denotation"`
 	GraphOptimizationLevel     string            `json:"graph_optimization_level"`
 	Embed                      bool              `json:"embed"`
 	Route                      string            `json:"route"`
-	Output                     *canonicalOutput  `json:"output,omitempty"`
+	Output                     *RecordOutput     `json:"output,omitempty"`
 	Group                      []cas.Digest      `json:"-"`                // further models of a group, in order
 	Member                     bool              `json:"member,omitempty"` // a key by which a group is found for one of its models
 }
 
-type canonicalEP struct {
+// RecordEP is an execution provider in a record.
+type RecordEP struct {
 	Name    string            `json:"name"`
-	Devices []canonicalDevice `json:"devices"`
+	Devices []RecordDevice    `json:"devices"`
 	Options map[string]string `json:"options"`
 	Files   map[string]string `json:"files,omitempty"` // option -> digest of the file
 }
 
-type canonicalDevice struct {
+// RecordDevice is a device in a record.
+type RecordDevice struct {
 	Type     string            `json:"type"`
 	VendorID uint32            `json:"vendor_id"`
 	DeviceID uint32            `json:"device_id"`
@@ -45,7 +47,7 @@ type canonicalDevice struct {
 // recordVersion is the first field of every record, so that a later epcached can tell what it reads.
 const recordVersion = 1
 
-// encode gives the canonical record, protobuf's wire format with fields in ascending order and maps sorted:
+// Encode gives the bytes that the request key is the digest of, protobuf's wire format with fields in ascending order and maps sorted:
 //
 //	1 version (varint)              5 free dimension by name {1 name, 2 value}
 //	2 model digest (32 bytes)       6 free dimension by denotation {1 denotation, 2 value}
@@ -55,40 +57,40 @@ const recordVersion = 1
 //	  4 metadata {1, 2}},
 //	  3 option {1, 2}, 4 file option {1 name, 2 digest}}
 //	4 session config entry {1 key, 2 value}
-//	10 output, see canonicalOutput.encode
+//	10 output, see RecordOutput.encode
 //	20 digest of a further model of a group, ordered (32 bytes)
 //	21 one of a group (varint)
 //
 // A field is never used again for something else; a new one is left out at its default, so that old keys hold.
-func (c *canonical) encode() []byte {
+func (r *Record) Encode() []byte {
 	b := make([]byte, 0, 512)
 	b = protowire.AppendTag(b, 1, protowire.VarintType)
-	b = protowire.AppendVarint(b, uint64(c.Version))
-	b = appendBytes(b, 2, c.Model[:])
-	for _, ep := range c.EPs {
+	b = protowire.AppendVarint(b, uint64(r.Version))
+	b = appendBytes(b, 2, r.Model[:])
+	for _, ep := range r.EPs {
 		b = appendBytes(b, 3, ep.encode())
 	}
-	b = appendStrings(b, 4, c.SessionOptions)
-	b = appendInts(b, 5, c.FreeDimensions)
-	b = appendInts(b, 6, c.FreeDimensionsByDenotation)
-	b = appendBytes(b, 7, []byte(c.GraphOptimizationLevel))
+	b = appendStrings(b, 4, r.SessionOptions)
+	b = appendInts(b, 5, r.FreeDimensions)
+	b = appendInts(b, 6, r.FreeDimensionsByDenotation)
+	b = appendBytes(b, 7, []byte(r.GraphOptimizationLevel))
 	b = protowire.AppendTag(b, 8, protowire.VarintType)
-	b = protowire.AppendVarint(b, protowire.EncodeBool(c.Embed))
-	b = appendBytes(b, 9, []byte(c.Route))
-	if c.Output != nil {
-		b = appendBytes(b, 10, c.Output.encode())
+	b = protowire.AppendVarint(b, protowire.EncodeBool(r.Embed))
+	b = appendBytes(b, 9, []byte(r.Route))
+	if r.Output != nil {
+		b = appendBytes(b, 10, r.Output.encode())
 	}
-	for i := range c.Group {
-		b = appendBytes(b, 20, c.Group[i][:])
+	for i := range r.Group {
+		b = appendBytes(b, 20, r.Group[i][:])
 	}
-	if c.Member {
+	if r.Member {
 		b = protowire.AppendTag(b, 21, protowire.VarintType)
 		b = protowire.AppendVarint(b, 1)
 	}
 	return b
 }
 
-func (ep *canonicalEP) encode() []byte {
+func (ep *RecordEP) encode() []byte {
 	b := appendBytes(nil, 1, []byte(ep.Name))
 	for _, d := range ep.Devices {
 		m := appendBytes(nil, 1, []byte(d.Type))
@@ -102,24 +104,24 @@ func (ep *canonicalEP) encode() []byte {
 	return appendStrings(b, 4, ep.Files)
 }
 
-// key is the request key: the digest of the record.
-func (c *canonical) key() (index.RequestKey, []byte) {
-	record := c.encode()
+// Key gives the request key, which is the digest of the record, and the record.
+func (r *Record) Key() (index.RequestKey, []byte) {
+	record := r.Encode()
 	return index.RequestKey(blake3.Sum256(record)), record
 }
 
-// json is the record for people and for epcachectl key.
-func (c *canonical) json() string {
-	type plain canonical // without this method
+// JSON is the record for people and for epcachectl key.
+func (r *Record) JSON() string {
+	type plain Record // without this method
 	var group []string
-	for i := range c.Group {
-		group = append(group, c.Group[i].String())
+	for i := range r.Group {
+		group = append(group, r.Group[i].String())
 	}
 	b, err := json.Marshal(struct {
 		*plain
 		Model string   `json:"model"` // hides the digest's bytes
 		Group []string `json:"group,omitempty"`
-	}{(*plain)(c), c.Model.String(), group})
+	}{(*plain)(r), r.Model.String(), group})
 	if err != nil {
 		return "{}" // cannot happen: strings, numbers and maps of them only
 	}
@@ -147,10 +149,10 @@ func appendInts(b []byte, field protowire.Number, m map[string]int64) []byte {
 	return b
 }
 
-// options lists what the execution providers were told, for people.
-func (c *canonical) options() []string {
+// Options lists what the execution providers were told, for people.
+func (r *Record) Options() []string {
 	var out []string
-	for _, ep := range c.EPs {
+	for _, ep := range r.EPs {
 		for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
 			out = append(out, name+"="+ep.Options[name])
 		}
@@ -158,26 +160,26 @@ func (c *canonical) options() []string {
 	return out
 }
 
-// member gives the digest of one of the request's models.
-func (c *canonical) member(i int) cas.Digest {
+// ModelOf gives the digest of one of the request's models.
+func (r *Record) ModelOf(i int) cas.Digest {
 	if i == 0 {
-		return c.Model
+		return r.Model
 	}
-	return c.Group[i-1]
+	return r.Group[i-1]
 }
 
-// alone is the key under which a group is found by one who asks for a single of its models, with the same options.
-func (c *canonical) alone(member int) index.RequestKey {
-	one := c.ofMember(member)
-	key, _ := one.key()
+// Alone is the key under which a group is found by one who asks for a single of its models, with the same options.
+func (r *Record) Alone(member int) index.RequestKey {
+	one := r.OfMember(member)
+	key, _ := one.Key()
 	return key
 }
 
-// ofMember is what one who asks for a single of a group's models asks for.
-func (c *canonical) ofMember(member int) canonical {
-	one := *c
+// OfMember is what one who asks for a single of a group's models asks for.
+func (r *Record) OfMember(member int) Record {
+	one := *r
 	if member > 0 {
-		one.Model = c.Group[member-1]
+		one.Model = r.Group[member-1]
 	}
 	one.Group, one.Member = nil, true
 	return one

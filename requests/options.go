@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import (
 	"encoding/json"
@@ -14,16 +14,16 @@ import (
 // An option decides what is compiled, and some make the EP load a library or write a file. So each is known, and
 // has a policy, or it is refused: compilers/eps.toml for provider options, sessionOptions below for the others.
 
-// allowed are options that are taken though nothing is known of them: "EP/option" and "session/key".
-type allowed []string
+// Allowed are options that are taken though nothing is known of them: "EP/option" and "session/key".
+type Allowed []string
 
 // canonicalOptions gives the EP's options as they count for identity: known names, one spelling for equal values,
 // what equals the default left out.
-func (a allowed) canonicalOptions(ep EP) (map[string]string, error) {
+func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep.Name)
 	info.Name = ep.Name
 	// A library is found beside the EP's own, wherever the client has its copy.
-	out, unknown, err := info.Normalize(baseNames(info, ep.Options), true)
+	out, unknown, err := info.Normalize(BaseNames(info, ep.Options), true)
 	if err != nil {
 		return nil, refuse(Malformed, err, "execution provider %s", ep.Name)
 	}
@@ -86,11 +86,11 @@ func unknownOption(ep, name string, info compilers.EPInfo) error {
 	return e.hint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
 }
 
-// fillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
+// FillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
 // own, and what has to be there filled in.
-func fillOptions(ep string, options map[string]string, lib compilers.EPLibrary) (map[string]string, error) {
+func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) (map[string]string, error) {
 	info, _ := compilers.EPByName(ep)
-	out := info.Resolve(lib.Path, baseNames(info, options))
+	out := info.Resolve(lib.Path, BaseNames(info, options))
 	for name, value := range out {
 		if info.Options[name].Policy == compilers.LibraryName && !slices.Contains(lib.Files, value) {
 			_, asked := options[name]
@@ -172,7 +172,7 @@ var sessionOptions = map[string]sessionRule{
 }
 
 // canonicalSession gives the session config entries as they count for identity.
-func (a allowed) canonicalSession(entries map[string]string) (map[string]string, error) {
+func (a Allowed) canonicalSession(entries map[string]string) (map[string]string, error) {
 	out := make(map[string]string, len(entries))
 	for _, key := range slices.Sorted(maps.Keys(entries)) {
 		value := entries[key]
@@ -228,8 +228,8 @@ func canonicalRoute(route string) (string, error) {
 	return "", refuse(Malformed, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
 }
 
-// baseNames takes the folders off options that name libraries.
-func baseNames(info compilers.EPInfo, options map[string]string) map[string]string {
+// BaseNames takes the folders off options that name libraries.
+func BaseNames(info compilers.EPInfo, options map[string]string) map[string]string {
 	out := make(map[string]string, len(options))
 	for name, value := range options {
 		if info.Options[name].Policy == compilers.LibraryName {
@@ -240,8 +240,8 @@ func baseNames(info compilers.EPInfo, options map[string]string) map[string]stri
 	return out
 }
 
-// canonicalDenotations gives denotations in small letters, for ONNX Runtime compares them so.
-func canonicalDenotations(sizes map[string]int64) (map[string]int64, error) {
+// Denotations gives denotations in small letters, for ONNX Runtime compares them so.
+func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	out := make(map[string]int64, len(sizes))
 	for name, size := range sizes {
 		small := strings.ToLower(name)
@@ -253,8 +253,8 @@ func canonicalDenotations(sizes map[string]int64) (map[string]int64, error) {
 	return out, nil
 }
 
-// statedDevices takes the devices as they are spelled, for nothing here lists those that there are.
-func statedDevices(ep EP) ([]compilers.Device, error) {
+// StatedDevices takes the devices as they are spelled, where nothing lists those that there are.
+func StatedDevices(ep EP) ([]compilers.Device, error) {
 	out := slices.Clone(ep.Devices)
 	if len(out) == 0 {
 		out = []compilers.Device{{}} // the provider's first: the machine is part of the key

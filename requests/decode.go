@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import (
 	"errors"
@@ -12,63 +12,63 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// decodeRecord reads what encode wrote, and nothing else: what it gives encodes to the same bytes. A record of a
+// Decode reads what Encode wrote, and nothing else: what it gives encodes to the same bytes. A record of a
 // later version, or with fields that this one does not know, is an error.
-func decodeRecord(record []byte) (canonical, error) {
-	c := canonical{SessionOptions: map[string]string{}, FreeDimensions: map[string]int64{}, FreeDimensionsByDenotation: map[string]int64{}}
+func Decode(record []byte) (Record, error) {
+	r := Record{SessionOptions: map[string]string{}, FreeDimensions: map[string]int64{}, FreeDimensionsByDenotation: map[string]int64{}}
 	err := eachField(record, func(f field) error {
 		switch f.number {
 		case 1:
-			c.Version = int(f.varint)
+			r.Version = int(f.varint)
 		case 2:
-			if copy(c.Model[:], f.bytes) != len(c.Model) || len(f.bytes) != len(c.Model) {
+			if copy(r.Model[:], f.bytes) != len(r.Model) || len(f.bytes) != len(r.Model) {
 				return fmt.Errorf("model digest of %d bytes", len(f.bytes))
 			}
 		case 3:
 			ep, err := decodeEP(f.bytes)
-			c.EPs = append(c.EPs, ep)
+			r.EPs = append(r.EPs, ep)
 			return err
 		case 4:
-			return f.string(c.SessionOptions)
+			return f.string(r.SessionOptions)
 		case 5:
-			return f.number64(c.FreeDimensions)
+			return f.number64(r.FreeDimensions)
 		case 6:
-			return f.number64(c.FreeDimensionsByDenotation)
+			return f.number64(r.FreeDimensionsByDenotation)
 		case 7:
-			c.GraphOptimizationLevel = string(f.bytes)
+			r.GraphOptimizationLevel = string(f.bytes)
 		case 8:
-			c.Embed = f.varint != 0
+			r.Embed = f.varint != 0
 		case 9:
-			c.Route = string(f.bytes)
+			r.Route = string(f.bytes)
 		case 10:
 			output, err := decodeOutput(f.bytes)
-			c.Output = output
+			r.Output = output
 			return err
 		case 20:
 			var d cas.Digest
 			if copy(d[:], f.bytes) != len(d) || len(f.bytes) != len(d) {
 				return fmt.Errorf("digest of a group's model of %d bytes", len(f.bytes))
 			}
-			c.Group = append(c.Group, d)
+			r.Group = append(r.Group, d)
 		case 21:
-			c.Member = f.varint != 0
+			r.Member = f.varint != 0
 		}
 		return nil // a field that is not known makes the comparison below fail
 	})
 	if err != nil {
-		return canonical{}, fmt.Errorf("request record: %w", err)
+		return Record{}, fmt.Errorf("request record: %w", err)
 	}
-	if c.Version != recordVersion {
-		return canonical{}, fmt.Errorf("request record: version %d, not %d", c.Version, recordVersion)
+	if r.Version != recordVersion {
+		return Record{}, fmt.Errorf("request record: version %d, not %d", r.Version, recordVersion)
 	}
-	if again := c.encode(); string(again) != string(record) {
-		return canonical{}, errors.New("request record: it has fields that are not known, or in another order")
+	if again := r.Encode(); string(again) != string(record) {
+		return Record{}, errors.New("request record: it has fields that are not known, or in another order")
 	}
-	return c, nil
+	return r, nil
 }
 
-func decodeEP(b []byte) (canonicalEP, error) {
-	ep := canonicalEP{Devices: []canonicalDevice{}, Options: map[string]string{}, Files: map[string]string{}}
+func decodeEP(b []byte) (RecordEP, error) {
+	ep := RecordEP{Devices: []RecordDevice{}, Options: map[string]string{}, Files: map[string]string{}}
 	return ep, eachField(b, func(f field) error {
 		switch f.number {
 		case 1:
@@ -86,8 +86,8 @@ func decodeEP(b []byte) (canonicalEP, error) {
 	})
 }
 
-func decodeDevice(b []byte) (canonicalDevice, error) {
-	var d canonicalDevice
+func decodeDevice(b []byte) (RecordDevice, error) {
+	var d RecordDevice
 	return d, eachField(b, func(f field) error {
 		switch f.number {
 		case 1:
@@ -172,23 +172,23 @@ func (f field) number64(m map[string]int64) error {
 	return err
 }
 
-// again gives terms that mean the record. Of options that name a file only digests are kept, so that a request with such options cannot be
+// Terms gives terms that mean the record. Of options that name a file only digests are kept, so that a request with such options cannot be
 // made again.
-func (c *canonical) again() (Terms, error) {
-	for _, ep := range c.EPs {
+func (r *Record) Terms() (Terms, error) {
+	for _, ep := range r.EPs {
 		if len(ep.Files) > 0 {
 			return Terms{}, fmt.Errorf("option %q of %s names a file, and only its digest is kept", slices.Sorted(maps.Keys(ep.Files))[0], ep.Name)
 		}
 	}
-	return Terms{Model: c.Model, Group: c.Group, Member: c.Member, EPs: c.request(), SessionOptions: c.SessionOptions, FreeDimensions: c.FreeDimensions,
-		FreeDimensionsByDenotation: c.FreeDimensionsByDenotation, GraphOptimizationLevel: c.GraphOptimizationLevel,
-		Embed: c.Embed, Route: c.Route, Output: c.Output.request()}, nil
+	return Terms{Model: r.Model, Group: r.Group, Member: r.Member, EPs: r.eps(), SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
+		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel,
+		Embed: r.Embed, Route: r.Route, Output: r.Output.output()}, nil
 }
 
-// request gives the execution providers as a request would name them.
-func (c *canonical) request() []EP {
-	out := make([]EP, len(c.EPs))
-	for i, ep := range c.EPs {
+// eps gives the execution providers as a request would name them.
+func (r *Record) eps() []EP {
+	out := make([]EP, len(r.EPs))
+	for i, ep := range r.EPs {
 		out[i] = EP{Name: ep.Name, Options: ep.Options}
 		for _, d := range ep.Devices {
 			out[i].Devices = append(out[i].Devices, compilers.Device(d))

@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import (
 	"github.com/zeebo/blake3"
@@ -6,9 +6,9 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// buildKey is the digest of the request key and of what makes the build besides: for each execution provider its
+// BuildKey is the digest of the request key and of what makes the build besides: for each execution provider its
 // library's digest, SDK version, hardware architecture and compatibility string, and the route.
-func buildKey(key index.RequestKey, eps []index.EPFacts, route string) index.BuildKey {
+func BuildKey(key index.RequestKey, eps []index.EPFacts, route string) index.BuildKey {
 	b := appendBytes(nil, 1, key[:])
 	for _, ep := range eps {
 		m := appendBytes(nil, 1, ep.LibraryDigest[:])
@@ -20,9 +20,9 @@ func buildKey(key index.RequestKey, eps []index.EPFacts, route string) index.Bui
 	return index.BuildKey(blake3.Sum256(appendBytes(b, 3, []byte(route))))
 }
 
-// ownKey is the build key for libraries that are not run here. It has fields that buildKey's record has not, so that
+// OwnBuildKey is the build key for libraries that are not run here. It has fields that BuildKey's record has not, so that
 // the two are never equal.
-func ownKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here [32]byte) index.BuildKey {
+func OwnBuildKey(key index.RequestKey, eps []index.EPFacts, route, ort string, here [32]byte) index.BuildKey {
 	b := appendBytes(nil, 1, key[:])
 	for _, ep := range eps {
 		b = appendBytes(b, 2, appendBytes(nil, 1, ep.LibraryDigest[:]))

@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import (
 	"encoding/json"
@@ -23,24 +23,24 @@ const (
 	maxValue       = 200 // bytes
 )
 
-// fields are a record's values by their paths: "eps[0].options.precision". A record has each value in one spelling,
+// Fields are a record's values by their paths: "eps[0].options.precision". A record has each value in one spelling,
 // so equal fields mean equal requests.
-type fields map[string]string
+type Fields map[string]string
 
-// recordFields reads a request record as JSON.
-func recordFields(record string) (fields, error) {
+// ParseFields reads a request record as JSON.
+func ParseFields(record string) (Fields, error) {
 	dec := json.NewDecoder(strings.NewReader(record))
 	dec.UseNumber()
 	var tree any
 	if err := dec.Decode(&tree); err != nil {
 		return nil, fmt.Errorf("request record: %w", err)
 	}
-	out := make(fields)
+	out := make(Fields)
 	out.add("", tree)
 	return out, nil
 }
 
-func (f fields) add(path string, value any) {
+func (f Fields) add(path string, value any) {
 	switch v := value.(type) {
 	case map[string]any:
 		for name, inner := range v {
@@ -62,8 +62,8 @@ func (f fields) add(path string, value any) {
 	}
 }
 
-// count is the number of fields in which two records differ.
-func (f fields) count(found fields) int {
+// Count is the number of fields in which two records differ.
+func (f Fields) Count(found Fields) int {
 	n := 0
 	for name, value := range f {
 		if other, ok := found[name]; !ok || other != value {
@@ -78,10 +78,10 @@ func (f fields) count(found fields) int {
 	return n
 }
 
-// against lists the fields in which found differs, in the order of their names, and the model first.
-func (f fields) against(found fields) []Difference {
-	all := make(fields, len(f))
-	for _, side := range []fields{f, found} {
+// Against lists the fields in which found differs, in the order of their names, and the model first.
+func (f Fields) Against(found Fields) []Difference {
+	all := make(Fields, len(f))
+	for _, side := range []Fields{f, found} {
 		for name := range side {
 			all[name] = ""
 		}
@@ -104,19 +104,20 @@ func differ(list []Difference, field, asked, found string) []Difference {
 	case len(list) > maxDifferences:
 		return list
 	}
-	return append(list, Difference{Field: shortened(field), Asked: shortened(asked), Found: shortened(found)})
+	return append(list, Difference{Field: Shortened(field), Asked: Shortened(asked), Found: Shortened(found)})
 }
 
-func shortened(s string) string {
+// Shortened cuts what others chose, so that it can be told.
+func Shortened(s string) string {
 	if len(s) <= maxValue {
 		return s
 	}
 	return strings.ToValidUTF8(s[:maxValue], "") + "..."
 }
 
-// makerDifferences compares what would make a build now with what made one: for each execution provider what the build
+// MakerDifferences compares what would make a build now with what made one: for each execution provider what the build
 // key is made of, and what is judged besides. now is nil where nothing can be made.
-func makerDifferences(now []index.EPFacts, ort string, b *index.Build) []Difference {
+func MakerDifferences(now []index.EPFacts, ort string, b *index.Build) []Difference {
 	if now == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package cache
+package requests
 
 import (
 	"context"
@@ -34,64 +34,66 @@ type Terms struct {
 	Output                     Output
 }
 
-// spelling digests the terms as they came. Those with option files are not remembered: a descriptor is not a
+// Spelling digests the terms as they came. Those with option files are not remembered: a descriptor is not a
 // spelling.
-func (t *Terms) spelling() ([32]byte, bool) {
-	raw := canonical{Version: recordVersion, Model: t.Model, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
+func (t *Terms) Spelling() ([32]byte, bool) {
+	raw := Record{Version: recordVersion, Model: t.Model, SessionOptions: t.SessionOptions, FreeDimensions: t.FreeDimensions,
 		FreeDimensionsByDenotation: t.FreeDimensionsByDenotation, GraphOptimizationLevel: t.GraphOptimizationLevel,
 		Embed: t.Embed, Route: t.Route, Output: t.Output.spelled(), Group: t.Group, Member: t.Member}
-	raw.EPs = make([]canonicalEP, len(t.EPs))
+	raw.EPs = make([]RecordEP, len(t.EPs))
 	for i, ep := range t.EPs {
 		if len(ep.Files) > 0 {
 			return [32]byte{}, false
 		}
-		raw.EPs[i] = canonicalEP{Name: ep.Name, Options: ep.Options, Devices: canonicalDevices(ep.Devices)}
+		raw.EPs[i] = RecordEP{Name: ep.Name, Options: ep.Options, Devices: Devices(ep.Devices)}
 	}
-	return blake3.Sum256(raw.encode()), true
+	return blake3.Sum256(raw.Encode()), true
 }
 
-// record brings the terms into their one spelling. devicesOf finds those that are meant.
-func (t *Terms) record(ctx context.Context, allowed allowed, devicesOf func(EP) ([]compilers.Device, error)) (canonical, error) {
-	out := canonical{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group, Member: t.Member,
+// Record brings the terms into their one spelling, or says with an *Error what is wrong with them. allowed are options that an administrator lets
+// pass; devicesOf finds the devices that are meant, and its errors are given as they are.
+func (t *Terms) Record(ctx context.Context, allowed Allowed, devicesOf func(EP) ([]compilers.Device, error)) (Record, error) {
+	out := Record{Version: recordVersion, Model: t.Model, Embed: t.Embed, Group: t.Group, Member: t.Member,
 		FreeDimensions: orEmpty(t.FreeDimensions)}
 	var err error
-	if out.FreeDimensionsByDenotation, err = canonicalDenotations(t.FreeDimensionsByDenotation); err != nil {
-		return canonical{}, err
+	if out.FreeDimensionsByDenotation, err = Denotations(t.FreeDimensionsByDenotation); err != nil {
+		return Record{}, err
 	}
 	if out.SessionOptions, err = allowed.canonicalSession(t.SessionOptions); err != nil {
-		return canonical{}, err
+		return Record{}, err
 	}
 	if out.Route, err = canonicalRoute(t.Route); err != nil {
-		return canonical{}, err
+		return Record{}, err
 	}
 	if out.Output, err = t.Output.canonical(out.Route); err != nil {
-		return canonical{}, err
+		return Record{}, err
 	}
 	if out.GraphOptimizationLevel, err = canonicalLevel(t.GraphOptimizationLevel, out.Route); err != nil {
-		return canonical{}, err
+		return Record{}, err
 	}
 	for _, ep := range t.EPs {
-		one := canonicalEP{Name: ep.Name}
+		one := RecordEP{Name: ep.Name}
 		if one.Options, err = allowed.canonicalOptions(ep); err != nil {
-			return canonical{}, err
+			return Record{}, err
 		}
 		if one.Files, err = fileDigests(ctx, ep); err != nil {
-			return canonical{}, err
+			return Record{}, err
 		}
 		devices, err := devicesOf(ep)
 		if err != nil {
-			return canonical{}, err
+			return Record{}, err
 		}
-		one.Devices = canonicalDevices(devices)
+		one.Devices = Devices(devices)
 		out.EPs = append(out.EPs, one)
 	}
 	return out, nil
 }
 
-func canonicalDevices(devices []compilers.Device) []canonicalDevice {
-	out := make([]canonicalDevice, len(devices))
+// Devices gives devices as they stand in a record.
+func Devices(devices []compilers.Device) []RecordDevice {
+	out := make([]RecordDevice, len(devices))
 	for i, d := range devices {
-		out[i] = canonicalDevice(d)
+		out[i] = RecordDevice(d)
 	}
 	return out
 }
