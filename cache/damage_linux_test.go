@@ -52,19 +52,3 @@ func TestWhatIsNoBlobIsDamage(t *testing.T) {
 		})
 	}
 }
-
-// views takes every view away behind the cache's back, so that they are made again from the blobs.
-func (b *bench) views() {
-	b.Helper()
-	found, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*"))
-	require.NoError(b, err)
-	for _, dir := range found {
-		require.NoError(b, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				return os.Chmod(path, 0o700)
-			}
-			return err
-		}))
-		require.NoError(b, os.RemoveAll(dir))
-	}
-}
