@@ -104,7 +104,11 @@ type user struct {
 	once     bool      // likewise, for who asks next; guarded by mu
 	reserved int64     // guarded by mu
 	asked    []Urgency // guarded by mu
+	places   []place   // guarded by mu
 	fits     error     // of everything
+
+	letGo func()              // is called when something was let go; may be nil
+	given map[cas.Digest]bool // somebody is being given it
 }
 
 func (u *user) Needed(d cas.Digest) (bool, error) { _, ok := u.needed[d]; return ok, nil }
@@ -113,6 +117,9 @@ func (u *user) LetGo(d cas.Digest) error {
 	if u.held[d] {
 		return ErrInUse
 	}
+	if u.letGo != nil {
+		u.letGo()
+	}
 	return nil
 }
 
@@ -120,12 +127,15 @@ func (u *user) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error
 	return func(from cas.Digest) (bool, error) { return u.of[from] == "" || u.of[from] == u.of[d], nil }, nil
 }
 
-func (u *user) InHand(d cas.Digest) bool { return u.held[d] }
+func (u *user) InHand(d cas.Digest) bool { return u.held[d] || u.given[d] }
 
-func (u *user) Reserve(_ context.Context, disk, _ int64, how Urgency) (func(), error) {
+// place is room that was asked for.
+type place struct{ disk, instead int64 }
+
+func (u *user) Reserve(_ context.Context, disk, instead int64, how Urgency) (func(), error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.asked = append(u.asked, how)
+	u.asked, u.places = append(u.asked, how), append(u.places, place{disk, instead})
 	if once := u.once; u.full || once {
 		u.once = false
 		return func() {}, ErrNoRoom

@@ -45,12 +45,14 @@ func (s *Store) provenAs(d cas.Digest, stamp cas.Stamp) {
 
 // removeRecipe is Shelf.Remove. A stamp that stayed would fit no later file.
 func (s *Store) removeRecipe(d cas.Digest) error {
+	defer s.account.changed()
 	_ = s.memory.RecipeStamps().ForgetStamp(d)
 	return s.shelf.Remove(d)
 }
 
 // QuarantineRecipe puts the recipe of a blob where Problems tells of it, durably. Errors are cas.ErrNotFound and the system's.
 func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
+	defer s.account.changed()
 	_ = s.memory.RecipeStamps().ForgetStamp(d)
 	return s.shelf.Quarantine(d, why)
 }

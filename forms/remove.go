@@ -62,6 +62,7 @@ func (s *Store) removeAlone(d cas.Digest) (freed int64, err error) {
 		return len(s.shelf.Users(d)) > 0, err
 	})
 	if removed {
+		s.account.changed() // it may have been a container
 		s.memory.DropSharing(d)
 		freed += size
 	}
@@ -75,7 +76,6 @@ func (s *Store) removePacked(d cas.Digest) (freed int64, err error) {
 			return 0, err
 		}
 		s.memory.DropSharing(d)
-		s.account.changed()
 		freed += p.Stored
 	}
 	if open := s.open.Load(); open != nil {

@@ -33,7 +33,8 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 		return err
 	}
 	defer release()
-	hold := s.whole.Hold() // until the recipe is gone: as long as there is one, the whole form might be packed
+	defer s.account.changed() // before the room is given back: what was written counts by then
+	hold := s.whole.Hold()    // until the recipe is gone: as long as there is one, the whole form might be packed
 	defer s.Release(hold)
 	if there, err := hold.Keep(ctx, d); err != nil {
 		return err

@@ -1,0 +1,79 @@
+package forms
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// forge puts a recipe that is sound in itself in the place of one, with other bytes of its container.
+func (b *bench) forge(d cas.Digest) *dedupe.Recipe {
+	b.Helper()
+	r, err := b.shelf.Get(d)
+	require.NoError(b, err)
+	for i := range r.Extents {
+		if e := &r.Extents[i]; e.Container != r.Literals && e.From >= 4 {
+			e.From -= 4
+		}
+	}
+	_, err = b.shelf.Put(r)
+	require.NoError(b, err)
+	return r
+}
+
+// A recipe that gives other bytes is found when its blob is made whole, and when others change places; it stays as it is, for who looks into it.
+func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
+	ctx := context.Background()
+	b := newBench(t)
+	all, contents := b.variants(3, mib)
+	require.Positive(t, b.pack(all[1]))
+	require.Positive(t, b.pack(all[2]))
+	forged := b.forge(all[1])
+	require.True(t, Broken(b.MakeWhole(ctx, all[1])))
+	require.True(t, b.OnlyPacked(all[1]))
+	require.True(t, Broken(b.Exchange(ctx, Pair{Used: all[2], Idle: all[0]}, nil)))
+	now, err := b.shelf.Get(all[1])
+	require.NoError(t, err)
+	require.True(t, now.Same(forged))
+	require.True(t, b.whole.Has(all[0]), "it takes from there")
+	require.True(t, Broken(b.Check(ctx, all[1])))
+	for _, i := range []int{0, 2} {
+		require.Equal(t, contents[i], b.read(all[i]))
+	}
+}
+
+// As long as there is a recipe that a newer epcached wrote, nobody knows what that needs, and nothing goes.
+func TestNothingGoesWhileARecipeCannotBeRead(t *testing.T) {
+	b := newBench(t)
+	all, contents := b.variants(2, mib)
+	require.Positive(t, b.pack(all[1]))
+	path := dedupe.RecipePath(b.Store.dir, all[1])
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	newer := append([]byte(nil), raw...)
+	binary.LittleEndian.PutUint32(newer[8:], 9)
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, newer, 0o444))
+	reopen := func() {
+		b.Store, err = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory, Owner: b.user, Log: b.log})
+		require.NoError(t, err)
+	}
+	reopen()
+	before := b.objects()
+	delete(b.needed, all[0])
+	freed, err := b.Remove(all[0])
+	require.NoError(t, err)
+	require.Zero(t, freed)
+	require.Equal(t, before, b.objects())
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, raw, 0o444))
+	reopen() // as the newer one does
+	require.Equal(t, contents[1], b.read(all[1]))
+}
