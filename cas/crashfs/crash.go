@@ -47,22 +47,10 @@ func (c *crash) lost() bool {
 
 // names returns what the folder leads to after the crash: for each name what
 // it led to when it was synced, or what it leads to now.
-func (c *crash) names(path string) (map[string]key, error) {
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		return nil, err
-	}
-	now := make(map[string]key)
-	for _, e := range entries {
-		k, err := keyOf(filepath.Join(path, e.Name()))
-		if err != nil {
-			return nil, err
-		}
-		now[e.Name()] = k
-	}
+func (c *crash) names(path string, now map[string]key) map[string]key {
 	synced := c.fs.dirs[path]
 	if c.loss == Nothing {
-		return now, nil
+		return now
 	}
 	all := make([]string, 0, len(now))
 	for name := range now {
@@ -89,14 +77,15 @@ func (c *crash) names(path string) (map[string]key, error) {
 			after[name] = k
 		}
 	}
-	return after, nil
+	return after
 }
 
 func (c *crash) folder(from, to string) error {
-	names, err := c.names(from)
+	now, err := keysIn(from)
 	if err != nil {
 		return err
 	}
+	names := c.names(from, now)
 	sorted := make([]string, 0, len(names))
 	for name := range names {
 		sorted = append(sorted, name)
@@ -108,7 +97,7 @@ func (c *crash) folder(from, to string) error {
 			if err := os.Mkdir(target, 0o700); err != nil {
 				return err
 			}
-			if now, err := keyOf(filepath.Join(from, name)); err != nil || now != k {
+			if now[name] != k {
 				continue // a folder that was removed and is back, whatever has its name now: empty
 			}
 			if err := c.folder(filepath.Join(from, name), target); err != nil {
@@ -128,40 +117,39 @@ func (c *crash) file(k key, from, to string) error {
 		return os.Link(made, to)
 	}
 	c.made[k] = to
-	b, err := c.bytes(k, from)
+	held, err := c.content(k, from)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(to, b, 0o600)
+	return held.write(to)
 }
 
-// bytes returns what a file holds after the crash.
-func (c *crash) bytes(k key, from string) ([]byte, error) {
+// content returns what a file holds after the crash.
+func (c *crash) content(k key, from string) (content, error) {
 	file := c.fs.files[k]
 	if file == nil { // made behind our back, as bbolt does
-		b, err := os.ReadFile(from)
+		f, err := os.Open(from)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil // it has another name by now; empty is as good a loss as any
+			return content{}, nil // it has another name by now; empty is as good a loss as any
+		} else if err != nil {
+			return content{}, err
 		}
-		return b, err
+		defer f.Close() // only read from
+		return contentOf(f)
 	}
-	now, err := file.bytes()
+	now, err := contentOf(file.hold)
 	if err != nil {
-		return nil, err
+		return content{}, err
 	}
 	if !c.lost() {
 		return now, nil
 	}
-	if c.loss == Everything || c.random.IntN(3) == 0 {
+	if c.loss == Everything || c.random.IntN(3) == 0 || now.size <= file.synced.size {
 		return file.synced, nil
 	}
 	// The size made it to the disk, some of the bytes did not.
-	torn := slices.Clone(now)
-	if len(torn) > len(file.synced) {
-		tail := torn[len(file.synced):]
-		clear(tail[c.random.IntN(len(tail)+1):])
-	} else {
-		torn = file.synced
-	}
-	return torn, nil
+	torn := now.flat()
+	tail := torn[file.synced.size:]
+	clear(tail[c.random.IntN(len(tail)+1):])
+	return content{now.size, []run{{0, torn}}}, nil
 }

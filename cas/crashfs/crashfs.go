@@ -2,7 +2,6 @@ package crashfs
 
 import (
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -36,21 +35,9 @@ type key struct {
 }
 
 type file struct {
-	hold   *os.File // keeps the inode from being used for another file
-	synced []byte
+	hold   *os.File // keeps the inode from being used for another file; its offset is contentOf's
+	synced content
 	failed bool // a Sync failed: what was not synced then is lost, and no later Sync tells
-}
-
-func (f *file) bytes() ([]byte, error) {
-	info, err := f.hold.Stat()
-	if err != nil {
-		return nil, err
-	}
-	b := make([]byte, info.Size())
-	if _, err := f.hold.ReadAt(b, 0); err != nil && err != io.EOF {
-		return nil, err
-	}
-	return b, nil
 }
 
 // New returns a file system for the tree below root. What is there now counts
@@ -125,36 +112,35 @@ func do0(f *FS, fn func() error) error {
 	return err
 }
 
-func keyOf(path string) (key, error) {
-	info, err := os.Lstat(path)
+// keysIn tells what each name in a folder leads to.
+func keysIn(path string) (map[string]key, error) {
+	dir, err := os.Open(path)
 	if err != nil {
-		return key{}, err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return key{}, err
+		return nil, err
 	}
 	defer dir.Close() // only read from
-	s, err := cas.StampAt(int(dir.Fd()), filepath.Base(path))
-	return key{s.Dev, s.Ino, info.IsDir()}, err
+	entries, err := dir.ReadDir(-1)
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[string]key, len(entries))
+	for _, e := range entries {
+		s, err := cas.StampAt(int(dir.Fd()), e.Name())
+		if err != nil {
+			return nil, err
+		}
+		names[e.Name()] = key{s.Dev, s.Ino, e.IsDir()}
+	}
+	return names, nil
 }
 
 // rememberDir takes the names of a folder as they are.
 func (f *FS) rememberDir(path string) error {
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		return err
+	names, err := keysIn(path)
+	if err == nil {
+		f.dirs[path] = names
 	}
-	names := make(map[string]key, len(entries))
-	for _, e := range entries {
-		k, err := keyOf(filepath.Join(path, e.Name()))
-		if err != nil {
-			return err
-		}
-		names[e.Name()] = k
-	}
-	f.dirs[path] = names
-	return nil
+	return err
 }
 
 func (f *FS) file(open *os.File) (*file, error) {
@@ -182,7 +168,7 @@ func (f *FS) rememberBytes(open *os.File) error {
 	if file.failed {
 		return nil
 	}
-	file.synced, err = file.bytes()
+	file.synced, err = contentOf(file.hold)
 	return err
 }
 

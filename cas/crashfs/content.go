@@ -1,0 +1,75 @@
+package crashfs
+
+import (
+	"errors"
+	"io"
+	"os"
+	"syscall"
+)
+
+// content is what a file holds: its size, and its bytes but for holes. A database has 16 MiB, and hardly anything in them.
+type content struct {
+	size int64
+	runs []run // in order
+}
+
+type run struct {
+	at    int64
+	bytes []byte
+}
+
+// Linux's ways to look for what is no hole, and for the next hole. A store works there only.
+const seekData, seekHole = 3, 4
+
+// contentOf reads a file, of which only it moves the offset.
+func contentOf(f *os.File) (c content, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return content{}, err
+	}
+	c.size = info.Size()
+	for at := int64(0); at < c.size; {
+		if at, err = f.Seek(at, seekData); errors.Is(err, syscall.ENXIO) { // nothing but a hole up to the end
+			return c, nil
+		} else if err != nil {
+			return content{}, err
+		}
+		end, err := f.Seek(at, seekHole)
+		if err != nil {
+			return content{}, err
+		}
+		r := run{at, make([]byte, end-at)}
+		n, err := f.ReadAt(r.bytes, at)
+		if err != nil && err != io.EOF { // somebody made it shorter just now
+			return content{}, err
+		}
+		r.bytes = r.bytes[:n]
+		c.runs = append(c.runs, r)
+		at = end
+	}
+	return c, nil
+}
+
+// flat gives all bytes, those of the holes too.
+func (c content) flat() []byte {
+	b := make([]byte, c.size)
+	for _, r := range c.runs {
+		copy(b[r.at:], r.bytes)
+	}
+	return b
+}
+
+// write makes a file that holds it.
+func (c content) write(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(c.size)
+	for _, r := range c.runs {
+		if err == nil {
+			_, err = f.WriteAt(r.bytes, r.at)
+		}
+	}
+	return errors.Join(err, f.Close())
+}
