@@ -54,7 +54,8 @@ var clients = []client{
 // patient is why rows do not hold that are about the 50 ms after which applications go on without a daemon.
 const patient = "epcachectl, which has nothing else to go on with, waits ten seconds for a daemon"
 
-// built builds a program, and looks at all that it is made of: then go test knows that its result is of these files.
+// built builds a program as `make build` does, which has most of it in Go's cache, and looks at all that it is made of: then go test knows that its
+// result is of these files.
 func built(t *testing.T, folder string) string {
 	list, err := exec.Command("go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{end}}", folder).Output()
 	require.NoError(t, err)
@@ -67,7 +68,9 @@ func built(t *testing.T, folder string) string {
 		}
 	}
 	program := filepath.Join(t.TempDir(), filepath.Base(folder))
-	out, err := exec.Command("go", "build", "-o", program, folder).CombinedOutput()
+	build := exec.Command("go", "build", "-trimpath", "-o", program, folder)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return program
 }

@@ -37,7 +37,7 @@ func runTests(m *testing.M) int {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		build := exec.Command("go", "build", "-o", dir+"/", "../epcached", "../epcached-ort")
+		build := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "../epcached", "../epcached-ort")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the programs: %v\n%s", err, out)

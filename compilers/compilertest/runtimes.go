@@ -37,8 +37,8 @@ var worker struct {
 	err  error
 }
 
-// Worker builds epcached-ort, once per test binary, and gives its path. It is built without cgo and without the race detector, whatever the test
-// is built with.
+// Worker builds epcached-ort, once per test binary, and gives its path. It is built as `make build` does, without cgo and without the race detector,
+// whatever the test is built with: then most of it is in Go's cache already.
 func Worker(t testing.TB) string {
 	t.Helper()
 	worker.once.Do(func() {
@@ -48,7 +48,7 @@ func Worker(t testing.TB) string {
 			return
 		}
 		worker.path = filepath.Join(dir, "epcached-ort")
-		build := exec.Command("go", "build", "-o", worker.path, "github.com/epcached/epcached/cmd/epcached-ort")
+		build := exec.Command("go", "build", "-trimpath", "-o", worker.path, "github.com/epcached/epcached/cmd/epcached-ort")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		worker.out, worker.err = build.CombinedOutput()
 	})
