@@ -83,6 +83,9 @@ func (m *matcher) withGuide(candidates []Candidate) []Candidate {
 		m.guideIndex = len(candidates)
 		candidates = append(slices.Clone(candidates), m.guide.Candidate)
 	}
+	for i := range m.covered {
+		m.covered[i].source = m.guideIndex
+	}
 	m.stats.Compared += m.guide.compared.Load()
 	return candidates
 }

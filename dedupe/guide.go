@@ -174,11 +174,15 @@ func (w *guiding) step4(b []byte, i int) ([]int32, int) {
 	return w.finder.step(b, i, leastProduct(markLevel))
 }
 
+// left returns how much of a target of that size the guide does not know.
+func (g *guide) left(size int64) int64 {
+	return size / int64(len(g.distances)) * int64(len(g.distances)-g.known)
+}
+
 // level returns at which level what the guide leaves of a target is scanned: as
 // many anchors in all as there are in a target that has as much without a guide.
 func (g *guide) level(size int64) int {
-	left := size / int64(len(g.distances)) * int64(len(g.distances)-g.known)
-	level := levelOf(left)
+	level := levelOf(g.left(size))
 	for level < 0 && size/anchorEvery<<-level > usualAnchors {
 		level++
 	}

@@ -66,11 +66,10 @@ func Match(ctx context.Context, target Source, candidates []Candidate, o Options
 			return nil, fmt.Errorf("match: %w", err)
 		}
 	}
-	all, err := scanAll(ctx, target, m.scan())
-	if err != nil {
+	if _, err := scanAll(ctx, target, m.scan()); err != nil {
 		return nil, fmt.Errorf("match: target: %w", err)
 	}
-	return m.match(ctx, all, candidates)
+	return m.match(ctx, candidates)
 }
 
 // Scanned is a target that was read once for all that is wanted to know of it:
@@ -79,8 +78,7 @@ type Scanned struct {
 	Digest cas.Digest
 	Sketch Sketch
 
-	matcher *matcher
-	all     []segment
+	matcher *matcher // nil once it has matched
 }
 
 // Scan reads all of target, on all cores. What it returns holds up to 50 MB.
@@ -101,29 +99,30 @@ func Scan(ctx context.Context, target Source, o Options) (*Scanned, error) {
 			return all, o.Digest, err
 		}
 	}
-	all, digest, err := scan(ctx, target, opts)
+	_, digest, err := scan(ctx, target, opts)
 	if err != nil {
 		return nil, fmt.Errorf("scan: %w", err)
 	}
-	return &Scanned{Digest: digest, Sketch: sk.sketch(target.Size()), matcher: m, all: all}, nil
+	return &Scanned{Digest: digest, Sketch: sk.sketch(target.Size()), matcher: m}, nil
 }
 
 // Match is the function Match for the target that was scanned. It is called once.
 func (s *Scanned) Match(ctx context.Context, candidates []Candidate) (*Plan, error) {
-	all := s.all
-	if s.matcher.table != nil {
+	m := s.matcher
+	if m == nil {
 		return nil, errors.New("match: the target was matched before")
 	}
-	s.all = nil
-	return s.matcher.match(ctx, all, candidates)
+	s.matcher = nil
+	return m.match(ctx, candidates)
 }
 
-func (m *matcher) match(ctx context.Context, all []segment, candidates []Candidate) (*Plan, error) {
+func (m *matcher) match(ctx context.Context, candidates []Candidate) (*Plan, error) {
+	defer m.table.release()
 	candidates = m.withGuide(candidates)
 	if err := m.check(candidates); err != nil {
 		return nil, err
 	}
-	if err := m.index(ctx, all); err != nil {
+	if err := m.copies.done(); err != nil {
 		return nil, fmt.Errorf("match: target: %w", err)
 	}
 	if err := m.widen(); err != nil {
@@ -146,6 +145,7 @@ type matcher struct {
 	floor      int64
 	level      int
 	table      *table
+	copies     *ownCopies
 	own        cover // of the target, by what stands earlier in it
 	covered    cover // by the candidates
 	guideFrom  int64 // bytes of the least target that gets one
@@ -177,176 +177,14 @@ func levelOf(size int64) int {
 	return level
 }
 
+// scan says how the target is scanned, and what becomes of its segments meanwhile.
 func (m *matcher) scan() scanOptions {
-	return scanOptions{level: m.level, least: int(m.floor), guide: m.guide}
-}
-
-// index fills the table with the target's anchors, and finds what the target
-// has twice: of that only the first is in the table.
-func (m *matcher) index(ctx context.Context, all []segment) error {
-	count, marks := 0, 0
-	for _, s := range all {
-		count += len(s.anchors)
-		marks += len(s.marks)
+	searched := m.target.Size()
+	if m.guide != nil {
+		searched = m.guide.left(searched)
 	}
-	m.marks = make([]anchor, 0, marks)
-	m.table = newTable(count, m.target.Size())
-	o := &ownCopies{matcher: m, spare: spareWork + workPerByte*m.target.Size()}
-	defer func() { m.stats.Compared += o.compared }()
-	for i, s := range all {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		for k := range s.covered {
-			s.covered[k].source = m.guideIndex
-			m.covered = m.covered.push(s.covered[k])
-		}
-		if err := o.segment(s); err != nil {
-			return err
-		}
-		m.marks = append(m.marks, s.marks...)
-		all[i] = segment{} // the table has them
-	}
-	m.stats.Scanned += m.target.Size() - m.covered.bytes()
-	if err := o.quietUntil(m.target.Size()); err != nil {
-		return err
-	}
-	o.still()
-	return nil
-}
-
-// ownCopies goes through the target's segments in order.
-type ownCopies struct {
-	*matcher
-	comparer
-	spare  int64 // bytes that may still be compared in vain
-	end    int64 // of the latest range that is a copy
-	heard  int64 // the latest anchor
-	quiet  quietRanges
-	places []int64
-	warm   uint64 // nothing; see table.touch
-}
-
-// touchAhead is for how many anchors the table's slots are fetched at once.
-const touchAhead = 128
-
-func (o *ownCopies) segment(s segment) error {
-	for i, a := range s.anchors {
-		if i%touchAhead == 0 {
-			o.warm |= o.table.touch(s.anchors[i:min(i+touchAhead, len(s.anchors))])
-		}
-		for len(s.runs) > 0 && s.runs[0].at <= a.at {
-			if err := o.run(s.runs[0]); err != nil {
-				return err
-			}
-			s.runs = s.runs[1:]
-		}
-		for len(s.covered) > 0 && s.covered[0].at <= a.at {
-			if err := o.pass(s.covered[0]); err != nil {
-				return err
-			}
-			s.covered = s.covered[1:]
-		}
-		if err := o.quietUntil(a.at); err != nil {
-			return err
-		}
-		if a.at < o.end {
-			continue
-		}
-		found, err := o.anchor(a)
-		if err != nil {
-			return err
-		}
-		if !found {
-			o.table.insert(a)
-		}
-	}
-	for _, r := range s.runs {
-		if err := o.run(r); err != nil {
-			return err
-		}
-	}
-	for _, m := range s.covered {
-		if err := o.pass(m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// pass leaves out what the guide has found: nothing is known of its anchors.
-func (o *ownCopies) pass(m match) error {
-	if err := o.quietUntil(m.at); err != nil {
-		return err
-	}
-	o.heard, o.end = max(o.heard, m.end()), max(o.end, m.end())
-	return nil
-}
-
-// run takes what repeats the first period of a run, which may go on in further segments.
-func (o *ownCopies) run(r run) error {
-	at := max(r.at+r.period, o.end)
-	if at >= r.end() || o.spare <= 0 {
-		return nil
-	}
-	before := o.compared
-	found, err := o.copyOf(&o.comparer, at, at-r.period, o.end)
-	if err != nil {
-		return err
-	}
-	if found.length < o.floor {
-		o.spare -= o.compared - before
-		return nil
-	}
-	// A long run is no quiet range, but ends one; short ones are parts of it.
-	if found.length >= longRun {
-		if err := o.quietUntil(found.at); err != nil {
-			return err
-		}
-		o.heard = found.end()
-	}
-	o.take(found)
-	return nil
-}
-
-// anchor looks whether what stands around an anchor of the target stands earlier in it.
-func (o *ownCopies) anchor(a anchor) (bool, error) {
-	best := match{}
-	o.places = o.table.lookup(a.key, o.places[:0])
-	for _, from := range o.places {
-		if o.spare <= 0 {
-			break
-		}
-		before := o.compared
-		found, err := o.copyOf(&o.comparer, a.at, from, o.end)
-		if err != nil {
-			return false, err
-		}
-		if found.length < o.floor {
-			o.spare -= o.compared - before
-		} else if found.length > best.length {
-			best = found
-		}
-	}
-	if best.length == 0 {
-		return false, nil
-	}
-	o.take(best)
-	return true, nil
-}
-
-func (o *ownCopies) take(found match) {
-	o.own = o.own.push(found)
-	o.end = found.end()
-}
-
-// copyOf extends what is the same at two positions of the target. It may
-// overlap itself: then it is periodic.
-func (m *matcher) copyOf(c *comparer, at, from, end int64) (match, error) {
-	ahead, err := c.forward(m.target, from, m.target, at, m.target.Size()-at)
-	if err != nil {
-		return match{}, err
-	}
-	back, err := c.backward(m.target, from, m.target, at, min(from, at-end))
-	return match{at: at - back, from: from - back, length: ahead + back}, err
+	// As many as random bytes have.
+	m.table = newTable(searched/anchorEvery<<max(-m.level, 0)>>max(m.level, 0), m.target.Size())
+	m.copies = &ownCopies{matcher: m, spare: spareWork + workPerByte*m.target.Size()}
+	return scanOptions{level: m.level, least: int(m.floor), guide: m.guide, each: m.copies.next}
 }

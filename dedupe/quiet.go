@@ -103,12 +103,6 @@ func (q *quietRanges) place(i int) (from int, known bool) {
 	return 0, false
 }
 
-// still adds what comes again in the target's quiet ranges to its own copies.
-func (o *ownCopies) still() {
-	o.own = o.own.add(o.quiet.search(), leastPiece)
-	o.quiet = quietRanges{}
-}
-
 // quietUntil is told of each anchor in order, and last of the target's end.
 func (o *ownCopies) quietUntil(at int64) error {
 	from := o.heard

@@ -37,6 +37,10 @@ type scanOptions struct {
 	least  int       // runs of as many bytes; 0: none
 	sketch *sketcher // gets all keys; may be nil
 	guide  *guide    // may be nil
+
+	// each gets every segment, in order and one at a time, while others are scanned;
+	// none is returned then. May be nil.
+	each func(segment) error
 }
 
 // scanAll finds the anchors of src on all cores, and runs that repeat themselves.
@@ -62,7 +66,7 @@ func scanAndSum(ctx context.Context, src Source, o scanOptions) ([]segment, cas.
 
 func newScanner(src Source, o scanOptions) *scanner {
 	all := make([]segment, (src.Size()+segmentSize-1)/segmentSize)
-	return &scanner{src: src, all: all, level: o.level, least: o.least, sketch: o.sketch, guide: o.guide}
+	return &scanner{src: src, all: all, level: o.level, least: o.least, sketch: o.sketch, guide: o.guide, handing: handing{each: o.each, ready: make([]bool, len(all))}}
 }
 
 // scanningReader scans each segment that is read through it.
@@ -101,6 +105,9 @@ func (r *scanningReader) ReadAt(p []byte, off int64) (int, error) {
 	r.s.next++
 	r.s.mu.Unlock()
 	r.s.done(w.keys, nil)
+	if err := r.s.handOn(int(off / segmentSize)); err != nil {
+		return 0, err
+	}
 	return len(p), nil
 }
 
@@ -115,6 +122,44 @@ type scanner struct {
 	next   int
 	sketch *sketcher // nil: none is wanted
 	err    error
+	handing
+}
+
+// handing is where the segments are that are handed on in order. Whoever has
+// scanned one goes on with that, if nobody else does: so what one core has to do
+// alone is done while the others scan, and none waits for another.
+type handing struct {
+	each  func(segment) error
+	ready []bool // those that are scanned
+	first int    // that is not handed on
+	busy  bool
+}
+
+// handOn is told that segment i is scanned.
+func (s *scanner) handOn(i int) error {
+	if s.each == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ready[i] = true
+	if s.busy {
+		return nil
+	}
+	s.busy = true
+	for s.first < len(s.all) && s.ready[s.first] {
+		one := &s.all[s.first]
+		s.mu.Unlock()
+		err := s.each(*one)
+		*one = segment{}
+		s.mu.Lock()
+		if err != nil {
+			return err // and busy for good: nothing is handed on behind what could not be
+		}
+		s.first++
+	}
+	s.busy = false
+	return nil
 }
 
 func (s *scanner) take() (int, bool) {
@@ -148,6 +193,11 @@ func (s *scanner) work(ctx context.Context) {
 			err = w.segment(i)
 		}
 		s.done(w.keys, err)
+		if err == nil {
+			if err := s.handOn(i); err != nil {
+				s.done(nil, err)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package dedupe
 
-import "math/bits"
+import (
+	"math/bits"
+	"sync"
+)
 
 // maxAnchors bounds the anchors of a target that are held at a time: 16 bytes
 // each in lists, 12 or less in the table. Larger targets keep fewer anchors in
@@ -25,47 +28,92 @@ const (
 // goroutine, and then read by many.
 type table struct {
 	slots []uint64 // 0: free; else a key's tag above a position plus 1
+	used  int      // of them
 	at    int      // bits of a slot that have the position
-	shift uint
 }
 
-// newTable has room for n anchors of a target of that size.
-func newTable(n int, size int64) *table {
-	k := uint(4)
-	for 1<<k < n+n/2 && k < 21 {
-		k++
+// The table of a target of some TB cannot grow: tags are too short to tell where else their keys belong.
+const (
+	leastSlots = 1 << 4
+	mostBits   = 21
+	mostSlots  = 1 << mostBits
+)
+
+// newTable makes one for a target of that size. It has room for n anchors, and
+// gets more when there are more.
+func newTable(n, size int64) *table {
+	t := &table{at: bits.Len64(uint64(size))}
+	slots := leastSlots
+	for slots < mostSlots && (int64(slots) < n+n/2 || t.at+mostBits > 64) {
+		slots *= 2
 	}
-	return &table{slots: make([]uint64, 1<<k), at: bits.Len64(uint64(size)), shift: 64 - k}
+	t.slots = newSlots(slots)
+	return t
 }
 
-// place returns the first slot of a key and the tag that stands there for it.
-// Levels look at a key's lowest bits, sketches at whether it is small: both take
-// their own from the product.
-func (t *table) place(key uint64) (slot int, tag uint64) {
-	h := key * 0xD6E8FEB86659FD93
-	return int(h >> t.shift), h << t.at
+// unused has the slots of tables that are not needed any more: those of the next
+// blob need no new memory, which the system gives out page by page.
+var unused sync.Pool // of *[]uint64
+
+// newSlots returns n free slots. They are written even where they come from the
+// system as zeros: touch reads them first, and a page that was read before it is
+// written costs the system twice, and interrupts the other cores.
+func newSlots(n int) []uint64 {
+	if p, ok := unused.Get().(*[]uint64); ok && cap(*p) >= n {
+		s := (*p)[:n]
+		clear(s)
+		return s
+	}
+	s := make([]uint64, n)
+	clear(s)
+	return s
 }
+
+// release gives the slots back: nobody reads the table any more.
+func (t *table) release() {
+	s := t.slots
+	t.slots = nil
+	unused.Put(&s)
+}
+
+// tagged returns a key's tag: the last bits of a hash of it, above a position. Levels
+// look at a key's lowest bits, sketches at whether it is small: both take their own
+// from the hash.
+func (t *table) tagged(key uint64) uint64 {
+	h := key * 0xD6E8FEB86659FD93
+	return (h ^ h>>32) << t.at
+}
+
+// slot returns where one with that tag is looked for first.
+func (t *table) slot(tag uint64) int { return int(tag>>t.at) & (len(t.slots) - 1) }
 
 // touch has the processor fetch the slots of many keys at once: one after the
 // other each would be waited for, since the table is larger than a cache.
 func (t *table) touch(anchors []anchor) (sum uint64) {
 	for _, a := range anchors {
-		sum |= t.slots[a.key*0xD6E8FEB86659FD93>>t.shift]
+		sum |= t.slots[t.slot(t.tagged(a.key))]
 	}
 	return sum
 }
 
 // insert adds a position; where there is no room for it, it is left out.
 func (t *table) insert(a anchor) {
-	slot, tag := t.place(a.key)
-	same := 0
+	if t.used >= len(t.slots)/3*2 && len(t.slots) < mostSlots {
+		t.grow()
+	}
+	t.put(t.tagged(a.key) | uint64(a.at+1))
+}
+
+func (t *table) put(one uint64) {
+	slot, same := t.slot(one), 0
 	for i := range maxProbe {
 		s := &t.slots[(slot+i)&(len(t.slots)-1)]
 		if *s == 0 {
-			*s = tag | uint64(a.at+1)
+			*s = one
+			t.used++
 			return
 		}
-		if *s>>t.at == tag>>t.at {
+		if *s>>t.at == one>>t.at {
 			if same++; same == maxSame {
 				return
 			}
@@ -73,9 +121,25 @@ func (t *table) insert(a anchor) {
 	}
 }
 
+// grow makes twice the room. It begins behind a free slot, so that positions of the same key stay in their order.
+func (t *table) grow() {
+	old := t.slots
+	t.slots, t.used = newSlots(2*len(old)), 0
+	first := 0
+	for old[first] != 0 {
+		first++
+	}
+	for i := range old {
+		if one := old[(first+i)&(len(old)-1)]; one != 0 {
+			t.put(one)
+		}
+	}
+}
+
 // lookup appends the positions of a key, and at times another's, to found.
 func (t *table) lookup(key uint64, found []int64) []int64 {
-	slot, tag := t.place(key)
+	tag := t.tagged(key)
+	slot := t.slot(tag)
 	for i := range maxProbe {
 		s := t.slots[(slot+i)&(len(t.slots)-1)]
 		if s == 0 {
