@@ -60,6 +60,10 @@ type Stats struct {
 // had its share, and what is missed is stored as literals. Memory is less than
 // 100 MB whatever the sizes. The same input gives the same plan.
 func Match(ctx context.Context, target Source, candidates []Candidate, o Options) (*Plan, error) {
+	target, err := holding(ctx, target)
+	if err != nil {
+		return nil, fmt.Errorf("match: target: %w", err)
+	}
 	m := newMatcher(target, o)
 	if len(candidates) > 0 {
 		if err := m.beside(ctx, candidates[0]); err != nil {
@@ -85,6 +89,10 @@ type Scanned struct {
 // Where much of it stands in a similar blob, as the options tell, the sketch has
 // keys of that one which the target may not have.
 func Scan(ctx context.Context, target Source, o Options) (*Scanned, error) {
+	target, err := holding(ctx, target)
+	if err != nil {
+		return nil, fmt.Errorf("scan: %w", err)
+	}
 	m := newMatcher(target, o)
 	sk := newSketcher()
 	if err := m.similar(ctx, o.Similar, sk); err != nil {
@@ -117,6 +125,7 @@ func (s *Scanned) Match(ctx context.Context, candidates []Candidate) (*Plan, err
 }
 
 func (m *matcher) match(ctx context.Context, candidates []Candidate) (*Plan, error) {
+	defer letGo(m.target)
 	defer m.table.release()
 	candidates = m.withGuide(candidates)
 	if err := m.check(candidates); err != nil {
