@@ -4,6 +4,7 @@ import (
 	"io"
 	"slices"
 	"sort"
+	"sync"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -50,17 +51,60 @@ func (l *literalSource) Size() int64 { return l.size }
 func (l *literalSource) ReadAt(p []byte, off int64) (int, error) {
 	i := sort.Search(len(l.ranges), func(i int) bool { return l.ranges[i].At+l.ranges[i].Length > off })
 	n := 0
-	for ; n < len(p) && i < len(l.ranges); i++ {
-		r := l.ranges[i]
-		skip := off + int64(n) - r.At
-		part := p[n:min(int64(len(p)), int64(n)+r.Length-skip)]
-		if err := readFull(l.target, part, r.From+skip); err != nil {
+	for n < len(p) && i < len(l.ranges) {
+		many := l.together(i, p[n:], off+int64(n))
+		k, err := l.read(l.ranges[i:i+many], p[n:], off+int64(n))
+		n += k
+		if err != nil {
 			return n, err
 		}
-		n += len(part)
+		i += many
 	}
 	if n < len(p) {
 		return n, io.EOF
+	}
+	return n, nil
+}
+
+// Literals are often short and many, with short matches between: those that
+// stand close together are read with what is between them, for one read of the
+// file costs as much as some KiB.
+const (
+	literalGap  = 2 << 10
+	literalSpan = 64 << 10
+)
+
+// together returns how many ranges, from the i-th on, are read at once into p.
+func (l *literalSource) together(i int, p []byte, off int64) int {
+	many, first := 1, l.ranges[i].From+off-l.ranges[i].At
+	for k := i + 1; k < len(l.ranges); k++ {
+		before, r := l.ranges[k-1], l.ranges[k]
+		if r.At >= off+int64(len(p)) || r.From-before.From-before.Length > literalGap || r.From+r.Length-first > literalSpan {
+			break
+		}
+		many++
+	}
+	return many
+}
+
+var literalSpans = sync.Pool{New: func() any { return new([literalSpan]byte) }}
+
+// read reads the ranges from off on, as far as p goes, and returns how many bytes that is.
+func (l *literalSource) read(ranges []Extent, p []byte, off int64) (n int, err error) {
+	first, last := ranges[0], ranges[len(ranges)-1]
+	from, end := first.From+off-first.At, min(last.From+last.Length, last.From+off+int64(len(p))-last.At)
+	if len(ranges) == 1 {
+		return int(end - from), readFull(l.target, p[:end-from], from)
+	}
+	span := literalSpans.Get().(*[literalSpan]byte)
+	defer literalSpans.Put(span)
+	b := span[:end-from]
+	if err := readFull(l.target, b, from); err != nil {
+		return 0, err
+	}
+	for _, r := range ranges {
+		at := max(r.From, from)
+		n += copy(p[n:], b[at-from:min(r.From+r.Length, end)-from])
 	}
 	return n, nil
 }

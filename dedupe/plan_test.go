@@ -1,0 +1,47 @@
+package dedupe
+
+import (
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Literals are the same wherever they are read from and however many stand close together; short ones take few reads.
+func TestLiteralsFromAnyOffset(t *testing.T) {
+	target := randomBytes(124, 400<<10)
+	lengths := randomBytes(125, 2000)
+	var ranges []Extent
+	var want []byte
+	at := int64(0)
+	for i := 0; i+1 < len(lengths); i += 2 {
+		gap, n := 1+int64(lengths[i]), 1+int64(lengths[i+1])
+		if i%400 == 0 {
+			gap, n = 3<<10, 20<<10 // a long one, apart
+		}
+		at += gap
+		if at+n > int64(len(target)) {
+			break
+		}
+		ranges = append(ranges, Extent{At: int64(len(want)), From: at, Length: n})
+		want = append(want, target[at:at+n]...)
+		at += n
+	}
+	counted := &countedSource{Source: source(target)}
+	l := (&Plan{literals: ranges}).Literals(counted)
+	require.Equal(t, int64(len(want)), l.Size())
+	got := make([]byte, len(want))
+	require.NoError(t, readFull(l, got, 0))
+	require.Equal(t, want, got)
+	require.Less(t, counted.reads.Load(), int64(len(ranges)/20))
+	for _, n := range []int{1, 7, 300, 30 << 10} {
+		for off := 0; off < len(want); off += max(97, n/3) {
+			k, err := l.ReadAt(got[:n], int64(off))
+			require.Equal(t, min(n, len(want)-off), k)
+			require.Equal(t, want[off:off+k], got[:k], "%d bytes from %d on", n, off)
+			if k < n {
+				require.ErrorIs(t, err, io.EOF)
+			}
+		}
+	}
+}
