@@ -9,6 +9,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -25,17 +26,50 @@ const mostCandidates = 8
 // for the chunk stores.
 const mostSyncing = 8
 
+// mostCopying is how many blobs may be on their way into the store while further
+// files are scanned. Until they are there, others are compared with where they come from.
+const mostCopying = 4
+
 // pack is worth a recipe if it saves as much.
 const leastSaved = 64 << 10
 
 type extentStore struct {
 	dir      string
 	sketches map[cas.Digest]dedupe.Sketch
-	outside  map[cas.Digest]string // where blobs stand that are still being copied into the store; or that were there before
 	names    []named
-	copying  errgroup.Group // of blobs that stay whole into the store; and removals of those that do not
+	copying  errgroup.Group // of blobs into the store, whose digests are known; no more than mostCopying at a time
 	syncing  errgroup.Group // of files; no more than mostSyncing at a time
 	stored   int64          // bytes of objects and recipes
+
+	mu      sync.Mutex             // guards outside, and is held while what it names is opened
+	outside map[cas.Digest]outside // blobs that are still being copied into the store; or that were there before
+}
+
+// outside is where the bytes of a blob stand until its object is written.
+type outside struct {
+	path     string
+	literals *dedupe.Plan // of the file at path; nil: all of it
+}
+
+func (o outside) open() (*blobFile, error) {
+	f, err := os.Open(o.path)
+	if err != nil {
+		return nil, err
+	}
+	file, err := dedupe.NewFile(f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if o.literals == nil {
+		return &blobFile{file, file}, nil
+	}
+	return &blobFile{o.literals.Literals(file), file}, nil
+}
+
+// blobFile is a blob that is read from an open file.
+type blobFile struct {
+	dedupe.Source
+	io.Closer
 }
 
 type named struct {
@@ -55,12 +89,14 @@ func (s *extentStore) all() iter.Seq2[cas.Digest, dedupe.Sketch] {
 
 func (s *extentStore) object(d cas.Digest) string { return filepath.Join(s.dir, "objects", d.String()) }
 
+// open opens a blob, which is an io.Closer.
 func (s *extentStore) open(d cas.Digest) (dedupe.Source, error) {
-	path, outside := s.outside[d]
-	if !outside {
-		path = s.object(d)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o, ok := s.outside[d]; ok {
+		return o.open()
 	}
-	f, err := os.Open(path)
+	f, err := os.Open(s.object(d))
 	if err != nil {
 		return nil, err
 	}
@@ -109,15 +145,14 @@ func sharedIn(c corpus, store string) ([]int64, error) {
 	return share(c, store, func(s *extentStore, f fileInfo) error {
 		d := before.names[next].Digest
 		next++
-		s.outside[d] = s.object(d)
 		return s.take(s.object(d), f.Path, d)
 	})
 }
 
 func newStore(store string) (*extentStore, error) {
-	s := &extentStore{dir: store, sketches: map[cas.Digest]dedupe.Sketch{}, outside: map[cas.Digest]string{}}
+	s := &extentStore{dir: store, sketches: map[cas.Digest]dedupe.Sketch{}, outside: map[cas.Digest]outside{}}
 	s.syncing.SetLimit(mostSyncing)
-	s.copying.SetLimit(1)
+	s.copying.SetLimit(mostCopying)
 	for _, dir := range []string{"objects", "recipes"} {
 		if err := os.MkdirAll(filepath.Join(store, dir), 0o755); err != nil {
 			return nil, err
@@ -175,7 +210,7 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 	var open []dedupe.Source
 	defer func() {
 		for _, src := range open {
-			src.(*dedupe.File).Close()
+			src.(io.Closer).Close()
 		}
 	}()
 	candidate := func(d cas.Digest) (dedupe.Candidate, error) {
@@ -216,35 +251,35 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 		s.sketches[digest] = scanned.Sketch
 		s.stored += plan.Size
 		if known.IsZero() {
-			s.outside[digest] = path
-			s.copying.Go(func() error { return s.copy(path, digest) })
+			s.copy(digest, outside{path: path}, nil)
 		}
 		return nil
 	}
-	if err := s.pack(ctx, plan, target, scanned); err != nil {
-		return err
+	remove := func() error { return nil }
+	if !known.IsZero() {
+		remove = func() error { return os.Remove(path) } // takes a while for large files
 	}
-	if known.IsZero() {
-		return nil
-	}
-	s.copying.Go(func() error { return os.Remove(path) }) // takes a while for large files
-	return nil
+	return s.pack(ctx, plan, target, path, scanned, remove)
 }
 
-// pack writes the recipe of a blob, and what it needs of its own.
-func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe.Source, scanned *dedupe.Scanned) error {
+// pack writes the recipe of a blob, and what it needs of its own. Then it is done with the file at path.
+func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe.Source, path string, scanned *dedupe.Scanned, done func() error) error {
 	literals := plan.Literals(target)
-	literalDigest, err := s.store(ctx, literals)
-	if err != nil {
-		return err
-	}
-	s.stored += literals.Size()
-	switch {
-	case literals.Size() > target.Size()/2: // nearly the same
-		s.sketches[literalDigest] = scanned.Sketch
-	case literals.Size() > leastSaved:
-		if s.sketches[literalDigest], err = dedupe.SketchOf(ctx, literals); err != nil {
+	size := literals.Size()
+	var literalDigest cas.Digest
+	if size > 0 {
+		var err error
+		if literalDigest, err = cas.Sum(ctx, literals, 0, size); err != nil {
 			return err
+		}
+		s.stored += size
+		switch {
+		case size > target.Size()/2: // nearly the same
+			s.sketches[literalDigest] = scanned.Sketch
+		case size > leastSaved:
+			if s.sketches[literalDigest], err = dedupe.SketchOf(ctx, literals); err != nil {
+				return err
+			}
 		}
 	}
 	recipe, err := plan.Recipe(scanned.Digest, literalDigest)
@@ -256,32 +291,48 @@ func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe
 		return err
 	}
 	s.stored += int64(len(b))
+	if size > 0 {
+		s.copy(literalDigest, outside{path, plan}, done)
+	} else {
+		s.copying.Go(done)
+	}
 	return s.write(filepath.Join(s.dir, "recipes", scanned.Digest.String()), func(f *os.File) error {
 		_, err := f.Write(b)
 		return err
 	})
 }
 
-// copy copies a blob that stays whole, and whose digest is known from the scan.
-func (s *extentStore) copy(path string, d cas.Digest) error {
-	in, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	return s.write(s.object(d), func(f *os.File) error {
-		info, err := in.Stat()
+// copy has a blob whose digest is known copied to where it belongs, while further files are taken in; then done, which may be nil, is called.
+func (s *extentStore) copy(d cas.Digest, from outside, done func() error) {
+	s.mu.Lock()
+	s.outside[d] = from
+	s.mu.Unlock()
+	s.copying.Go(func() error {
+		in, err := from.open()
 		if err != nil {
 			return err
 		}
-		_, err = copySteps(f, in, info.Size())
+		defer in.Close()
+		err = s.write(s.object(d), func(f *os.File) error {
+			_, err := copySteps(f, io.NewSectionReader(in, 0, in.Size()), in.Size())
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		delete(s.outside, d)
+		s.mu.Unlock()
+		if done != nil {
+			err = done()
+		}
 		return err
 	})
 }
 
 // copySteps copies the first n bytes of in to the empty file out, as package
 // dedupe does: without copy_file_range.
-func copySteps(out, in *os.File, n int64) (int64, error) {
+func copySteps(out *os.File, in io.Reader, n int64) (int64, error) {
 	cas.Preallocate(out, n)
 	return io.CopyBuffer(struct{ io.Writer }{out}, io.LimitReader(in, n), make([]byte, cas.WriteStep))
 }
