@@ -6,6 +6,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"runtime"
+	"slices"
+	"sync"
 )
 
 // What differs between two variants of a blob is a header here and a table there,
@@ -20,27 +23,77 @@ const (
 	fillTries = 4       // blocks that are compared at an offset
 )
 
-// fill looks into the gaps of what the candidates cover.
-func (m *matcher) fill(ctx context.Context) error {
-	f := &filler{matcher: m, left: fillAll}
-	for i := 0; i <= len(m.covered) && f.left > 0; i++ {
-		if err := ctx.Err(); err != nil {
-			return err
+// fillBatch is how many gaps one core takes at a time. What is found is put together
+// in the order of the gaps, so it is always the same.
+const fillBatch = 64
+
+// gap is what is missing before the i-th match.
+type gap struct {
+	i       int
+	at, end int64
+}
+
+// gaps returns those that are looked into, of which left bytes are.
+func (m *matcher) gaps(left int64) (all []gap) {
+	for i := 0; i <= len(m.covered) && left > 0; i++ {
+		g := gap{i: i, end: m.target.Size()}
+		if i > 0 {
+			g.at = m.covered[i-1].end()
 		}
-		if err := f.gap(i); err != nil {
-			return fmt.Errorf("match: %w", err)
+		if i < len(m.covered) {
+			g.end = m.covered[i].at
+		}
+		if n := g.end - g.at; n >= leastPiece && n <= fillMost && n <= left {
+			left -= n
+			all = append(all, g)
 		}
 	}
-	m.stats.Compared += f.compared
-	if len(f.found) > 0 {
-		m.covered = m.covered.add(f.found, leastPiece)
+	return all
+}
+
+// fill looks into the gaps of what the candidates cover, on all cores.
+func (m *matcher) fill(ctx context.Context) error {
+	all := m.gaps(fillAll)
+	batches := (len(all) + fillBatch - 1) / fillBatch
+	found := make([][]match, batches)
+	var (
+		mu    sync.Mutex // guards next, first and the matcher's stats
+		next  int
+		first error
+		wg    sync.WaitGroup
+	)
+	for range min(runtime.GOMAXPROCS(0), batches) {
+		wg.Go(func() {
+			f := &filler{matcher: m}
+			mu.Lock()
+			defer mu.Unlock()
+			for first == nil && next < batches {
+				i := next
+				next++
+				mu.Unlock()
+				err := f.batch(ctx, all[i*fillBatch:min((i+1)*fillBatch, len(all))])
+				mu.Lock()
+				found[i], f.found = f.found, nil
+				if err != nil && first == nil {
+					first = err
+				}
+			}
+			m.stats.Compared += f.compared
+		})
+	}
+	wg.Wait()
+	if first != nil {
+		return fmt.Errorf("match: %w", first)
+	}
+	if more := slices.Concat(found...); len(more) > 0 {
+		m.covered = m.covered.add(more, leastPiece)
 	}
 	return nil
 }
 
+// filler looks into gaps. It is one goroutine's, and reads the matcher only.
 type filler struct {
 	*matcher
-	left     int64
 	compared int64
 	found    []match
 	gapBytes []byte
@@ -51,28 +104,28 @@ type filler struct {
 	shift    int      // of such products
 }
 
-// gap looks at what is missing before the i-th match.
-func (f *filler) gap(i int) error {
-	at, end := int64(0), f.target.Size()
-	if i > 0 {
-		at = f.covered[i-1].end()
+func (f *filler) batch(ctx context.Context, gaps []gap) error {
+	for _, g := range gaps {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := f.gap(g); err != nil {
+			return err
+		}
 	}
-	if i < len(f.covered) {
-		end = f.covered[i].at
-	}
-	n := end - at
-	if n < leastPiece || n > fillMost || n > f.left {
-		return nil
-	}
-	f.left -= n
+	return nil
+}
+
+func (f *filler) gap(g gap) error {
+	i, n := g.i, g.end-g.at
 	f.gapBytes = resized(f.gapBytes, int(n))
 	gap := f.gapBytes
-	if err := readFull(f.target, gap, at); err != nil {
+	if err := readFull(f.target, gap, g.at); err != nil {
 		return err
 	}
 	if i > 0 {
 		before := f.covered[i-1]
-		if err := f.compare(gap, at, before.source, before.from+before.length, n+n/4+leastPiece); err != nil {
+		if err := f.compare(gap, g.at, before.source, before.from+before.length, n+n/4+leastPiece); err != nil {
 			return err
 		}
 	}
@@ -83,7 +136,7 @@ func (f *filler) gap(i int) error {
 		if i > 0 && f.covered[i-1].source == behind.source && behind.from >= f.covered[i-1].from && behind.from-(f.covered[i-1].from+f.covered[i-1].length) <= length {
 			return nil
 		}
-		return f.compare(gap, at, behind.source, max(0, behind.from-length), min(length, behind.from))
+		return f.compare(gap, g.at, behind.source, max(0, behind.from-length), min(length, behind.from))
 	}
 	return nil
 }

@@ -2,6 +2,10 @@ package dedupe
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,15 +56,40 @@ func TestGapsAreLookedAtUpToABound(t *testing.T) {
 		{at: 10<<10 + gap, from: 10<<10 + gap, length: 40<<10 - gap},
 		{at: 50<<10 + gap, from: 50<<10 + gap, length: 50<<10 - gap},
 	}
-	f := &filler{matcher: m, left: gap + gap/2}
-	require.NoError(t, f.gap(1))
-	require.EqualValues(t, gap/2, f.left)
-	found := len(f.found)
-	require.Positive(t, found)
-	require.NoError(t, f.gap(2))
-	require.Len(t, f.found, found, "there is more of it than may be looked at")
-	f.left = gap
-	require.NoError(t, f.gap(2))
-	require.Greater(t, len(f.found), found)
-	require.Zero(t, f.left)
+	first, second := m.gaps(2 * gap)[0], m.gaps(2 * gap)[1]
+	require.Equal(t, []int64{10 << 10, 50 << 10}, []int64{first.at, second.at})
+	require.Len(t, m.gaps(2*gap-1), 1, "there is more of the second one than may be looked at")
+	require.Len(t, m.gaps(gap), 1)
+	require.Empty(t, m.gaps(gap-1))
+	require.NoError(t, m.fill(context.Background()))
+	require.EqualValues(t, len(target)-2, m.covered.bytes(), "all but the two bytes that are others")
+}
+
+// What gaps have is the same however many cores look into them, and an error ends it.
+func TestGapsAreFilledOnAllCores(t *testing.T) {
+	stored := randomBytes(152, 600<<10)
+	target := bytes.Clone(stored)
+	covered := cover{{length: 1000}}
+	for at := int64(1000); at+1000 <= int64(len(target)); at += 1000 { // a byte is another, and of a gap of 300 all but that is found
+		target[at+77] ^= 1
+		covered = append(covered, match{at: at + 300, from: at + 300, length: 700})
+	}
+	fill := func(cores int, from Source) (cover, int64, error) {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(cores))
+		m := newMatcher(source(target), Options{})
+		m.candidates = []Candidate{{Digest: cas.Digest{1}, Source: from}}
+		m.covered = slices.Clone(covered)
+		err := m.fill(context.Background())
+		return m.covered, m.stats.Compared, err
+	}
+	want, compared, err := fill(1, source(stored))
+	require.NoError(t, err)
+	require.Equal(t, int64(len(target)-len(covered)+1), want.bytes())
+	got, again, err := fill(4, source(stored))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	require.Equal(t, compared, again)
+	bad := errors.New("bad sector")
+	_, _, err = fill(4, &failingFrom{source(stored), 300 << 10, bad})
+	require.ErrorIs(t, err, bad)
 }
