@@ -36,7 +36,7 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 		}
 		return true
 	}
-	require.Eventually(t, looked, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, looked, 2*time.Minute, 5*time.Millisecond)
 	for _, build := range builds {
 		require.False(t, b.cache.forms.OnlyPacked(large(build)), "it was just made")
 	}

@@ -85,5 +85,5 @@ func (b *standIn) listened(asks int) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return len(b.tell) == 1 && b.asks >= asks
-	}, 20*time.Second, time.Millisecond)
+	}, 2*time.Minute, time.Millisecond)
 }

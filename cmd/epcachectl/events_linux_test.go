@@ -84,7 +84,7 @@ func (s *stream) String() string {
 
 func (s *stream) waitFor(t *testing.T, text string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(s.String(), text) }, 20*time.Second, time.Millisecond, "waiting for %q", text)
+	require.Eventually(t, func() bool { return strings.Contains(s.String(), text) }, 2*time.Minute, time.Millisecond, "waiting for %q", text)
 }
 
 // following runs events --follow until stop, which gives the exit code.

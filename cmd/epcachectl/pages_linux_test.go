@@ -34,7 +34,7 @@ func TestALongResultIsPrintedAsItComes(t *testing.T) {
 				select {
 				case <-read:
 					return nil
-				case <-time.After(20 * time.Second):
+				case <-time.After(2 * time.Minute):
 					return errors.New("nobody has read the first page")
 				}
 			}

@@ -278,7 +278,7 @@ func TestADaemonThatIsStoppedIsNamed(t *testing.T) {
 	_, err = out.Read(make([]byte, 1))
 	require.NoError(t, err)
 	require.NoError(t, listener.Process.Signal(syscall.SIGSTOP))
-	require.Eventually(t, func() bool { return stopped(listener.Process.Pid) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return stopped(listener.Process.Pid) }, 2*time.Minute, time.Millisecond)
 	_, err = unixsock.Dialer{HelloTimeout: time.Millisecond}.Dial(t.Context(), filepath.Join(dir, "none"), path)
 	err = noDaemon([]string{filepath.Join(dir, "none"), path}, err)
 	require.ErrorContains(t, err, fmt.Sprintf("the daemon at %s, process %d, does not answer", path, listener.Process.Pid))

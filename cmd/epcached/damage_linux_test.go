@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -126,15 +128,21 @@ var realProviders = map[string]struct {
 }{"OpenVINO": {openVINO, openVINOProvider()}, "QNN": {qnn, qnnProvider()}}
 
 // TestDamage has each damage meet a running daemon with a live view, whose files are the stored ones, and a daemon
-// that is started after it. It is found before the next answer, and healed, for the model is at hand.
+// that is started after it. It is found before the next answer, and healed, for the model is at hand. When it is found is the daemon's doing and
+// not the execution provider's: builds of QNN, which have other files, are damaged one way or the other, in turn.
 func TestDamage(t *testing.T) {
 	for ep, p := range realProviders {
 		t.Run(ep, func(t *testing.T) {
 			p := newPatient(t, p.runtime, p.provider)
-			for name, damage := range damages {
+			for i, name := range slices.Sorted(maps.Keys(damages)) {
+				ways := []bool{false, true}
+				if ep == "QNN" {
+					ways = ways[i%2:][:1]
+				}
 				t.Run(name, func(t *testing.T) {
-					p.suffer(t, damage, false)
-					p.suffer(t, damage, true)
+					for _, stopped := range ways {
+						p.suffer(t, damages[name], stopped)
+					}
 				})
 			}
 		})

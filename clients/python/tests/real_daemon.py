@@ -16,6 +16,7 @@ import epcache
 from runtimes import RUNTIMES
 
 BIN = os.environ.get("EPCACHED_BIN", "")
+PATIENCE = 120.0  # far more than a daemon takes to start or to stop, on a busy machine too
 
 
 def missing() -> str:
@@ -50,7 +51,7 @@ class Daemon:
         ]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(epcache.NoDaemon), self.client() as client:
                 client._give_back(client._connect(until))
@@ -71,7 +72,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
-            self.process.wait(20)
+            self.process.wait(PATIENCE)
 
     def remove(self) -> None:
         self.stop()

