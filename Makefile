@@ -10,7 +10,7 @@ PYTHON   ?= python3
 VENV     := $(DEPS)/python/bin/python
 GO       := go
 # One way to build what is checked, shipped and run by tests, so that Go builds each of its parts once.
-PLAIN    := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath"
+PLAIN     = CGO_ENABLED=0 GOFLAGS="$(shell $(GO) env GOFLAGS) -trimpath"
 # `make check` vets. The inner loops of what compresses are not ours, run in one goroutine, and would take most of the time under the race detector.
 RACE     := -race -vet=off -gcflags=github.com/klauspost/compress/...=-race=false
 # Where bench-space stores: some 5 GB for a while, on the file system to be measured.
