@@ -30,7 +30,7 @@ func (s *Store) put(ctx context.Context, r io.Reader, h *Hold) (Digest, int64, e
 	if err != nil {
 		err = errors.Join(err, s.fs.Remove(path))
 	} else {
-		err = s.commit(ctx, f, path, d, false, h)
+		err = s.commit(ctx, f, path, d, incoming, h)
 	}
 	return result(d, n, errors.Join(err, f.Close()))
 }
@@ -63,7 +63,7 @@ func (s *Store) putFile(ctx context.Context, f *os.File, h *Hold) (Digest, int64
 	if err != nil {
 		err = errors.Join(err, s.fs.Remove(path))
 	} else {
-		err = s.commit(ctx, staged, path, d, false, h)
+		err = s.commit(ctx, staged, path, d, incoming, h)
 	}
 	if err = errors.Join(err, staged.Close()); err != nil {
 		return Digest{}, 0, fmt.Errorf("store %s: %w", f.Name(), err)
@@ -117,7 +117,7 @@ func (s *Store) adopt(ctx context.Context, f *os.File, path string, known Hashed
 		}
 		return d, n, s.fs.Remove(path)
 	}
-	err = s.commit(ctx, f, path, known.digest, true, h)
+	err = s.commit(ctx, f, path, known.digest, adopted, h)
 	if !errors.Is(err, errElsewhere) {
 		return known.digest, known.stamp.Size, err
 	}
@@ -155,6 +155,15 @@ func (s *Store) stage() (*os.File, string, error) {
 	return f, path, err
 }
 
+// staging is whose a staged file is, and so what becomes of it.
+type staging int
+
+const (
+	incoming staging = iota // the store's own: it goes, whatever happens
+	adopted                 // a caller's, which goes when it has become a blob
+	linked                  // a caller's, which has it for itself as well
+)
+
 // errElsewhere says that the staged file is not on the store's file system.
 var errElsewhere = errors.New("staged on another file system")
 
@@ -168,13 +177,14 @@ var errElsewhere = errors.New("staged on another file system")
 //     may anybody be told.
 //
 // A staged file that is adopted stays after an error, unless it is the sync
-// that failed. h, if it is not nil, keeps the blob from step 2 on.
+// that failed; one that is linked stays in any case. h, if it is not nil, keeps
+// the blob from step 2 on.
 //
 // After a failed sync nobody knows which bytes are on the disk and a second
 // sync would succeed without writing them, so the file is dropped: the next
 // Put writes a new one.
-func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, adopted bool, h *Hold) (err error) {
-	keep := false // path is the caller's, and sound
+func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, whose staging, h *Hold) (err error) {
+	keep := whose == linked // path is the caller's, and sound
 	defer func() {
 		if err == nil || keep {
 			return
@@ -189,13 +199,13 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, a
 	if err := s.fs.Sync(f); err != nil {
 		return err
 	}
-	keep = adopted
+	keep = whose != incoming
 	unlock, err := s.locks.lock(ctx, d)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	linked, err := s.linkNew(ctx, f, path, d)
+	made, err := s.linkNew(ctx, f, path, d)
 	if err != nil {
 		return err
 	}
@@ -203,15 +213,17 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, a
 	// Synced also when the name was there: whoever made it may not have got
 	// as far as this.
 	if err := s.fs.SyncDir(s.folder(d)); err != nil {
-		if linked {
+		if made {
 			err = errors.Join(err, s.fs.Remove(s.path(d)))
 		}
 		return err
 	}
-	if err := s.fs.Remove(path); err != nil {
-		return err
+	if whose != linked {
+		if err := s.fs.Remove(path); err != nil {
+			return err
+		}
 	}
-	if !linked {
+	if !made {
 		return nil // the blob that was there has its own stamp
 	}
 	stamp, err := StampOf(f)
@@ -225,7 +237,7 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, a
 // linkNew links path to the blob's name, unless a sound blob stands there
 // already. A damaged one is set aside: its bytes are here again. The blob's
 // lock is held.
-func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (linked bool, err error) {
+func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (made bool, err error) {
 	for range 2 {
 		err = s.fs.Link(path, s.path(d))
 		switch {
@@ -271,11 +283,11 @@ func (s *Store) sameFile(f *os.File, d Digest) error {
 	if err != nil {
 		return err
 	}
-	linked, err := os.Lstat(s.path(d))
+	there, err := os.Lstat(s.path(d))
 	if err != nil {
 		return err
 	}
-	if !os.SameFile(ours, linked) {
+	if !os.SameFile(ours, there) {
 		return errors.Join(fmt.Errorf("link blob %s: %w", d, ErrChanged), s.fs.Remove(s.path(d)))
 	}
 	return nil
