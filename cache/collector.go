@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/epcached/epcached/space"
@@ -99,16 +100,8 @@ func (c *Cache) aboveBounds(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	s := c.places
-	s.mu.Lock()
-	reserved := s.reserved
-	byUser := make(map[uint32]int64, len(s.byUser))
-	for uid, bytes := range s.byUser {
-		byUser[uid] = bytes
-	}
-	s.mu.Unlock()
-	if b.budget > 0 && now.counted()+reserved > b.budget || b.floor > 0 && b.free-reserved < b.floor && now.disk > 0 ||
-		b.entries > 0 && now.entries > b.entries {
+	above, byUser := c.places.above(&b, &now)
+	if above {
 		return true, nil
 	}
 	if b.user == 0 {
@@ -121,4 +114,14 @@ func (c *Cache) aboveBounds(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, err
+}
+
+// above tells whether something has to go, but for users' quotas: what their users store is byUser. What waits for room counts with the floor, which
+// nothing may go below; within its budget the store takes one more without anything going.
+func (s *places) above(b *bounds, now *account) (above bool, byUser map[uint32]int64) {
+	need, _ := s.waitedFor(b.budget)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return b.budget > 0 && now.counted()+s.reserved > b.budget || b.floor > 0 && b.free-s.reserved-need < b.floor && now.disk > 0 ||
+		b.entries > 0 && now.entries > b.entries, maps.Clone(s.byUser)
 }
