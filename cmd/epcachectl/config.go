@@ -51,15 +51,18 @@ func (a *app) configCheckCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "print all that is wrong with a configuration file",
-		Long: `check prints every mistake in the file, and in the files of rules that it names, each with file, line and column. It opens
-nothing else that the file names: whether folders such as [space] unpacked_dir are there and may be written is seen when the daemon starts.` + statusHelp(configCodes...),
+		Long: `check prints every mistake in the file, and in the files of rules that it names, each with file, line and column, and looks
+whether [space] unpacked_dir is a folder that the caller may write: call it as the daemon's user. It opens and makes nothing else that the file names; whether the
+state folder can be made is seen when the daemon starts.` + statusHelp(configCodes...),
 		Example: "  epcachectl config check ./epcached.toml",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file := configFile(args)
 			s, err := config.Load(file)
 			if err == nil {
-				_, err = s.LoadRules()
+				if _, err = s.LoadRules(); err == nil {
+					err = s.CheckUnpackedDir(mayWrite)
+				}
 			} else if wrong := (config.Errors)(nil); !errors.As(err, &wrong) {
 				return withConfigHint(err)
 			}

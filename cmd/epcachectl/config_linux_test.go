@@ -47,3 +47,26 @@ func TestConfigShow(t *testing.T) {
 	require.Equal(t, exitNotFound, call(t, "config", "show", file+".none").code)
 	require.Equal(t, exitDone, call(t, "config").code)
 }
+
+func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
+	dir := t.TempDir()
+	file, folder := filepath.Join(dir, "epcached.toml"), filepath.Join(dir, "unpacked")
+	require.NoError(t, os.WriteFile(file, []byte("[space]\nunpacked_dir = \"unpacked\"\n"), 0o600))
+	wrong := func(says string) {
+		t.Helper()
+		r := call(t, "config", "check", file)
+		require.Equal(t, exitFailed, r.code)
+		require.Contains(t, r.out, file+":2:1: field \"space.unpacked_dir\": "+says)
+	}
+	wrong("there is no folder \"" + folder + "\": make it")
+	require.NoDirExists(t, folder, "it only looks")
+	require.NoError(t, os.WriteFile(folder, nil, 0o600))
+	wrong("\"" + folder + "\" is no folder")
+	require.NoError(t, os.Remove(folder))
+	require.NoError(t, os.Mkdir(folder, 0o500))
+	if os.Getuid() != 0 { // who may write anywhere
+		wrong("user ")
+	}
+	require.NoError(t, os.Chmod(folder, 0o700))
+	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+}
