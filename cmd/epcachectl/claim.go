@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -32,17 +34,25 @@ var library = regexp.MustCompile(`\.so(\.\d+)*$`)
 // need not know.
 type claimant struct {
 	runtime compilers.Runtime
-	worker  *compilers.ORT
+	worker  claimWorker
 	places  chan struct{} // a token for each compile that runs
 }
+
+// claimWorker is what of a compiler is used here.
+type claimWorker interface {
+	Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error)
+	Close() error
+}
+
+// newClaimWorker makes the worker; tests have another.
+var newClaimWorker = func() claimWorker { return compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(workerVariable)}) }
 
 func newClaimant(dir string) (*claimant, error) {
 	rt, err := compilers.Find(dir)
 	if err != nil {
 		return nil, err
 	}
-	worker := compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(workerVariable)})
-	return &claimant{runtime: rt, worker: worker, places: make(chan struct{}, runtime.NumCPU())}, nil
+	return &claimant{runtime: rt, worker: newClaimWorker(), places: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
 func (cl *claimant) close() error { return cl.worker.Close() }
@@ -109,21 +119,113 @@ func neighbours(path string) ([]string, error) {
 	return names, nil
 }
 
-// work compiles what a claim is for, and puts it. What fails is told to the daemon, so that the next who waits may try.
-func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelFile, r *request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
+// work compiles what a claim is for, and puts it. What fails is told to the daemon, so that the next who waits may try. own: where the daemon has no
+// room for it now, or at all, its files will do; then the answer is they, as long as nobody calls end.
+func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelFile, g *getCall, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
 	cl.places <- struct{}{}
 	defer func() { <-cl.places }()
 	folder, err := os.MkdirTemp("", "epcachectl-claim-")
 	if err != nil {
-		return nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
+		return nil, nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
 	}
-	defer os.RemoveAll(folder) // what stays is in a temporary folder
-	result, err := cl.compile(ctx, folder, m, r, claimed, progress)
+	defer func() {
+		if own == nil {
+			os.RemoveAll(folder) // what stays is in a temporary folder
+		}
+	}()
+	result, err := cl.compile(ctx, folder, m, &g.request, claimed, progress)
 	if err != nil {
-		return nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
+		return nil, nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
 	}
-	// What is refused has ended the claim.
-	return put(ctx, c, folder, result, claimed.GetClaim(), progress)
+	// What is refused for what it is has ended the claim.
+	reply, view, err = put(ctx, c, folder, result, claimed.GetClaim(), progress)
+	why := ""
+	switch {
+	case g.copies() && err == nil && reply.GetOutcome() == outcomeQueued:
+		why = reply.GetWhy()
+	case g.copies() && errors.Is(err, unixsock.ErrNoSpace):
+		why = "not kept: " + err.Error()
+		_ = giveUp(ctx, c, claimed.GetClaim(), err) // the claim ends with the connection in any case
+	default:
+		return reply, view, nil, err
+	}
+	if own, err = ownFilesIn(ctx, folder, result); err != nil {
+		return nil, nil, nil, err
+	}
+	return own.reply(claimed, g.request.eps, why), nil, own, nil
+}
+
+// outcomeQueued is the answer to a put that is to be kept as soon as there is room.
+const outcomeQueued = "queued"
+
+// ownFiles are those of a result that this program has compiled itself, and the daemon has not got, or not yet.
+type ownFiles struct {
+	folder string
+	made   compilers.Result
+	files  []*wire.File
+}
+
+func ownFilesIn(ctx context.Context, folder string, made compilers.Result) (*ownFiles, error) {
+	o := &ownFiles{folder: folder, made: made}
+	for _, name := range made.Files {
+		f, err := openRegular(filepath.Join(folder, name))
+		if err != nil {
+			return nil, err
+		}
+		one, err := describeFile(ctx, f)
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, fmt.Errorf("%q: %w", name, err)
+		}
+		one.Name = filepath.ToSlash(name)
+		o.files = append(o.files, one)
+	}
+	return o, nil
+}
+
+func describeFile(ctx context.Context, f *os.File) (*wire.File, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	digest, err := cas.Sum(ctx, f, 0, info.Size())
+	return &wire.File{Size: info.Size(), Digest: digest.String()}, err
+}
+
+// reply is what the daemon would have answered, without a view.
+func (o *ownFiles) reply(claimed *wire.AcquireReply, eps []*wire.ExecutionProvider, why string) *wire.AcquireReply {
+	return &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(), ModelDigest: claimed.GetModelDigest(), Ep: eps[0].GetName(),
+		Graph: filepath.ToSlash(o.made.Graph), Files: o.files, ProviderOptions: claimed.GetProviderOptions(), SessionOptions: claimed.GetSessionOptions(),
+		GraphOptimizationLevel: claimed.GetGraphOptimizationLevel(), CompileSeconds: o.made.Seconds, Unkept: true, Why: why, Warnings: []string{why}}
+}
+
+// openers open the files, by their names.
+func (o *ownFiles) openers() map[string]func() (io.ReadCloser, error) {
+	open := make(map[string]func() (io.ReadCloser, error))
+	for _, f := range o.files {
+		open[f.GetName()] = func() (io.ReadCloser, error) {
+			return openRegular(filepath.Join(o.folder, filepath.FromSlash(f.GetName())))
+		}
+	}
+	return open
+}
+
+// end removes them. It may be called on nil.
+func (o *ownFiles) end() {
+	if o != nil {
+		os.RemoveAll(o.folder) // what stays is in a temporary folder
+	}
+}
+
+// awaitKept waits until what was put is kept.
+func awaitKept(ctx context.Context, c *unixsock.Client, job string, progress func(*wire.Progress)) error {
+	ended, err := c.Follow(ctx, &wire.Follow{Job: job}, progress)
+	if err == nil {
+		err = jobError(ended)
+	}
+	if err != nil {
+		return &hintedError{fmt.Errorf("compiled here, and not kept: %w", err), "--out DIR writes a copy all the same"}
+	}
+	return nil
 }
 
 func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r *request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
@@ -177,7 +279,7 @@ func closeFiles(files []*os.File) {
 }
 
 func put(ctx context.Context, c *unixsock.Client, folder string, made compilers.Result, claim *wire.Claim, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds, OrtVersion: made.ORTVersion}
+	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds, OrtVersion: made.ORTVersion, Later: true}
 	var files []*os.File
 	defer func() { closeFiles(files) }()
 	for i, name := range made.Files {

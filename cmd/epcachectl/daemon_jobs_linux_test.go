@@ -9,9 +9,12 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (b *standIn) Put(context.Context, unixsock.Peer, *wire.Put, []*os.File, func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *standIn) Put(_ context.Context, _ unixsock.Peer, p *wire.Put, _ []*os.File, _ func(*wire.Progress)) (unixsock.Answer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.put != nil {
+		return b.put(p)
+	}
 	return b.hit()
 }
 

@@ -45,6 +45,7 @@ type standIn struct {
 	asked    []*wire.Acquire
 	external map[string]string
 	acquire  func(a *wire.Acquire) (unixsock.Answer, error)
+	put      func(p *wire.Put) (unixsock.Answer, error)
 	err      error          // of every other request
 	hold     chan struct{}  // closed when models may be answered; nil: at once
 	progress *wire.Progress // told before; nil: of a compile

@@ -56,6 +56,7 @@ type got struct {
 	blobs   map[string]func() (io.ReadCloser, error) // to copy it from a store that has no view of it: opens the files, by their names; else nil
 	group   []string                                 // the paths of all models of the group; nil: it is none
 	member  int                                      // which of them it is
+	own     *ownFiles                                // that were compiled here under a claim, where there is no view of them; else nil
 }
 
 // queued tells whether it is being compiled and was not waited for.
@@ -65,6 +66,9 @@ func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.j
 func (r *got) errQueued() error {
 	return &hintedError{missing("it is being compiled"), "wait for it: epcachectl jobs follow " + printable(r.reply.GetJob())}
 }
+
+// copies tells whether nothing is done with what comes but to copy it.
+func (g *getCall) copies() bool { return g.out != "" && len(g.program) == 0 }
 
 // name is the verb's, for messages.
 func (g *getCall) name() string { return cmp.Or(g.verb, "get") }
@@ -98,7 +102,8 @@ alone later, with the same options, is answered from the group.
 
 claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which has to be given. The model is
 compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
-checks and keeps it for all programs of the same user with the same libraries.
+checks and keeps it for all programs of the same user with the same libraries. Where the daemon has no room for it at once it is waited for, half a minute at most; with --out
+what was compiled is written at once, kept or not.
 
 With --state DIR no daemon is asked, started or needed: the store in DIR is read as it is, on a read-only file system as well, nothing is
 written there, and every file is hashed before it is given out. It prints the build, and the graph's path on a line of its own. A build that the store
@@ -294,9 +299,19 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 		show.phase(path, p)
 	}
 	ask := func(c *unixsock.Client) error {
+		message.OnMiss = onMiss
 		result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress)
 		if err == nil && g.claimant != nil && result.reply.GetClaim() != nil {
-			result.reply, result.view, err = g.claimant.work(ctx, c, models[0], &g.request, result.reply, progress)
+			result.reply, result.view, result.own, err = g.claimant.work(ctx, c, models[0], g, result.reply, progress)
+		}
+		if err == nil && result.reply.GetOutcome() == outcomeQueued {
+			if err = awaitKept(ctx, c, result.reply.GetJob(), progress); err != nil {
+				return err
+			}
+			message.OnMiss = wire.OnMiss_FAIL
+			if result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress); err == nil {
+				result.reply.Outcome = "put"
+			}
 		}
 		return err
 	}
@@ -306,6 +321,9 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	}
 	result.elapsed = time.Since(start)
 	result.graph = result.reply.GetGraph()
+	if result.own != nil {
+		result.blobs = result.own.openers()
+	}
 	switch {
 	case err == nil:
 	case g.dryRun && errors.Is(err, unixsock.ErrNotFound) && !failedBefore(err):
@@ -413,7 +431,7 @@ func (r *got) line(dryRun bool) string {
 	if dryRun {
 		outcome = "would hit"
 	}
-	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, printable(a.GetEp()), short(a.GetBuild()), orDash(a.GetCompatibility()), byteSize(size), seconds(r.elapsed.Seconds()))
+	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path, printable(a.GetEp()), orDash(short(a.GetBuild())), orDash(a.GetCompatibility()), byteSize(size), seconds(r.elapsed.Seconds()))
 	if s := a.GetCompileSeconds(); s > 0 {
 		text += fmt.Sprintf(" (compiled in %s)", seconds(s))
 	}

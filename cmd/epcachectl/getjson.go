@@ -27,7 +27,7 @@ type getResult struct {
 	CompileSeconds       float64                      `json:"compile_seconds"`
 	ElapsedSeconds       float64                      `json:"elapsed_seconds"`
 	Why                  string                       `json:"why"`
-	Unkept               bool                         `json:"unkept,omitempty"`  // nothing of it is kept, and its files have no digests: the next call compiles again
+	Unkept               bool                         `json:"unkept,omitempty"`  // nothing of it is kept, or not yet: a warning says which; the next call compiles again unless it is kept by then
 	Job                  string                       `json:"job,omitempty"`     // of "queued"
 	Member               *uint32                      `json:"member,omitempty"`  // of a group: which of members it is
 	Members              []memberResult               `json:"members,omitempty"` // of a group, in the order in which several are loaded in one process

@@ -10,6 +10,7 @@ import (
 
 func closeViews(results []got) {
 	for _, r := range results {
+		r.own.end()
 		if r.view != nil && !r.told() {
 			r.view.Close() // a folder that was only read from
 		}

@@ -180,7 +180,7 @@ func (c *copied) fill(ctx context.Context, to *os.File) error {
 	if err != nil {
 		return err
 	}
-	if got.String() != c.digest {
+	if c.digest != "" && got.String() != c.digest { // of what is not kept nobody made digests
 		want, err := cas.ParseDigest(c.digest)
 		return errors.Join(err, &cas.CorruptError{Digest: want, Got: got})
 	}
