@@ -177,6 +177,11 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 		}
 		c.index.Count("misses", 1)
 	}
+	if r.OnMiss == Fail && found.doubted == 0 {
+		if a, err := c.answerWaiting(ctx, r, id, p, rc, phase); a != nil || err != nil {
+			return c.finish(a, r, id, p, rt), err
+		}
+	}
 	if r.OnMiss == Fail && !found.stale {
 		if f := c.failedBefore(r, id, p, rc); f != nil {
 			return nil, f.missing(r)

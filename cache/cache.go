@@ -93,6 +93,7 @@ type Cache struct {
 	changes  *changes
 	views    views
 	places   *places
+	waiting  waitingResults
 	attend   *attending
 	evicting sync.Mutex // held by who writes ghosts and removes their builds
 	usages   usages

@@ -72,7 +72,7 @@ func (c *Cache) wantedNow(id index.BuildID) string {
 	if _, pinned := c.index.Pinned(id); pinned {
 		return "pinned"
 	}
-	if c.attend.busy(id) {
+	if c.attend.busy(id) || c.views.isAnswered(id) {
 		return keptInUse
 	}
 	return ""

@@ -53,7 +53,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	out = append(out, c.adviseDrivers()...)
 	out = append(out, c.adviseUprooted()...)
 	out = append(out, c.adviseState()...)
-	out = append(out, c.adviseSpace()...)
+	out = append(out, c.adviseSpace(p)...)
 	out = append(out, c.adviseSandbox(ctx)...)
 	out = append(out, c.adviseClock())
 	out = append(out, c.adviseWatching()...)

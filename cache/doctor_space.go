@@ -1,7 +1,10 @@
 package cache
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/index"
@@ -23,8 +26,9 @@ func (c *Cache) madeSince(g *index.Ghost) bool {
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// adviseSpace tells of a budget that is too small, and of results that were not kept.
-func (c *Cache) adviseSpace() []Advice {
+// adviseSpace tells of a budget that is too small, of results that wait for room, and of those that were not kept and are of models that the peer
+// may hear of.
+func (c *Cache) adviseSpace(p Peer) []Advice {
 	const subject = "space"
 	r, err := c.Space()
 	if err != nil {
@@ -44,8 +48,88 @@ func (c *Cache) adviseSpace() []Advice {
 		out = append(out, warning(subject, "%s are free, and %s are to stay free: nothing more is kept", bytesText(r.Free), bytesText(r.Floor)).
 			hint("make room on the disk, or lower free_floor in [space]"))
 	}
+	out = append(out, c.adviseUnkept(p)...)
+	if since := c.places.longestQueued(); !since.IsZero() {
+		if waits := time.Since(since); waits > queuedWaited {
+			out = append(out, warning(subject, "waiting for room to be kept: %s of %s, the first for %s", results(r.Queued), bytesText(r.QueuedBytes), waits.Round(time.Second)).
+				hint("epcachectl gc -n says what may not go, and why; epcachectl jobs shows what waits; what has no room within %s is not kept: raise budget in [space]", c.places.lasts))
+		}
+	}
 	if len(out) == 0 && r.Budget > 0 {
 		out = append(out, fine(subject, "%s are used of a budget of %s", bytesText(used), bytesText(r.Budget)))
 	}
 	return out
+}
+
+func results(n int) string {
+	if n == 1 {
+		return "1 result"
+	}
+	return fmt.Sprintf("%d results", n)
+}
+
+// adviseUnkept names the models of which there is no build since what was compiled had no room, those first that were compiled for nothing most often.
+func (c *Cache) adviseUnkept(p Peer) []Advice {
+	type lost struct {
+		last  *Event
+		times int
+	}
+	const subject = "space"
+	byKey := make(map[index.RequestKey]*lost)
+	all := c.index.Events(c.now().Add(-thrashSpan))
+	for i := range all {
+		if e := eventFrom(all[i]); e.Kind == EventUnkept && c.mayHear(p, &e) {
+			if byKey[e.RequestKey] == nil {
+				byKey[e.RequestKey] = &lost{}
+			}
+			byKey[e.RequestKey].last = &e
+			byKey[e.RequestKey].times++
+		}
+	}
+	var worst []*lost
+	for key, l := range byKey {
+		if !c.hasBuild(key, l.last.scope) && !c.waiting.has(key) {
+			worst = append(worst, l)
+		}
+	}
+	slices.SortFunc(worst, func(a, b *lost) int {
+		return cmp.Or(cmp.Compare(b.times, a.times), b.last.At.Compare(a.last.At), strings.Compare(a.last.RequestKey.String(), b.last.RequestKey.String()))
+	})
+	var out []Advice
+	for i, l := range worst {
+		if i == maxFindings {
+			out = append(out, warning(subject, "and %d more", len(worst)-i).hint("epcachectl events shows them: %q", EventUnkept))
+			break
+		}
+		often := "once"
+		if l.times > 1 {
+			often = fmt.Sprintf("%d times", l.times)
+		}
+		out = append(out, warning(subject, "model %q was compiled %s in the last 7 days and is not kept: %s", l.last.Model, often, l.last.Text).hint("%s", unkeptHint(l.last.Text)))
+	}
+	return out
+}
+
+// hasBuild tells whether there is a build for the request, for all or in the scope.
+func (c *Cache) hasBuild(key index.RequestKey, scope string) bool {
+	for _, one := range []string{"shared", scope} {
+		if builds, err := c.index.Lookup(key, one); err != nil || len(builds) > 0 {
+			return true // of what cannot be looked up nothing is said
+		}
+	}
+	return false
+}
+
+// unkeptHint is what to change where a result was not kept, by what was said of that: the hint that was given with it is not kept.
+func unkeptHint(text string) string {
+	for _, of := range []struct{ says, hint string }{
+		{"and the budget for all is", "it never fits: raise budget in [space] of the daemon's configuration to more than it takes"},
+		{"are to stay free", "make room on the disk, or lower free_floor in [space] of the daemon's configuration"},
+		{"of at most", "remove what is not needed any more: epcachectl rm; or raise user_bytes in [space] of the daemon's configuration"},
+	} {
+		if strings.Contains(text, of.says) {
+			return of.hint
+		}
+	}
+	return "epcachectl gc -n says what may not go, and why; or raise budget in [space] of the daemon's configuration"
 }

@@ -177,7 +177,7 @@ func (fs *flights) add(key flightKey, work runner) *flight {
 func (fs *flights) start(key flightKey, f *flight, work runner) {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.cancel = cancel
-	if fs.began != nil && !f.about.inquiry {
+	if fs.began != nil && f.about.compiles() {
 		fs.began()
 	}
 	fs.work.Go(func() {
@@ -194,7 +194,7 @@ func (fs *flights) start(key flightKey, f *flight, work runner) {
 		}
 		fs.mu.Unlock()
 		close(f.done)
-		if fs.ended != nil && !f.about.inquiry {
+		if fs.ended != nil && f.about.compiles() {
 			fs.ended()
 		}
 	})

@@ -104,7 +104,7 @@ func (gs *gains) warnings(id index.BuildID) []string {
 }
 
 // after has the source of a build measured that the job just stored. It takes the model's private copy from the job, if there is one.
-func (gs *gains) after(j *job, b *index.Build) {
+func (gs *gains) after(j *job, b *index.Build, over bool) {
 	if j.load == 0 || len(b.Members) > 0 {
 		return // it was not loaded here; or it is a group, whose models have no load of their own to compare with
 	}
@@ -113,9 +113,11 @@ func (gs *gains) after(j *job, b *index.Build) {
 		return
 	}
 	m := &measurement{job: j, build: *b}
-	if j.copies[0].original != nil {
+	switch {
+	case over: // it has to be where the build says that it is
+	case j.copies[0].original != nil:
 		m.request, _ = j.request.own() // without descriptors to spare it has to be where it was said to be
-	} else if gs.c.roomy(j.modelFolder()) {
+	case gs.c.roomy(j.modelFolder()):
 		folder := gs.c.path("staging", "gain-"+newID())
 		if err := os.Rename(j.modelFolder(), folder); err == nil {
 			m.copy = folder

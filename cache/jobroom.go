@@ -17,14 +17,13 @@ func (j *job) setAside(ctx context.Context, about *jobFacts) {
 	j.room, _ = j.c.reserve(ctx, j.request.Peer.UID, false, j.c.flights.costs.Output(about.kind()))
 }
 
-// settle makes the reservation as large as what was compiled, and says why there is no room for it, if there is none.
-func (j *job) settle(ctx context.Context, b *index.Build, out string) error {
-	var sizes []int64
+// settle makes the reservation as large as what was compiled, whose files have these sizes, and says why there is no room for it, if there is none.
+func (j *job) settle(ctx context.Context, b *index.Build, out string) (sizes []int64, why error) {
 	j.output = 0
 	for _, f := range b.Files {
 		info, err := os.Lstat(filepath.Join(out, filepath.FromSlash(f.Name)))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		sizes = append(sizes, info.Size())
 		j.output += info.Size()
@@ -32,7 +31,7 @@ func (j *job) settle(ctx context.Context, b *index.Build, out string) error {
 	if j.c.settings.Load().keepSource == KeepCopy {
 		sizes = append(sizes, j.sourceSizes()...)
 	}
-	return j.room.resize(ctx, true, sizes...)
+	return sizes, j.room.resize(ctx, true, sizes...)
 }
 
 // sourceSizes are those of the files that are kept as copies of the source models.

@@ -58,8 +58,12 @@ type jobFacts struct {
 	anew  index.BuildID // the build that it is to replace; zero: somebody asked for it
 	claim bool          // applications compile it, which may bring nothing
 
+	keeps   bool // nothing is compiled: it keeps what was answered already
 	inquiry bool // nothing is compiled: it finds out what compiles need
 }
+
+// compiles tells whether something is compiled.
+func (a *jobFacts) compiles() bool { return !a.inquiry && !a.keeps }
 
 func (a *jobFacts) kind() queue.Kind { return queue.Kind{EPs: a.eps, Size: a.size} }
 
@@ -291,7 +295,7 @@ func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) 
 		if held != nil {
 			held.finish(jobCancelled, 0) // for the next who wants it, if somebody does
 		}
-		if ends && !f.about.inquiry {
+		if ends && f.about.compiles() {
 			c.happened(eventFor(Peer{UID: f.about.UID}, f.about.RequestKey, f.about.ModelName, EventCancelled, "by uid %d", p.UID))
 		}
 	}

@@ -3,21 +3,19 @@ package cache
 import (
 	"context"
 	"slices"
-
-	"github.com/epcached/epcached/index"
 )
 
 // meanwhile is the job of a request whose build was stored after it had been looked for, and before anybody could wait
-// for it: there is nothing left to do.
+// for it, or is to be kept and can be had already: there is nothing left to do.
 type meanwhile struct {
-	build *index.Build
-	about jobFacts
+	result *compiled
+	about  jobFacts
 }
 
 func (m *meanwhile) facts() jobFacts { return m.about }
 
 func (m *meanwhile) run(context.Context, *flight) (*compiled, error) {
-	return &compiled{build: m.build, found: true}, nil
+	return m.result, nil
 }
 
 // madeMeanwhile looks once more for the build that a job in this scope would make, nil if it is still to be made. Jobs
@@ -35,10 +33,18 @@ func (c *Cache) madeMeanwhile(r *Request, p *plan, rc *runtimeContent, scope str
 	}
 	for i := range builds {
 		if b := &builds[i]; p.exactly(b) && !slices.Contains(r.unserved, b.ID) && c.barred(r, rc, b) == "" {
-			m := &meanwhile{build: b, about: jobFacts{scope: scope}}
-			m.about.Job = Job{ModelName: r.Name, ModelDigest: b.ModelDigest, RequestKey: b.RequestKey, Build: b.BuildKey, EP: p.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
-			return m
+			return newMeanwhile(r, p, scope, &compiled{build: b, found: true})
 		}
 	}
+	if result := c.waitingFor(r, p, rc, scope); result != nil {
+		return newMeanwhile(r, p, scope, result)
+	}
 	return nil
+}
+
+func newMeanwhile(r *Request, p *plan, scope string, result *compiled) *meanwhile {
+	b := result.build
+	m := &meanwhile{result: result, about: jobFacts{scope: scope}}
+	m.about.Job = Job{ModelName: r.Name, ModelDigest: b.ModelDigest, RequestKey: b.RequestKey, Build: b.BuildKey, EP: p.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
+	return m
 }

@@ -135,6 +135,18 @@ func (s *places) anyQueued() (n int, bytes int64) {
 	return len(s.queued), s.queuedBytes()
 }
 
+// longestQueued is since when the first of those waits that wait now; zero: none does.
+func (s *places) longestQueued() (since time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for q := range s.queued {
+		if since.IsZero() || q.since.Before(since) {
+			since = q.since
+		}
+	}
+	return since
+}
+
 // await waits for its turn, and then for room, which reserve sets aside, until over is closed. waitedFor tells whether a request waits for the result.
 func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func() bool, reserve func() (*reservation, error)) (*reservation, error) {
 	s := q.c.places

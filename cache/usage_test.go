@@ -129,7 +129,7 @@ func TestThrashingIsSeen(t *testing.T) {
 			b.within(budget)
 			b.later.Add(int64(time.Second))
 		}
-		advice = b.cache.adviseSpace()
+		advice = b.cache.adviseSpace(b.self())
 	}
 	require.Equal(t, SeverityWarning, advice[0].Severity)
 	require.Contains(t, advice[0].Hint, "the budget is too small: with ")
@@ -145,7 +145,7 @@ func TestThrashingIsSeen(t *testing.T) {
 	}
 	require.Equal(t, before, b.compiler.Compiles.Load(), "with the budget of the hint nothing is compiled twice")
 	b.later.Add(int64(8 * 24 * time.Hour))
-	require.Equal(t, SeverityOK, b.cache.adviseSpace()[0].Severity)
+	require.Equal(t, SeverityOK, b.cache.adviseSpace(b.self())[0].Severity)
 }
 
 // What went because somebody asked for it, or for a user's quota, says nothing of the budget.
@@ -173,5 +173,5 @@ func TestEvictionsThatTheBudgetDidNotAskForAreNoThrashing(t *testing.T) {
 	again()
 	require.Len(t, b.cache.index.Ghosts(nil), 10)
 	require.Zero(t, b.cache.thrashes())
-	require.Equal(t, SeverityOK, b.cache.adviseSpace()[0].Severity)
+	require.Equal(t, SeverityOK, b.cache.adviseSpace(b.self())[0].Severity)
 }

@@ -50,17 +50,19 @@ type viewFile struct {
 
 // views are the views that are in use, and those to be taken away.
 type views struct {
-	mu     sync.Mutex
-	live   map[index.BuildID]*view // guarded by mu
-	made   map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
-	doomed map[string]*doomed      // by "<scope>/<view>"; guarded by mu
-	making sync.Mutex              // one view is made at a time
+	mu       sync.Mutex
+	live     map[index.BuildID]*view // guarded by mu
+	made     map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
+	doomed   map[string]*doomed      // by "<scope>/<view>"; guarded by mu
+	answered map[index.BuildID]bool  // whose unkept view is there still; guarded by mu
+	making   sync.Mutex              // one view is made at a time
 }
 
 func (c *Cache) openViews() error {
 	c.views.live = make(map[index.BuildID]*view)
 	c.views.made = make(map[string]bool)
 	c.views.doomed = make(map[string]*doomed)
+	c.views.answered = make(map[index.BuildID]bool)
 	return c.scopeDir(c.path("views"), "shared")
 }
 

@@ -20,6 +20,9 @@ type doomed struct {
 	inner *os.File // nil for a view of an earlier run; stays open as long as a hit may be looking through it
 	files []viewFile
 	after time.Time // clients that were told the path only have until then
+
+	wanted bool          // of a result that is to be kept: it stays until that is done
+	linked index.BuildID // that it has become since: its files are further names of blobs, and count as those of builds do; zero: none
 }
 
 // pathGrace is how long a view stays after it was last given out, for clients that load by path.
@@ -48,6 +51,50 @@ func (c *Cache) doomLater(v *view) {
 	c.views.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: c.now().Add(handOver)}
 }
 
+// want says whether the view of a result that is not kept has to stay for now. Who was given it lately has it for a while in any case.
+func (vs *views) want(v *view, is bool) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	if d := vs.doomed[v.scope+"/"+v.name]; d != nil {
+		d.wanted = is
+	}
+}
+
+// givenAgain has the view of a result that is not kept stay until one more who asks has taken it.
+func (c *Cache) givenAgain(v *view) {
+	c.views.mu.Lock()
+	defer c.views.mu.Unlock()
+	if d := c.views.doomed[v.scope+"/"+v.name]; d != nil {
+		d.after = c.now().Add(handOver)
+	}
+}
+
+// linked says that the files of a result's view have become further names of the build's blobs. While the view is there the build stays: its
+// going would free nothing. Where nobody was told the path, that is no longer than those who waited need to take it.
+func (vs *views) linked(v *view, b *index.Build, until time.Time) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	d := vs.doomed[v.scope+"/"+v.name]
+	if d == nil {
+		return
+	}
+	d.files, d.linked = nil, b.ID
+	for _, f := range b.Files {
+		d.files = append(d.files, viewFile{name: f.Name, digest: f.Digest})
+	}
+	if v.served.Load() == 0 && until.Before(d.after) {
+		d.after = until
+	}
+	vs.answered[b.ID] = true
+}
+
+// isAnswered tells whether somebody may still have the view from which the build was answered before it was kept.
+func (vs *views) isAnswered(id index.BuildID) bool {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	return vs.answered[id]
+}
+
 // handOver is how long those who waited for a compile have to take its result.
 const handOver = time.Minute
 
@@ -57,7 +104,7 @@ func (c *Cache) doomedViews() []*doomed {
 	defer c.views.mu.Unlock()
 	var out []*doomed
 	for name, d := range c.views.doomed {
-		if !strings.HasPrefix(name, unkept+"/") {
+		if !d.linked.IsZero() || !strings.HasPrefix(name, unkept+"/") {
 			out = append(out, d)
 		}
 	}
@@ -95,7 +142,7 @@ func (c *Cache) sweepViews() {
 	todo := make(map[string]*doomed, len(c.views.doomed))
 	now := c.now()
 	for name, d := range c.views.doomed {
-		if !now.Before(d.after) {
+		if !d.wanted && !now.Before(d.after) {
 			todo[name] = d
 		}
 	}
@@ -118,6 +165,7 @@ func (c *Cache) sweepViews() {
 		c.views.mu.Lock()
 		delete(c.views.doomed, name)
 		delete(c.views.made, name)
+		delete(c.views.answered, d.linked)
 		c.views.mu.Unlock()
 		c.places.tellFreed()
 	}

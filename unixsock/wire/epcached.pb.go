@@ -2238,7 +2238,7 @@ type AcquireReply struct {
 	Claim                  *Claim                 `protobuf:"bytes,26,opt,name=claim,proto3" json:"claim,omitempty"`     // of "claim": the caller is to compile
 	Members                []*Member              `protobuf:"bytes,27,rep,name=members,proto3" json:"members,omitempty"` // of a group: all its members in order, the first is graph. To load several of them in one process, do it in this order
 	Member                 uint32                 `protobuf:"varint,28,opt,name=member,proto3" json:"member,omitempty"`  // which of the members the request was for, when it named one model; 0: the first
-	Unkept                 bool                   `protobuf:"varint,29,opt,name=unkept,proto3" json:"unkept,omitempty"`  // nothing of the build is kept: its files go with fd, and the same request compiles again
+	Unkept                 bool                   `protobuf:"varint,29,opt,name=unkept,proto3" json:"unkept,omitempty"`  // nothing of the build is kept, or not yet: its files go with fd, and the same request compiles again unless it is kept by then
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -7563,7 +7563,7 @@ func (x *Difference) GetFound() string {
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	AtMs          int64                  `protobuf:"varint,1,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`                  // Unix time, milliseconds
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                               // "compiled", "failed", "cancelled", "withheld", "damaged", "judged", "rebuild", "rebuilt", "report", "probed", "changing", "changed", ...
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                               // "compiled", "not kept", "not kept yet", "failed", "cancelled", "withheld", "damaged", "judged", "rebuild", "rebuilt", "report", "probed", "changing", "changed", ...
 	RequestKey    string                 `protobuf:"bytes,3,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // empty: of the machine, not of an entry
 	Build         string                 `protobuf:"bytes,4,opt,name=build,proto3" json:"build,omitempty"`                             // build key
 	Model         string                 `protobuf:"bytes,5,opt,name=model,proto3" json:"model,omitempty"`                             // its name
