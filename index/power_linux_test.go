@@ -1,0 +1,73 @@
+package index
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// The database is bbolt's to write, past the file system that other crash tests put in between: so this one takes the power from a real one. What was synced
+// before it got its name is there, and nothing is made anew; without that the manifests would be read again, and the last use of every build forgotten.
+func TestANewDatabaseIsThereAfterAPowerCut(t *testing.T) {
+	image, at := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "mounted")
+	require.NoError(t, os.WriteFile(image, nil, 0o600))
+	require.NoError(t, os.Truncate(image, 64<<20))
+	require.NoError(t, os.Mkdir(at, 0o700))
+	run := func(command ...string) {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("SKIPPED: no small file system to take the power from: %s: %v: %s", command[0], err, out)
+		}
+	}
+	run("mkfs.ext4", "-q", "-F", image)
+	run("mount", "-o", "loop", image, at)
+	mounted := true
+	t.Cleanup(func() {
+		if mounted {
+			require.NoError(t, exec.Command("umount", at).Run())
+		}
+	})
+	dir := filepath.Join(at, "state")
+	x, err := Open(dir, Options{})
+	require.NoError(t, err)
+	b := publish(t, x)
+	require.NoError(t, x.Close())
+	require.NoError(t, os.Remove(filepath.Join(dir, "index.db")))
+	f, err := os.Open(at)
+	require.NoError(t, err)
+	require.NoError(t, unix.Syncfs(int(f.Fd())))
+
+	x, err = Open(dir, Options{}) // makes a new one
+	require.NoError(t, err)
+	const shutdown, nothingMore = 0x8004587d, 2 // EXT4_IOC_SHUTDOWN, without what is only in the journal's memory
+	err = unix.IoctlSetPointerInt(int(f.Fd()), shutdown, nothingMore)
+	require.NoError(t, f.Close())
+	_ = x.Close() // of a machine that has lost its power
+	if err != nil {
+		t.Skipf("SKIPPED: this file system cannot be shut down: %v", err)
+	}
+	run("umount", at)
+	mounted = false
+	run("mount", "-o", "loop", image, at)
+	mounted = true
+	why, err := guard(openLimit, func() (string, error) {
+		db, err := openBolt(filepath.Join(dir, "index.db"), false)
+		if err != nil {
+			return "", err
+		}
+		why, err := schemaProblem(db)
+		return why, errors.Join(err, db.Close())
+	})
+	require.NoError(t, err)
+	require.Empty(t, why)
+	x, err = Open(dir, Options{})
+	require.NoError(t, err)
+	got, err := x.Get(b.ID)
+	require.NoError(t, err)
+	require.Equal(t, b, got)
+	closeSound(t, x)
+}
