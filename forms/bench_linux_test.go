@@ -24,8 +24,10 @@ type bench struct {
 	*user
 }
 
-func newBench(t testing.TB) *bench {
-	dir := filepath.Join(t.TempDir(), "state")
+func newBench(t testing.TB) *bench { return newBenchIn(t, t.TempDir()) }
+
+func newBenchIn(t testing.TB, at string) *bench {
+	dir := filepath.Join(at, "state")
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64), held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
 	b.memory.user = b.user

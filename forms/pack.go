@@ -224,7 +224,8 @@ func (s *Store) removeWhole(d cas.Digest) (freed int64, err error) {
 	}
 	freed = was - p.Disk
 	if p.Literals != dedupe.NoLiterals {
-		freed -= cas.OnDisk(p.Containers[p.Literals].Size)
+		own, _ := cas.DiskBytesIn(s.dir, p.Containers[p.Literals].Digest) // of one that has just gone, none
+		freed -= own
 	}
 	s.account.changed()
 	s.memory.DropShare(d)
