@@ -143,7 +143,7 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 		}
 		roots = []string{"views/" + unkept}
 	case kindStaging:
-		roots = []string{"staging", "objects/incoming", "manifests/incoming"}
+		roots = []string{"staging", "objects/incoming", "manifests/incoming", "recipes/incoming", "unpacked/objects/incoming"}
 	case kindIndex, kindJournal, kindReserve, kindOthers:
 		roots = []string{"."}
 	}
