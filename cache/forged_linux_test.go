@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -64,6 +65,11 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 			last.At, last.Length, last.Period = r.Size, 1<<30, 1
 			r.Extents, r.Size = append(r.Extents, last), r.Size+1<<30
 		},
+		"a petabyte of one byte": func(_ *bench, _ []*index.Build, r *dedupe.Recipe) {
+			last := r.Extents[largest(r)]
+			last.At, last.Length, last.Period = r.Size, 1<<50, 1
+			r.Extents, r.Size = append(r.Extents, last), r.Size+1<<50
+		},
 		"another's blob": func(_ *bench, builds []*index.Build, r *dedupe.Recipe) {
 			r.Blob = cas.Digest{1}
 		},
@@ -101,6 +107,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				if restart {
 					b.open()
 				}
+				b.requireFound(large(builds[1]), builds[1])
 				a := b.acquire(b.variant(2))
 				require.Equal(t, Compiled, a.Outcome)
 				require.Contains(t, a.Why, "damaged")
@@ -116,6 +123,23 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				require.NotEmpty(t, aside, "it is in the quarantine")
 			})
 		}
+	}
+}
+
+// requireFound sees to it that a check, which changes nothing, names what is wrong with a blob, and whose it is.
+func (b *bench) requireFound(d cas.Digest, whose ...*index.Build) {
+	b.Helper()
+	result, err := b.cache.Check(context.Background(), b.self(), true, false, nil)
+	require.NoError(b, err)
+	var told []index.BuildKey
+	found := false
+	for _, f := range result.Findings {
+		found = found || strings.Contains(f.Object, d.String()) && f.Detail != ""
+		told = append(told, f.Builds...)
+	}
+	require.True(b, found, "%v", result.Findings)
+	for _, build := range whose {
+		require.Contains(b, told, build.BuildKey)
 	}
 }
 
@@ -191,6 +215,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				if restart {
 					b.open()
 				}
+				b.requireFound(large(builds[1]), builds[1])
 				a := b.acquire(b.variant(2))
 				require.Equal(t, Compiled, a.Outcome)
 				require.Equal(t, files[1], b.read(a))

@@ -1,0 +1,81 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What stands in the place of a recipe and is none is damage, for a daemon that runs, for one that starts, and for who reads the store without one.
+func TestWhatIsNoRecipeIsDamage(t *testing.T) {
+	cases := map[string]func(t *testing.T, path, others string){
+		"a symbolic link to the same bytes": func(t *testing.T, path, _ string) {
+			aside := filepath.Join(t.TempDir(), "aside")
+			raw, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(aside, raw, 0o444))
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Symlink(aside, path))
+		},
+		"a folder": func(t *testing.T, path, _ string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Mkdir(path, 0o755))
+			require.NoError(t, os.WriteFile(filepath.Join(path, "file"), []byte("x"), 0o644))
+		},
+		"a pipe": func(t *testing.T, path, _ string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, syscall.Mkfifo(path, 0o644))
+		},
+		"a socket's place": func(t *testing.T, path, _ string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, syscall.Mknod(path, syscall.S_IFSOCK|0o644, 0))
+		},
+		"another name of another blob's recipe": func(t *testing.T, path, others string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Link(others, path))
+		},
+		"unreadable": func(t *testing.T, path, _ string) {
+			if os.Geteuid() == 0 {
+				t.Skip("SKIPPED: root reads what nobody may read")
+			}
+			require.NoError(t, os.Chmod(path, 0))
+		},
+	}
+	for name, replace := range cases {
+		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				b := newBench(t)
+				builds, files := b.similar(3)
+				require.Positive(t, b.pack(builds[1]))
+				require.Positive(t, b.pack(builds[2]))
+				if restart {
+					b.close()
+				}
+				replace(t, b.recipePath(large(builds[1])), b.recipePath(large(builds[2])))
+				if when == "read only" {
+					_, err := b.stored().Find(context.Background(), b.variant(2), "")
+					require.Error(t, err)
+					require.True(t, Damaged(err) || ClassOf(err) == NotFound, "%v", err)
+					return
+				}
+				if restart {
+					b.open()
+				}
+				b.requireFound(large(builds[1]), builds[1])
+				a := b.acquire(b.variant(2))
+				require.Equal(t, Compiled, a.Outcome)
+				require.Contains(t, a.Why, "damaged")
+				require.Equal(t, files[1], b.read(a))
+				for i, variant := range map[int]int{0: 1, 2: 3} {
+					other := b.acquire(b.variant(variant))
+					require.Equal(t, Hit, other.Outcome, "the others are as they were")
+					require.Equal(t, files[i], b.read(other))
+				}
+			})
+		}
+	}
+}
