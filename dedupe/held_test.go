@@ -25,11 +25,11 @@ func (c *countedSource) ReadAt(p []byte, off int64) (int, error) {
 
 // Of a small target every byte is read once, however much of it is compared.
 func TestASmallTargetIsReadOnce(t *testing.T) {
-	b := randomBytes(123, 3<<20)
+	b := randomBytes(123, 900<<10)
 	for i := 0; i < len(b); i += 20 << 10 {
 		copy(b[i:], b[:5<<10])
 	}
-	stored := Candidate{Digest: cas.Digest{1}, Source: source(b[1<<20:])}
+	stored := Candidate{Digest: cas.Digest{1}, Source: source(b[300<<10:])}
 	counted := &countedSource{Source: source(b)}
 	_, err := Match(context.Background(), counted, []Candidate{stored}, Options{})
 	require.NoError(t, err)
@@ -43,8 +43,8 @@ func TestASmallTargetIsReadOnce(t *testing.T) {
 	require.Equal(t, int64(len(b)), counted.bytes.Load())
 
 	bad := errors.New("bad sector")
-	_, err = Scan(context.Background(), &failingFrom{source(b), 2 << 20, bad}, Options{})
+	_, err = Scan(context.Background(), &failingFrom{source(b), 600 << 10, bad}, Options{})
 	require.ErrorIs(t, err, bad)
-	_, err = Match(context.Background(), &failingFrom{source(b), 2 << 20, bad}, nil, Options{})
+	_, err = Match(context.Background(), &failingFrom{source(b), 600 << 10, bad}, nil, Options{})
 	require.ErrorIs(t, err, bad)
 }

@@ -119,6 +119,7 @@ func compare(c corpus, corpusDir, work, only string, noRestore bool, bound int64
 	fmt.Printf("corpus: %d artefacts, %d files, %.1f MB\n", len(c.Artefacts), len(c.files()), float64(c.size())/1e6)
 	fmt.Printf(columns, "method", "stored MB", "logical/stored", "x bound", "take in GB/s", "CPU s", "restore GB/s", "peak MiB")
 	failed := 0
+	all := map[string]figures{}
 	each := map[string][]int64{}
 	for _, name := range wanted {
 		f, err := inChild(self, corpusDir, work, name, noRestore)
@@ -127,6 +128,7 @@ func compare(c corpus, corpusDir, work, only string, noRestore bool, bound int64
 			failed++
 			continue
 		}
+		all[name] = f
 		if f.Each != nil {
 			each[name] = f.Each
 		}
@@ -135,6 +137,7 @@ func compare(c corpus, corpusDir, work, only string, noRestore bool, bound int64
 		}
 		f.print(name, c.size(), bound)
 	}
+	printAgainst(os.Stdout, all)
 	if each["bound"] != nil && each["epcached"] != nil {
 		printEach(c, each["bound"], each["epcached"])
 	}

@@ -101,6 +101,9 @@ func (m method) measure(c corpus, work string) (figures, error) {
 	return f, c.same(into)
 }
 
+// speed is that of taking in, in GB/s.
+func (f figures) speed() float64 { return float64(f.Bytes) / 1e9 / f.TakeIn }
+
 // columns are those of the table, a line for each method as soon as it is done.
 const columns = "%-16s %10s %15s %8s %13s %7s %13s %9s\n"
 
@@ -113,7 +116,7 @@ func (f figures) print(name string, logical, bound int64) {
 		restore = fmt.Sprintf("%.2f", float64(logical)/1e9/f.Restore)
 	}
 	fmt.Printf(columns, name, fmt.Sprintf("%.2f", float64(f.Stored)/1e6), fmt.Sprintf("%.3f", float64(logical)/float64(f.Stored)), share,
-		fmt.Sprintf("%.2f", float64(logical)/1e9/f.TakeIn), fmt.Sprintf("%.1f", f.CPU), restore, fmt.Sprintf("%.0f", float64(f.Peak)/(1<<20)))
+		fmt.Sprintf("%.2f", f.speed()), fmt.Sprintf("%.1f", f.CPU), restore, fmt.Sprintf("%.0f", float64(f.Peak)/(1<<20)))
 }
 
 // processor returns the seconds that this process and its children have used.
