@@ -1,9 +1,9 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"time"
 
 	"github.com/epcached/epcached/index"
 )
@@ -92,15 +92,7 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 	if err != nil {
 		return removed, 0, fail(Internal, err, "remove")
 	}
-	err = c.eachOf(ctx, ids, func(b *index.Build) error {
-		if !dryRun {
-			if _, err := c.retract(ctx, b, "removed by hand", 0); err != nil {
-				return fail(Internal, err, "remove %s", b.BuildKey)
-			}
-		}
-		removed.took(c, b)
-		return nil
-	})
+	err = c.removeByHand(ctx, ids, dryRun, &removed)
 	if err == nil && everything && !dryRun {
 		left := int64(0)
 		err = c.removeRest(ctx)
@@ -116,6 +108,38 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 		removed, err = c.filledIn(p, removed, err)
 	}
 	return removed, freed, err
+}
+
+// removeByHand removes builds, some at a time, and notes those that have gone; or tells of all that it would remove.
+func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bool, removed *Changed) error {
+	var some []departure
+	remove := func() error {
+		err := c.retractAll(some, func(d *departure) { removed.took(c, d.build) })
+		for i := range some {
+			if d := &some[i]; !errors.Is(d.err, index.ErrNotFound) { // else it has just gone
+				err = cmp.Or(err, d.err)
+			}
+		}
+		some = nil
+		if err != nil {
+			return fail(Internal, err, "remove")
+		}
+		return nil
+	}
+	err := c.eachOf(ctx, ids, func(b *index.Build) error {
+		if dryRun {
+			removed.took(c, b)
+			return nil
+		}
+		if some = append(some, departure{build: b, why: "removed by hand"}); len(some) < atOnce {
+			return nil
+		}
+		return remove()
+	})
+	if err != nil || len(some) == 0 {
+		return err
+	}
+	return remove()
 }
 
 // toRemove lists what is to go.
@@ -138,33 +162,6 @@ func (c *Cache) allChangeable(ctx context.Context, p Peer) (ids []index.BuildID,
 		return nil, searchError(ctx, err)
 	}
 	return ids, nil
-}
-
-// retract removes a build: first its manifest, which is the commit, then its view, then the blobs that nothing
-// else needs. A crash in between leaves leftovers, which the next start removes. freed counts bytes on disk.
-func (c *Cache) retract(ctx context.Context, b *index.Build, why string, grace time.Duration) (freed int64, err error) {
-	c.views.mu.Lock()
-	v := c.views.live[b.ID]
-	c.views.mu.Unlock()
-	if v == nil {
-		v = c.earlierView(b)
-	}
-	defer c.places.leave(c.wholeBytes(b))()
-	if err := c.index.Retract(ctx, b.ID, why); err != nil {
-		return 0, err
-	}
-	if v != nil {
-		c.dropView(b.ID, v, grace)
-	}
-	for _, f := range b.Blobs() {
-		bytes, err2 := c.forms.Remove(f.Digest)
-		if err2 != nil {
-			err = errors.Join(err, err2)
-		}
-		freed += bytes
-	}
-	c.sweepViews()
-	return freed, err
 }
 
 func (c *Cache) mayChange(p Peer, b *index.Build) bool { return c.mayChangeIn(p, b.Scope) }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -82,6 +81,7 @@ const (
 	keptInUse   = "in use"
 	keptReading = "the daemon is just reading it" // which is no use: it may go when that is over
 	keptGone    = "it is gone already"
+	keptRoom    = "there is room by now"
 	keptNoRoom  = "there is no room for what it does not share"
 )
 
@@ -113,10 +113,13 @@ func (c *Cache) viewNow(id index.BuildID) (v *view, done func()) {
 	return v, func() { _ = v.inner.Close() } // read-only: nothing can be lost
 }
 
-// ghostsAtOnce is how many removals share the sync that makes their ghosts durable.
-const ghostsAtOnce = 16
+// What is removed together shares its syncs; that many at most, for who publishes may wait for all of them, and who waits for room looks when they have gone.
+const (
+	atOnce      = 16
+	bytesAtOnce = 1 << 30
+)
 
-// Collect carries a plan out, a build at a time, and looks again before each: what was used, pinned or taken since
+// Collect carries a plan out, some builds at a time, and looks again before each: what was used, pinned or taken since
 // stays, and nothing goes beyond the goal. The plan says what became of it. It may be stopped between any two builds.
 func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(done, total int64)) error {
 	defer c.places.waits.Work()()
@@ -132,18 +135,8 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 			progress(plan.Freed, total)
 			continue
 		}
-		var batch []removal
-		var expected int64
-		for ; next < len(plan.Steps) && len(batch) < ghostsAtOnce && plan.Steps[next].Action == space.Evict; next++ {
-			r := removal{Step: &plan.Steps[next]}
-			var why string
-			if r.build, why = c.still(plan, r.Step, expected); why != "" {
-				r.Keep(why)
-				continue
-			}
-			expected += r.Frees
-			batch = append(batch, r)
-		}
+		batch, n := c.batch(plan, next)
+		next += n
 		if err := c.evictAll(ctx, plan, batch, progress, total); err != nil {
 			return err
 		}
@@ -153,6 +146,45 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 	}
 	plan.End()
 	return nil
+}
+
+// batch gives what goes together, of the steps from first on, and how many steps it has looked at.
+func (c *Cache) batch(plan *Collection, first int) (batch []removal, n int) {
+	var expected int64
+	builds := c.recordsOf(plan.Steps[first:min(first+atOnce, len(plan.Steps))])
+	for ; n < len(builds) && expected < bytesAtOnce; n++ {
+		s, b := &plan.Steps[first+n], builds[n]
+		if s.Action != space.Evict {
+			break
+		}
+		why := keptGone
+		if b != nil {
+			why = c.stays(plan, s, expected)
+		}
+		if why == keptRoom && len(batch) > 0 {
+			break // unless one of those stays after all
+		}
+		if why != "" {
+			s.Keep(why)
+			continue
+		}
+		expected += s.Frees
+		batch = append(batch, removal{s, b})
+	}
+	return batch, n
+}
+
+// recordsOf gives the records of the builds of some steps, nil for each that is gone.
+func (c *Cache) recordsOf(steps []space.Step) []*index.Build {
+	ids := make([]index.BuildID, len(steps))
+	for i := range steps {
+		ids[i] = steps[i].ID
+	}
+	builds, err := c.index.GetAll(ids)
+	if err != nil {
+		return make([]*index.Build, len(steps)) // as one that cannot be read
+	}
+	return builds
 }
 
 // removal is a step that removes a build, and its record, which takes some KiB and is not kept for longer.
@@ -193,14 +225,19 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []removal, progress func(done, total int64), total int64) error {
 	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
 	defer c.evicting.Unlock()
-	batch = slices.DeleteFunc(batch, func(r removal) bool {
-		_, err := c.index.Get(r.ID)
-		if err != nil {
-			r.Keep(keptGone)
+	steps := make([]space.Step, len(batch))
+	for i, r := range batch {
+		steps[i] = *r.Step
+	}
+	var left []removal
+	for i, b := range c.recordsOf(steps) {
+		if b == nil {
+			batch[i].Keep(keptGone)
+			continue
 		}
-		return err != nil
-	})
-	if len(batch) == 0 {
+		left = append(left, batch[i])
+	}
+	if batch = left; len(batch) == 0 {
 		return nil
 	}
 	ghosts := make([]index.Ghost, len(batch))
@@ -216,18 +253,9 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []removal,
 		}
 		return fail(Internal, err, "collect")
 	}
-	for i, r := range batch {
-		if err := c.evict(ctx, plan, r); err != nil {
-			for _, left := range batch[i:] {
-				if _, err := c.index.Get(left.ID); err == nil {
-					c.index.Exorcise(left.ID)
-				}
-			}
-			return err
-		}
-		progress(plan.Freed, total)
-	}
-	return nil
+	err := c.evict(ctx, plan, batch)
+	progress(plan.Freed, total)
+	return err
 }
 
 // evictedOn is how the reason of each eviction begins.
@@ -237,37 +265,79 @@ func evicted(at time.Time, r *space.Step) string {
 	return fmt.Sprintf(evictedOn+"%s to make room: %s", at.Format(time.RFC3339), r.Reason())
 }
 
-// evict removes one build, unless a request was faster.
-func (c *Cache) evict(ctx context.Context, plan *Collection, r removal) error {
-	c.flushUses()
-	why := ""
-	if ctx.Err() != nil {
+// evict removes builds whose ghosts are durable, but for those where a request was faster.
+func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) error {
+	list := make([]departure, len(batch))
+	var going int64 // what those free that go
+	parts := make([]map[cas.Digest]int64, len(batch))
+	before := make(map[cas.Digest]int64) // what they took
+	taken := make([]func(), len(batch))  // end the collector's having them in hand
+	for i, r := range batch {
+		list[i] = departure{build: r.build, why: evicted(c.now(), r.Step), grace: pathGrace, may: func() bool {
+			if ctx.Err() != nil {
+				return false
+			}
+			c.flushUses()
+			done, ok := c.attend.collect(r.ID)
+			why := keptInUse
+			if ok {
+				if why = c.stays(plan, r.Step, going); why != "" {
+					done()
+				}
+			}
+			if why != "" {
+				r.Keep(why)
+				return false
+			}
+			taken[i] = done
+			going += r.Frees
+			parts[i] = c.partsOf(r.build)
+			for d := range parts[i] {
+				if _, ok := before[d]; !ok {
+					before[d] = c.takenBy(d)
+				}
+			}
+			return true
+		}}
+	}
+	err := c.retractAll(list, func(*departure) { c.places.tellFreed() })
+	c.places.tellFreed()
+	for i := len(list) - 1; i >= 0; i-- { // what several had goes with the last of them, as it was planned
+		r, d := &batch[i], &list[i]
+		if taken[i] != nil {
+			taken[i]()
+		}
+		switch {
+		case d.gone:
+			c.index.Count("evicted", 1)
+			plan.Carried(r.Step, c.freedOf(parts[i], before))
+		case errors.Is(d.err, index.ErrNotFound):
+			r.Keep(keptGone) // it was removed for another reason
+		}
+		if !d.gone {
+			c.index.Exorcise(r.ID)
+		}
+		if d.err != nil && !errors.Is(d.err, index.ErrNotFound) && err == nil {
+			err = fmt.Errorf("%s: %w", r.build.BuildKey, d.err)
+		}
+	}
+	if err == nil && ctx.Err() != nil {
 		return fail(Cancelled, ctx.Err(), "collect")
 	}
-	done, ok := c.attend.collect(r.ID)
-	if why = keptInUse; ok {
-		defer done()
-		r.build, why = c.still(plan, r.Step, 0)
+	if err != nil {
+		return fail(Internal, err, "collect")
 	}
-	if why != "" {
-		r.Keep(why)
-		c.index.Exorcise(r.ID)
-		return nil
-	}
-	parts := c.partsOf(r.build)
-	before := c.takenBy(parts)
-	if _, err := c.retract(ctx, r.build, evicted(c.now(), r.Step), pathGrace); errors.Is(err, index.ErrNotFound) {
-		r.Keep(keptGone)
-		c.index.Exorcise(r.ID) // it was removed for another reason
-		return nil
-	} else if err != nil {
-		return fail(Internal, err, "collect %s", r.build.BuildKey)
-	}
-	freed := before - c.takenBy(parts)
-	c.index.Count("evicted", 1)
-	plan.Carried(r.Step, freed)
-	c.places.tellFreed()
 	return nil
+}
+
+// freedOf sums what some blobs take less on the disk than before, and takes note of it in before.
+func (c *Cache) freedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64) (sum int64) {
+	for d := range parts {
+		now := c.takenBy(d)
+		sum += before[d] - now
+		before[d] = now
+	}
+	return sum
 }
 
 // partsOf lists the blobs of a build and the containers that it is packed with, each once: what its removal may free.
@@ -283,17 +353,13 @@ func (c *Cache) partsOf(b *index.Build) map[cas.Digest]int64 {
 	return parts
 }
 
-// takenBy sums what blobs take on the disk as they are, in all of their forms.
-func (c *Cache) takenBy(parts map[cas.Digest]int64) (sum int64) {
-	_, apart := c.forms.Folder()
-	for d := range parts {
-		whole, recipe, unpacked := c.forms.Bytes(d)
-		sum += whole + recipe
-		if !apart {
-			sum += unpacked
-		}
+// takenBy is what a blob takes on the disk as it is, in all of its forms.
+func (c *Cache) takenBy(d cas.Digest) int64 {
+	whole, recipe, unpacked := c.forms.Bytes(d)
+	if _, apart := c.forms.Folder(); apart {
+		return whole + recipe
 	}
-	return sum
+	return whole + recipe + unpacked
 }
 
 // wholeBytes sums what the blobs of a build take on the disk as they are, each once.
@@ -320,11 +386,16 @@ func (c *Cache) still(plan *Collection, s *space.Step, freed int64) (b *index.Bu
 	if err != nil {
 		return nil, keptGone
 	}
+	return &record, c.stays(plan, s, freed)
+}
+
+// stays is still of a build that is there.
+func (c *Cache) stays(plan *Collection, s *space.Step, freed int64) (why string) {
 	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
-		return &record, "there is room by now"
+		return keptRoom
 	}
 	if last, _ := c.index.LastUse(s.ID); last.After(s.Last) && !plan.hurry {
-		return &record, "used since it was planned"
+		return "used since it was planned"
 	}
-	return &record, c.spared(s.ID, &ownFiles{})
+	return c.spared(s.ID, &ownFiles{})
 }

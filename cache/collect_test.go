@@ -2,11 +2,16 @@ package cache
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/space"
 )
@@ -147,4 +152,45 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 	require.Len(t, plan.Steps, 1)
 	require.Equal(t, own.Build.ID, plan.Steps[0].ID)
 	require.EqualValues(t, 1, plan.Considered)
+}
+
+// syncing is a file system that says which folder or file it is about to sync.
+type syncing struct {
+	cas.OS
+	told func(path string)
+}
+
+func (s *syncing) Sync(f *os.File) error { s.told(f.Name()); return s.OS.Sync(f) }
+
+func (s *syncing) SyncDir(path string) error { s.told(path); return s.OS.SyncDir(path) }
+
+// Builds go together: their ghosts are synced before the first manifest goes. Who asks for one of them in between keeps it, without a ghost, and another
+// one goes in its place, though it was not needed.
+func TestWhoAsksForOneOfThoseThatGoTogetherKeepsIt(t *testing.T) {
+	b, _ := stored(t, 3)
+	var wanted atomic.Pointer[index.BuildID] // as soon as the journal is about to be synced
+	b.change = func(o *Options) {
+		o.fs = &syncing{told: func(path string) {
+			if filepath.Base(path) != "journal" {
+				return
+			}
+			if id := wanted.Swap(nil); id != nil {
+				_, err := b.cache.attend.serve(*id)
+				assert.NoError(t, err)
+			}
+		}}
+	}
+	b.reopen()
+	plan := b.plan(0)
+	require.Len(t, plan.Steps, 3)
+	plan.Goal = plan.Used - plan.Steps[0].Frees - plan.Steps[1].Frees
+	first := plan.Steps[0].ID
+	wanted.Store(&first)
+	b.collect(plan)
+	require.Equal(t, []string{"kept: in use", "removed", "removed"}, outcomes(plan, plan.Steps[0].ID, plan.Steps[1].ID, plan.Steps[2].ID))
+	require.Zero(t, plan.Short)
+	require.Len(t, b.list(), 1)
+	ghosts := b.cache.index.Ghosts(nil)
+	require.Len(t, ghosts, 2)
+	require.NotContains(t, []index.BuildID{ghosts[0].BuildID, ghosts[1].BuildID}, first)
 }

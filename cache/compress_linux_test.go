@@ -104,7 +104,7 @@ func TestColdLiteralsAreCompressed(t *testing.T) {
 	}
 	disk, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
-	_, err = b.cache.retract(context.Background(), builds[1], "a test", 0)
+	err = b.cache.retract(context.Background(), builds[1], "a test", 0)
 	require.NoError(t, err)
 	b.exact()
 	left, err := filepath.Glob(filepath.Join(b.state, "recipes", "*", "*"))
@@ -216,7 +216,7 @@ func TestLiteralsThatOthersTakeFromAreNotCompressed(t *testing.T) {
 	require.Equal(t, files[0], b.read(a))
 	require.NoError(t, a.View.Close())
 	b.later.Add(int64(time.Hour))
-	_, err := b.cache.retract(context.Background(), third[0], "a test", 0)
+	err := b.cache.retract(context.Background(), third[0], "a test", 0)
 	require.NoError(t, err)
 	b.pass(time.Hour)
 	require.True(t, b.compressed(d), "nobody takes from them any more")

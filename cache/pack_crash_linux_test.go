@@ -4,15 +4,19 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
+	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/space"
 )
 
 // crashBench is a bench whose store may stop at any step of what is done to it. Builds of models with the same weights are in it.
@@ -22,6 +26,8 @@ type crashBench struct {
 	sizes  []int // of the models that were built; less than 0: with words in them, which can be compressed; 1: that of 512, with its weights twice
 	builds []*index.Build
 	files  []map[string]string
+
+	evicts int // of the first builds: these may be gone, with ghosts
 }
 
 func (b *bench) asks(sizes []int) (out []*Request) {
@@ -58,7 +64,7 @@ func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index
 		b.later.Store(later)
 		b.open()
 		t.Cleanup(func() { _ = b.cache.Close() }) // of a machine that has stopped
-		return &crashBench{b, fs, sizes, builds, files}
+		return &crashBench{bench: b, fs: fs, sizes: sizes, builds: builds, files: files}
 	}
 }
 
@@ -77,9 +83,18 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 		for _, f := range result.Findings {
 			require.Equal(b, "leftover", f.Kind, "%v", f)
 		}
+		require.NoError(b, after.cache.forms.EachPacked(context.Background(), func(d cas.Digest, p dedupe.Packed) error {
+			for _, container := range p.Containers {
+				require.True(b, after.cache.cas.Has(container.Digest), "a container of %s, which may be needed again, is gone", d)
+			}
+			return nil
+		}))
 		for v, r := range after.asks(b.sizes) {
 			if _, err := after.cache.index.Get(b.builds[v].ID); err != nil {
-				require.Zero(b, v, "only the first was retracted")
+				require.Less(b, v, max(b.evicts, 1), "only the first were retracted")
+				if b.evicts > 0 {
+					require.Len(b, after.cache.index.Ghosts(func(g *index.Ghost) bool { return g.BuildID == b.builds[v].ID }), 1, "and nothing says why")
+				}
 				continue
 			}
 			r.OnMiss = Fail
@@ -95,6 +110,20 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 		after.close()
 		require.NoError(b, os.RemoveAll(root))
 	}
+}
+
+// evict removes the first builds together, of those of them that are there.
+func (b *crashBench) evict(n int) error {
+	b.evicts = n
+	ctx, to := context.Background(), int64(0)
+	plan, err := b.cache.PlanCollection(ctx, b.self(), Goal{Bytes: &to, hurry: true})
+	if err != nil {
+		return err
+	}
+	plan.Steps = slices.DeleteFunc(plan.Steps, func(s space.Step) bool {
+		return !slices.ContainsFunc(b.builds[:n], func(build *index.Build) bool { return build.ID == s.ID })
+	})
+	return b.cache.Collect(ctx, plan, func(int64, int64) {})
 }
 
 // packing, and each thing that is done with what is packed, may be stopped, or fail, at any step.
@@ -121,9 +150,10 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) }, 3},
 		{"rewrite", []int{640, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
-			_, err := b.cache.retract(ctx, builds[0], "a test", 0)
+			err := b.cache.retract(ctx, builds[0], "a test", 0)
 			require.NoError(b, err)
 		}, func(b *crashBench) error { return b.cache.forms.RewriteDead(ctx, nil) }, 1},
+		{"evict what is packed with its container", []int{320, 320}, pack, func(b *crashBench) error { return b.evict(2) }, 3},
 		{"unpack", alike, pack, func(b *crashBench) error {
 			a, err := b.cache.serve(ctx, b.builds[1], func(string) {})
 			if err == nil {

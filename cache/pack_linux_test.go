@@ -167,7 +167,7 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 	b, builds, files := packedPair(t)
 	ctx := context.Background()
 	container := large(builds[0])
-	_, err := b.cache.retract(ctx, builds[0], "a test", 0)
+	err := b.cache.retract(ctx, builds[0], "a test", 0)
 	require.NoError(t, err)
 	require.True(t, b.cache.cas.Has(container))
 	b.reopen()
@@ -178,7 +178,7 @@ func TestAContainerOutlivesItsBuild(t *testing.T) {
 	require.Equal(t, files[1], b.read(a))
 	require.NoError(t, a.View.Close())
 	b.later.Add(int64(time.Hour))
-	_, err = b.cache.retract(ctx, builds[1], "a test", 0)
+	err = b.cache.retract(ctx, builds[1], "a test", 0)
 	require.NoError(t, err)
 	left, err := b.cache.objectBytes(ctx)
 	require.NoError(t, err)
@@ -195,7 +195,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, builds, _ := packedPair(t)
 			b.later.Add(int64(time.Hour)) // nobody was given them just now
-			_, err := b.cache.retract(ctx, builds[0], "a test", 0)
+			err := b.cache.retract(ctx, builds[0], "a test", 0)
 			require.NoError(t, err)
 			check := func(each func(files int)) CheckResult {
 				files := 0
@@ -213,7 +213,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 			removed := false
 			result := check(func(files int) {
 				if files == cmp.Or(at, last) {
-					_, err := b.cache.retract(ctx, builds[1], "a test", 0)
+					err := b.cache.retract(ctx, builds[1], "a test", 0)
 					require.NoError(t, err)
 					removed = true
 				}

@@ -107,7 +107,7 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 				c.happened(eventOf(b, EventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
 			}
 			c.inheritPin(old.ID, b)
-			if _, err := c.retract(ctx, old, "compiled anew", pathGrace); err != nil {
+			if err := c.retract(ctx, old, "compiled anew", pathGrace); err != nil {
 				c.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
 			}
 		}

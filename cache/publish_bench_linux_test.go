@@ -89,7 +89,7 @@ func BenchmarkPublish(b *testing.B) {
 				took[i] += time.Since(began)
 				hold.Release()
 				require.NoError(b, err)
-				_, err = c.retract(ctx, &build, "measured", 0)
+				err = c.retract(ctx, &build, "measured", 0)
 				require.NoError(b, err)
 			}
 			require.NoError(b, os.RemoveAll(staged))

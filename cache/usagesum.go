@@ -28,7 +28,7 @@ func (c *Cache) ownBytes(p Peer, builds ...*index.Build) ([]int64, error) {
 	}
 	sums := make([]int64, len(builds))
 	for i, b := range builds {
-		for d, size := range parts[i] {
+		for d := range parts[i] {
 			others := false
 			if ids, ok := needed[d]; ok {
 				others = slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID })
@@ -36,7 +36,7 @@ func (c *Cache) ownBytes(p Peer, builds ...*index.Build) ([]int64, error) {
 				return nil, err
 			}
 			if !others {
-				sums[i] += c.takenBy(map[cas.Digest]int64{d: size})
+				sums[i] += c.takenBy(d)
 			}
 		}
 	}
@@ -52,7 +52,7 @@ func (c *Cache) freedBy(ctx context.Context, p Peer, ids []index.BuildID) (sum i
 	}
 	counted := make(map[cas.Digest]bool)
 	err = c.eachOf(ctx, ids, func(b *index.Build) error {
-		for d, size := range c.partsOf(b) {
+		for d := range c.partsOf(b) {
 			if counted[d] {
 				continue
 			}
@@ -64,7 +64,7 @@ func (c *Cache) freedBy(ctx context.Context, p Peer, ids []index.BuildID) (sum i
 			if !slices.ContainsFunc(needs, func(n needed) bool {
 				return !going[n.build] && (c.Administrator(p) || c.mayKnow(p, n.build))
 			}) {
-				sum += c.takenBy(map[cas.Digest]int64{d: size})
+				sum += c.takenBy(d)
 			}
 		}
 		return nil

@@ -2,9 +2,7 @@ package cas
 
 import (
 	"context"
-	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"sync"
 )
@@ -94,47 +92,4 @@ func (h *Hold) keep(d Digest) {
 	h.s.heldMu.Lock()
 	h.s.held[d]++
 	h.s.heldMu.Unlock()
-}
-
-// RemoveUnless removes the blob, durably, unless it is held or needed says
-// that somebody refers to it. needed is asked while nobody can begin to hold
-// the blob. A blob that is not there is no error.
-func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
-	unlock, err := s.locks.lockRemoving(d)
-	if err != nil {
-		return false, err
-	}
-	removed, absent, err := s.unlinkUnless(d, needed)
-	// Before the sync, which may take long: whoever stores the same blob now
-	// links it anew and syncs the folder too.
-	unlock()
-	if !removed && !absent || err != nil {
-		return false, err
-	}
-	// Also of one that was not there: an earlier call may have got no further than to unlink it.
-	if err := s.gone(d, nil); err != nil {
-		return false, err
-	}
-	return removed, nil
-}
-
-func (s *Store) unlinkUnless(d Digest, needed func() (bool, error)) (removed, absent bool, err error) {
-	s.heldMu.Lock()
-	held := s.held[d] > 0
-	s.heldMu.Unlock()
-	if held {
-		return false, false, nil
-	}
-	if is, err := needed(); is || err != nil {
-		return false, false, err
-	}
-	s.stamps.forget(d)
-	err = s.fs.Remove(s.path(d))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, true, nil
-	}
-	if err != nil {
-		return false, false, s.wrap(d, err)
-	}
-	return true, false, nil
 }

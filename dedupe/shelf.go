@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -37,6 +36,7 @@ type Shelf struct {
 	mu       sync.RWMutex                           // guards the rest
 	packed   map[cas.Digest]Packed                  // by blob
 	users    map[cas.Digest]map[cas.Digest]struct{} // container -> blobs whose recipes need it
+	going    map[cas.Digest][]Container             // of recipes that were taken away, and may come back after a crash: they are users still
 	newer    int                                    // recipes that this version cannot read
 	problems []Problem
 }
@@ -69,7 +69,7 @@ const (
 // Problems tells. Nobody else may use the folder at that time.
 func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
 	s := &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
-		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{})}
+		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}), going: make(map[cas.Digest][]Container)}
 	if s.fs == nil {
 		s.fs = cas.OS{}
 	}
@@ -191,15 +191,20 @@ func (s *Shelf) know(r *Recipe, stored int64, certain bool) {
 	}
 }
 
-func (s *Shelf) forget(d cas.Digest) { s.mu.Lock(); s.forgetLocked(d); s.mu.Unlock() }
-
+// forgetLocked gives up the containers of the recipe that a blob has, and of those that it had.
 func (s *Shelf) forgetLocked(d cas.Digest) {
-	for _, c := range s.packed[d].Containers {
+	s.giveUpLocked(d, s.packed[d].Containers)
+	delete(s.packed, d)
+	s.giveUpLocked(d, s.going[d])
+	delete(s.going, d)
+}
+
+func (s *Shelf) giveUpLocked(d cas.Digest, containers []Container) {
+	for _, c := range containers {
 		if delete(s.users[c.Digest], d); len(s.users[c.Digest]) == 0 {
 			delete(s.users, c.Digest)
 		}
 	}
-	delete(s.packed, d)
 }
 
 // Put keeps the recipe in the place of one that the blob may have had, and
@@ -352,35 +357,6 @@ func (s *Shelf) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
 
 func (s *Shelf) read(d cas.Digest) (r *Recipe, stamp cas.Stamp, err error) {
 	return readRecipe(s.fs, s.path(d), d)
-}
-
-// Remove deletes the recipe of a blob, durably. One that is not there is
-// cas.ErrNotFound, and then that is durable.
-func (s *Shelf) Remove(d cas.Digest) error {
-	return s.takeAway(d, func() error { return s.fs.Remove(s.path(d)) })
-}
-
-// Quarantine moves a recipe out of the way, with a note why.
-func (s *Shelf) Quarantine(d cas.Digest, why string) error {
-	return s.takeAway(d, func() error { return cas.SetAside(s.fs, s.dir, s.path(d), why) })
-}
-
-func (s *Shelf) takeAway(d cas.Digest, take func() error) error {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	err := take()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("recipe of blob %s: %w", d, err)
-	}
-	// Its containers are given up only when it cannot come back.
-	if err := s.fs.SyncDir(s.folder(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("recipe of blob %s: %w", d, err)
-	}
-	s.forget(d)
-	if err != nil {
-		return fmt.Errorf("recipe of blob %s: %w", d, cas.ErrNotFound)
-	}
-	return nil
 }
 
 // Has tells of a blob's recipe, from memory.

@@ -4,28 +4,61 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
 )
 
-// Remove removes a blob in all its forms unless somebody needs it, or is about to, and then the
-// containers that only its recipe needed. A blob that recipes take bytes from stays whole. freed counts bytes of files.
-func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
-	s.account.changed() // what recipes take from may count there from now on
-	was, _ := s.shelf.Has(d)
-	freed, err = s.removeAlone(d)
+// Removal removes blobs, and makes that durable for all of them at once. Recipes come first, and the containers that only they needed go when
+// it is durable that the recipes have gone: a crash at any step leaves blobs and recipes that nobody needs, and each recipe its containers. It is
+// used by one goroutine, which calls End.
+type Removal struct {
+	s          *Store
+	whole      *cas.Removal
+	recipes    *dedupe.Removal
+	containers []cas.Digest // of recipes that were removed
+}
+
+// Removal begins to remove blobs.
+func (s *Store) Removal() *Removal {
+	return &Removal{s: s, whole: s.whole.Removal(), recipes: s.shelf.Removal()}
+}
+
+// Remove removes a blob in all its forms unless somebody needs it, or is about to; durably when End returns. A blob that recipes take bytes
+// from stays whole. freed counts bytes of files.
+func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
+	r.s.account.changed() // what recipes take from may count there from now on
+	was, _ := r.s.shelf.Has(d)
+	freed, err = r.removeAlone(d)
 	if err != nil {
 		return freed, err
 	}
-	if _, still := s.shelf.Has(d); still {
-		return freed, nil
-	}
-	for _, container := range was.Containers {
-		more, err := s.removeAlone(container.Digest)
-		freed += more
-		if err != nil {
-			return freed, err
+	if _, still := r.s.shelf.Has(d); !still {
+		for _, container := range was.Containers {
+			r.containers = append(r.containers, container.Digest)
 		}
 	}
 	return freed, nil
+}
+
+// End removes the containers that nobody needs any more, and makes all that was removed durable. freed counts bytes of files, too.
+func (r *Removal) End() (freed int64, err error) {
+	if err = r.recipes.Sync(); err == nil { // else a crash could bring recipes back
+		for _, d := range r.containers {
+			more, err2 := r.removeAlone(d)
+			freed += more
+			err = errors.Join(err, err2)
+		}
+		err = errors.Join(err, r.recipes.Sync()) // a container may have had one as well
+	}
+	r.containers = nil
+	return freed, errors.Join(err, r.whole.Sync())
+}
+
+// Remove removes one blob, and the containers that only its recipe needed, durably; see Removal.
+func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
+	r := s.Removal()
+	freed, err = r.Remove(d)
+	more, err2 := r.End()
+	return freed + more, errors.Join(err, err2)
 }
 
 // Release ends a hold. What it kept and nobody needs goes at once, and not at the next start: it was stored for nothing, or who needed it
@@ -47,9 +80,17 @@ func (s *Store) Release(hold *cas.Hold) {
 	}
 }
 
+// removeAlone is Remove of a blob, durably, without the containers that its recipe needed.
 func (s *Store) removeAlone(d cas.Digest) (freed int64, err error) {
+	r := s.Removal()
+	freed, err = r.removeAlone(d)
+	return freed, errors.Join(err, r.recipes.Sync(), r.whole.Sync())
+}
+
+func (r *Removal) removeAlone(d cas.Digest) (freed int64, err error) {
+	s := r.s
 	size, _ := s.whole.Size(d) // 0 where it is not whole
-	removed, err := s.whole.RemoveUnless(d, func() (bool, error) {
+	removed, err := r.whole.RemoveUnless(d, func() (bool, error) {
 		if !s.shelf.Complete() {
 			return true, nil // there are recipes that cannot be read, and nobody knows what they need
 		}
@@ -58,7 +99,7 @@ func (s *Store) removeAlone(d cas.Digest) (freed int64, err error) {
 			return true, err
 		}
 		// Under the blob's lock, as the whole form is: who packs it removes that only while there is a recipe.
-		freed, err = s.removePacked(d)
+		freed, err = r.removePacked(d)
 		return len(s.shelf.Users(d)) > 0, err
 	})
 	if removed {
@@ -70,9 +111,11 @@ func (s *Store) removeAlone(d cas.Digest) (freed int64, err error) {
 }
 
 // removePacked removes the recipe and the unpacked form of a blob, where there are any.
-func (s *Store) removePacked(d cas.Digest) (freed int64, err error) {
+func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
+	s := r.s
 	if p, ok := s.shelf.Has(d); ok {
-		if err := s.removeRecipe(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
+		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
+		if err := r.recipes.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
 			return 0, err
 		}
 		s.memory.DropSharing(d)

@@ -117,6 +117,26 @@ func (x *Index) Get(id BuildID) (Build, error) {
 	return read(x.db, func(tx *bbolt.Tx) (Build, error) { return readBuild(tx, id) })
 }
 
+// GetAll is Get of several builds, in one transaction; the error is nil where
+// some are not there: those are nil.
+func (x *Index) GetAll(ids []BuildID) ([]*Build, error) {
+	return read(x.db, func(tx *bbolt.Tx) ([]*Build, error) {
+		out := make([]*Build, len(ids))
+		for i, id := range ids {
+			if x.isGone(id) {
+				continue
+			}
+			b, err := readBuild(tx, id)
+			if err == nil {
+				out[i] = &b
+			} else if !errors.Is(err, ErrNotFound) {
+				return nil, err
+			}
+		}
+		return out, nil
+	})
+}
+
 // Each calls fn with every build, in order of ids, and stops at its first
 // error, which it returns. No transaction is open during fn, which may call
 // any method. Builds published or retracted meanwhile may be given or not.

@@ -40,7 +40,7 @@ func TestTheFirstBuildSurvivesAPowerCut(t *testing.T) {
 
 // A manifest that was taken back after its commit point does not come back: who published it was told that it is not there.
 func TestWhatWasTakenBackStaysAway(t *testing.T) {
-	fs, x, old := start(t)
+	fs, x, old := start(t, 0)
 	b := sampleBuild()
 	file, err := encodeManifest(b)
 	require.NoError(t, err)

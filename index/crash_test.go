@@ -1,6 +1,7 @@
 package index
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,75 +35,110 @@ type outcome struct {
 	ghost  bool   // has to have left one
 }
 
-// operation is one call of the index on a store with the build old; new is
-// not in it yet.
+// operation is one call of the index on a store with the build old, or several, of
+// which the second lies in the folder of the first; new is not in it yet.
 type operation struct {
 	name  string
 	run   func(x *Index, old, new Build) error
 	done  func(old, new Build) []outcome // after it was acknowledged
 	maybe func(old, new Build) []outcome // after it was not
+
+	more int // builds besides old, which siblings gives
+}
+
+// siblings are builds besides another one, always the same.
+func siblings(old Build, n int) (list []Build) {
+	for i := range n {
+		b := old
+		b.ID[1], b.ID[0] = old.ID[1]+1, old.ID[0]+byte(i)
+		b.ModelName = fmt.Sprintf("sibling %d", i)
+		list = append(list, b)
+	}
+	return list
+}
+
+// together are old and two siblings.
+func together(old Build, like outcome) (list []outcome) {
+	for _, b := range append(siblings(old, 2), old) {
+		like.build = b
+		list = append(list, like)
+	}
+	return list
 }
 
 var operations = []operation{
 	{
-		"publish",
-		func(x *Index, _, new Build) error { return x.Publish(ctx, new) },
-		func(old, new Build) []outcome {
+		name: "publish",
+		run:  func(x *Index, _, new Build) error { return x.Publish(ctx, new) },
+		done: func(old, new Build) []outcome {
 			return []outcome{{build: old, there: true}, {build: new, there: true}}
 		},
-		func(old, new Build) []outcome { return []outcome{{build: old, there: true}, {build: new}} },
+		maybe: func(old, new Build) []outcome { return []outcome{{build: old, there: true}, {build: new}} },
 	},
 	{
-		"retract",
-		func(x *Index, old, _ Build) error { return x.Retract(ctx, old.ID, "a test") },
-		func(old, new Build) []outcome {
+		name: "retract",
+		run:  func(x *Index, old, _ Build) error { return x.Retract(ctx, old.ID, "a test") },
+		done: func(old, new Build) []outcome {
 			return []outcome{{build: old, absent: true}, {build: new, absent: true}}
 		},
-		func(old, new Build) []outcome { return []outcome{{build: old}, {build: new, absent: true}} },
+		maybe: func(old, new Build) []outcome { return []outcome{{build: old}, {build: new, absent: true}} },
 	},
 	{
-		"withhold",
-		func(x *Index, old, _ Build) error { return x.SetState(old.ID, State{Name: Withheld}) },
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
+		name:  "withhold",
+		run:   func(x *Index, old, _ Build) error { return x.SetState(old.ID, State{Name: Withheld}) },
+		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
+		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
-		"withhold in a journal that is full",
-		func(x *Index, old, _ Build) error {
+		name: "withhold in a journal that is full",
+		run: func(x *Index, old, _ Build) error {
 			x.journal.mu.Lock()
 			x.journal.limit = 0
 			x.journal.mu.Unlock()
 			return x.SetState(old.ID, State{Name: Withheld})
 		},
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
+		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, state: Withheld}} },
+		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
-		"pin",
-		func(x *Index, old, _ Build) error { return x.Pin(old.ID, Pin{UID: 7}) },
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true, pinned: true}} },
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
+		name:  "pin",
+		run:   func(x *Index, old, _ Build) error { return x.Pin(old.ID, Pin{UID: 7}) },
+		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true, pinned: true}} },
+		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 	{
-		"leave a ghost and go",
-		func(x *Index, old, _ Build) error {
-			if _, err := x.Get(old.ID); err == nil { // not gone in an earlier try
-				if err := x.Haunt(ctx, []Ghost{{BuildID: old.ID, RequestKey: old.RequestKey, BuildKey: old.BuildKey, Reason: "a test"}}); err != nil {
-					return err
+		name: "leave ghosts and go together",
+		run: func(x *Index, old, _ Build) error {
+			var ghosts []Ghost
+			var list []Retraction
+			for _, b := range append(siblings(old, 2), old) {
+				if _, err := x.Get(b.ID); err != nil { // gone in an earlier try
+					continue
 				}
+				ghosts = append(ghosts, Ghost{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, Reason: "a test"})
+				list = append(list, Retraction{ID: b.ID, Why: "a test"})
 			}
-			return x.Retract(ctx, old.ID, "a test")
+			if err := x.Haunt(ctx, ghosts); err != nil {
+				return err
+			}
+			x.RetractAll(list)
+			var err error
+			for _, r := range list {
+				err = errors.Join(err, r.Err)
+			}
+			return err
 		},
-		func(old, _ Build) []outcome { return []outcome{{build: old, absent: true, ghost: true}} },
-		func(old, _ Build) []outcome { return []outcome{{build: old, ghost: true}} }, // which counts where the build is gone
+		done:  func(old, _ Build) []outcome { return together(old, outcome{absent: true, ghost: true}) },
+		maybe: func(old, _ Build) []outcome { return together(old, outcome{ghost: true}) },
+		more:  2,
 	},
 	{
-		"make the database anew",
-		func(x *Index, _, _ Build) error {
+		name: "make the database anew",
+		run: func(x *Index, _, _ Build) error {
 			return x.db.replace(x.db.handle, &faultError{"a test"})
 		},
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
-		func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
+		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
+		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
 	},
 }
 
@@ -151,14 +187,17 @@ func requireAfterCrash(t *testing.T, fs *crashfs.FS, want []outcome) {
 	}
 }
 
-// start makes an index with one build, below a file system that can stop.
-func start(t *testing.T) (fs *crashfs.FS, x *Index, old Build) {
+// start makes an index with one build, and more besides, below a file system that can stop.
+func start(t *testing.T, more int) (fs *crashfs.FS, x *Index, old Build) {
 	t.Helper()
 	root := memoryDir(t)
 	dir := filepath.Join(root, "state")
 	x, err := Open(dir, Options{})
 	require.NoError(t, err)
 	old = publish(t, x)
+	for _, b := range siblings(old, more) {
+		require.NoError(t, x.Publish(ctx, b))
+	}
 	require.NoError(t, x.Close())
 	fs, err = crashfs.New(root)
 	require.NoError(t, err)
@@ -173,7 +212,7 @@ func TestStopAtEveryStep(t *testing.T) {
 	for _, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
-				fs, x, old := start(t)
+				fs, x, old := start(t, op.more)
 				new := sampleBuild()
 				before := fs.Steps()
 				fs.StopAt(before + step)
@@ -199,7 +238,7 @@ func TestFailAtEveryStep(t *testing.T) {
 	for _, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
-				fs, x, old := start(t)
+				fs, x, old := start(t, op.more)
 				new := sampleBuild()
 				before := fs.Steps()
 				fs.FailAt(before+step, []error{syscall.EIO, syscall.ENOSPC}[step%2])
@@ -223,7 +262,7 @@ func TestStopWhileOpening(t *testing.T) {
 	for _, lost := range []string{"nothing", "index.db"} {
 		t.Run(fmt.Sprintf("%s is missing", lost), func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
-				fs, x, old := start(t)
+				fs, x, old := start(t, 0)
 				require.NoError(t, x.SetState(old.ID, State{Name: Withheld}))
 				require.NoError(t, x.Close())
 				dir := x.dir

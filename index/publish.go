@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 
 	"go.etcd.io/bbolt"
@@ -96,71 +95,4 @@ func (x *Index) stage(path string, file []byte) error {
 
 func (x *Index) uncommit(id BuildID) error {
 	return errors.Join(x.fs.Remove(x.manifestPath(id)), x.fs.SyncDir(x.folderPath(id[0])))
-}
-
-// Retract takes a build back, durably when it returns, and leaves a line in
-// the history of its request. Its blobs and its view may go only afterwards.
-// After an error the build may be there or not; Retract can be called again.
-func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	b, err := x.Get(id)
-	if err != nil {
-		return fmt.Errorf("retract build %s: %w", id, err)
-	}
-	f := &x.folders[id[0]]
-	f.turn.lockToRetract()
-	defer f.turn.unlock()
-	err = x.fs.Remove(x.manifestPath(id))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // an earlier Retract failed to sync, or somebody deleted it: make that durable
-	}
-	if err == nil {
-		err = x.fs.SyncDir(x.folderPath(id[0])) // the commit point
-	}
-	if err != nil {
-		return fmt.Errorf("retract build %s: %w", id, err)
-	}
-	// The build is gone, whatever becomes of the rest.
-	x.forget(b)
-	times := x.lookAt(id[0])
-	err = x.reserve.use(func() error { // pages are taken before others are free
-		x.db.writing.lockToRetract()
-		return x.db.writeInTurn(func(tx *bbolt.Tx) error {
-			if err := removeBuild(tx, id); err != nil {
-				return err
-			}
-			return x.noteFolder(tx, id[0], times)
-		})
-	})
-	if err != nil {
-		x.log.Warn("index.db still has a retracted build; the next start drops it", "build", id, "error", err)
-	} else {
-		// A look-up that read the rows before they went must not be kept once
-		// the mark is off.
-		x.dropEntries(&b)
-		x.knownMu.Lock()
-		delete(x.gone, id)
-		x.knownMu.Unlock()
-		f.seen, f.touched = times, true
-		x.wake()
-	}
-	note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: id, Text: why,
-		BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
-	if err := x.journal.note(note); err != nil {
-		x.log.Warn("history could not be written", "build", id, "error", err)
-	}
-	return nil
-}
-
-// forget drops all that memory holds of a build.
-func (x *Index) forget(b Build) {
-	x.knownMu.Lock()
-	x.gone[b.ID] = true
-	x.knownMu.Unlock()
-	x.dropEntries(&b)
-	x.soft.drop(bucketUse, b.ID[:])
-	x.soft.drop(bucketViews, b.ID[:])
-	x.journal.forget(b.ID)
 }

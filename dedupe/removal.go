@@ -1,0 +1,108 @@
+package dedupe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Removal removes recipes, and makes that durable for all of them at once: with
+// one sync of each folder that some of them stood in. Nobody finds them from the
+// moment on at which they are removed, but Users goes on to tell of their
+// containers until Sync: a crash before could bring the recipes back. It is used
+// by one goroutine, which calls Sync at the end.
+type Removal struct {
+	s    *Shelf
+	gone []cas.Digest // in no order; of some there was no recipe
+}
+
+// Removal begins to remove recipes.
+func (s *Shelf) Removal() *Removal { return &Removal{s: s} }
+
+// Remove deletes the recipe of a blob, durably when Sync returns. One that is
+// not there is cas.ErrNotFound, and then Sync makes that durable.
+func (r *Removal) Remove(d cas.Digest) error {
+	return r.takeAway(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
+}
+
+func (r *Removal) takeAway(d cas.Digest, take func() error) error {
+	s := r.s
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	err := take()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("recipe of blob %s: %w", d, err)
+	}
+	s.mu.Lock()
+	s.going[d] = append(s.going[d], s.packed[d].Containers...)
+	delete(s.packed, d)
+	s.mu.Unlock()
+	r.gone = append(r.gone, d)
+	if err != nil {
+		return fmt.Errorf("recipe of blob %s: %w", d, cas.ErrNotFound)
+	}
+	return nil
+}
+
+// Sync makes durable what was removed, and gives up its containers. What could
+// not be synced may come back after a crash, and keeps them until it is removed
+// once more.
+func (r *Removal) Sync() (err error) {
+	s := r.s
+	byFolder := make(map[byte][]cas.Digest)
+	for _, d := range r.gone {
+		byFolder[d[0]] = append(byFolder[d[0]], d)
+	}
+	r.gone = nil
+	var folders [][]cas.Digest
+	var paths []string
+	for _, gone := range byFolder {
+		folders, paths = append(folders, gone), append(paths, s.folder(gone[0]))
+	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	for i, err2 := range cas.SyncDirs(s.fs, paths) {
+		if err2 != nil && !errors.Is(err2, fs.ErrNotExist) {
+			err = errors.Join(err, fmt.Errorf("recipe of blob %s: %w", folders[i][0], err2))
+			continue
+		}
+		s.giveUp(folders[i])
+	}
+	return err
+}
+
+// giveUp gives up the containers of recipes that cannot come back.
+func (s *Shelf) giveUp(gone []cas.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range gone {
+		if _, anew := s.packed[d]; !anew { // else it was stored meanwhile, and what it had before was given up then
+			s.forgetLocked(d)
+		}
+	}
+}
+
+// Remove deletes the recipe of a blob, durably. One that is not there is
+// cas.ErrNotFound, and then that is durable.
+func (s *Shelf) Remove(d cas.Digest) error {
+	return s.takeAway(d, func() error { return s.fs.Remove(s.path(d)) })
+}
+
+// Quarantine moves a recipe out of the way, with a note why.
+func (s *Shelf) Quarantine(d cas.Digest, why string) error {
+	return s.takeAway(d, func() error { return cas.SetAside(s.fs, s.dir, s.path(d), why) })
+}
+
+func (s *Shelf) takeAway(d cas.Digest, take func() error) error {
+	r := s.Removal()
+	err := r.takeAway(d, take)
+	if err != nil && !errors.Is(err, cas.ErrNotFound) {
+		return err
+	}
+	if syncErr := r.Sync(); syncErr != nil {
+		return syncErr
+	}
+	return err
+}

@@ -1,0 +1,173 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Retraction is a build that RetractAll takes back, and what became of it.
+type Retraction struct {
+	ID  BuildID
+	Why string      // for the history of its request; read when the build has gone
+	May func() bool // is asked right before it goes; nil: it may
+
+	Gone bool  // it has, durably
+	Err  error // why not, unless May said that it may not. ErrNotFound: it was not there
+}
+
+// Retract takes a build back, durably when it returns, and leaves a line in
+// the history of its request. Its blobs and its view may go only afterwards.
+// After an error the build may be there or not; Retract can be called again.
+func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	one := []Retraction{{ID: id, Why: why}}
+	x.RetractAll(one)
+	return one[0].Err
+}
+
+// RetractAll is Retract of several builds, in this order, each by itself: of
+// some that were there before, after a crash some may be gone. What makes it
+// fast is that the manifests are all unlinked before their folders are synced,
+// each once, and that one transaction takes the rows of all of them. Who
+// publishes in one of the folders waits, so there should not be many at once.
+func (x *Index) RetractAll(list []Retraction) {
+	defer x.enterFolders(list)()
+	ids := make([]BuildID, len(list))
+	for i := range list {
+		ids[i] = list[i].ID
+	}
+	builds, err := x.GetAll(ids)
+	unlinked := make(map[byte][]int) // by folder
+	for i := range list {
+		r := &list[i]
+		switch {
+		case err != nil:
+			r.fail(err)
+		case builds[i] == nil:
+			r.fail(ErrNotFound)
+		case r.May != nil && !r.May():
+		default:
+			// One without a manifest was unlinked by an earlier Retract that failed to sync, or deleted by somebody: make that durable.
+			if err := x.fs.Remove(x.manifestPath(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				r.fail(err)
+			} else {
+				unlinked[r.ID[0]] = append(unlinked[r.ID[0]], i)
+			}
+		}
+	}
+	var gone []int
+	folders := slices.Sorted(maps.Keys(unlinked))
+	paths := make([]string, len(folders))
+	for k, folder := range folders {
+		paths[k] = x.folderPath(folder)
+	}
+	for k, err := range cas.SyncDirs(x.fs, paths) { // the commit point of each one's builds
+		for _, i := range unlinked[folders[k]] {
+			if r := &list[i]; err != nil {
+				r.fail(err)
+			} else {
+				r.Gone = true
+				gone = append(gone, i)
+			}
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	slices.Sort(gone) // as they were given
+	// These are gone, whatever becomes of the rest.
+	x.dropRows(builds, gone)
+	for _, i := range gone {
+		b := builds[i]
+		note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, Text: list[i].Why,
+			BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
+		if err := x.journal.note(note); err != nil {
+			x.log.Warn("history could not be written", "build", b.ID, "error", err)
+		}
+	}
+}
+
+func (r *Retraction) fail(err error) { r.Err = fmt.Errorf("retract build %s: %w", r.ID, err) }
+
+// enterFolders takes the turns of all folders that the builds are in: in the
+// order of folders, or two who do so would wait for each other.
+func (x *Index) enterFolders(list []Retraction) (leave func()) {
+	folders := make(map[byte]bool)
+	for i := range list {
+		folders[list[i].ID[0]] = true
+	}
+	for _, i := range slices.Sorted(maps.Keys(folders)) {
+		x.folders[i].turn.lockToRetract()
+	}
+	return func() {
+		for i := range folders {
+			x.folders[i].turn.unlock()
+		}
+	}
+}
+
+// dropRows takes the rows of builds that are gone out of the database, in one
+// transaction. The turns of their folders are held.
+func (x *Index) dropRows(builds []*Build, gone []int) {
+	times := make(map[byte]folderTimes)
+	for _, i := range gone {
+		x.forget(*builds[i])
+		times[builds[i].ID[0]] = folderTimes{}
+	}
+	for i := range times {
+		times[i] = x.lookAt(i)
+	}
+	err := x.reserve.use(func() error { // pages are taken before others are free
+		x.db.writing.lockToRetract()
+		return x.db.writeInTurn(func(tx *bbolt.Tx) error {
+			for _, i := range gone {
+				if err := removeBuild(tx, builds[i].ID); err != nil {
+					return err
+				}
+			}
+			for i, t := range times {
+				if err := x.noteFolder(tx, i, t); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		x.log.Warn("index.db still has retracted builds; the next start drops them", "builds", len(gone), "first", builds[gone[0]].ID, "error", err)
+		return
+	}
+	for i, t := range times {
+		x.folders[i].seen, x.folders[i].touched = t, true
+	}
+	x.wake()
+	for _, i := range gone {
+		// A look-up that read the rows before they went must not be kept once
+		// the mark is off.
+		x.dropEntries(builds[i])
+		x.knownMu.Lock()
+		delete(x.gone, builds[i].ID)
+		x.knownMu.Unlock()
+	}
+}
+
+// forget drops all that memory holds of a build.
+func (x *Index) forget(b Build) {
+	x.knownMu.Lock()
+	x.gone[b.ID] = true
+	x.knownMu.Unlock()
+	x.dropEntries(&b)
+	x.soft.drop(bucketUse, b.ID[:])
+	x.soft.drop(bucketViews, b.ID[:])
+	x.journal.forget(b.ID)
+}
