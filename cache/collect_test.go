@@ -154,6 +154,50 @@ func TestUsersCollectTheirOwn(t *testing.T) {
 	require.EqualValues(t, 1, plan.Considered)
 }
 
+// To a user's quota count the shared builds, too, that came of the user's requests. The user may not collect those, and is told so.
+func TestAPlanOfAUserCountsWhatTheUserMayNotRemove(t *testing.T) {
+	b, _ := stored(t, 1)
+	other := Peer{UID: b.cache.uid + 1}
+	var own, shared *Answer
+	for seed, store := range map[uint64]string{9: "user", 10: "shared"} {
+		r := b.request(b.model(seed))
+		r.Peer, r.Store = other, store
+		a := b.acquire(r)
+		require.NoError(t, a.View.Close())
+		if store == "user" {
+			own = a
+		} else {
+			shared = a
+		}
+	}
+	b.later.Add(int64(time.Hour))
+	require.NotEqual(t, own.Build.Scope, shared.Build.Scope)
+	plan := func(quota int64) *Collection {
+		settings := *b.cache.settings.Load()
+		settings.space.UserBytes = Amount{Bytes: quota}
+		b.cache.settings.Store(&settings)
+		plan, err := b.cache.PlanCollection(context.Background(), other, Goal{})
+		require.NoError(t, err)
+		return plan
+	}
+	logical := func(a *Answer) (sum int64) {
+		for _, f := range a.Build.Files {
+			sum += f.Size
+		}
+		return sum
+	}
+	require.Empty(t, plan(logical(own)+logical(shared)).Steps, "it is within the quota")
+	above := plan(logical(shared))
+	require.Len(t, above.Steps, 1, "the two of them are above it")
+	require.Equal(t, own.Build.ID, above.Steps[0].ID)
+	require.Empty(t, above.Kept, "what stays is within it")
+	far := plan(logical(shared) - 1)
+	require.Len(t, far.Steps, 1)
+	require.Len(t, far.Kept, 1)
+	require.Regexp(t, "^shared, which is for administrators to remove, though uid [0-9]+ has more than its quota of ", far.Kept[0].Reason)
+	require.EqualValues(t, 1, far.Kept[0].Builds)
+}
+
 // syncing is a file system that says which folder or file it is about to sync.
 type syncing struct {
 	cas.OS

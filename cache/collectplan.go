@@ -50,7 +50,12 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	s := c.snapshot(survey, inv, !goal.slack)
 	if s.Whole = whole; !whole {
 		own := OwnScope(p)
-		s.Builds = slices.DeleteFunc(s.Builds, func(b index.Brief) bool { return b.Scope != own })
+		s.Builds = slices.DeleteFunc(s.Builds, func(b index.Brief) bool {
+			if b.UID == p.UID && b.Scope != own {
+				s.Others = append(s.Others, b)
+			}
+			return b.Scope != own
+		})
 	}
 	plan := &Collection{Plan: *s.Plan(to), hurry: goal.hurry}
 	plan.forBudget = budgeted && plan.Goal == to.Bytes // else more has to go, to keep some of the disk free

@@ -171,28 +171,37 @@ func (pl *planner) aboveQuota() {
 			has[one.UID] += one.LogicalBytes
 		}
 	}
+	for i := range pl.Others {
+		has[pl.Others[i].UID] += pl.Others[i].LogicalBytes
+	}
 	for uid, bytes := range pl.Storing {
 		has[uid] += bytes
 	}
 	limits := make(map[uint32]string)
+	over := func(uid uint32) string {
+		if limits[uid] == "" {
+			limits[uid] = fmt.Sprintf("uid %d has more than its quota of %s", uid, bytesize.Text(pl.limits.User))
+		}
+		return limits[uid]
+	}
 	for _, one := range pl.sorted {
 		if one.gone || has[one.UID] <= pl.limits.User {
 			continue
 		}
-		limit := limits[one.UID]
-		if limit == "" {
-			limit = fmt.Sprintf("uid %d has more than its quota of %s", one.UID, bytesize.Text(pl.limits.User))
-			limits[one.UID] = limit
-		}
-		if pl.take(one, true, becausePoorest, limit) {
+		if pl.take(one, true, becausePoorest, over(one.UID)) {
 			has[one.UID] -= one.LogicalBytes
 		}
 	}
 	for i := range pl.all {
 		if one := &pl.all[i]; one.why != "" && has[one.UID] > pl.limits.User {
 			pl.unkeep(one)
-			one.why += ", though " + limits[one.UID]
+			one.why += ", though " + over(one.UID)
 			pl.keep(one, one.why)
+		}
+	}
+	for i := range pl.Others {
+		if one := &pl.Others[i]; has[one.UID] > pl.limits.User {
+			pl.keep(&candidate{Brief: one}, "shared, which is for administrators to remove, though "+over(one.UID))
 		}
 	}
 }

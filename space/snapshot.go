@@ -10,6 +10,7 @@ import (
 type Snapshot struct {
 	At        time.Time
 	Builds    []index.Brief // those that may be collected
+	Others    []index.Brief // that count for the quotas of their users as well, and may not be collected by who plans
 	Whole     bool          // they are all that there are: bounds of the whole store are for them
 	Inventory *Inventory    // of the whole store, of the same survey
 

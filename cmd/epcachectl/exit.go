@@ -20,6 +20,7 @@ const (
 	exitNoDaemon   = 5
 	exitStale      = 6
 	exitNotAllowed = 7
+	exitShort      = 8
 	exitSignal     = 128 // and the signal's number
 	exitInterrupt  = 130
 )
@@ -33,6 +34,7 @@ var exitMeaning = map[int]string{
 	exitNoDaemon:   "no daemon answers",
 	exitStale:      "stale: there is a build, and it must not be loaded",
 	exitNotAllowed: "not allowed",
+	exitShort:      "less goes than should: nothing more may",
 	exitInterrupt:  "interrupted by Ctrl-C",
 }
 

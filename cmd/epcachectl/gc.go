@@ -71,8 +71,8 @@ user_bytes), or until they take at most SIZE on disk, such as 500MiB, 20GiB or 0
 used for too long goes, and what is above a user's quota or the number of entries. For room, builds that are not served go first, then those that a newer one has taken the place of, then those whose compile time and recent use pay least for
 their bytes. What is pinned, in use, or was given out in the last ten minutes stays, and so does what is used while gc
 works. A weight-sharing group is one build. why tells of each later that it was evicted. Users collect among their own builds,
-administrators among all. Where less may go than should, that is no failure: the last line says how much stays above the bound, and
-short_bytes with --json. With -n it prints the plan and removes nothing.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+administrators among all. Where less may go than should, gc does what it may, the last line says how much stays above the bound (short_bytes with
+--json), and the exit status is one of its own. With -n it prints the plan, removes nothing, and exits as the plan would.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed, exitShort),
 		Example: `  epcachectl gc -n
   epcachectl gc --to 20GiB -n`,
 		Args: usageArgs(cobra.NoArgs),
@@ -93,7 +93,13 @@ short_bytes with --json. With -n it prints the plan and removes nothing.` + stat
 				if err != nil {
 					return err
 				}
-				return a.printCollection(request.DryRun, reply)
+				if err := a.printCollection(request.DryRun, reply); err != nil {
+					return err
+				}
+				if reply.GetShortBytes() > 0 {
+					return exitError(exitShort) // which the last line says
+				}
+				return nil
 			})
 		},
 	}

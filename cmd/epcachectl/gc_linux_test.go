@@ -19,7 +19,8 @@ kept, pinned: 1 build, 4.0 KiB
 1.0 KiB above 3.0 KiB: nothing more may go
 `, call(t, "gc", "--to", "3KiB", "-n").out)
 	require.Empty(t, b.changed())
-	require.Equal(t, exitDone, call(t, "gc", "--to", "3KiB", "-n").code, "that less may go than should is no failure")
+	require.Equal(t, exitShort, call(t, "gc", "--to", "3KiB", "-n").code, "less may go than should")
+	require.Equal(t, exitShort, call(t, "gc", "--to", "3KiB", "-n", "--json").code, "a script is told so too")
 	var out gcResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "-n", "--json").out), &out))
 	require.Equal(t, &compressingResult{Files: 1, Bytes: 8192, StoredBytes: 4096, Waiting: 2, WaitingBytes: 1 << 20}, out.Compressing)
