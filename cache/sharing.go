@@ -204,6 +204,45 @@ func (s *sharing) gate(ctx context.Context) error {
 	}
 }
 
+// errTurn ends what has the turn for nobody when somebody waits for that.
+var errTurn = errors.New("somebody waits for the turn in which forms are changed")
+
+// yield is the gate of what has the turn and can be given up between two pieces at no other cost than that of beginning anew: it is shut for good when
+// somebody waits for the turn. What would leave more on the disk than was there before, half done, has the other one, and comes to its end.
+func (s *sharing) yield(ctx context.Context) error {
+	if err := s.gate(ctx); err != nil {
+		return err
+	}
+	if s.c.forms.TurnWanted() {
+		return errTurn
+	}
+	return nil
+}
+
+// mostTurns bounds how often in a row something is begun anew that was given up for who waited for the turn. It is tried again with what else is cold.
+const mostTurns = 8
+
+// inTurn does something behind yield, and does it anew when it was given up, after who waited. In the end the error is forms.ErrInUse.
+func (s *sharing) inTurn(ctx context.Context, do func(gate forms.Gate) error) error {
+	for turns := 1; ; turns++ {
+		err := do(s.yield)
+		if !errors.Is(err, errTurn) {
+			return err
+		}
+		if turns == mostTurns {
+			return fmt.Errorf("%w: %w", forms.ErrInUse, err)
+		}
+		for s.c.forms.TurnWanted() {
+			if err := sleep(ctx, gateWait); err != nil {
+				return err
+			}
+		}
+		if err := s.gate(ctx); err != nil {
+			return err
+		}
+	}
+}
+
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -372,7 +411,11 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 		if err := s.gate(ctx); err != nil {
 			return err
 		}
-		if _, err := s.c.packBuildWith(ctx, id, when, s.gate); err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
+		err := s.inTurn(ctx, func(gate forms.Gate) error {
+			_, err := s.c.packBuildWith(ctx, id, when, gate)
+			return err
+		})
+		if err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -412,7 +455,11 @@ func (s *sharing) packSettled(ctx context.Context, all []cas.Digest, when packWh
 		} else if !cold || len(needed) == 0 {
 			continue
 		}
-		if _, err := s.c.forms.Pack(ctx, d, forms.Little, s.gate); err != nil && !errors.Is(err, forms.ErrInUse) {
+		err = s.inTurn(ctx, func(gate forms.Gate) error {
+			_, err := s.c.forms.Pack(ctx, d, forms.Little, gate)
+			return err
+		})
+		if err != nil && !errors.Is(err, forms.ErrInUse) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
