@@ -23,13 +23,14 @@ import (
 type crashBench struct {
 	*bench
 	fs     *crashfs.FS
-	sizes  []int // of the models that were built; less than 0: with words in them, which can be compressed; 1: that of 512, with its weights twice
+	models []string // what was built, by paths
 	builds []*index.Build
 	files  []map[string]string
 
 	evicts int // of the first builds: these may be gone, with ghosts
 }
 
+// asks makes models of sizes; less than 0: with words in them, which can be compressed; 1: that of 512, with its weights twice.
 func (b *bench) asks(sizes []int) (out []*Request) {
 	for i, n := range sizes {
 		if n == 1 {
@@ -48,15 +49,23 @@ func (b *bench) asks(sizes []int) (out []*Request) {
 // onCrashFS makes the store once, and a copy of it for each call of the function that it returns.
 func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index.Build)) func(t *testing.T) *crashBench {
 	origin := newBench(t)
-	builds, files := origin.stores(origin.asks(sizes))
+	asks := origin.asks(sizes)
+	builds, files := origin.stores(asks)
+	var models []string
+	for _, r := range asks {
+		models = append(models, r.Graph.Name())
+	}
 	if prepare != nil {
 		prepare(origin, builds)
 	}
 	later := origin.later.Load()
 	origin.close()
+	made, err := crashfs.New(filepath.Dir(origin.state))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, made.Close()) })
 	return func(t *testing.T) *crashBench {
 		root := memoryDir(t)
-		require.NoError(t, os.CopyFS(filepath.Join(root, "state"), os.DirFS(origin.state)))
+		require.NoError(t, made.Crash(root, crashfs.Nothing, 0)) // a copy, with its holes
 		fs, err := crashfs.New(root)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, fs.Close()) })
@@ -64,7 +73,7 @@ func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index
 		b.later.Store(later)
 		b.open()
 		t.Cleanup(func() { _ = b.cache.Close() }) // of a machine that has stopped
-		return &crashBench{bench: b, fs: fs, sizes: sizes, builds: builds, files: files}
+		return &crashBench{bench: b, fs: fs, models: models, builds: builds, files: files}
 	}
 }
 
@@ -89,7 +98,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 			}
 			return nil
 		}))
-		for v, r := range after.asks(b.sizes) {
+		for v, path := range b.models {
 			if _, err := after.cache.index.Get(b.builds[v].ID); err != nil {
 				require.Less(b, v, max(b.evicts, 1), "only the first were retracted")
 				if b.evicts > 0 {
@@ -97,6 +106,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 				}
 				continue
 			}
+			r := after.request(after.openFile(path))
 			r.OnMiss = Fail
 			a := after.acquire(r)
 			require.Equal(b, Hit, a.Outcome)
