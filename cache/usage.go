@@ -105,6 +105,7 @@ type BuildUsage struct {
 	Listing
 	Logical     int64 // bytes of its files and its copied source model
 	Own, Shared int64 // on disk: what its removal would free now, and what other builds need as well
+	Once        int64 // of Shared, what no build of its model that is listed before has
 }
 
 // UsageSum is what a user's builds take ("uid:1000"), or those of an execution provider.
@@ -242,7 +243,7 @@ func (c *Cache) usagePage(l usageList, from int) (out []BuildUsage, next string)
 		}
 		listing := c.listing(b)
 		listing.KeptAs = c.formWord(&b)
-		out = append(out, BuildUsage{Listing: listing, Logical: r.Logical, Own: r.Own, Shared: r.Shared})
+		out = append(out, BuildUsage{Listing: listing, Logical: r.Logical, Own: r.Own, Shared: r.Shared, Once: r.Once})
 	}
 	if to < len(l.rows) {
 		next = l.id + "-" + strconv.Itoa(to)

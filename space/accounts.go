@@ -27,10 +27,11 @@ func (inv *Inventory) Account(builds []*index.Brief) *Accounts {
 	return a
 }
 
-// Row is what one build takes: the bytes of its files, and on the disk what it needs alone, and what others need as well.
+// Row is what one build takes: the bytes of its files, and on the disk what it needs alone, and what others need as well; of that, Once is what no
+// build of its model in a row before has.
 type Row struct {
-	ID                   index.BuildID
-	Logical, Own, Shared int64
+	ID                         index.BuildID
+	Logical, Own, Shared, Once int64
 }
 
 // Sum is what several builds take.
@@ -74,8 +75,21 @@ func (a *Accounts) ByModel(list []*index.Brief) []Row {
 			cmp.Compare(y.Own+y.Shared, x.Own+x.Shared), bytes.Compare(x.ID[:], y.ID[:]))
 	})
 	rows := make([]Row, len(all))
+	had := make([]uint32, len(a.need)) // the model, by a number, that had the blob last
+	model := uint32(0)
+	clear(mark)
 	for i := range all {
-		rows[i] = all[i].Row
+		one := &all[i]
+		if i == 0 || one.of.ModelDigest != all[i-1].of.ModelDigest {
+			model++
+		}
+		a.inv.eachPart(one.of, mark, uint32(i+1), func(at uint32) {
+			if a.need[at] > 1 && had[at] != model {
+				had[at] = model
+				one.Once += a.inv.bytes(at)
+			}
+		})
+		rows[i] = one.Row
 	}
 	return rows
 }

@@ -38,6 +38,21 @@ func TestRowsAreSortedByModel(t *testing.T) {
 		order = append(order, r.ID[0])
 	}
 	require.Equal(t, []byte{3, 6, 8, 2, 9, 5, 4, 7}, order)
-	require.Equal(t, Row{ID: index.BuildID{2}, Shared: 500}, rows[3])
+	require.Equal(t, Row{ID: index.BuildID{2}, Shared: 500, Once: 500}, rows[3])
 	require.Equal(t, Row{ID: index.BuildID{8}, Own: 300}, rows[2])
+}
+
+// What several builds of a model share, with each other or with those of other models, stands in the row of each, and counts for the model once.
+func TestWhatTheBuildsOfAModelShareCountsOnceForIt(t *testing.T) {
+	inv := &Inventory{blobs: []index.Blob{{Size: 100, Disk: 100, Needs: 3}, {Size: 30, Disk: 30, Needs: 2}, {Size: 500, Disk: 500, Needs: 1}}}
+	list := []*index.Brief{
+		{ID: index.BuildID{1}, ModelDigest: cas.Digest{1}, Blobs: []uint32{0, 1, 2}},
+		{ID: index.BuildID{2}, ModelDigest: cas.Digest{1}, Blobs: []uint32{0, 1}},
+		{ID: index.BuildID{3}, ModelDigest: cas.Digest{2}, Blobs: []uint32{0}},
+	}
+	require.Equal(t, []Row{
+		{ID: index.BuildID{1}, Own: 500, Shared: 130, Once: 130},
+		{ID: index.BuildID{2}, Shared: 130},
+		{ID: index.BuildID{3}, Shared: 100, Once: 100},
+	}, inv.Account(list).ByModel(list))
 }

@@ -277,7 +277,7 @@ func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage, _ fun
 		b.changes = append(b.changes, "usage "+r.GetEntries()[0])
 	}
 	of := func(model, build string, own int64) *wire.BuildUsage {
-		return &wire.BuildUsage{LogicalBytes: 8192, OwnBytes: own, SharedBytes: 4096, Shapes: "batch=" + strings.TrimLeft(build, "ab"),
+		return &wire.BuildUsage{LogicalBytes: 8192, OwnBytes: own, SharedBytes: 4096, OnceBytes: map[bool]int64{true: 4096}[build != "a2"], Shapes: "batch=" + strings.TrimLeft(build, "ab"),
 			Build: &wire.Build{Build: build, ModelName: "tiny.onnx", ModelDigest: model, Ep: "StandInExecutionProvider", Scope: "shared", KeptAs: map[bool]string{true: "packed", false: "whole"}[build == "a2"]}}
 	}
 	if r.GetAfter() != "" {

@@ -26,8 +26,8 @@ type duModel struct {
 	Model        string    `json:"model"`
 	ModelDigest  string    `json:"model_digest"`
 	LogicalBytes int64     `json:"logical_bytes"`
-	OwnBytes     int64     `json:"own_bytes"` // on disk, of its builds one by one
-	SharedBytes  int64     `json:"shared_bytes"`
+	OwnBytes     int64     `json:"own_bytes"`    // on disk, of its builds one by one
+	SharedBytes  int64     `json:"shared_bytes"` // what several of its builds share counts once: less than theirs together, then
 	Builds       []duBuild `json:"builds"`
 }
 
@@ -41,7 +41,7 @@ type duBuild struct {
 	Models       int    `json:"models"` // of a group: how many it serves
 	LogicalBytes int64  `json:"logical_bytes"`
 	OwnBytes     int64  `json:"own_bytes"`    // on disk: what its removal would free
-	SharedBytes  int64  `json:"shared_bytes"` // on disk: what other builds need as well
+	SharedBytes  int64  `json:"shared_bytes"` // on disk: what other builds need as well, of this model or another
 	LastUsedMs   int64  `json:"last_used_ms"`
 	KeptAs       string `json:"kept_as"` // as in list
 }
@@ -70,7 +70,7 @@ func (a *app) duCommand() *cobra.Command {
 		Use:   "du [ENTRY|MODEL...] [--svg]",
 		Short: "tell where the space goes",
 		Long: `du lists the builds that are kept by model, the largest first: what the removal of each would free (own), and what other builds
-need as well (shared), on disk in whole blocks, and whether it is packed or compressed, with a copy that is served or without; then what the builds of each user and execution provider take together.
+need as well (shared; in the row of a model once, also where several of its builds have it), on disk in whole blocks, and whether it is packed or compressed, with a copy that is served or without; then what the builds of each user and execution provider take together.
 ENTRY is as for show. Two entries, and no more, are compared: their files are read, and what they have in common is told,
 file by file, wherever it stands in them. A weight-sharing group is one build. With --svg it prints a picture instead of which parts
 of the files are shared among which, of the 60 largest; with --json what is drawn. Files that have bytes in common have them twice on disk
@@ -179,7 +179,7 @@ func (u *usagePrinter) add(one *wire.BuildUsage) (whole []duModel) {
 	m := u.model
 	m.LogicalBytes += one.GetLogicalBytes()
 	m.OwnBytes += one.GetOwnBytes()
-	m.SharedBytes += one.GetSharedBytes()
+	m.SharedBytes += one.GetOnceBytes()
 	m.Builds = append(m.Builds, duBuild{b.GetBuild(), b.GetEp(), one.GetShapes(), b.GetScope(), b.GetState(), b.GetPinned(), max(1, len(b.GetMembers())),
 		one.GetLogicalBytes(), one.GetOwnBytes(), one.GetSharedBytes(), b.GetLastUsedMs(), b.GetKeptAs()})
 	u.builds++

@@ -109,7 +109,7 @@ func (b *backend) Usage(ctx context.Context, p unixsock.Peer, w *wire.Usage, pro
 		for range min(len(l.Build.Members), maxUsageMembers) {
 			out.Members = append(out.Members, &wire.Member{})
 		}
-		reply.Builds = append(reply.Builds, &wire.BuildUsage{Build: out, LogicalBytes: one.Logical, OwnBytes: one.Own, SharedBytes: one.Shared, Shapes: clip(requests.Shapes(&one.Build))})
+		reply.Builds = append(reply.Builds, &wire.BuildUsage{Build: out, LogicalBytes: one.Logical, OwnBytes: one.Own, SharedBytes: one.Shared, OnceBytes: one.Once, Shapes: clip(requests.Shapes(&one.Build))})
 	}
 	reply.Users, reply.Eps = usageSums(u.Users), usageSums(u.EPs)
 	for _, s := range u.Shared {

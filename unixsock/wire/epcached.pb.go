@@ -5381,6 +5381,7 @@ type BuildUsage struct {
 	OwnBytes      int64                  `protobuf:"varint,3,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`             // on disk: what its removal would free now
 	SharedBytes   int64                  `protobuf:"varint,4,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`    // of its blobs' bytes on disk those that other builds need as well
 	Shapes        string                 `protobuf:"bytes,5,opt,name=shapes,proto3" json:"shapes,omitempty"`                                  // what its free dimensions were fixed at: "batch=1, sequence=128"
+	OnceBytes     int64                  `protobuf:"varint,6,opt,name=once_bytes,json=onceBytes,proto3" json:"once_bytes,omitempty"`          // of shared_bytes, what no build of its model that is listed before has: so these add up to what the model shares
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5448,6 +5449,13 @@ func (x *BuildUsage) GetShapes() string {
 		return x.Shapes
 	}
 	return ""
+}
+
+func (x *BuildUsage) GetOnceBytes() int64 {
+	if x != nil {
+		return x.OnceBytes
+	}
+	return 0
 }
 
 type UsageSum struct {
@@ -8742,14 +8750,16 @@ const file_epcached_proto_rawDesc = "" +
 	"\x03eps\x18\x05 \x03(\v2\x15.epcached.v1.UsageSumR\x03eps\x12/\n" +
 	"\x06shared\x18\x06 \x03(\v2\x17.epcached.v1.SharedBlobR\x06shared\x12!\n" +
 	"\fshared_bytes\x18\a \x01(\x03R\vsharedBytes\x12%\n" +
-	"\x0epackable_bytes\x18\b \x01(\x03R\rpackableBytes\"\xb3\x01\n" +
+	"\x0epackable_bytes\x18\b \x01(\x03R\rpackableBytes\"\xd2\x01\n" +
 	"\n" +
 	"BuildUsage\x12(\n" +
 	"\x05build\x18\x01 \x01(\v2\x12.epcached.v1.BuildR\x05build\x12#\n" +
 	"\rlogical_bytes\x18\x02 \x01(\x03R\flogicalBytes\x12\x1b\n" +
 	"\town_bytes\x18\x03 \x01(\x03R\bownBytes\x12!\n" +
 	"\fshared_bytes\x18\x04 \x01(\x03R\vsharedBytes\x12\x16\n" +
-	"\x06shapes\x18\x05 \x01(\tR\x06shapes\"\xbc\x01\n" +
+	"\x06shapes\x18\x05 \x01(\tR\x06shapes\x12\x1d\n" +
+	"\n" +
+	"once_bytes\x18\x06 \x01(\x03R\tonceBytes\"\xbc\x01\n" +
 	"\bUsageSum\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12#\n" +
