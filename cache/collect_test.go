@@ -108,6 +108,22 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 	require.Equal(t, map[index.BuildID]bool{builds[0].ID: true, builds[1].ID: true, builds[2].ID: true}, left)
 }
 
+// Where somebody waits for the room, what was used meanwhile goes as well, if nobody has it.
+func TestWhatWasUsedMeanwhileGoesForWhoWaits(t *testing.T) {
+	for hurry, outcome := range map[bool]string{false: "kept: used since it was planned", true: "removed"} {
+		b, builds := stored(t, 1)
+		plan, err := b.cache.PlanCollection(context.Background(), b.self(), Goal{Bytes: new(int64), hurry: hurry})
+		require.NoError(t, err)
+		b.later.Add(int64(time.Hour))
+		again := b.acquire(b.request(b.model(1)))
+		require.Equal(t, Hit, again.Outcome)
+		require.NoError(t, again.View.Close())
+		b.later.Add(int64(time.Hour))
+		b.collect(plan)
+		require.Equal(t, []string{outcome}, outcomes(plan, builds[0].ID))
+	}
+}
+
 // outcomes are those of some builds.
 func outcomes(plan *Collection, ids ...index.BuildID) (out []string) {
 	for _, id := range ids {
