@@ -98,6 +98,9 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64, how forms.U
 	return place.release, err
 }
 
+// Shrinks is forms.Owner's.
+func (o blobOwner) Shrinks(disk int64) (done func()) { return o.c.places.shrinks(disk) }
+
 // Fits is forms.Owner's.
 func (o blobOwner) Fits(folder, what string, size int64) error {
 	free, err := freeBytes(folder)

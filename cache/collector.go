@@ -122,6 +122,7 @@ func (s *places) above(b *bounds, now *account) (above bool, byUser map[uint32]i
 	need, _ := s.waitedFor(b.budget)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return b.budget > 0 && now.counted()+s.reserved > b.budget || b.floor > 0 && b.free-s.reserved-need < b.floor && now.disk > 0 ||
+	taken := s.reserved - s.passing
+	return b.budget > 0 && now.counted()+taken > b.budget || b.floor > 0 && b.free-taken-need < b.floor && now.disk > 0 ||
 		b.entries > 0 && now.entries > b.entries, maps.Clone(s.byUser)
 }

@@ -102,7 +102,7 @@ func (c *Cache) roomFor(b bounds, goal Goal) (bytes, missing int64, err error) {
 		return -1, 0, err
 	}
 	c.places.mu.Lock()
-	reserved := c.places.reserved
+	reserved := c.places.reserved - c.places.passing
 	c.places.mu.Unlock()
 	bytes = -1
 	if budget := b.budget; budget > 0 {

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 )
 
@@ -63,6 +65,34 @@ func (b *bench) packable() int64 {
 	u, _, err := b.cache.Usage(context.Background(), b.self(), nil, "", nil)
 	require.NoError(b, err)
 	return u.Packable
+}
+
+// What is written to pack a build is there beside it for a moment, and nothing goes for that: the store is as far above its budget as goes at the end.
+func TestNothingGoesForWhatPackingWrites(t *testing.T) {
+	b := newBench(t)
+	builds, _ := b.stores([]*Request{b.repeated(3), b.request(b.model(1))})
+	b.later.Add(int64(time.Hour))
+	used, err := b.cache.account()
+	require.NoError(t, err)
+	tight := b.options()
+	tight.Space.Budget = Amount{Bytes: used.counted() + 8*cas.Block}
+	require.NoError(t, b.cache.Reload(tight))
+	most := int64(0)
+	d := large(builds[0])
+	freed, err := b.cache.forms.Pack(context.Background(), d, forms.Little, func(ctx context.Context) error {
+		above, err := b.cache.aboveBounds(ctx)
+		require.False(t, above)
+		now, err2 := b.cache.account()
+		b.cache.places.mu.Lock()
+		most = max(most, now.counted()+b.cache.places.reserved)
+		b.cache.places.mu.Unlock()
+		return errors.Join(err, err2)
+	})
+	require.NoError(t, err)
+	require.Positive(t, freed)
+	require.Greater(t, most, tight.Space.Budget.Bytes, "the literals stood beside the whole form")
+	require.Zero(t, b.cache.places.passing)
+	require.Len(t, b.list(), 2)
 }
 
 // As long as it is whole it is a container as any other, and stays that while it may be needed soon. Then, or by hand, its literals are the container.

@@ -80,6 +80,10 @@ type places struct {
 	// nor as held, and still there. Guarded by mu.
 	leaving int64
 
+	// passing counts bytes on disk that go in a moment for something smaller, which is set aside or written beside them: nothing else has to go for
+	// that. Who comes meanwhile has no place instead of them. Guarded by mu.
+	passing int64
+
 	// moved counts what has gone from what is set aside to a build's account, and from leaving to held: who has read the accounts
 	// before, and looks at these after, may have missed it in both. Guarded by mu.
 	moved uint64
@@ -136,6 +140,19 @@ func (s *places) leave(disk int64) (done func()) {
 		defer s.mu.Unlock()
 		s.leaving -= disk
 		s.moved++
+	}
+}
+
+// shrinks counts bytes that are about to go for something smaller, until done.
+func (s *places) shrinks(disk int64) (done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.passing += disk
+	return func() {
+		s.mu.Lock()
+		s.passing -= disk
+		s.mu.Unlock()
+		s.want() // what stayed after all counts from now on
 	}
 }
 

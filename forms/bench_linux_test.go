@@ -105,6 +105,7 @@ type user struct {
 	full     bool      // there is no room; guarded by mu
 	once     bool      // likewise, for who asks next; guarded by mu
 	reserved int64     // guarded by mu
+	passing  int64     // of what is about to go; guarded by mu
 	asked    []Urgency // guarded by mu
 	places   []place   // guarded by mu
 	fits     error     // of everything
@@ -148,6 +149,17 @@ func (u *user) Reserve(_ context.Context, disk, instead int64, how Urgency) (fun
 		defer u.mu.Unlock()
 		u.reserved -= disk
 	}), nil
+}
+
+func (u *user) Shrinks(disk int64) func() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.passing += disk
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.passing -= disk
+	}
 }
 
 func (u *user) Fits(string, string, int64) error { return u.fits }

@@ -125,6 +125,7 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 		return 0, err
 	}
 	most := x.Size - Worth.of(x.Size)
+	defer s.owner.Shrinks(cas.OnDisk(x.Size))()
 	release, err := s.owner.Reserve(ctx, cas.OnDisk(most), cas.OnDisk(x.Size), AtOnce)
 	if err != nil {
 		return 0, err

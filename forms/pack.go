@@ -132,6 +132,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, least Gain, hold *
 		return false, err // one went meanwhile: another time
 	}
 	whole, _ := cas.DiskBytesIn(s.dir, d) // of one that has just gone, none
+	s.shrinks(whole)
 	release, err := s.owner.Reserve(ctx, cas.OnDisk(found.Plan.LiteralSize()), whole, AtOnce)
 	if err != nil {
 		return false, err

@@ -54,6 +54,7 @@ func (s *Store) rewrite(ctx context.Context, d cas.Digest, gate Gate) error {
 	if 2*live > size || cas.OnDisk(size)-cas.OnDisk(live) < minSaving {
 		return nil
 	}
+	s.shrinks(cas.OnDisk(size))
 	release, err := s.owner.Reserve(ctx, cas.OnDisk(live), cas.OnDisk(size), AtOnce)
 	if errors.Is(err, ErrNoRoom) {
 		return nil // another time

@@ -44,6 +44,10 @@ type Owner interface {
 	// what may be taken; others are the context's or the system's.
 	Reserve(ctx context.Context, disk, instead int64, how Urgency) (release func(), err error)
 
+	// Shrinks tells that bytes on the disk, in whole blocks, are about to go for something smaller, until done: nothing else has to go for what is
+	// written of that beside them.
+	Shrinks(disk int64) (done func())
+
 	// Fits says why what is named, and takes so many bytes, may not be written into a folder's file system now: an error that is syscall.ENOSPC.
 	Fits(folder, what string, size int64) error
 }
@@ -104,6 +108,7 @@ type Store struct {
 	opening sync.Mutex                // held while it is opened
 
 	turn    chan struct{} // one token: the form of one blob is changed at a time
+	passing []func()      // of what goes before the turn ends: Shrinks' done; whoever has the turn has it
 	waiting atomic.Int32  // for the turn
 	account account
 }
@@ -165,11 +170,22 @@ func (s *Store) TakeTurn(ctx context.Context) (leave func(), err error) {
 	defer s.waiting.Add(-1)
 	select {
 	case s.turn <- struct{}{}:
-		return func() { <-s.turn }, nil
+		return s.leaveTurn, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
+
+func (s *Store) leaveTurn() {
+	for _, done := range s.passing {
+		done()
+	}
+	s.passing = nil
+	<-s.turn
+}
+
+// shrinks tells the owner of bytes that go before the turn ends, which the caller has.
+func (s *Store) shrinks(disk int64) { s.passing = append(s.passing, s.owner.Shrinks(disk)) }
 
 // TurnWanted tells whether somebody waits for the turn. Who has it for something that nobody waits for should come to an end then.
 func (s *Store) TurnWanted() bool { return s.waiting.Load() > 0 }
