@@ -14,7 +14,8 @@ import (
 )
 
 // memoryDir makes a folder in memory, if that can be: hundreds of stores are
-// made here, and what a power cut takes away is simulated anyway.
+// made here, and what a power cut takes away is simulated anyway. What is about
+// the room of a file system is tested on a disk.
 func memoryDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "index")

@@ -12,7 +12,7 @@ import (
 
 // What goes through the whole store gives each row once, in order, and leaves out what is gone.
 func TestEachRowIsGivenOnce(t *testing.T) {
-	x := open(t, t.TempDir())
+	x := open(t, memoryDir(t))
 	var ids []BuildID
 	for i := range byte(5) {
 		b := publish(t, x, func(b *Build) { b.Files = []File{{b.Graph, 100 + int64(i), cas.Digest{100 + i}}} })

@@ -10,7 +10,7 @@ import (
 )
 
 func TestFailuresOutliveARestart(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	want := make(map[string][]byte)
 	for i := range 3 * page { // several pages
@@ -32,7 +32,7 @@ func TestFailuresOutliveARestart(t *testing.T) {
 
 // A database that an earlier epcached wrote has no failures, and everything else is kept.
 func TestDatabaseFromBeforeFailures(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.SaveMemo([]byte("k"), []byte("v")))

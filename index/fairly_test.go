@@ -46,7 +46,7 @@ func TestEventsAreKeptFairly(t *testing.T) {
 
 // Who fills the journal pushes out nothing of others, neither at once nor when it is written anew.
 func TestOneUserDoesNotWashOutTheJournal(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Note(ctx, Event{Kind: "compiled", RequestKey: b.RequestKey, Scope: "shared", By: "uid:1"}))

@@ -28,7 +28,7 @@ func bucketRows(t *testing.T, x *Index, bucket []byte) map[string]string {
 
 // A database that is made of the manifests has the rows of one that took the builds in one after the other.
 func TestAFilledDatabaseIsTheOneThatGrew(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	for i := range byte(40) {
 		publish(t, x, func(b *Build) {
@@ -69,7 +69,7 @@ func TestAFilledDatabaseIsTheOneThatGrew(t *testing.T) {
 
 // Who waits for a database that is made is told how far it is, up to the end.
 func TestMakingADatabaseIsTold(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	publish(t, x)
 	closeSound(t, x)
@@ -91,7 +91,7 @@ func TestMakingADatabaseIsTold(t *testing.T) {
 // Rows come out in order whatever they come in, and as many as came, also where memory does not hold them.
 func TestRowsAreSorted(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	spilled := spill{fs: cas.OS{}, path: filepath.Join(t.TempDir(), "rows")}
+	spilled := spill{fs: cas.OS{}, path: filepath.Join(memoryDir(t), "rows")}
 	s := sorter{of: byFirstByte, spill: &spilled}
 	var want, got []string
 	for i := range 4000 {
@@ -119,7 +119,7 @@ func TestRowsAreSorted(t *testing.T) {
 
 // A bucket of several pages is read in order and whole, from anywhere on, and no further than is wanted.
 func TestALongBucketIsReadPageByPage(t *testing.T) {
-	x := open(t, t.TempDir())
+	x := open(t, memoryDir(t))
 	const rows = 3*scanRows + 5
 	require.NoError(t, x.db.write(func(tx *bbolt.Tx) error {
 		for i := range uint64(rows) {

@@ -46,7 +46,7 @@ func TestManifestOfFormat1(t *testing.T) {
 }
 
 func TestJournalOfFormat1(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "journal"), sample(t, "journal"), 0o600))
 	j, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestJournalDamage(t *testing.T) {
 		{"header only", sound[:journalHeaderSize], 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := memoryDir(t)
 			path := filepath.Join(dir, "journal")
 			require.NoError(t, os.WriteFile(path, c.file, 0o600))
 			j, damage, err := openJournal(cas.OS{}, dir, newReserve(cas.OS{}, dir))
@@ -112,7 +112,7 @@ func recordLength(t *testing.T, b []byte) int {
 }
 
 func TestAJournalOfANewerEpcachedIsLeftAlone(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	file := sample(t, "journal")
 	file[8] = 2
 	path := filepath.Join(dir, "journal")
@@ -127,7 +127,7 @@ func TestAJournalOfANewerEpcachedIsLeftAlone(t *testing.T) {
 }
 
 func TestTheJournalIsBounded(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.SetState(b.ID, v1State))

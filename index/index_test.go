@@ -60,7 +60,7 @@ func publish(t *testing.T, x *Index, change ...func(*Build)) Build {
 }
 
 func TestPublishedIsFoundAfterARestart(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	require.Empty(t, x.Rebuilt(), "a new store has lost nothing")
 	b := publish(t, x, func(b *Build) { b.Put = true })
@@ -85,7 +85,7 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 
 // what is written is what every event tells, and Retract tells of itself.
 func TestEventsAreToldAndKept(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	var heard []Event
 	x, err := Open(dir, Options{Heard: func(e Event) { heard = append(heard, e) }})
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestEventsAreToldAndKept(t *testing.T) {
 }
 
 func TestWhereABuildComesFromIsKept(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	compiled := publish(t, x)
 	require.Equal(t, compiled.Created, compiled.Compiled())

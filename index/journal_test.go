@@ -37,7 +37,7 @@ func (d *brokenDisk) err() error {
 
 // Of two who wait for a sync that fails, and after which the journal cannot be written anew, neither is told that all is well.
 func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
-	dir, disk := t.TempDir(), &brokenDisk{}
+	dir, disk := memoryDir(t), &brokenDisk{}
 	j, damage, err := openJournal(disk, dir, newReserve(disk, dir))
 	require.NoError(t, errors.Join(damage, err))
 	for i := range byte(2) {

@@ -21,7 +21,7 @@ func group(b *Build) {
 }
 
 func TestAGroupIsFoundByEachOfItsMembers(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	_, err := x.Lookup(RequestKey{32}, "shared")
 	require.NoError(t, err)
@@ -85,7 +85,7 @@ func TestPublishRefusesAGroupThatIsNone(t *testing.T) {
 		"more members than anybody sends": func(b *Build) { b.Members = append(b.Members, make([]Member, maxMembers)...) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := open(t, t.TempDir())
+			x := open(t, memoryDir(t))
 			b := sampleBuild()
 			group(&b)
 			change(&b)

@@ -23,7 +23,7 @@ func named(t *testing.T, x *Index, name string) (ids []BuildID) {
 // A build is found by whatever it may be called, by eight digits or more of what has digits, and by nothing else; also after a
 // rebuild, and not once it is gone.
 func TestABuildIsFoundByWhateverItIsCalled(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	one := publish(t, x, func(b *Build) {
 		b.RequestKey, b.BuildKey, b.ModelDigest, b.ModelName = RequestKey{0xab, 0xcd, 0xef, 0x12, 0x34}, BuildKey{0x55, 1, 2, 3, 4}, cas.Digest{0x66, 1, 2, 3, 4}, "one.onnx"

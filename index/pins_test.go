@@ -12,7 +12,7 @@ import (
 )
 
 func TestPinsAreKeptOverARestart(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	kept, let, gone := publish(t, x), publish(t, x), publish(t, x)
 	at := time.Unix(1000, 5).UTC()
@@ -38,7 +38,7 @@ func TestPinsAreKeptOverARestart(t *testing.T) {
 
 // The journal is written anew with what memory holds.
 func TestPinsAndGhostsOutliveANewJournal(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Pin(b.ID, Pin{UID: 7}))
@@ -58,7 +58,7 @@ func TestPinsAndGhostsOutliveANewJournal(t *testing.T) {
 }
 
 func TestGhostsAreBounded(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	page := make([]Ghost, 512)
 	for n := 0; n < 3*maxGhosts; n += len(page) {
@@ -79,7 +79,7 @@ func TestGhostsAreBounded(t *testing.T) {
 
 // A crash kept the build from going.
 func TestTheGhostOfABuildThatIsThereMeansNothing(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: b.ID}, {BuildID: BuildID{1}}}))

@@ -30,7 +30,7 @@ func putManifests(t *testing.T, dir string, from, n int) (last Build) {
 
 // Where many manifests were put beside a database it is made anew in one go, and what only it knew is kept.
 func TestManyUnknownManifestsAreTakenInAtOnce(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	stays := publish(t, x)
 	goes := publish(t, x, func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{7}, BuildKey{7} })
@@ -96,7 +96,7 @@ func TestManyUnknownManifestsAreTakenInAtOnce(t *testing.T) {
 
 // What was taken in is known from then on, also where a folder's builds take several transactions.
 func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	closeSound(t, open(t, dir))
 	const n = flushPage + 3
 	var last BuildID

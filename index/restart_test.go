@@ -26,7 +26,7 @@ func manifestFile(dir string, id BuildID) string {
 }
 
 func TestRetractedIsGoneAfterARestart(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	keep := publish(t, x)
 	b := publish(t, x, func(b *Build) { b.Files[1].Digest = cas.Digest{3}; b.Files[1].Size = 50 })
@@ -58,7 +58,7 @@ func TestRetractedIsGoneAfterARestart(t *testing.T) {
 }
 
 func TestLookup(t *testing.T) {
-	x := open(t, t.TempDir())
+	x := open(t, memoryDir(t))
 	early := publish(t, x, func(b *Build) { b.Created = b.Created.Add(-time.Hour) })
 	late := publish(t, x)
 	private := publish(t, x, func(b *Build) { b.Scope = "uid:100" })
@@ -90,7 +90,7 @@ func TestLookup(t *testing.T) {
 }
 
 func TestEachGivesEveryBuildOnce(t *testing.T) {
-	x := open(t, t.TempDir())
+	x := open(t, memoryDir(t))
 	want := make(map[BuildID]bool)
 	for range page + 5 {
 		want[publish(t, x).ID] = true
@@ -107,7 +107,7 @@ func TestEachGivesEveryBuildOnce(t *testing.T) {
 }
 
 func TestPublishRefuses(t *testing.T) {
-	x := open(t, t.TempDir())
+	x := open(t, memoryDir(t))
 	there := publish(t, x)
 	for name, change := range map[string]func(*Build){
 		"no id":                func(b *Build) { b.ID = BuildID{} },
@@ -136,7 +136,7 @@ func TestPublishRefuses(t *testing.T) {
 }
 
 func TestStates(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
 	require.Equal(t, State{Name: Current}, x.StateOf(b.ID))
@@ -157,7 +157,7 @@ func TestStates(t *testing.T) {
 }
 
 func TestWhatMayBeLostIsKeptOverARestart(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	b := publish(t, x)
 	at := time.Unix(1_790_000_001, 0).UTC()
@@ -203,7 +203,7 @@ func TestWhatMayBeLostIsKeptOverARestart(t *testing.T) {
 
 func TestOldMemosMakeRoom(t *testing.T) {
 	var seconds atomic.Int64
-	x, err := Open(t.TempDir(), Options{now: func() time.Time { return time.Unix(seconds.Load(), 0) }})
+	x, err := Open(memoryDir(t), Options{now: func() time.Time { return time.Unix(seconds.Load(), 0) }})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, x.Close()) }()
 	for i := range 30 {
@@ -239,7 +239,7 @@ func TestTheDatabaseIsMadeAnew(t *testing.T) {
 		}, "it has no bucket blobs"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := memoryDir(t)
 			x := open(t, dir)
 			b := publish(t, x)
 			require.NoError(t, x.Close())
@@ -280,7 +280,7 @@ func changeSchema(version uint32) func(string) error {
 }
 
 func TestARowOfAnotherKeyIsNotBelieved(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	a, b := publish(t, x), publish(t, x, func(b *Build) { b.RequestKey = RequestKey{5} })
 	require.NoError(t, x.Close())
@@ -301,7 +301,7 @@ func TestARowOfAnotherKeyIsNotBelieved(t *testing.T) {
 func TestTheFileIsCutShortInUse(t *testing.T) {
 	for name, size := range map[string]int64{"all of it": 0, "all but the first pages": 8192} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := memoryDir(t)
 			x := open(t, dir)
 			var builds []Build
 			for i := range 40 {
@@ -326,7 +326,7 @@ func TestTheFileIsCutShortInUse(t *testing.T) {
 }
 
 func TestASecondProcessIsTold(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	open(t, dir)
 	_, err := Open(dir, Options{})
 	require.ErrorContains(t, err, "in use by another process")
@@ -367,7 +367,7 @@ func TestOneBadManifest(t *testing.T) {
 		{"a length beyond all", edit(func(b []byte) []byte { return append(b[:12], 255, 255, 255, 255) }), "damaged"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := memoryDir(t)
 			x := open(t, dir)
 			good, bad := publish(t, x), publish(t, x)
 			require.NoError(t, x.Close())
@@ -399,7 +399,7 @@ func TestOneBadManifest(t *testing.T) {
 // TestABuildOfANewerEpcachedIsNotForgotten: after a downgrade nobody may take
 // its blobs for leftovers, at no start, whatever else happens in its folder.
 func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	var later atomic.Int64
 	now := func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
 	x, err := Open(dir, Options{now: now})
@@ -432,7 +432,7 @@ func TestABuildOfANewerEpcachedIsNotForgotten(t *testing.T) {
 }
 
 func TestADeletedManifestIsNoticed(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	keep, b := publish(t, x), publish(t, x)
 	require.NoError(t, os.Remove(manifestFile(dir, b.ID)))
@@ -453,7 +453,7 @@ func TestADeletedManifestIsNoticed(t *testing.T) {
 // TestAnUnknownManifestIsTakenIn is what a crash between the manifest and the
 // database leaves.
 func TestAnUnknownManifestIsTakenIn(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	require.NoError(t, open(t, dir).Close())
 	b := sampleBuild()
 	file, err := encodeManifest(b)
@@ -469,7 +469,7 @@ func TestAnUnknownManifestIsTakenIn(t *testing.T) {
 
 // TestQuietFoldersAreNotListed: a start must not depend on the number of builds.
 func TestQuietFoldersAreNotListed(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	var later atomic.Int64
 	x, err := Open(dir, Options{now: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
 	require.NoError(t, err)
@@ -498,7 +498,7 @@ func (l *listed) ReadDir(path string) ([]string, error) {
 }
 
 func TestHistoryIsCutOffNotLost(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	k := RequestKey{1}
 	long := strings.Repeat("x", 2*maxText)

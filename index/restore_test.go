@@ -10,7 +10,7 @@ import (
 
 // A journal that somebody deletes under a running index has everything again that memory holds, before a crash and after it.
 func TestADeletedJournalIsRestored(t *testing.T) {
-	dir := t.TempDir()
+	dir := memoryDir(t)
 	x := open(t, dir)
 	withheld, pinned := publish(t, x), publish(t, x)
 	require.NoError(t, x.SetState(withheld.ID, State{Name: Withheld, Reason: "report"}))
@@ -24,7 +24,7 @@ func TestADeletedJournalIsRestored(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, restored)
 	require.NoError(t, x.SetState(pinned.ID, State{Name: Damaged, Reason: "later"}))
-	after := t.TempDir() // as a crash leaves it
+	after := memoryDir(t) // as a crash leaves it
 	require.NoError(t, os.CopyFS(after, os.DirFS(dir)))
 	closeSound(t, x)
 	for _, dir := range []string{dir, after} {

@@ -20,7 +20,7 @@ func TestSourceIsKept(t *testing.T) {
 		"copy":                   {Kind: SourceCopy, Files: copies},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := memoryDir(t)
 			x := open(t, dir)
 			b := publish(t, x, func(b *Build) { b.Source = s })
 			closeSound(t, x)
@@ -34,7 +34,7 @@ func TestSourceIsKept(t *testing.T) {
 }
 
 func TestCopiesOfASourceCount(t *testing.T) {
-	x := open(t, t.TempDir())
+	x := open(t, memoryDir(t))
 	b := publish(t, x, func(b *Build) {
 		b.Source = Source{Kind: SourceCopy, Files: []File{{"", 100, cas.Digest{5}}, {"w.bin", 5000, cas.Digest{2}}}}
 	})

@@ -15,7 +15,7 @@ import (
 
 // A survey says of every build and every blob what the records say, also after some are gone and over a restart.
 func TestASurveyIsTheRecords(t *testing.T) {
-	ctx, dir := context.Background(), t.TempDir()
+	ctx, dir := context.Background(), memoryDir(t)
 	sizes := map[cas.Digest]int64{}
 	o := Options{Disk: func(d cas.Digest) (int64, error) {
 		if n, ok := sizes[d]; ok {
@@ -96,7 +96,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 // Who asks for a build's state does not wait for the disk.
 func TestNobodyWaitsForASyncWhoOnlyReads(t *testing.T) {
 	slow := &slowSync{begun: make(chan struct{}, 1), end: make(chan struct{})}
-	x, err := Open(t.TempDir(), Options{FS: slow})
+	x, err := Open(memoryDir(t), Options{FS: slow})
 	require.NoError(t, err)
 	slow.on.Store(true)
 	done := make(chan error, 1)
