@@ -163,7 +163,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			err := b.cache.retract(ctx, builds[0], "a test", 0)
 			require.NoError(b, err)
 		}, func(b *crashBench) error { return b.cache.forms.RewriteDead(ctx, nil) }, 1},
-		{"evict what is packed with its container", []int{320, 320}, pack, func(b *crashBench) error { return b.evict(2) }, 3},
+		{"evict what is packed with its container", []int{320, 320}, pack, func(b *crashBench) error { return b.evict(2) }, 7},
 		{"unpack", alike, pack, func(b *crashBench) error {
 			a, err := b.cache.serve(ctx, b.builds[1], func(string) {})
 			if err == nil {
