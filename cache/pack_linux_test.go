@@ -145,6 +145,31 @@ func TestAnUnpackedFormSurvivesARestartAndMayVanish(t *testing.T) {
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 }
 
+// A view whose folder vanished, as it may with the unpacked copies, is in nobody's use: the build is served anew, packed and collected as any other.
+func TestAViewThatVanishedIsInNoUse(t *testing.T) {
+	b, builds, files := packedPair(t)
+	vanish := func() {
+		a := b.acquire(b.variant(2))
+		require.Equal(t, files[1], b.read(a))
+		require.NoError(t, a.View.Close())
+		b.later.Add(int64(time.Hour))
+		require.NoError(t, openTree(a.Path))
+		require.NoError(t, os.RemoveAll(a.Path))
+		require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
+	}
+	vanish()
+	require.Empty(t, b.cache.busy(builds[1]))
+	require.Empty(t, b.cache.spared(builds[1].ID, nil))
+	vanish()
+	b.collect(b.plan(0))
+	require.Empty(t, b.list())
+	b.cache.sweepViews()
+	b.cache.views.mu.Lock()
+	defer b.cache.views.mu.Unlock()
+	require.Empty(t, b.cache.views.live)
+	require.Empty(t, b.cache.views.doomed)
+}
+
 // What is held is neither packed nor dropped.
 func TestALeasedBuildIsLeftAlone(t *testing.T) {
 	b := newBench(t)

@@ -171,9 +171,13 @@ func (c *Cache) sweepViews() {
 	}
 }
 
-// leased tells whether somebody holds a descriptor of the view that was sent as a lease.
+// leased tells whether somebody holds a descriptor of the view that was sent as a lease. A view whose folder is gone has no files that could be taken
+// away from anybody: those of unpacked copies may vanish at any time.
 func leased(path string) (bool, error) {
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}
