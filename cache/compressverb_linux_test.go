@@ -27,8 +27,10 @@ func (b *bench) kept(name string) string {
 	require.NoError(b, err)
 	why, err := b.cache.Why(context.Background(), b.self(), name)
 	require.NoError(b, err)
+	require.Equal(b, shown[0].KeptText, why.Candidates[0].Listing.KeptText)
+	require.Contains(b, []string{"whole", "packed", "compressed", "packed, with a copy", "compressed, with a copy"}, shown[0].KeptAs, "a word, as in listings")
 	require.Equal(b, shown[0].KeptAs, why.Candidates[0].Listing.KeptAs)
-	return shown[0].KeptAs
+	return shown[0].KeptText
 }
 
 func (b *bench) compressing() Compressing {
@@ -67,7 +69,7 @@ func TestABuildIsCompressedByHand(t *testing.T) {
 
 	a := b.acquire(ask())
 	outcome, _ = b.verb(name, false)
-	require.Equal(t, "kept: somebody has it", outcome)
+	require.Equal(t, "kept: in use", outcome)
 	require.NoError(t, a.View.Close())
 	b.later.Add(int64(time.Hour))
 	_, err := b.cache.Pin(context.Background(), b.self(), []string{name}, false)

@@ -23,7 +23,8 @@ type Listing struct {
 	Pinned   bool  // it is not collected
 	Own      int64 // bytes on disk that its removal would free now, as far as the peer may know; not there of what was removed
 
-	KeptAs string // how its files are kept on the disk, "whole", "packed" or "compressed"; of Show and Why with what will become of that by itself, in words
+	KeptAs   string // how its files are kept on the disk: "whole", "packed" or "compressed", and ", with a copy"
+	KeptText string // of Show and Why: that with what will become of it by itself, in words
 
 	Judgement Judgement // the best for the runtimes that are here
 	Gain      Gain
@@ -152,7 +153,7 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) ([]Listing, []str
 	c.flushUses() // when something is done by itself goes by them
 	for _, b := range builds {
 		one := c.listing(b)
-		one.KeptAs = c.keptAs(ctx, &b)
+		one.KeptAs, one.KeptText = c.formWord(&b), c.keptAs(ctx, &b)
 		out = append(out, one)
 		if told[b.RequestKey] {
 			continue

@@ -98,7 +98,7 @@ func (c *Cache) busy(b *index.Build) string {
 		defer v.inner.Close() // read-only: nothing can be lost
 	}
 	if held, err := leased(v.path); held || err != nil {
-		return "somebody has it" // one that cannot be looked at is left alone
+		return keptInUse // one that cannot be looked at is left alone
 	}
 	if served := v.served.Load(); served != 0 && c.now().Sub(time.Unix(0, served)) < pathGrace {
 		until := time.Unix(0, served).Add(pathGrace).Add(time.Second - 1) // a whole second, by which it is over

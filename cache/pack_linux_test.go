@@ -520,3 +520,46 @@ func TestWhatBecomesWholeWhileItIsUnpackedIsServed(t *testing.T) {
 	require.Equal(t, files[1], b.read(a))
 	require.NoError(t, a.View.Close())
 }
+
+// What unpacking takes is told as the account has it, before and afterwards: a copy that is there goes, and so do recipes and what they alone take from.
+func TestUnpackingTellsWhatItTakes(t *testing.T) {
+	for name, removed := range map[string]bool{"what it takes from is a build": false, "what it takes from is no build's any more": true} {
+		t.Run(name, func(t *testing.T) { unpackingTells(t, removed) })
+	}
+}
+
+func unpackingTells(t *testing.T, removed bool) {
+	b, builds, _ := packedPair(t)
+	ctx := context.Background()
+	if removed {
+		_, _, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
+		require.NoError(t, err)
+		require.True(t, b.cache.cas.Has(large(builds[0])), "it is taken from")
+	}
+	a := b.acquire(b.variant(2))
+	require.NoError(t, a.View.Close())
+	b.later.Add(int64(time.Hour))
+	_, _, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	require.Positive(t, unpacked, "there is a copy")
+	taken := func() int64 {
+		s, err := b.cache.Space()
+		require.NoError(t, err)
+		return s.DiskBytes + s.Packed.Sum()
+	}
+	sum := func(dryRun bool) (frees int64) {
+		results, err := b.cache.Unpack(ctx, b.self(), nil, true, dryRun, nil)
+		require.NoError(t, err)
+		for _, r := range results {
+			frees += r.Frees
+		}
+		return frees
+	}
+	before := taken()
+	planned := sum(true)
+	require.Equal(t, before, taken(), "it was only asked")
+	require.Less(t, -planned, cas.OnDisk(builds[1].Files[1].Size), "the copy counts for it")
+	require.Equal(t, planned, sum(false))
+	require.Equal(t, taken()-before, -planned)
+	require.Equal(t, !removed, b.cache.cas.Has(large(builds[0])))
+	require.Zero(t, sum(true), "all are whole")
+}

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/cas"
@@ -80,30 +81,66 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 
 // Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
 func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
+	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
 	return c.eachPacked(ctx, p, names, all, false, progress, func(b *index.Build) (string, int64, error) {
-		took := int64(0)
+		packed := make(map[cas.Digest]int64)
 		for d, size := range distinctBlobs(b) {
-			if !c.forms.OnlyPacked(d) {
-				continue
-			}
-			took += cas.OnDisk(size)
-			if dryRun {
-				continue
-			}
-			if err := c.forms.MakeWhole(ctx, d); err != nil {
-				return "", -took, err
+			if c.forms.OnlyPacked(d) && !planned[d] {
+				packed[d] = size
 			}
 		}
-		if took == 0 {
+		switch {
+		case len(packed) == 0:
 			return "kept: it is whole", 0, nil
+		case dryRun:
+			frees, err := c.unpackFrees(b, packed, planned)
+			return UnpackedNow, frees, err
 		}
-		if !dryRun {
-			if _, err := c.dropUnpacked(b.ID); err != nil && !errors.Is(err, forms.ErrInUse) {
-				return "", -took, err
+		parts, before := c.partsOf(b), make(map[cas.Digest]int64)
+		c.freedOf(parts, before)
+		for d := range packed {
+			if err := c.forms.MakeWhole(ctx, d); err != nil {
+				return "", c.freedOf(parts, before), err
 			}
 		}
-		return UnpackedNow, -took, nil
+		if _, err := c.dropUnpacked(b.ID); err != nil && !errors.Is(err, forms.ErrInUse) {
+			return "", c.freedOf(parts, before), err
+		}
+		return UnpackedNow, c.freedOf(parts, before), nil
 	})
+}
+
+// unpackFrees tells what it would free on the disk, mostly less than 0, if these packed blobs of a build became whole after those that are planned, and adds
+// them to these: recipes go, copies that nobody has, and containers that no recipe takes from any more and no build needs.
+func (c *Cache) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned map[cas.Digest]bool) (frees int64, err error) {
+	held := c.busy(b) != ""
+	for d, size := range packed {
+		planned[d] = true
+		_, recipe, _ := c.forms.Bytes(d)
+		frees += recipe - cas.OnDisk(size)
+		if !held {
+			frees += c.takenBy(d) - recipe
+		}
+	}
+	gone := make(map[cas.Digest]bool)
+	for d := range packed {
+		p, _ := c.forms.Packed(d) // of one that has become whole meanwhile, nothing
+		for _, container := range p.Containers {
+			left := slices.ContainsFunc(c.forms.Users(container.Digest), func(user cas.Digest) bool { return !planned[user] })
+			if left || gone[container.Digest] {
+				continue
+			}
+			gone[container.Digest] = true
+			needs, err := c.index.Needs(container.Digest)
+			if err != nil {
+				return 0, err
+			}
+			if len(needs) == 0 {
+				frees += c.takenBy(container.Digest)
+			}
+		}
+	}
+	return frees, nil
 }
 
 func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, packs bool, progress func(done, total int64), do func(*index.Build) (string, int64, error)) ([]PackResult, error) {

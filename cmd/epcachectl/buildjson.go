@@ -31,7 +31,8 @@ type buildResult struct {
 	LoadCheck            string          `json:"load_check"`
 	Leased               bool            `json:"leased"`
 	Pinned               bool            `json:"pinned"`
-	KeptAs               string          `json:"kept_as,omitempty"`    // "whole", "packed" or "compressed", with ", with a copy" where one is served; of builds that are shown or explained in more words, with what will become of that
+	KeptAs               string          `json:"kept_as,omitempty"`    // "whole", "packed" or "compressed", with ", with a copy" where one is served
+	KeptText             string          `json:"kept_text,omitempty"`  // of builds that are shown or explained: that in more words, with what will become of it
 	OwnBytes             int64           `json:"own_bytes"`            // on disk: what its removal would free now; 0 of what was removed
 	Compatibility        string          `json:"compatibility"`        // for the runtime named below; "": not judged
 	CompatibilitySource  string          `json:"compatibility_source"` // who says so
@@ -55,7 +56,7 @@ func buildOf(b *wire.Build) buildResult {
 		HardwareArchitecture: b.GetHardwareArchitecture(), CompatibilityString: b.GetCompatibilityString(), ORTVersion: b.GetOrtVersion(),
 		Scope: b.GetScope(), Graph: b.GetGraph(), Files: filesOf(b.GetFiles()), CreatedMs: b.GetCreatedMs(), LastUsedMs: b.GetLastUsedMs(),
 		Hits: b.GetHits(), CompileSeconds: b.GetCompileSeconds(), State: b.GetState(), Reason: b.GetReason(),
-		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0, Pinned: b.GetPinned(), OwnBytes: b.GetOwnBytes(), KeptAs: b.GetKeptAs(),
+		LoadCheck: b.GetLoadCheck(), Leased: b.GetLeases() > 0, Pinned: b.GetPinned(), OwnBytes: b.GetOwnBytes(), KeptAs: b.GetKeptAs(), KeptText: b.GetKeptText(),
 		Compatibility: b.GetCompatibility(), CompatibilitySource: b.GetCompatibilitySource(), CompatibilityReason: b.GetCompatibilityReason(),
 		CompatibilityRuntime: b.GetCompatibilityRuntime(), JudgedMs: b.GetJudgedMs(), LoadSeconds: b.GetLoadSeconds(),
 		SourceLoadSeconds: b.GetSourceLoadSeconds(), DriverVersion: b.GetDriverVersion(), ConvertedFrom: b.GetConvertedFrom(), VerifiedOutput: b.GetVerifiedOutput(),

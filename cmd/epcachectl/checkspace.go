@@ -11,6 +11,7 @@ import (
 // checkSpaceResult is what check --space prints with --json.
 type checkSpaceResult struct {
 	Space    []spaceLineJSON `json:"space"`
+	Bytes    int64           `json:"disk_bytes"` // of all lines together
 	Findings []findingResult `json:"findings"`
 }
 
@@ -30,6 +31,7 @@ func (a *app) checkSpace(ctx context.Context, c *unixsock.Client) error {
 	differs := false
 	for _, l := range reply.GetSpace() {
 		out.Space = append(out.Space, spaceLineJSON{l.GetName(), l.GetFiles(), l.GetDiskBytes(), l.AccountedBytes})
+		out.Bytes += l.GetDiskBytes()
 		differs = differs || l.AccountedBytes != nil && l.GetAccountedBytes() != l.GetDiskBytes()
 	}
 	for _, f := range reply.GetFindings() {
@@ -48,7 +50,6 @@ func (a *app) checkSpace(ctx context.Context, c *unixsock.Client) error {
 
 func (a *app) printSpace(out *checkSpaceResult, differs bool) error {
 	rows := [][]string{{"WHAT", "FILES", "ON DISK", "ACCOUNTED"}}
-	var sum int64
 	for _, l := range out.Space {
 		accounted := "-"
 		if l.AccountedBytes != nil {
@@ -58,9 +59,8 @@ func (a *app) printSpace(out *checkSpaceResult, differs bool) error {
 			}
 		}
 		rows = append(rows, []string{printable(l.Name), strconv.FormatUint(l.Files, 10), byteSize(l.DiskBytes), accounted})
-		sum += l.DiskBytes
 	}
-	if err := a.print.table(append(rows, []string{"all", "", byteSize(sum), ""})); err != nil {
+	if err := a.print.table(append(rows, []string{"all", "", byteSize(out.Bytes), ""})); err != nil {
 		return err
 	}
 	for _, f := range out.Findings {

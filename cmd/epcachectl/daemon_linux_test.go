@@ -210,7 +210,7 @@ func (b *standIn) Pack(_ context.Context, _ unixsock.Peer, r *wire.Pack, _ func(
 	}
 	return &wire.PackReply{Changed: 1, FreedBytes: frees, LaterBytes: sum, More: 3, Builds: []*wire.PackedBuild{
 		{Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", Outcome: outcome, FreesBytes: frees},
-		{Build: "efefefefefefefef", ModelName: "other.onnx", Ep: "StandInExecutionProvider", Outcome: "kept: somebody has it", LaterBytes: later}}}, b.err
+		{Build: "efefefefefefefef", ModelName: "other.onnx", Ep: "StandInExecutionProvider", Outcome: "kept: in use", LaterBytes: later}}}, b.err
 }
 
 func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _ func(*wire.Progress)) (*wire.CollectReply, error) {
@@ -322,9 +322,12 @@ func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.Prob
 		{Name: "StandInExecutionProvider", Devices: []*wire.DeviceFacts{{Type: "CPU", Vendor: "Some"}}}}}}}, b.err
 }
 
-func (b *standIn) Check(context.Context, unixsock.Peer, *wire.Check, func(*wire.Progress)) (*wire.CheckReply, error) {
+func (b *standIn) Check(_ context.Context, _ unixsock.Peer, r *wire.Check, _ func(*wire.Progress)) (*wire.CheckReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if r.GetSpace() {
+		return &wire.CheckReply{Space: []*wire.SpaceLine{{Name: "objects", Files: 2, DiskBytes: 8192}, {Name: "recipes", Files: 1, DiskBytes: 4096}}}, b.err
+	}
 	return &wire.CheckReply{Blobs: 2, Builds: 1, Findings: b.findings}, b.err
 }
 

@@ -48,6 +48,12 @@ func TestDu(t *testing.T) {
 	require.Contains(t, call(t, "status").out, "3 blobs still to be compared with others")
 }
 
+func TestCheckSpaceTellsTheSum(t *testing.T) {
+	newStandIn(t).serve()
+	require.Regexp(t, `(?m)^all +12.0 KiB`, call(t, "check", "--space").out)
+	require.Contains(t, call(t, "check", "--space", "--json").out, `"disk_bytes": 12288`)
+}
+
 // A model's file may be named, as for show: the daemon hears its digest.
 func TestDuOfAModelsFile(t *testing.T) {
 	b := newStandIn(t)

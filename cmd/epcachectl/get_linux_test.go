@@ -46,6 +46,12 @@ func TestGetJSON(t *testing.T) {
 	require.Equal(t, map[string]any{"ep.context_enable": "0", "graph_optimization_level": "disable_all"}, list[0]["session_options"])
 	require.Equal(t, map[string]any{"StandInExecutionProvider": map[string]any{}}, list[0]["provider_options"])
 	require.ElementsMatch(t, []string{"name", "size", "digest"}, keysOf(list[0]["files"].([]any)[0].(map[string]any)))
+	for _, f := range b.files {
+		f.Digest = ""
+	}
+	unkept := call(t, "get", tinyModel(t, "a.onnx"), ep, "--json")
+	require.Contains(t, unkept.out, `"files"`, unkept.err)
+	require.NotContains(t, unkept.out, `"digest"`, "of what is not kept there is none")
 }
 
 func keysOf(m map[string]any) []string { return sorted(m) }

@@ -46,7 +46,7 @@ type memberResult struct {
 type fileResult struct {
 	Name   string `json:"name"`
 	Size   int64  `json:"size"`
-	Digest string `json:"digest"` // empty: of a file that is not kept
+	Digest string `json:"digest,omitempty"` // not there: the file is not kept
 }
 
 // failedResult stands in the list for a model that failed, so that the others keep their places.

@@ -27,8 +27,9 @@ type packedBuilds struct {
 	ModelName  string `json:"model_name"`
 	EP         string `json:"ep"`
 	Scope      string `json:"scope"`
-	Action     string `json:"action"`  // "pack", "compress", "unpack": what is done, or would be if it were not kept
-	Outcome    string `json:"outcome"` // "planned" with -n; "packed", "compressed", "unpacked", or "kept: <why>"
+	Action     string `json:"action"` // "pack", "compress", "unpack": what is done, or would be if it were not kept
+	State      string `json:"state"`  // "packed", "compressed", "unpacked", or "kept", as it was; with -n as it would be
+	Why        string `json:"why"`    // of "kept", in words
 	FreesBytes int64  `json:"frees_bytes"`
 	LaterBytes int64  `json:"later_bytes"`
 }
@@ -49,7 +50,11 @@ done yet, what would be besides of builds that are in use or were given out late
 		Example: `  epcachectl pack --all -n
   epcachectl pack --compress mobilenet.onnx`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changePacked(cmd.Context(), args, &request, "packed")
+			done := "packed"
+			if request.Compress {
+				done = "packed or compressed"
+			}
+			return a.changePacked(cmd.Context(), args, &request, done)
 		},
 	}
 	cmd.Flags().BoolVar(&request.Compress, "compress", false, "compress what they have of their own, too")
@@ -105,26 +110,26 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if a.json {
 		out := packResult{DryRun: dryRun, FreedBytes: r.GetFreedBytes(), Changed: r.GetChanged(), More: r.GetMore(), LaterBytes: r.GetLaterBytes(), Builds: []packedBuilds{}}
 		for _, b := range r.GetBuilds() {
-			kept, did := strings.HasPrefix(b.GetOutcome(), "kept: "), b.GetOutcome()
+			state, did := b.GetOutcome(), b.GetOutcome()
+			why, kept := strings.CutPrefix(state, keptMark)
 			if kept {
-				did = done
+				state, did = "kept", done
+			} else {
+				why = ""
 			}
-			one := packedBuilds{b.GetBuild(), b.GetModelName(), b.GetEp(), b.GetScope(), strings.TrimSuffix(did, "ed"), b.GetOutcome(), b.GetFreesBytes(), b.GetLaterBytes()}
-			if dryRun && !kept {
-				one.Outcome = "planned"
-			}
-			out.Builds = append(out.Builds, one)
+			out.Builds = append(out.Builds, packedBuilds{b.GetBuild(), b.GetModelName(), b.GetEp(), b.GetScope(), actionOf(did), state, why, b.GetFreesBytes(), b.GetLaterBytes()})
 		}
 		return a.print.json(out)
 	}
 	for _, b := range r.GetBuilds() {
 		outcome := b.GetOutcome()
-		if dryRun && !strings.HasPrefix(outcome, "kept: ") {
+		would := dryRun && !strings.HasPrefix(outcome, keptMark)
+		if would {
 			outcome = "would be " + outcome
 		}
-		text := printable(outcome) + freedText(b.GetFreesBytes())
+		text := printable(outcome) + freedText(would, b.GetFreesBytes())
 		if n := b.GetLaterBytes(); n > 0 {
-			text += ", then packing would free " + byteSize(n)
+			text += "; packing would free " + byteSize(n) + " once that is over"
 		}
 		a.print.line("%s: build %s of %s: %s", orDash(b.GetModelName()), short(b.GetBuild()), orDash(b.GetEp()), text)
 	}
@@ -134,7 +139,7 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if dryRun {
 		done = "would be " + done
 	}
-	text := fmt.Sprintf("%s %s%s", counted(r.GetChanged(), "build"), done, freedText(r.GetFreedBytes()))
+	text := fmt.Sprintf("%s %s%s", counted(r.GetChanged(), "build"), done, freedText(dryRun, r.GetFreedBytes()))
 	if n := r.GetLaterBytes(); n > 0 {
 		text += fmt.Sprintf("; %s more, as far as is known, of builds that are in use or were given out lately, once they are not", byteSize(n))
 	}
@@ -142,13 +147,26 @@ func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	return nil
 }
 
-// freedText says what a change frees, or takes.
-func freedText(bytes int64) string {
+// freedText says what a change frees, or takes, or would.
+func freedText(would bool, bytes int64) string {
+	frees, takes := "which frees", "which takes"
+	if would {
+		frees, takes = "which would free", "which would take"
+	}
 	switch {
 	case bytes > 0:
-		return fmt.Sprintf(", frees %s", byteSize(bytes))
+		return fmt.Sprintf(", %s %s", frees, byteSize(bytes))
 	case bytes < 0:
-		return fmt.Sprintf(", takes %s", byteSize(-bytes))
+		return fmt.Sprintf(", %s %s", takes, byteSize(-bytes))
 	}
 	return ""
 }
+
+// actionOf names what is done so that a build is packed, compressed or unpacked; what might have been either is packing first.
+func actionOf(done string) string {
+	done, _, _ = strings.Cut(done, " ")
+	return strings.TrimSuffix(done, "ed")
+}
+
+// keptMark stands before why a build stays as it is.
+const keptMark = "kept: "

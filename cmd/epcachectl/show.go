@@ -104,7 +104,7 @@ func (p *printer) build(b *wire.Build, record string) error {
 		{"last used", timeOf(b.GetLastUsedMs()) + ", " + counted(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
 		{"space", byteSize(sizeOf(b)) + ", of which its removal would free " + byteSize(b.GetOwnBytes())},
-		{"kept", orDash(b.GetKeptAs())},
+		{"kept", keptText(b)},
 		{"load check", orDash(b.GetLoadCheck())},
 		{"gain", gain(b)},
 	}
@@ -131,6 +131,14 @@ func (p *printer) build(b *wire.Build, record string) error {
 	}
 	p.line("")
 	return nil
+}
+
+// keptText says how a build is kept, in as many words as there are of it.
+func keptText(b *wire.Build) string {
+	if text := b.GetKeptText(); text != "" {
+		return printable(text)
+	}
+	return orDash(b.GetKeptAs())
 }
 
 func compactRecord(record string) string {

@@ -66,7 +66,7 @@ func (p *printer) candidate(c *wire.Candidate, all bool) error {
 		{"  made by", madeBy(b)},
 		{"  compiled", timeOf(b.GetCreatedMs()) + " in " + seconds(b.GetCompileSeconds())},
 		{"  state", stateOf(b)},
-		{"  kept", orDash(b.GetKeptAs())},
+		{"  kept", keptText(b)},
 		{"  gain", gain(b)},
 	}
 	if err := p.table(rows); err != nil {

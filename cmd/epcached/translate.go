@@ -141,7 +141,7 @@ func buildReply(l *cache.Listing) *wire.Build {
 		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph, CreatedMs: b.Created.UnixMilli(), Hits: l.Hits,
 		CompileSeconds: b.CompileSeconds, State: l.State.Name, Reason: l.State.Reason, LoadCheck: b.LoadCheck,
 		VerifiedOutput: b.VerifiedOutput, LoadSeconds: l.Gain.Load, SourceLoadSeconds: l.Gain.SourceLoad,
-		Pinned: l.Pinned, OwnBytes: l.Own, KeptAs: valid(l.KeptAs),
+		Pinned: l.Pinned, OwnBytes: l.Own, KeptAs: l.KeptAs, KeptText: valid(l.KeptText),
 	}
 	if j := l.Judgement; j.Source != "" || j.Reason != "" { // else nobody judged it
 		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)

@@ -3763,7 +3763,8 @@ type Build struct {
 	VerifiedOutput       float64                `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
 	Pinned               bool                   `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
 	OwnBytes             int64                  `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; not of what was removed
-	KeptAs               string                 `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole", "packed" or "compressed", with ", with a copy" where an unpacked one is served; of Show and Why in more words, with whether and when that is compressed by itself
+	KeptAs               string                 `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole", "packed" or "compressed", with ", with a copy" where an unpacked one is served
+	KeptText             string                 `protobuf:"bytes,37,opt,name=kept_text,json=keptText,proto3" json:"kept_text,omitempty"`                     // of Show and Why: the same in more words, with whether and when that is compressed by itself
 	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields        protoimpl.UnknownFields
@@ -4041,6 +4042,13 @@ func (x *Build) GetOwnBytes() int64 {
 func (x *Build) GetKeptAs() string {
 	if x != nil {
 		return x.KeptAs
+	}
+	return ""
+}
+
+func (x *Build) GetKeptText() string {
+	if x != nil {
+		return x.KeptText
 	}
 	return ""
 }
@@ -8584,7 +8592,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x0e\n" +
 	"\x02ep\x18\x02 \x01(\tR\x02ep\x12\x14\n" +
 	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xfb\t\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\x98\n" +
+	"\n" +
 	"\x05Build\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\tR\n" +
@@ -8629,7 +8638,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\x0fverified_output\x18  \x01(\x01R\x0everifiedOutput\x12\x16\n" +
 	"\x06pinned\x18! \x01(\bR\x06pinned\x12\x1b\n" +
 	"\town_bytes\x18\" \x01(\x03R\bownBytes\x12\x17\n" +
-	"\akept_as\x18$ \x01(\tR\x06keptAs\x12\x17\n" +
+	"\akept_as\x18$ \x01(\tR\x06keptAs\x12\x1b\n" +
+	"\tkept_text\x18% \x01(\tR\bkeptText\x12\x17\n" +
 	"\amade_by\x18( \x01(\tR\x06madeBy\x12-\n" +
 	"\amembers\x182 \x03(\v2\x13.epcached.v1.MemberR\amembers\"K\n" +
 	"\tListReply\x12*\n" +

@@ -330,6 +330,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(33, "pinned", "bool"),
         Field(34, "own_bytes", "int64"),
         Field(36, "kept_as", "string"),
+        Field(37, "kept_text", "string"),
         Field(40, "made_by", "string"),
         Field(50, "members", "Member", "repeated"),
     ),
