@@ -102,10 +102,13 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64, how forms.U
 func (o blobOwner) Shrinks(disk int64) (done func()) { return o.c.places.shrinks(disk) }
 
 // Fits is forms.Owner's.
-func (o blobOwner) Fits(folder, what string, size int64) error {
+func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 	free, err := freeBytes(folder)
 	if err != nil {
 		return err
+	}
+	if instead > size {
+		return fitsBeside(what, size, free, spareOfLess)
 	}
 	return fits(what, size, free)
 }

@@ -15,8 +15,6 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-const stranger = 4242 // a user who is nobody special
-
 // application is one that has libraries of its own, which the daemon does not know.
 type application struct {
 	*bench

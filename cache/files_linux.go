@@ -196,15 +196,21 @@ func room(folder string, files []*os.File) error {
 }
 
 // fits says that there is no room for what is named and takes so many bytes, if there is none.
-func fits(what string, need, free int64) error {
-	if need > free-spare {
-		return fmt.Errorf("%w: %s takes %s, and %s are free", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free))
+func fits(what string, need, free int64) error { return fitsBeside(what, need, free, spare) }
+
+// fitsBeside is fits where so much has to stay free.
+func fitsBeside(what string, need, free, leave int64) error {
+	if need > free-leave {
+		return fmt.Errorf("%w: %s takes %s, and %s are free, of which %s stay for the store's own files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free), bytesize.Text(leave))
 	}
 	return nil
 }
 
-// spare is what a copy leaves free: the store's own files have to fit as well.
-const spare = 16 << 20
+// What a copy leaves free: the store's own files have to fit as well. Where a disk is nearly full, what makes something smaller has to be possible still.
+const (
+	spare       = 16 << 20
+	spareOfLess = 1 << 20
+)
 
 // freeBytes is what an ordinary user may still write into the folder's file system.
 func freeBytes(folder string) (int64, error) {

@@ -22,3 +22,7 @@ func (c *Cache) stagePut(context.Context, io.ReaderAt, *os.File, string, int64) 
 }
 
 func fits(string, int64, int64) error { return errors.ErrUnsupported }
+
+func fitsBeside(string, int64, int64, int64) error { return errors.ErrUnsupported }
+
+const spareOfLess = 0

@@ -73,6 +73,8 @@ func (b *bench) open() {
 	b.cache = c
 }
 
+const stranger = 4242 // a user who is nobody special
+
 func (b *bench) options() Options {
 	o := Options{Quiet: 20 * time.Millisecond, Drivers: b.drivers,
 		Compiler: cmp.Or[compilers.Compiler](b.wrap, b.compiler), Runtimes: []compilers.Runtime{{Directory: b.runtime}},

@@ -109,6 +109,7 @@ type user struct {
 	asked    []Urgency // guarded by mu
 	places   []place   // guarded by mu
 	fits     error     // of everything
+	goes     []int64   // what Fits was told that goes instead; guarded by mu
 
 	letGo func()              // is called when something was let go; may be nil
 	given map[cas.Digest]bool // somebody is being given it
@@ -162,7 +163,12 @@ func (u *user) Shrinks(disk int64) func() {
 	}
 }
 
-func (u *user) Fits(string, string, int64) error { return u.fits }
+func (u *user) Fits(_, _ string, _, instead int64) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.goes = append(u.goes, instead)
+	return u.fits
+}
 
 // stamps are a book that lasts as long as the test. One goroutine uses it at a time, or the store's locks see to it.
 type stamps map[cas.Digest]cas.Stamp

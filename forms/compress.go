@@ -121,10 +121,10 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 	if err != nil {
 		return 0, err
 	}
-	if err := s.owner.Fits(s.dir, "what is compressed", x.Size); err != nil {
+	most := x.Size - Worth.of(x.Size)
+	if err := s.owner.Fits(s.dir, "what is compressed", most, x.Size); err != nil {
 		return 0, err
 	}
-	most := x.Size - Worth.of(x.Size)
 	defer s.owner.Shrinks(cas.OnDisk(x.Size))()
 	release, err := s.owner.Reserve(ctx, cas.OnDisk(most), cas.OnDisk(x.Size), AtOnce)
 	if err != nil {

@@ -27,6 +27,8 @@ func TestABlobGoesThroughAllItsForms(t *testing.T) {
 
 	freed := b.pack(all[1])
 	require.Greater(t, freed, int64(mib/2))
+	require.Equal(t, []int64{int64(len(contents[1]))}, b.goes, "what is written makes room")
+	require.Zero(t, b.user.passing)
 	require.True(t, b.OnlyPacked(all[1]))
 	require.Equal(t, all[1], b.Users(all[0])[0])
 	require.NoError(t, b.Verify(ctx, all[1]))

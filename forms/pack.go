@@ -183,7 +183,7 @@ func (s *Store) keepLiterals(ctx context.Context, m *Matched, hold *cas.Hold) (c
 	if size == 0 {
 		return cas.Digest{}, nil
 	}
-	if err := s.owner.Fits(s.dir, "what the file does not share", size); err != nil {
+	if err := s.owner.Fits(s.dir, "what the file does not share", size, m.Plan.Size); err != nil {
 		return cas.Digest{}, err
 	}
 	d, _, err := hold.Put(ctx, io.NewSectionReader(m.Plan.Literals(m.target), 0, size))

@@ -49,7 +49,8 @@ type Owner interface {
 	Shrinks(disk int64) (done func())
 
 	// Fits says why what is named, and takes so many bytes, may not be written into a folder's file system now: an error that is syscall.ENOSPC.
-	Fits(folder, what string, size int64) error
+	// instead is what goes from there when it is written; 0: nothing does.
+	Fits(folder, what string, size, instead int64) error
 }
 
 // Urgency says what becomes of who finds no room.

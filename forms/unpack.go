@@ -53,7 +53,7 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, ho
 		if err != nil {
 			return err
 		}
-		if err := s.owner.Fits(s.folder, "the unpacked copy", r.Size); err != nil {
+		if err := s.owner.Fits(s.folder, "the unpacked copy", r.Size, 0); err != nil {
 			return fmt.Errorf("%w in %s", err, s.folder)
 		}
 		if !s.apart {

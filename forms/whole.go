@@ -25,7 +25,7 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	if !ok {
 		return nil
 	}
-	if err := s.owner.Fits(s.dir, wholeForm, was.Size); err != nil {
+	if err := s.owner.Fits(s.dir, wholeForm, was.Size, 0); err != nil {
 		return err
 	}
 	release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), 0, Wait)
@@ -96,7 +96,7 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 		return err
 	}
 	if !s.whole.Has(d) {
-		if err := s.owner.Fits(s.dir, wholeForm, was.Size); err != nil {
+		if err := s.owner.Fits(s.dir, wholeForm, was.Size, 0); err != nil {
 			return err
 		}
 		release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), 0, AtOnce)
