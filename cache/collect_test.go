@@ -93,7 +93,8 @@ func TestWhatIsHeldPinnedOrUsedMeanwhileStays(t *testing.T) {
 
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
-	require.Equal(t, []space.Kept{{Reason: "in use", Builds: 1, Bytes: plan.Kept[0].Bytes}, {Reason: "pinned", Builds: 1, Bytes: plan.Kept[1].Bytes}}, plan.Kept)
+	require.Equal(t, []space.Kept{{Reason: "pinned", Builds: 1, Bytes: plan.Kept[0].Bytes, First: []index.BuildID{builds[0].ID}},
+		{Reason: "in use", Builds: 1, Bytes: plan.Kept[1].Bytes, First: []index.BuildID{builds[1].ID}}}, plan.Kept)
 	require.Positive(t, plan.Short)
 	r := b.request(b.model(3))
 	r.HoldsView = true // so that the use alone keeps it, and not the time that paths are given

@@ -67,6 +67,16 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	return plan, nil
 }
 
+// BuildKeys gives the keys of some builds, but for those that have gone.
+func (c *Cache) BuildKeys(ids []index.BuildID) (keys []index.BuildKey) {
+	for _, id := range ids {
+		if b, err := c.index.Get(id); err == nil {
+			keys = append(keys, b.BuildKey)
+		}
+	}
+	return keys
+}
+
 // snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.
 func (c *Cache) snapshot(survey *index.Survey, inv *space.Inventory, waits bool) *space.Snapshot {
 	s := &space.Snapshot{At: c.now(), Builds: survey.Builds, Inventory: inv, NotServed: make(map[index.BuildID]string), Pinned: make(map[index.BuildID]bool)}

@@ -563,3 +563,32 @@ func unpackingTells(t *testing.T, removed bool) {
 	require.Equal(t, !removed, b.cache.cas.Has(large(builds[0])))
 	require.Zero(t, sum(true), "all are whole")
 }
+
+// A pinned build that is packed keeps what its recipe takes from: a status says so, and a plan, in which all that stays adds up.
+func TestWhatAPinnedBuildIsPackedWithIsPinned(t *testing.T) {
+	b, builds, _ := packedPair(t)
+	ctx := context.Background()
+	_, err := b.cache.Pin(ctx, b.self(), []string{builds[1].BuildKey.String()}, false)
+	require.NoError(t, err)
+	for _, removed := range []bool{false, true} {
+		if removed {
+			_, _, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
+			require.NoError(t, err)
+		}
+		plan, err := b.cache.PlanCollection(ctx, b.self(), Goal{})
+		require.NoError(t, err)
+		require.Empty(t, plan.Steps)
+		sum := int64(0)
+		for _, k := range plan.Kept {
+			sum += k.Bytes
+		}
+		require.Equal(t, plan.Used, sum)
+		pinned := plan.Kept[0]
+		require.Equal(t, "pinned", pinned.Reason)
+		require.Equal(t, []index.BuildKey{builds[1].BuildKey}, b.cache.BuildKeys(pinned.First))
+		require.Greater(t, pinned.Bytes, builds[0].Files[1].Size, "with the file that it takes from, whoever else has it")
+		s, err := b.cache.Space()
+		require.NoError(t, err)
+		require.Equal(t, pinned.Bytes, s.Pinned)
+	}
+}

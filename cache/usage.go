@@ -72,7 +72,7 @@ func (c *Cache) spaceAndHeld() (s index.Space, held int64, err error) {
 	return s, held, nil // always something going: as near as it gets
 }
 
-// diskOf sums what the blobs of some builds take, each once.
+// diskOf sums what the blobs of some builds take, and those that they are packed with, each once.
 func (c *Cache) diskOf(ids []index.BuildID) (sum int64) {
 	counted := make(map[cas.Digest]bool)
 	for _, id := range ids {
@@ -80,11 +80,10 @@ func (c *Cache) diskOf(ids []index.BuildID) (sum int64) {
 		if err != nil {
 			continue // it has just gone
 		}
-		for _, f := range b.Blobs() {
-			if !counted[f.Digest] {
-				counted[f.Digest] = true
-				disk, _ := cas.DiskBytesIn(c.dir, f.Digest) // of one that is missing, none
-				sum += disk
+		for d := range c.partsOf(&b) {
+			if !counted[d] {
+				counted[d] = true
+				sum += c.takenBy(d) // of one that is missing, none
 			}
 		}
 	}

@@ -97,12 +97,16 @@ func (p *Plan) Done(a Action) (n uint64) {
 	return n
 }
 
-// Kept counts the builds that may not go, by reason.
+// Kept counts the builds that stay, by reason. Of those that are planned for, their bytes and what the steps free add up to what is used.
 type Kept struct {
 	Reason string
-	Builds uint64
-	Bytes  int64 // their files, on disk
+	Builds uint64          // 0: bytes that builds need which are not planned for
+	Bytes  int64           // on disk, with what recipes take from: what several reasons hold counts for the first of them
+	First  []index.BuildID // of the builds; mostFirst in a whole plan
 }
+
+// mostFirst bounds the builds that a plan names as staying.
+const mostFirst = 1024
 
 // WhatStays says in words what had to stay, "" if nothing had to.
 func (p *Plan) WhatStays() string {
@@ -114,6 +118,9 @@ func (p *Plan) WhatStays() string {
 		stays[why] = k
 	}
 	for _, k := range p.Kept {
+		if k.Builds == 0 {
+			continue
+		}
 		add(k.Reason, k.Builds, k.Bytes)
 	}
 	for i := range p.Steps {

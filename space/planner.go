@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/bytesize"
@@ -196,12 +197,12 @@ func (pl *planner) aboveQuota() {
 		if one := &pl.all[i]; one.why != "" && has[one.UID] > pl.limits.User {
 			pl.unkeep(one)
 			one.why += ", though " + over(one.UID)
-			pl.keep(one, one.why)
+			pl.keep(one.why)
 		}
 	}
 	for i := range pl.Others {
 		if one := &pl.Others[i]; has[one.UID] > pl.limits.User {
-			pl.keep(&candidate{Brief: one}, "shared, which is for administrators to remove, though "+over(one.UID))
+			pl.keepOther(one, "shared, which is for administrators to remove, though "+over(one.UID))
 		}
 	}
 }
@@ -338,20 +339,27 @@ func (pl *planner) spared(one *candidate) string {
 	if !one.known {
 		one.known = true
 		if one.why = pl.Spared(one.Brief); one.why != "" {
-			pl.keep(one, one.why)
+			pl.keep(one.why)
 		}
 	}
 	return one.why
 }
 
-func (pl *planner) keep(one *candidate, why string) {
+// keep counts a build that stays. What all of them take, tell adds up.
+func (pl *planner) keep(why string) *Kept {
 	k := pl.kept[why]
 	if k == nil {
 		k = &Kept{Reason: why}
 		pl.kept[why] = k
 	}
 	k.Builds++
-	for _, at := range one.Blobs {
+	return k
+}
+
+// keepOther counts a build that is not planned for.
+func (pl *planner) keepOther(b *index.Brief, why string) {
+	k := pl.keep(why)
+	for _, at := range b.Blobs {
 		k.Bytes += pl.inv.bytes(at)
 	}
 }
@@ -359,31 +367,97 @@ func (pl *planner) keep(one *candidate, why string) {
 // unkeep takes back what keep counted.
 func (pl *planner) unkeep(one *candidate) {
 	k := pl.kept[one.why]
-	k.Builds--
-	for _, at := range one.Blobs {
-		k.Bytes -= pl.inv.bytes(at)
-	}
-	if k.Builds == 0 {
+	if k.Builds--; k.Builds == 0 {
 		delete(pl.kept, one.why)
 	}
 }
 
-// tell counts what stays.
+// Why builds stay that nothing keeps.
+const (
+	whyPinned  = "pinned"
+	whyPays    = "pays most"
+	whyNeeded  = "others need what it has"
+	whyNotHere = "needed by builds that are not planned for"
+)
+
+// tell counts what stays, and what it takes.
 func (pl *planner) tell() {
 	for i := range pl.all {
 		one := &pl.all[i]
+		if one.gone || one.why != "" {
+			continue
+		}
 		switch {
-		case one.gone || one.why != "":
 		case one.bears:
-			pl.keep(one, "others need what it has")
+			one.why = whyNeeded
 		case pl.Pinned[one.ID]:
-			pl.keep(one, "pinned")
+			one.why = whyPinned
 		default:
-			pl.keep(one, "pays most")
+			one.why = whyPays
+		}
+		pl.keep(one.why)
+	}
+	strength := func(why string) int { // what would keep them all by itself comes first
+		if strings.HasPrefix(why, whyPinned) {
+			return -2
+		}
+		return slices.Index([]string{whyPays, whyNeeded}, why)
+	}
+	order := slices.SortedFunc(maps.Keys(pl.kept), func(a, b string) int { return cmp.Or(strength(a)-strength(b), strings.Compare(a, b)) })
+	pl.share(order)
+	for _, why := range order {
+		pl.plan.Kept = append(pl.plan.Kept, *pl.kept[why])
+	}
+	left := pl.plan.Used - pl.plan.Freed
+	for i := range pl.all {
+		if k := pl.kept[pl.all[i].why]; k != nil {
+			left -= k.Bytes
+			delete(pl.kept, k.Reason)
 		}
 	}
-	for _, why := range slices.Sorted(maps.Keys(pl.kept)) {
-		pl.plan.Kept = append(pl.plan.Kept, *pl.kept[why])
+	if left > 0 {
+		pl.plan.Kept = append(pl.plan.Kept, Kept{Reason: whyNotHere, Bytes: left})
+	}
+}
+
+// share counts each blob that builds need which stay, as their file or to unpack one from, for the first of the reasons why they do.
+func (pl *planner) share(order []string) {
+	place := make(map[string]uint32, len(order)) // from 1 on
+	for i, why := range order {
+		place[why] = uint32(i + 1)
+	}
+	first := make([]uint32, len(pl.inv.blobs))
+	named := 0
+	for i := range pl.all {
+		one := &pl.all[i]
+		if one.gone {
+			continue
+		}
+		if k := pl.kept[one.why]; named < mostFirst {
+			named++
+			k.First = append(k.First, one.ID)
+		}
+		at := place[one.why]
+		hold := func(blob uint32) {
+			if first[blob] == 0 || at < first[blob] {
+				first[blob] = at
+			}
+		}
+		for _, blob := range one.Blobs {
+			hold(blob)
+			if f := pl.inv.forms[blob]; f != nil {
+				for _, container := range f.takes {
+					if pl.Whole || pl.inv.blobs[container].Needs == 0 { // else it is in what is used only if it is a build's that is planned for
+						hold(container)
+					}
+				}
+			}
+		}
+	}
+	for blob, at := range first {
+		if at > 0 {
+			pl.kept[order[at-1]].Bytes += pl.inv.bytes(uint32(blob))
+		}
 	}
 }
 

@@ -136,6 +136,14 @@ func TestAPlanIsWhatItSays(t *testing.T) {
 			kept += k.Builds
 		}
 		require.Equal(t, len(m.builds), int(kept)+len(evicted), "every build goes or stays")
+		if whole {
+			stays := plan.Freed
+			for _, k := range plan.Kept {
+				stays += k.Bytes
+				require.NotEqual(t, whyNotHere, k.Reason, "all builds are planned for")
+			}
+			require.Equal(t, plan.Used, stays, "what goes and what stays is all there is")
+		}
 	})
 }
 
@@ -353,7 +361,7 @@ func TestWhatWouldFreeNothingIsKept(t *testing.T) {
 	plan := m.plan(t, true, Limits{})
 	require.Empty(t, plan.Steps)
 	require.EqualValues(t, 110, plan.Short)
-	require.Equal(t, "what stays: 1 build of 10 B: in use; 1 build of 100 B: others need what it has", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 0 B: others need what it has", plan.WhatStays())
 }
 
 // Nearly all that the first build has the second is packed with: the first goes with it, or stays.
@@ -372,7 +380,7 @@ func TestWhatWouldFreeHardlyAnythingIsKept(t *testing.T) {
 	plan := m.plan(t, true, Limits{Bytes: 100})
 	require.Equal(t, []string{"remove 3: 100"}, said(plan))
 	require.EqualValues(t, 14, plan.Short)
-	require.Equal(t, "what stays: 1 build of 10 B: in use; 1 build of 104 B: others need what it has", plan.WhatStays())
+	require.Equal(t, "what stays: 1 build of 110 B: in use; 1 build of 4 B: others need what it has", plan.WhatStays())
 	m.blobs[3].whole = 40
 	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})), "that is something")
 }

@@ -230,7 +230,7 @@ func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _
 	}
 	return &wire.CollectReply{Compressing: compressing, UsedBytes: 8192, FreedBytes: 4096, BudgetBytes: r.GetToBytes(), ShortBytes: 1024, Removed: 1,
 		Steps: []*wire.CollectStep{{Action: "remove", Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why", Outcome: outcome, Models: 2}},
-		Kept:  []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096}}}, b.err
+		Kept:  []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096, Keys: []string{"ab"}}, {Reason: "needed by builds that are not planned for", Bytes: 1024}}}, b.err
 }
 
 // Layout gives two files, of which the second takes half from the first.

@@ -58,6 +58,8 @@ type keptResult struct {
 	Reason string `json:"reason"`
 	Builds uint64 `json:"builds"`
 	Bytes  int64  `json:"bytes"`
+
+	Keys []string `json:"keys"` // of the first builds
 }
 
 func (a *app) gcCommand() *cobra.Command {
@@ -72,7 +74,7 @@ used for too long goes, and what is above a user's quota or the number of entrie
 their bytes. What is pinned, in use, or was given out in the last ten minutes stays, and so does what is used while gc
 works. A weight-sharing group is one build. why tells of each later that it was evicted. Users collect among their own builds,
 administrators among all. Where less may go than should, gc does what it may, the last line says how much stays above the bound (short_bytes with
---json), and the exit status is one of its own. With -n it prints the plan, removes nothing, and exits as the plan would.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed, exitShort),
+--json), and the exit status is one of its own. What is freed and what is kept add up to what is used: what is kept for several reasons counts for the first. With -n it prints the plan, removes nothing, and exits as the plan would.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed, exitShort),
 		Example: `  epcachectl gc -n
   epcachectl gc --to 20GiB -n`,
 		Args: usageArgs(cobra.NoArgs),
@@ -131,6 +133,10 @@ func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 		a.print.line("and %d more", n)
 	}
 	for _, k := range r.GetKept() {
+		if k.GetBuilds() == 0 {
+			a.print.line("kept, %s: %s", printable(k.GetReason()), byteSize(k.GetBytes()))
+			continue
+		}
 		a.print.line("kept, %s: %s, %s", printable(k.GetReason()), counted(k.GetBuilds(), "build"), byteSize(k.GetBytes()))
 	}
 	done := "freed"
@@ -193,7 +199,7 @@ func collectionOf(dryRun bool, r *wire.CollectReply) gcResult {
 		out.Compressing = &compressingResult{x.GetFiles(), x.GetBytes(), x.GetStoredBytes(), x.GetWaiting(), x.GetWaitingBytes(), x.GetNextMs()}
 	}
 	for _, k := range r.GetKept() {
-		out.Kept = append(out.Kept, keptResult{k.GetReason(), k.GetBuilds(), k.GetBytes()})
+		out.Kept = append(out.Kept, keptResult{k.GetReason(), k.GetBuilds(), k.GetBytes(), append([]string{}, k.GetKeys()...)})
 	}
 	return out
 }

@@ -45,6 +45,11 @@ func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect,
 		return nil, wireError(err)
 	}
 	reply := collectReply(plan)
+	for i := range plan.Kept {
+		for _, key := range b.cache.BuildKeys(plan.Kept[i].First) {
+			reply.Kept[i].Keys = append(reply.Kept[i].Keys, key.String())
+		}
+	}
 	if w.DryRun {
 		x, err := b.cache.Compressing(ctx, peer(p))
 		if err != nil {

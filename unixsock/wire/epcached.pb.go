@@ -4582,7 +4582,7 @@ type CollectReply struct {
 	UsedBytes     int64                  `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`       // on disk, before: of builds that the caller may collect
 	BudgetBytes   int64                  `protobuf:"varint,6,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"` // what these may take; 0: there is no bound, or nothing may stay
 	ShortBytes    int64                  `protobuf:"varint,7,opt,name=short_bytes,json=shortBytes,proto3" json:"short_bytes,omitempty"`    // not 0: so much more should go, and may not
-	Kept          []*Kept                `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`                                   // what may not go, by reason
+	Kept          []*Kept                `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`                                   // what stays, by reason: their bytes and freed_bytes add up to used_bytes
 	PlanSeconds   float64                `protobuf:"fixed64,9,opt,name=plan_seconds,json=planSeconds,proto3" json:"plan_seconds,omitempty"`
 	Considered    uint64                 `protobuf:"varint,10,opt,name=considered,proto3" json:"considered,omitempty"`  // builds that were looked at
 	Packed        uint64                 `protobuf:"varint,11,opt,name=packed,proto3" json:"packed,omitempty"`          // builds that were packed, or would be
@@ -5171,9 +5171,10 @@ func (x *CollectStep) GetAction() string {
 // Kept is what stays, and why.
 type Kept struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // "pinned", "in use", "given out by path lately", "pays most"
-	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
-	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // on disk
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`  // "pinned", "in use", "given out by path lately", "pays most"
+	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"` // 0: of bytes that builds need which the caller may not collect
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`   // on disk, with what they are packed with: what is kept for several reasons counts for the first of them
+	Keys          []string               `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`      // build keys of the first of them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5227,6 +5228,13 @@ func (x *Kept) GetBytes() int64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *Kept) GetKeys() []string {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
 }
 
 // Usage tells where the space goes: of all builds that the caller may see, or of these. Two entries are compared.
@@ -8743,11 +8751,12 @@ const file_epcached_proto_rawDesc = "" +
 	"lastUsedMs\x12\x16\n" +
 	"\x06models\x18\n" +
 	" \x01(\rR\x06models\x12\x16\n" +
-	"\x06action\x18\v \x01(\tR\x06action\"L\n" +
+	"\x06action\x18\v \x01(\tR\x06action\"`\n" +
 	"\x04Kept\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"7\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x12\n" +
+	"\x04keys\x18\x04 \x03(\tR\x04keys\"7\n" +
 	"\x05Usage\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\"\xcc\x02\n" +
