@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 )
@@ -62,15 +63,19 @@ func (c *Cache) formText(d cas.Digest) string {
 	if !packed || !c.forms.OnlyPacked(d) {
 		return "whole"
 	}
-	own := p.Compressed
-	if p.Literals >= 0 {
-		own = p.Containers[p.Literals].Size
-	}
-	text := fmt.Sprintf("packed, %s of %s its own", bytesText(own), bytesText(p.Size))
+	text := fmt.Sprintf("packed, %s of %s its own", bytesText(ownOf(&p)), bytesText(p.Size))
 	if _, _, unpacked := c.forms.Bytes(d); unpacked > 0 {
 		text += ", with a copy that is served"
 	}
 	return text
+}
+
+// ownOf is how many bytes of a packed file stand nowhere else.
+func ownOf(p *dedupe.Packed) int64 {
+	if p.Literals >= 0 {
+		return p.Containers[p.Literals].Size
+	}
+	return p.Compressed
 }
 
 func (c *Cache) compressText(ctx context.Context, d cas.Digest) string {

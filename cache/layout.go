@@ -31,6 +31,7 @@ type LaidFile struct {
 	Size        int64
 	Shared      int64 // bytes that stand in another of these files as well
 	Packed      bool
+	Own         int64    // bytes that it takes from no other file: while it is whole, all
 	Compressed  int64    // of its own bytes, how many are kept compressed while it is packed
 	Pieces      []Piece  // all of it, in order
 	Tensors     []Placed // what is known by name, in order; where that was asked for
@@ -83,9 +84,9 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 	err := c.eachToLayOut(ctx, p, names, func(b *index.Build) error {
 		for _, f := range b.Files {
 			if tensors || f.Size >= leastLaid || len(names) > 0 {
-				one := LaidFile{Build: *b, EP: firstEP(b), Name: f.Name, Digest: f.Digest, Size: f.Size, Packed: c.forms.OnlyPacked(f.Digest)}
-				if recipe, _ := c.forms.Packed(f.Digest); one.Packed {
-					one.Compressed = recipe.Compressed
+				one := LaidFile{Build: *b, EP: firstEP(b), Name: f.Name, Digest: f.Digest, Size: f.Size, Own: f.Size, Packed: c.forms.OnlyPacked(f.Digest)}
+				if recipe, there := c.forms.Packed(f.Digest); one.Packed && there {
+					one.Own, one.Compressed = ownOf(&recipe), recipe.Compressed
 				}
 				out.Files = append(out.Files, one)
 			}
@@ -150,12 +151,13 @@ func (l *Layout) countShared() {
 			f.Shared = f.Size
 			continue
 		}
+		shared := taken[f.Digest]
 		for _, p := range f.Pieces {
-			if p.Holder != f.Digest {
-				f.Shared += p.Length
+			if p.Holder != f.Digest { // which others may take from this one as well, and it counts once
+				shared = append(shared, Piece{Length: p.Length, Holder: f.Digest, From: p.At})
 			}
 		}
-		for _, r := range rangesIn(taken[f.Digest], map[cas.Digest]bool{f.Digest: true})[f.Digest] {
+		for _, r := range rangesIn(shared, map[cas.Digest]bool{f.Digest: true})[f.Digest] {
 			f.Shared += r.Length
 		}
 	}

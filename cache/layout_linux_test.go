@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -172,4 +173,27 @@ func TestALayoutNamesThePackedContainer(t *testing.T) {
 		require.Len(t, f.Sharers, 1, "the other one")
 	}
 	require.GreaterOrEqual(t, others, int64(300*300*4))
+}
+
+// What of a file stands in one and is taken by another counts once, and what a packed file has of its own is what show says.
+func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
+	d := func(n byte) cas.Digest { return cas.Digest{n} }
+	l := Layout{Files: []LaidFile{
+		{Digest: d(1), Size: 100, Pieces: []Piece{{Length: 100, Holder: d(1)}}},
+		{Digest: d(2), Size: 100, Pieces: []Piece{{Length: 90, Holder: d(1)}, {At: 90, Length: 10, Holder: d(2), From: 90}}},
+		{Digest: d(3), Size: 100, Pieces: []Piece{{Length: 95, Holder: d(2)}, {At: 95, Length: 5, Holder: d(3), From: 95}}},
+	}}
+	l.countShared()
+	require.Equal(t, []int64{90, 95, 95}, []int64{l.Files[0].Shared, l.Files[1].Shared, l.Files[2].Shared})
+
+	b, builds, _ := packedPair(t)
+	for _, f := range b.layout(b.self(), 0, false).Files {
+		if !f.Packed {
+			require.Equal(t, f.Size, f.Own)
+			continue
+		}
+		require.Equal(t, large(builds[1]), f.Digest)
+		require.Less(t, f.Own, f.Size/2)
+		require.Contains(t, b.cache.keptAs(context.Background(), builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesText(f.Own), bytesText(f.Size)))
+	}
 }

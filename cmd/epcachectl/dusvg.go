@@ -134,6 +134,42 @@ func shortened(name string, most int) string {
 	return string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
 }
 
+// cutOff cuts a text at its end.
+func cutOff(text string, most int) string {
+	r := []rune(text)
+	if len(r) <= most {
+		return text
+	}
+	return string(r[:most-1]) + "…"
+}
+
+// variant says of which of a model's builds a file is: what tells it apart from the model's others first, for the end may not fit.
+func (p *picture) variant(f *laidFileJSON) string {
+	parts := variantParts(f)
+	apart := func(part string) bool {
+		return slices.ContainsFunc(p.files, func(other *laidFileJSON) bool {
+			return other.ModelName == f.ModelName && !slices.Contains(variantParts(other), part)
+		})
+	}
+	var first, last []string
+	for _, part := range parts {
+		if apart(part) {
+			first = append(first, part)
+		} else {
+			last = append(last, part)
+		}
+	}
+	return strings.Join(append(append(first, short(f.Build)), last...), ", ")
+}
+
+// variantParts are the facts of a build, by which those of one model differ.
+func variantParts(f *laidFileJSON) (parts []string) {
+	if f.Shapes != "" {
+		parts = strings.Split(f.Shapes, ", ")
+	}
+	return append(parts, orDash(strings.TrimSuffix(f.EP, "ExecutionProvider")))
+}
+
 func (p *picture) add(format string, args ...any) { fmt.Fprintf(&p.out, format+"\n", args...) }
 
 func (p *picture) text(x, y int, class, text string) {
@@ -170,7 +206,7 @@ func (p *picture) head() int {
 	size, own := int64(0), int64(0)
 	for _, f := range p.files {
 		size += f.Size
-		own += p.own(f)
+		own += max(f.Size-f.SharedBytes, 0)
 	}
 	y := svgMargin + 14
 	p.text(svgMargin, y, "title", "What compiled models share")
@@ -215,12 +251,9 @@ func (p *picture) holderName(holder string) string {
 	return "packed files: " + short(holder)
 }
 
-// own counts the bytes of a file that stand in no other one.
-func (p *picture) own(f *laidFileJSON) int64 { return f.Size - f.SharedBytes }
-
 func (p *picture) row(f *laidFileJSON, y int, longest int64) {
 	p.text(svgMargin, y+12, "name", shortened(f.ModelName, svgNames))
-	p.text(svgMargin, y+25, "small", shortened(strings.TrimSuffix(f.EP, "ExecutionProvider")+" "+short(f.Build)+shapesText(f.Shapes), svgNames+10))
+	p.text(svgMargin, y+25, "small", cutOff(p.variant(f), svgNames+10))
 	wide := max(int(int64(svgBar)*f.Size/longest), svgColumn)
 	x := svgMargin + svgLabels
 	for _, run := range p.runs(f, max(wide/svgColumn, 1)) {
@@ -231,10 +264,13 @@ func (p *picture) row(f *laidFileJSON, y int, longest int64) {
 	right := svgWidth - svgMargin
 	p.text(right, y+12, "figure", byteSize(f.Size))
 	form := "stored whole"
-	if f.Packed {
-		form = "packed" + f.compressedText()
+	switch {
+	case f.Packed:
+		form = "packed" + f.compressedText() + ", " + byteSize(f.OwnBytes) + " its own"
+	case f.SharedBytes > 0:
+		form += ", " + byteSize(f.SharedBytes) + " elsewhere too"
 	}
-	p.text(right, y+25, "hint", form+", "+byteSize(p.own(f))+" its own")
+	p.text(right, y+25, "hint", form)
 }
 
 // stretch is a part of a bar with one colour; from and to count columns.

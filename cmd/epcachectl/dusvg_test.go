@@ -30,8 +30,8 @@ func wellFormed(t *testing.T, svg []byte) (texts []string) {
 // Two files of a megabyte: the second takes its first half from the first.
 func half() *layoutResult {
 	return &layoutResult{More: 7, MoreBytes: 7 << 20, Files: []laidFileJSON{
-		{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", Digest: "h0", Size: 1 << 20, SharedBytes: 1 << 19, Pieces: []pieceJSON{{0, 1 << 20, "h0", 0}}},
-		{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, Digest: "h1", Size: 1 << 20, SharedBytes: 1 << 19, Packed: true,
+		{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", Digest: "h0", Size: 1 << 20, OwnBytes: 1 << 20, SharedBytes: 1 << 19, Pieces: []pieceJSON{{0, 1 << 20, "h0", 0}}},
+		{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, Digest: "h1", Size: 1 << 20, OwnBytes: 1 << 19, SharedBytes: 1 << 19, Packed: true,
 			Pieces: []pieceJSON{{0, 1 << 19, "h0", 1 << 19}, {1 << 19, 1 << 19, "h1", 1 << 19}}},
 	}}
 }
@@ -47,7 +47,7 @@ func TestAPictureShowsWhatIsShared(t *testing.T) {
 	texts := wellFormed(t, svg)
 	require.Contains(t, texts, `<b&"4.onnx`, "escaped, and so itself again")
 	require.Contains(t, texts, "packed, 512.0 KiB its own")
-	require.Contains(t, texts, "stored whole, 512.0 KiB its own")
+	require.Contains(t, texts, "stored whole, 512.0 KiB elsewhere too")
 	require.Contains(t, texts, "batch1.onnx cdcdcdcdcdcd, also in 1 other file")
 	require.Contains(t, texts, "7 files more, 7.0 MiB, are smaller than these, and not drawn")
 	x, width := svgMargin+svgLabels, svgBar/2
@@ -59,6 +59,18 @@ func TestAPictureShowsWhatIsShared(t *testing.T) {
 	require.Contains(t, string(svg), bar(x+width, 112, svgColours[0]), "what is taken")
 	require.Contains(t, string(svg), bar(x, 112+svgRow, svgColours[0]), "by the second, for its first half")
 	require.Contains(t, string(svg), bar(x+width, 112+svgRow, svgAlone))
+}
+
+// What tells the builds of a model apart stands first, and what does not fit goes from the end.
+func TestAPictureNamesVariantsByWhatDiffers(t *testing.T) {
+	file := func(digest, shapes string) laidFileJSON {
+		return laidFileJSON{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx", EP: "OpenVINOExecutionProvider", Shapes: shapes, Digest: digest, Size: 1, OwnBytes: 1}
+	}
+	texts := wellFormed(t, drawLayout(&layoutResult{Files: []laidFileJSON{file("a", "batch=1, channels=3, height=320, width=320"), file("b", "batch=1, channels=3, height=640, width=640")}}))
+	require.Contains(t, texts, "height=320, width=320, acdcdcdcdcdc, batch=1,…")
+	require.Contains(t, texts, "height=640, width=640, bcdcdcdcdcdc, batch=1,…")
+	require.Contains(t, texts, "stored whole", "nothing of it stands elsewhere")
+	require.Contains(t, wellFormed(t, drawLayout(&layoutResult{Files: []laidFileJSON{file("a", "batch=1")}})), "acdcdcdcdcdc, batch=1, OpenVINO")
 }
 
 // However many pieces files have, and whatever they say, a picture stays small and is one.

@@ -28,6 +28,7 @@ type laidFileJSON struct {
 	Size        int64        `json:"size"`
 	SharedBytes int64        `json:"shared_bytes"` // that stand in another of these files as well
 	Packed      bool         `json:"packed"`
+	OwnBytes    int64        `json:"own_bytes"`        // that it takes from no other file: while it is whole, all
 	Compressed  int64        `json:"compressed_bytes"` // of its own bytes, how many are kept compressed while it is packed
 	Pieces      []pieceJSON  `json:"pieces"`           // all of it, in order
 	Tensors     []placedJSON `json:"tensors"`
@@ -75,7 +76,7 @@ func layoutOf(r *wire.LayoutReply) layoutResult {
 	out := layoutResult{Files: []laidFileJSON{}, More: r.GetMore(), MoreBytes: r.GetMoreBytes()}
 	for _, f := range r.GetFiles() {
 		one := laidFileJSON{Build: f.GetBuild(), ModelName: f.GetModelName(), ModelDigest: f.GetModelDigest(), EP: f.GetEp(), Shapes: f.GetShapes(), File: f.GetName(), Digest: f.GetDigest(),
-			Size: f.GetSize(), SharedBytes: f.GetSharedBytes(), Packed: f.GetPacked(), Compressed: f.GetCompressedBytes(), Pieces: []pieceJSON{}, Tensors: []placedJSON{}, MoreTensors: f.GetMoreTensors(), NamedBytes: f.GetNamedBytes(),
+			Size: f.GetSize(), SharedBytes: f.GetSharedBytes(), Packed: f.GetPacked(), OwnBytes: f.GetOwnBytes(), Compressed: f.GetCompressedBytes(), Pieces: []pieceJSON{}, Tensors: []placedJSON{}, MoreTensors: f.GetMoreTensors(), NamedBytes: f.GetNamedBytes(),
 			NamedBy: f.GetNamedBy(), Unknown: f.GetUnknown()}
 		for _, p := range f.GetPieces() {
 			one.Pieces = append(one.Pieces, pieceJSON{p.GetAt(), p.GetLength(), holder(p.GetHolder()), p.GetFrom()})

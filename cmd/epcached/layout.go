@@ -50,7 +50,7 @@ func (r *layoutReply) holder(digest fmt.Stringer) uint32 {
 // add takes a file in as far as there is room: names go first, then the file.
 func (r *layoutReply) add(f *cache.LaidFile) {
 	out := &wire.LaidFile{Build: f.Build.BuildKey.String(), ModelName: clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(), Ep: clip(f.EP),
-		Name: clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared, Packed: f.Packed, Unknown: clip(f.Unknown), NamedBy: clip(f.NamedBy), NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed, Shapes: clip(requests.Shapes(&f.Build))}
+		Name: clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared, Packed: f.Packed, OwnBytes: f.Own, Unknown: clip(f.Unknown), NamedBy: clip(f.NamedBy), NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed, Shapes: clip(requests.Shapes(&f.Build))}
 	for _, p := range f.Pieces {
 		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
 	}

@@ -5784,6 +5784,7 @@ type LaidFile struct {
 	NamedBytes      int64                  `protobuf:"varint,16,opt,name=named_bytes,json=namedBytes,proto3" json:"named_bytes,omitempty"`                // of tensors that are known by name
 	Shapes          string                 `protobuf:"bytes,17,opt,name=shapes,proto3" json:"shapes,omitempty"`                                           // of the build: as in BuildUsage
 	CompressedBytes int64                  `protobuf:"varint,18,opt,name=compressed_bytes,json=compressedBytes,proto3" json:"compressed_bytes,omitempty"` // of its own bytes, how many are kept compressed while it is packed; 0: none
+	OwnBytes        int64                  `protobuf:"varint,19,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                      // of its bytes, those that it takes from no other file: while it is whole, all
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -5940,6 +5941,13 @@ func (x *LaidFile) GetShapes() string {
 func (x *LaidFile) GetCompressedBytes() int64 {
 	if x != nil {
 		return x.CompressedBytes
+	}
+	return 0
+}
+
+func (x *LaidFile) GetOwnBytes() int64 {
+	if x != nil {
+		return x.OwnBytes
 	}
 	return 0
 }
@@ -8805,7 +8813,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\aholders\x18\x02 \x03(\tR\aholders\x12\x12\n" +
 	"\x04more\x18\x03 \x01(\x04R\x04more\x12\x1d\n" +
 	"\n" +
-	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\"\xb3\x04\n" +
+	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\"\xd0\x04\n" +
 	"\bLaidFile\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
@@ -8827,7 +8835,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\vnamed_bytes\x18\x10 \x01(\x03R\n" +
 	"namedBytes\x12\x16\n" +
 	"\x06shapes\x18\x11 \x01(\tR\x06shapes\x12)\n" +
-	"\x10compressed_bytes\x18\x12 \x01(\x03R\x0fcompressedBytes\"[\n" +
+	"\x10compressed_bytes\x18\x12 \x01(\x03R\x0fcompressedBytes\x12\x1b\n" +
+	"\town_bytes\x18\x13 \x01(\x03R\bownBytes\"[\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x16\n" +
