@@ -294,10 +294,29 @@ func (p *printer) usageSums(r *duRest) error {
 		}
 	}
 	p.line("%s", spaceLine(&r.Space))
-	if n := r.PackableBytes; n != nil && *n > 0 {
-		p.line("packing would free some %s of it: epcachectl pack --all -n tells of which, and when", byteSize(*n))
+	if r.PackableBytes != nil {
+		p.line("%s", packableLine(*r.PackableBytes, r.Space.ToLookAt))
 	}
 	return nil
+}
+
+// packableLine says what packing would free, as far as that is known.
+func packableLine(bytes int64, unknown uint64) string {
+	verb := "are"
+	if unknown == 1 {
+		verb = "is"
+	}
+	switch {
+	case bytes == 0 && unknown > 0:
+		return fmt.Sprintf("what packing would free is not known yet: %s %s still to be compared with others", counted(unknown, "file"), verb)
+	case bytes == 0:
+		return "packing would free nothing"
+	}
+	text := fmt.Sprintf("packing would free some %s of it: epcachectl pack --all -n tells of which, and when", byteSize(bytes))
+	if unknown > 0 {
+		text += fmt.Sprintf("; %s %s still to be compared with others", counted(unknown, "file"), verb)
+	}
+	return text
 }
 
 // fewBytes is what two files have in common that is not worth a line: graphs of one execution provider are alike.

@@ -48,6 +48,19 @@ func TestDu(t *testing.T) {
 	require.Contains(t, call(t, "status").out, "3 blobs still to be compared with others")
 }
 
+// Nothing to free and nothing known yet are told apart.
+func TestDuTellsWhatIsNotKnownYet(t *testing.T) {
+	for want, line := range map[string]string{
+		"packing would free nothing": packableLine(0, 0),
+		"what packing would free is not known yet: 1 file is still to be compared with others":                                                   packableLine(0, 1),
+		"packing would free some 1.0 MiB of it: epcachectl pack --all -n tells of which, and when; 2 files are still to be compared with others": packableLine(1<<20, 2),
+	} {
+		require.Equal(t, want, line)
+	}
+	newStandIn(t).serve()
+	require.NotContains(t, call(t, "du", "a", "b").out, "packing")
+}
+
 func TestCheckSpaceTellsTheSum(t *testing.T) {
 	newStandIn(t).serve()
 	require.Regexp(t, `(?m)^all +12.0 KiB`, call(t, "check", "--space").out)
