@@ -20,6 +20,8 @@ type Layout struct {
 	Files     []LaidFile
 	More      uint64 // files that are left out, since there are larger ones
 	MoreBytes int64
+
+	Holders map[cas.Digest]Sharer // with tensors: a build for each holder that has it as a file; not there for one that only recipes need
 }
 
 // LaidFile is one file of one build.
@@ -115,10 +117,44 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 		}
 	}
 	out.countShared()
+	if tensors {
+		if err := c.nameHolders(p, out); err != nil {
+			return nil, searchError(ctx, err)
+		}
+	}
 	for i := range out.Files {
 		out.Files[i].Pieces = coarse(out.Files[i].Pieces)
 	}
 	return out, nil
+}
+
+// nameHolders finds a build for each blob that tensors stand in, of those that the peer may see.
+func (c *Cache) nameHolders(p Peer, l *Layout) error {
+	l.Holders = make(map[cas.Digest]Sharer)
+	looked := make(map[cas.Digest]bool)
+	for i := range l.Files {
+		for _, t := range l.Files[i].Tensors {
+			if looked[t.Holder] {
+				continue
+			}
+			looked[t.Holder] = true
+			ids, err := c.index.Needs(t.Holder)
+			if err != nil {
+				return err
+			}
+			for _, id := range ids {
+				b, err := c.index.Get(id)
+				if err != nil || !c.maySee(p, &b) {
+					continue // gone meanwhile, or not the peer's to know
+				}
+				if at := slices.IndexFunc(b.Files, func(f index.File) bool { return f.Digest == t.Holder }); at >= 0 {
+					l.Holders[t.Holder] = Sharer{Build: b, EP: firstEP(&b), File: b.Files[at].Name}
+					break
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // largest leaves out all files but so many.
@@ -474,6 +510,9 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 					break
 				}
 				has = rangesIn(pieces, holders)
+				if holders[d] { // it has all of itself, whatever it would take from others if it were packed
+					has[d] = []dedupe.Range{{Length: b.Files[i].Size}}
+				}
 			}
 			out = append(out, relative{same: d == f.Digest, has: has})
 			f.Sharers = append(f.Sharers, Sharer{Build: b, EP: firstEP(&b), File: b.Files[i].Name})

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/index"
 )
 
 func (b *bench) layout(p Peer, most int, tensors bool, names ...string) *Layout {
@@ -196,4 +198,26 @@ func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 		require.Less(t, f.Own, f.Size/2)
 		require.Contains(t, b.cache.keptAs(context.Background(), builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesText(f.Own), bytesText(f.Size)))
 	}
+}
+
+// A build that others take from has what they take, also where it might itself be packed with a third one.
+func TestWhoIsTakenFromHasWhatIsTaken(t *testing.T) {
+	b, builds, _ := packedPair(t)
+	ctx := context.Background()
+	k, err := b.cache.kinships(ctx)
+	require.NoError(t, err)
+	f := LaidFile{Build: *builds[1], Digest: large(builds[1]), Size: b.sizeOf(large(builds[1]))}
+	require.NoError(t, k.layOut(ctx, &f))
+	holder := large(builds[0])
+	k.pieces[holder] = []Piece{{Length: b.sizeOf(holder), Holder: cas.Digest{9}}}
+	relatives, err := k.relatives(ctx, b.self(), &f)
+	require.NoError(t, err)
+	require.Len(t, relatives, 1)
+	require.Greater(t, relatives[0].overlap(f.Pieces), f.Size/2)
+
+	l := &Layout{Files: []LaidFile{{Tensors: []Placed{{Holder: holder}, {Holder: cas.Digest{9}}}}}}
+	require.NoError(t, b.cache.nameHolders(b.self(), l))
+	require.Len(t, l.Holders, 1)
+	require.Equal(t, builds[0].BuildKey, l.Holders[holder].Build.BuildKey)
+	require.Equal(t, holder, builds[0].Files[slices.IndexFunc(builds[0].Files, func(f index.File) bool { return f.Name == l.Holders[holder].File })].Digest)
 }

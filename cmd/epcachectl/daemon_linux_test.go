@@ -261,7 +261,10 @@ func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*w
 		third := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "b_ctx.onnx", Digest: "h3", Size: 800, Unknown: "this graph has no tensors: the files beside it have them"}
 		fourth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBy: "4.onnx", NamedBytes: 1024,
 			Tensors: []*wire.Placed{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Form: "as in the model", Length: 1024}}}
-		reply.Files = append(reply.Files, third, fourth)
+		fifth := &wire.LaidFile{Build: "efefefefefefefef", ModelName: second.ModelName, Ep: second.Ep, Name: "v.bin", Digest: "h5", Size: 1024, NamedBytes: 1024,
+			Tensors: []*wire.Placed{{Name: "scale", Kind: "tensor", Type: "float", Shape: "256", Length: 1024, Holder: 1}}}
+		reply.HeldBy = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName, File: first.Name}, {}}
+		reply.Files = append(reply.Files, third, fourth, fifth)
 	}
 	return reply, b.err
 }

@@ -55,8 +55,9 @@ type placedJSON struct {
 	Length      int64        `json:"length"`
 	Holder      string       `json:"holder"` // where its first byte stands
 	From        int64        `json:"from"`
-	SharedBytes int64        `json:"shared_bytes"` // of it, that another build has as well
-	With        []sharerJSON `json:"with"`         // who has half of it or more
+	HeldBy      *sharerJSON  `json:"held_by,omitempty"` // a build that has the holder as a file, where that is another one
+	SharedBytes int64        `json:"shared_bytes"`      // of it, that another build has as well
+	With        []sharerJSON `json:"with"`              // who has half of it or more
 }
 
 type sharerJSON struct {
@@ -82,7 +83,11 @@ func layoutOf(r *wire.LayoutReply) layoutResult {
 			one.Pieces = append(one.Pieces, pieceJSON{p.GetAt(), p.GetLength(), holder(p.GetHolder()), p.GetFrom()})
 		}
 		for _, t := range f.GetTensors() {
-			placed := placedJSON{t.GetName(), t.GetKind(), t.GetType(), t.GetShape(), t.GetForm(), t.GetOffset(), t.GetLength(), holder(t.GetHolder()), t.GetFrom(), t.GetSharedBytes(), []sharerJSON{}}
+			placed := placedJSON{t.GetName(), t.GetKind(), t.GetType(), t.GetShape(), t.GetForm(), t.GetOffset(), t.GetLength(), holder(t.GetHolder()), t.GetFrom(), nil, t.GetSharedBytes(), []sharerJSON{}}
+			if by := r.GetHeldBy(); placed.Holder != f.GetDigest() && int(t.GetHolder()) < len(by) && by[t.GetHolder()].GetBuild() != "" {
+				s := by[t.GetHolder()]
+				placed.HeldBy = &sharerJSON{s.GetBuild(), s.GetModelName(), s.GetEp(), s.GetFile()}
+			}
 			for _, at := range t.GetWith() {
 				if int(at) < len(f.GetSharers()) {
 					s := f.GetSharers()[at]
@@ -240,10 +245,17 @@ func (r *placedRow) holderText(file string) string {
 		return "several files"
 	case r.Holder == file:
 		return "this file"
-	case r.ranges > 1:
-		return short(r.Holder)
 	}
-	return short(r.Holder) + " at " + fmt.Sprint(r.From)
+	text := short(r.Holder)
+	if r.HeldBy != nil {
+		text += " of " + orDash(r.HeldBy.ModelName) + " " + short(r.HeldBy.Build)
+	} else {
+		text += " of no listed build"
+	}
+	if r.ranges > 1 {
+		return text
+	}
+	return text + " at " + fmt.Sprint(r.From)
 }
 
 // shapesText tells at which shapes a build was made, behind other facts.

@@ -22,6 +22,12 @@ func (b *backend) Layout(ctx context.Context, p unixsock.Peer, w *wire.Layout) (
 		return nil, wireError(err)
 	}
 	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes}, holders: make(map[string]uint32)}
+	if w.Tensors {
+		r.files = make(map[string]cache.Sharer, len(l.Holders))
+		for d, s := range l.Holders {
+			r.files[d.String()] = s
+		}
+	}
 	for i := range l.Files {
 		r.add(&l.Files[i])
 	}
@@ -32,6 +38,7 @@ func (b *backend) Layout(ctx context.Context, p unixsock.Peer, w *wire.Layout) (
 type layoutReply struct {
 	reply   wire.LayoutReply
 	holders map[string]uint32
+	files   map[string]cache.Sharer // of holders: a file that each is
 	size    int
 }
 
@@ -43,6 +50,14 @@ func (r *layoutReply) holder(digest fmt.Stringer) uint32 {
 		r.holders[d] = at
 		r.reply.Holders = append(r.reply.Holders, d)
 		r.size += 2 + len(r.reply.Holders[at])
+		if r.files != nil {
+			by := &wire.Sharer{}
+			if s, ok := r.files[d]; ok {
+				by = &wire.Sharer{Build: s.Build.BuildKey.String(), ModelName: clip(s.Build.ModelName), Ep: clip(s.EP), File: clip(s.File)}
+			}
+			r.reply.HeldBy = append(r.reply.HeldBy, by)
+			r.size += proto.Size(by) + 4
+		}
 	}
 	return at
 }

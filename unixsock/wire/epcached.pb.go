@@ -5702,6 +5702,7 @@ type LayoutReply struct {
 	Holders       []string               `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"` // digests of the blobs that Piece.holder and Placed.holder mean, by place
 	More          uint64                 `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`      // files that are not told
 	MoreBytes     int64                  `protobuf:"varint,4,opt,name=more_bytes,json=moreBytes,proto3" json:"more_bytes,omitempty"`
+	HeldBy        []*Sharer              `protobuf:"bytes,5,rep,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"` // with tensors, for each of holders by place: a build that has it; empty for what no build has, or none that the caller may see
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5762,6 +5763,13 @@ func (x *LayoutReply) GetMoreBytes() int64 {
 		return x.MoreBytes
 	}
 	return 0
+}
+
+func (x *LayoutReply) GetHeldBy() []*Sharer {
+	if x != nil {
+		return x.HeldBy
+	}
+	return nil
 }
 
 type LaidFile struct {
@@ -8807,13 +8815,14 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06Layout\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x12\n" +
 	"\x04most\x18\x02 \x01(\rR\x04most\x12\x18\n" +
-	"\atensors\x18\x03 \x01(\bR\atensors\"\x87\x01\n" +
+	"\atensors\x18\x03 \x01(\bR\atensors\"\xb5\x01\n" +
 	"\vLayoutReply\x12+\n" +
 	"\x05files\x18\x01 \x03(\v2\x15.epcached.v1.LaidFileR\x05files\x12\x18\n" +
 	"\aholders\x18\x02 \x03(\tR\aholders\x12\x12\n" +
 	"\x04more\x18\x03 \x01(\x04R\x04more\x12\x1d\n" +
 	"\n" +
-	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\"\xd0\x04\n" +
+	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\x12,\n" +
+	"\aheld_by\x18\x05 \x03(\v2\x13.epcached.v1.SharerR\x06heldBy\"\xd0\x04\n" +
 	"\bLaidFile\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
 	"\n" +
@@ -9314,34 +9323,35 @@ var file_epcached_proto_depIdxs = []int32{
 	59,  // 97: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
 	38,  // 98: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
 	62,  // 99: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
-	63,  // 100: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
-	64,  // 101: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
-	65,  // 102: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
-	68,  // 103: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	71,  // 104: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13,  // 105: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	71,  // 106: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	72,  // 107: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	73,  // 108: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	104, // 109: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	105, // 110: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 111: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	78,  // 112: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	79,  // 113: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	81,  // 114: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38,  // 115: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	80,  // 116: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	80,  // 117: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	81,  // 118: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	87,  // 119: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	91,  // 120: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	90,  // 121: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 122: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	123, // [123:123] is the sub-list for method output_type
-	123, // [123:123] is the sub-list for method input_type
-	123, // [123:123] is the sub-list for extension type_name
-	123, // [123:123] is the sub-list for extension extendee
-	0,   // [0:123] is the sub-list for field type_name
+	65,  // 100: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
+	63,  // 101: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
+	64,  // 102: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
+	65,  // 103: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
+	68,  // 104: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	71,  // 105: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13,  // 106: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	71,  // 107: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	72,  // 108: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	73,  // 109: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	104, // 110: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	105, // 111: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 112: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	78,  // 113: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	79,  // 114: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	81,  // 115: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38,  // 116: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	80,  // 117: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	80,  // 118: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	81,  // 119: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	87,  // 120: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	91,  // 121: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	90,  // 122: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 123: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	124, // [124:124] is the sub-list for method output_type
+	124, // [124:124] is the sub-list for method input_type
+	124, // [124:124] is the sub-list for extension type_name
+	124, // [124:124] is the sub-list for extension extendee
+	0,   // [0:124] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
