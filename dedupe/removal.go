@@ -50,6 +50,9 @@ func (r *Removal) takeAway(d cas.Digest, take func() error) error {
 // not be synced may come back after a crash, and keeps them until it is removed
 // once more.
 func (r *Removal) Sync() (err error) {
+	if len(r.gone) == 0 {
+		return nil // most blobs that are removed have no recipe: nobody has to wait for whoever writes one
+	}
 	s := r.s
 	byFolder := make(map[byte][]cas.Digest)
 	for _, d := range r.gone {
