@@ -12,6 +12,7 @@ type Inventory struct {
 	forms map[uint32]*blobForms // by place in blobs: of those that are more, or less, than a whole file that only builds need
 	at    map[cas.Digest]uint32
 	disk  func(cas.Digest) int64
+	was   []int64 // by place: what the whole form of a blob took that has gone; nil: none has
 }
 
 // blobForms are what a blob has besides its whole form, which may be gone.
@@ -21,6 +22,8 @@ type blobForms struct {
 	users            int      // recipes that take from it
 	saving           int64    // bytes on disk that packing it frees; 0: it is not worth it, or not known
 	from             []uint32 // whom it would take from
+
+	went *blobForms // what it had when the last build that needed it was taken out; nil: none was
 }
 
 // NewInventory begins with the whole forms of the blobs that builds need, and takes the survey's blobs over. disk says what the whole form of a
@@ -122,9 +125,9 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	}
 	f := inv.forms[at]
 	if f == nil {
-		freed, b.Disk = b.Disk, 0
-		return freed
+		return inv.lose(at)
 	}
+	f.went = &blobForms{recipe: f.recipe, unpacked: f.unpacked, takes: f.takes, saving: f.saving}
 	freed = f.recipe + f.unpacked
 	f.recipe, f.unpacked, f.saving = 0, 0, 0
 	for _, container := range f.takes {
@@ -132,29 +135,81 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	}
 	f.takes = nil
 	if f.users == 0 {
-		freed += b.Disk
-		b.Disk = 0
+		freed += inv.lose(at)
 	}
 	return freed
 }
 
 // give takes out one recipe that takes from a blob.
 func (inv *Inventory) give(at uint32) (freed int64) {
-	b, f := &inv.blobs[at], inv.forms[at]
-	if f.users--; f.users == 0 && b.Needs == 0 {
-		freed, b.Disk = b.Disk, 0
+	f := inv.forms[at]
+	if f.users--; f.users == 0 && inv.blobs[at].Needs == 0 {
+		return inv.lose(at)
 	}
+	return 0
+}
+
+// lose lets the whole form of a blob go.
+func (inv *Inventory) lose(at uint32) (freed int64) {
+	if len(inv.was) < len(inv.blobs) {
+		inv.was = append(inv.was, make([]int64, len(inv.blobs)-len(inv.was))...)
+	}
+	b := &inv.blobs[at]
+	freed, inv.was[at], b.Disk = b.Disk, b.Disk, 0
 	return freed
 }
 
-// retain takes a build in again that was released, where that changed no forms.
-func (inv *Inventory) retain(at uint32) { inv.blobs[at].Needs++ }
-
-// stands tells that a blob is there whatever becomes of one more build that needs it: others need it, or recipes take from it
-// and it has nothing besides.
-func (inv *Inventory) stands(at uint32) bool {
+// retain takes a build in again that was released, where nothing was packed since, and tells what that takes.
+func (inv *Inventory) retain(at uint32) (takes int64) {
+	b := &inv.blobs[at]
+	if b.Needs++; b.Needs > 1 {
+		return 0
+	}
 	f := inv.forms[at]
-	return inv.blobs[at].Needs > 0 || f != nil && f.users > 0
+	if f == nil {
+		return inv.regain(at)
+	}
+	f.recipe, f.unpacked, f.takes, f.saving, f.went = f.went.recipe, f.went.unpacked, f.went.takes, f.went.saving, nil
+	takes = f.recipe + f.unpacked
+	for _, container := range f.takes {
+		other := inv.forms[container]
+		if other.users++; other.users == 1 && inv.blobs[container].Needs == 0 {
+			takes += inv.regain(container)
+		}
+	}
+	if f.users == 0 {
+		takes += inv.regain(at)
+	}
+	return takes
+}
+
+// regain undoes lose.
+func (inv *Inventory) regain(at uint32) (takes int64) {
+	b := &inv.blobs[at]
+	b.Disk = inv.was[at]
+	return b.Disk
+}
+
+// needs is what builds need that is there, each part once: their blobs in all forms, and what these are packed with.
+func (inv *Inventory) needs(builds ...*candidate) (sum int64) {
+	counted := make(map[uint32]bool)
+	count := func(at uint32) {
+		if !counted[at] {
+			counted[at] = true
+			sum += inv.bytes(at)
+		}
+	}
+	for _, one := range builds {
+		for _, at := range one.Blobs {
+			count(at)
+			if f := inv.forms[at]; f != nil {
+				for _, container := range f.takes {
+					count(container)
+				}
+			}
+		}
+	}
+	return sum
 }
 
 // mayPack tells whether packing a blob would free something, as it is now.

@@ -36,12 +36,6 @@ type candidate struct {
 	bears bool // it was chosen, and stays after all: others need what it has
 }
 
-// released is a blob that went with a build, and what it took on the disk.
-type released struct {
-	at   uint32
-	disk int64
-}
-
 // hardly is the part of what a build needs that its removal has to free for others to bear with it: less is not worth a compile.
 const hardly = 16
 
@@ -55,8 +49,7 @@ type planner struct {
 	sorted  []*candidate
 	entries map[index.RequestKey]uint32 // builds of each, where their number is bounded
 	kept    map[string]*Kept
-	alone   map[*candidate][]released // of what was chosen and frees hardly anything: what went with it
-	needers map[uint32][]*candidate   // of blobs that may be packed, or have a copy: the candidates that need them
+	needers map[uint32][]*candidate // of blobs that may be packed, or have a copy: the candidates that need them
 }
 
 // gather finds out what is not served or superseded.
@@ -234,55 +227,112 @@ func (pl *planner) forRoom(classes ...int8) {
 const mostRounds = 16
 
 // served chooses served builds until the goal is reached. Whose removal frees hardly anything goes only where those go that need what it has, or where
-// nothing else is left and the goal is reached with it.
+// nothing else is left and the goal is reached with it; and what the goal is reached without stays.
 func (pl *planner) served() {
 	pl.forRoom(classServed)
-	for round := 0; round < mostRounds && pl.withoutUse() && !pl.plan.Enough(0); round++ {
+	for round := 0; round < mostRounds; round++ {
+		if little, _ := pl.withoutUse(); len(little) == 0 || pl.plan.Enough(0) {
+			break
+		}
 		pl.forRoom(classServed)
 	}
-	if pl.plan.Enough(0) {
+	if !pl.plan.Enough(0) {
+		for i := range pl.all {
+			pl.all[i].bears = false // who needed it may have been chosen since
+		}
+		if pl.forRoom(classServed); !pl.plan.Enough(0) {
+			pl.togetherAfterAll(pl.withoutUse())
+		}
+	}
+	pl.withoutNeed()
+	pl.countAnew()
+}
+
+// withoutUse keeps served builds that were chosen and free nothing after all, or hardly anything: others need what they have, or they are packed with
+// what others need, and these stay. It tells which, and what they would free together.
+func (pl *planner) withoutUse() (little []*candidate, freed int64) {
+	for i := range pl.plan.Steps {
+		s := &pl.plan.Steps[i]
+		if !s.forRoom() {
+			continue
+		}
+		takes := pl.back(s.of)
+		if takes > 0 && takes > (pl.inv.needs(s.of)-takes)/hardly {
+			pl.again(s.of)
+			continue
+		}
+		s.of.bears = true
+		little, freed = append(little, s.of), freed+takes
+	}
+	pl.leaveOut()
+	return little, freed
+}
+
+// togetherAfterAll chooses builds again that free hardly anything each, where they free more than that together and the goal is missed otherwise: many that
+// are packed with one that stays.
+func (pl *planner) togetherAfterAll(little []*candidate, frees int64) {
+	if frees == 0 || frees <= (pl.inv.needs(little...)-frees)/hardly {
 		return
 	}
-	for i := range pl.all {
-		pl.all[i].bears = false // who needed it may have been chosen since
-	}
-	if pl.forRoom(classServed); !pl.plan.Enough(0) {
-		pl.withoutUse()
+	for _, one := range little {
+		one.bears = false
+		pl.take(one, false, becausePoorest, "")
 	}
 }
 
-// withoutUse keeps served builds that were chosen and free nothing after all, or hardly anything: others need what they have, or recipes take from
-// it, and these stay. It tells whether there are any.
-func (pl *planner) withoutUse() (some bool) {
-	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool {
-		if s.Action != Evict || s.Must || s.of.class != classServed || !pl.isLittle(&s) {
-			return false
-		}
-		for _, at := range s.of.Blobs {
-			pl.inv.retain(at)
-		}
-		for _, r := range pl.alone[s.of] {
-			pl.inv.blobs[r.at].Disk = r.disk
-		}
-		pl.plan.Freed -= s.Frees
-		s.of.gone, s.of.bears, some = false, true, true
-		return true
-	})
-	return some
-}
-
-// isLittle tells whether what a step frees is hardly anything beside what stays, and can be taken back: what it freed were whole blobs.
-func (pl *planner) isLittle(s *Step) bool {
-	went, stands := pl.alone[s.of], int64(0)
-	for _, at := range s.of.Blobs {
-		switch {
-		case pl.inv.stands(at):
-			stands += pl.inv.blobs[at].Disk
-		case !slices.ContainsFunc(went, func(r released) bool { return r.at == at }):
-			return false // others that went had it as well
+// withoutNeed keeps served builds that the goal is reached without: something larger was chosen after them. What pays more is kept first.
+func (pl *planner) withoutNeed() {
+	if pl.plan.Goal < 0 || !pl.plan.Enough(0) {
+		return
+	}
+	for i := len(pl.plan.Steps) - 1; i >= 0; i-- {
+		if s := &pl.plan.Steps[i]; s.forRoom() {
+			if pl.back(s.of); !pl.plan.Enough(0) {
+				pl.again(s.of)
+			}
 		}
 	}
-	return s.Frees == 0 || s.Frees <= stands/hardly
+	pl.leaveOut()
+}
+
+// forRoom tells whether a step removes a build that is served, which is done where the goal is not reached otherwise.
+func (s *Step) forRoom() bool { return s.Action == Evict && !s.Must && s.of.class == classServed }
+
+// back takes in again what was chosen for room, and tells what it takes then. Nothing may have been packed since it was chosen.
+func (pl *planner) back(one *candidate) (takes int64) {
+	for _, at := range one.Blobs {
+		takes += pl.inv.retain(at)
+	}
+	one.gone = false
+	pl.plan.Freed -= takes
+	return takes
+}
+
+// again undoes back.
+func (pl *planner) again(one *candidate) (frees int64) {
+	frees = pl.release(one)
+	one.gone = true
+	pl.plan.Freed += frees
+	return frees
+}
+
+// leaveOut removes the steps of what was taken in again.
+func (pl *planner) leaveOut() {
+	pl.plan.Steps = slices.DeleteFunc(pl.plan.Steps, func(s Step) bool { return s.forRoom() && !s.of.gone })
+}
+
+// countAnew counts what each step frees after those before it, some of which were taken in again.
+func (pl *planner) countAnew() {
+	for i := range pl.plan.Steps {
+		if s := &pl.plan.Steps[i]; s.forRoom() {
+			pl.back(s.of)
+		}
+	}
+	for i := range pl.plan.Steps {
+		if s := &pl.plan.Steps[i]; s.forRoom() {
+			s.Frees = pl.again(s.of)
+		}
+	}
 }
 
 // take chooses a build, if it may go.
@@ -301,21 +351,10 @@ func (pl *planner) take(one *candidate, must bool, kind int8, limit string) bool
 	return true
 }
 
-// release takes out a build, and notes what goes with it where that is hardly anything: perhaps it does not pay.
+// release takes out a build, and tells what that frees.
 func (pl *planner) release(one *candidate) (frees int64) {
-	var went []released
-	left := int64(0)
 	for _, at := range one.Blobs {
-		was := pl.inv.blobs[at].Disk
-		freed := pl.inv.release(at)
-		frees += freed
-		left += pl.inv.blobs[at].Disk
-		if freed > 0 && pl.inv.forms[at] == nil {
-			went = append(went, released{at, was})
-		}
-	}
-	if frees > 0 && frees <= left/hardly {
-		pl.alone[one] = went
+		frees += pl.inv.release(at)
 	}
 	return frees
 }

@@ -37,8 +37,7 @@ type Limits struct {
 // number of entries. Then, for room: unpacked copies; builds that are not served, then those that a newer one has taken the place
 // of; what packing frees; and then the builds whose compile seconds and recent use pay least for their bytes.
 func (s *Snapshot) Plan(to Limits) *Plan {
-	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept),
-		alone: make(map[*candidate][]released)}
+	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory, kept: make(map[string]*Kept)}
 	pl.gather()
 	pl.aim()
 	pl.weigh()

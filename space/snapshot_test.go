@@ -172,10 +172,20 @@ func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 	left := m.clone()
 	left.carryOut(t, plan)
 	takes, bearable := left.sweep(), int64(0)
+	counted := make(map[int]bool)
+	count := func(at int) {
+		if !counted[at] {
+			counted[at] = true
+			bearable += left.blobs[at].whole + left.blobs[at].recipe + left.blobs[at].unpacked
+		}
+	}
 	for _, b := range left.builds {
 		if m.spared[b.ID] == "" {
 			for _, at := range b.Blobs {
-				bearable += left.blobs[at].whole
+				count(int(at))
+				for _, container := range left.blobs[at].takes {
+					count(container)
+				}
 			}
 			left.remove(b.ID)
 		}

@@ -1,0 +1,46 @@
+package space
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
+)
+
+// A packed build whose recipe takes hardly anything beside what it is packed with frees as little: it stays with that, or goes with it.
+func TestWhatIsPackedWithWhatStaysIsKept(t *testing.T) {
+	store := func() *model {
+		m := few(index.Brief{Created: present, CompileSeconds: 9}, index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: 5})
+		m.blobs[1] = modelBlob{recipe: 6, takes: []int{0}}
+		return m
+	}
+	require.Equal(t, []string{"remove 3: 100"}, said(store().plan(t, true, Limits{Bytes: 150})))
+	require.Equal(t, []string{"remove 2: 6", "remove 3: 100", "remove 1: 100"}, said(store().plan(t, true, Limits{Bytes: 50})), "all three")
+	m := store()
+	m.spared[index.BuildID{1}] = "in use"
+	plan := m.plan(t, true, Limits{Bytes: 50})
+	require.Equal(t, []string{"remove 3: 100"}, said(plan), "the goal is missed with it as well")
+	require.Equal(t, "what stays: 1 build of 100 B: in use; 1 build of 6 B: others need what it has", plan.WhatStays())
+	m.spared = nil
+	m.blobs[1].recipe = 7
+	require.Equal(t, []string{"remove 2: 7"}, said(m.plan(t, true, Limits{Bytes: 200})), "that is something")
+}
+
+// Of many that are packed with what stays each frees hardly anything, and all together they do: they go though the goal is missed even so.
+func TestManyThatArePackedWithWhatStaysGo(t *testing.T) {
+	m := few(index.Brief{Created: present}, index.Brief{Created: present}, index.Brief{Created: present})
+	m.spared[index.BuildID{1}] = "in use"
+	m.blobs[1], m.blobs[2] = modelBlob{recipe: 6, takes: []int{0}}, modelBlob{recipe: 6, takes: []int{0}}
+	require.Equal(t, []string{"remove 2: 6", "remove 3: 6"}, said(m.plan(t, true, Limits{Bytes: 50})))
+	require.Equal(t, []string{"remove 2: 6"}, said(m.plan(t, true, Limits{Bytes: 106})), "nothing else is left, and the goal is reached with it")
+}
+
+// What was chosen first stays where something larger, which was chosen after it, is enough.
+func TestWhatTheGoalIsReachedWithoutStays(t *testing.T) {
+	m := few(index.Brief{Created: present}, index.Brief{Created: present, CompileSeconds: .01}, index.Brief{Created: present, CompileSeconds: 9})
+	m.blobs[0].whole, m.blobs[1].whole, m.blobs[2].whole = 60, 1, 65
+	require.Equal(t, []string{"remove 1: 60", "remove 3: 65"}, said(m.plan(t, true, Limits{Bytes: 56})), "not the second")
+	require.Equal(t, []string{"remove 3: 65"}, said(m.plan(t, true, Limits{Bytes: 62})))
+	require.Equal(t, []string{"remove 1: 60", "remove 2: 1"}, said(m.plan(t, true, Limits{Bytes: 65})), "as long as it is enough, what pays least")
+}
