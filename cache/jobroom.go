@@ -9,12 +9,15 @@ import (
 )
 
 // setAside reserves room for what the job will bring, as far as that can be guessed, so that the collector can make it while
-// the compile runs. That there is none yet says nothing: what counts is found out before a byte is stored.
+// the compile runs. That there is none yet says nothing: what counts is found out before a byte is stored. To its user's quota a guess does not
+// count: others of the user's would go for what is not kept then.
 func (j *job) setAside(ctx context.Context, about *jobFacts) {
 	if j.scope == "" {
 		return
 	}
-	j.room, _ = j.c.reserve(ctx, j.request.Peer.UID, false, j.c.flights.costs.Output(about.kind()))
+	j.room = &reservation{c: j.c, user: j.request.Peer.UID}
+	disk, _ := needOf(j.c.flights.costs.Output(about.kind()))
+	_ = j.room.resizeTo(ctx, false, disk, 0)
 }
 
 // settle makes the reservation as large as what was compiled, whose files have these sizes, and says why there is no room for it, if there is none.

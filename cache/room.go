@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -195,6 +196,10 @@ func (r *reservation) resizeTo(ctx context.Context, wait bool, disk, bytes int64
 func (r *reservation) try(ctx context.Context, disk, bytes int64) (freed <-chan struct{}, final bool, err error) {
 	s := r.c.places
 	defer s.want()
+	mayGo, stays, err := r.c.mayGoFor(ctx, r, bytes)
+	if err != nil {
+		return nil, true, err
+	}
 	for tries := 1; ; tries++ {
 		s.mu.Lock()
 		moved := s.moved
@@ -202,6 +207,7 @@ func (r *reservation) try(ctx context.Context, disk, bytes int64) (freed <-chan 
 			s.mu.Unlock()
 		}
 		now, err := r.c.roomNow(ctx)
+		now.mayGo, now.stays = mayGo, stays
 		if tries < surveys {
 			s.mu.Lock()
 		}
@@ -230,6 +236,8 @@ type roomNow struct {
 	bounds
 	account
 	users map[uint32]index.UserSpace // where there is a quota
+	mayGo int64                      // logical bytes of the user's builds that may go for one more, as far as so many have to
+	stays string                     // why others of them may not; "": there are none
 }
 
 func (c *Cache) roomNow(ctx context.Context) (now roomNow, err error) {
@@ -256,7 +264,7 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.
 		return true, noRoomEver("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
 			hint("raise budget in [space]")
 	case r.queues && len(s.queued) > 0:
-		if final, err := s.admitUser(now, r, bytes, stuck); err != nil {
+		if final, err := s.admitUser(now, r, bytes); err != nil {
 			return final, err // in the queue it would wait for others, who do not wait for what it needs
 		}
 		e := noRoom("it takes %s on disk; %d results of %s that came before wait for room as well", bytesText(disk), len(s.queued), bytesText(s.queuedBytes())).
@@ -272,27 +280,30 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.
 			bytesText(disk), bytesText(b.free), bytesText(others), bytesText(b.floor)).
 			hint("make room on the disk, or lower free_floor in [space]")
 	}
-	return s.admitUser(now, r, bytes, stuck)
+	return s.admitUser(now, r, bytes)
 }
 
-// admitUser is admit for the quota.
-func (s *places) admitUser(now *roomNow, r *reservation, bytes int64, stuck bool) (final bool, err error) {
+// admitUser is admit for the quota: what is above it goes in where so much of its user's may go for it. Else nothing goes.
+func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final bool, err error) {
 	b := &now.bounds
 	if b.user == 0 || bytes == 0 { // copies are nobody's
 		return false, nil
 	}
-	others := s.byUser[r.user] - r.bytes
-	used := now.users[r.user].LogicalBytes + others
-	if bytes > b.user || used+bytes > b.user && (used > b.user || stuck) {
-		e := noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
-			hint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
-		e.Err = errUserFull
-		if bytes > b.user {
-			e.Err = errNeverFits
-		}
-		return bytes > b.user, e
+	used := now.users[r.user].LogicalBytes + s.byUser[r.user] - r.bytes
+	if bytes <= b.user && used+bytes-now.mayGo <= b.user {
+		return false, nil
 	}
-	return false, nil
+	e := noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
+		hint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
+	if e.Err = errUserFull; bytes > b.user {
+		e.Err = errNeverFits
+		return true, e
+	}
+	e.Text += fmt.Sprintf(", and would have %s with this build", bytesText(used+bytes))
+	if now.stays != "" {
+		e.Text += "; " + now.stays
+	}
+	return false, e
 }
 
 func noRoom(format string, args ...any) *Error {

@@ -122,7 +122,7 @@ func (r *reservation) wait(ctx context.Context, disk, bytes int64, freed <-chan 
 			return err
 		}
 		w.needs(r.lacks(disk, err))
-		if e := (*Error)(nil); over && errors.As(err, &e) {
+		if e := (*Error)(nil); over && errors.As(err, &e) && !errors.Is(err, errUserFull) { // which says by itself what stays
 			e.Text = strings.TrimSuffix(e.Text+"; "+why, "; ")
 		}
 		if over {

@@ -2,6 +2,7 @@ package space
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -43,4 +44,30 @@ func TestWhatTheGoalIsReachedWithoutStays(t *testing.T) {
 	require.Equal(t, []string{"remove 1: 60", "remove 3: 65"}, said(m.plan(t, true, Limits{Bytes: 56})), "not the second")
 	require.Equal(t, []string{"remove 3: 65"}, said(m.plan(t, true, Limits{Bytes: 62})))
 	require.Equal(t, []string{"remove 1: 60", "remove 2: 1"}, said(m.plan(t, true, Limits{Bytes: 65})), "as long as it is enough, what pays least")
+}
+
+// What was just stored is not the first that goes for its user's quota, whatever it is worth: it stays for a while even where nothing else may go. Where
+// something is being stored, that is the newest.
+func TestTheNewestStaysForAWhile(t *testing.T) {
+	store := func(age time.Duration) *model {
+		return few(index.Brief{Created: present.Add(-day), CompileSeconds: 9, UID: 7, LogicalBytes: 60},
+			index.Brief{Created: present.Add(-age), UID: 7, LogicalBytes: 60})
+	}
+	to := Limits{Bytes: -1, User: 70}
+	require.Equal(t, []string{"remove 1: 100"}, said(store(time.Second).plan(t, true, to)))
+	require.Equal(t, []string{"remove 2: 100"}, said(store(justStored).plan(t, true, to)))
+	m := store(time.Second)
+	m.spared[index.BuildID{1}] = "in use"
+	plan := m.plan(t, true, to)
+	require.Empty(t, plan.Steps)
+	require.Equal(t, "what stays: 1 build of 100 B: in use, though uid 7 has more than its quota of 70 B; 1 build of 100 B: stored a moment ago", plan.WhatStays())
+	m = store(time.Second)
+	m.byUser = map[uint32]int64{7: 10}
+	plan = m.plan(t, true, to)
+	require.Equal(t, []string{"remove 2: 100"}, said(plan))
+	require.Contains(t, plan.Steps[0].Reason(), "uid 7 has more than its quota of 70 B: pays least")
+	m.builds = m.builds[:1]
+	m.spared[index.BuildID{1}] = "in use"
+	m.byUser[7] = 11
+	require.Equal(t, "what stays: 1 build of 100 B: in use, though uid 7 would have more than its quota of 70 B with a new build", m.plan(t, true, to).WhatStays())
 }

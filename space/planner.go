@@ -33,6 +33,7 @@ type candidate struct {
 	known bool       // whether it is spared was looked at
 	why   string     // it is spared
 	worth float64
+	fresh bool // it was just stored, and stays though its user has too much
 	bears bool // it was chosen, and stays after all: others need what it has
 }
 
@@ -171,20 +172,23 @@ func (pl *planner) aboveQuota() {
 	for uid, bytes := range pl.Storing {
 		has[uid] += bytes
 	}
-	limits := make(map[uint32]string)
 	over := func(uid uint32) string {
-		if limits[uid] == "" {
-			limits[uid] = fmt.Sprintf("uid %d has more than its quota of %s", uid, bytesize.Text(pl.limits.User))
+		if has[uid]-pl.Storing[uid] <= pl.limits.User {
+			return fmt.Sprintf("uid %d would have more than its quota of %s with a new build", uid, bytesize.Text(pl.limits.User))
 		}
-		return limits[uid]
+		return fmt.Sprintf("uid %d has more than its quota of %s", uid, bytesize.Text(pl.limits.User))
 	}
+	newest := pl.newest()
 	for _, one := range pl.sorted {
-		if one.gone || has[one.UID] <= pl.limits.User {
+		if one.gone || has[one.UID] <= pl.limits.User || one == newest[one.UID] {
 			continue
 		}
 		if pl.take(one, true, becausePoorest, over(one.UID)) {
 			has[one.UID] -= one.LogicalBytes
 		}
+	}
+	for uid, one := range newest {
+		one.fresh = has[uid] > pl.limits.User
 	}
 	for i := range pl.all {
 		if one := &pl.all[i]; one.why != "" && has[one.UID] > pl.limits.User {
@@ -198,6 +202,25 @@ func (pl *planner) aboveQuota() {
 			pl.keepOther(one, "shared, which is for administrators to remove, though "+over(one.UID))
 		}
 	}
+}
+
+// justStored is how long a user's newest build stays though the user has more than the quota: what was in use when it was stored may go meanwhile.
+const justStored = time.Minute
+
+// newest gives the build of each user that was stored a moment ago, last of all, and would be within the quota alone. Where something is being stored,
+// that is the newest.
+func (pl *planner) newest() map[uint32]*candidate {
+	all := make(map[uint32]*candidate)
+	for i := range pl.all {
+		one := &pl.all[i]
+		if one.gone || one.class != classServed || pl.At.Sub(one.Created) >= justStored || one.LogicalBytes > pl.limits.User || pl.Storing[one.UID] > 0 {
+			continue
+		}
+		if last := all[one.UID]; last == nil || last.Created.Before(one.Created) {
+			all[one.UID] = one
+		}
+	}
+	return all
 }
 
 // tooMany chooses while there are more entries than there may be.
@@ -414,6 +437,7 @@ func (pl *planner) unkeep(one *candidate) {
 // Why builds stay that nothing keeps.
 const (
 	whyPinned  = "pinned"
+	whyFresh   = "stored a moment ago"
 	whyPays    = "pays most"
 	whyNeeded  = "others need what it has"
 	whyNotHere = "needed by builds that are not planned for"
@@ -427,6 +451,8 @@ func (pl *planner) tell() {
 			continue
 		}
 		switch {
+		case one.fresh:
+			one.why = whyFresh
 		case one.bears:
 			one.why = whyNeeded
 		case pl.Pinned[one.ID]:

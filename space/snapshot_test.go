@@ -202,7 +202,7 @@ func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model, evi
 			require.LessOrEqual(t, m.at.Sub(lastUse(&b)), to.Unused, "too old")
 		}
 		has[b.UID] += b.LogicalBytes
-		may[b.UID] = may[b.UID] || free
+		may[b.UID] = may[b.UID] || free && m.at.Sub(b.Created) >= justStored // the newest one stays for a while
 		keys[b.RequestKey] = true
 		mayKey = mayKey || free
 	}
@@ -397,8 +397,8 @@ func TestWhatWouldFreeHardlyAnythingIsKept(t *testing.T) {
 
 // Where a user has too much and none of it may go, what stays says so; that of others does not.
 func TestAQuotaThatCannotBeKeptToIsTold(t *testing.T) {
-	m := few(index.Brief{Created: present, UID: 7, LogicalBytes: 60}, index.Brief{Created: present, UID: 7, LogicalBytes: 60},
-		index.Brief{Created: present, UID: 8, LogicalBytes: 40})
+	m := few(index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60}, index.Brief{Created: present.Add(-day), UID: 7, LogicalBytes: 60},
+		index.Brief{Created: present.Add(-day), UID: 8, LogicalBytes: 40})
 	m.spared[index.BuildID{1}], m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "pinned", "in use"
 	plan := m.plan(t, true, Limits{Bytes: -1, User: 50})
 	require.Empty(t, plan.Steps)

@@ -89,7 +89,7 @@ func TestQuotasOfTwoUsers(t *testing.T) {
 	require.NoError(t, err)
 	told := 0
 	for _, e := range events.Events {
-		if strings.Contains(e.Text, "uid 65534 has more than its quota of 16.0 KiB") {
+		if strings.Contains(e.Text, "uid 65534 ") && strings.Contains(e.Text, "more than its quota of 16.0 KiB") {
 			told++
 		}
 		require.NotContains(t, e.Text, "uid 65533 has")
