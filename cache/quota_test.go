@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -72,4 +73,14 @@ func TestAQuotaKeepsTheNewestOrTellsThatItDoesNot(t *testing.T) {
 		require.Empty(t, b.cache.index.Ghosts(nil))
 		require.Equal(t, Hit, b.use(1).Outcome)
 	})
+}
+
+// What a compile will bring is a guess: room is made for it ahead, and not by what its user's quota has no room for.
+func TestAGuessDoesNotCountToAQuota(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1}}))
+	j := &job{c: b.cache, scope: "shared", request: b.held(1)}
+	j.setAside(context.Background(), &jobFacts{size: 4096})
+	defer j.room.release()
+	require.Positive(t, j.room.disk)
+	require.Zero(t, j.room.bytes)
 }
