@@ -1,6 +1,8 @@
 package space
 
 import (
+	"slices"
+
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
@@ -192,6 +194,12 @@ func (inv *Inventory) regain(at uint32) (takes int64) {
 
 // needs is what builds need that is there, each part once: their blobs in all forms, and what these are packed with.
 func (inv *Inventory) needs(builds ...*candidate) (sum int64) {
+	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool { return inv.forms[at] != nil }) {
+		for _, at := range builds[0].Blobs { // as of nearly all: each blob is named once, and nothing is packed
+			sum += inv.blobs[at].Disk
+		}
+		return sum
+	}
 	counted := make(map[uint32]bool)
 	count := func(at uint32) {
 		if !counted[at] {
