@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // The outcomes of a request.
@@ -46,7 +47,7 @@ type Answer struct {
 	Job           string       // of Later and Queued: what Follow and CancelJobs name
 	Claim         *Claim       // of Claimed
 
-	view  *view // that View is of
+	view  *views.View // that View is of
 	View  *os.File
 	Path  string // of the view
 	Graph string // relative to the view: "<id>/<graph>"
@@ -85,7 +86,7 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 		}
 		if !moved || attempt >= most || ctx.Err() != nil {
 			if err == nil && a.view != nil && !r.HoldsView {
-				c.pathTold(a.view)
+				c.views.Told(a.view)
 			}
 			return a, err
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/views"
 )
 
 func TestSecondRequestHits(t *testing.T) {
@@ -71,10 +72,10 @@ func TestUnkeptGoesWithItsHolder(t *testing.T) {
 	a := b.acquire(r)
 	require.Empty(t, b.list())
 	b.later.Store(int64(time.Hour))
-	b.cache.sweepViews()
+	b.cache.views.Sweep()
 	require.NotEmpty(t, b.read(a), "held")
 	require.NoError(t, a.View.Close())
-	b.cache.sweepViews()
+	b.cache.views.Sweep()
 	require.NoDirExists(t, a.Path)
 }
 
@@ -85,11 +86,11 @@ func TestUnkeptGoesSoonAfterItsPathWasTold(t *testing.T) {
 	r.Store, r.HoldsView = "none", false
 	a := b.acquire(r)
 	require.NoError(t, a.View.Close())
-	b.later.Store(int64(handOver - time.Second))
-	b.cache.sweepViews()
+	b.later.Store(int64(views.HandOver - time.Second))
+	b.cache.views.Sweep()
 	require.DirExists(t, a.Path)
-	b.later.Store(int64(handOver + time.Minute))
-	b.cache.sweepViews()
+	b.later.Store(int64(views.HandOver + time.Minute))
+	b.cache.views.Sweep()
 	require.NoDirExists(t, a.Path)
 }
 

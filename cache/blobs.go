@@ -113,14 +113,6 @@ func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 	return fits(what, size, free)
 }
 
-// viewsFolder is where views lie that have a file of an unpacked form, or none.
-func (c *Cache) viewsFolder(unpacked bool) string {
-	if folder, apart := c.forms.Folder(); unpacked && apart {
-		return filepath.Join(folder, "views")
-	}
-	return c.path("views")
-}
-
 // remeasure brings the account of blobs to what they take: a crash may have come between a change of form and its being accounted for.
 func (c *Cache) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	if len(wrong) == 0 {

@@ -22,6 +22,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/queue"
 	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/views"
 	"github.com/epcached/epcached/watch"
 )
 
@@ -91,7 +92,7 @@ type Cache struct {
 	machine  *machineState
 	watcher  *watch.Watcher
 	changes  *changes
-	views    views
+	views    *views.Store
 	places   *places
 	waiting  waitingResults
 	attend   *attending
@@ -186,7 +187,8 @@ func (c *Cache) open() error {
 	if err := c.emptyStaging(); err != nil {
 		return fmt.Errorf("staging: %w", err)
 	}
-	if err := c.openViews(); err != nil {
+	if c.views, err = views.Open(views.Options{Dir: c.path("views"), PathAccess: c.options.PathAccess, Blobs: c.cas, Forms: c.forms, Index: c.index,
+		Now: c.now, Freed: c.places.tellFreed, Log: c.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
 	c.keepReserve()
@@ -237,7 +239,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 		}
 	}
 	c.takeUp(ctx, before)
-	if err := c.doomStrangers(ctx); err != nil && ctx.Err() == nil {
+	if err := c.views.DoomStrangers(ctx); err != nil && ctx.Err() == nil {
 		c.log.Warn("stray views not found", "error", err)
 	}
 	if err := c.removeLeftovers(ctx); err != nil && ctx.Err() == nil {
@@ -252,7 +254,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 	machine := time.NewTicker(machineEvery)
 	defer machine.Stop()
 	for {
-		c.sweepViews()
+		c.views.Sweep()
 		select {
 		case <-ctx.Done():
 			return
@@ -279,7 +281,7 @@ func (c *Cache) Close() error {
 	err := c.watcher.Close()
 	c.work.Wait()
 	c.flushUses()
-	c.views.close()
+	c.views.Close()
 	return errors.Join(err, c.closeStores(), c.lock.Close())
 }
 

@@ -23,7 +23,7 @@ func TestRemove(t *testing.T) {
 	require.Empty(t, b.list())
 	require.Equal(t, files, b.read(a), "who holds the view goes on with it")
 	require.NoError(t, a.View.Close())
-	b.cache.sweepViews()
+	b.cache.views.Sweep()
 	require.NoDirExists(t, a.Path)
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	_, _, err = b.cache.Remove(context.Background(), me, []string{"nothing-like-that"}, false, false)

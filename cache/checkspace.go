@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/views"
 )
 
 // SpaceLine is one kind of file below the state folder.
@@ -55,7 +56,7 @@ func kindOf(rel string) string {
 		return kindObjects
 	case top == "manifests":
 		return kindManifests
-	case top == "views" && strings.HasPrefix(rest+"/", unkept+"/"):
+	case top == "views" && strings.HasPrefix(rest+"/", views.Unkept+"/"):
 		return kindUnkept
 	case top == "views":
 		return kindViews
@@ -121,7 +122,7 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 		return nil, nil, checkError(ctx, err)
 	}
 	lines[kindObjects].Accounted, lines[kindManifests].Accounted = now.DiskBytes+packed.Containers, now.ManifestBytes
-	lines[kindViews].Accounted, lines[kindRecipes].Accounted, lines[kindUnpacked].Accounted = c.heldBytes(), packed.Recipes, packed.Copies
+	lines[kindViews].Accounted, lines[kindRecipes].Accounted, lines[kindUnpacked].Accounted = c.views.HeldBytes(), packed.Recipes, packed.Copies
 	findings, err := c.misaccounted(ctx, blobs, progress)
 	if err != nil {
 		return nil, nil, checkError(ctx, err)
@@ -141,7 +142,7 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 		if kind == kindFolders {
 			return nil // counted with what is in them
 		}
-		roots = []string{"views/" + unkept}
+		roots = []string{"views/" + views.Unkept}
 	case kindStaging:
 		roots = []string{"staging", "objects/incoming", "manifests/incoming", "recipes/incoming", "unpacked/objects/incoming"}
 	case kindIndex, kindJournal, kindReserve, kindOthers:

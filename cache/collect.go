@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/views"
 )
 
 // Collection is a plan of what is done to make room, and afterwards what became of it. What prints it and what carries it
@@ -29,49 +29,36 @@ type Collection struct {
 func (c *Collection) Record(step int) *index.Build { return c.told[step] }
 
 // spared says why a build may not go now, "" if it may. own is what the daemon has open.
-func (c *Cache) spared(id index.BuildID, own *ownFiles) string {
+func (c *Cache) spared(id index.BuildID, own *views.OwnFiles) string {
 	if why := c.wantedNow(id); why != "" {
 		return why
 	}
-	v, done := c.viewNow(id)
+	v, done := c.views.Look(id)
 	if v == nil {
 		return ""
 	}
 	defer done()
-	if held, err := leased(v.path); held || err != nil {
+	if held, err := v.Held(); held || err != nil {
 		return keptInUse // one that cannot be looked at is left alone
 	}
-	if served := v.served.Load(); served != 0 && c.now().Sub(time.Unix(0, served)) < pathGrace {
+	if c.now().Before(v.ToldUntil()) {
 		return "given out lately, perhaps by path"
 	}
-	by := byNobody
-	for i := range v.files {
-		by = max(by, openedBy(filepath.Join(v.path, v.id, filepath.FromSlash(v.files[i].name)), own))
-	}
-	switch by {
-	case bySomebody:
+	switch v.OpenedBy(own) {
+	case views.BySomebody:
 		return keptInUse
-	case byDaemon:
+	case views.ByDaemon:
 		return keptReading
 	}
 	return ""
 }
-
-// opener is who has a file open.
-type opener int
-
-const (
-	byNobody opener = iota
-	byDaemon        // and perhaps somebody else
-	bySomebody
-)
 
 // wantedNow is the part of spared that is answered from memory.
 func (c *Cache) wantedNow(id index.BuildID) string {
 	if _, pinned := c.index.Pinned(id); pinned {
 		return "pinned"
 	}
-	if c.attend.busy(id) || c.views.isAnswered(id) {
+	if c.attend.busy(id) || c.views.Answered(id) {
 		return keptInUse
 	}
 	return ""
@@ -87,30 +74,7 @@ const (
 
 // hasView tells whether the build has a view that is in use in this run.
 func (c *Cache) hasView(id index.BuildID) bool {
-	c.views.mu.Lock()
-	defer c.views.mu.Unlock()
-	return c.views.live[id] != nil
-}
-
-// viewNow gives the build's view, nil if it has none that is in use or was in an earlier run. done ends the look at it.
-func (c *Cache) viewNow(id index.BuildID) (v *view, done func()) {
-	c.views.mu.Lock()
-	v = c.views.live[id]
-	c.views.mu.Unlock()
-	if v != nil {
-		return v, func() {}
-	}
-	if _, there := c.index.View(id); !there {
-		return nil, nil
-	}
-	b, err := c.index.Get(id)
-	if err != nil {
-		return nil, nil
-	}
-	if v = c.earlierView(&b); v == nil {
-		return nil, nil
-	}
-	return v, func() { _ = v.inner.Close() } // read-only: nothing can be lost
+	return c.views.Current(id) != nil
 }
 
 // What is removed together shares its syncs; that many at most, for who publishes may wait for all of them, and who waits for room looks when they have gone.
@@ -273,7 +237,7 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 	before := make(map[cas.Digest]int64) // what they took
 	taken := make([]func(), len(batch))  // end the collector's having them in hand
 	for i, r := range batch {
-		list[i] = departure{build: r.build, why: evicted(c.now(), r.Step), grace: pathGrace, may: func() bool {
+		list[i] = departure{build: r.build, why: evicted(c.now(), r.Step), grace: views.PathGrace, may: func() bool {
 			if ctx.Err() != nil {
 				return false
 			}
@@ -397,5 +361,5 @@ func (c *Cache) stays(plan *Collection, s *space.Step, freed int64) (why string)
 	if last, _ := c.index.LastUse(s.ID); last.After(s.Last) && !plan.hurry {
 		return "used since it was planned"
 	}
-	return c.spared(s.ID, &ownFiles{})
+	return c.spared(s.ID, &views.OwnFiles{})
 }

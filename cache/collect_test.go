@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/views"
 )
 
 // stored is a bench with n builds that nobody holds any more, and whose paths are too old to be in use.
@@ -151,7 +152,7 @@ func TestAPathThatWasGivenOutLatelyStays(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
 	require.Empty(t, b.plan(0).Steps)
-	b.later.Add(int64(pathGrace + time.Second))
+	b.later.Add(int64(views.PathGrace + time.Second))
 	require.Len(t, b.plan(0).Steps, 1)
 }
 

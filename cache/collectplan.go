@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/views"
 )
 
 // Goal says what a collection is to come to.
@@ -89,7 +90,7 @@ func (c *Cache) snapshot(survey *index.Survey, inv *space.Inventory, waits bool)
 	c.places.mu.Lock()
 	s.Storing = maps.Clone(c.places.byUser)
 	c.places.mu.Unlock()
-	var own ownFiles // as of this plan
+	var own views.OwnFiles // as of this plan
 	s.Spared = func(b *index.Brief) string {
 		why := c.wantedNow(b.ID)
 		if why == "" && (b.Viewed || c.hasView(b.ID)) { // else no file is looked at: most builds of a large store have no view

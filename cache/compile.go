@@ -5,16 +5,17 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // compiled is what a flight brings: a build in the store, or, where nothing is to be kept, a view of its own.
 type compiled struct {
 	build *index.Build
-	alone *view   // nil when the build is in the store
-	why   string  // it is not, where that is not what was asked for
-	found bool    // it was there already
-	later *flight // of one that is kept as soon as there is room: the job that does that
-	fact  any     // of an inquiry: what was found out, and nothing else
+	alone *views.View // nil when the build is in the store
+	why   string      // it is not, where that is not what was asked for
+	found bool        // it was there already
+	later *flight     // of one that is kept as soon as there is room: the job that does that
+	fact  any         // of an inquiry: what was found out, and nothing else
 }
 
 // compileOnce compiles the model, or waits for whoever does, and answers with a lease on the result.
@@ -86,12 +87,12 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 		return c.serve(ctx, result.build, phase)
 	}
 	v := result.alone
-	f, err := v.lease()
+	f, err := v.Lease()
 	if err != nil {
 		if b := c.keptSince(result.build); b != nil {
 			return c.serve(ctx, b, phase)
 		}
 		return nil, err
 	}
-	return &Answer{Build: result.build, Unkept: true, View: f, Path: v.path, Graph: v.id + "/" + v.graph, view: v}, nil
+	return &Answer{Build: result.build, Unkept: true, View: f, Path: v.Path(), Graph: v.GraphPath(), view: v}, nil
 }

@@ -9,5 +9,5 @@
 //
 // A Cache may be used by any number of goroutines. Start reading at Cache.Acquire (acquire.go), which is the
 // whole flow of a request in one function; package requests says what makes two requests equal, lookup.go what a hit
-// checks, compile.go how a miss becomes a build, and view.go what the answer's directory is.
+// checks, compile.go how a miss becomes a build, and package views what the answer's directory is.
 package cache

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -74,42 +73,6 @@ func stampThrough(dir int, name string) (cas.Stamp, error) {
 		Dev: st.Dev, Ino: st.Ino, Size: st.Size, Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
 	}, nil
 }
-
-// openFolder opens a folder for reading, without the runtime's poller, which folders have no use for.
-func openFolder(path string) (*os.File, error) {
-	for {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return nil, &os.PathError{Op: "open", Path: path, Err: err}
-		}
-		return os.NewFile(uintptr(fd), path), nil
-	}
-}
-
-// tryLock takes an exclusive lock on the open file, which lasts until it is closed everywhere.
-func tryLock(f *os.File) (bool, error) {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == unix.EWOULDBLOCK {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// shareLock takes a shared lock on the open file. Who looks whether anybody holds it has it alone for a moment.
-func shareLock(f *os.File) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-	for began := time.Now(); err == unix.EWOULDBLOCK && time.Since(began) < lockMoment; {
-		time.Sleep(100 * time.Microsecond)
-		err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-	}
-	return err
-}
-
-// lockMoment bounds the wait for a lock that nobody keeps.
-const lockMoment = time.Second
 
 // duplicate gives a second descriptor of an open file.
 func duplicate(f *os.File) (*os.File, error) {
@@ -219,4 +182,13 @@ func freeBytes(folder string) (int64, error) {
 		return 0, &os.PathError{Op: "statfs", Path: folder, Err: err}
 	}
 	return int64(st.Bavail) * st.Bsize, nil
+}
+
+// fileOnDisk tells which file a path leads to, how many names it has, and what it takes on the disk in whole blocks.
+func fileOnDisk(path string) (id fileID, names uint64, disk int64, ok bool) {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return fileID{}, 0, 0, false
+	}
+	return fileID{st.Dev, st.Ino}, uint64(st.Nlink), st.Blocks * 512, true
 }

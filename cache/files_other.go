@@ -21,12 +21,6 @@ func stampPath(string) (cas.Stamp, error) { return cas.Stamp{}, errors.ErrUnsupp
 
 func stampThrough(int, string) (cas.Stamp, error) { return cas.Stamp{}, errors.ErrUnsupported }
 
-func openFolder(string) (*os.File, error) { return nil, errors.ErrUnsupported }
-
-func tryLock(*os.File) (bool, error) { return false, errors.ErrUnsupported }
-
-func shareLock(*os.File) error { return errors.ErrUnsupported }
-
 func duplicate(*os.File) (*os.File, error) { return nil, errors.ErrUnsupported }
 
 func copyPrivate(*os.File, string) error { return errors.ErrUnsupported }
@@ -40,3 +34,5 @@ const spare = 0
 func machineStamp() [32]byte { return [32]byte{} }
 
 func machineMemory() int64 { return 0 }
+
+func fileOnDisk(string) (fileID, uint64, int64, bool) { return fileID{}, 0, 0, false }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // elsewhere opens a file in another process, until closed.
@@ -38,13 +39,13 @@ func TestWhatIsOpenStaysAndCounts(t *testing.T) {
 	a := b.acquire(b.held(1))
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
 	require.NoError(t, a.View.Close())
-	require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &ownFiles{}))
+	require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
 	_, _, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
-	b.cache.sweepViews()
+	b.cache.views.Sweep()
 	require.EqualValues(t, 2*cas.Block, b.account().held)
 	closed()
-	b.cache.sweepViews()
+	b.cache.views.Sweep()
 	require.Zero(t, b.account().held)
 	require.NoDirExists(t, a.Path)
 }
@@ -53,13 +54,13 @@ func TestWhatIsOpenStaysAndCounts(t *testing.T) {
 func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	b, builds := stored(t, 2)
 	path := func(i int) string {
-		v, done := b.cache.viewNow(builds[i].ID)
+		v, done := b.cache.views.Look(builds[i].ID)
 		defer done()
-		return filepath.Join(v.path, v.id, builds[i].Graph)
+		return filepath.Join(v.Path(), v.ID(), builds[i].Graph)
 	}
 	read, both := b.openFile(path(0)), b.openFile(path(1))
 	b.elsewhere(path(1))
-	require.Equal(t, keptReading, b.cache.spared(builds[0].ID, &ownFiles{}))
+	require.Equal(t, keptReading, b.cache.spared(builds[0].ID, &views.OwnFiles{}))
 	plan := b.plan(0)
 	require.Len(t, plan.Steps, 2)
 	var over atomic.Bool
@@ -71,22 +72,4 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	require.True(t, over.Load(), "it is protected while it is read")
 	outcomes := map[index.BuildID]string{plan.Steps[0].ID: plan.Steps[0].Outcome, plan.Steps[1].ID: plan.Steps[1].Outcome}
 	require.Equal(t, map[index.BuildID]string{builds[0].ID: "removed", builds[1].ID: "kept: in use"}, outcomes)
-}
-
-// However many files are open, the daemon's own are looked up once for a plan.
-func TestOwnFilesAreLookedUpOnce(t *testing.T) {
-	b := newBench(t)
-	path := filepath.Join(t.TempDir(), "file")
-	require.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
-	own := &ownFiles{}
-	f := b.openFile(path)
-	require.Equal(t, byDaemon, openedBy(path, own))
-	require.NoError(t, f.Close())
-	require.Equal(t, byNobody, openedBy(path, own), "whatever was looked up before")
-	other := filepath.Join(t.TempDir(), "other")
-	require.NoError(t, os.WriteFile(other, []byte("x"), 0o600))
-	b.openFile(other)
-	require.Equal(t, bySomebody, openedBy(other, own), "opened after the look")
-	require.Equal(t, byDaemon, openedBy(other, &ownFiles{}))
-	require.Equal(t, bySomebody, openedBy(other, nil))
 }

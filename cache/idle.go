@@ -6,16 +6,5 @@ func (c *Cache) Idle() bool {
 	if c.flights.count() > 0 {
 		return false
 	}
-	c.views.mu.Lock()
-	paths := make([]string, 0, len(c.views.live))
-	for _, v := range c.views.live {
-		paths = append(paths, v.path)
-	}
-	c.views.mu.Unlock()
-	for _, path := range paths {
-		if held, _ := leased(path); held { // a folder that cannot be opened is held by nobody
-			return false
-		}
-	}
-	return true
+	return !c.views.AnyHeld()
 }

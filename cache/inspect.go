@@ -132,11 +132,8 @@ func (c *Cache) listing(b index.Build) Listing {
 	l.Gain = c.gains.of(b.ID)
 	_, l.Pinned = c.index.Pinned(b.ID)
 	l.Build.Warnings = slices.Concat(b.Warnings, c.gains.warnings(b.ID))
-	c.views.mu.Lock()
-	v := c.views.live[b.ID]
-	c.views.mu.Unlock()
-	if v != nil {
-		l.Leased, _ = leased(v.path) // a folder that cannot be opened is held by nobody
+	if v := c.views.Current(b.ID); v != nil {
+		l.Leased, _ = v.Held() // a folder that cannot be opened is held by nobody
 	}
 	return l
 }

@@ -52,7 +52,7 @@ func (j *job) keepLater(ctx context.Context, b *index.Build, out string, hashed 
 		k.close()
 		return nil // whoever tries without says why
 	}
-	j.c.views.want(k.answered.alone, true)
+	j.c.views.Want(k.answered.alone, true)
 	j.c.happened(eventUnkept(b, EventUnkeptYet, "it is kept as soon as there is room: %s", textOf(why)))
 	j.c.waiting.add(k)
 	who := asking{uid: j.request.Peer.UID, name: j.request.Name, idle: j.anew != ""}
@@ -154,7 +154,7 @@ func (k *keptLater) run(ctx context.Context, f *flight) (*compiled, error) {
 	err := k.keep(ctx, f)
 	if err == nil {
 		k.job.c.waiting.remove(k) // it is found in the index from now on
-		k.job.c.views.want(k.answered.alone, false)
+		k.job.c.views.Want(k.answered.alone, false)
 		k.close()
 		return &compiled{build: k.build}, nil
 	}
@@ -172,7 +172,7 @@ func (k *keptLater) run(ctx context.Context, f *flight) (*compiled, error) {
 func (k *keptLater) unkept(why error) {
 	c := k.job.c
 	c.waiting.remove(k)
-	c.views.want(k.answered.alone, false)
+	c.views.Want(k.answered.alone, false)
 	k.close()
 	c.notKept(k.answered.build, why)
 }
@@ -200,12 +200,12 @@ func (k *keptLater) keep(ctx context.Context, f *flight) error {
 	k.keepModels(ctx, hold)
 	v, b := k.answered.alone, k.build
 	err = j.c.putEach(ctx, b, func(name string) (cas.Digest, int64, error) {
-		return hold.PutLinked(ctx, filepath.Join(v.path, v.id, filepath.FromSlash(name)), k.hashed[name])
+		return hold.PutLinked(ctx, filepath.Join(v.Path(), v.ID(), filepath.FromSlash(name)), k.hashed[name])
 	})
 	if err != nil {
 		return storeError(err, b.ModelName)
 	}
-	j.c.views.linked(v, b, j.c.now().Add(freshFor))
+	j.c.views.Linked(v, b, j.c.now().Add(freshFor))
 	room.release()
 	j.published(ctx, b, "; kept "+time.Since(k.since).Round(time.Millisecond).String()+" after it was answered, when there was room")
 	return nil
@@ -266,24 +266,11 @@ func (k *keptLater) copyModel(ctx context.Context, member int, hold *cas.Hold) (
 // it is none for this request.
 func (c *Cache) waitingFor(r *Request, p *plan, rc *runtimeContent, scope string) *compiled {
 	result := c.waiting.find(flightKey{build: p.buildKey, scope: scope})
-	if result == nil || !p.exactly(result.build) || c.barred(r, rc, result.build) != "" || !result.alone.there() {
+	if result == nil || !p.exactly(result.build) || c.barred(r, rc, result.build) != "" || !result.alone.There() {
 		return nil
 	}
-	c.givenAgain(result.alone)
+	c.views.GivenAgain(result.alone)
 	return result
-}
-
-// there tells whether nobody has removed or written the files of a result's own view. Their ctime changes when they become blobs.
-func (v *view) there() bool {
-	f, err := v.lease()
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return !slices.ContainsFunc(v.files, func(f viewFile) bool {
-		now, err := cas.StampAt(int(v.inner.Fd()), f.name)
-		return err != nil || now.Ino != f.stamp.Ino || now.Size != f.stamp.Size || now.Mtime != f.stamp.Mtime
-	})
 }
 
 // keptSince gives the build that a result has become, for who came too late for the view that it was answered from; nil: none.

@@ -112,7 +112,7 @@ func TestWhatIsCompiledWithoutRoomIsKeptLater(t *testing.T) {
 	require.NoError(t, a.View.Close())
 	f.later.Store(int64(time.Hour))
 	require.Eventually(t, func() bool { // the daemon itself may just be reading what it stored
-		f.cache.sweepViews()
+		f.cache.views.Sweep()
 		_, err := os.Stat(a.Path)
 		return os.IsNotExist(err)
 	}, time.Minute, time.Millisecond)
@@ -125,7 +125,7 @@ func TestWhatIsCompiledWithoutRoomIsKeptLater(t *testing.T) {
 		require.NotEqual(t, "verifying", phase, "hashed again after the store's own unlinking")
 	})
 	require.NoError(t, err)
-	require.True(t, f.cache.intact(v))
+	require.Same(t, v, f.cache.views.Sound(hit.Build.ID))
 }
 
 // What comes to nothing after all is said to, once, and the next request compiles.

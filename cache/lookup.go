@@ -222,15 +222,15 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 		if err != nil {
 			return nil, c.goneMeanwhile(b.ID, err)
 		}
-		f, err := v.lease()
+		f, err := v.Lease()
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {
 			// Taken away, or being taken away, between the check and the lease.
-			c.dropView(b.ID, v, 0)
+			c.views.Drop(b.ID, v, 0)
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		return &Answer{Build: b, View: f, Path: v.path, Graph: v.id + "/" + v.graph, view: v}, nil
+		return &Answer{Build: b, View: f, Path: v.Path(), Graph: v.GraphPath(), view: v}, nil
 	}
 }

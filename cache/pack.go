@@ -13,7 +13,7 @@ import (
 
 // What the collector may call: packBuild, packSaving and dropUnpacked. All of them look themselves
 // whether they may: a build that is held, or was given out within the grace, is left alone, and so is a blob that other builds of
-// that kind need. None may be called with views.mu held.
+// that kind need. None may be called with a lock of the views held.
 
 // packBuild packs what it can of a build, also where that frees little, and tells how many bytes on disk that freed: its views go, as far as nobody holds them, and
 // blobs that share enough with others are replaced by recipes. What is not worth packing stays as it is, and is no error. An error
@@ -88,20 +88,16 @@ func (c *Cache) dropUnpacked(id index.BuildID) (freed int64, err error) {
 
 // busy says why a build's view may not be taken away, "" if it may.
 func (c *Cache) busy(b *index.Build) string {
-	c.views.mu.Lock()
-	v := c.views.live[b.ID]
-	c.views.mu.Unlock()
+	v, done := c.views.LookAt(b)
 	if v == nil {
-		if v = c.earlierView(b); v == nil {
-			return ""
-		}
-		defer v.inner.Close() // read-only: nothing can be lost
+		return ""
 	}
-	if held, err := leased(v.path); held || err != nil {
+	defer done()
+	if held, err := v.Held(); held || err != nil {
 		return keptInUse // one that cannot be looked at is left alone
 	}
-	if served := v.served.Load(); served != 0 && c.now().Sub(time.Unix(0, served)) < pathGrace {
-		until := time.Unix(0, served).Add(pathGrace).Add(time.Second - 1) // a whole second, by which it is over
+	if until := v.ToldUntil(); c.now().Before(until) {
+		until = until.Add(time.Second - 1) // a whole second, by which it is over
 		return "it was given out lately, perhaps by path: it stays until " + until.UTC().Format(time.RFC3339)
 	}
 	return ""
@@ -126,16 +122,10 @@ func (c *Cache) dropViews(d cas.Digest) error {
 		builds = append(builds, b)
 	}
 	for i := range builds {
-		c.views.mu.Lock()
-		v := c.views.live[builds[i].ID]
-		c.views.mu.Unlock()
-		if v == nil {
-			v = c.earlierView(&builds[i])
-		}
-		if v != nil {
-			c.dropView(builds[i].ID, v, 0)
+		if v := c.views.Of(&builds[i]); v != nil {
+			c.views.Drop(builds[i].ID, v, 0)
 		}
 	}
-	c.sweepViews()
+	c.views.Sweep()
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // variant asks for a form of one model: all have the same megabyte of weights.
@@ -153,7 +154,7 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 		require.Equal(t, files[1], b.read(a))
 		require.NoError(t, a.View.Close())
 		b.later.Add(int64(time.Hour))
-		require.NoError(t, openTree(a.Path))
+		require.NoError(t, views.OpenTree(a.Path))
 		require.NoError(t, os.RemoveAll(a.Path))
 		require.NoError(t, os.RemoveAll(filepath.Join(b.state, "unpacked")))
 	}
@@ -163,11 +164,13 @@ func TestAViewThatVanishedIsInNoUse(t *testing.T) {
 	vanish()
 	b.collect(b.plan(0))
 	require.Empty(t, b.list())
-	b.cache.sweepViews()
-	b.cache.views.mu.Lock()
-	defer b.cache.views.mu.Unlock()
-	require.Empty(t, b.cache.views.live)
-	require.Empty(t, b.cache.views.doomed)
+	b.cache.views.Sweep()
+	for _, build := range builds {
+		require.Nil(t, b.cache.views.Current(build.ID))
+	}
+	left, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 // What is held is neither packed nor dropped.
@@ -407,7 +410,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 		require.True(t, ok, r.Outcome)
 		until, err := time.Parse(time.RFC3339, said)
 		require.NoError(t, err)
-		require.WithinRange(t, until, b.cache.now(), b.cache.now().Add(pathGrace+time.Second))
+		require.WithinRange(t, until, b.cache.now(), b.cache.now().Add(views.PathGrace+time.Second))
 		require.Zero(t, r.Frees)
 		if r.Build.ID == builds[1].ID {
 			later = r.Later

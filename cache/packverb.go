@@ -58,7 +58,7 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 		}
 		promised := c.packSaving(b.ID)
 		switch {
-		case promised == 0 && c.anyPacked(b):
+		case promised == 0 && c.views.Unpacks(b):
 			return "kept: it is packed already", 0, nil
 		case promised == 0:
 			return "kept: it shares too little with others that it could take from, and repeats too little of itself", 0, nil

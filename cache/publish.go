@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/views"
 )
 
 // store puts the files and then the manifest: from there on the build is acknowledged.
@@ -107,7 +108,7 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 				c.happened(eventOf(b, EventHealed, "in place of the build of %s", old.Created.Format(time.RFC3339)))
 			}
 			c.inheritPin(old.ID, b)
-			if err := c.retract(ctx, old, "compiled anew", pathGrace); err != nil {
+			if err := c.retract(ctx, old, "compiled anew", views.PathGrace); err != nil {
 				c.log.Warn("superseded build not removed", "build", old.ID.String(), "error", err)
 			}
 		}

@@ -83,7 +83,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		return nil, unservable(err, cl.request.Name, "put")
 	}
 	if !cl.request.HoldsView { // said of the answer to the claim's request, which this is
-		c.pathTold(a.view)
+		c.views.Told(a.view)
 	}
 	a.Outcome, a.Why = Taken, "put by you"
 	a.Compatibility = Judgement{Verdict: compilers.Optimal, Source: sourcePut, Reason: putBy(result.build), At: c.now()}

@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/views"
 )
 
 // claimed is an application that holds a claim, with what it compiled for it.
@@ -237,13 +238,13 @@ func TestWhatWasPutMayGoWhenItIsLetGo(t *testing.T) {
 		b := newBench(t)
 		c := newClaimed(b, func(r *Request) { r.HoldsView = holds })
 		a := c.application.put(c.put)
-		require.NotEmpty(t, b.cache.spared(a.Build.ID, &ownFiles{}))
+		require.NotEmpty(t, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, a.View.Close())
 		want := "given out lately, perhaps by path"
 		if holds {
 			want = ""
 		}
-		require.Equal(t, want, b.cache.spared(a.Build.ID, &ownFiles{}))
+		require.Equal(t, want, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
 	}
 }
 
@@ -290,10 +291,10 @@ func TestWhatWasWaitedForMayGoWhenItIsLetGo(t *testing.T) {
 		got := <-w
 		require.NoError(t, got.err)
 		require.Equal(t, Waited, got.answer.Outcome)
-		require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &ownFiles{}))
+		require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
 		require.NoError(t, got.answer.View.Close())
 	}
-	require.Empty(t, b.cache.spared(a.Build.ID, &ownFiles{}))
+	require.Empty(t, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
 }
 
 func TestPutsThatAreNobodys(t *testing.T) {

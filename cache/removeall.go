@@ -13,8 +13,8 @@ import (
 // removeRest removes what is kept for no build: blobs that a crash left, views that nobody refers to, and the quarantine. Views that
 // somebody holds go when they are let go.
 func (c *Cache) removeRest(ctx context.Context) error {
-	err := errors.Join(c.doomStrangers(ctx), c.removeLeftovers(ctx))
-	c.sweepViews()
+	err := errors.Join(c.views.DoomStrangers(ctx), c.removeLeftovers(ctx))
+	c.views.Sweep()
 	return errors.Join(err, c.emptyQuarantine())
 }
 

@@ -169,7 +169,7 @@ func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *
 			return nil, ctx.Err()
 		}
 		return retry("%s", c.withhold(ctx, b, err)), nil
-	} else if r.Graph != "" && !strings.HasPrefix(r.Graph, v.id+"/") {
+	} else if r.Graph != "" && !strings.HasPrefix(r.Graph, v.ID()+"/") {
 		return retry("a file of the copy that you loaded was changed or missing; there is a new one"), nil
 	}
 	if class.Name == rules.NotStale {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // departure is a build that is being removed, and what became of it.
@@ -15,7 +16,7 @@ type departure struct {
 	grace time.Duration // of those who were told a path of its view
 	may   func() bool   // is asked right before it goes, when nobody can stop that any more; nil: it may
 
-	view *view
+	view *views.View
 	left func() // ends its being counted on the disk
 
 	gone bool
@@ -42,7 +43,7 @@ func (c *Cache) retractAll(list []departure, went func(*departure)) error {
 			if d.may != nil && !d.may() {
 				return false
 			}
-			d.view = c.standingView(d.build) // before the index forgets where it is
+			d.view = c.views.Of(d.build) // before the index forgets where it is
 			d.left = c.places.leave(c.wholeBytes(d.build))
 			return true
 		}}
@@ -53,7 +54,7 @@ func (c *Cache) retractAll(list []departure, went func(*departure)) error {
 		d := &list[i]
 		if d.gone, d.err = gone[i].Gone, gone[i].Err; d.gone {
 			if d.view != nil {
-				c.dropView(d.build.ID, d.view, d.grace)
+				c.views.Drop(d.build.ID, d.view, d.grace)
 			}
 			for _, f := range d.build.Blobs() {
 				_, err := blobs.Remove(f.Digest)
@@ -67,18 +68,7 @@ func (c *Cache) retractAll(list []departure, went func(*departure)) error {
 			went(d)
 		}
 	}
-	c.sweepViews()
+	c.views.Sweep()
 	_, err := blobs.End()
 	return err
-}
-
-// standingView gives the build's view, of this run or an earlier one, nil if it has none.
-func (c *Cache) standingView(b *index.Build) *view {
-	c.views.mu.Lock()
-	v := c.views.live[b.ID]
-	c.views.mu.Unlock()
-	if v == nil {
-		v = c.earlierView(b)
-	}
-	return v
 }

@@ -354,7 +354,7 @@ func (c *Cache) account() (account, error) {
 		return account{}, err
 	}
 	packed, err := c.forms.Space(false)
-	return account{disk: s.DiskBytes, manifests: s.ManifestBytes, held: c.heldBytes(), packed: packed, entries: s.Entries}, err
+	return account{disk: s.DiskBytes, manifests: s.ManifestBytes, held: c.views.HeldBytes(), packed: packed, entries: s.Entries}, err
 }
 
 // diskBytes is what the whole form of a blob takes on the disk, in whole blocks.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // errSeen ends a search.
@@ -32,7 +33,7 @@ func (c *Cache) mayGoFor(ctx context.Context, r *reservation, bytes int64) (mayG
 	}
 	c.flushUses()
 	var held int64
-	var own ownFiles
+	var own views.OwnFiles
 	heldBuilds, left := 0, users[r.user].Builds
 	err = c.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {
 		if one.UID != r.user {

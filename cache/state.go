@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/epcached/epcached/flock"
 )
 
 // stateReadme stands in every state directory, for whoever finds it and wonders.
@@ -85,8 +87,8 @@ func lockState(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	ok, err := tryLock(f)
-	for began := time.Now(); err == nil && !ok && time.Since(began) < lockPatience; ok, err = tryLock(f) {
+	ok, err := flock.TryLock(f)
+	for began := time.Now(); err == nil && !ok && time.Since(began) < lockPatience; ok, err = flock.TryLock(f) {
 		time.Sleep(lockPause)
 	}
 	if err == nil && !ok {

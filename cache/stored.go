@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/requests"
 )
@@ -67,7 +68,7 @@ func nobodyHas(dir string) error {
 		return nil // none was ever made, or this user may not look: then a lease is what there is
 	}
 	defer f.Close()
-	if err := shareLock(f); !errors.Is(err, syscall.EWOULDBLOCK) {
+	if err := flock.Share(f); !errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil
 	}
 	holder := make([]byte, 128)

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -178,11 +179,11 @@ func TestADaemonThatStartsLeavesWhatWasGivenOut(t *testing.T) {
 	other, err := os.Open(a.Path)
 	require.NoError(t, err)
 	defer other.Close()
-	alone, err := tryLock(other) // as who removes views does
+	alone, err := flock.TryLock(other) // as who removes views does
 	require.NoError(t, err)
 	require.False(t, alone)
 	require.NoError(t, a.View.Close())
-	alone, err = tryLock(other)
+	alone, err = flock.TryLock(other)
 	require.NoError(t, err)
 	require.True(t, alone)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // leftGroup is a store that its daemon has left, with a group of three, and what its files are.
@@ -115,10 +116,10 @@ func TestAStoredGroupThatLacksAFileIsServedToNobody(t *testing.T) {
 	for _, f := range told.Build.Files {
 		name := f.Digest.String()
 		blob := filepath.Join(b.state, "objects", name[:2], name)
-		views, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*", "*"))
+		found, err := filepath.Glob(filepath.Join(b.state, "views", "*", "*", "*"))
 		require.NoError(t, err)
-		for _, inner := range views {
-			require.NoError(t, openTree(filepath.Dir(inner)))
+		for _, inner := range found {
+			require.NoError(t, views.OpenTree(filepath.Dir(inner)))
 			_ = os.Remove(filepath.Join(inner, f.Name))
 		}
 		away := blob + ".away"

@@ -17,7 +17,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // Unpack gives an answer that has no view one, outside the store: its files, copied or unpacked and hashed on their way, in a folder below
@@ -109,7 +111,7 @@ func (u *unpacking) lock(ctx context.Context) (unlock func(), err error) {
 		return nil, fail(NotAllowed, err, "folder to unpack into")
 	}
 	for {
-		mine, err := tryLock(f)
+		mine, err := flock.TryLock(f)
 		if mine || err != nil { // a file system without locks: then two may write the same, each into a folder of its own
 			return func() { _ = f.Close() }, nil // nothing was written
 		}
@@ -158,7 +160,7 @@ func (u *unpacking) sweep(idle time.Duration) (removed bool) {
 			continue
 		}
 		path := filepath.Join(u.dir, e.Name())
-		if held, err := leased(path); held || err != nil {
+		if held, err := views.Leased(path); held || err != nil {
 			continue
 		}
 		removed = removeClosed(path) == nil || removed
@@ -170,7 +172,7 @@ func (u *unpacking) sweep(idle time.Duration) (removed bool) {
 const unfinished = "new-"
 
 func removeClosed(path string) error {
-	if err := openTree(path); err != nil {
+	if err := views.OpenTree(path); err != nil {
 		return err
 	}
 	return os.RemoveAll(path)
@@ -197,7 +199,7 @@ func (u *unpacking) fill(ctx context.Context, progress func(done, total int64)) 
 		}
 	}
 	if err == nil {
-		err = closeTree(folder)
+		err = views.CloseTree(folder)
 	}
 	final := filepath.Join(u.dir, u.name+"-"+id)
 	if err == nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // readStored is read for an answer that has no view.
@@ -37,7 +38,7 @@ func (b *bench) readStored(s *Stored, a *Answer) map[string]string {
 // leftPacked is a store with two builds that its daemon has left, the second of them packed and without a view.
 func leftPacked(t *testing.T) (b *bench, build *index.Build, had map[string]string) {
 	b, builds, files := packedPair(t)
-	b.cache.sweepViews()
+	b.cache.views.Sweep()
 	b.close()
 	return b, builds[1], files[1]
 }
@@ -155,7 +156,7 @@ func TestWhatWasUnpackedGoesWhenItIsNotUsed(t *testing.T) {
 	half := filepath.Join(dir, unfinished+"1")
 	for _, folder := range []string{old, young, half} {
 		require.NoError(t, os.MkdirAll(filepath.Join(folder, "id"), 0o700))
-		require.NoError(t, closeTree(folder))
+		require.NoError(t, views.CloseTree(folder))
 	}
 	require.NoError(t, os.Chmod(dir, 0o700))
 	past := time.Now().Add(-idleUnpacked - time.Hour)

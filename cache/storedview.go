@@ -9,7 +9,9 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // give finds the answer's files and hashes them: those of a view, which it holds from then on, or where the store has no sound one, the
@@ -37,7 +39,7 @@ func (s *Stored) give(ctx context.Context, a *Answer) error {
 // viewsOf lists the folders in views of the store that may be the build's, which only the database knows by build, by the graph's name: it
 // is made of the build key. Where this user may not list the views there are none.
 func (s *Stored) viewsOf(b *index.Build) (inner []string) {
-	scope := filepath.Join(s.dir, "views", scopeFolder(b.Scope))
+	scope := filepath.Join(s.dir, "views", views.ScopeFolder(b.Scope))
 	found, err := filepath.Glob(filepath.Join(globLiteral(scope), "*", "*", globLiteral(filepath.FromSlash(b.Graph))))
 	if err != nil {
 		return nil // a bad pattern, which this is not
@@ -56,7 +58,7 @@ func globLiteral(path string) string {
 func leaseOf(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err == nil {
-		_ = shareLock(f) // a file system without locks: nobody would remove anything there
+		_ = flock.Share(f) // a file system without locks: nobody would remove anything there
 	}
 	return f, err
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // What who waits for a packed build is told: that it is written, or that there is no room for it just now.
@@ -50,16 +52,6 @@ func noCopy(b *index.Build, err error) error {
 	return storeError(fmt.Errorf("it is kept packed, and there is no room to unpack it: %w", err), b.ModelName)
 }
 
-// anyPacked tells whether some file of the build has to be unpacked for a view.
-func (c *Cache) anyPacked(b *index.Build) bool {
-	for i := range b.Files {
-		if c.forms.OnlyPacked(b.Files[i].Digest) {
-			return true
-		}
-	}
-	return false
-}
-
 type tellingKey struct{}
 
 // withTelling has what is done for a request tell how far it is.
@@ -78,3 +70,24 @@ func unpackProgress(ctx context.Context) func(done, total int64) {
 	}
 	return func(done, total int64) { t.tell(Progress{Phase: phaseUnpacking, Done: done, Total: total}) }
 }
+
+// viewOf gives the build's view with every file checked: the one in use, the one of an earlier run, or a new one, for which what is packed is
+// unpacked.
+func (c *Cache) viewOf(ctx context.Context, b *index.Build, phase func(string)) (*views.View, error) {
+	if v := c.views.Sound(b.ID); v != nil {
+		return v, nil
+	}
+	for attempt := 1; ; attempt++ {
+		if err := c.unpackAll(ctx, b, phase); err != nil {
+			return nil, err
+		}
+		v, err := c.views.Get(ctx, b, func() { phase("verifying") })
+		if !errors.Is(err, cas.ErrNotFound) || attempt == mendAttempts || !c.views.Unpacks(b) {
+			return v, err
+		}
+		// It was packed just now, or what was unpacked is gone already.
+	}
+}
+
+// mendAttempts bounds how often a view is begun anew because a form of one of its blobs went meanwhile.
+const mendAttempts = 3

@@ -59,7 +59,7 @@ func TestUnpackedElsewhere(t *testing.T) {
 	found, err := filepath.Glob(filepath.Join(elsewhere, "*", "views", "*", "*"))
 	require.NoError(t, err)
 	b.later.Add(int64(time.Hour))
-	b.cache.sweepViews()
+	b.cache.views.Sweep()
 	require.NotEmpty(t, found)
 
 	b.close()

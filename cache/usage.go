@@ -63,7 +63,7 @@ func (c *Cache) spaceAndHeld() (s index.Space, held int64, err error) {
 		if s, err = c.index.Space(); err != nil {
 			return s, 0, err
 		}
-		held = c.heldBytes()
+		held = c.views.HeldBytes()
 		after, err := c.index.Space()
 		if err != nil || after == s {
 			return s, held, err

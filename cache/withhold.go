@@ -8,6 +8,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // withhold takes a build that failed its check out of service, and says why.
@@ -61,12 +62,7 @@ func (c *Cache) withholdBuild(id index.BuildID, state, reason string) {
 	if err := c.index.SetState(id, index.State{Name: state, Reason: reason, At: c.now()}); err != nil {
 		c.log.Error("state of build not kept", "build", id.String(), "error", err)
 	}
-	c.views.mu.Lock()
-	v := c.views.live[id]
-	c.views.mu.Unlock()
-	if v != nil {
-		c.dropView(id, v, pathGrace)
-	}
+	c.views.DropCurrent(id, views.PathGrace)
 	b, err := c.index.Get(id)
 	if err != nil {
 		return // retracted meanwhile: it has no history of its own

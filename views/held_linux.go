@@ -1,4 +1,4 @@
-package cache
+package views
 
 import (
 	"os"
@@ -7,21 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heldBytes sums what is on the disk for the views of removed builds alone, in whole blocks: files whose only names are in such
+// HeldBytes sums what is on the disk for the views of removed builds alone, in whole blocks: files whose only names are in such
 // views. Results that were never kept do not count: they go with those who wait for them.
-func (c *Cache) heldBytes() (sum int64) {
+func (vs *Store) HeldBytes() (sum int64) {
 	type file struct {
 		names  uint64
 		blocks int64
 	}
-	seen := make(map[fileID]*file)
-	for _, d := range c.doomedViews() {
+	seen := make(map[inode]*file)
+	for _, d := range vs.doomedViews() {
 		for _, path := range d.paths() {
 			var st unix.Stat_t
 			if unix.Lstat(path, &st) != nil {
 				continue // it has just gone
 			}
-			id := fileID{st.Dev, st.Ino}
+			id := inode{st.Dev, st.Ino}
 			f := seen[id]
 			if f == nil {
 				f = &file{names: uint64(st.Nlink), blocks: st.Blocks}
@@ -42,37 +42,37 @@ func (c *Cache) heldBytes() (sum int64) {
 // lease only on a file that nobody else has; it is given back at once. It does not say who has it, and so, where the daemon reads the file
 // itself, nobody can tell of others. Without own it says bySomebody of the daemon as well. The file goes by its path: a descriptor of its
 // folder may be closed meanwhile by who removes the view.
-func openedBy(path string, own *ownFiles) opener {
+func openedBy(path string, own *OwnFiles) Opener {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return byNobody
+		return ByNobody
 	}
 	defer unix.Close(fd)
 	for range 2 { // the daemon may be done with it between one look and the other
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK); err == nil {
 			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK) // closing gives it back too
-			return byNobody
+			return ByNobody
 		} else if err != unix.EAGAIN {
-			return byNobody // the file system grants none, and nobody can tell
+			return ByNobody // the file system grants none, and nobody can tell
 		}
 		if own == nil {
-			return bySomebody
+			return BySomebody
 		}
 		if own.has(fd) {
-			return byDaemon
+			return ByDaemon
 		}
 	}
-	return bySomebody
+	return BySomebody
 }
 
-// ownFiles are the files that this process has open. They are looked up when somebody asks for the first time, and not again: a daemon may have
+// OwnFiles are the files that this process has open. They are looked up when somebody asks for the first time, and not again: a daemon may have
 // thousands of descriptors, and a plan may meet as many files that are open.
-type ownFiles struct {
-	open map[fileID]bool // nil: not looked up yet
+type OwnFiles struct {
+	open map[inode]bool // nil: not looked up yet
 }
 
 // has tells whether the process has the file of a descriptor open besides.
-func (o *ownFiles) has(fd int) bool {
+func (o *OwnFiles) has(fd int) bool {
 	if o.open == nil {
 		o.look(fd)
 	}
@@ -81,8 +81,8 @@ func (o *ownFiles) has(fd int) bool {
 }
 
 // look lists all but those of one descriptor.
-func (o *ownFiles) look(but int) {
-	o.open = make(map[fileID]bool)
+func (o *OwnFiles) look(but int) {
+	o.open = make(map[inode]bool)
 	folder, err := os.Open("/proc/self/fd")
 	if err != nil {
 		return
@@ -101,19 +101,24 @@ func (o *ownFiles) look(but int) {
 	}
 }
 
-func fileOf(fd int) (fileID, bool) {
+func fileOf(fd int) (inode, bool) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
-		return fileID{}, false
+		return inode{}, false
 	}
-	return fileID{st.Dev, st.Ino}, true
+	return inode{st.Dev, st.Ino}, true
 }
 
-// fileOnDisk tells which file a path leads to, how many names it has, and what it takes on the disk in whole blocks.
-func fileOnDisk(path string) (id fileID, names uint64, disk int64, ok bool) {
-	var st unix.Stat_t
-	if unix.Lstat(path, &st) != nil {
-		return fileID{}, 0, 0, false
+// openFolder opens a folder for reading, without the runtime's poller, which folders have no use for.
+func openFolder(path string) (*os.File, error) {
+	for {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		return os.NewFile(uintptr(fd), path), nil
 	}
-	return fileID{st.Dev, st.Ino}, uint64(st.Nlink), st.Blocks * 512, true
 }

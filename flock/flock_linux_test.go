@@ -1,4 +1,4 @@
-package cache
+package flock
 
 import (
 	"os"
@@ -14,7 +14,7 @@ func TestALookAtALeaseRefusesNobody(t *testing.T) {
 	looks, err := os.Open(dir)
 	require.NoError(t, err)
 	defer looks.Close()
-	alone, err := tryLock(looks)
+	alone, err := TryLock(looks)
 	require.NoError(t, err)
 	require.True(t, alone)
 	done := make(chan error, 1)
@@ -25,6 +25,6 @@ func TestALookAtALeaseRefusesNobody(t *testing.T) {
 	f, err := os.Open(dir)
 	require.NoError(t, err)
 	defer f.Close()
-	require.NoError(t, shareLock(f))
+	require.NoError(t, Share(f))
 	require.NoError(t, <-done)
 }

@@ -1,0 +1,129 @@
+package views
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/index"
+)
+
+// shop is a store of views over one build of two files, with a clock of its own.
+type shop struct {
+	*testing.T
+	dir   string
+	blobs *cas.Store
+	index *index.Index
+	build index.Build
+	later time.Duration
+	freed int // views that went
+	*Store
+}
+
+func open(t *testing.T) *shop {
+	s := &shop{T: t, dir: t.TempDir()}
+	var err error
+	s.index, err = index.Open(s.dir, index.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.index.Close()) })
+	s.blobs, err = cas.Open(s.dir, cas.Options{Stamps: s.index})
+	require.NoError(t, err)
+	s.build = index.Build{ID: index.BuildID{1}, Scope: "shared", Graph: "m_ctx.onnx"}
+	for name, text := range map[string]string{"m_ctx.onnx": "graph", "sub/m.bin": "binary"} {
+		d, size, err := s.blobs.Put(context.Background(), strings.NewReader(text))
+		require.NoError(t, err)
+		s.build.Files = append(s.build.Files, index.File{Name: name, Digest: d, Size: size})
+	}
+	s.start()
+	return s
+}
+
+// start is that of .
+func (s *shop) start() {
+	s.Helper()
+	shapes, err := forms.Open(forms.Options{Dir: s.dir, Copies: filepath.Join(s.dir, "unpacked"), Whole: s.blobs, FS: cas.OS{}, Memory: s.index, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(s, err)
+	s.Store, err = Open(Options{Dir: filepath.Join(s.dir, "views"), Blobs: s.blobs, Forms: shapes, Index: s.index,
+		Now: func() time.Time { return time.Now().Add(s.later) }, Freed: func() { s.freed++ }, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(s, err)
+	s.Cleanup(s.Close)
+}
+
+func (s *shop) get() *View {
+	s.Helper()
+	v, err := s.Get(context.Background(), &s.build, func() {})
+	require.NoError(s, err)
+	return v
+}
+
+func TestAViewStaysWithItsHolder(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	require.Same(t, v, s.Sound(s.build.ID))
+	f, err := v.Lease()
+	require.NoError(t, err)
+	held, err := v.Held()
+	require.NoError(t, err)
+	require.True(t, held)
+	s.Drop(s.build.ID, v, 0)
+	require.Nil(t, s.Current(s.build.ID))
+	_, err = v.Lease()
+	require.ErrorIs(t, err, fs.ErrNotExist, "nobody new gets it")
+	s.Sweep()
+	text, err := os.ReadFile(filepath.Join(v.Path(), v.GraphPath()))
+	require.NoError(t, err)
+	require.Equal(t, "graph", string(text))
+	require.NoError(t, f.Close())
+	s.Sweep()
+	require.NoDirExists(t, v.Path())
+	require.Equal(t, 1, s.freed)
+	again := s.get()
+	require.NotEqual(t, v.ID(), again.ID(), "a path is never used for two contents")
+}
+
+func TestWhoWasToldThePathHasSomeTime(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	require.True(t, v.ToldUntil().IsZero())
+	s.Told(v)
+	s.Drop(s.build.ID, v, PathGrace)
+	s.Sweep()
+	require.DirExists(t, v.Path())
+	s.later = PathGrace + time.Second
+	s.Sweep()
+	require.NoDirExists(t, v.Path())
+}
+
+func TestViewsOfEarlierRuns(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	stranger := filepath.Join(s.dir, "views", "shared", "nobody-knows-it")
+	require.NoError(t, os.Mkdir(stranger, 0o700))
+	s.start()
+	require.Nil(t, s.Current(s.build.ID))
+	require.Equal(t, v.Path(), s.Of(&s.build).Path())
+	require.NoError(t, s.DoomStrangers(context.Background()))
+	s.Sweep()
+	require.NoDirExists(t, stranger)
+	require.Equal(t, v.ID(), s.get().ID(), "a sound one is used again")
+}
+
+func TestAFileThatIsAnotherMakesAnotherView(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	inner := filepath.Join(v.Path(), v.ID())
+	require.NoError(t, OpenTree(inner))
+	require.NoError(t, os.Remove(filepath.Join(inner, "m_ctx.onnx")))
+	require.NoError(t, os.WriteFile(filepath.Join(inner, "m_ctx.onnx"), []byte("other"), 0o444))
+	require.Nil(t, s.Sound(s.build.ID))
+	require.NotEqual(t, v.ID(), s.get().ID())
+}
