@@ -251,7 +251,7 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 			return cas.Digest(raw), nil
 		}
 	}
-	w := witness{began: c.now()}
+	began := c.now()
 	if err := settle(f); err != nil {
 		return cas.Digest{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 	}
@@ -267,8 +267,7 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	w.stamps = []cas.Stamp{after}
-	if believable && before == after && w.old() {
+	if believable && before == after && leftAlone(began, after) {
 		// Not saved costs another hashing at the next start, nothing else.
 		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
 	}

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -14,40 +13,6 @@ import (
 	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/cas"
 )
-
-// The file systems on which unchanged times mean unchanged content, when mounted writable. Images (erofs,
-// squashfs) may carry equal times and inode numbers for different files; overlay, tmpfs, FUSE and network file
-// systems make no promise that would do.
-var believable = map[int64]bool{
-	0xef53:     true, // ext4
-	0x58465342: true, // XFS
-	0x9123683e: true, // btrfs
-	0xf2f52010: true, // f2fs
-}
-
-// believableFS gives the file system's id, and whether its times may be believed.
-func believableFS(f *os.File) ([8]byte, bool) {
-	var id [8]byte
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return id, false
-	}
-	if !believable[int64(st.Type)] || st.Flags&unix.ST_RDONLY != 0 {
-		return id, false
-	}
-	binary.LittleEndian.PutUint32(id[:4], uint32(st.Fsid.Val[0]))
-	binary.LittleEndian.PutUint32(id[4:], uint32(st.Fsid.Val[1]))
-	return id, true
-}
-
-// settle writes back what is dirty, so that later stores through a mapping move the file's times.
-func settle(f *os.File) error {
-	err := unix.Fdatasync(int(f.Fd()))
-	if err == unix.EINVAL || err == unix.EROFS {
-		return nil // a file system that has nothing to write back; its times are not believed anyway
-	}
-	return err
-}
 
 // stampPath is the stamp of the file that a path leads to, through symbolic links: a switched link is a change.
 func ownedBy(info os.FileInfo, uid uint32) bool {

@@ -118,6 +118,14 @@ func (g *guard) stands() bool {
 	return len(g.fds) > 0
 }
 
+// gone is closed when the guard is given up for a writer; nil: there is no guard.
+func (g *guard) gone() <-chan struct{} {
+	if g == nil {
+		return nil
+	}
+	return g.lost
+}
+
 // look gives the guard up if somebody waits to write. The caller holds in.mu.
 func (g *guard) look() {
 	for _, fd := range g.fds {
@@ -159,6 +167,13 @@ func (gs *guards) remove(g *guard) {
 		close(gs.end)
 		gs.end = nil
 	}
+}
+
+// idle tells whether nothing is guarded, and nothing looked after.
+func (gs *guards) idle() bool {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	return len(gs.all) == 0 && gs.end == nil
 }
 
 func (gs *guards) serve(wanted chan os.Signal, end chan struct{}) {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
@@ -22,10 +21,6 @@ type identity struct {
 	Store     string   // metadata "epcache.store"
 	FreeDims  []string // names of free dimensions of the inputs
 }
-
-// quiet is how long a file must have been left alone before its times are believed: a file system's clock may
-// tick slowly, and two changes within one tick look like one.
-const quiet = 2 * time.Second
 
 // identify gives the identity of the request's model, from the memo where every file is unchanged, else by
 // reading and hashing every byte. The second result says whether the files' times may be believed at all.
@@ -65,7 +60,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
 	}
-	before, err := c.witness(r, c.now(), believable)
+	before, err := c.witness(r, believable)
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
 	}
@@ -202,81 +197,16 @@ func freeDimensions(m *epmodel.Model) []string {
 	return sortedKeys(seen)
 }
 
-// witness remembers the stamps of a model's files, to tell whether anything moved while they were read.
-type witness struct {
-	began  time.Time // before the first file was looked at
-	files  []*os.File
-	stamps []cas.Stamp
-	guard  *guard // says the same as long as it stands; nil: the stamps alone tell
-}
-
-// witness begins to watch the request's files. Those whose times will not be believed are guarded, if that may be and can be: it tells more, and a file that
-// was just written need not be written back for it.
-func (c *Cache) witness(r *Request, now time.Time, believable bool) (*witness, error) {
-	w := &witness{files: r.descriptors(), began: now}
-	if err := w.stamp(false); err != nil {
-		return nil, err
+// witness begins to watch the request's files. Those whose times will not be believed are guarded, if that may be and can be.
+func (c *Cache) witness(r *Request, believable bool) (*witness, error) {
+	if !r.mayGuard || r.guard != nil {
+		return newWitness(r.descriptors(), c.now(), nil, believable)
 	}
-	if r.mayGuard && r.guard == nil && !(believable && w.old()) {
-		r.guard = c.guards.take(w.files)
-		w.guard = r.guard
+	w, err := newWitness(r.descriptors(), c.now(), &c.guards, believable)
+	if err == nil {
+		r.guard = w.guard
 	}
-	if w.guard != nil {
-		return w, nil
-	}
-	return w, w.stamp(true)
-}
-
-// stamp takes the stamps of all files.
-func (w *witness) stamp(settled bool) error {
-	w.stamps = nil
-	for _, f := range w.files {
-		if settled {
-			// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
-			// the pages, so that every later store faults and moves the times that we compare.
-			if err := settle(f); err != nil {
-				return err
-			}
-		}
-		s, err := cas.StampOf(f)
-		if err != nil {
-			return err
-		}
-		w.stamps = append(w.stamps, s)
-	}
-	return nil
-}
-
-func (w *witness) unchanged() error {
-	if w.guard.stands() {
-		return nil
-	}
-	for i, f := range w.files {
-		if err := settle(f); err != nil {
-			return err
-		}
-		s, err := cas.StampOf(f)
-		if err != nil {
-			return err
-		}
-		if s != w.stamps[i] {
-			return fmt.Errorf("%q: size or times moved", f.Name())
-		}
-	}
-	return nil
-}
-
-// old tells whether every file had been left alone for a while when the reading began; a time in the future is never
-// believed. What counts is the beginning: a page that was dirtied between the writing back and the stamp can be
-// stored to again without a trace, however long the hashing takes.
-func (w *witness) old() bool {
-	limit := w.began.Add(-quiet).UnixNano()
-	for _, s := range w.stamps {
-		if s.Mtime > limit || s.Ctime > limit {
-			return false
-		}
-	}
-	return true
+	return w, err
 }
 
 func (id identity) marshal() []byte {

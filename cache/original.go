@@ -108,10 +108,7 @@ func (o *original) during(ctx context.Context) (context.Context, context.CancelF
 }
 
 func (o *original) watch(ctx context.Context, cancel context.CancelCauseFunc) {
-	var lost chan struct{}
-	if o.guard != nil {
-		lost = o.guard.lost
-	}
+	lost := o.guard.gone()
 	tick := time.NewTicker(lookAtOriginal)
 	defer tick.Stop()
 	for {

@@ -39,7 +39,7 @@ func (s *sums) source(f *os.File) (epmodel.Source, error) {
 		return nil, err
 	}
 	if s.now != nil {
-		if limit := s.now().Add(-quiet).UnixNano(); stamp.Mtime > limit || stamp.Ctime > limit {
+		if !leftAlone(s.now(), stamp) {
 			return src, nil
 		}
 	}
