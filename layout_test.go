@@ -41,12 +41,13 @@ var allowed = map[string][]string{
 	"rules":                                  {"compilers"}, // for its verdicts
 	"watch":                                  {},
 	"flock":                                  {},
+	"witness":                                {"cas"},
 	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
 	"queue":                                  {},
 	"views":                                  {"cas", "flock", "forms", "index"},        // index: for ids, files and names of builds, and where their views were
 	"requests":                               {"cas", "compilers", "index", "spelling"}, // index: for keys, and what a build says of itself
 	"space":                                  {"bytesize", "cas", "index"},              // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "flock", "forms", "index", "queue", "requests", "rules", "space", "views", "watch", "weights"},
+	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "flock", "forms", "index", "queue", "requests", "rules", "space", "views", "watch", "weights", "witness"},
 	"config":                                 {"bytesize", "compilers", "rules", "spelling", "unixsock"},                                                                     // the names of execution providers, and where the socket is by default
 	"cmd/epcached":                           {"cache", "compilers", "config", "requests", "rules", "space", "unixsock", "unixsock/wire", "watch"},                           // watch: the configuration, while the daemon runs
 	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it

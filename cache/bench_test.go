@@ -16,6 +16,7 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/witness"
 )
 
 // BenchmarkHit is the cache's own part of a warm hit, without a socket: the model's stamp, the request's plan, the
@@ -56,7 +57,7 @@ func BenchmarkDigest(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "large.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := s.request(s.openFile(path))
-	require.NoError(b, settle(r.Graph)) // what is being measured is hashing, not writing back
+	require.NoError(b, witness.Settle(r.Graph)) // what is being measured is hashing, not writing back
 	info, err := r.Graph.Stat()
 	require.NoError(b, err)
 	var ours, raw time.Duration

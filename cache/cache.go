@@ -24,6 +24,7 @@ import (
 	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/views"
 	"github.com/epcached/epcached/watch"
+	"github.com/epcached/epcached/witness"
 )
 
 // Options say how a cache is kept. The zero value of each field is a sensible default.
@@ -105,7 +106,7 @@ type Cache struct {
 	reports  *reports
 	claims   *claims
 	gains    gains
-	guards   guards
+	guards   witness.Guards
 	failures *failures
 	standbys standbys
 	checks   chan struct{} // one token for each load check, or conversion, that requests wait for

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/witness"
 )
 
 // runtimeContent is what a runtime's files were when they were last looked at. Nothing but its plans ever changes in it.
@@ -252,7 +253,7 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 		}
 	}
 	began := c.now()
-	if err := settle(f); err != nil {
+	if err := witness.Settle(f); err != nil {
 		return cas.Digest{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 	}
 	before, err := cas.StampOf(f)
@@ -267,7 +268,7 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	if believable && before == after && leftAlone(began, after) {
+	if believable && before == after && witness.LeftAlone(began, after) {
 		// Not saved costs another hashing at the next start, nothing else.
 		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
 	}

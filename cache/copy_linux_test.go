@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/witness"
 )
 
 func TestMemo(t *testing.T) {
@@ -48,7 +49,7 @@ func onBelievableFS(t *testing.T) bool {
 	f, err := os.Open(t.TempDir())
 	require.NoError(t, err)
 	defer f.Close()
-	_, ok := believableFS(f)
+	_, ok := witness.Believable(f)
 	return ok
 }
 

@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/witness"
 )
 
 // fileSystems names the file systems that are met.
@@ -28,7 +30,7 @@ func fileSystemOf(path string) (fileSystem, error) {
 		kind = fmt.Sprintf("a file system of type %#x", st.Type)
 	}
 	s := fileSystem{kind: kind, free: int64(st.Bavail) * st.Bsize, size: int64(st.Blocks) * st.Bsize, freeInodes: st.Ffree, inodes: st.Files,
-		readOnly: st.Flags&unix.ST_RDONLY != 0, timesHold: timesHold(int64(st.Type))}
+		readOnly: st.Flags&unix.ST_RDONLY != 0, timesHold: witness.TimesHold(int64(st.Type))}
 	switch kind {
 	case "NFS", "CIFS", "SMB", "9p", "Ceph":
 		s.network = true

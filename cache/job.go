@@ -52,7 +52,7 @@ func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*
 	if err != nil {
 		return nil, fail(Internal, err, "model %q", r.Name)
 	}
-	own.guard = r.guard.share()
+	own.guard = r.guard.Share()
 	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/witness"
 )
 
 // modelCopy is the private copy of one of a job's models, or what stands for it.
@@ -22,7 +23,7 @@ func (c modelCopy) openGraph() (*os.File, error) {
 	if c.original == nil {
 		return os.Open(c.path)
 	}
-	fd, err := openAgain(c.original.file)
+	fd, err := witness.OpenAgain(c.original.file)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/witness"
 )
 
 // memoID is the digest of everything that must be unchanged for a remembered identity to hold: who asked, the
@@ -106,7 +107,7 @@ func (m *memo) keep(e memoEntry, id identity) {
 
 // memoKey gives the key of one file, and whether its times may be believed at all.
 func memoKey(uid uint32, f *os.File) (memoID, bool) {
-	fsid, ok := believableFS(f)
+	fsid, ok := witness.Believable(f)
 	if !ok {
 		return memoID{}, false
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/witness"
 )
 
 // identity is what a model's content says; it holds for as long as the files' stamps do.
@@ -64,7 +65,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	if err != nil {
 		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
 	}
-	if believable && before.old() { // else nothing will be remembered
+	if believable && before.Old() { // else nothing will be remembered
 		end, err := c.memo.turn(ctx, graphKey)
 		if err != nil {
 			return identity{}, contextError(ctx, r)
@@ -84,7 +85,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	if !id.Compiled {
 		if missing := r.missing(id.Locations); len(missing) > 0 {
-			if believable && before.old() && before.unchanged() == nil {
+			if believable && before.Old() && before.Unchanged() == nil {
 				c.memo.save(graphKey, "graph", id) // without a digest: only "model" records carry one
 			}
 			return identity{}, &NeedFilesError{Locations: missing}
@@ -101,11 +102,11 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		return identity{}, modelError(r, err)
 	}
 	id.Digest = cas.Digest(sum)
-	if err := before.unchanged(); err != nil {
+	if err := before.Unchanged(); err != nil {
 		return identity{}, fail(BadModel, err, "model %q changed while being read", r.Name).
 			hint("wait until whatever writes it is done, and ask again")
 	}
-	if believable && before.old() {
+	if believable && before.Old() {
 		c.memo.save(graphKey, "graph", id)
 		if keyed && len(id.Locations) > 0 {
 			c.memo.save(modelKey, "model", id)
@@ -198,13 +199,13 @@ func freeDimensions(m *epmodel.Model) []string {
 }
 
 // witness begins to watch the request's files. Those whose times will not be believed are guarded, if that may be and can be.
-func (c *Cache) witness(r *Request, believable bool) (*witness, error) {
+func (c *Cache) witness(r *Request, believable bool) (*witness.Files, error) {
 	if !r.mayGuard || r.guard != nil {
-		return newWitness(r.descriptors(), c.now(), nil, believable)
+		return witness.Watch(r.descriptors(), c.now(), nil, believable)
 	}
-	w, err := newWitness(r.descriptors(), c.now(), &c.guards, believable)
+	w, err := witness.Watch(r.descriptors(), c.now(), &c.guards, believable)
 	if err == nil {
-		r.guard = w.guard
+		r.guard = w.Guard
 	}
 	return w, err
 }

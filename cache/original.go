@@ -11,15 +11,16 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/witness"
 )
 
 // original is a job's model where its owner has it. A worker may read it there, and no private copy is needed, while something vouches that it
 // has the bytes that were keyed: a guard that was taken before they were hashed, or a stamp that is believed, as the memo
 // believes it. What came of the compile counts only if that still stands at its end.
 type original struct {
-	file  *os.File  // open for reading only, which no client shares
-	guard *guard    // the request's; nil: the stamp tells
-	stamp cas.Stamp // then
+	file  *os.File       // open for reading only, which no client shares
+	guard *witness.Guard // the request's; nil: the stamp tells
+	stamp cas.Stamp      // then
 }
 
 // errOriginal says that the model has to be compiled from a private copy after all.
@@ -36,13 +37,13 @@ func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 		return nil
 	}
 	o := &original{guard: j.request.guard}
-	if !o.guard.stands() {
+	if !o.guard.Stands() {
 		o.guard = nil
 		if o.stamp, ok = j.c.knownStamp(j.request, j.plan.canonical.Model); !ok {
 			return nil
 		}
 	}
-	fd, err := openAgain(j.request.Graph)
+	fd, err := witness.OpenAgain(j.request.Graph)
 	if err != nil {
 		return nil // others may not read it; its user sent it open
 	}
@@ -83,7 +84,7 @@ func (o *original) read(ctx context.Context, name string) (*epmodel.Model, error
 // stands tells whether the file has the bytes that were keyed, and had them all the time.
 func (o *original) stands() bool {
 	if o.guard != nil {
-		return o.guard.stands()
+		return o.guard.Stands()
 	}
 	stamp, err := cas.StampOf(o.file)
 	return err == nil && stamp == o.stamp
@@ -108,7 +109,7 @@ func (o *original) during(ctx context.Context) (context.Context, context.CancelF
 }
 
 func (o *original) watch(ctx context.Context, cancel context.CancelCauseFunc) {
-	lost := o.guard.gone()
+	lost := o.guard.Lost()
 	tick := time.NewTicker(lookAtOriginal)
 	defer tick.Stop()
 	for {

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/witness"
 )
 
 // givenModels is a stand-in that tells how its models were given to it, and does something while it has one.
@@ -46,7 +47,7 @@ func newOriginals(t *testing.T) (*bench, *givenModels) {
 	f, err := os.Open(t.TempDir())
 	require.NoError(t, err)
 	defer f.Close()
-	if !leasable(f) {
+	if !witness.CanBeGuarded(f) {
 		t.Skip("SKIPPED: the temporary folder is on a file system whose files cannot be guarded")
 	}
 	g := &givenModels{Compiler: b.compiler}
@@ -58,7 +59,7 @@ func newOriginals(t *testing.T) (*bench, *givenModels) {
 }
 
 func requireNothingGuarded(t *testing.T, b *bench) {
-	require.True(t, b.cache.guards.idle())
+	require.True(t, b.cache.guards.Idle())
 }
 
 func TestAnOriginalIsNotCopied(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/witness"
 )
 
 // unwritable refuses a file that whoever sent it could write through the very descriptor: it has to be opened for
@@ -53,7 +54,7 @@ func unlinked(f *os.File) (bool, error) {
 
 // stampSettled is the file's stamp after what was stored through mappings has been written back.
 func stampSettled(f *os.File) (cas.Stamp, error) {
-	if err := settle(f); err != nil {
+	if err := witness.Settle(f); err != nil {
 		return cas.Stamp{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 	}
 	return cas.StampOf(f)

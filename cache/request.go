@@ -8,6 +8,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/witness"
 )
 
 // Peer is who asks.
@@ -64,12 +65,12 @@ type Request struct {
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context
 
-	foreign  bool         // the files came from another user than Peer
-	group    []cas.Digest // of Group, once it is identified
-	member   bool         // it is for a group that has the model among its members
-	sums     *sums        // nil: nothing is remembered of external data
-	mayGuard bool         // identify may guard the files, and leaves that to whoever allows it to end
-	guard    *guard       // over them since before they were hashed; nil: there is none
+	foreign  bool           // the files came from another user than Peer
+	group    []cas.Digest   // of Group, once it is identified
+	member   bool           // it is for a group that has the model among its members
+	sums     *sums          // nil: nothing is remembered of external data
+	mayGuard bool           // identify may guard the files, and leaves that to whoever allows it to end
+	guard    *witness.Guard // over them since before they were hashed; nil: there is none
 
 	job    string // that it is to be called, for users know it so; "": they do not
 	starts int    // of daemons that took up the job

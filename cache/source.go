@@ -254,7 +254,7 @@ func (c *Cache) openReference(b *index.Build, s *index.Source, r *Request) error
 
 // close closes the files of a request that is the cache's own.
 func (r *Request) close() {
-	r.guard.release()
+	r.guard.Release()
 	for _, f := range r.files() {
 		if f != nil {
 			_ = f.Close() // opened for reading only: nothing can be lost
@@ -264,7 +264,7 @@ func (r *Request) close() {
 
 // letGo ends the guard over the request's files, unless it was shared.
 func (r *Request) letGo() {
-	r.guard.release()
+	r.guard.Release()
 	r.guard, r.mayGuard = nil, false
 }
 

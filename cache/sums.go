@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/witness"
 )
 
 // sums hashes ranges of files of several models, each once: the members of a group often have their weights in one file.
@@ -39,7 +40,7 @@ func (s *sums) source(f *os.File) (epmodel.Source, error) {
 		return nil, err
 	}
 	if s.now != nil {
-		if !leftAlone(s.now(), stamp) {
+		if !witness.LeftAlone(s.now(), stamp) {
 			return src, nil
 		}
 	}

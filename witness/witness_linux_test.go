@@ -1,4 +1,4 @@
-package cache
+package witness
 
 import (
 	"os"
@@ -31,10 +31,10 @@ func TestWitnessIsAsOldAsItsBeginning(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			w, err := newWitness([]*os.File{f}, info.ModTime().Add(c.began), nil, true)
+			w, err := Watch([]*os.File{f}, info.ModTime().Add(c.began), nil, true)
 			require.NoError(t, err)
-			require.Equal(t, c.old, w.old())
-			require.NoError(t, w.unchanged())
+			require.Equal(t, c.old, w.Old())
+			require.NoError(t, w.Unchanged())
 		})
 	}
 }
@@ -46,29 +46,29 @@ func TestGuardIsNotTheClients(t *testing.T) {
 	f, err := os.Open(path)
 	require.NoError(t, err)
 	defer f.Close()
-	if !leasable(f) {
+	if !CanBeGuarded(f) {
 		t.Skip("SKIPPED: the temporary folder is on a file system whose files cannot be guarded")
 	}
-	var gs guards
-	h := gs.take([]*os.File{f})
-	require.True(t, h.stands())
+	var gs Guards
+	h := gs.Take([]*os.File{f})
+	require.True(t, h.Stands())
 	for _, kind := range []int{unix.F_RDLCK, unix.F_UNLCK} {
 		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind)
 		require.NoError(t, err)
 	}
-	require.True(t, h.stands())
-	other := h.share()
-	h.release()
-	require.True(t, other.stands(), "one of two users is left")
+	require.True(t, h.Stands())
+	other := h.Share()
+	h.Release()
+	require.True(t, other.Stands(), "one of two users is left")
 	w, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
 	require.NoError(t, err)
-	require.False(t, other.stands())
-	<-other.gone()
-	require.Nil(t, gs.take([]*os.File{f}), "while somebody has it open for writing")
+	require.False(t, other.Stands())
+	<-other.Lost()
+	require.Nil(t, gs.Take([]*os.File{f}), "while somebody has it open for writing")
 	require.NoError(t, w.Close())
-	require.False(t, other.stands(), "what was lost does not come back")
-	other.release()
-	require.True(t, gs.idle())
+	require.False(t, other.Stands(), "what was lost does not come back")
+	other.Release()
+	require.True(t, gs.Idle())
 }
 
 // The signal by which the kernel tells of a writer may also come when nobody waits for it any more.

@@ -1,4 +1,4 @@
-package cache
+package witness
 
 import (
 	"encoding/binary"
@@ -17,8 +17,8 @@ var believable = map[int64]bool{
 	0xf2f52010: true, // f2fs
 }
 
-// believableFS gives the file system's id, and whether its times may be believed.
-func believableFS(f *os.File) ([8]byte, bool) {
+// Believable gives the file system's id, and whether its times may be believed.
+func Believable(f *os.File) ([8]byte, bool) {
 	var id [8]byte
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
@@ -32,8 +32,8 @@ func believableFS(f *os.File) ([8]byte, bool) {
 	return id, true
 }
 
-// settle writes back what is dirty, so that later stores through a mapping move the file's times.
-func settle(f *os.File) error {
+// Settle writes back what is dirty, so that later stores through a mapping move the file's times.
+func Settle(f *os.File) error {
 	err := unix.Fdatasync(int(f.Fd()))
 	if err == unix.EINVAL || err == unix.EROFS {
 		return nil // a file system that has nothing to write back; its times are not believed anyway
@@ -41,5 +41,5 @@ func settle(f *os.File) error {
 	return err
 }
 
-// timesHold tells whether unchanged times mean unchanged content on file systems of a kind, as statfs tells it.
-func timesHold(kind int64) bool { return believable[kind] }
+// TimesHold tells whether unchanged times mean unchanged content on file systems of a kind, as statfs tells it.
+func TimesHold(kind int64) bool { return believable[kind] }
