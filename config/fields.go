@@ -22,6 +22,7 @@ type Field struct {
 type field struct {
 	path   []string
 	origin string
+	at     Position // in the file; zero: it is not there
 	show   func() any
 }
 
@@ -32,6 +33,16 @@ func (s *Settings) Fields() []Field {
 		out[i] = Field{spell(f.path), f.show(), f.origin, f.path}
 	}
 	return out
+}
+
+// positionOf tells where the file has a field, the zero Position if it does not.
+func (s *Settings) positionOf(name string) Position {
+	for _, f := range s.fields {
+		if spell(f.path) == name {
+			return f.at
+		}
+	}
+	return Position{}
 }
 
 // Flag notes that a field's value is from a flag, which goes before the file.
@@ -58,7 +69,7 @@ func (s *Settings) PreferRuntimes(flagged []Runtime, flag string) {
 	s.Runtimes = append(flagged, s.Runtimes...)
 	first := make([]field, len(flagged))
 	for i, r := range flagged {
-		first[i] = field{[]string{"runtime", strconv.Itoa(i), "directory"}, "flag --" + flag, func() any { return r.Directory }}
+		first[i] = field{path: []string{"runtime", strconv.Itoa(i), "directory"}, origin: "flag --" + flag, show: func() any { return r.Directory }}
 	}
 	at := slices.IndexFunc(s.fields, func(f field) bool { return f.path[0] == "runtime" || f.path[0] == "limits" })
 	for _, f := range s.fields {

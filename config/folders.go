@@ -14,6 +14,7 @@ func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
 	if dir == "" {
 		return nil
 	}
+	const field = "space.unpacked_dir"
 	text := ""
 	info, err := os.Stat(dir)
 	switch {
@@ -31,5 +32,5 @@ func (s *Settings) CheckUnpackedDir(mayWrite func(dir string) error) error {
 	if text == "" {
 		return nil
 	}
-	return Errors{{File: s.File, Position: s.Space.unpackedAt, Field: "space.unpacked_dir", Text: text}}
+	return Errors{{File: s.File, Position: s.positionOf(field), Field: field, Text: text}}
 }

@@ -171,8 +171,6 @@ type Space struct {
 	PackAfter     string // time without use after which a build is cold, as ParseDuration reads it
 	CompressAfter string // time without use after which what a build has of its own is compressed; "": never
 	UnpackedDir   string // "": in the state directory
-
-	unpackedAt Position // where the file names it
 }
 
 // Defaults are the settings of an empty file.
@@ -316,7 +314,6 @@ func (x *Space) read(t *table) {
 	t.text("pack_after", &x.PackAfter, checkPause)
 	t.text("compress_after", &x.CompressAfter, checkUnused)
 	t.file("unpacked_dir", &x.UnpackedDir)
-	x.unpackedAt = t.at("unpacked_dir")
 	t.done()
 }
 

@@ -30,7 +30,7 @@ func (t *table) take(name string, show func() any) (any, bool) {
 	t.taken[name] = true
 	v, there := t.values[name]
 	if show != nil {
-		t.settings.fields = append(t.settings.fields, field{append(slices.Clone(t.path), name), t.origin(name, there), show})
+		t.settings.fields = append(t.settings.fields, field{append(slices.Clone(t.path), name), t.origin(name, there), t.at(name), show})
 	}
 	return v, there
 }
