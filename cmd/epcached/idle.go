@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/epcached/epcached/cache"
@@ -13,7 +14,7 @@ import (
 // idleLook is how often it is looked whether anybody needs the daemon, at most.
 const idleLook = 5 * time.Second
 
-// untilUnneeded gives a channel that tells why the daemon leaves, when it does: the server accepts nobody any more by then. stop ends the looking.
+// untilUnneeded gives a channel that tells why the daemon leaves, when it does: the server accepts nobody any more by then, and may have ended before: after stop, which ends the looking, the reason is there if there is one.
 // places are as they were before anybody could know of the daemon: what is removed at once is missed too.
 func (p *process) untilUnneeded(places []place, server *unixsock.Server, c *cache.Cache) (left <-chan string, stop func()) {
 	told, ended, done := make(chan string, 1), make(chan struct{}), make(chan struct{})
@@ -38,7 +39,7 @@ func (p *process) untilUnneeded(places []place, server *unixsock.Server, c *cach
 			}
 		}
 	}()
-	return told, func() { close(ended); <-done }
+	return told, sync.OnceFunc(func() { close(ended); <-done })
 }
 
 // idler tells when nobody needs the daemon any more.

@@ -147,6 +147,12 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	defer end()
 	select {
 	case err := <-failed:
+		stop()
+		select {
+		case why := <-unneeded: // the server has ended for that
+			log.Info("leaving", "why", why)
+		default:
+		}
 		return "", err
 	case why := <-unneeded:
 		end()
