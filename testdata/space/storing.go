@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -40,7 +41,12 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 		}
 	}
 	s.forward(time.Hour) // what was put was given out by path, and nobody packs that at once
-	_, err = s.cache.Pack(context.Background(), self, nil, true, false, nil)
+	results, err := s.cache.Pack(context.Background(), self, nil, true, false, nil)
+	for _, r := range results {
+		if r.Outcome != cache.PackedNow {
+			fmt.Fprintf(os.Stderr, "  %s of %s is not packed: %s\n", r.Build.EPs[0].Name, r.Build.ModelName, r.Outcome)
+		}
+	}
 	return nil, err
 }
 
