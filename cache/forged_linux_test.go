@@ -98,20 +98,13 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				forge(b, builds, r)
 				b.forge(large(builds[1]), r)
 				if when == "read only" {
-					_, err := b.stored().Find(context.Background(), b.variant(2), "")
-					require.Error(t, err)
-					require.True(t, Damaged(err) || ClassOf(err) == NotFound, "%v", err)
-					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
+					require.ErrorContains(t, b.requireNotFoundWithout(), builds[1].BuildKey.String()[:12])
 					return
 				}
 				if restart {
 					b.open()
 				}
-				b.requireFound(large(builds[1]), builds[1])
-				a := b.acquire(b.variant(2))
-				require.Equal(t, Compiled, a.Outcome)
-				require.Contains(t, a.Why, "damaged")
-				require.Equal(t, files[1], b.read(a))
+				b.requireMadeAnew(builds[1], files[1])
 				require.Contains(t, kinds(b.events(b.self())), EventDamaged)
 				first := b.acquire(b.variant(1))
 				require.Equal(t, files[0], b.read(first))
@@ -234,4 +227,23 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 			})
 		}
 	}
+}
+
+// requireNotFoundWithout requires that who reads the store without a daemon is not given the second variant, and gives what was said.
+func (b *bench) requireNotFoundWithout() error {
+	b.Helper()
+	_, err := b.stored().Find(context.Background(), b.variant(2), "")
+	require.Error(b, err)
+	require.True(b, Damaged(err) || ClassOf(err) == NotFound, "%v", err)
+	return err
+}
+
+// requireMadeAnew requires that a check names the build of the second variant, and that who asks for it gets its files, compiled anew.
+func (b *bench) requireMadeAnew(build *index.Build, files map[string]string) {
+	b.Helper()
+	b.requireFound(large(build), build)
+	a := b.acquire(b.variant(2))
+	require.Equal(b, Compiled, a.Outcome)
+	require.Contains(b, a.Why, "damaged")
+	require.Equal(b, files, b.read(a))
 }

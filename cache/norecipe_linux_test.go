@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -57,19 +56,13 @@ func TestWhatIsNoRecipeIsDamage(t *testing.T) {
 				}
 				replace(t, b.recipePath(large(builds[1])), b.recipePath(large(builds[2])))
 				if when == "read only" {
-					_, err := b.stored().Find(context.Background(), b.variant(2), "")
-					require.Error(t, err)
-					require.True(t, Damaged(err) || ClassOf(err) == NotFound, "%v", err)
+					b.requireNotFoundWithout()
 					return
 				}
 				if restart {
 					b.open()
 				}
-				b.requireFound(large(builds[1]), builds[1])
-				a := b.acquire(b.variant(2))
-				require.Equal(t, Compiled, a.Outcome)
-				require.Contains(t, a.Why, "damaged")
-				require.Equal(t, files[1], b.read(a))
+				b.requireMadeAnew(builds[1], files[1])
 				for i, variant := range map[int]int{0: 1, 2: 3} {
 					other := b.acquire(b.variant(variant))
 					require.Equal(t, Hit, other.Outcome, "the others are as they were")
