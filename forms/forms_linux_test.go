@@ -134,6 +134,32 @@ func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 	require.NoError(t, b.Check(context.Background(), all[1]), "the other one is as it was")
 }
 
+// A container that goes with the last recipe that takes from it may have a recipe as well, where packing it was begun: its literals go, too.
+func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	part := noise(3, mib)
+	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
+	taker := b.put(slices.Concat(noise(5, 4096), part, noise(4, 300), part))
+	_, err := b.LookAt(ctx, taker, nil)
+	require.NoError(t, err)
+	require.Positive(t, b.pack(taker))
+	hold := b.whole.Hold()
+	worth, err := b.ensureRecipe(ctx, container, Little, hold, nil)
+	require.NoError(t, err)
+	require.True(t, worth)
+	b.Release(hold)
+	require.True(t, b.whole.Has(container), "it was only begun")
+
+	delete(b.needed, container)
+	delete(b.needed, taker)
+	_, err = b.Remove(taker)
+	require.NoError(t, err)
+	require.Empty(t, b.objects())
+	_, there := b.shelf.Has(container)
+	require.False(t, there)
+}
+
 // A wrong recipe of a blob that is sound is no damage: the blob stays whole, it is noted that nothing is to be had of it, and packing goes on. With a container
 // whose bytes are others it is an error like any other.
 func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {

@@ -41,14 +41,19 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 
 // End removes the containers that nobody needs any more, and makes all that was removed durable. freed counts bytes of files, too.
 func (r *Removal) End() (freed int64, err error) {
-	if err = r.recipes.Sync(); err == nil { // else a crash could bring recipes back
-		for _, d := range r.containers {
-			more, err2 := r.removeAlone(d)
+	for err == nil && len(r.containers) > 0 { // a container that is whole may have a recipe as well, if packing it was begun: what that takes from goes next
+		if err = r.recipes.Sync(); err != nil {
+			break // a crash could bring recipes back
+		}
+		all := r.containers
+		r.containers = nil
+		for _, d := range all {
+			more, err2 := r.Remove(d)
 			freed += more
 			err = errors.Join(err, err2)
 		}
-		err = errors.Join(err, r.recipes.Sync()) // a container may have had one as well
 	}
+	err = errors.Join(err, r.recipes.Sync())
 	r.containers = nil
 	return freed, errors.Join(err, r.whole.Sync())
 }
