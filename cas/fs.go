@@ -83,11 +83,11 @@ func (OS) Create(path string) (*os.File, error) {
 }
 
 func (OS) Open(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDONLY|openSafely, 0)
+	return openSafely(path, os.O_RDONLY)
 }
 
 func (OS) OpenWrite(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDWR|openSafely, 0)
+	return openSafely(path, os.O_RDWR)
 }
 
 func (OS) ReadAt(f *os.File, p []byte, off int64) (int, error)  { return f.ReadAt(p, off) }

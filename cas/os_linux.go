@@ -6,11 +6,28 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-const openSafely = unix.O_NOFOLLOW | unix.O_NONBLOCK
+// leaseMoment is how long a file that somebody has a lease of is tried to be
+// opened.
+const leaseMoment = 5 * time.Second
+
+// openSafely follows no link, and waits for nobody to write into a FIFO. Who asks
+// the kernel whether a file is in use has a write lease of it for a moment, and an
+// open that does not wait is refused then (EAGAIN, fcntl(2)): it is tried again.
+func openSafely(path string, flag int) (*os.File, error) {
+	end := time.Now().Add(leaseMoment)
+	for {
+		f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
+			return f, err
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
 
 // Clone shares extents (XFS, btrfs, bcachefs); elsewhere it is an error.
 func (OS) Clone(dst, src *os.File) error {
