@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -21,29 +22,32 @@ type Removal struct {
 // Removal begins to remove recipes.
 func (s *Shelf) Removal() *Removal { return &Removal{s: s} }
 
-// Remove deletes the recipe of a blob, durably when Sync returns. One that is
-// not there is cas.ErrNotFound, and then Sync makes that durable.
-func (r *Removal) Remove(d cas.Digest) error {
+// Remove deletes the recipe of a blob, durably when Sync returns, and tells what
+// is given up then: the containers of that very recipe, and of those before that
+// were not certain to be gone. One that is not there is cas.ErrNotFound, and then
+// Sync makes that durable.
+func (r *Removal) Remove(d cas.Digest) (containers []Container, err error) {
 	return r.takeAway(d, func() error { return r.s.fs.Remove(r.s.path(d)) })
 }
 
-func (r *Removal) takeAway(d cas.Digest, take func() error) error {
+func (r *Removal) takeAway(d cas.Digest, take func() error) (containers []Container, err error) {
 	s := r.s
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	err := take()
+	err = take()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("recipe of blob %s: %w", d, err)
+		return nil, fmt.Errorf("recipe of blob %s: %w", d, err)
 	}
 	s.mu.Lock()
-	s.going[d] = append(s.going[d], s.packed[d].Containers...)
+	containers = append(s.going[d], s.packed[d].Containers...)
+	s.going[d] = slices.Clip(containers)
 	delete(s.packed, d)
 	s.mu.Unlock()
 	r.gone = append(r.gone, d)
 	if err != nil {
-		return fmt.Errorf("recipe of blob %s: %w", d, cas.ErrNotFound)
+		err = fmt.Errorf("recipe of blob %s: %w", d, cas.ErrNotFound)
 	}
-	return nil
+	return containers, err
 }
 
 // Sync makes durable what was removed, and gives up its containers. What could
@@ -100,7 +104,7 @@ func (s *Shelf) Quarantine(d cas.Digest, why string) error {
 
 func (s *Shelf) takeAway(d cas.Digest, take func() error) error {
 	r := s.Removal()
-	err := r.takeAway(d, take)
+	_, err := r.takeAway(d, take)
 	if err != nil && !errors.Is(err, cas.ErrNotFound) {
 		return err
 	}

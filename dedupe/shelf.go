@@ -176,6 +176,8 @@ func (s *Shelf) know(r *Recipe, stored int64, certain bool) {
 	defer s.mu.Unlock()
 	if certain {
 		s.forgetLocked(r.Blob)
+	} else if was, ok := s.packed[r.Blob]; ok {
+		s.going[r.Blob] = append(s.going[r.Blob], was.Containers...)
 	}
 	p := Packed{Size: r.Size, Stored: stored, Containers: slices.Clone(r.Containers), Taken: r.Taken(), Literals: r.Literals}
 	if r.Frames != nil {

@@ -112,10 +112,17 @@ type user struct {
 	goes     []int64   // what Fits was told that goes instead; guarded by mu
 
 	letGo func()              // is called when something was let go; may be nil
+	needs func(cas.Digest)    // is called when it is asked whether something is needed, before that is answered; may be nil
 	given map[cas.Digest]bool // somebody is being given it
 }
 
-func (u *user) Needed(d cas.Digest) (bool, error) { _, ok := u.needed[d]; return ok, nil }
+func (u *user) Needed(d cas.Digest) (bool, error) {
+	if u.needs != nil {
+		u.needs(d)
+	}
+	_, ok := u.needed[d]
+	return ok, nil
+}
 
 func (u *user) LetGo(d cas.Digest) error {
 	if u.held[d] {

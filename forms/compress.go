@@ -193,19 +193,12 @@ func (s *Store) takeThePlace(x *Compressible, r *dedupe.Recipe, before dedupe.Pa
 	if written, stamp, _, err := s.recipe(x.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
 		s.provenAs(x.Blob, stamp)
 	}
-	// Who needed it last, and was removed before the recipe was there, has not taken that away.
-	if needed, err := s.owner.Needed(x.Blob); err != nil {
-		return 0, err
-	} else if !needed {
-		if _, err := s.Remove(x.Blob); err != nil {
-			return 0, err
-		}
-	}
+	s.settle(x.Blob)
 	if x.alone() {
 		return s.removeWhole(x.Blob)
 	}
 	was, _ := cas.DiskBytesIn(s.dir, x.Bytes) // of one that is not there, none
-	if _, err = s.removeAlone(x.Bytes); err != nil {
+	if _, err = s.Remove(x.Bytes); err != nil {
 		return 0, err
 	}
 	now, _ := s.shelf.Has(x.Blob)

@@ -88,6 +88,7 @@ func (s *Store) Exchange(ctx context.Context, p Pair, gate Gate) error {
 		return err
 	}
 	defer leave()
+	defer s.settle(p.Idle)
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if err := s.becomeWhole(ctx, p.Used, hold, gate); err != nil {
@@ -133,13 +134,7 @@ func (s *Store) giveWay(ctx context.Context, d cas.Digest, gate Gate) (freed int
 	if err == nil {
 		freed, err = s.removeWhole(d)
 	}
-	if err != nil {
-		return freed, err
-	}
-	needed, err := s.owner.Needed(d)
-	if err == nil && !needed && len(s.shelf.Users(d)) == 0 {
-		_, err = s.Remove(d)
-	}
+	s.settle(d)
 	return freed, err
 }
 
@@ -154,6 +149,9 @@ func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Di
 			continue
 		}
 		r, _, _, err := s.recipe(user)
+		if _, there := s.shelf.Has(user); !there {
+			continue // it was removed, and keeps what it took from until that is durable
+		}
 		// One that takes nothing from there any more was written, and it is not certain that it stays: it is written again.
 		if err == nil && slices.ContainsFunc(r.Containers, func(one dedupe.Container) bool { return one.Digest == made.Blob }) {
 			was := r
@@ -177,7 +175,9 @@ func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Di
 		if err := s.prove(ctx, r); err != nil {
 			return err
 		}
-		if _, err := s.shelf.Put(r); err != nil {
+		_, err := s.shelf.Put(r)
+		s.settle(r.Blob)
+		if err != nil {
 			return err
 		}
 		if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
@@ -226,6 +226,7 @@ func (s *Store) FinishExchange(ctx context.Context, d cas.Digest, gate Gate) err
 		return err
 	}
 	defer leave()
+	defer s.settle(d)
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if sound, err := s.ensureRecipe(ctx, d, Worth, hold, gate); !sound || err != nil {

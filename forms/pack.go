@@ -53,6 +53,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	if taken && s.Saving(d) < least.of(size) {
 		return 0, nil // most containers: they need not be read again for that
 	}
+	defer s.settle(d)
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if worth, err := s.ensureRecipe(ctx, d, least, hold, gate); !worth || err != nil {
@@ -84,7 +85,7 @@ func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, least Gain, hold
 		}
 		s.Release(hold)
 		for _, container := range p.Containers {
-			if _, err := s.removeAlone(container.Digest); err != nil {
+			if _, err := s.Remove(container.Digest); err != nil {
 				return false, err
 			}
 		}

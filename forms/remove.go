@@ -25,18 +25,27 @@ func (s *Store) Removal() *Removal {
 // Remove removes a blob in all its forms unless somebody needs it, or is about to; durably when End returns. A blob that recipes take bytes
 // from stays whole. freed counts bytes of files.
 func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
-	r.s.account.changed() // what recipes take from may count there from now on
-	was, _ := r.s.shelf.Has(d)
-	freed, err = r.removeAlone(d)
-	if err != nil {
-		return freed, err
-	}
-	if _, still := r.s.shelf.Has(d); !still {
-		for _, container := range was.Containers {
-			r.containers = append(r.containers, container.Digest)
+	s := r.s
+	s.account.changed()        // what recipes take from may count there from now on
+	size, _ := s.whole.Size(d) // 0 where it is not whole
+	removed, err := r.whole.RemoveUnless(d, func() (bool, error) {
+		if !s.shelf.Complete() {
+			return true, nil // there are recipes that cannot be read, and nobody knows what they need
 		}
+		needed, err := s.owner.Needed(d)
+		if err != nil || needed {
+			return true, err
+		}
+		// Under the blob's lock, as the whole form is: who packs it removes that only while there is a recipe.
+		freed, err = r.removePacked(d)
+		return len(s.shelf.Users(d)) > 0, err
+	})
+	if removed {
+		s.account.changed() // it may have been a container
+		s.memory.DropSharing(d)
+		freed += size
 	}
-	return freed, nil
+	return freed, err
 }
 
 // End removes the containers that nobody needs any more, and makes all that was removed durable. freed counts bytes of files, too.
@@ -72,47 +81,20 @@ func (s *Store) Release(hold *cas.Hold) {
 	kept := hold.Kept()
 	hold.Release()
 	for _, d := range kept {
-		needed, err := s.owner.Needed(d)
-		if err == nil && (needed || len(s.shelf.Users(d)) > 0) {
-			continue
-		}
-		if err == nil {
-			_, err = s.Remove(d)
-		}
-		if err != nil {
-			s.log.Warn("blob that nobody needs stays until the next start", "digest", d.String(), "error", err)
-		}
+		s.settle(d)
 	}
 }
 
-// removeAlone is Remove of a blob, durably, without the containers that its recipe needed.
-func (s *Store) removeAlone(d cas.Digest) (freed int64, err error) {
-	r := s.Removal()
-	freed, err = r.removeAlone(d)
-	return freed, errors.Join(err, r.recipes.Sync(), r.whole.Sync())
-}
-
-func (r *Removal) removeAlone(d cas.Digest) (freed int64, err error) {
-	s := r.s
-	size, _ := s.whole.Size(d) // 0 where it is not whole
-	removed, err := r.whole.RemoveUnless(d, func() (bool, error) {
-		if !s.shelf.Complete() {
-			return true, nil // there are recipes that cannot be read, and nobody knows what they need
-		}
-		needed, err := s.owner.Needed(d)
-		if err != nil || needed {
-			return true, err
-		}
-		// Under the blob's lock, as the whole form is: who packs it removes that only while there is a recipe.
-		freed, err = r.removePacked(d)
-		return len(s.shelf.Users(d)) > 0, err
-	})
-	if removed {
-		s.account.changed() // it may have been a container
-		s.memory.DropSharing(d)
-		freed += size
+// settle removes what was just written of a blob that nobody needs any more: who needed it last, and was removed before that was there, has not
+// taken it away. Whoever writes a form or a recipe of a blob that is not held calls it afterwards.
+func (s *Store) settle(d cas.Digest) {
+	needed, err := s.owner.Needed(d)
+	if err == nil && !needed && len(s.shelf.Users(d)) == 0 { // the last one that takes from it removes it
+		_, err = s.Remove(d)
 	}
-	return freed, err
+	if err != nil {
+		s.log.Warn("blob that nobody needs stays until the next start", "digest", d.String(), "error", err)
+	}
 }
 
 // removePacked removes the recipe and the unpacked form of a blob, where there are any.
@@ -120,7 +102,11 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	s := r.s
 	if p, ok := s.shelf.Has(d); ok {
 		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
-		if err := r.recipes.Remove(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
+		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
+		for _, container := range containers {
+			r.containers = append(r.containers, container.Digest)
+		}
+		if ignoreNotFound(err) != nil {
 			return 0, err
 		}
 		s.memory.DropSharing(d)

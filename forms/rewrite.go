@@ -73,7 +73,7 @@ func (s *Store) rewrite(ctx context.Context, d cas.Digest, gate Gate) error {
 	err = s.moveAll(ctx, recipes, d, to, ranges)
 	hold.Release()
 	for _, one := range []cas.Digest{d, to.Digest} { // whichever no recipe needs: the new one, if nothing came of it
-		if _, err2 := s.removeAlone(one); err2 != nil {
+		if _, err2 := s.Remove(one); err2 != nil {
 			err = errors.Join(err, err2)
 		}
 	}
@@ -97,6 +97,7 @@ func (s *Store) moveAll(ctx context.Context, recipes []*dedupe.Recipe, from cas.
 		}
 		if err == nil {
 			_, err = s.shelf.Put(moved)
+			s.settle(r.Blob)
 		}
 		if err != nil {
 			return err

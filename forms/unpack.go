@@ -27,6 +27,7 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 	if begins != nil {
 		begins()
 	}
+	defer s.settle(d)
 	err = s.fillCopy(ctx, store, d, Wait, progress)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, ErrNoRoom) {
 		if s.dropIdleCopies(ctx, store) == 0 && errors.Is(err, syscall.ENOSPC) {

@@ -54,7 +54,7 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 		return err
 	}
 	for _, container := range was.Containers {
-		if _, err := s.removeAlone(container.Digest); err != nil {
+		if _, err := s.Remove(container.Digest); err != nil {
 			return err
 		}
 	}
@@ -121,6 +121,6 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 	if was.Literals == dedupe.NoLiterals {
 		return nil
 	}
-	_, err := s.removeAlone(was.Containers[was.Literals].Digest)
+	_, err := s.Remove(was.Containers[was.Literals].Digest)
 	return err
 }

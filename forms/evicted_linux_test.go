@@ -1,0 +1,176 @@
+package forms
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
+)
+
+// inMemory is a folder for what is made anew many times: what a power cut takes away is tested elsewhere.
+func inMemory(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "epcached")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+// evict removes blobs that nobody needs any more, at once.
+func (b *bench) evict(all ...cas.Digest) {
+	b.Helper()
+	r := b.Removal()
+	for _, d := range all {
+		delete(b.needed, d)
+		_, err := r.Remove(d)
+		require.NoError(b, err)
+	}
+	_, err := r.End()
+	require.NoError(b, err)
+}
+
+// requireNothingLeft requires that nothing is there but what the needed blobs are made of, and nothing at all when they are evicted.
+func (b *bench) requireNothingLeft() {
+	b.Helper()
+	var recipes []cas.Digest
+	require.NoError(b, b.shelf.Walk(context.Background(), func(d cas.Digest, _ dedupe.Packed) error {
+		recipes = append(recipes, d)
+		return nil
+	}))
+	for _, d := range append(b.objects(), recipes...) {
+		if _, needed := b.needed[d]; !needed {
+			require.NotEmpty(b, b.shelf.Users(d), "%s stays for nobody", d)
+		}
+	}
+	for d := range b.needed {
+		require.NoError(b, b.Check(context.Background(), d))
+	}
+	for len(b.needed) > 0 {
+		for d := range b.needed {
+			b.evict(d)
+			break
+		}
+	}
+	require.Empty(b, b.objects())
+	require.Empty(b, b.shelf.Containers())
+}
+
+// Whatever form a blob is just given, and at whichever step one of those that it concerns is evicted: nothing stays of that one, and nothing is lost of others.
+func TestNothingStaysOfWhatIsEvictedWhileItsFormChanges(t *testing.T) {
+	const part = 256 << 10
+	ctx := context.Background()
+	shared, own := noise(1, part), []byte(hex.EncodeToString(noise(2, part/2)))
+	for _, c := range []struct {
+		name string
+		do   func(b *bench, all []cas.Digest, gate Gate) error
+		n    int // blobs
+	}{
+		{name: "pack", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			_, err := b.Pack(ctx, all[1], Worth, gate)
+			return err
+		}},
+		{name: "pack a container", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			b.pack(all[1])
+			_, err := b.Pack(ctx, all[0], Worth, gate)
+			return err
+		}},
+		{name: "exchange", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			b.pack(all[1])
+			b.pack(all[2])
+			return b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, gate)
+		}},
+		{name: "rewrite", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			b.pack(all[1])
+			b.evict(all[0])
+			return b.rewrite(ctx, all[0], gate)
+		}},
+		{name: "compress", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			b.pack(all[1])
+			list, err := b.Compressibles(ctx)
+			require.NoError(b, err)
+			require.NotEmpty(b, list)
+			_, err = b.Compress(ctx, list[0], gate)
+			return err
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			steps := 0 // of which the last ones are those after what takes most time: reading and comparing
+			for victim := range c.n {
+				for step := steps - 1; step >= max(0, steps-4) || steps == 0; step-- {
+					b := newBenchIn(t, inMemory(t))
+					var all []cas.Digest
+					for i := range c.n {
+						content := slices.Concat(noise(uint64(10+i), 4096), shared, noise(uint64(20+i), 300), shared)
+						switch {
+						case c.name == "rewrite" && i == 0:
+							content = slices.Concat(noise(3, 2*part), shared, noise(4, part))
+						case c.name == "compress" && i == 1:
+							content = slices.Concat(own, shared)
+						case c.name != "pack" && i == c.n-1:
+							content = slices.Concat(shared, shared) // has nothing of its own, that would go with it
+						}
+						d := b.put(content)
+						_, err := b.LookAt(ctx, d, nil)
+						require.NoError(t, err)
+						all = append(all, d)
+					}
+					taken := 0
+					var mu sync.Mutex // several readers are at the gate
+					err := c.do(b, all, func(context.Context) error {
+						mu.Lock()
+						defer mu.Unlock()
+						if taken == step {
+							b.evict(all[victim])
+						}
+						taken++
+						return nil
+					})
+					if err != nil {
+						require.True(t, Lost(err) || errors.Is(err, ErrInUse) || errors.Is(err, errNotWorth), "%v", err)
+					}
+					b.requireNothingLeft()
+					if steps == 0 {
+						steps, step = taken, taken // nobody was evicted
+						require.Positive(t, steps)
+					}
+				}
+			}
+		})
+	}
+}
+
+// What packing wrote between the moment at which a blob is evicted and that at which it is removed goes with it: the recipe, and what that takes from. So it is
+// too where the packer lets go while it is not yet durable that the recipe has gone.
+func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
+	b := newBenchIn(t, inMemory(t))
+	all, _ := b.variants(2, mib)
+	packing := b.whole.Hold()
+	r := b.Removal()
+	b.needs = func(d cas.Digest) {
+		if d != all[1] {
+			return
+		}
+		b.needs = nil
+		worth, err := b.ensureRecipe(context.Background(), d, Worth, packing, nil)
+		require.NoError(t, err)
+		require.True(t, worth)
+	}
+	delete(b.needed, all[1])
+	_, err := r.Remove(all[1])
+	require.NoError(t, err)
+	require.Nil(t, b.needs)
+	b.Release(packing)
+	_, err = r.End()
+	require.NoError(t, err)
+	require.Equal(t, all[:1], b.objects())
+	b.requireNothingLeft()
+}
