@@ -37,39 +37,40 @@ func (c *Cache) Space() (SpaceReport, error) {
 	if err != nil {
 		return SpaceReport{}, fail(Internal, err, "space")
 	}
-	s, held, err := c.spaceAndHeld()
+	s, held, packed, err := c.spaceAtOnce()
 	if err != nil {
 		return SpaceReport{}, fail(Internal, err, "space")
 	}
 	counters := c.index.Counters()
-	r := SpaceReport{Space: s, Held: held, Budget: b.budget, Floor: b.floor, MaxEntries: b.entries, Free: b.free,
+	r := SpaceReport{Space: s, Packed: packed, Held: held, Budget: b.budget, Floor: b.floor, MaxEntries: b.entries, Free: b.free,
 		Evicted: counters["evicted"], Unkept: counters["unkept"], ToLookAt: uint64(c.sharing.left.Load())}
 	r.LongestWait, r.LongestWorked = c.places.waits.Longest()
 	r.Queued, r.QueuedBytes = c.places.anyQueued()
 	c.places.mu.Lock()
 	r.Reserved = c.places.reserved
 	c.places.mu.Unlock()
-	if r.Packed, err = c.forms.Space(true); err != nil {
-		return SpaceReport{}, fail(Internal, err, "space")
-	}
 	r.Pinned = c.diskOf(c.index.PinnedBuilds())
 	r.Dead = c.diskOf(c.index.NotServed())
 	return r, nil
 }
 
-// spaceAndHeld gives both of one moment, as far as that can be had: a build that goes between the two would be counted twice.
-func (c *Cache) spaceAndHeld() (s index.Space, held int64, err error) {
+// spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
+// by what it takes and by what others have open of it, or are packed with.
+func (c *Cache) spaceAtOnce() (s index.Space, held int64, packed forms.Space, err error) {
 	for range 10 {
 		if s, err = c.index.Space(); err != nil {
-			return s, 0, err
+			return s, 0, packed, err
 		}
 		held = c.views.HeldBytes()
+		if packed, err = c.forms.Space(true); err != nil {
+			return s, 0, packed, err
+		}
 		after, err := c.index.Space()
 		if err != nil || after == s {
-			return s, held, err
+			return s, held, packed, err
 		}
 	}
-	return s, held, nil // always something going: as near as it gets
+	return s, held, packed, nil // always something going: as near as it gets
 }
 
 // diskOf sums what the blobs of some builds take, and those that they are packed with, each once.
