@@ -26,14 +26,17 @@ type bench struct {
 
 func newBench(t testing.TB) *bench { return newBenchIn(t, t.TempDir()) }
 
-func newBenchIn(t testing.TB, at string) *bench {
+func newBenchIn(t testing.TB, at string) *bench { return newBenchOn(t, at, nil) }
+
+// newBenchOn is one whose files are changed through fs; nil: the operating system's.
+func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 	dir := filepath.Join(at, "state")
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64), held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
 	b.memory.user = b.user
-	whole, err := cas.Open(dir, cas.Options{Stamps: make(stamps)})
+	whole, err := cas.Open(dir, cas.Options{Stamps: make(stamps), FS: fs})
 	require.NoError(t, err)
-	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, Memory: b.memory, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, FS: fs, Memory: b.memory, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	require.NoError(t, err)
 	return b
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -173,4 +175,51 @@ func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, all[:1], b.objects())
 	b.requireNothingLeft()
+}
+
+// inOrder notes what was unlinked, and which folders were synced.
+type inOrder struct {
+	cas.OS
+	mu   sync.Mutex
+	done []string // guarded by mu
+}
+
+func (o *inOrder) note(what, path string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.done = append(o.done, what+" "+path)
+}
+
+func (o *inOrder) Remove(path string) error {
+	o.note("unlink", path)
+	return o.OS.Remove(path)
+}
+
+func (o *inOrder) SyncDir(path string) error {
+	o.note("sync", path)
+	return o.OS.SyncDir(path)
+}
+
+// A recipe that a power cut brings back finds its containers: these go when it is durable that it has gone, also where they are evicted together, whichever
+// is the first.
+func TestContainersGoAfterItIsDurableThatRecipesHaveGone(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		order := &inOrder{}
+		b := newBenchOn(t, inMemory(t), order)
+		all, _ := b.variants(2, mib)
+		require.Positive(t, b.pack(all[1]))
+		containers := b.containers(all[1])
+		require.Contains(t, containers, all[0])
+		recipe := dedupe.RecipePath(b.Store.dir, all[1])
+		order.done = nil
+		b.evict(all[first], all[1-first])
+		require.Empty(t, b.objects())
+		synced := slices.Index(order.done, "sync "+filepath.Dir(recipe))
+		require.Less(t, slices.Index(order.done, "unlink "+recipe), synced)
+		for _, d := range containers {
+			require.Greater(t, slices.IndexFunc(order.done, func(one string) bool {
+				return strings.HasPrefix(one, "unlink ") && strings.HasSuffix(one, d.String())
+			}), synced)
+		}
+	}
 }
