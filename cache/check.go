@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/epcached/epcached/bytesize"
@@ -49,8 +50,12 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress f
 		return out, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
+	c.forms.ReadAgain()
 	for _, p := range c.forms.Problems() {
 		out.found(recipeFinding(p))
+		if d, err := cas.ParseDigest(filepath.Base(p.Path)); repair && p.Unread && err == nil && c.cas.Has(d) { // else it is found where the blob is looked at
+			c.putAsideRecipe(d, p.Detail)
+		}
 	}
 	one := func(d cas.Digest, size int64) error {
 		if ctx.Err() != nil {
@@ -269,8 +274,11 @@ const maxNeeding = 64
 
 // recipeFinding tells of a recipe that could not be read at the start.
 func recipeFinding(p dedupe.Problem) Finding {
-	if p.Newer {
+	switch {
+	case p.Newer:
 		return Finding{Kind: "newer", Object: p.Path, Detail: p.Detail}
+	case p.Unread:
+		return Finding{Kind: "damaged", Object: p.Path, Detail: "it cannot be read: " + p.Detail}
 	}
 	return Finding{Kind: "damaged", Object: p.Path, Detail: p.Detail + "; it is in the quarantine"}
 }

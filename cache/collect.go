@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,8 +65,17 @@ func (c *Cache) wantedNow(id index.BuildID) string {
 	return ""
 }
 
+// nothingGoes says why no build may go for room, whichever it is; "" if some may: as long as nobody knows all that is needed, no blob is removed.
+func (c *Cache) nothingGoes() string {
+	if c.index.Complete() && c.forms.Complete() {
+		return ""
+	}
+	return keptUnread
+}
+
 const (
 	keptInUse   = "in use"
+	keptUnread  = "there are records that cannot be read, so its going would free nothing"
 	keptReading = "the daemon is just reading it" // which is no use: it may go when that is over
 	keptGone    = "it is gone already"
 	keptRoom    = "there is room by now"
@@ -361,5 +371,5 @@ func (c *Cache) stays(plan *Collection, s *space.Step, freed int64) (why string)
 	if last, _ := c.index.LastUse(s.ID); last.After(s.Last) && !plan.hurry {
 		return "used since it was planned"
 	}
-	return c.spared(s.ID, &views.OwnFiles{})
+	return cmp.Or(c.nothingGoes(), c.spared(s.ID, &views.OwnFiles{}))
 }

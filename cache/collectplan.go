@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -29,6 +30,7 @@ const MaxTold = 256
 func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collection, error) {
 	began := time.Now()
 	c.flushUses()
+	c.forms.ReadAgain() // else nothing goes
 	b, err := c.bounds()
 	if err != nil {
 		return nil, fail(Internal, err, "collect")
@@ -91,8 +93,9 @@ func (c *Cache) snapshot(survey *index.Survey, inv *space.Inventory, waits bool)
 	s.Storing = maps.Clone(c.places.byUser)
 	c.places.mu.Unlock()
 	var own views.OwnFiles // as of this plan
+	none := c.nothingGoes()
 	s.Spared = func(b *index.Brief) string {
-		why := c.wantedNow(b.ID)
+		why := cmp.Or(none, c.wantedNow(b.ID))
 		if why == "" && (b.Viewed || c.hasView(b.ID)) { // else no file is looked at: most builds of a large store have no view
 			if why = c.spared(b.ID, &own); why == keptReading && waits {
 				return ""

@@ -271,13 +271,17 @@ func (c *Cache) adviseIndex() []Advice {
 			hint("nothing is lost but counters; if it happens again, see to the disk"))
 	}
 	problems := c.index.Problems()
+	for _, p := range c.forms.Problems() {
+		f := recipeFinding(p)
+		problems = append(problems, index.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
+	}
 	for i, f := range problems {
 		if i == maxFindings {
 			out = append(out, problem(subject, "and %d more", len(problems)-i).hint("epcachectl check --deep lists them all"))
 			break
 		}
 		a := problem(subject, "%s %s: %s", f.Kind, f.Object, f.Detail).
-			hint("what is damaged was put into quarantine and is compiled again when it is asked for; see to the disk")
+			hint("what is damaged was put into quarantine and is compiled again when it is asked for; what cannot be read stays where it is, and nothing goes for room until it can be, or check --repair has put it aside; see to the disk")
 		if f.Kind == "newer" {
 			a.Hint = "a later epcached wrote it, and it is left alone: go back to that version, or remove it by hand"
 		}

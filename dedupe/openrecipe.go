@@ -75,8 +75,12 @@ func readHead(fsys cas.FS, f *os.File, size int64) ([]byte, error) {
 }
 
 func readAll(fsys cas.FS, f *os.File, b []byte) error {
-	if n, err := fsys.ReadAt(f, b, 0); err != nil && (err != io.EOF || n < len(b)) {
-		return err
+	n, err := fsys.ReadAt(f, b, 0)
+	switch {
+	case n == len(b):
+		return nil
+	case err == io.EOF:
+		return &FormatError{int64(n), "length", fmt.Sprintf("the file ends, and had %d bytes", len(b))} // it was cut off meanwhile
 	}
-	return nil
+	return err
 }

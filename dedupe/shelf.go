@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -37,7 +38,7 @@ type Shelf struct {
 	packed   map[cas.Digest]Packed                  // by blob
 	users    map[cas.Digest]map[cas.Digest]struct{} // container -> blobs whose recipes need it
 	going    map[cas.Digest][]Container             // of recipes that were taken away, and may come back after a crash: they are users still
-	newer    int                                    // recipes that this version cannot read
+	unread   map[cas.Digest]Problem                 // recipes that are there and were not read: nobody knows what they need
 	problems []Problem
 }
 
@@ -52,10 +53,12 @@ type Packed struct {
 	Literals   int     // as in Recipe
 }
 
-// Problem is a recipe that could not be read when the shelf was opened.
+// Problem is a recipe that could not be read when the shelf was opened. It is in
+// the quarantine, unless one of these says that it was left where it is.
 type Problem struct {
 	Path   string // below the state folder
-	Newer  bool   // written by a newer epcached and left where it is; else it is in the quarantine
+	Newer  bool   // written by a newer epcached
+	Unread bool   // the system did not give its bytes, which says nothing of them: Stands tries again
 	Detail string
 }
 
@@ -65,11 +68,13 @@ const (
 )
 
 // OpenShelf opens the recipes in the state folder dir. fsys may be nil: the
-// operating system's. A recipe that is damaged is moved into the quarantine;
-// Problems tells. Nobody else may use the folder at that time.
+// operating system's. A recipe that is damaged is moved into the quarantine, and
+// one that the system does not give stays; Problems tells. Nobody else may use
+// the folder at that time.
 func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
 	s := &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
-		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}), going: make(map[cas.Digest][]Container)}
+		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}), going: make(map[cas.Digest][]Container),
+		unread: make(map[cas.Digest]Problem)}
 	if s.fs == nil {
 		s.fs = cas.OS{}
 	}
@@ -120,14 +125,19 @@ func (s *Shelf) openFolder(folder string) error {
 	damaged := false
 	for _, name := range names {
 		path := filepath.Join(folder, name)
-		err := s.take(path)
-		switch {
-		case err == nil:
-		case errors.Is(err, ErrNewer):
-			s.newer++
-			s.problems = append(s.problems, Problem{filepath.Join(recipesName, path), true, err.Error()})
-		default:
-			s.problems = append(s.problems, Problem{filepath.Join(recipesName, path), false, err.Error()})
+		d, err := digestOf(path)
+		if err == nil {
+			err = s.take(d)
+		}
+		if err == nil {
+			continue
+		}
+		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer), Detail: err.Error()}
+		p.Unread = !p.Newer && !noGood(err)
+		s.problems = append(s.problems, p)
+		if p.Newer || p.Unread {
+			s.unread[d] = p
+		} else {
 			if err := cas.SetAside(s.fs, s.dir, filepath.Join(s.recipes, path), err.Error()); err != nil {
 				return err
 			}
@@ -140,15 +150,28 @@ func (s *Shelf) openFolder(folder string) error {
 	return nil
 }
 
-// take reads one recipe at the start.
-func (s *Shelf) take(path string) error {
+// digestOf gives the blob whose recipe should stand at a path below recipes.
+func digestOf(path string) (cas.Digest, error) {
 	d, err := cas.ParseDigest(filepath.Base(path))
 	if err != nil {
-		return &FormatError{-1, "name", err.Error()}
+		return d, &FormatError{-1, "name", err.Error()}
 	}
 	if filepath.Dir(path) != d.String()[:2] {
-		return &FormatError{-1, "name", "it stands in the folder of others"}
+		return d, &FormatError{-1, "name", "it stands in the folder of others"}
 	}
+	return d, nil
+}
+
+// noGood tells that an error of reading a recipe for the first time is about what
+// stands there. One of the system says nothing of that: descriptors or memory may
+// have been short, and a disk may give later what it does not give now.
+func noGood(err error) bool {
+	var format *FormatError
+	return errors.As(err, &format) || cas.Unsound(err) && !errors.Is(err, syscall.EIO)
+}
+
+// take reads one recipe that is not known.
+func (s *Shelf) take(d cas.Digest) error {
 	r, stamp, err := s.read(d)
 	if err != nil {
 		return err
@@ -199,6 +222,10 @@ func (s *Shelf) forgetLocked(d cas.Digest) {
 	delete(s.packed, d)
 	s.giveUpLocked(d, s.going[d])
 	delete(s.going, d)
+	if was, ok := s.unread[d]; ok {
+		delete(s.unread, d)
+		s.problems = slices.DeleteFunc(s.problems, func(p Problem) bool { return p == was })
+	}
 }
 
 func (s *Shelf) giveUpLocked(d cas.Digest, containers []Container) {
@@ -369,6 +396,40 @@ func (s *Shelf) Has(d cas.Digest) (Packed, bool) {
 	return p, ok
 }
 
+// Stands tells of a blob's recipe like Has, also of one that could not be read
+// when the shelf was opened: that is tried once more now.
+func (s *Shelf) Stands(d cas.Digest) bool {
+	s.mu.RLock()
+	_, known := s.packed[d]
+	_, unread := s.unread[d]
+	s.mu.RUnlock()
+	if known || !unread {
+		return known
+	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if _, known := s.Has(d); known {
+		return true // somebody else was faster
+	}
+	return !errors.Is(s.take(d), cas.ErrNotFound)
+}
+
+// ReadAgain tries once more to read what the system did not give when the shelf
+// was opened.
+func (s *Shelf) ReadAgain() {
+	var again []cas.Digest
+	s.mu.RLock()
+	for d, p := range s.unread {
+		if p.Unread {
+			again = append(again, d)
+		}
+	}
+	s.mu.RUnlock()
+	for _, d := range again {
+		_ = s.Stands(d) // what is not read now stays in Problems
+	}
+}
+
 // Users returns the blobs whose recipes need a container, in order of digests.
 func (s *Shelf) Users(container cas.Digest) []cas.Digest {
 	s.mu.RLock()
@@ -404,9 +465,9 @@ func (s *Shelf) Walk(ctx context.Context, fn func(cas.Digest, Packed) error) err
 
 // Complete reports whether every recipe could be read. While one could not,
 // nobody knows what it needs, and nothing may be removed for want of a user.
-func (s *Shelf) Complete() bool { s.mu.RLock(); defer s.mu.RUnlock(); return s.newer == 0 }
+func (s *Shelf) Complete() bool { s.mu.RLock(); defer s.mu.RUnlock(); return len(s.unread) == 0 }
 
-// Problems returns what was wrong when the shelf was opened.
+// Problems returns what was wrong when the shelf was opened, and is still.
 func (s *Shelf) Problems() []Problem {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

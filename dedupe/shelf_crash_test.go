@@ -2,6 +2,7 @@ package dedupe_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -304,5 +305,81 @@ func TestShelfWithBadRecipes(t *testing.T) {
 				require.Len(t, aside, 2, "the file, and a note why")
 			}
 		})
+	}
+}
+
+// failsAt is a file system that gives neither the bytes of files nor descriptors of them, where it has errors for that.
+type failsAt struct {
+	cas.OS
+	open, read error
+}
+
+func (f *failsAt) Open(path string) (*os.File, error) {
+	if f.open != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: f.open}
+	}
+	return f.OS.Open(path)
+}
+
+func (f *failsAt) ReadAt(file *os.File, p []byte, off int64) (int, error) {
+	if f.read != nil {
+		return 0, &os.PathError{Op: "read", Path: file.Name(), Err: f.read}
+	}
+	return f.OS.ReadAt(file, p, off)
+}
+
+// An error of the system says nothing of a recipe: it stays, it may need anything until it is read, and it is tried again.
+func TestShelfLeavesWhatTheSystemDoesNotGive(t *testing.T) {
+	over := map[string]func(t *testing.T, s *dedupe.Shelf, fs *failsAt){
+		"it is given later": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {
+			*fs = failsAt{}
+			s.ReadAgain()
+			require.Equal(t, []cas.Digest{early.Blob}, s.Users(early.Containers[0].Digest))
+		},
+		"it is given to who uses it": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {
+			*fs = failsAt{}
+			require.True(t, s.Stands(early.Blob))
+			_, known := s.Has(early.Blob)
+			require.True(t, known)
+		},
+		"another takes its place": func(t *testing.T, s *dedupe.Shelf, _ *failsAt) {
+			_, err := s.Put(later)
+			require.NoError(t, err)
+		},
+		"it is put aside": func(t *testing.T, s *dedupe.Shelf, _ *failsAt) {
+			require.NoError(t, s.Quarantine(early.Blob, "the disk does not give it"))
+			require.False(t, s.Stands(early.Blob))
+		},
+		"it is gone": func(t *testing.T, s *dedupe.Shelf, fs *failsAt) {
+			*fs = failsAt{}
+			require.NoError(t, s.Remove(early.Blob))
+		},
+	}
+	for what, fails := range map[string]failsAt{"no bytes": {read: syscall.EIO}, "no descriptor": {open: syscall.EMFILE}, "no memory": {read: syscall.ENOMEM}} {
+		for how, end := range over {
+			t.Run(what+", "+how, func(t *testing.T) {
+				dir := memoryDir(t)
+				s, err := dedupe.OpenShelf(dir, nil)
+				require.NoError(t, err)
+				_, err = s.Put(early)
+				require.NoError(t, err)
+				fs := fails
+				s, err = dedupe.OpenShelf(dir, &fs)
+				require.NoError(t, err)
+				require.Len(t, s.Problems(), 1)
+				require.True(t, s.Problems()[0].Unread)
+				require.False(t, s.Complete())
+				require.FileExists(t, dedupe.RecipePath(dir, early.Blob))
+				require.NoDirExists(t, filepath.Join(dir, "quarantine"))
+				_, known := s.Has(early.Blob)
+				require.False(t, known)
+				require.True(t, s.Stands(early.Blob))
+				_, err = s.Get(early.Blob)
+				require.ErrorIs(t, err, cmp.Or(fails.read, fails.open))
+				end(t, s, &fs)
+				require.True(t, s.Complete())
+				require.Empty(t, s.Problems())
+			})
+		}
 	}
 }

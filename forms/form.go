@@ -9,12 +9,7 @@ import (
 )
 
 // OnlyPacked tells that a blob is not whole, and that there is a recipe of it.
-func (s *Store) OnlyPacked(d cas.Digest) bool {
-	if _, ok := s.shelf.Has(d); !ok {
-		return false
-	}
-	return !s.whole.Has(d)
-}
+func (s *Store) OnlyPacked(d cas.Digest) bool { return s.shelf.Stands(d) && !s.whole.Has(d) }
 
 // Packed gives what is known of a blob's recipe; false: there is none.
 func (s *Store) Packed(d cas.Digest) (dedupe.Packed, bool) { return s.shelf.Has(d) }
@@ -27,16 +22,29 @@ func (s *Store) EachPacked(ctx context.Context, fn func(cas.Digest, dedupe.Packe
 // Users lists the blobs whose recipes take bytes from a blob.
 func (s *Store) Users(container cas.Digest) []cas.Digest { return s.shelf.Users(container) }
 
-// Problems lists the recipes that could not be read when the store was opened.
+// Complete tells whether it is known of all recipes what they need. As long as it is not, nothing may go for want of one.
+func (s *Store) Complete() bool { return s.shelf.Complete() }
+
+// ReadAgain tries once more to read the recipes that the system did not give when the store was opened.
+func (s *Store) ReadAgain() { s.shelf.ReadAgain() }
+
+// Problems lists the recipes that could not be read when the store was opened, and still are not.
 func (s *Store) Problems() []dedupe.Problem { return s.shelf.Problems() }
 
 // Size gives the plain bytes of a blob, whole or packed. Errors are cas.ErrNotFound and the system's.
 func (s *Store) Size(d cas.Digest) (int64, error) {
 	size, err := s.whole.Size(d)
-	if p, packed := s.shelf.Has(d); packed && errors.Is(err, cas.ErrNotFound) {
+	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
+		return size, err
+	}
+	if p, known := s.shelf.Has(d); known {
 		return p.Size, nil
 	}
-	return size, err
+	r, err := s.shelf.Get(d)
+	if err != nil {
+		return 0, err
+	}
+	return r.Size, nil
 }
 
 // Bytes gives the bytes on disk of each form of a blob, 0 for one that it does not have: whole, the recipe without its

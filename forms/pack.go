@@ -210,6 +210,9 @@ func (s *Store) removeWhole(d cas.Digest) (freed int64, err error) {
 	was, _ := cas.DiskBytesIn(s.dir, d) // of one that is gone already, none
 	var p dedupe.Packed
 	removed, err := s.whole.RemoveUnless(d, func() (bool, error) {
+		if !s.shelf.Complete() {
+			return true, nil // a recipe that cannot be read may take from it
+		}
 		var ok bool
 		if p, ok = s.shelf.Has(d); !ok || len(s.shelf.Users(d)) > 0 || s.owner.InHand(d) {
 			return true, nil // another recipe takes from it by now, or somebody is being given it

@@ -123,7 +123,7 @@ func Open(o Options) (*Store, error) {
 		return nil, err
 	}
 	for _, p := range s.shelf.Problems() {
-		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer, "detail", p.Detail)
+		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer, "unread", p.Unread, "detail", p.Detail)
 	}
 	if _, err := os.Lstat(s.folder); errors.Is(err, fs.ErrNotExist) {
 		return s, nil // made when something is unpacked

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -76,4 +78,52 @@ func TestNothingGoesWhileARecipeCannotBeRead(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, raw, 0o444))
 	reopen() // as the newer one does
 	require.Equal(t, contents[1], b.read(all[1]))
+}
+
+// noReads is a file system that does not give the bytes of one recipe while it has an error for that.
+type noReads struct {
+	cas.OS
+	path string
+	err  atomic.Pointer[syscall.Errno]
+}
+
+func (f *noReads) ReadAt(file *os.File, p []byte, off int64) (int, error) {
+	if err := f.err.Load(); err != nil && file.Name() == f.path {
+		return 0, *err
+	}
+	return f.OS.ReadAt(file, p, off)
+}
+
+// What a recipe takes from that the system did not give at the start stays, whole, though nobody knows who takes from it, and its blob is there again with it.
+func TestWhatAnUnreadRecipeMayNeedStays(t *testing.T) {
+	ctx := context.Background()
+	b := newBench(t)
+	all, contents := b.variants(3, mib)
+	require.Positive(t, b.pack(all[1]))
+	fs := &noReads{path: dedupe.RecipePath(b.Store.dir, all[1])}
+	for _, err := range []syscall.Errno{syscall.EIO, syscall.EMFILE} {
+		fs.err.Store(&err)
+		var err2 error
+		b.Store, err2 = Open(Options{Dir: b.Store.dir, Copies: filepath.Join(b.Store.dir, "unpacked"), FS: fs, Whole: b.whole, Memory: b.memory, Owner: b.user, Log: b.log})
+		require.NoError(t, err2)
+		require.False(t, b.Complete())
+		b.memory.DropShare(all[2]) // it is to be a container as well
+		require.Zero(t, b.pack(all[0]), "nobody knows that the unread one takes from it")
+		require.True(t, b.whole.Has(all[0]))
+		delete(b.needed, all[0])
+		_, err2 = b.Remove(all[0])
+		require.NoError(t, err2)
+		require.True(t, b.whole.Has(all[0]))
+		b.needed[all[0]] = int64(len(contents[0]))
+		require.True(t, b.OnlyPacked(all[1]))
+		_, err2 = b.Size(all[1])
+		require.ErrorIs(t, err2, err)
+		require.ErrorIs(t, b.Verify(ctx, all[1]), err)
+		require.Equal(t, err == syscall.EIO, len(b.DamageOf(ctx, all[1])) == 1, "only what the disk does not give to who asks for it is as good as damaged")
+		fs.err.Store(nil)
+		require.Equal(t, contents[1], b.read(all[1]))
+		require.True(t, b.Complete())
+		require.Contains(t, b.Users(all[0]), all[1])
+		require.NoError(t, b.DropCopy(all[1]))
+	}
 }

@@ -15,7 +15,7 @@ import (
 // which Lost tells, and the system's.
 func (s *Store) Open(ctx context.Context, d cas.Digest) (*os.File, error) {
 	f, err := s.whole.Open(ctx, d)
-	if _, packed := s.shelf.Has(d); !packed || !errors.Is(err, cas.ErrNotFound) {
+	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
 		return f, err
 	}
 	if err := s.Unpack(ctx, d, nil, nil); err != nil {
@@ -72,7 +72,7 @@ func sourceOf(f *os.File) (*dedupe.File, error) {
 // the recipe and verifies the containers, which does not prove that the one goes with the others: Check does.
 func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
 	err := s.whole.Verify(ctx, d, nil)
-	if _, packed := s.shelf.Has(d); !packed || !errors.Is(err, cas.ErrNotFound) {
+	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
 		return err
 	}
 	r, _, proven, err := s.recipe(d)
@@ -93,7 +93,7 @@ func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
 // Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
 func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 	err := s.whole.Check(ctx, d)
-	if _, packed := s.shelf.Has(d); !packed || !errors.Is(err, cas.ErrNotFound) {
+	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
 		return err
 	}
 	return s.proveRecipe(ctx, d)
@@ -137,13 +137,13 @@ type Damage struct {
 // is not hashed again.
 func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	err := s.whole.Verify(ctx, d, nil)
-	p, packed := s.shelf.Has(d)
-	if !packed || !errors.Is(err, cas.ErrNotFound) {
+	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
 		if cas.Unsound(err) {
 			out = append(out, Damage{Digest: d, Why: err.Error()})
 		}
 		return out
 	}
+	p, _ := s.shelf.Has(d) // of one that cannot be read, none
 	for _, container := range p.Containers {
 		err := s.whole.Verify(ctx, container.Digest, nil)
 		if size, _ := s.whole.Size(container.Digest); err == nil && size != container.Size {

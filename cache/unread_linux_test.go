@@ -1,0 +1,70 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
+)
+
+// noReads is a file system that does not give the bytes of one file while it has an error for that.
+type noReads struct {
+	cas.OS
+	path string
+	err  atomic.Pointer[syscall.Errno]
+}
+
+func (f *noReads) ReadAt(file *os.File, p []byte, off int64) (int, error) {
+	if err := f.err.Load(); err != nil && file.Name() == f.path {
+		return 0, &os.PathError{Op: "read", Path: f.path, Err: *err}
+	}
+	return f.OS.ReadAt(file, p, off)
+}
+
+// A recipe that the system did not give at the start is told as a problem, and nothing goes for room as long as nobody knows what it needs. It is tried
+// again when something is to go, and when its build is asked for; until it is there who asks has the model compiled, and the build is as good as before.
+func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
+	ctx := context.Background()
+	fs := &noReads{}
+	b := newBenchWith(t, func(o *Options) { o.fs = fs })
+	builds, files := b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	fs.path = b.recipePath(large(builds[1]))
+	again := func() {
+		b.close()
+		fs.err.Store(new(syscall.EMFILE))
+		b.open()
+	}
+	again()
+	found, err := b.cache.Check(ctx, b.self(), false, false, nil)
+	require.NoError(t, err)
+	require.NotEmpty(t, found.Findings)
+	require.Contains(t, found.Findings[0].Detail, "it cannot be read: ")
+	b.later.Add(int64(time.Hour))
+	plan := b.plan(0)
+	require.Empty(t, plan.Steps)
+	require.NotEmpty(t, plan.Kept)
+	require.Equal(t, keptUnread, plan.Kept[0].Reason)
+	require.NoError(t, b.cache.removeLeftovers(ctx))
+	require.True(t, b.cache.cas.Has(large(builds[0])))
+
+	a := b.acquire(b.variant(2))
+	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, files[1], b.read(a))
+	require.NotEqual(t, index.Damaged, b.cache.index.StateOf(builds[1].ID).Name)
+
+	require.NoError(t, a.View.Close())
+	again()
+	fs.err.Store(nil)
+	b.later.Add(int64(time.Hour))
+	plan = b.plan(0)
+	require.NotEmpty(t, plan.Steps, "%+v", plan.Kept)
+	require.True(t, b.cache.forms.Complete())
+}
