@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/epcached/epcached/compilers"
@@ -31,14 +31,15 @@ type gains struct {
 type measurement struct {
 	job   *job // its request's files are closed
 	build index.Build
-	copy  string // folder with the private copy that was compiled; "" where it was given up, or there was none
 	tries int
 
-	request *Request // where the original was compiled: its files, to be copied when it is measured; else nil
+	// request has the files that were compiled, to be copied when they are loaded; nil where it has to be the source that is kept. The private copy
+	// of a compile does not wait for that: it would take its room for as long as other models are compiled, in nobody's account.
+	request *Request
 }
 
 const (
-	maxCopies       = 4 // that wait to be measured
+	maxOpen         = 4 // whose files are held open until they are measured
 	maxMeasurements = 64
 	maxDisturbed    = 5
 	gainEntries     = 1 << 16
@@ -103,7 +104,7 @@ func (gs *gains) warnings(id index.BuildID) []string {
 	return nil
 }
 
-// after has the source of a build measured that the job just stored. It takes the model's private copy from the job, if there is one.
+// after has the source of a build measured that the job just stored.
 func (gs *gains) after(j *job, b *index.Build, over bool) {
 	if j.load == 0 || len(b.Members) > 0 {
 		return // it was not loaded here; or it is a group, whose models have no load of their own to compare with
@@ -113,49 +114,37 @@ func (gs *gains) after(j *job, b *index.Build, over bool) {
 		return
 	}
 	m := &measurement{job: j, build: *b}
-	switch {
-	case over: // it has to be where the build says that it is
-	case j.copies[0].original != nil:
-		m.request, _ = j.request.own() // without descriptors to spare it has to be where it was said to be
-	case gs.c.roomy(j.modelFolder()):
-		folder := gs.c.path("staging", "gain-"+newID())
-		if err := os.Rename(j.modelFolder(), folder); err == nil {
-			m.copy = folder
-		}
+	if !over { // else it has to be where the build says that it is
+		m.request, _ = j.request.own() // likewise without descriptors to spare
 	}
-	spare := gs.add(m)
-	gs.c.removeStaged(spare)
+	gs.add(m)
 }
 
-// add queues a measurement. It gives the folder that is not wanted: what is removed takes time, and answers need mu.
-func (gs *gains) add(m *measurement) (spare string) {
+func (gs *gains) add(m *measurement) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	if len(gs.todo) >= maxMeasurements {
-		m.closeRequest()
-		return m.copy
-	}
-	if gs.copies() >= maxCopies {
-		spare, m.copy = m.copy, ""
+	if len(gs.todo) >= maxMeasurements || gs.open() >= maxOpen {
 		m.closeRequest()
 	}
-	if m.copy != "" || m.request != nil || m.build.Source.Kind != "" { // else there is nothing to load
+	if len(gs.todo) < maxMeasurements && m.hasSource() {
 		gs.todo = append(gs.todo, m)
 		gs.wakeLocked()
 	}
-	return spare
 }
 
-// copies counts those that are kept. The caller holds mu.
-func (gs *gains) copies() int {
+// open counts those whose files are held open. The caller holds mu.
+func (gs *gains) open() int {
 	n := 0
 	for _, m := range gs.todo {
-		if m.copy != "" || m.request != nil {
+		if m.request != nil {
 			n++
 		}
 	}
 	return n
 }
+
+// hasSource tells whether there is something to load.
+func (m *measurement) hasSource() bool { return m.request != nil || m.build.Source.Kind != "" }
 
 func (m *measurement) closeRequest() {
 	if m.request != nil {
@@ -164,39 +153,14 @@ func (m *measurement) closeRequest() {
 	}
 }
 
-// roomy tells whether a folder may stay a while: as much again, and more, is free.
-func (c *Cache) roomy(folder string) bool {
-	var size int64
-	err := filepath.WalkDir(folder, func(_ string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		info, err := d.Info()
-		if err == nil {
-			size += info.Size()
-		}
-		return err
-	})
-	free, err2 := freeBytes(c.dir)
-	return err == nil && err2 == nil && free > 2*size+spare
-}
-
-// giveUp frees the copies that wait: somebody needs the space.
+// giveUp closes the files that wait, which may have no name any more: somebody needs the space.
 func (gs *gains) giveUp() {
 	gs.mu.Lock()
-	var folders []string
-	var left []*measurement
-	for _, m := range gs.todo {
-		folders = append(folders, m.copy)
-		if m.copy = ""; m.build.Source.Kind != "" || m.request != nil {
-			left = append(left, m)
-		}
-	}
-	gs.todo = left
-	gs.mu.Unlock()
-	for _, folder := range folders {
-		gs.c.removeStaged(folder)
-	}
+	defer gs.mu.Unlock()
+	gs.todo = slices.DeleteFunc(gs.todo, func(m *measurement) bool {
+		m.closeRequest()
+		return !m.hasSource()
+	})
 }
 
 func (c *Cache) removeStaged(folder string) {
@@ -220,7 +184,6 @@ func (gs *gains) close() {
 	defer gs.mu.Unlock()
 	for _, m := range gs.todo {
 		m.closeRequest()
-		gs.c.removeStaged(m.copy)
 	}
 	gs.todo = nil
 }
@@ -270,7 +233,6 @@ func (gs *gains) serve(ctx context.Context) {
 		gs.mu.Unlock()
 		if over {
 			m.closeRequest()
-			gs.c.removeStaged(m.copy)
 		}
 		gs.c.rebuilds.wake()
 	}
@@ -315,7 +277,8 @@ func (gs *gains) measure(ctx context.Context, m *measurement) bool {
 	if _, err := c.index.Get(m.build.ID); err != nil || !j.rc.unchanged() {
 		return true // the build is gone, or there are other libraries now
 	}
-	graph, err := gs.model(ctx, m)
+	folder, graph, err := gs.model(ctx, m)
+	defer func() { c.removeStaged(folder) }() // also where a compile has ended it: until that is done, its place may be needed
 	if err == nil {
 		var checked compilers.CheckResult
 		checked, err = c.compiler.Check(ctx, compilers.CheckJob{
@@ -353,34 +316,46 @@ func (gs *gains) found(b *index.Build, g Gain) {
 	}
 }
 
-// model gives the graph of the private copy, or of another one of the source that is kept.
-func (gs *gains) model(ctx context.Context, m *measurement) (string, error) {
-	if m.copy != "" {
-		return filepath.Join(m.copy, m.job.name+".onnx"), nil
-	}
+// model copies the source model into a folder, which the caller removes, and gives the graph in it. There has to be room above what is to stay free: a
+// collection would have builds go for a copy that is gone in a moment.
+func (gs *gains) model(ctx context.Context, m *measurement) (folder, graph string, err error) {
 	r := m.request
 	if r == nil {
-		var err error
 		if r, err = gs.c.sourceRequest(ctx, &m.build); err != nil {
-			return "", err
+			return "", "", err
 		}
 		defer r.close()
 	}
-	folder, err := os.MkdirTemp(gs.c.path("staging"), "gain-")
-	if err != nil {
-		return "", err
+	if err := gs.c.fitsAboveFloor(r.files()); err != nil {
+		return "", "", err
+	}
+	if folder, err = os.MkdirTemp(gs.c.path("staging"), "gain-"); err != nil {
+		return "", "", err
 	}
 	again := &job{c: gs.c, request: r, plan: m.job.plan, folder: folder, name: m.job.name}
-	graph, err := again.copyProven(ctx)
-	if err == nil {
-		m.copy = folder + "-model"
-		err = os.Rename(again.modelFolder(), m.copy)
-	}
-	gs.c.removeStaged(folder)
+	graph, err = again.copyProven(ctx)
+	return folder, graph, err
+}
+
+// fitsAboveFloor says so if a copy of the files, beside what is being stored, would leave less on the disk than is to stay free.
+func (c *Cache) fitsAboveFloor(files []*os.File) error {
+	b, err := c.bounds()
 	if err != nil {
-		gs.c.removeStaged(m.copy)
-		m.copy = ""
-		return "", err
+		return err
 	}
-	return filepath.Join(m.copy, filepath.Base(graph)), nil
+	var need int64
+	for _, f := range files {
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		need += info.Size()
+	}
+	c.places.mu.Lock()
+	free := b.free - c.places.reserved
+	c.places.mu.Unlock()
+	if b.floor > 0 && free-need < b.floor {
+		return noRoom("a copy of the model takes %s; %s are free, of which %s are to stay free", bytesText(need), bytesText(free), bytesText(b.floor))
+	}
+	return nil
 }

@@ -179,6 +179,33 @@ func TestMeasuredFromTheKeptSource(t *testing.T) {
 	}
 }
 
+// What waits to be measured has no copy on the disk: there is that of the one which is measured, and none where it would take what is to stay free.
+func TestWhatWaitsToBeMeasuredTakesNoRoom(t *testing.T) {
+	s := &slowSource{begun: make(chan struct{}, 16), fast: make(chan struct{})}
+	b := measuring(t, 1, 2, func(o *Options) {
+		s.Compiler, o.Compiler = o.Compiler, s
+		o.KeepSource = KeepNone
+	})
+	b.acquire(b.external(1, nil)) // which has to be copied to be compiled
+	<-s.begun
+	for seed := uint64(2); seed <= 4; seed++ {
+		b.acquire(b.external(seed, nil))
+		<-s.begun // of whichever: the compile has ended the measurement
+		require.Eventually(t, func() bool { return len(b.staged()) == 1 }, soon, time.Millisecond)
+	}
+	settings := *b.cache.settings.Load()
+	settings.space.Floor = Amount{Percent: 100}
+	b.cache.settings.Store(&settings)
+	close(s.fast)
+	require.Eventually(t, func() bool {
+		b.cache.gains.mu.Lock()
+		defer b.cache.gains.mu.Unlock()
+		return len(b.cache.gains.todo) == 0 && b.cache.gains.stop == nil
+	}, soon, time.Millisecond)
+	require.EqualValues(t, 1, b.compiler.SourceChecks.Load(), "for the others there was no room")
+	require.Empty(t, b.staged())
+}
+
 func TestWhatCompilesFastIsNotKept(t *testing.T) {
 	b := newBenchWith(t, func(o *Options) { o.Policies = map[string]Policy{"": {MinCompileSeconds: 0.2}} })
 	fast := b.acquire(b.request(b.model(1)))
