@@ -96,20 +96,22 @@ type Cache struct {
 	views    *views.Store
 	places   *places
 	waiting  waitingResults
-	attend   *attending
-	evicting sync.Mutex // held by who writes ghosts and removes their builds
-	usages   usages
-	uses     uses
-	flights  flights
-	stream   stream
-	rebuilds rebuilds
-	reports  *reports
-	claims   *claims
-	gains    gains
-	guards   witness.Guards
-	failures *failures
-	standbys standbys
-	checks   chan struct{} // one token for each load check, or conversion, that requests wait for
+
+	neverFitting neverFitting
+	attend       *attending
+	evicting     sync.Mutex // held by who writes ghosts and removes their builds
+	usages       usages
+	uses         uses
+	flights      flights
+	stream       stream
+	rebuilds     rebuilds
+	reports      *reports
+	claims       *claims
+	gains        gains
+	guards       witness.Guards
+	failures     *failures
+	standbys     standbys
+	checks       chan struct{} // one token for each load check, or conversion, that requests wait for
 
 	conversions singleflight.Group // by build key, scope and what is converted
 	maxGraph    int64              // epmodel.MaxGraph

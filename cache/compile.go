@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"io/fs"
 
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/views"
@@ -91,6 +92,9 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 	if err != nil {
 		if b := c.keptSince(result.build); b != nil {
 			return c.serve(ctx, b, phase)
+		}
+		if result.found && errors.Is(err, fs.ErrNotExist) {
+			return nil, errGone // since it was found; who begins again compiles it
 		}
 		return nil, err
 	}

@@ -262,10 +262,14 @@ func (k *keptLater) copyModel(ctx context.Context, member int, hold *cas.Hold) (
 	return s, nil
 }
 
-// waitingFor gives what was compiled in this scope for the same request, and answered, and waits for room; nil: there is no such thing, or
-// it is none for this request.
+// waitingFor gives what was compiled in this scope for the same request, and answered, and waits for room, or will never have any; nil: there is no such
+// thing, or it is none for this request.
 func (c *Cache) waitingFor(r *Request, p *plan, rc *runtimeContent, scope string) *compiled {
-	result := c.waiting.find(flightKey{build: p.buildKey, scope: scope})
+	key := flightKey{build: p.buildKey, scope: scope}
+	result := c.waiting.find(key)
+	if result == nil {
+		result = c.neverFitting.find(key, c.settings.Load())
+	}
 	if result == nil || !p.exactly(result.build) || c.barred(r, rc, result.build) != "" || !result.alone.There() {
 		return nil
 	}

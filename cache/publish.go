@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -17,13 +18,18 @@ import (
 // store puts the files and then the manifest: from there on the build is acknowledged.
 func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*compiled, error) {
 	c := j.c
+	under := c.settings.Load()
 	if sizes, why := j.settle(ctx, b, out); why != nil {
 		if fitsLater(why) {
 			if result := j.keepLater(ctx, b, out, hashed, sizes, why); result != nil {
 				return result, nil
 			}
 		}
-		return c.unkept(b, out, why)
+		result, err := c.unkept(b, out, why)
+		if err == nil && errors.Is(why, errNeverFits) {
+			c.neverFitting.add(flightKey{build: b.BuildKey, scope: j.scope}, result, under)
+		}
+		return result, err
 	}
 	hold := c.cas.Hold()
 	b.Source = j.keepSource(ctx, 0, hold)
