@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -34,7 +35,7 @@ func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	b := &bench{TB: t, memory: newMemory(dir), user: &user{needed: make(map[cas.Digest]int64), held: make(map[cas.Digest]bool), of: make(map[cas.Digest]string)}}
 	b.memory.user = b.user
-	whole, err := cas.Open(dir, cas.Options{Stamps: make(stamps), FS: fs})
+	whole, err := cas.Open(dir, cas.Options{Stamps: newStamps(), FS: fs})
 	require.NoError(t, err)
 	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole, FS: fs, Memory: b.memory, Owner: b.user, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	require.NoError(t, err)
@@ -46,7 +47,7 @@ func (b *bench) put(content []byte) cas.Digest {
 	b.Helper()
 	d, size, err := b.whole.Put(context.Background(), bytes.NewReader(content))
 	require.NoError(b, err)
-	b.needed[d] = size
+	b.need(d, size)
 	return d
 }
 
@@ -98,9 +99,9 @@ func (b *bench) objects() (all []cas.Digest) {
 	return all
 }
 
-// user is an Owner. Its fields are set while nothing goes on.
+// user is an Owner. Tests set its fields while nothing goes on, or call need.
 type user struct {
-	needed map[cas.Digest]int64  // with sizes
+	needed map[cas.Digest]int64  // with sizes; guarded by mu
 	held   map[cas.Digest]bool   // somebody has it
 	of     map[cas.Digest]string // whose it is; "": everybody's
 
@@ -119,12 +120,25 @@ type user struct {
 	given map[cas.Digest]bool // somebody is being given it
 }
 
+func (u *user) need(d cas.Digest, size int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.needed[d] = size
+}
+
+func (u *user) sizeOf(d cas.Digest) (size int64, needed bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	size, needed = u.needed[d]
+	return size, needed
+}
+
 func (u *user) Needed(d cas.Digest) (bool, error) {
 	if u.needs != nil {
 		u.needs(d)
 	}
-	_, ok := u.needed[d]
-	return ok, nil
+	_, needed := u.sizeOf(d)
+	return needed, nil
 }
 
 func (u *user) LetGo(d cas.Digest) error {
@@ -180,55 +194,98 @@ func (u *user) Fits(_, _ string, _, instead int64) error {
 	return u.fits
 }
 
-// stamps are a book that lasts as long as the test. One goroutine uses it at a time, or the store's locks see to it.
-type stamps map[cas.Digest]cas.Stamp
+// stamps are a book that lasts as long as the test.
+type stamps struct {
+	mu  sync.Mutex
+	all map[cas.Digest]cas.Stamp // guarded by mu
+}
 
-func (s stamps) LoadStamp(d cas.Digest) (cas.Stamp, bool)    { one, ok := s[d]; return one, ok }
-func (s stamps) SaveStamp(d cas.Digest, one cas.Stamp) error { s[d] = one; return nil }
-func (s stamps) ForgetStamp(d cas.Digest) error              { delete(s, d); return nil }
+func newStamps() *stamps { return &stamps{all: make(map[cas.Digest]cas.Stamp)} }
 
-// memory is a Memory.
+func (s *stamps) LoadStamp(d cas.Digest) (cas.Stamp, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one, ok := s.all[d]
+	return one, ok
+}
+
+func (s *stamps) SaveStamp(d cas.Digest, one cas.Stamp) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[d] = one
+	return nil
+}
+
+func (s *stamps) ForgetStamp(d cas.Digest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, d)
+	return nil
+}
+
+// memory is a Memory. Tests set its fields while nothing goes on.
 type memory struct {
 	dir             string
 	user            *user
-	unpacked, proof stamps
-	sketches        map[cas.Digest][]byte
-	shares          map[cas.Digest][]byte
+	unpacked, proof *stamps
+
+	mu       sync.Mutex
+	sketches map[cas.Digest][]byte // guarded by mu
+	shares   map[cas.Digest][]byte // guarded by mu
 }
 
 func newMemory(dir string) *memory {
-	return &memory{dir: dir, unpacked: make(stamps), proof: make(stamps), sketches: make(map[cas.Digest][]byte), shares: make(map[cas.Digest][]byte)}
+	return &memory{dir: dir, unpacked: newStamps(), proof: newStamps(), sketches: make(map[cas.Digest][]byte), shares: make(map[cas.Digest][]byte)}
 }
 
 func (m *memory) BlobBytes(d cas.Digest) (int64, bool, error) {
-	size, ok := m.user.needed[d]
+	size, ok := m.user.sizeOf(d)
 	return size, ok, nil
 }
 
 func (m *memory) DiskBytes(d cas.Digest) (int64, bool, error) {
-	_, ok := m.user.needed[d]
+	_, ok := m.user.sizeOf(d)
 	disk, _ := cas.DiskBytesIn(m.dir, d) // of one that is not there, none
 	return disk, ok, nil
 }
 
-func (m *memory) Remeasure(cas.Digest) error         { return nil }
-func (m *memory) UnpackedStamps() cas.StampBook      { return m.unpacked }
-func (m *memory) RecipeStamps() cas.StampBook        { return m.proof }
-func (m *memory) Sketch(d cas.Digest) ([]byte, bool) { one, ok := m.sketches[d]; return one, ok }
-func (m *memory) Share(d cas.Digest) ([]byte, bool)  { one, ok := m.shares[d]; return one, ok }
+func (m *memory) Remeasure(cas.Digest) error    { return nil }
+func (m *memory) UnpackedStamps() cas.StampBook { return m.unpacked }
+func (m *memory) RecipeStamps() cas.StampBook   { return m.proof }
 
-func (m *memory) SaveSketch(d cas.Digest, sketch []byte) error { m.sketches[d] = sketch; return nil }
-func (m *memory) SaveShare(d cas.Digest, share []byte) error   { m.shares[d] = share; return nil }
+func (m *memory) Sketch(d cas.Digest) ([]byte, bool) { return m.load(m.sketches, d) }
+func (m *memory) Share(d cas.Digest) ([]byte, bool)  { return m.load(m.shares, d) }
+
+func (m *memory) load(from map[cas.Digest][]byte, d cas.Digest) ([]byte, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	one, ok := from[d]
+	return one, ok
+}
+
+func (m *memory) SaveSketch(d cas.Digest, sketch []byte) error { return m.save(m.sketches, d, sketch) }
+func (m *memory) SaveShare(d cas.Digest, share []byte) error   { return m.save(m.shares, d, share) }
+
+func (m *memory) save(in map[cas.Digest][]byte, d cas.Digest, one []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in[d] = one
+	return nil
+}
 
 func (m *memory) EachSketch(_ context.Context, fn func(cas.Digest, []byte) error) error {
-	return each(m.sketches, fn)
+	return m.each(m.sketches, fn)
 }
 
 func (m *memory) EachShare(_ context.Context, fn func(cas.Digest, []byte) error) error {
-	return each(m.shares, fn)
+	return m.each(m.shares, fn)
 }
 
-func each(all map[cas.Digest][]byte, fn func(cas.Digest, []byte) error) error {
+// each calls fn with what there was when it began: fn may ask for more.
+func (m *memory) each(of map[cas.Digest][]byte, fn func(cas.Digest, []byte) error) error {
+	m.mu.Lock()
+	all := maps.Clone(of)
+	m.mu.Unlock()
 	for d, raw := range all {
 		if err := fn(d, raw); err != nil {
 			return err
@@ -237,5 +294,15 @@ func each(all map[cas.Digest][]byte, fn func(cas.Digest, []byte) error) error {
 	return nil
 }
 
-func (m *memory) DropShare(d cas.Digest)   { delete(m.shares, d) }
-func (m *memory) DropSharing(d cas.Digest) { delete(m.shares, d); delete(m.sketches, d) }
+func (m *memory) DropShare(d cas.Digest) { m.drop(m.shares, d) }
+
+func (m *memory) DropSharing(d cas.Digest) {
+	m.drop(m.shares, d)
+	m.drop(m.sketches, d)
+}
+
+func (m *memory) drop(from map[cas.Digest][]byte, d cas.Digest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(from, d)
+}

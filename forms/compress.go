@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -109,6 +110,11 @@ func (s *Store) noteDense(d cas.Digest) error {
 // gets its name, and only then does go what it replaces. The turn is taken for that alone, so that whoever changes forms, collects or asks
 // meanwhile waits for none of it, and wins: what was made till then is dropped if it fits no more.
 func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed int64, err error) {
+	defer func() {
+		if errors.Is(err, cas.ErrNotFound) { // it was evicted, or has another form by now
+			err = fmt.Errorf("%w: %w", ErrInUse, err)
+		}
+	}()
 	f, err := s.openWhole(ctx, x.Bytes)
 	if err != nil {
 		return 0, err
@@ -163,9 +169,13 @@ func (s *Store) compressedRecipe(x *Compressible) (was, r *dedupe.Recipe, err er
 	if x.alone() {
 		return nil, dedupe.AllInward(x.Blob, x.Size), nil
 	}
-	if was, _, _, err = s.recipe(x.Blob); err == nil {
-		r, err = was.Inward()
+	if was, _, _, err = s.recipe(x.Blob); err != nil {
+		return nil, nil, err
 	}
+	if was.Literals == dedupe.NoLiterals || was.Containers[was.Literals].Digest != x.Bytes {
+		return nil, nil, ErrInUse // it is another one by now
+	}
+	r, err = was.Inward()
 	return was, r, err
 }
 
@@ -231,7 +241,7 @@ func (s *Store) thawSimilar(ctx context.Context, d cas.Digest, gate Gate) error 
 		// The new one is looked at all the same where that one is no good, which who asks for it finds out, or there is no room.
 		if err := s.Thaw(ctx, other, gate); ctx.Err() != nil {
 			return ctx.Err()
-		} else if err != nil {
+		} else if _, still := s.shelf.Has(other); err != nil && still { // else it went meanwhile
 			s.log.Warn("compressed blob not made whole for another one", "digest", other.String(), "for", d.String(), "error", err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -92,12 +93,15 @@ func (s *Store) Exchange(ctx context.Context, p Pair, gate Gate) error {
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if err := s.becomeWhole(ctx, p.Used, hold, gate); err != nil {
-		return err
+		return anotherTime(err)
+	}
+	if !s.whole.Has(p.Idle) { // nobody needed it but what is whole now
+		return ignoreInUse(s.DropCopy(p.Used))
 	}
 	s.memory.DropShare(p.Used) // it has nobody to take from any more
 	s.memory.DropShare(p.Idle) // and this one has
 	if worth, err := s.ensureRecipe(ctx, p.Idle, Worth, hold, gate); !worth || err != nil {
-		return cmp.Or(err, errNotWorth)
+		return cmp.Or(anotherTime(err), errNotWorth)
 	}
 	if _, err := s.giveWay(ctx, p.Idle, gate); err != nil {
 		return err
@@ -107,6 +111,14 @@ func (s *Store) Exchange(ctx context.Context, p Pair, gate Gate) error {
 }
 
 var errNotWorth = errors.New("packing the container with what is used saves too little")
+
+// anotherTime makes ErrInUse of an error that says that there is no room: there may be some when others have gone.
+func anotherTime(err error) error {
+	if errors.Is(err, ErrNoRoom) || errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	return err
+}
 
 // giveUpLiterals has whoever takes from the literals of a packed blob, which is whole as well, take from the blob.
 func (s *Store) giveUpLiterals(ctx context.Context, d cas.Digest, gate Gate) error {
@@ -219,7 +231,8 @@ func (s *Store) Unfinished(ctx context.Context) (left []cas.Digest, err error) {
 	return left, err
 }
 
-// FinishExchange removes the whole form of one of them, after others have been given what they took from it. ErrInUse: somebody has it.
+// FinishExchange removes the whole form of one of them, after others have been given what they took from it. ErrInUse: somebody has it, or there is no
+// room just now.
 func (s *Store) FinishExchange(ctx context.Context, d cas.Digest, gate Gate) error {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {
@@ -230,7 +243,7 @@ func (s *Store) FinishExchange(ctx context.Context, d cas.Digest, gate Gate) err
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if sound, err := s.ensureRecipe(ctx, d, Worth, hold, gate); !sound || err != nil {
-		return cmp.Or(err, errNotWorth)
+		return cmp.Or(anotherTime(err), errNotWorth)
 	}
 	_, err = s.giveWay(ctx, d, gate)
 	return err

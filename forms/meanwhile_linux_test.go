@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
 )
 
 // A blob stays whole, and nothing is left, where there is no room for what it does not share.
@@ -114,6 +116,13 @@ func TestABlobThatWasNeverPackedIsExchanged(t *testing.T) {
 	ctx := context.Background()
 	all, contents := b.variants(2, mib)
 	require.Positive(t, b.Saving(all[1]))
+	b.full = true
+	require.ErrorIs(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil), ErrInUse, "there may be room another time")
+	b.full, b.fits = false, syscall.ENOSPC
+	_, err := b.LookAt(ctx, all[1], nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil), ErrInUse)
+	b.fits = nil
 	require.NoError(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil))
 	require.True(t, b.whole.Has(all[1]))
 	require.True(t, b.OnlyPacked(all[0]))
@@ -121,4 +130,57 @@ func TestABlobThatWasNeverPackedIsExchanged(t *testing.T) {
 		require.NoError(t, b.Check(ctx, d))
 		require.Equal(t, contents[i], b.read(d))
 	}
+}
+
+// What a blob took from, besides its container, and nobody needs any more goes when the two have changed places. So does the container, if nobody needs it.
+func TestWhatNobodyNeedsGoesWithAnExchange(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range []struct {
+		evicted int
+		objects []int
+	}{{evicted: 1, objects: []int{2}}, {evicted: 0, objects: []int{1, 2}}} {
+		b := newBenchIn(t, inMemory(t))
+		one, other := noise(1, mib/2), noise(2, mib/2)
+		var all []cas.Digest
+		for _, content := range [][]byte{one, other, slices.Concat(noise(3, 4096), one, other)} {
+			d := b.put(content)
+			_, err := b.LookAt(ctx, d, nil)
+			require.NoError(t, err)
+			all = append(all, d)
+		}
+		require.Positive(t, b.pack(all[2]))
+		b.evict(all[c.evicted])
+		require.True(t, b.whole.Has(all[c.evicted]), "it is taken from")
+		require.NoError(t, b.Exchange(ctx, Pair{Used: all[2], Idle: all[0]}, nil))
+		var want []cas.Digest
+		for _, i := range c.objects {
+			want = append(want, all[i])
+		}
+		require.ElementsMatch(t, want, b.objects())
+		b.requireNothingLeft()
+	}
+}
+
+// What has got another form since it was listed is not compressed, and that is no fault.
+func TestWhatHasChangedSinceItWasListedIsNotCompressed(t *testing.T) {
+	b := newBenchIn(t, inMemory(t))
+	ctx := context.Background()
+	text := []byte(hex.EncodeToString(noise(1, mib/4)))
+	one, another := b.put(text), b.put(slices.Concat(text, text))
+	for _, d := range []cas.Digest{one, another} {
+		_, err := b.LookAt(ctx, d, nil)
+		require.NoError(t, err)
+	}
+	require.Positive(t, b.pack(another))
+	p, _ := b.Packed(another)
+	require.Equal(t, dedupe.NoLiterals, p.Literals)
+	_, err := b.Compress(ctx, Compressible{another, one, int64(len(text))}, nil)
+	require.ErrorIs(t, err, ErrInUse, "those were literals of it")
+	require.NoError(t, b.MakeWhole(ctx, another))
+	_, err = b.Compress(ctx, Compressible{another, one, int64(len(text))}, nil)
+	require.ErrorIs(t, err, ErrInUse, "it has no recipe")
+	b.evict(one)
+	_, err = b.Compress(ctx, Compressible{one, one, int64(len(text))}, nil)
+	require.ErrorIs(t, err, ErrInUse, "it is not there")
+	b.requireNothingLeft()
 }

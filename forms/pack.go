@@ -84,10 +84,8 @@ func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, least Gain, hold
 			return false, err
 		}
 		s.Release(hold)
-		for _, container := range p.Containers {
-			if _, err := s.Remove(container.Digest); err != nil {
-				return false, err
-			}
+		if err := s.removeEach(p.Containers); err != nil {
+			return false, err
 		}
 	}
 	return s.makeRecipe(ctx, d, least, hold, gate)

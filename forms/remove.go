@@ -75,6 +75,18 @@ func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 	return freed + more, errors.Join(err, err2)
 }
 
+// removeEach removes what a recipe that is gone took from, unless somebody needs it.
+func (s *Store) removeEach(containers []dedupe.Container) error {
+	r := s.Removal()
+	var err error
+	for _, one := range containers {
+		_, err2 := r.Remove(one.Digest)
+		err = errors.Join(err, err2)
+	}
+	_, err2 := r.End()
+	return errors.Join(err, err2)
+}
+
 // Release ends a hold. What it kept and nobody needs goes at once, and not at the next start: it was stored for nothing, or who needed it
 // was removed meanwhile, which had to leave it because of this very hold.
 func (s *Store) Release(hold *cas.Hold) {

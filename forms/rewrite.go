@@ -20,7 +20,9 @@ func (s *Store) RewriteDead(ctx context.Context, gate Gate) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			s.log.Warn("container not rewritten", "digest", d.String(), "error", err)
+			if !errors.Is(err, cas.ErrNotFound) { // else it went meanwhile, or a recipe of it, which keeps it until that is durable: another time
+				s.log.Warn("container not rewritten", "digest", d.String(), "error", err)
+			}
 		}
 	}
 	return nil

@@ -53,12 +53,7 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	if err := s.removeRecipe(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
 		return err
 	}
-	for _, container := range was.Containers {
-		if _, err := s.Remove(container.Digest); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.removeEach(was.Containers)
 }
 
 // putWhole stores what the recipe gives, and has the hold keep it.
@@ -88,7 +83,7 @@ func (s *Store) putWhole(ctx context.Context, d cas.Digest, hold *cas.Hold) erro
 }
 
 // becomeWhole stores the whole form of a packed blob; its recipe goes, and so do its literals, for whoever else takes from them
-// takes from the blob now. The caller has the turn.
+// takes from the blob now, and what else nobody needs any more. The caller has the turn.
 func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) error {
 	was, packed := s.shelf.Has(d)
 	if !packed {
@@ -101,7 +96,7 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 		}
 		release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), 0, AtOnce)
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrInUse, err) // another time
+			return err
 		}
 		defer release()
 		if err = s.putWhole(ctx, d, hold); err == nil {
@@ -117,10 +112,5 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 	if err := s.removeRecipe(d); ignoreNotFound(err) != nil {
 		return err
 	}
-	s.account.changed()
-	if was.Literals == dedupe.NoLiterals {
-		return nil
-	}
-	_, err := s.Remove(was.Containers[was.Literals].Digest)
-	return err
+	return s.removeEach(was.Containers)
 }
