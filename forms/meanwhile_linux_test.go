@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"os"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -165,7 +166,7 @@ func TestWhatNobodyNeedsGoesWithAnExchange(t *testing.T) {
 func TestWhatHasChangedSinceItWasListedIsNotCompressed(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	ctx := context.Background()
-	text := []byte(hex.EncodeToString(noise(1, mib/4)))
+	text := []byte(hex.EncodeToString(noise(1, mib/8)))
 	one, another := b.put(text), b.put(slices.Concat(text, text))
 	for _, d := range []cas.Digest{one, another} {
 		_, err := b.LookAt(ctx, d, nil)
@@ -183,4 +184,56 @@ func TestWhatHasChangedSinceItWasListedIsNotCompressed(t *testing.T) {
 	_, err = b.Compress(ctx, Compressible{one, one, int64(len(text))}, nil)
 	require.ErrorIs(t, err, ErrInUse, "it is not there")
 	b.requireNothingLeft()
+}
+
+// opening is a file system that tells of each file that is about to be opened for reading.
+type opening struct {
+	cas.OS
+	tell func(path string)
+}
+
+func (o *opening) Open(path string) (*os.File, error) {
+	if o.tell != nil {
+		o.tell(path)
+	}
+	return o.OS.Open(path)
+}
+
+// Who reads a blob gets it, though it becomes whole before its recipe is read, or its copy goes before that is opened.
+func TestABlobIsFoundThoughItTakesAnotherForm(t *testing.T) {
+	ctx := context.Background()
+	for _, read := range []func(*bench, cas.Digest) error{
+		func(b *bench, d cas.Digest) error { return b.Verify(ctx, d) },
+		func(b *bench, d cas.Digest) error { return b.Check(ctx, d) },
+		func(b *bench, d cas.Digest) error {
+			f, err := b.Store.Open(ctx, d)
+			if err == nil {
+				err = f.Close()
+			}
+			return err
+		},
+	} {
+		files := &opening{}
+		b := newBenchOn(t, inMemory(t), files)
+		all, _ := b.variants(2, mib/2)
+		require.Positive(t, b.pack(all[1]))
+		files.tell = func(path string) {
+			if path == dedupe.RecipePath(b.Store.dir, all[1]) {
+				files.tell = nil
+				require.NoError(t, b.MakeWhole(ctx, all[1]))
+			}
+		}
+		require.NoError(t, read(b, all[1]))
+		require.Nil(t, files.tell)
+
+		require.Positive(t, b.pack(all[1]))
+		copies := 0
+		b.needs = func(cas.Digest) {
+			if _, _, unpacked := b.Bytes(all[1]); unpacked > 0 && copies == 0 {
+				copies++
+				require.NoError(t, b.DropCopy(all[1]))
+			}
+		}
+		require.NoError(t, read(b, all[1]))
+	}
 }

@@ -13,20 +13,44 @@ import (
 
 // Open gives a descriptor of a blob whose bytes were checked, unpacking it if need be. The caller closes it. Errors are cas.ErrNotFound, those of
 // which Lost tells, and the system's.
-func (s *Store) Open(ctx context.Context, d cas.Digest) (*os.File, error) {
-	f, err := s.whole.Open(ctx, d)
-	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
-		return f, err
+func (s *Store) Open(ctx context.Context, d cas.Digest) (f *os.File, err error) {
+	whole := func() error {
+		f, err = s.whole.Open(ctx, d)
+		return err
 	}
-	if err := s.Unpack(ctx, d, nil, nil); err != nil {
-		return nil, err
-	}
-	store, _, err := s.Serving(d) // it may have become whole meanwhile
-	if err != nil {
-		return nil, err
-	}
-	return store.Open(ctx, d)
+	err = s.asItIs(d, whole, func() error {
+		if err := s.Unpack(ctx, d, nil, nil); err != nil {
+			return err
+		}
+		store, _, err := s.Serving(d) // it may have become whole meanwhile
+		if err == nil {
+			f, err = store.Open(ctx, d)
+		}
+		return err
+	})
+	return f, err
 }
+
+// asItIs calls whole, and packed if a blob is not whole. Either may find nothing because the blob has just got another form, or another container,
+// or its copy has gone: then it looks once more.
+func (s *Store) asItIs(d cas.Digest, whole, packed func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := whole()
+		if !errors.Is(err, cas.ErrNotFound) {
+			return err
+		}
+		if s.shelf.Stands(d) {
+			err = packed()
+		} else if !s.whole.Has(d) {
+			return err
+		}
+		if !errors.Is(err, cas.ErrNotFound) || attempt == asItIsAttempts {
+			return err
+		}
+	}
+}
+
+const asItIsAttempts = 3
 
 // Source is a blob that can be read.
 type Source interface {
@@ -71,10 +95,10 @@ func sourceOf(f *os.File) (*dedupe.File, error) {
 // Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of a packed one it reads
 // the recipe and verifies the containers, which does not prove that the one goes with the others: Check does.
 func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
-	err := s.whole.Verify(ctx, d, nil)
-	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
-		return err
-	}
+	return s.asItIs(d, func() error { return s.whole.Verify(ctx, d, nil) }, func() error { return s.verifyPacked(ctx, d) })
+}
+
+func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 	r, _, proven, err := s.recipe(d)
 	if err == nil && r.Frames != nil && !proven { // its literals are in the recipe's file, which has no digest
 		err = s.proveRecipe(ctx, d)
@@ -92,11 +116,7 @@ func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
 
 // Check reads every byte of a blob, whatever stamps say; a packed one's as its recipe gives them.
 func (s *Store) Check(ctx context.Context, d cas.Digest) error {
-	err := s.whole.Check(ctx, d)
-	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
-		return err
-	}
-	return s.proveRecipe(ctx, d)
+	return s.asItIs(d, func() error { return s.whole.Check(ctx, d) }, func() error { return s.proveRecipe(ctx, d) })
 }
 
 // CheckCopy drops an unpacked form whose bytes are not what they were: it is made again when it is needed.
