@@ -3,8 +3,8 @@ package cache
 import (
 	"context"
 	"errors"
-	"syscall"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/space"
 )
@@ -40,7 +40,7 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 		s.Keep(keptInUse)
 	case errors.Is(err, errHurry):
 		s.Keep(errHurry.Error())
-	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, forms.ErrNoRoom):
+	case cas.Full(err) || errors.Is(err, forms.ErrNoRoom):
 		s.Keep(keptNoRoom)
 	case forms.Lost(err):
 		s.Keep(c.withhold(ctx, b, err))

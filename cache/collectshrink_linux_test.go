@@ -3,12 +3,17 @@ package cache
 import (
 	"context"
 	"math"
+	"os"
 	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/space"
@@ -155,4 +160,38 @@ func TestNobodyPacksWherePackingIsOff(t *testing.T) {
 	require.Len(t, plan.Steps, 1)
 	require.Equal(t, space.Evict, plan.Steps[0].Action)
 	require.Len(t, builds, 2)
+}
+
+// noRoomFor is a file system that has no room for new blobs while it has an error for that.
+type noRoomFor struct {
+	cas.OS
+	err atomic.Pointer[syscall.Errno]
+}
+
+func (f *noRoomFor) Create(path string) (*os.File, error) {
+	if err := f.err.Load(); err != nil && strings.Contains(path, "/objects/incoming/") {
+		return nil, &os.PathError{Op: "open", Path: path, Err: *err}
+	}
+	return f.OS.Create(path)
+}
+
+// Where the disk has no room for what a build does not share, or the file system's quota of the daemon's user, it stays as it is, and is none to be looked into.
+func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
+	for _, full := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+		t.Run(full.Error(), func(t *testing.T) {
+			f := &noRoomFor{}
+			b := newBenchWith(t, func(o *Options) { o.fs = f })
+			builds, files := b.similarForRoom(2)
+			plan := b.plan(b.plan(0).Used - 1)
+			require.Equal(t, []string{"pack b"}, actions(plan, builds))
+			f.err.Store(&full)
+			b.collect(plan)
+			f.err.Store(nil)
+			require.Equal(t, keptNoRoom, plan.Steps[0].KeptFor())
+			a := b.acquire(b.variant(2))
+			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, files[1], b.read(a))
+			require.Equal(t, NoSpace, storeClass(full))
+		})
+	}
 }

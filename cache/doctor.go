@@ -213,10 +213,14 @@ type cause struct {
 	hint string
 }
 
+const fullQuota = "it is the file system's quota of the daemon's user that is full, and says nothing of this: make room, or have it raised, and ask again"
+
 // causes were all seen with real libraries, or are the dynamic loader's own words.
 var causes = []cause{
 	{syscall.ENOSPC.Error(), "it is the disk that is full, and says nothing of this: make room, and ask again"},
 	{"No space left on device", "it is the disk that is full, and says nothing of this: make room, and ask again"}, // in C
+	{syscall.EDQUOT.Error(), fullQuota},
+	{"Disk quota exceeded", fullQuota}, // in C
 	{"Experimental function", "this execution provider needs functions that only earlier ONNX Runtimes have: OpenVINO's 1.7.0 and 1.8.0 work with ONNX Runtime 1.24.4 to 1.28.0; " +
 		"install such a version beside it, or a later execution provider (1.8.1 works with 1.31.1)"},
 	{"API version", "ONNX Runtime is older than this execution provider asks for: install a later onnxruntime beside it"},

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/requests"
 )
@@ -146,7 +146,7 @@ func storeClass(err error) Class {
 	if known := (*Error)(nil); errors.As(err, &known) {
 		return known.Class
 	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if cas.Full(err) {
 		return NoSpace
 	}
 	return Internal

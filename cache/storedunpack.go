@@ -47,10 +47,10 @@ func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress fun
 	}
 	u.sweep(idleUnpacked)
 	inner, err := u.fill(ctx, progress)
-	if errors.Is(err, syscall.ENOSPC) && u.sweep(0) {
+	if cas.Full(err) && u.sweep(0) {
 		inner, err = u.fill(ctx, progress)
 	}
-	if errors.Is(err, syscall.ENOSPC) {
+	if cas.Full(err) {
 		return fail(NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir)
 	}
 	if err != nil {
@@ -226,7 +226,7 @@ func (u *unpacking) write(ctx context.Context, f index.File, path string, done *
 	}
 	cas.Preallocate(to, blob.Size())
 	err = sumIs(ctx, &tee{from: blob, to: to, done: done}, blob.Size(), f)
-	if err != nil && !errors.Is(err, syscall.ENOSPC) {
+	if err != nil && !cas.Full(err) {
 		err = u.s.blame(u.build, f, err)
 	}
 	return errors.Join(err, to.Chmod(0o444), to.Close())

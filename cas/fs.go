@@ -3,6 +3,7 @@ package cas
 import (
 	"errors"
 	"os"
+	"syscall"
 )
 
 // FS is the seam to the file system: every call that changes something, can
@@ -48,6 +49,12 @@ type FS interface {
 	Remove(path string) error
 	// SyncDir makes the names in a folder durable.
 	SyncDir(path string) error
+}
+
+// Full reports whether err says that there is no room: on the disk, or within
+// the file system's quota of who runs this process.
+func Full(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // OS is the operating system's file system.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -235,5 +236,52 @@ func TestABlobIsFoundThoughItTakesAnotherForm(t *testing.T) {
 			}
 		}
 		require.NoError(t, read(b, all[1]))
+	}
+}
+
+// noRoom is a file system in which no file can be made in a folder while it has an error for that.
+type noRoom struct {
+	cas.OS
+	folder string
+	full   func() error
+}
+
+func (f *noRoom) Create(path string) (*os.File, error) {
+	if err := f.full(); err != nil && strings.HasPrefix(path, f.folder+"/") {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return f.OS.Create(path)
+}
+
+// Copies that nobody uses make room for another, on a full disk and within a quota of the file system's.
+func TestCopiesMakeRoomForAnother(t *testing.T) {
+	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		t.Run(full.Error(), func(t *testing.T) {
+			b := newBenchIn(t, inMemory(t))
+			all, contents := b.variants(3, mib/2)
+			require.Positive(t, b.pack(all[1]))
+			require.Positive(t, b.pack(all[2]))
+			f := &noRoom{folder: b.folder}
+			f.full = func() error { // as long as the first one's copy is there
+				if _, _, copied := b.Bytes(all[1]); copied > 0 {
+					return full
+				}
+				return nil
+			}
+			var err error
+			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.folder, FS: f, Whole: b.whole, Memory: b.memory, Owner: b.user, Log: b.log})
+			require.NoError(t, err)
+			require.Equal(t, contents[1], b.read(all[1]))
+			require.Equal(t, contents[2], b.read(all[2]))
+			_, _, copied := b.Bytes(all[1])
+			require.Zero(t, copied)
+
+			b.held[all[2]] = true
+			f.full = func() error { return full }
+			err = b.Unpack(context.Background(), all[1], nil, nil)
+			require.ErrorIs(t, err, full)
+			require.True(t, cas.Full(err))
+			require.Equal(t, contents[2], b.read(all[2]), "somebody has it")
+		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -13,7 +12,7 @@ import (
 
 // Unpack makes the unpacked form of a packed blob, unless it is there. Equal calls at the same time write it once, and the others wait for that.
 // begins, which may be nil, is called before anything is written; progress, which may be nil, a hundred times at most while bytes are. Errors
-// that Lost knows say that a container or the recipe is no good; syscall.ENOSPC and ErrNoRoom, that there is no room.
+// that Lost knows say that a container or the recipe is no good; those that cas.Full knows and ErrNoRoom, that there is no room.
 func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progress func(done, total int64)) error {
 	store, err := s.copies()
 	if err != nil {
@@ -29,8 +28,8 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 	}
 	defer s.settle(d)
 	err = s.fillCopy(ctx, store, d, Wait, progress)
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, ErrNoRoom) {
-		if s.dropIdleCopies(ctx, store) == 0 && errors.Is(err, syscall.ENOSPC) {
+	if cas.Full(err) || errors.Is(err, ErrNoRoom) {
+		if s.dropIdleCopies(ctx, store) == 0 && cas.Full(err) {
 			return err // the disk is as full as before
 		}
 		first := err

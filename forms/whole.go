@@ -14,7 +14,7 @@ import (
 const wholeForm = "the whole form of a packed file"
 
 // MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe. Who took from its literals takes from the blob. Errors
-// are ErrNoRoom, syscall.ENOSPC, those of which Lost tells, and the system's.
+// are ErrNoRoom, those that cas.Full knows, those of which Lost tells, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {

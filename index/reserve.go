@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -38,18 +37,12 @@ func newReserve(fsys cas.FS, dir string) *reserve {
 	return &reserve{fs: fsys, path: filepath.Join(dir, "reserve")}
 }
 
-// diskFull reports whether err says that there is no room, on the disk or in the
-// quota of who runs the daemon.
-func diskFull(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
-}
-
 // use calls fn, and once more for each piece of the reserve that it needs on a
 // full disk. fn must bear to run again after such an error.
 func (r *reserve) use(fn func() error) error {
 	for {
 		err := fn()
-		if !diskFull(err) || !r.give() {
+		if !cas.Full(err) || !r.give() {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 type fullDisk struct {
 	cas.OS
 	full bool
+	err  error // what it says then
 	free int64 // bytes, while it is full
 }
 
@@ -33,7 +35,7 @@ func (d *fullDisk) Truncate(f *os.File, size int64) error {
 
 func (d *fullDisk) WriteAt(f *os.File, p []byte, off int64) (int, error) {
 	if d.full && int64(len(p)) > d.free {
-		return 0, &fs.PathError{Op: "write", Path: f.Name(), Err: syscall.ENOSPC}
+		return 0, &fs.PathError{Op: "write", Path: f.Name(), Err: cmp.Or[error](d.err, syscall.ENOSPC)}
 	}
 	if d.full {
 		d.free -= int64(len(p))
@@ -41,9 +43,16 @@ func (d *fullDisk) WriteAt(f *os.File, p []byte, off int64) (int, error) {
 	return d.OS.WriteAt(f, p, off)
 }
 
-// On a full disk ghosts, states and pins are made durable in what is given up of the reserve, a piece at a time, and events are not.
+// A quota of the file system's is as good as a full disk.
 func TestTheReserveIsForWhatMustNotBeMissing(t *testing.T) {
-	dir, disk := t.TempDir(), &fullDisk{}
+	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		t.Run(full.Error(), func(t *testing.T) { requireReserve(t, full) })
+	}
+}
+
+// On a full disk ghosts, states and pins are made durable in what is given up of the reserve, a piece at a time, and events are not.
+func requireReserve(t *testing.T, full error) {
+	dir, disk := t.TempDir(), &fullDisk{err: full}
 	x, err := Open(dir, Options{FS: disk})
 	require.NoError(t, err)
 	b := publish(t, x)
@@ -57,7 +66,7 @@ func TestTheReserveIsForWhatMustNotBeMissing(t *testing.T) {
 	require.GreaterOrEqual(t, taken, int64(ReserveBytes))
 
 	disk.full = true
-	require.ErrorIs(t, x.Note(ctx, Event{Kind: "failed"}), syscall.ENOSPC)
+	require.ErrorIs(t, x.Note(ctx, Event{Kind: "failed"}), full)
 	require.EqualValues(t, ReserveBytes, reserved(), "for what may be lost nothing is given up")
 	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{1}, Reason: "evicted"}}))
 	require.EqualValues(t, ReserveBytes-reservePiece, reserved())
@@ -70,7 +79,7 @@ func TestTheReserveIsForWhatMustNotBeMissing(t *testing.T) {
 	require.NoError(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{2}, Reason: "evicted"}}))
 	require.Zero(t, reserved())
 	disk.free = 0
-	require.ErrorIs(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{3}}}), syscall.ENOSPC)
+	require.ErrorIs(t, x.Haunt(ctx, []Ghost{{BuildID: BuildID{3}}}), full)
 
 	disk.full = false
 	require.NoError(t, x.Replenish(2*ReserveBytes))
