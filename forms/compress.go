@@ -203,7 +203,7 @@ func (s *Store) takeThePlace(x *Compressible, r *dedupe.Recipe, before dedupe.Pa
 	if written, stamp, _, err := s.recipe(x.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
 		s.provenAs(x.Blob, stamp)
 	}
-	s.settle(x.Blob)
+	s.settle(x.Blob) // see putRecipe
 	if x.alone() {
 		return s.removeWhole(x.Blob)
 	}

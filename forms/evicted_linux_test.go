@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,6 +65,7 @@ func (b *bench) requireNothingLeft() {
 	}
 	require.Empty(b, b.objects())
 	require.Empty(b, b.shelf.Containers())
+	require.NoError(b, b.EachCopy(context.Background(), func(d cas.Digest, _ int64) error { return fmt.Errorf("a copy of %s stays", d) }))
 }
 
 // Whatever form a blob is just given, and at whichever step one of those that it concerns is evicted: nothing stays of that one, and nothing is lost of others.
@@ -155,19 +157,24 @@ func TestNothingStaysOfWhatIsEvictedWhileItsFormChanges(t *testing.T) {
 func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
 	all, _ := b.variants(2, mib)
+	ctx := context.Background()
 	packing := b.whole.Hold()
-	r := b.Removal()
+	worth, err := b.ensureRecipe(ctx, all[1], Worth, packing, nil)
+	require.NoError(t, err)
+	require.True(t, worth)
+	made, err := b.Recipe(all[1])
+	require.NoError(t, err)
+	require.NoError(t, b.shelf.Remove(all[1])) // packing is as far as to have stored its literals
 	b.needs = func(d cas.Digest) {
-		if d != all[1] {
-			return
+		if d == all[1] {
+			b.needs = nil
+			_, err := b.shelf.Put(made)
+			require.NoError(t, err)
 		}
-		b.needs = nil
-		worth, err := b.ensureRecipe(context.Background(), d, Worth, packing, nil)
-		require.NoError(t, err)
-		require.True(t, worth)
 	}
 	delete(b.needed, all[1])
-	_, err := r.Remove(all[1])
+	r := b.Removal()
+	_, err = r.Remove(all[1])
 	require.NoError(t, err)
 	require.Nil(t, b.needs)
 	b.Release(packing)
@@ -177,11 +184,60 @@ func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
 	b.requireNothingLeft()
 }
 
+// Nor does anything stay of what is evicted right before its compressed recipe gets its name.
+func TestNothingStaysOfWhatIsEvictedBeforeItHasItsName(t *testing.T) {
+	ctx := context.Background()
+	order := &inOrder{}
+	b := newBenchOn(t, inMemory(t), order)
+	d := b.put([]byte(hex.EncodeToString(noise(9, mib/4))))
+	_, err := b.LookAt(ctx, d, nil)
+	require.NoError(t, err)
+	list, err := b.Compressibles(ctx)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	order.names = func() { b.evict(d) }
+	_, err = b.Compress(ctx, list[0], nil)
+	require.NoError(t, err)
+	require.Empty(t, b.needed)
+	b.requireNothingLeft()
+}
+
+// A container can be packed while it is not yet durable that the last recipe that takes from it has gone: it is when that is.
+func TestAContainerIsPackedWhileWhoTakesFromItGoes(t *testing.T) {
+	b := newBenchIn(t, inMemory(t))
+	ctx := context.Background()
+	part := noise(3, mib)
+	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
+	taker, _ := b.looked(slices.Concat(part, part))
+	require.Positive(t, b.pack(taker))
+	r := b.Removal()
+	delete(b.needed, taker)
+	_, err := r.Remove(taker)
+	require.NoError(t, err)
+	require.Zero(t, b.pack(container))
+	require.True(t, b.whole.Has(container), "the recipe may come back")
+	_, err = r.End()
+	require.NoError(t, err)
+	require.NoError(t, b.FinishExchange(ctx, container, nil))
+	require.True(t, b.OnlyPacked(container))
+	b.requireNothingLeft()
+}
+
 // inOrder notes what was unlinked, and which folders were synced.
 type inOrder struct {
 	cas.OS
 	mu   sync.Mutex
 	done []string // guarded by mu
+
+	names func() // is called before something gets a name, once; may be nil
+}
+
+func (o *inOrder) Rename(from, to string) error {
+	if names := o.names; names != nil {
+		o.names = nil
+		names()
+	}
+	return o.OS.Rename(from, to)
 }
 
 func (o *inOrder) note(what, path string) {

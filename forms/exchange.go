@@ -89,7 +89,6 @@ func (s *Store) Exchange(ctx context.Context, p Pair, gate Gate) error {
 		return err
 	}
 	defer leave()
-	defer s.settle(p.Idle)
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if err := s.becomeWhole(ctx, p.Used, hold, gate); err != nil {
@@ -187,9 +186,7 @@ func (s *Store) takeThrough(ctx context.Context, made *dedupe.Recipe, but cas.Di
 		if err := s.prove(ctx, r); err != nil {
 			return err
 		}
-		_, err := s.shelf.Put(r)
-		s.settle(r.Blob)
-		if err != nil {
+		if err := s.putRecipe(r); err != nil {
 			return err
 		}
 		if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Same(r) { // else it is proven again when it is used
@@ -239,7 +236,6 @@ func (s *Store) FinishExchange(ctx context.Context, d cas.Digest, gate Gate) err
 		return err
 	}
 	defer leave()
-	defer s.settle(d)
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if sound, err := s.ensureRecipe(ctx, d, Worth, hold, gate); !sound || err != nil {

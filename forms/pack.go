@@ -53,7 +53,6 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	if taken && s.Saving(d) < least.of(size) {
 		return 0, nil // most containers: they need not be read again for that
 	}
-	defer s.settle(d)
 	hold := s.whole.Hold()
 	defer s.Release(hold)
 	if worth, err := s.ensureRecipe(ctx, d, least, hold, gate); !worth || err != nil {
@@ -191,7 +190,7 @@ func (s *Store) keepLiterals(ctx context.Context, m *Matched, hold *cas.Hold) (c
 
 // writeRecipe makes the recipe durable, reads it again, and proves that what was read gives the blob.
 func (s *Store) writeRecipe(ctx context.Context, r *dedupe.Recipe) error {
-	if _, err := s.shelf.Put(r); err != nil {
+	if err := s.putRecipe(r); err != nil {
 		return errors.Join(err, ignoreNotFound(s.removeRecipe(r.Blob)))
 	}
 	if err := s.proveRecipe(ctx, r.Blob); err != nil {

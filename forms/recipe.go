@@ -43,6 +43,13 @@ func (s *Store) provenAs(d cas.Digest, stamp cas.Stamp) {
 	_ = s.memory.RecipeStamps().SaveStamp(d, stamp) // what is forgotten is hashed again
 }
 
+// putRecipe is Shelf.Put. Who needed the blob last, and was removed before the recipe was there, has not taken that away: it goes at once.
+func (s *Store) putRecipe(r *dedupe.Recipe) error {
+	defer s.settle(r.Blob)
+	_, err := s.shelf.Put(r)
+	return err
+}
+
 // removeRecipe is Shelf.Remove. A stamp that stayed would fit no later file.
 func (s *Store) removeRecipe(d cas.Digest) error {
 	defer s.account.changed()

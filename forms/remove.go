@@ -97,8 +97,7 @@ func (s *Store) Release(hold *cas.Hold) {
 	}
 }
 
-// settle removes what was just written of a blob that nobody needs any more: who needed it last, and was removed before that was there, has not
-// taken it away. Whoever writes a form or a recipe of a blob that is not held calls it afterwards.
+// settle removes a blob in all its forms if nobody needs it any more.
 func (s *Store) settle(d cas.Digest) {
 	needed, err := s.owner.Needed(d)
 	if err == nil && !needed && len(s.shelf.Users(d)) == 0 { // the last one that takes from it removes it

@@ -98,8 +98,7 @@ func (s *Store) moveAll(ctx context.Context, recipes []*dedupe.Recipe, from cas.
 			err = s.prove(ctx, moved)
 		}
 		if err == nil {
-			_, err = s.shelf.Put(moved)
-			s.settle(r.Blob)
+			err = s.putRecipe(moved)
 		}
 		if err != nil {
 			return err

@@ -26,7 +26,6 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 	if begins != nil {
 		begins()
 	}
-	defer s.settle(d)
 	err = s.fillCopy(ctx, store, d, Wait, progress)
 	if cas.Full(err) || errors.Is(err, ErrNoRoom) {
 		if s.dropIdleCopies(ctx, store) == 0 && cas.Full(err) {
