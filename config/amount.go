@@ -64,15 +64,10 @@ func (x Space) Unused() time.Duration {
 	return d
 }
 
-func checkAmount(text string) error {
-	_, err := ParseAmount(text)
-	return err
-}
-
 // leastBudget is less than any compiled model that is worth keeping: who asks for less has left out the unit.
 const leastBudget = 64 << 10
 
-// checkBudget finds what is wrong with what may be taken.
+// checkBudget finds what is wrong with what may be taken, by all or by one user.
 func checkBudget(text string) error {
 	a, err := ParseAmount(text)
 	if err == nil && a.Bytes > 0 && a.Bytes < leastBudget {

@@ -68,6 +68,7 @@ func TestWrongValues(t *testing.T) {
 			"[[compiler]]\nep = \"QNNExecutionProvider\"\ncommand = [\"/d\", \"{model}\", \"{output}\"]\n", `:4:3: field "compiler[2]": QNNExecutionProvider has a compiler already`},
 		"budget as a number":          {"[space]\nbudget = 100000000\n", `:2:1: field "space.budget": it is a whole number, not a text in quotes: write budget = "100000000"`},
 		"budget without a unit":       {"[space]\nbudget = \"20\"\n", `:2:1: field "space.budget": "20" is less than 64KiB`},
+		"quota without a unit":        {"[space]\nuser_bytes = \"20\"\n", `:2:1: field "space.user_bytes": "20" is less than 64KiB`},
 		"floor of everything":         {"[space]\nfree_floor = \"100%\"\n", `:2:1: field "space.free_floor": "100%" would keep nothing`},
 		"unknown verdict":             {"[policy]\nunknown = \"guess\"\n", `:2:1: field "policy.unknown": "guess": it is one of load_check, serve, refuse`},
 		"age":                         {"[policy]\nmax_age = \"90 days\"\n", `:2:1: field "policy.max_age": "90 days" is no duration`},

@@ -309,7 +309,7 @@ func (x *Space) read(t *table) {
 	t.text("free_floor", &x.FreeFloor, checkFloor)
 	t.text("max_unused", &x.MaxUnused, checkUnused)
 	t.count("max_entries", &x.MaxEntries, 0, math.MaxInt64)
-	t.text("user_bytes", &x.UserBytes, checkAmount)
+	t.text("user_bytes", &x.UserBytes, checkBudget)
 	t.choice("pack", &x.Pack, "cold", "always", "off")
 	t.text("pack_after", &x.PackAfter, checkPause)
 	t.text("compress_after", &x.CompressAfter, checkUnused)
