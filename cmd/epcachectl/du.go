@@ -280,7 +280,7 @@ func (m *duModel) rows() [][]string {
 }
 
 func (p *printer) usageSums(r *duRest) error {
-	rows := [][]string{{"OF", "OWN", "STORED", "LOGICAL", "BUILDS", "QUOTA"}}
+	rows := [][]string{{"OF", "OWN", "ON DISK", "LOGICAL", "BUILDS", "QUOTA"}}
 	for _, s := range append(append([]duSum{}, r.Users...), r.EPs...) {
 		quota := "-"
 		if s.QuotaBytes > 0 {
@@ -322,11 +322,15 @@ func packableLine(bytes int64, unknown uint64) string {
 // fewBytes is what two files have in common that is not worth a line: graphs of one execution provider are alike.
 const fewBytes = 4 << 10
 
-// spaceLine says in one line how much is used, of how much.
+// spaceLine says in one line how much is used, of how much, and for what.
 func spaceLine(s *spaceResult) string {
 	text := fmt.Sprintf("%s on disk", byteSize(s.UsedBytes))
 	if s.BudgetBytes > 0 {
 		text += " of " + byteSize(s.BudgetBytes)
 	}
-	return text + fmt.Sprintf(", %s stored, %s served, %s, %s", byteSize(s.StoredBytes), byteSize(s.LogicalBytes), counted(s.Entries, "entry"), counted(s.Builds, "build"))
+	text += fmt.Sprintf(", for files of %s", byteSize(s.LogicalBytes))
+	if s.StoredBytes != s.LogicalBytes {
+		text += fmt.Sprintf(" (%s, equal ones once)", byteSize(s.StoredBytes))
+	}
+	return text + fmt.Sprintf(", %s, %s", counted(s.Entries, "entry"), counted(s.Builds, "build"))
 }

@@ -163,5 +163,8 @@ func spaceDetails(s *spaceResult) string {
 	if s.Unkept > 0 {
 		parts = append(parts, counted(s.Unkept, "result")+" not kept")
 	}
-	return strings.Join(append(parts, fmt.Sprintf("longest wait for room %.1f ms (at most %.1f ms of the collector's work)", s.LongestWaitMs, s.LongestWorkedMs)), ", ")
+	if s.LongestWaitMs > 0 {
+		parts = append(parts, fmt.Sprintf("longest wait for room %.1f ms (at most %.1f ms of the collector's work)", s.LongestWaitMs, s.LongestWorkedMs))
+	}
+	return strings.Join(parts, ", ")
 }
