@@ -98,6 +98,7 @@ type Cache struct {
 	waiting  waitingResults
 
 	neverFitting neverFitting
+	usersRoom    usersRoom
 	attend       *attending
 	evicting     sync.Mutex // held by who writes ghosts and removes their builds
 	usages       usages
@@ -206,6 +207,7 @@ func (c *Cache) open() error {
 	c.failures = newFailures(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.claims = newClaims(c.now)
+	c.usersRoom.worth = believedFrom
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.attend = c.attend
