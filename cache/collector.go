@@ -61,9 +61,9 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 			c.log.Warn("space not looked at", "error", err)
 			return
 		}
-		need, any := c.places.waitedFor(b.budget)
+		need, written, any := c.places.waitedFor(b.budget)
 		hurry = hurry || any
-		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, Goal{slack: above, need: need, hurry: hurry})
+		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, Goal{slack: above, need: need, written: written, hurry: hurry})
 		if err == nil && len(plan.Steps) > 0 {
 			plan.yields = true
 			err = c.Collect(ctx, plan, func(int64, int64) {})
@@ -119,10 +119,10 @@ func (c *Cache) aboveBounds(ctx context.Context) (bool, error) {
 // above tells whether something has to go, but for users' quotas: what their users store is byUser. What waits for room counts with the floor, which
 // nothing may go below; within its budget the store takes one more without anything going.
 func (s *places) above(b *bounds, now *account) (above bool, byUser map[uint32]int64) {
-	need, _ := s.waitedFor(b.budget)
+	need, written, _ := s.waitedFor(b.budget)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	taken := s.reserved - s.passing
-	return b.budget > 0 && now.counted()+taken > b.budget || b.floor > 0 && b.free-taken-need < b.floor && now.disk > 0 ||
+	return b.budget > 0 && now.counted()+taken > b.budget || b.floor > 0 && b.free-(taken-s.written)-(need-written) < b.floor && now.disk > 0 ||
 		b.entries > 0 && now.entries > b.entries, maps.Clone(s.byUser)
 }

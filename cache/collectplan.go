@@ -14,10 +14,11 @@ import (
 
 // Goal says what a collection is to come to.
 type Goal struct {
-	Bytes *int64 // on disk, of what the peer may collect, if that is less than the configuration wants; nil: as it wants
-	slack bool   // somewhat less than the configuration wants, so that not each put has to make room
-	need  int64  // bytes on disk that are to fit in besides
-	hurry bool   // somebody waits: nothing is packed, which takes longer than to evict
+	Bytes   *int64 // on disk, of what the peer may collect, if that is less than the configuration wants; nil: as it wants
+	slack   bool   // somewhat less than the configuration wants, so that not each put has to make room
+	need    int64  // bytes on disk that are to fit in besides
+	written int64  // of these are there already: for the floor nothing has to go for them
+	hurry   bool   // somebody waits: nothing is packed, which takes longer than to evict
 
 	Progress func(Progress) // is told how far the survey of the store is; may be nil
 }
@@ -116,7 +117,7 @@ func (c *Cache) roomFor(b bounds, goal Goal) (bytes, missing int64, err error) {
 		return -1, 0, err
 	}
 	c.places.mu.Lock()
-	reserved := c.places.reserved - c.places.passing
+	reserved, written := c.places.reserved-c.places.passing, c.places.written+goal.written
 	c.places.mu.Unlock()
 	bytes = -1
 	if budget := b.budget; budget > 0 {
@@ -125,7 +126,7 @@ func (c *Cache) roomFor(b bounds, goal Goal) (bytes, missing int64, err error) {
 		}
 		bytes = max(budget-now.manifests-now.held-reserved-goal.need, 0)
 	}
-	if missing = b.floor - (b.free - reserved - goal.need); b.floor > 0 && missing > 0 {
+	if missing = b.floor - (b.free - (reserved + goal.need - written)); b.floor > 0 && missing > 0 {
 		if goal.slack {
 			missing += b.floor / slackPart
 		}

@@ -352,7 +352,7 @@ func (c *Cache) fitsAboveFloor(files []*os.File) error {
 		need += info.Size()
 	}
 	c.places.mu.Lock()
-	free := b.free - c.places.reserved
+	free := b.free - (c.places.reserved - c.places.written)
 	c.places.mu.Unlock()
 	if b.floor > 0 && free-need < b.floor {
 		return noRoom("a copy of the model takes %s; %s are free, of which %s are to stay free", bytesText(need), bytesText(free), bytesText(b.floor))

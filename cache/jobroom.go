@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 )
 
@@ -34,7 +35,16 @@ func (j *job) settle(ctx context.Context, b *index.Build, out string) (sizes []i
 	if j.c.settings.Load().keepSource == KeepCopy {
 		sizes = append(sizes, j.sourceSizes()...)
 	}
+	j.room.written = writtenOf(b, sizes)
 	return sizes, j.room.resize(ctx, true, sizes...)
+}
+
+// writtenOf is what of a compile's result is on the disk already: sizes are those of its files, and then of what is copied.
+func writtenOf(b *index.Build, sizes []int64) (disk int64) {
+	for _, size := range sizes[:min(len(b.Files), len(sizes))] {
+		disk += cas.OnDisk(size)
+	}
+	return disk
 }
 
 // sourceSizes are those of the files that are kept as copies of the source models.

@@ -42,8 +42,9 @@ func (j *job) keepLater(ctx context.Context, b *index.Build, out string, hashed 
 		return nil
 	}
 	disk, _ := needOf(sizes...)
+	written := writtenOf(b, sizes)
 	var ok bool
-	if k.queued, ok = j.c.queue(j.c.reports.owners.of(j.request.Peer.UID), disk, 1+len(k.stamps), why); !ok {
+	if k.queued, ok = j.c.queue(j.c.reports.owners.of(j.request.Peer.UID), disk, written, 1+len(k.stamps), why); !ok {
 		k.closeModels()
 		return nil
 	}
@@ -182,7 +183,7 @@ func (k *keptLater) keep(ctx context.Context, f *flight) error {
 	j := k.job
 	nobody := func() bool { return false } // waits for it: who asks is answered
 	room, err := k.await(ctx, nil, nobody, func() (*reservation, error) {
-		room := &reservation{c: j.c, user: j.request.Peer.UID}
+		room := &reservation{c: j.c, user: j.request.Peer.UID, written: writtenOf(k.build, k.sizes)}
 		err := room.resize(ctx, false, k.sizes...)
 		if errors.Is(err, errUserFull) { // what its user has too much goes in a moment, perhaps
 			err = room.resize(ctx, true, k.sizes...)

@@ -24,7 +24,7 @@ func (c *Cache) queuePut(cl *claim, put *Put, names []string, sizes []int64, why
 	disk, _ := needOf(sizes...)
 	q := &queuedPut{claim: cl, names: names, sizes: sizes}
 	var ok bool
-	if q.queued, ok = c.queue(cl.owner, disk, len(put.Files), why); !ok {
+	if q.queued, ok = c.queue(cl.owner, disk, 0, len(put.Files), why); !ok {
 		return nil, why
 	}
 	own := *put

@@ -68,7 +68,7 @@ func (c *crowded) openQueued() (sum queuedSum) {
 func (b *bench) fillOf(uid uint32) {
 	b.Helper()
 	for range maxQueued / queuedUserPart {
-		_, ok := b.cache.queue(b.cache.reports.owners.of(uid), 1, 0, nil)
+		_, ok := b.cache.queue(b.cache.reports.owners.of(uid), 1, 0, 0, nil)
 		require.True(b, ok)
 	}
 }
@@ -132,20 +132,20 @@ func TestWhatIsNotQueued(t *testing.T) {
 		},
 		"too many": func(c *crowded) string {
 			for i := range maxQueued {
-				_, ok := c.cache.queue(uint32(i), 1, 0, nil)
+				_, ok := c.cache.queue(uint32(i), 1, 0, 0, nil)
 				require.True(c, ok)
 			}
 			return "of the budget of"
 		},
 		"too many files": func(c *crowded) string {
-			_, ok := c.cache.queue(1, 1, maxQueuedFiles-1, nil)
+			_, ok := c.cache.queue(1, 1, 0, maxQueuedFiles-1, nil)
 			require.True(c, ok)
 			return "of the budget of"
 		},
 		"too many bytes": func(c *crowded) string {
 			b, err := c.cache.bounds()
 			require.NoError(c, err)
-			_, ok := c.cache.queue(1, maxQueuedBudgets*b.budget, 0, nil)
+			_, ok := c.cache.queue(1, maxQueuedBudgets*b.budget, 0, 0, nil)
 			require.True(c, ok)
 			return "of the budget of"
 		},
@@ -345,7 +345,7 @@ func TestWhatIsQueuedEndsWithTheDaemon(t *testing.T) {
 func TestNobodyOvertakesTheQueue(t *testing.T) {
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 20}}))
 	ctx := context.Background()
-	q, ok := b.cache.queue(1, 1<<10, 0, nil)
+	q, ok := b.cache.queue(1, 1<<10, 0, 0, nil)
 	require.True(t, ok)
 	late := &reservation{c: b.cache, queues: true}
 	require.ErrorContains(t, late.resize(ctx, false, 1), "1 results of 1.0 KiB that came before wait for room as well")
@@ -362,21 +362,21 @@ func TestNobodyOvertakesTheQueue(t *testing.T) {
 func TestAUserHasAPartOfTheQueue(t *testing.T) {
 	const budget = 8 << 20
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
-	one, ok := b.cache.queue(1, budget, maxQueuedFiles/2, nil)
+	one, ok := b.cache.queue(1, budget, 0, maxQueuedFiles/2, nil)
 	require.True(t, ok)
-	_, ok = b.cache.queue(1, 1, 0, nil)
+	_, ok = b.cache.queue(1, 1, 0, 0, nil)
 	require.False(t, ok, "more bytes than its part")
 	one.leave()
-	first, ok := b.cache.queue(1, 1, maxQueuedFiles/queuedUserPart, nil)
+	first, ok := b.cache.queue(1, 1, 0, maxQueuedFiles/queuedUserPart, nil)
 	require.True(t, ok)
-	_, ok = b.cache.queue(1, 1, 1, nil)
+	_, ok = b.cache.queue(1, 1, 0, 1, nil)
 	require.False(t, ok, "more files")
 	first.leave()
 
 	b.fillOf(stranger)
-	_, ok = b.cache.queue(b.cache.reports.owners.of(stranger), 1, 0, nil)
+	_, ok = b.cache.queue(b.cache.reports.owners.of(stranger), 1, 0, 0, nil)
 	require.False(t, ok, "more puts")
-	_, ok = b.cache.queue(1, 1, 0, nil)
+	_, ok = b.cache.queue(1, 1, 0, 0, nil)
 	require.True(t, ok, "another user's")
 	cl := newClaimed(b, nil)
 	cl.put.Later = true
@@ -394,11 +394,13 @@ func TestAQuotaIsNothingToQueueFor(t *testing.T) {
 	_, err := s.admit(now, full, 8192, 10, time.Now())
 	require.ErrorContains(t, err, "and uid 1 has")
 	require.False(t, fitsLater(err))
-	require.Zero(t, full.lacks(8192, err))
+	bytes, _ := full.lacks(8192, err)
+	require.Zero(t, bytes)
 	_, err = s.admit(now, other, 8192, 10, time.Now())
 	require.ErrorContains(t, err, "came before wait for room")
 	require.True(t, fitsLater(err))
-	require.Equal(t, int64(8192), other.lacks(8192, err))
+	bytes, _ = other.lacks(8192, err)
+	require.Equal(t, int64(8192), bytes)
 }
 
 // What was answered is waited for by nobody: so much goes for it at a time that the rest may still be hits.
@@ -407,7 +409,7 @@ func TestWhatIsQueuedHasRoomMadeBitByBit(t *testing.T) {
 	s := b.cache.places
 	s.queued = map[*queued]bool{{disk: 100}: true, {disk: 100}: true, {disk: 300}: true}
 	for budget, want := range map[int64]int64{0: 300, 800: 300, 3200: 400, 1 << 20: 500} {
-		bytes, any := s.waitedFor(budget)
+		bytes, _, any := s.waitedFor(budget)
 		require.Equal(t, want, bytes)
 		require.True(t, any)
 	}

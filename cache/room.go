@@ -73,6 +73,7 @@ func (c *Cache) keepReserve() {
 type places struct {
 	mu       sync.Mutex
 	reserved int64            // bytes on disk; guarded by mu
+	written  int64            // of reserved: what is on the disk already, and of which the free space knows; guarded by mu
 	byUser   map[uint32]int64 // logical bytes; guarded by mu
 	freed    chan struct{}    // closed, and made anew, when there may be more room; guarded by mu
 	stuck    time.Time        // until then nothing more may go, as far as is known; guarded by mu
@@ -112,6 +113,10 @@ type reservation struct {
 	user  uint32
 	disk  int64 // bytes on disk that are set aside
 	bytes int64 // logical
+
+	// written is how much of what it is for lies on the disk before it is stored, and only gets another name then: the files of a compile's
+	// result. The budget needs room for that, the floor has lost it already. counted is what of disk is that.
+	written, counted int64
 
 	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
 	// goes then. So the artefact in flight is that.
@@ -220,8 +225,9 @@ func (r *reservation) try(ctx context.Context, disk, bytes int64) (freed <-chan 
 			final = true
 		} else if final, err = s.admit(&now, r, disk, bytes, r.c.now()); err == nil {
 			s.reserved += disk - r.disk
+			s.written += min(r.written, disk) - r.counted
 			s.byUser[r.user] += bytes - r.bytes
-			r.disk, r.bytes = disk, bytes
+			r.disk, r.bytes, r.counted = disk, bytes, min(r.written, disk)
 		}
 		s.mu.Unlock()
 		return freed, final, err
@@ -275,9 +281,9 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.
 		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
 			hint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
-	case b.free-s.reserved < b.floor+disk-r.disk && b.floor > 0:
+	case b.free-(s.reserved-s.written) < b.floor+(disk-min(r.written, disk))-(r.disk-r.counted) && b.floor > 0:
 		return false, noRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
-			bytesText(disk), bytesText(b.free), bytesText(others), bytesText(b.floor)).
+			bytesText(disk), bytesText(b.free), bytesText(others-(s.written-r.counted)), bytesText(b.floor)).
 			hint("make room on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, bytes)
@@ -327,10 +333,11 @@ func (r *reservation) release() {
 	s := r.c.places
 	s.mu.Lock()
 	s.reserved -= r.disk
+	s.written -= r.counted
 	if s.byUser[r.user] -= r.bytes; s.byUser[r.user] <= 0 {
 		delete(s.byUser, r.user)
 	}
-	r.disk, r.bytes = 0, 0
+	r.disk, r.bytes, r.counted = 0, 0, 0
 	s.moved++
 	s.stuck = time.Time{} // there is more room than was thought
 	s.mu.Unlock()

@@ -252,7 +252,7 @@ func TestAnotherBudgetIsKeptToAtOnce(t *testing.T) {
 // Who waits for room above the floor has some made, though the floor itself is kept to; within the budget nothing has to go for one more.
 func TestWhatWaitsForTheFloorHasRoomMade(t *testing.T) {
 	for name, wait := range map[string]func(s *places){
-		"waits":  func(s *places) { s.await(60) },
+		"waits":  func(s *places) { s.await(60, 0) },
 		"queued": func(s *places) { s.queued[&queued{disk: 60}] = true },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -21,12 +21,13 @@ type roomQueue struct {
 
 // queued is one of them.
 type queued struct {
-	c     *Cache
-	owner uint32
-	disk  int64 // that it takes
-	files int   // descriptors
-	since time.Time
-	why   error // there was no room at once
+	c       *Cache
+	owner   uint32
+	disk    int64 // that it takes
+	written int64 // of these are on the disk already
+	files   int   // descriptors
+	since   time.Time
+	why     error // there was no room at once
 }
 
 // Bounds of what waits to be kept: in number, in descriptors, and in bytes, so many times the budget. One user has at most a part of each, or
@@ -63,7 +64,7 @@ func fitsLater(err error) bool {
 }
 
 // queue has a result wait for room, unless too much does already. why is that there was none at once.
-func (c *Cache) queue(owner uint32, disk int64, files int, why error) (q *queued, ok bool) {
+func (c *Cache) queue(owner uint32, disk, written int64, files int, why error) (q *queued, ok bool) {
 	b, err := c.bounds()
 	if err != nil || c.ctx.Err() != nil {
 		return nil, false
@@ -71,7 +72,7 @@ func (c *Cache) queue(owner uint32, disk int64, files int, why error) (q *queued
 	s := c.places
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q = &queued{c: c, owner: owner, disk: disk, files: files, since: time.Now(), why: why}
+	q = &queued{c: c, owner: owner, disk: disk, written: written, files: files, since: time.Now(), why: why}
 	all, own := queuedSum{1, files, disk}, queuedSum{1, files, disk}
 	for other := range s.opened {
 		all.add(other)

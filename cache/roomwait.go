@@ -32,38 +32,39 @@ type rounds struct {
 
 // roomWait is one wait for room.
 type roomWait struct {
-	s     *places
-	bytes int64
-	after uint64 // the rounds that had begun before
-	wait  cas.Wait
+	s       *places
+	bytes   int64
+	written int64  // of these are on the disk already
+	after   uint64 // the rounds that had begun before
+	wait    cas.Wait
 
 	impatient time.Duration // what had been worked when its patience was found to be at an end; 0: it is not; guarded by s.mu
 }
 
 // await begins to wait for so many bytes on disk.
-func (s *places) await(bytes int64) *roomWait {
+func (s *places) await(bytes, written int64) *roomWait {
 	wait := s.waits.Begin()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := &roomWait{s: s, bytes: bytes, after: s.begun, wait: wait}
+	w := &roomWait{s: s, bytes: bytes, written: written, after: s.begun, wait: wait}
 	s.waiting[w] = true
 	return w
 }
 
 // needs says for how many bytes it waits from now on.
-func (w *roomWait) needs(bytes int64) {
+func (w *roomWait) needs(bytes, written int64) {
 	w.s.mu.Lock()
 	defer w.s.mu.Unlock()
-	w.bytes = bytes
+	w.bytes, w.written = bytes, written
 }
 
-// lacks gives the bytes on disk that have to go for a reservation which was refused: none where only its user has too much, for the collector
-// sees to that by itself, and nobody else's builds have to go for it.
-func (r *reservation) lacks(disk int64, why error) int64 {
+// lacks gives the bytes on disk that have to go for a reservation which was refused, and how many of them need not for the floor: none where
+// only its user has too much, for the collector sees to that by itself, and nobody else's builds have to go for it.
+func (r *reservation) lacks(disk int64, why error) (bytes, written int64) {
 	if errors.Is(why, errUserFull) {
-		return 0
+		return 0, 0
 	}
-	return disk - r.disk
+	return disk - r.disk, min(r.written, disk) - r.counted
 }
 
 // end ends it. freed: what it waited for has come about, or was found not to; else it has left.
@@ -139,19 +140,23 @@ func (s *places) begin() (round uint64, hurry bool) {
 	return s.begun, len(s.waiting)+len(s.queued) > 0
 }
 
-// waitedFor gives the bytes on disk that are waited for. Of those that nobody waits for, since they were answered, some go at a time:
+// waitedFor gives the bytes on disk that are waited for, and how many of them are there already. Of what was answered and nobody waits for, some goes at a time:
 // what goes for them could have been hits meanwhile.
-func (s *places) waitedFor(budget int64) (bytes int64, any bool) {
+func (s *places) waitedFor(budget int64) (bytes, written int64, any bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var unwritten int64
 	for w := range s.waiting {
-		bytes += w.bytes
+		bytes, unwritten = bytes+w.bytes, unwritten+w.bytes-w.written
 	}
-	var all, largest int64
+	var all, largest, allUnwritten, largestUnwritten int64
 	for q := range s.queued {
 		all, largest = all+q.disk, max(largest, q.disk)
+		allUnwritten, largestUnwritten = allUnwritten+q.disk-q.written, max(largestUnwritten, q.disk-q.written)
 	}
-	return bytes + min(all, max(largest, budget/queuedPart)), len(s.waiting)+len(s.queued) > 0
+	bytes += min(all, max(largest, budget/queuedPart))
+	unwritten += min(allUnwritten, max(largestUnwritten, budget/queuedPart))
+	return bytes, bytes - unwritten, len(s.waiting)+len(s.queued) > 0
 }
 
 // hurry tells whether somebody waits for room, or something is to be kept.

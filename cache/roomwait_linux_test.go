@@ -36,7 +36,7 @@ func TestPackingGivesWayToWhoWaits(t *testing.T) {
 	step := &space.Step{Action: space.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
 	ctx, own, byHand := context.Background(), &Collection{Plan: space.Plan{Goal: -1}, yields: true}, &Collection{Plan: space.Plan{Goal: -1}}
 	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
-	w := b.cache.places.await(1)
+	w := b.cache.places.await(1, 0)
 	require.ErrorIs(t, b.cache.untilUsed(own, step)(ctx), errHurry)
 	require.NoError(t, b.cache.shrink(ctx, own, step))
 	require.Equal(t, "kept: "+errHurry.Error(), step.Outcome)
@@ -73,13 +73,13 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 func TestPatienceIsInTheCollectorsWork(t *testing.T) {
 	b := newBench(t)
 	s := b.cache.places
-	first := s.await(1)
+	first := s.await(1, 0)
 	over, _ := first.over()
 	require.False(t, over)
 	done := s.waits.Work()
 	for begun := s.waits.Spent(); s.waits.Spent() < begun+s.patience; {
 	}
-	second := s.await(1)
+	second := s.await(1, 0)
 	s.tellFreed()
 	require.NotZero(t, first.impatient)
 	require.Zero(t, second.impatient, "it came later")
