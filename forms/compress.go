@@ -102,7 +102,7 @@ func (s *Store) dense(d cas.Digest) bool {
 func (s *Store) noteDense(d cas.Digest) error {
 	found, _ := s.share(d)
 	found.dense = true
-	return s.memory.SaveShare(d, found.encode())
+	return s.saveShare(d, found)
 }
 
 // Compress does it if that gains by enough, and tells how many bytes on disk that freed; else it notes that it does not. ErrInUse: somebody has the

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -284,4 +285,31 @@ func TestCopiesMakeRoomForAnother(t *testing.T) {
 			require.Equal(t, contents[2], b.read(all[2]), "somebody has it")
 		})
 	}
+}
+
+// What is found out of a blob that is evicted meanwhile is not kept.
+func TestNothingIsKnownOfWhatIsEvictedWhileItIsLookedAt(t *testing.T) {
+	ctx := context.Background()
+	b := newBenchIn(t, inMemory(t))
+	common := noise(1, mib/2)
+	first := b.put(common)
+	for i, look := range []func(d cas.Digest, gate Gate) error{
+		func(d cas.Digest, gate Gate) error { _, err := b.LookAt(ctx, d, gate); return err },
+		func(d cas.Digest, gate Gate) error { _, err := b.Pack(ctx, d, Worth, gate); return err },
+		func(d cas.Digest, gate Gate) error {
+			_, err := b.Expected(ctx, Compressible{d, d, mib / 2}, gate)
+			return err
+		},
+	} {
+		d := b.put(slices.Concat(noise(uint64(10+i), 4096), common))
+		var once sync.Once
+		err := look(d, func(context.Context) error { once.Do(func() { b.evict(d) }); return nil })
+		if err != nil {
+			require.ErrorIs(t, err, cas.ErrNotFound)
+		}
+		require.NotContains(t, b.objects(), d)
+		require.NotContains(t, b.sketches, d)
+		require.NotContains(t, b.shares, d)
+	}
+	require.Equal(t, []cas.Digest{first}, b.objects())
 }

@@ -63,7 +63,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	}
 	if freed, err = s.giveWay(ctx, d, gate); errors.Is(err, errLimits) {
 		s.log.Info("container not packed", "digest", d.String(), "why", err)
-		return 0, errors.Join(ignoreNotFound(s.removeRecipe(d)), s.memory.SaveShare(d, Share{}.encode())) // it would not be another time, too
+		return 0, errors.Join(ignoreNotFound(s.removeRecipe(d)), s.saveShare(d, Share{})) // it would not be another time, too
 	}
 	return freed, err
 }
@@ -164,7 +164,7 @@ func (s *Store) tryRecipe(ctx context.Context, r *dedupe.Recipe) (sound bool, er
 		return err == nil, err
 	}
 	s.log.Error("not packed: the recipe that was made does not give the file; please report this", "digest", r.Blob.String(), "error", err)
-	return false, s.memory.SaveShare(r.Blob, Share{}.encode())
+	return false, s.saveShare(r.Blob, Share{})
 }
 
 // anyDamaged reads a blob and all that its recipe takes from.

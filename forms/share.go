@@ -47,7 +47,20 @@ func (s *Store) saveSketch(d cas.Digest, made dedupe.Sketch) error {
 	if err != nil {
 		return err
 	}
+	defer s.forgetIfGone(d)
 	return s.memory.SaveSketch(d, raw)
+}
+
+func (s *Store) saveShare(d cas.Digest, found Share) error {
+	defer s.forgetIfGone(d)
+	return s.memory.SaveShare(d, found.encode())
+}
+
+// forgetIfGone forgets what was just found out of a blob that was removed meanwhile: who removed it has forgotten only what was known then.
+func (s *Store) forgetIfGone(d cas.Digest) {
+	if !s.whole.Has(d) && !s.shelf.Stands(d) {
+		s.memory.DropSharing(d)
+	}
 }
 
 // near lists the blobs that probably share bytes with one and that it may refer to, the best first. They are whole, and have no
@@ -239,7 +252,7 @@ func (s *Store) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, err
 			s.smallerAgain(m.Plan)
 		}
 	}
-	return out, s.memory.SaveShare(d, out.encode())
+	return out, s.saveShare(d, out)
 }
 
 // smallerAgain has those looked at once more that came before a blob which has much of each, and is much larger itself, so that they are what can
