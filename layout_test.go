@@ -44,14 +44,15 @@ var allowed = map[string][]string{
 	"witness":                                {"cas"},
 	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
 	"queue":                                  {},
-	"views":                                  {"cas", "flock", "forms", "index"},        // index: for ids, files and names of builds, and where their views were
-	"requests":                               {"cas", "compilers", "index", "spelling"}, // index: for keys, and what a build says of itself
-	"space":                                  {"bytesize", "cas", "index"},              // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "flock", "forms", "index", "queue", "requests", "rules", "space", "views", "watch", "weights", "witness"},
-	"config":                                 {"bytesize", "compilers", "rules", "spelling", "unixsock"},                                                                     // the names of execution providers, and where the socket is by default
-	"cmd/epcached":                           {"cache", "compilers", "config", "requests", "rules", "space", "unixsock", "unixsock/wire", "watch"},                           // watch: the configuration, while the daemon runs
-	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
-	"clients/conformance":                    {"unixsock/wire"},                                                                                                              // in its test
+	"refusal":                                {},
+	"views":                                  {"cas", "flock", "forms", "index"},                   // index: for ids, files and names of builds, and where their views were
+	"requests":                               {"cas", "compilers", "index", "refusal", "spelling"}, // index: for keys, and what a build says of itself
+	"space":                                  {"bytesize", "cas", "index"},                         // for what a survey says of builds and blobs: it opens nothing
+	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "flock", "forms", "index", "queue", "refusal", "requests", "rules", "space", "views", "watch", "weights", "witness"},
+	"config":                                 {"bytesize", "compilers", "rules", "spelling", "unixsock"},                                                                                // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                           {"cache", "compilers", "config", "refusal", "requests", "rules", "space", "unixsock", "unixsock/wire", "watch"},                           // watch: the configuration, while the daemon runs
+	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "refusal", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
+	"clients/conformance":                    {"unixsock/wire"},                                                                                                                         // in its test
 	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/dialogue", "compilers/ort"},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // What changed its form just before a crash is accounted for by the next start.
@@ -49,7 +50,7 @@ func TestAGhostAloneTellsWhy(t *testing.T) {
 	other := b.self()
 	other.UID++
 	_, err = b.cache.Why(context.Background(), other, gone.BuildKey.String())
-	require.Equal(t, NotFound, ClassOf(err), "somebody else's")
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "somebody else's")
 }
 
 // A blob that no build needs goes at the next start, whatever it stands beside.

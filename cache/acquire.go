@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -72,10 +73,10 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 		return nil, err
 	}
 	if err := r.foldOutput(); err != nil {
-		return nil, refused(err)
+		return nil, err
 	}
 	if c.index.Making() { // which takes minutes where there are a million builds: who asks is better off alone
-		return nil, fail(Unavailable, nil, "the index was broken, and is being made anew").hint("the daemon's log tells how far it is; compile without it until then")
+		return nil, refusal.New(refusal.Unavailable, nil, "the index was broken, and is being made anew").WithHint("the daemon's log tells how far it is; compile without it until then")
 	}
 	for attempt := 1; ; attempt++ {
 		a, err := c.acquire(ctx, r, t)
@@ -141,7 +142,7 @@ func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
 	if a.View == nil || rc.stands() {
 		return nil
 	}
-	return errors.Join(fail(Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).hint("ask again when the update is done"), a.View.Close())
+	return errors.Join(refusal.New(refusal.Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).WithHint("ask again when the update is done"), a.View.Close())
 }
 
 // answer is for a runtime with certain contents.
@@ -222,13 +223,13 @@ func (c *Cache) mayCompile(r *Request, p *plan, rc *runtimeContent, found *searc
 	case found.doubted >= maxRounds:
 		return errDoubted(r, p)
 	case found.stale && (r.OnMiss == Fail || c.policyOf(p.eps).Unsupported == PolicyFail && r.OnMiss != Refresh):
-		return fail(Stale, nil, "model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
-			hint("compile it for what is here now: ask with on_miss refresh")
+		return refusal.New(refusal.Stale, nil, "model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+			WithHint("compile it for what is here now: ask with on_miss refresh")
 	case r.OnMiss == Fail && found.flight != nil:
 		return c.notYet(r, p, found)
 	case r.OnMiss == Fail:
-		return fail(NotFound, nil, "no build for model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
-			hint("compile it: ask again with on_miss wait")
+		return refusal.New(refusal.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+			WithHint("compile it: ask again with on_miss wait")
 	}
 	return nil
 }
@@ -251,12 +252,12 @@ func (c *Cache) mayReplace(r *Request, id identity, p *plan) error {
 	}
 	builds, err := c.index.Lookup(p.requestKey, scope)
 	if err != nil {
-		return fail(Internal, err, "look-up of %s", p.requestKey)
+		return refusal.New(refusal.Internal, err, "look-up of %s", p.requestKey)
 	}
 	for i := range builds {
 		if builds[i].BuildKey == p.buildKey && c.index.StateOf(builds[i].ID).Name != index.Damaged {
-			return fail(NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
-				hint("bypass compiles for this request alone, and store user keeps a build of your own")
+			return refusal.New(refusal.NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
+				WithHint("bypass compiles for this request alone, and store user keeps a build of your own")
 		}
 	}
 	return nil
@@ -271,39 +272,39 @@ const (
 func (r *Request) check() error {
 	switch {
 	case r.Graph == nil:
-		return fail(BadRequest, nil, "the request has no model")
+		return refusal.New(refusal.BadRequest, nil, "the request has no model")
 	case len(r.EPs) == 0:
-		return fail(BadRequest, nil, "model %q: the request names no execution provider", r.Name).
-			hint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
+		return refusal.New(refusal.BadRequest, nil, "model %q: the request names no execution provider", r.Name).
+			WithHint("for example OpenVINOExecutionProvider or QNNExecutionProvider")
 	case len(r.EPs) > maxEPs:
-		return fail(BadRequest, nil, "model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
+		return refusal.New(refusal.BadRequest, nil, "model %q: %d execution providers, more than %d", r.Name, len(r.EPs), maxEPs)
 	case len(r.SessionOptions)+len(r.FreeDimensions)+len(r.FreeDimensionsByDenotation) > maxOptions:
-		return fail(BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
+		return refusal.New(refusal.BadRequest, nil, "model %q: more than %d options", r.Name, maxOptions)
 	}
 	if err := r.checkGroup(); err != nil {
 		return err
 	}
 	if r.VerifyOutput < 0 || math.IsNaN(r.VerifyOutput) || math.IsInf(r.VerifyOutput, 0) {
-		return fail(BadRequest, nil, "verify_output %g is no tolerance", r.VerifyOutput)
+		return refusal.New(refusal.BadRequest, nil, "verify_output %g is no tolerance", r.VerifyOutput)
 	}
 	switch r.Store {
 	case "", "shared", "user", "none":
 	default:
-		return fail(BadRequest, nil, "store %q: it is one of shared, user, none", r.Store)
+		return refusal.New(refusal.BadRequest, nil, "store %q: it is one of shared, user, none", r.Store)
 	}
 	seen := make(map[string]bool)
 	for _, ep := range r.EPs {
 		if ep.Name == "" || len(ep.Name) > 200 || strings.ContainsAny(ep.Name, "/\x00\n") {
-			return fail(BadRequest, nil, "execution provider %q: not a name", ep.Name)
+			return refusal.New(refusal.BadRequest, nil, "execution provider %q: not a name", ep.Name)
 		}
 		if seen[ep.Name] {
-			return fail(BadRequest, nil, "execution provider %q is named twice", ep.Name)
+			return refusal.New(refusal.BadRequest, nil, "execution provider %q is named twice", ep.Name)
 		}
 		seen[ep.Name] = true
 	}
 	for name, v := range r.FreeDimensions {
 		if v <= 0 {
-			return fail(BadRequest, nil, "free dimension %q: %d is not a size", name, v)
+			return refusal.New(refusal.BadRequest, nil, "free dimension %q: %d is not a size", name, v)
 		}
 	}
 	return nil
@@ -375,7 +376,7 @@ func namedDimensions(names []string) string {
 // contextError is the error of a caller that went away, or whose time is over.
 func contextError(ctx context.Context, r *Request) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fail(Deadline, ctx.Err(), "model %q", r.Name)
+		return refusal.New(refusal.Deadline, ctx.Err(), "model %q", r.Name)
 	}
-	return fail(Cancelled, ctx.Err(), "model %q", r.Name)
+	return refusal.New(refusal.Cancelled, ctx.Err(), "model %q", r.Name)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -39,7 +40,7 @@ func TestOnMiss(t *testing.T) {
 	b := newBench(t)
 	r := b.request(b.model(1))
 	r.OnMiss = Fail
-	require.Equal(t, NotFound, b.refused(r).Class)
+	require.Equal(t, refusal.NotFound, b.refused(r).Class)
 	r.OnMiss = KeyOnly
 	key := b.acquire(r)
 	require.Equal(t, Key, key.Outcome)

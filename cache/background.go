@@ -3,6 +3,8 @@ package cache
 import (
 	"context"
 	"errors"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 // A user may have so many jobs finished without waiting for them, and so many files held open for that: each holds the
@@ -40,8 +42,8 @@ func (fs *flights) mayKeep(f *flight, who *asking) error {
 		}
 	}
 	if jobs >= maxKeptJobs || jobs > 0 && files >= maxKeptFiles {
-		return fail(Busy, nil, "%d compiles are queued for you in the background", jobs).
-			hint("ask again when some are done, or cancel some: epcachectl jobs")
+		return refusal.New(refusal.Busy, nil, "%d compiles are queued for you in the background", jobs).
+			WithHint("ask again when some are done, or cancel some: epcachectl jobs")
 	}
 	return nil
 }
@@ -50,8 +52,8 @@ func (fs *flights) mayKeep(f *flight, who *asking) error {
 func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, why string) (*Answer, error) {
 	key, scope := c.flightKey(r, id, p)
 	if scope == "" {
-		return nil, fail(BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", r.Name).
-			hint("ask with on_miss wait")
+		return nil, refusal.New(refusal.BadRequest, nil, "model %q: nothing is to be kept of it, so there is nothing to compile in the background", r.Name).
+			WithHint("ask with on_miss wait")
 	}
 	f, first, err := c.flights.send(key, c.asking(r, nil), c.begin(r, id, p, rc, scope))
 	if err != nil {
@@ -60,7 +62,7 @@ func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *pl
 	if !first {
 		why = "it is being compiled already"
 		if err := c.inherit(f, key, r, p, rc, func(own *Request) func() (runner, error) { return c.begin(own, id, p, rc, scope) }); err != nil {
-			return nil, fail(Internal, err, "model %q", r.Name)
+			return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
 		}
 	}
 	c.keepWanted(f, r, p)

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Changed is what was done with some builds, or would be: to how many, and the first of them.
@@ -30,7 +31,7 @@ func (ch *Changed) took(c *Cache, b *index.Build) {
 func (c *Cache) filledIn(p Peer, ch Changed, err error) (Changed, error) {
 	if err == nil {
 		if err = c.fillIn(p, ch.Builds); err != nil {
-			err = fail(Internal, err, "change builds")
+			err = refusal.New(refusal.Internal, err, "change builds")
 		}
 	}
 	return ch, err
@@ -40,14 +41,14 @@ func (c *Cache) filledIn(p Peer, ch Changed, err error) (Changed, error) {
 func (c *Cache) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.Build) error) error {
 	for _, id := range ids {
 		if ctx.Err() != nil {
-			return fail(Cancelled, ctx.Err(), "change builds")
+			return refusal.New(refusal.Cancelled, ctx.Err(), "change builds")
 		}
 		b, err := c.index.Get(id)
 		if errors.Is(err, index.ErrNotFound) {
 			continue // it has just gone
 		}
 		if err != nil {
-			return fail(Internal, err, "change builds")
+			return refusal.New(refusal.Internal, err, "change builds")
 		}
 		if err := fn(&b); err != nil {
 			return err
@@ -90,7 +91,7 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 		freed, err = c.freedBy(ctx, p, ids)
 	}
 	if err != nil {
-		return removed, 0, fail(Internal, err, "remove")
+		return removed, 0, refusal.New(refusal.Internal, err, "remove")
 	}
 	err = c.removeByHand(ctx, ids, dryRun, &removed)
 	if err == nil && everything && !dryRun {
@@ -100,7 +101,7 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 			left, err = c.everything(ctx) // what is stored meanwhile
 		}
 		if err != nil {
-			err = fail(Internal, err, "remove all")
+			err = refusal.New(refusal.Internal, err, "remove all")
 		}
 		freed = max(freed-left, 0)
 	}
@@ -122,7 +123,7 @@ func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bo
 		}
 		some = nil
 		if err != nil {
-			return fail(Internal, err, "remove")
+			return refusal.New(refusal.Internal, err, "remove")
 		}
 		return nil
 	}
@@ -174,7 +175,7 @@ func (c *Cache) mayChangeIn(p Peer, scope string) bool {
 func (c *Cache) changeable(ctx context.Context, p Peer, names []string) (ids []index.BuildID, err error) {
 	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
 		if !c.mayChange(p, b) {
-			return fail(NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)
+			return refusal.New(refusal.NotAllowed, nil, "build %s is shared: changing it is for administrators", b.BuildKey)
 		}
 		ids = append(ids, b.ID)
 		return nil

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 func TestRemove(t *testing.T) {
@@ -27,7 +29,7 @@ func TestRemove(t *testing.T) {
 	require.NoDirExists(t, a.Path)
 	require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 	_, _, err = b.cache.Remove(context.Background(), me, []string{"nothing-like-that"}, false, false)
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 }
 
 func TestInvalidate(t *testing.T) {

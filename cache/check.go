@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Finding is something that Check did not find as it should be.
@@ -35,7 +36,7 @@ type CheckResult struct {
 // damaged is put aside and its builds are withheld; the next request compiles them anew. Progress may be nil.
 func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress func(Progress)) (CheckResult, error) {
 	if !c.Administrator(p) {
-		return CheckResult{}, fail(NotAllowed, nil, "checking the store is for administrators")
+		return CheckResult{}, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
 	}
 	var out CheckResult
 	found, err := c.index.Check(ctx, farThrough(progress, "checking"))
@@ -193,9 +194,9 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 
 func checkError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return fail(Cancelled, ctx.Err(), "check")
+		return refusal.New(refusal.Cancelled, ctx.Err(), "check")
 	}
-	return fail(Internal, err, "check")
+	return refusal.New(refusal.Internal, err, "check")
 }
 
 // checkBlob gives what is wrong with one blob, nil if nothing is.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -78,7 +79,7 @@ func kindOf(rel string) string {
 // looks is looked at once more. Progress may be nil.
 func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) ([]SpaceLine, []Finding, error) {
 	if !c.Administrator(p) {
-		return nil, nil, fail(NotAllowed, nil, "checking the store is for administrators")
+		return nil, nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
 	}
 	lines := make(map[string]*SpaceLine)
 	for _, name := range spaceKinds {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/refusal"
 )
 
 // ClaimOptions bound what applications compile themselves, with libraries of their own.
@@ -216,7 +217,7 @@ func newClaims(now func() time.Time) *claims {
 // enter puts a request among those that want the claim, unless its user has too many.
 func (cs *claims) enter(key flightKey, a *claimer, most int) error {
 	if wait, ok := cs.limiter.take(a.owner); !ok {
-		return fail(Busy, nil, "too many claims").hint("the next one is given in %s", wait.Round(time.Second)+time.Second)
+		return refusal.New(refusal.Busy, nil, "too many claims").WithHint("the next one is given in %s", wait.Round(time.Second)+time.Second)
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -227,7 +228,7 @@ func (cs *claims) enter(key flightKey, a *claimer, most int) error {
 		}
 	}
 	if n >= most {
-		return fail(Busy, nil, "you hold %d claims already", n).hint("put what they are for, or give them up")
+		return refusal.New(refusal.Busy, nil, "you hold %d claims already", n).WithHint("put what they are for, or give them up")
 	}
 	cs.asking[key] = append(cs.asking[key], a)
 	return nil
@@ -303,7 +304,7 @@ func (cs *claims) find(p Peer, id string) (*claim, error) {
 			why = past.why
 		}
 	}
-	e := fail(NotFound, nil, "no claim %.80q of yours", id).hint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
+	e := refusal.New(refusal.NotFound, nil, "no claim %.80q of yours", id).WithHint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
 	if why != "" {
 		e.Text += ": " + why
 	}
@@ -320,7 +321,7 @@ func (c *Cache) GiveUp(ctx context.Context, p Peer, id, text string, code int32)
 		text = "it was given up"
 	}
 	if !cl.finish(text, code) {
-		return fail(NotFound, nil, "claim %.80q is over", id)
+		return refusal.New(refusal.NotFound, nil, "claim %.80q is over", id)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -127,8 +128,8 @@ const maxHandOvers = 16
 // not run here.
 func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, why string, t *telling, phase func(string)) (*Answer, error) {
 	if compilers.Weightless(r.SessionOptions) {
-		return nil, fail(NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", r.Name).
-			hint("leave ep.enable_weightless out, or let the daemon compile it")
+		return nil, refusal.New(refusal.NotAllowed, nil, "model %q: a weightless build needs its source, which what is put does not bring", r.Name).
+			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
 	if rc != nil { // else what is known of failures is of other libraries
 		if f := c.failedBefore(r, id, p, rc); f != nil && f.Reason.ofProvider() {
@@ -189,7 +190,7 @@ func (a *claimer) handed(ctx context.Context, r *Request, cl *claim, err error) 
 		return nil, flightError(ctx, r, err)
 	}
 	if why := cl.overWhy(); why != "" {
-		return nil, fail(Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", r.Name, why)
+		return nil, refusal.New(refusal.Cancelled, errGivenUp, "model %q: the claim ended as it was given: %s", r.Name, why)
 	}
 	given := cl.Claim
 	return &Answer{Outcome: Claimed, Claim: &given, Why: a.why}, nil
@@ -200,8 +201,8 @@ func (a *claimer) handed(ctx context.Context, r *Request, cl *claim, err error) 
 func (c *Cache) claimKey(r *Request, id identity, p *plan) (flightKey, error) {
 	scope, _ := c.scopes(r, id)
 	if scope == "" {
-		return flightKey{}, fail(NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", r.Name).
-			hint("compile it without epcached")
+		return flightKey{}, refusal.New(refusal.NotAllowed, nil, "model %q: nothing is to be kept of it, so there is nothing to claim", r.Name).
+			WithHint("compile it without epcached")
 	}
 	if shared := (flightKey{build: p.buildKey, scope: scope}); scope == "shared" && (c.Publisher(r.Peer) || c.flights.has(shared)) {
 		return shared, nil
@@ -224,7 +225,7 @@ func (c *Cache) newClaimer(ctx context.Context, r *Request, id identity, p *plan
 		own.EPs[i].Files = nil
 	}
 	if own.Runtime, err = r.Runtime.keepLibraries(p.outside); err != nil {
-		return nil, fail(Internal, err, "model %q", r.Name)
+		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
 	}
 	return &claimer{request: &own, plan: p, rc: rc, id: id, owner: c.reports.owners.of(r.Peer.UID), takes: takes, why: why}, nil
 }
@@ -305,11 +306,11 @@ func claimError(r *Request, err error) error {
 	return claimFailed(r.Name, end)
 }
 
-func claimFailed(model string, end *claimEnd) *Error {
-	e := fail(CompileFailed, end, "model %q", model).fact("reason", "claim ended").
-		hint("ask with on_miss claim to compile it yourself, or load the model without epcached")
+func claimFailed(model string, end *claimEnd) *refusal.Error {
+	e := refusal.New(refusal.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
+		WithHint("ask with on_miss claim to compile it yourself, or load the model without epcached")
 	if end.code != 0 {
-		e.fact("code", fmt.Sprint(end.code))
+		e.WithFact("code", fmt.Sprint(end.code))
 	}
 	return e
 }

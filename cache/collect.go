@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
 	"github.com/epcached/epcached/views"
 )
@@ -190,7 +191,7 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 			return nil
 		}
 		if err := sleep(ctx, 5*time.Millisecond); err != nil {
-			return fail(Cancelled, err, "collect")
+			return refusal.New(refusal.Cancelled, err, "collect")
 		}
 	}
 }
@@ -225,7 +226,7 @@ func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []removal,
 		for i := range ghosts {
 			c.index.Exorcise(ghosts[i].BuildID)
 		}
-		return fail(Internal, err, "collect")
+		return refusal.New(refusal.Internal, err, "collect")
 	}
 	err := c.evict(ctx, plan, batch)
 	progress(plan.Freed, total)
@@ -296,10 +297,10 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 		}
 	}
 	if err == nil && ctx.Err() != nil {
-		return fail(Cancelled, ctx.Err(), "collect")
+		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
 	}
 	if err != nil {
-		return fail(Internal, err, "collect")
+		return refusal.New(refusal.Internal, err, "collect")
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
 	"github.com/epcached/epcached/views"
 )
@@ -34,17 +35,17 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	c.forms.ReadAgain() // else nothing goes
 	b, err := c.bounds()
 	if err != nil {
-		return nil, fail(Internal, err, "collect")
+		return nil, refusal.New(refusal.Internal, err, "collect")
 	}
 	survey, inv, err := c.takeInventory(ctx, goal.Progress)
 	if err != nil {
-		return nil, fail(Internal, err, "collect")
+		return nil, refusal.New(refusal.Internal, err, "collect")
 	}
 	whole := c.Administrator(p)
 	to := space.Limits{Bytes: -1, Unused: b.unused, User: b.user, Entries: b.entries, Packs: !goal.hurry && c.settings.Load().pack.when != PackOff}
 	if whole {
 		if to.Bytes, to.Missing, err = c.roomFor(b, goal); err != nil {
-			return nil, fail(Internal, err, "collect")
+			return nil, refusal.New(refusal.Internal, err, "collect")
 		}
 	}
 	budgeted := to.Bytes >= 0

@@ -6,13 +6,14 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
 )
 
 // shrink carries out a step that removes no build. An error is the end of the whole collection.
 func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) error {
 	if ctx.Err() != nil {
-		return fail(Cancelled, ctx.Err(), "collect")
+		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
 	}
 	b, why := c.still(plan, s, 0)
 	if why != "" {
@@ -32,7 +33,7 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 	}
 	switch {
 	case ctx.Err() != nil:
-		return fail(Cancelled, ctx.Err(), "collect")
+		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
 	case freed > 0: // perhaps not all of it was done; what was, counts
 		plan.Carried(s, freed)
 		c.places.tellFreed()

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
 )
 
@@ -191,7 +192,7 @@ func TestABuildIsNotPackedWithoutRoom(t *testing.T) {
 			a := b.acquire(b.variant(2))
 			require.Equal(t, Hit, a.Outcome)
 			require.Equal(t, files[1], b.read(a))
-			require.Equal(t, NoSpace, storeClass(full))
+			require.Equal(t, refusal.NoSpace, storeClass(full))
 		})
 	}
 }

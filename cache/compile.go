@@ -6,6 +6,7 @@ import (
 	"io/fs"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -66,21 +67,21 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 
 // errOtherORT is for who waited for a build, time and again, and may not have what came.
 func errOtherORT(r *Request, b *index.Build) error {
-	return fail(Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, b.ORTVersion).hint("ask again")
+	return refusal.New(refusal.Busy, nil, "model %q: strict_ort: it is being compiled under ONNX Runtime %s", r.Name, b.ORTVersion).WithHint("ask again")
 }
 
 // flightError is what a request is told of a flight that brought nothing.
 func flightError(ctx context.Context, r *Request, err error) error {
-	var known *Error
+	var known *refusal.Error
 	switch {
 	case ctx.Err() != nil:
 		return contextError(ctx, r)
-	case errors.As(err, &known) && known.Failure != nil:
-		return known.retold(r.Name)
+	case errors.As(err, &known) && failureIn(known) != nil:
+		return retold(known, r.Name)
 	case known != nil:
 		return err
 	}
-	return fail(Cancelled, err, "model %q", r.Name)
+	return refusal.New(refusal.Cancelled, err, "model %q", r.Name)
 }
 
 func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(string)) (*Answer, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -41,8 +42,8 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan,
 	case ctx.Err() != nil:
 		return nil, contextError(ctx, r)
 	case errors.As(err, &large):
-		return nil, fail(CompileFailed, err, "model %q cannot be embedded", r.Name).fact("reason", "too large").
-			hint("ask for it without embedding: its context stays in a file beside the graph")
+		return nil, refusal.New(refusal.CompileFailed, err, "model %q cannot be embedded", r.Name).WithFact("reason", "too large").
+			WithHint("ask for it without embedding: its context stays in a file beside the graph")
 	case err != nil:
 		c.log.Info("build not converted", "model", r.Name, "build", from.BuildKey.String(), "why", err)
 		return nil, nil // it is compiled instead

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -40,7 +41,7 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b.refused(b.dynamic(compilertest.TestEP, row.batch))
 			e := b.refused(b.dynamic(compilertest.TestEP, row.batch)) // from memory, which knows as much
-			require.Equal(t, CompileFailed, e.Class)
+			require.Equal(t, refusal.CompileFailed, e.Class)
 			require.Equal(t, "no node taken", e.Facts["reason"])
 			for _, text := range row.says {
 				require.Contains(t, e.Hint, text)
@@ -89,7 +90,7 @@ func TestOpenDimensionsWithQNN(t *testing.T) {
 		return r
 	}
 	e := b.refused(ask())
-	require.Equal(t, CompileFailed, e.Class)
+	require.Equal(t, refusal.CompileFailed, e.Class)
 	require.Contains(t, e.Hint, "--dim batch=N")
 	require.Equal(t, "batch", e.Facts["free_dimensions"])
 	r := ask()

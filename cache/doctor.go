@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -61,7 +62,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	out = append(out, c.adviseBuilds(ctx)...)
 	out = append(out, c.adviseLately(p)...)
 	if ctx.Err() != nil {
-		return nil, fail(Cancelled, ctx.Err(), "doctor")
+		return nil, refusal.New(refusal.Cancelled, ctx.Err(), "doctor")
 	}
 	return out, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/refusal"
 )
 
 func (b *bench) doctor(p Peer) []Advice {
@@ -274,7 +275,7 @@ func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
 	b.begins(g, 4)
 	leave()
 	for _, one := range asked {
-		require.Equal(t, Cancelled, ClassOf((<-one).err))
+		require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-one).err))
 	}
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	require.Zero(t, b.cache.index.Counters()["failures"])

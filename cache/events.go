@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Event is something that happened to an entry, or to the machine.
@@ -112,7 +113,7 @@ func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) 
 	var out []Event
 	for i := len(all) - 1; i >= 0 && len(out) < limit; i-- {
 		if ctx.Err() != nil {
-			return nil, fail(Cancelled, ctx.Err(), "events")
+			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "events")
 		}
 		if e := eventFrom(all[i]); c.mayHear(p, &e) {
 			out = append(out, c.complete(e))

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -93,7 +94,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	}
 	record, err := requests.ParseFields(p.recordJSON)
 	if err != nil {
-		return nil, fail(Internal, err, "model %q", r.Name)
+		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
 	}
 	out.Neighbours, err = c.neighbours(ctx, r.Peer, wanted{key: p.requestKey, model: p.canonical.Model, name: r.Name, record: record})
 	if err != nil {
@@ -214,16 +215,16 @@ func missedBy(n *Neighbour) string {
 
 func searchError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return fail(Cancelled, ctx.Err(), "search")
+		return refusal.New(refusal.Cancelled, ctx.Err(), "search")
 	}
-	return fail(Internal, err, "search")
+	return refusal.New(refusal.Internal, err, "search")
 }
 
 // tellHistory adds what is still known of the entry, as far as the peer may hear it.
 func (c *Cache) tellHistory(p Peer, out *Explanation) error {
 	all, err := c.index.History(out.RequestKey)
 	if err != nil {
-		return fail(Internal, err, "history of %s", out.RequestKey)
+		return refusal.New(refusal.Internal, err, "history of %s", out.RequestKey)
 	}
 	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
 		if e := eventFrom(all[i]); c.mayHear(p, &e) {

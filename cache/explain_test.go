@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -217,7 +218,7 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 		require.NotContains(t, h.Model+h.Text, "secret")
 	}
 	_, err := b.cache.Why(context.Background(), Peer{UID: 2002}, "alices-secret.onnx")
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 	require.Len(t, b.explain(b.request(b.model(1))).Neighbours, 1, "an administrator may know")
 }
 
@@ -283,9 +284,9 @@ func TestWhyAnEntryIsGone(t *testing.T) {
 		require.Equal(t, []string{EventCompiled, EventRetracted}, kinds(e.History))
 	}
 	_, err = b.cache.Why(context.Background(), b.self(), "never.onnx")
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 	_, err = b.cache.Why(context.Background(), Peer{UID: 2002}, "model.onnx")
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 }
 
 // What was compiled and is gone was not "never compiled": whoever asks with the model is told what became of it, by why and with the next answer.
@@ -322,9 +323,9 @@ func TestWhyANameMeansSeveral(t *testing.T) {
 	b := newBench(t)
 	first, second := b.acquire(b.request(b.model(1))), b.acquire(b.request(b.model(2)))
 	_, err := b.cache.Why(context.Background(), b.self(), "model.onnx")
-	var e *Error
+	var e *refusal.Error
 	require.ErrorAs(t, err, &e)
-	require.Equal(t, BadRequest, e.Class)
+	require.Equal(t, refusal.BadRequest, e.Class)
 	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
 	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
 }
@@ -368,7 +369,7 @@ func TestFewExplanationsAtATime(t *testing.T) {
 				t.Helper()
 				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 				defer cancel()
-				require.Equal(t, Deadline, ClassOf(ask(ctx, b, uid)))
+				require.Equal(t, refusal.Deadline, refusal.ClassOf(ask(ctx, b, uid)))
 			}
 			var ends []func()
 			for uid := range uint32(maxExplaining) {
@@ -386,7 +387,7 @@ func TestFewExplanationsAtATime(t *testing.T) {
 				end()
 			}
 			waits(b.cache.uid)
-			require.NotEqual(t, Deadline, ClassOf(ask(context.Background(), b, somebody)), "another user does not wait for it")
+			require.NotEqual(t, refusal.Deadline, refusal.ClassOf(ask(context.Background(), b, somebody)), "another user does not wait for it")
 			busy()
 			require.NoError(t, ask(context.Background(), b, b.cache.uid))
 		})

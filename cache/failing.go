@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 )
 
 // failureKey names what is known of compiles of the plan that failed.
@@ -56,22 +57,22 @@ func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeConten
 }
 
 // missing is the error of a request that wants no compile, and would not get one either.
-func (f *Failure) missing(r *Request) *Error {
+func (f *Failure) missing(r *Request) *refusal.Error {
 	e := f.remembered(r)
-	e.Class, e.Text = NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", r.Name, f.story(), f.Text)
+	e.Class, e.Text = refusal.NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", r.Name, f.story(), f.Text)
 	return e
 }
 
 // remembered is the error of a request that is answered from memory.
-func (f *Failure) remembered(r *Request) *Error {
+func (f *Failure) remembered(r *Request) *refusal.Error {
 	e := f.error(nil, "model %q does not compile (%s)", r.Name, f.story())
-	e.fact("request_key", f.RequestKey.String()).fact("failed", fmt.Sprint(f.Count)).
-		fact("last_at", f.Last.UTC().Format(time.RFC3339)).fact("retry_at", f.Retry.UTC().Format(time.RFC3339))
+	e.WithFact("request_key", f.RequestKey.String()).WithFact("failed", fmt.Sprint(f.Count)).
+		WithFact("last_at", f.Last.UTC().Format(time.RFC3339)).WithFact("retry_at", f.Retry.UTC().Format(time.RFC3339))
 	retry := "to have it tried before: epcachectl jobs retry " + f.RequestKey.String()[:16]
 	if e.Hint != "" {
 		retry = e.Hint + "; " + retry
 	}
-	return e.hint("%s", retry)
+	return e.WithHint("%s", retry)
 }
 
 // story tells how often a compile failed, and when it is tried again.
@@ -158,23 +159,23 @@ func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compiler
 // loads in the same kind of process; then it is remembered. What is said of a machine that lets nothing load is not.
 func (j *job) failed(ctx context.Context, err error) error {
 	c := j.c
-	var e *Error
+	var e *refusal.Error
 	switch {
 	case ctx.Err() != nil:
 		return err // whoever cancelled it tells
 	case errors.Is(err, errMoving):
 		c.log.Info("a compile was ended, for the runtime's libraries changed", "model", j.request.Name)
 		return err // that is no failure: it is asked for again
-	case !errors.As(err, &e) || e.Failure == nil:
+	case !errors.As(err, &e) || failureIn(e) == nil:
 		return j.tellFailed("", err)
 	}
 	j.plain(e)
-	f := e.Failure
+	f := failureIn(e)
 	if f.Reason.ofModel() {
 		broken, err2 := j.control(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return fail(Cancelled, ctx.Err(), "model %q", j.request.Name)
+			return refusal.New(refusal.Cancelled, ctx.Err(), "model %q", j.request.Name)
 		case err2 != nil && unsettled(ctx, err2):
 			return j.moved()
 		case err2 != nil:

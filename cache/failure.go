@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Reason is the class of a compile's failure. Its words are the protocol's.
@@ -157,15 +158,37 @@ func ending(text string) string {
 }
 
 // error says what became of a request: text, class, facts and what to do.
-func (f *Failure) error(cause error, format string, args ...any) *Error {
-	e := fail(f.Reason.class(), nil, format, args...)
+func (f *Failure) error(cause error, format string, args ...any) *refusal.Error {
+	e := refusal.New(f.Reason.class(), nil, format, args...)
 	e.Text += ": " + f.Text
-	e.Err, e.Failure = cause, f
+	e.Err = &failed{f, cause}
 	for key, value := range f.Facts {
-		e.fact(key, value)
+		e.WithFact(key, value)
 	}
 	e.Hint = f.hint()
 	return e
+}
+
+// failed is the cause of a refusal that is a compile's failure.
+type failed struct {
+	*Failure       // shared: read only
+	cause    error // may be nil
+}
+
+func (f *failed) Error() string { return f.Text }
+
+func (f *failed) Unwrap() error { return f.cause }
+
+// failureIn gives the compile's failure that an error tells of, nil where it tells of something else.
+func failureIn(err error) *Failure {
+	var e *refusal.Error
+	if !errors.As(err, &e) {
+		return nil
+	}
+	if f, ok := e.Err.(*failed); ok { // and not further down: what is wrapped there is not what is told
+		return f.Failure
+	}
+	return nil
 }
 
 // addHint adds something to do, which may help as well as what is said already.
@@ -184,14 +207,14 @@ func (f *Failure) hint() string {
 	return f.Hint + "; or " + usual
 }
 
-func (r Reason) class() Class {
+func (r Reason) class() refusal.Class {
 	switch r {
 	case ReasonCancelled:
-		return Cancelled
+		return refusal.Cancelled
 	case ReasonNoWorker, ReasonSandbox:
-		return Unavailable
+		return refusal.Unavailable
 	}
-	return CompileFailed
+	return refusal.CompileFailed
 }
 
 func (r Reason) hint() string {

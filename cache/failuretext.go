@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 // itsModel stands in a failure's text where a compiler named the model that it was given. Others may call the same model
@@ -49,22 +51,26 @@ func (f *Failure) as(name string) *Failure {
 }
 
 // retold is what a user is told of a job that failed, which may have been begun by another with another name for the model.
-func (e *Error) retold(name string) *Error {
-	head, ok := strings.CutSuffix(e.Text, e.Failure.as(e.Failure.ModelName).Text)
-	if !ok || name == e.Failure.ModelName {
+func retold(e *refusal.Error, name string) *refusal.Error {
+	f, ok := e.Err.(*failed)
+	if !ok || name == f.ModelName {
 		return e
 	}
-	own := *e
-	own.Failure = e.Failure.as(name)
-	own.Text = strings.Replace(head, strconv.Quote(e.Failure.ModelName), strconv.Quote(name), 1) + own.Failure.Text
+	head, ok := strings.CutSuffix(e.Text, f.as(f.ModelName).Text)
+	if !ok {
+		return e
+	}
+	own, renamed := *e, f.as(name)
+	own.Err = &failed{renamed, f.cause}
+	own.Text = strings.Replace(head, strconv.Quote(f.ModelName), strconv.Quote(name), 1) + renamed.Text
 	own.Facts = maps.Clone(e.Facts)
-	maps.Copy(own.Facts, own.Failure.Facts)
+	maps.Copy(own.Facts, renamed.Facts)
 	return &own
 }
 
 // plain has a failure of the job speak of the model as who began the job calls it.
-func (j *job) plain(e *Error) {
-	f := e.Failure
+func (j *job) plain(e *refusal.Error) {
+	f := failureIn(e)
 	head, _ := strings.CutSuffix(e.Text, f.Text)
 	j.neutral(f)
 	f.ModelName = j.request.Name

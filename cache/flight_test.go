@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 func TestOneCompileForAll(t *testing.T) {
@@ -61,7 +63,7 @@ func TestFirstAskerLeaves(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return b.waiters() == 2 }, soon, time.Millisecond)
 	cancel()
-	require.Equal(t, Cancelled, ClassOf(<-first))
+	require.Equal(t, refusal.Cancelled, refusal.ClassOf(<-first))
 	a := <-second
 	require.NotNil(t, a)
 	defer a.View.Close()
@@ -75,7 +77,7 @@ func TestLastAskerCancels(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	_, err := b.cache.Acquire(ctx, b.request(b.model(1)), nil)
-	require.Equal(t, Deadline, ClassOf(err))
+	require.Equal(t, refusal.Deadline, refusal.ClassOf(err))
 	require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 	require.Eventually(t, func() bool {
 		entries, err := os.ReadDir(filepath.Join(b.state, "staging"))

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 func (b *bench) recipePath(d cas.Digest) string {
@@ -201,7 +202,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				if when == "read only" {
 					_, err := b.stored().Find(context.Background(), b.variant(2), "")
 					require.Error(t, err)
-					require.True(t, Damaged(err) || ClassOf(err) == NotFound || name == newer, "%v", err)
+					require.True(t, Damaged(err) || refusal.ClassOf(err) == refusal.NotFound || name == newer, "%v", err)
 					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
 					return
 				}
@@ -234,7 +235,7 @@ func (b *bench) requireNotFoundWithout() error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), b.variant(2), "")
 	require.Error(b, err)
-	require.True(b, Damaged(err) || ClassOf(err) == NotFound, "%v", err)
+	require.True(b, Damaged(err) || refusal.ClassOf(err) == refusal.NotFound, "%v", err)
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -51,21 +52,21 @@ func (r *Request) checkGroup() error {
 		return nil
 	}
 	if r.models() > maxGroup {
-		return fail(BadRequest, nil, "a group of %d models, more than %d", r.models(), maxGroup)
+		return refusal.New(refusal.BadRequest, nil, "a group of %d models, more than %d", r.models(), maxGroup)
 	}
 	if r.Embed {
-		return fail(BadRequest, nil, "the models of a group share a context binary beside their graphs, which cannot be embedded").
-			hint("ask for them one by one, or without embedding")
+		return refusal.New(refusal.BadRequest, nil, "the models of a group share a context binary beside their graphs, which cannot be embedded").
+			WithHint("ask for them one by one, or without embedding")
 	}
 	if r.OnMiss == ForClaim {
-		return fail(BadRequest, nil, "a group is compiled by the daemon, and not under a claim").hint("ask with on_miss wait, or claim the models one by one")
+		return refusal.New(refusal.BadRequest, nil, "a group is compiled by the daemon, and not under a claim").WithHint("ask with on_miss wait, or claim the models one by one")
 	}
 	if r.Output.InitializersFile != "" || r.Output.InitializersInSource {
-		return fail(BadRequest, nil, "the initializers of a group's models stay in their graphs").hint("ask for the models one by one")
+		return refusal.New(refusal.BadRequest, nil, "the initializers of a group's models stay in their graphs").WithHint("ask for the models one by one")
 	}
 	for i, m := range r.Group {
 		if m.Graph == nil {
-			return fail(BadRequest, nil, "the request has no model %d of the group", i+2)
+			return refusal.New(refusal.BadRequest, nil, "the request has no model %d of the group", i+2)
 		}
 	}
 	return nil
@@ -120,9 +121,9 @@ func (r *Request) identified(identify func(*Request) (identity, error)) (identit
 		case err != nil:
 			return identity{}, nil, err
 		case id.Compiled:
-			return identity{}, nil, fail(BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
+			return identity{}, nil, refusal.New(refusal.BadRequest, nil, "model %q is compiled already: it cannot be compiled as one of a group", one.Name)
 		case seen[id.Digest] != "":
-			return identity{}, nil, fail(BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
+			return identity{}, nil, refusal.New(refusal.BadRequest, nil, "models %q and %q of the group are the same", seen[id.Digest], one.Name)
 		}
 		seen[id.Digest] = one.Name
 		if i == 0 {

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -171,7 +172,7 @@ func TestGroupsThatAreRefused(t *testing.T) {
 			r := b.group(1, 2)
 			c.change(r)
 			e := b.refused(r)
-			require.Equal(t, BadRequest, e.Class)
+			require.Equal(t, refusal.BadRequest, e.Class)
 			require.Contains(t, e.Text, c.says)
 		})
 	}
@@ -183,7 +184,7 @@ func TestAGroupFailsAsAWhole(t *testing.T) {
 	b.wrap = failsMember{b.compiler}
 	b.reopen()
 	e := b.refused(b.group(1, 2, 3))
-	require.Equal(t, CompileFailed, e.Class)
+	require.Equal(t, refusal.CompileFailed, e.Class)
 	require.Contains(t, e.Text, `"model2.onnx"`)
 	require.Equal(t, "11", e.Facts["code"])
 	require.Empty(t, b.list())
@@ -211,7 +212,7 @@ func TestEveryFileOfAGroupCountsForAll(t *testing.T) {
 			b.views()
 			for _, r := range []*Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
 				r.OnMiss = Fail
-				require.NotEqual(t, Internal, b.refused(r).Class, "none of it is served")
+				require.NotEqual(t, refusal.Internal, b.refused(r).Class, "none of it is served")
 			}
 			again := b.acquire(b.group(1, 2))
 			require.Equal(t, Compiled, again.Outcome)
@@ -285,7 +286,7 @@ func TestMembersThatDoNotLoadAlone(t *testing.T) {
 
 // A group that does not load together is none, and one that cannot be tried here is no failure.
 func TestTheLoadCheckOfAGroup(t *testing.T) {
-	for outcome, class := range map[string]Class{compilers.Failed: CompileFailed, compilers.NotCheckable: 0} {
+	for outcome, class := range map[string]refusal.Class{compilers.Failed: refusal.CompileFailed, compilers.NotCheckable: 0} {
 		t.Run(outcome, func(t *testing.T) {
 			b := newBench(t)
 			b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
@@ -473,7 +474,7 @@ func TestAGroupWhoseModelsChangeMeanwhile(t *testing.T) {
 					}
 				}
 			})
-			require.Equal(t, BadModel, ClassOf(err))
+			require.Equal(t, refusal.BadModel, refusal.ClassOf(err))
 			require.ErrorContains(t, err, fmt.Sprintf(`"model%d.onnx" changed while being read`, i+1))
 			require.Empty(t, b.list(), "what came of it is not kept")
 		})

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -79,7 +80,7 @@ func TestDenotationsInOtherLetters(t *testing.T) {
 	require.NotEqual(t, key(map[string]int64{"DATA_BATCH": 2}), key(map[string]int64{"DATA_CHANNEL": 2}))
 	r := b.request(b.model(1))
 	r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 2, "data_batch": 3}
-	require.Equal(t, BadRequest, b.refused(r).Class)
+	require.Equal(t, refusal.BadRequest, b.refused(r).Class)
 }
 
 // A build's record means the request that it was made for, however that was spelled.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Listing is a build with what is known of its use.
@@ -48,14 +49,14 @@ func (c *Cache) List(ctx context.Context, p Peer, f ListFilter) (page []Listing,
 	var after index.BuildID
 	if f.After != "" {
 		if after, err = index.ParseBuildID(f.After); err != nil {
-			return nil, "", fail(BadRequest, err, "list: page").hint("ask from the beginning")
+			return nil, "", refusal.New(refusal.BadRequest, err, "list: page").WithHint("ask from the beginning")
 		}
 	}
 	looked, all := 0, uint64(0)
 	if f.Progress != nil {
 		space, err := c.index.Space()
 		if err != nil {
-			return nil, "", fail(Internal, err, "list")
+			return nil, "", refusal.New(refusal.Internal, err, "list")
 		}
 		all = space.Builds
 	}
@@ -77,7 +78,7 @@ func (c *Cache) List(ctx context.Context, p Peer, f ListFilter) (page []Listing,
 		err = c.fillIn(p, page)
 	}
 	if err != nil {
-		return nil, "", fail(Internal, err, "list")
+		return nil, "", refusal.New(refusal.Internal, err, "list")
 	}
 	return page, next, nil
 }
@@ -158,14 +159,14 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) ([]Listing, []str
 		told[b.RequestKey] = true
 		events, err := c.index.History(b.RequestKey)
 		if err != nil {
-			return nil, nil, fail(Internal, err, "history of %s", b.RequestKey)
+			return nil, nil, refusal.New(refusal.Internal, err, "history of %s", b.RequestKey)
 		}
 		for _, e := range events {
 			history = append(history, fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text))
 		}
 	}
 	if err := c.fillInOwn(p, out); err != nil {
-		return nil, nil, fail(Internal, err, "show %q", name)
+		return nil, nil, refusal.New(refusal.Internal, err, "show %q", name)
 	}
 	return out, history, nil
 }
@@ -193,14 +194,14 @@ func (c *Cache) eachNamed(ctx context.Context, p Peer, names []string, fn func(*
 			return fn(&b)
 		})
 		if err != nil {
-			var e *Error
+			var e *refusal.Error
 			if errors.As(err, &e) {
 				return err
 			}
 			return searchError(ctx, err)
 		}
 		if !used {
-			return fail(NotFound, nil, "no entry %q", name).hint("epcachectl list shows what there is")
+			return refusal.New(refusal.NotFound, nil, "no entry %q", name).WithHint("epcachectl list shows what there is")
 		}
 	}
 	return nil
@@ -213,7 +214,7 @@ const maxFound = 1000
 func (c *Cache) find(ctx context.Context, p Peer, names []string) (out []index.Build, err error) {
 	err = c.eachNamed(ctx, p, names, func(b *index.Build) error {
 		if len(out) == maxFound {
-			return fail(BadRequest, nil, "%q means more than %d builds", names, maxFound).hint("name one by its key: epcachectl list --model NAME shows them")
+			return refusal.New(refusal.BadRequest, nil, "%q means more than %d builds", names, maxFound).WithHint("name one by its key: epcachectl list --model NAME shows them")
 		}
 		out = append(out, *b)
 		return nil
@@ -358,13 +359,13 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (
 		list = []*runtime{rt}
 	}
 	if fresh && !c.Administrator(p) {
-		return nil, fail(NotAllowed, nil, "probing anew is for administrators")
+		return nil, refusal.New(refusal.NotAllowed, nil, "probing anew is for administrators")
 	}
 	var out []RuntimeFacts
 	for _, rt := range list {
 		out = append(out, c.probeRuntime(ctx, rt, fresh))
 		if ctx.Err() != nil {
-			return nil, fail(Cancelled, ctx.Err(), "probe")
+			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "probe")
 		}
 	}
 	return out, nil

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/queue"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -50,7 +51,7 @@ type job struct {
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {
 	own, err := r.own()
 	if err != nil {
-		return nil, fail(Internal, err, "model %q", r.Name)
+		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
 	}
 	own.guard = r.guard.Share()
 	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
@@ -80,7 +81,7 @@ func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 func (j *job) placed(ctx context.Context, f *flight) (*compiled, error) {
 	p, err := f.begin(ctx)
 	if err != nil {
-		return nil, fail(Cancelled, err, "model %q", j.request.Name)
+		return nil, refusal.New(refusal.Cancelled, err, "model %q", j.request.Name)
 	}
 	defer p.end()
 	j.setAside(ctx, &f.about)
@@ -218,7 +219,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	}
 	if err != nil {
 		if free, err2 := freeBytes(out); err2 == nil && free < spare {
-			return nil, fail(NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, bytesize.Text(free), j.c.dir)
+			return nil, refusal.New(refusal.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, bytesize.Text(free), j.c.dir)
 		}
 		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))
 	}
@@ -248,16 +249,17 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 
 // advised adds to a failure what the request could change.
 func (j *job) advised(err error) error {
-	var e *Error
-	if !errors.As(err, &e) || e.Failure == nil {
+	var e *refusal.Error
+	if !errors.As(err, &e) || failureIn(e) == nil {
 		return err
 	}
-	j.aboutDimensions(e.Failure)
-	e.Failure.aboutFallback(&j.plan.canonical)
-	for key, value := range e.Failure.Facts {
-		e.fact(key, value)
+	f := failureIn(e)
+	j.aboutDimensions(f)
+	f.aboutFallback(&j.plan.canonical)
+	for key, value := range f.Facts {
+		e.WithFact(key, value)
 	}
-	e.Hint = e.Failure.hint()
+	e.Hint = f.hint()
 	return e
 }
 
@@ -320,7 +322,7 @@ func (j *job) hashAhead(ctx context.Context, out string, files []string) (hashed
 // moved is the end of a compile during which the runtime's libraries changed: what came of it, a crash as well, may
 // be of neither version, and belongs to no build key.
 func (j *job) moved() error {
-	return fail(Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).hint("ask again")
+	return refusal.New(refusal.Busy, errMoving, "model %q: the runtime's libraries changed during the compile", j.request.Name).WithHint("ask again")
 }
 
 // check validates the output and loads it in a process of its own, and writes the build's record.

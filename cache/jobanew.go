@@ -3,6 +3,8 @@ package cache
 import (
 	"context"
 	"time"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 // maxJobsAnew bounds what is listed of what the daemon wants by itself: after an update that may be every build.
@@ -59,7 +61,7 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j Job) (*flight, *Job, er
 			return nil, nil, contextError(ctx, &Request{Name: j.ModelName})
 		}
 		f, now, err := c.findJob(p, j.ID)
-		if ClassOf(err) == NotFound && err != nil {
+		if refusal.ClassOf(err) == refusal.NotFound && err != nil {
 			j.State = JobDone
 			return nil, &j, nil
 		}

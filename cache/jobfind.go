@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 // findJob gives the job that an id names, or the beginning of one, if the peer may follow it: the flight of one that is under
@@ -38,8 +40,8 @@ func (c *Cache) findJob(p Peer, name string) (*flight, *Job, error) {
 	case anew != nil:
 		return nil, anew, nil
 	}
-	return nil, nil, fail(NotFound, nil, "no job %.80q: none is under way, or ended within %s, whose id begins so", name, pastJobsFor).
-		hint("epcachectl jobs shows those that wait or run")
+	return nil, nil, refusal.New(refusal.NotFound, nil, "no job %.80q: none is under way, or ended within %s, whose id begins so", name, pastJobsFor).
+		WithHint("epcachectl jobs shows those that wait or run")
 }
 
 // jobID completes the beginning of a job's id, among those that the peer may follow. What begins none stays as it is.
@@ -67,7 +69,7 @@ func (c *Cache) jobID(p Peer, name string) (string, error) {
 	case name == "" || found[name] || len(found) == 0:
 		return name, nil
 	case len(found) > 1:
-		return "", fail(BadRequest, nil, "job %.80q: %d jobs begin so", name, len(found)).hint("write more of its id: epcachectl jobs --json")
+		return "", refusal.New(refusal.BadRequest, nil, "job %.80q: %d jobs begin so", name, len(found)).WithHint("write more of its id: epcachectl jobs --json")
 	}
 	for id := range maps.Keys(found) {
 		name = id

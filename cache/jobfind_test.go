@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
@@ -30,7 +32,7 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, state, got, name)
 			_, err = find(somebodyElse, name)
-			require.Equal(t, NotFound, ClassOf(err), "others' jobs are found by nobody")
+			require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "others' jobs are found by nobody")
 		}
 	}
 	requireFound("under way")
@@ -39,7 +41,7 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 	requireFound(JobDone)
 	require.Equal(t, JobDone, b.follow(somebody, id[:6]).State)
 	_, err := find(somebody, "")
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 }
 
 func TestJobsThatBeginEqually(t *testing.T) {
@@ -54,7 +56,7 @@ func TestJobsThatBeginEqually(t *testing.T) {
 			continue // but for the probe, which is a job, too
 		}
 		_, _, err := b.cache.findJob(Peer{UID: somebody}, string(digit))
-		require.Equal(t, BadRequest, ClassOf(err))
+		require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
 		require.ErrorContains(t, err, "jobs begin so")
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/witness"
 )
 
@@ -116,8 +117,8 @@ func (j *job) makeRoom() error {
 func (j *job) modelFolder() string { return filepath.Join(j.folder, modelsFolder) }
 
 func (j *job) changed(member int) error {
-	return fail(BadModel, nil, "model %q changed while being read", j.request.model(member).Name).
-		hint("wait until whatever writes it is done, and ask again")
+	return refusal.New(refusal.BadModel, nil, "model %q changed while being read", j.request.model(member).Name).
+		WithHint("wait until whatever writes it is done, and ask again")
 }
 
 // copying is what the models of a job have in common.

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/queue"
+	"github.com/epcached/epcached/refusal"
 )
 
 // The states of a job.
@@ -160,7 +161,7 @@ func (c *Cache) Jobs(ctx context.Context, p Peer) ([]Job, error) {
 	var all []placed
 	for _, f := range c.flights.list() {
 		if ctx.Err() != nil {
-			return nil, fail(Cancelled, ctx.Err(), "jobs")
+			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "jobs")
 		}
 		f.mu.Lock()
 		_, asked := f.askers[p.UID]
@@ -205,19 +206,19 @@ func (c *Cache) underWay(r *Request, id identity, p *plan) *flight {
 }
 
 // notYet is the error of a request that does not wait for the compile that is under way.
-func (c *Cache) notYet(r *Request, p *plan, found *search) *Error {
+func (c *Cache) notYet(r *Request, p *plan, found *search) *refusal.Error {
 	f := found.flight
 	j := f.job()
 	text := fmt.Sprintf("no build yet for model %q: it is being compiled (%s, for %s", r.Name, cmp.Or(j.Phase, j.State), j.Elapsed.Round(time.Second))
 	if j.Estimate > 0 {
 		text += fmt.Sprintf(", of about %s", j.Estimate.Round(time.Second))
 	}
-	e := fail(NotFound, nil, "%s)", text).fact("request_key", p.requestKey.String()).fact("phase", cmp.Or(j.Phase, j.State)).
-		fact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).fact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
+	e := refusal.New(refusal.NotFound, nil, "%s)", text).WithFact("request_key", p.requestKey.String()).WithFact("phase", cmp.Or(j.Phase, j.State)).
+		WithFact("elapsed_ms", fmt.Sprint(j.Elapsed.Milliseconds())).WithFact("estimate_ms", fmt.Sprint(j.Estimate.Milliseconds()))
 	if !c.mayFollow(r.Peer, &f.about, f.askedBy(r.Peer.UID)) {
-		return e.hint("wait for it: ask with on_miss wait")
+		return e.WithHint("wait for it: ask with on_miss wait")
 	}
-	return e.fact("job", j.ID).hint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
+	return e.WithFact("job", j.ID).WithHint("wait for it: ask with on_miss wait, or epcachectl jobs follow %s", j.ID)
 }
 
 // list gives the flights that have not ended.
@@ -284,7 +285,7 @@ func (f *flight) watch(w *waiter, on bool) {
 // user who is no administrator gives up the own part: others who wait for the same job have it go on.
 func (c *Cache) CancelJobs(ctx context.Context, p Peer, ids []string, all bool) ([]Job, error) {
 	if all == (len(ids) > 0) {
-		return nil, fail(BadRequest, nil, "cancel: name jobs, or say all")
+		return nil, refusal.New(refusal.BadRequest, nil, "cancel: name jobs, or say all")
 	}
 	flights, past, err := c.named(p, ids, all)
 	if err != nil {
@@ -333,14 +334,14 @@ func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past [
 		case err != nil:
 			return nil, nil, err
 		case f == nil && old.State == JobQueued && !c.Administrator(p):
-			return nil, nil, fail(NotAllowed, nil, "job %.80q: you did not ask for it", id)
+			return nil, nil, refusal.New(refusal.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
 			if old.State == JobQueued && c.rebuilds.drop(id) {
 				old.State = JobCancelled
 			}
 			past = append(past, c.toldTo(p, *old))
 		case !f.askedBy(p.UID) && !c.Administrator(p):
-			return nil, nil, fail(NotAllowed, nil, "job %.80q: you did not ask for it", id)
+			return nil, nil, refusal.New(refusal.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		default:
 			flights = append(flights, f)
 		}

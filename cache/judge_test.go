@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // opinion is a compiler whose execution providers have a verdict of their own, and whose load checks end as told.
@@ -191,11 +192,11 @@ func TestUnsupportedIsStaleForWhoDoesNotCompile(t *testing.T) {
 	r := b.request(b.model(1))
 	r.OnMiss = Fail
 	e := b.refused(r)
-	require.Equal(t, Stale, e.Class)
+	require.Equal(t, refusal.Stale, e.Class)
 	require.Contains(t, e.Text, "unsupported")
 	require.Contains(t, e.Text, "2.0, asked about")
 	r.Graph = b.model(2)
-	require.Equal(t, NotFound, b.refused(r).Class, "there is none, not even a stale one")
+	require.Equal(t, refusal.NotFound, b.refused(r).Class, "there is none, not even a stale one")
 }
 
 func TestPolicyToFailWhereUnsupported(t *testing.T) {
@@ -203,7 +204,7 @@ func TestPolicyToFailWhereUnsupported(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	b.library("2.0")
 	r := b.request(b.model(1))
-	require.Equal(t, Stale, b.refused(r).Class)
+	require.Equal(t, refusal.Stale, b.refused(r).Class)
 	r.OnMiss = Refresh
 	require.Equal(t, Compiled, b.acquire(r).Outcome)
 }

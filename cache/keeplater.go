@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // keptLater is a result of the daemon's own that was answered before there was room for it. Until its turn comes it is the view that it was
@@ -60,7 +61,7 @@ func (j *job) keepLater(ctx context.Context, b *index.Build, out string, hashed 
 	// A job of its own: the one that made the result ends now, and with it the wait of those who asked.
 	k.answered.later, _, err = j.c.flights.find(flightKey{build: b.BuildKey, scope: j.scope, alone: newID()}, who, nil, func() (runner, error) { return k, nil })
 	if err != nil { // the daemon stops
-		k.unkept(fail(NoSpace, err, "there was no room before the daemon stopped"))
+		k.unkept(refusal.New(refusal.NoSpace, err, "there was no room before the daemon stopped"))
 	}
 	return k.answered
 }
@@ -160,10 +161,10 @@ func (k *keptLater) run(ctx context.Context, f *flight) (*compiled, error) {
 		return &compiled{build: k.build}, nil
 	}
 	if ctx.Err() != nil {
-		err = fail(NoSpace, nil, "there was no room before its job was cancelled")
+		err = refusal.New(refusal.NoSpace, nil, "there was no room before its job was cancelled")
 	}
 	if k.job.c.ctx.Err() != nil {
-		err = fail(NoSpace, nil, "there was no room before the daemon stopped")
+		err = refusal.New(refusal.NoSpace, nil, "there was no room before the daemon stopped")
 	}
 	k.unkept(err)
 	return nil, err

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 // A listing is given in pages, in one order, and each page reads no more than it shows.
@@ -34,5 +36,5 @@ func TestAListIsGivenInPages(t *testing.T) {
 	require.Len(t, page, 5)
 	require.Empty(t, after, "it was just full")
 	_, _, err = b.cache.List(ctx, b.self(), ListFilter{After: "page 2"})
-	require.Equal(t, BadRequest, ClassOf(err))
+	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/refusal"
 )
 
 // heldUp is a file system on which a new index gets its name when that is let.
@@ -42,7 +43,7 @@ func TestNobodyWaitsForABrokenIndex(t *testing.T) {
 	}()
 	<-f.begun
 	refused := b.refused(b.held(1))
-	require.Equal(t, Unavailable, refused.Class)
+	require.Equal(t, refusal.Unavailable, refused.Class)
 	require.Contains(t, refused.Text, "made anew")
 	close(f.end)
 	require.NoError(t, <-first)

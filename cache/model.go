@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/witness"
 )
 
@@ -59,11 +60,11 @@ func (c *Cache) remembered(r *Request, graphKey memoID) (id identity, ok bool, e
 func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believable bool) (identity, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
-		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	before, err := c.witness(r, believable)
 	if err != nil {
-		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	if believable && before.Old() { // else nothing will be remembered
 		end, err := c.memo.turn(ctx, graphKey)
@@ -103,8 +104,8 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	id.Digest = cas.Digest(sum)
 	if err := before.Unchanged(); err != nil {
-		return identity{}, fail(BadModel, err, "model %q changed while being read", r.Name).
-			hint("wait until whatever writes it is done, and ask again")
+		return identity{}, refusal.New(refusal.BadModel, err, "model %q changed while being read", r.Name).
+			WithHint("wait until whatever writes it is done, and ask again")
 	}
 	if believable && before.Old() {
 		c.memo.save(graphKey, "graph", id)
@@ -129,16 +130,16 @@ func modelError(r *Request, err error) error {
 		if said.File == r.Name {
 			said.File = "" // which the error begins with
 		}
-		e := fail(BadModel, &said, "model %q", r.Name).fact("file", format.File).
-			fact("field", format.Field).fact("offset", fmt.Sprint(format.Offset))
+		e := refusal.New(refusal.BadModel, &said, "model %q", r.Name).WithFact("file", format.File).
+			WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
 		e.Err = err
 		return e
 	case errors.Is(err, context.Canceled):
-		return fail(Cancelled, err, "model %q", r.Name)
+		return refusal.New(refusal.Cancelled, err, "model %q", r.Name)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fail(Deadline, err, "model %q", r.Name)
+		return refusal.New(refusal.Deadline, err, "model %q", r.Name)
 	}
-	return fail(BadModel, err, "model %q", r.Name)
+	return refusal.New(refusal.BadModel, err, "model %q", r.Name)
 }
 
 // missing lists the locations for which no file was presented.

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/refusal"
 )
 
 // failing is a request for a model that fails in the given way.
@@ -55,8 +56,8 @@ func TestFailureReasons(t *testing.T) {
 			b := newBench(t)
 			b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond, Output: 1 << 20}
 			e := b.refused(b.failing(1, how))
-			require.Equal(t, CompileFailed, e.Class)
-			require.Equal(t, c.reason, e.Failure.Reason)
+			require.Equal(t, refusal.CompileFailed, e.Class)
+			require.Equal(t, c.reason, failureIn(e).Reason)
 			require.Equal(t, string(c.reason), e.Facts["reason"])
 			for key, value := range c.facts {
 				require.Equal(t, value, e.Facts[key], key)
@@ -78,7 +79,7 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 		require.Equal(t, value, again.Facts[key], key)
 	}
 	require.Contains(t, again.Text, "failed once, last at ")
-	require.Contains(t, again.Text, first.Failure.Text)
+	require.Contains(t, again.Text, failureIn(first).Text)
 	require.Equal(t, "1", again.Facts["failed"])
 	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
 	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
@@ -111,9 +112,9 @@ func TestAllWaitersHearOfTheFailure(t *testing.T) {
 		r := b.failing(1, standin.Killed)
 		wg.Go(func() {
 			_, err := b.cache.Acquire(context.Background(), r, nil)
-			var e *Error
+			var e *refusal.Error
 			if errors.As(err, &e) {
-				texts[i] = e.Facts["reason"] + " " + e.Failure.Text
+				texts[i] = e.Facts["reason"] + " " + failureIn(e).Text
 			}
 		})
 	}
@@ -204,16 +205,16 @@ func TestAnotherLibraryIsTried(t *testing.T) {
 func TestRetry(t *testing.T) {
 	b := newBench(t)
 	e := b.refused(b.failing(1, standin.Refuse))
-	key := e.Failure.RequestKey.String()
+	key := failureIn(e).RequestKey.String()
 	retry := func(p Peer, names ...string) ([]Failure, error) {
 		return b.cache.Retry(context.Background(), p, names, false)
 	}
 	_, err := retry(b.self(), "other.onnx")
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 	_, err = retry(Peer{UID: 2001}, key)
-	require.Equal(t, NotFound, ClassOf(err), "who never asked knows nothing of it")
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "who never asked knows nothing of it")
 	require.Len(t, b.failures(b.self()), 1)
-	for i, name := range []string{"model.onnx", key[:16], e.Failure.BuildKey.String(), e.Failure.ModelDigest.String()[:8]} {
+	for i, name := range []string{"model.onnx", key[:16], failureIn(e).BuildKey.String(), failureIn(e).ModelDigest.String()[:8]} {
 		gone, err := retry(b.self(), name)
 		require.NoError(t, err)
 		require.Len(t, gone, 1)
@@ -285,7 +286,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	require.Contains(t, why.Reason, "told to refuse")
 	r.OnMiss = Fail
 	miss := b.refused(r)
-	require.Equal(t, NotFound, miss.Class)
+	require.Equal(t, refusal.NotFound, miss.Class)
 	require.Contains(t, miss.Text, "told to refuse")
 	require.Equal(t, "refused", miss.Facts["reason"])
 }
@@ -297,7 +298,7 @@ func TestBrokenSandboxIsNoModelsFault(t *testing.T) {
 			b := newBench(t)
 			b.compiler.Fault, b.compiler.Broken = how, true
 			e := b.refused(b.request(b.model(1)))
-			require.Equal(t, Unavailable, e.Class)
+			require.Equal(t, refusal.Unavailable, e.Class)
 			require.Equal(t, string(ReasonSandbox), e.Facts["reason"])
 			require.Contains(t, e.Hint, "epcachectl doctor")
 			require.Empty(t, b.failures(b.self()))
@@ -367,7 +368,7 @@ func TestClaimsOfWhatFailed(t *testing.T) {
 		return b.cache.Acquire(context.Background(), r, nil)
 	}
 	_, err := claim(1, standin.NoNodes)
-	require.Equal(t, CompileFailed, ClassOf(err))
+	require.Equal(t, refusal.CompileFailed, refusal.ClassOf(err))
 	require.ErrorContains(t, err, "failed once")
 	a, err := claim(2, standin.Hang)
 	require.NoError(t, err)
@@ -405,31 +406,31 @@ func TestClassesOfReasons(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
 		reason Reason
-		class  Class
+		class  refusal.Class
 	}{
-		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), ReasonNoWorker, Unavailable},
-		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), ReasonCPU, CompileFailed},
-		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), ReasonMemory, CompileFailed},
-		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), ReasonOutputLimit, CompileFailed},
-		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), ReasonInvalid, CompileFailed},
-		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), ReasonInvalid, CompileFailed},
-		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), ReasonInvalid, CompileFailed},
-		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), ReasonCancelled, Cancelled},
-		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", BadRequest},
-		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", Unavailable},
-		"replaced meanwhile":  {errReplaced, "", Unavailable},
-		"something else":      {os.ErrPermission, "", CompileFailed},
-		"left without a word": {&compilers.ExitError{Code: 3}, ReasonCrash, CompileFailed},
+		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), ReasonNoWorker, refusal.Unavailable},
+		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), ReasonCPU, refusal.CompileFailed},
+		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), ReasonMemory, refusal.CompileFailed},
+		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), ReasonOutputLimit, refusal.CompileFailed},
+		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), ReasonInvalid, refusal.CompileFailed},
+		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), ReasonInvalid, refusal.CompileFailed},
+		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), ReasonInvalid, refusal.CompileFailed},
+		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), ReasonCancelled, refusal.Cancelled},
+		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", refusal.BadRequest},
+		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", refusal.Unavailable},
+		"replaced meanwhile":  {errReplaced, "", refusal.Unavailable},
+		"something else":      {os.ErrPermission, "", refusal.CompileFailed},
+		"left without a word": {&compilers.ExitError{Code: 3}, ReasonCrash, refusal.CompileFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var e *Error
+			var e *refusal.Error
 			require.ErrorAs(t, compileError(c.err, "before\nlast words\n", "model"), &e)
 			require.Equal(t, c.class, e.Class)
 			if c.reason == "" {
-				require.Nil(t, e.Failure, "it is no failure of a compile's")
+				require.Nil(t, failureIn(e), "it is no failure of a compile's")
 				return
 			}
-			require.Equal(t, c.reason, e.Failure.Reason)
+			require.Equal(t, c.reason, failureIn(e).Reason)
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/refusal"
 )
 
 // patience bounds what large models take, on a busy machine and under the race detector.
@@ -60,7 +61,7 @@ func (b *bench) gather(g *gate, path string, n int) *crowd {
 func (c *crowd) goes(i int) {
 	c.leave[i]()
 	c.gone[i] = true
-	require.Equal(c, Cancelled, ClassOf((<-c.answers[i]).err))
+	require.Equal(c, refusal.Cancelled, refusal.ClassOf((<-c.answers[i]).err))
 }
 
 // served requires that all who stayed got the same.
@@ -138,7 +139,7 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	require.Equal(t, Cancelled, ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
+	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
 	read := identity{Digest: [32]byte{1}} // not what they would read themselves
 	b.cache.memo.keep(memoEntry{b.memoKey(path), "graph"}, read)
 	end()

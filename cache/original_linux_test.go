@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/witness"
 )
 
@@ -113,7 +114,7 @@ func TestWriterInTheMiddleOfACompile(t *testing.T) {
 				waited = time.Since(began)
 			}
 			if c.written {
-				require.Equal(t, BadModel, b.refused(r).Class)
+				require.Equal(t, refusal.BadModel, b.refused(r).Class)
 				require.Empty(t, b.list())
 			} else {
 				a := b.acquire(r)
@@ -184,7 +185,7 @@ func TestChangeOfAnOldModelInTheMiddleOfACompile(t *testing.T) {
 		require.NoError(t, os.WriteFile(r.Graph.Name(), tinymodel.Dense(2, 8, 1), 0o644))
 	}
 	began := time.Now()
-	require.Equal(t, BadModel, b.refused(r).Class)
+	require.Equal(t, refusal.BadModel, b.refused(r).Class)
 	require.Less(t, time.Since(began), b.compiler.Delay, "the change ended it")
 	require.Equal(t, []bool{true, false}, g.originals)
 	require.Empty(t, b.list())

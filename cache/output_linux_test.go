@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -111,7 +112,7 @@ func TestWeightlessBuildsKeepTheirSource(t *testing.T) {
 	require.Len(t, plain.Build.Files, 2)
 	r := b.externalModel("m.onnx")
 	r.SessionOptions = map[string]string{"ep.context_source_model_path": "/etc/passwd"}
-	require.Equal(t, NotAllowed, b.refused(r).Class)
+	require.Equal(t, refusal.NotAllowed, b.refused(r).Class)
 }
 
 // Every wish gives a build of its own, and none is served for another.
@@ -143,6 +144,6 @@ func TestOutputsSideBySide(t *testing.T) {
 	complete.EPs[0].Options = map[string]string{"ops": "Add,Relu"}
 	complete.Output.Complete = true
 	e := b.refused(complete)
-	require.Equal(t, CompileFailed, e.Class)
+	require.Equal(t, refusal.CompileFailed, e.Class)
 	require.Contains(t, e.Error(), "fallback")
 }

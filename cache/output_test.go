@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -51,7 +52,7 @@ func TestOutputsThatCannotBe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := b.request(b.model(1))
 			change(r)
-			require.Contains(t, []Class{BadRequest, NotAllowed}, b.refused(r).Class)
+			require.Contains(t, []refusal.Class{refusal.BadRequest, refusal.NotAllowed}, b.refused(r).Class)
 			require.Zero(t, b.compiler.Compiles.Load())
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -29,7 +30,7 @@ const (
 
 // bringsLibraries tells whether the request can be answered though no runtime here is for it.
 func (c *Cache) bringsLibraries(r *Request, err error) bool {
-	if ClassOf(err) != Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
+	if refusal.ClassOf(err) != refusal.Unavailable || r.Runtime.ORTVersion == "" || len(r.EPs) == 0 || len(r.Group) > 0 {
 		return false
 	}
 	switch r.OnMiss {
@@ -81,8 +82,8 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 	case found.doubted >= maxRounds:
 		return nil, errDoubted(r, p)
 	case r.OnMiss == Fail:
-		return nil, fail(NotFound, nil, "no build for model %q: %s", r.Name, found.why).fact("request_key", p.requestKey.String()).
-			hint("compile it: ask again with on_miss claim")
+		return nil, refusal.New(refusal.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
+			WithHint("compile it: ask again with on_miss claim")
 	case r.OnMiss == ForClaim:
 		a, err := c.claimOrWait(ctx, r, id, p, nil, found.why, t, phase)
 		return c.finish(a, r, id, p, rt), err
@@ -99,12 +100,12 @@ func statedRuntime(r *Request) *runtimeContent {
 // planOwn thinks a request through for libraries that are not run here.
 func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase func(string)) (*plan, error) {
 	if len(r.Runtime.ORTVersion) > maxVersion {
-		return nil, fail(BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", r.Runtime.ORTVersion)
+		return nil, refusal.New(refusal.BadRequest, nil, "ONNX Runtime's version %.40q...: not a version", r.Runtime.ORTVersion)
 	}
 	p := &plan{outside: true, libraries: make(map[string]cas.Stamp)}
 	var err error
 	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, requests.StatedDevices); err != nil {
-		return nil, refused(err)
+		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.Key()
 	p.recordJSON = p.canonical.JSON()
@@ -134,7 +135,7 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 // It never equals a digest of libraries that are run here.
 func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (digest cas.Digest, library cas.Stamp, err error) {
 	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
-		return digest, library, fail(BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
+		return digest, library, refusal.New(refusal.BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
 	}
 	b := []byte("own")
 	add := func(name string, f *os.File) (cas.Stamp, error) {
@@ -154,7 +155,7 @@ func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (d
 	}
 	for _, name := range sortedKeys(ref.Beside) {
 		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
-			return digest, library, fail(BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
+			return digest, library, refusal.New(refusal.BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
 		}
 		if _, err := add(name, ref.Beside[name]); err != nil {
 			return digest, library, err
@@ -195,9 +196,9 @@ func shownError(ctx context.Context, err error, ref *EPLibraryRef, name string) 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return fail(Cancelled, ctx.Err(), "library %q", path)
+		return refusal.New(refusal.Cancelled, ctx.Err(), "library %q", path)
 	case errors.Is(err, errReplacedOpen):
 		return replaced(path)
 	}
-	return fail(BadRequest, err, "library %q of %s", path, ref.EP)
+	return refusal.New(refusal.BadRequest, err, "library %q of %s", path, ref.EP)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -436,7 +437,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	_, err = b.cache.Pack(ctx, Peer{UID: b.cache.uid + 1}, []string{name}, false, false, nil)
 	require.Error(t, err)
 	_, err = b.cache.Pack(ctx, self, nil, false, false, nil)
-	require.Equal(t, BadRequest, ClassOf(err))
+	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
 
 	results, err = b.cache.Unpack(ctx, self, []string{name}, false, false, nil)
 	require.NoError(t, err)

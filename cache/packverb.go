@@ -9,6 +9,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // PackResult is what became of one build, or would.
@@ -158,7 +159,7 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 		outcome, frees, err := do(b)
 		switch {
 		case ctx.Err() != nil:
-			return fail(Cancelled, ctx.Err(), "pack")
+			return refusal.New(refusal.Cancelled, ctx.Err(), "pack")
 		case err != nil && c.isGone(b.ID): // collected or removed meanwhile
 			outcome, frees = "kept: "+keptGone, 0
 		case forms.Lost(err):
@@ -183,9 +184,9 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 func (c *Cache) toPack(ctx context.Context, p Peer, names []string, all bool) ([]index.BuildID, error) {
 	switch {
 	case all && len(names) > 0:
-		return nil, fail(BadRequest, nil, "pack: all builds, or those that are named")
+		return nil, refusal.New(refusal.BadRequest, nil, "pack: all builds, or those that are named")
 	case !all && len(names) == 0:
-		return nil, fail(BadRequest, nil, "pack: no build is named")
+		return nil, refusal.New(refusal.BadRequest, nil, "pack: no build is named")
 	case !all:
 		return c.changeable(ctx, p, names)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -18,7 +19,7 @@ import (
 func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
-		return nil, fail(BadModel, err, "model %q", r.Name)
+		return nil, refusal.New(refusal.BadModel, err, "model %q", r.Name)
 	}
 	m, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {

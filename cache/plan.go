@@ -9,6 +9,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -89,12 +90,12 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		if errors.Is(err, errMoving) || errors.Is(err, errReplaced) {
 			return nil, workerError(err, "runtime %q", rc.spec.ORTLibrary)
 		}
-		return nil, fail(Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
+		return nil, refusal.New(refusal.Unavailable, err, "runtime %q cannot be probed", rc.spec.ORTLibrary)
 	}
 	p := &plan{}
 	devicesOf := func(ep requests.EP) ([]compilers.Device, error) { return resolveDevices(facts, ep) }
 	if p.canonical, err = r.terms(model).Record(ctx, c.settings.Load().allowed, devicesOf); err != nil {
-		return nil, refused(err)
+		return nil, err
 	}
 	p.requestKey, p.record = p.canonical.Key()
 	p.recordJSON = p.canonical.JSON()
@@ -111,13 +112,13 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 		}
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {
-			return nil, fail(Unavailable, nil, "%s takes not even a model of one node with these devices and options", strings.Join(none.EPs, ", ")).
-				hint("an option may not suit this execution provider: %v", p.canonical.Options())
+			return nil, refusal.New(refusal.Unavailable, nil, "%s takes not even a model of one node with these devices and options", strings.Join(none.EPs, ", ")).
+				WithHint("an option may not suit this execution provider: %v", p.canonical.Options())
 		}
 		var crash *compilers.ExitError
 		if errors.As(err, &crash) || errors.Is(err, compilers.ErrTimeout) {
-			return nil, fail(Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", epNames(r.EPs)).
-				hint("its files may be damaged, or being replaced")
+			return nil, refusal.New(refusal.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", epNames(r.EPs)).
+				WithHint("its files may be damaged, or being replaced")
 		}
 		return nil, workerError(err, "execution provider %s cannot compile here", epNames(r.EPs))
 	}
@@ -140,11 +141,11 @@ func resolveEPs(eps []requests.EP, canon []requests.RecordEP, rc *runtimeContent
 	for i, ep := range eps {
 		lib, ok := rc.library(ep.Name)
 		if !ok {
-			return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+			return nil, refusal.New(refusal.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 		}
 		options, err := requests.FillOptions(ep.Name, ep.Options, lib)
 		if err != nil {
-			return nil, refused(err)
+			return nil, err
 		}
 		out[i] = compilers.EP{Name: ep.Name, Library: lib.Path, Options: options}
 		for _, d := range canon[i].Devices {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -218,11 +219,11 @@ func resolveDevices(facts compilers.Facts, ep requests.EP) ([]compilers.Device, 
 		}
 	}
 	if probe == nil {
-		return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+		return nil, refusal.New(refusal.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 	}
 	if probe.Error != "" {
-		return nil, fail(Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
-			fact("library", probe.Library)
+		return nil, refusal.New(refusal.Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
+			WithFact("library", probe.Library)
 	}
 	selectors := ep.Devices
 	if len(selectors) == 0 {
@@ -275,8 +276,8 @@ func matches(sel compilers.Device, d compilers.DeviceFacts) bool {
 
 func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
 	if len(have) == 0 {
-		return fail(Unavailable, nil, "execution provider %s lists no device on this machine", ep).
-			hint("its drivers may be missing, or it may not support this processor; epcachectl probe shows what there is")
+		return refusal.New(refusal.Unavailable, nil, "execution provider %s lists no device on this machine", ep).
+			WithHint("its drivers may be missing, or it may not support this processor; epcachectl probe shows what there is")
 	}
 	var types []string
 	for _, d := range have {
@@ -286,5 +287,5 @@ func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) err
 	if want == "" {
 		want = fmt.Sprintf("vendor 0x%x device 0x%x %v", sel.VendorID, sel.DeviceID, sel.Metadata)
 	}
-	return fail(Unavailable, nil, "execution provider %s has no device %s here; it lists %s", ep, want, strings.Join(types, ", "))
+	return refusal.New(refusal.Unavailable, nil, "execution provider %s has no device %s here; it lists %s", ep, want, strings.Join(types, ", "))
 }

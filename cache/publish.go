@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/views"
 )
@@ -39,7 +40,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	err := c.put(ctx, b, out, hashed, hold)
 	defer c.forms.Release(hold)
 	if err != nil && ctx.Err() != nil {
-		return nil, fail(Cancelled, err, "model %q", b.ModelName)
+		return nil, refusal.New(refusal.Cancelled, err, "model %q", b.ModelName)
 	}
 	if err != nil {
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.

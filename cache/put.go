@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Put is what the holder of a claim compiled. The files stay the caller's to close.
@@ -61,7 +62,7 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		if _, err := c.claims.find(p, put.Claim); err != nil {
 			return nil, err // it ended just now
 		}
-		return nil, fail(Busy, nil, "claim %.80q: it is being put already", put.Claim)
+		return nil, refusal.New(refusal.Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
 	result, later, err := c.take(ctx, cl, put, t.phase)
 	if err != nil {
@@ -96,7 +97,7 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 		err = contextError(ctx, cl.request)
 	}
 	switch {
-	case ctx.Err() != nil || ClassOf(err) == NoSpace || ClassOf(err) == Busy:
+	case ctx.Err() != nil || refusal.ClassOf(err) == refusal.NoSpace || refusal.ClassOf(err) == refusal.Busy:
 		if !cl.move(claimPutting, claimHeld) {
 			cl.move(claimStoring, claimHeld)
 		}
@@ -109,7 +110,7 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 		end := cl.end
 		cl.mu.Unlock()
 		if end != nil && !strings.Contains(end.text, err.Error()) {
-			return fail(ClassOf(err), err, "claim %s: %s", cl.ID, end.text)
+			return refusal.New(refusal.ClassOf(err), err, "claim %s: %s", cl.ID, end.text)
 		}
 	default:
 	}
@@ -179,7 +180,7 @@ func (c *Cache) takeInto(ctx context.Context, cl *claim, put *Put, names []strin
 	}
 	b.CompileSeconds = seconds
 	if !cl.move(claimPutting, claimStoring) {
-		return nil, fail(NotFound, nil, "claim %s is over", cl.ID)
+		return nil, refusal.New(refusal.NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
 	return c.storePut(ctx, cl, b, folder, hashed)
@@ -219,9 +220,9 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64, how mayS
 	}
 	room := &reservation{c: c, user: cl.request.Peer.UID, queues: how.queues}
 	err = room.resize(ctx, how.wait, sizes...)
-	var e *Error
+	var e *refusal.Error
 	if errors.As(err, &e) {
-		said := fail(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).hint("%s", e.Hint)
+		said := refusal.New(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).WithHint("%s", e.Hint)
 		said.Err = e.Err
 		return nil, said
 	}
@@ -244,7 +245,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 	most := c.settings.Load().claims.UserBytes
 	users, err := c.index.Users(ctx)
 	if err != nil {
-		return 0, fail(Internal, err, "what uid %d has put", owner)
+		return 0, refusal.New(refusal.Internal, err, "what uid %d has put", owner)
 	}
 	var used int64
 	for uid, u := range users {
@@ -256,8 +257,8 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 		total += size
 	}
 	if total > most-used {
-		return total, fail(NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
-			hint("remove what is not needed any more: epcachectl rm")
+		return total, refusal.New(refusal.NoSpace, nil, "model %q: %s, and uid %d has put %s of at most %s", model, bytesize.Text(total), owner, bytesize.Text(used), bytesize.Text(most)).
+			WithHint("remove what is not needed any more: epcachectl rm")
 	}
 	return total, nil
 }
@@ -266,7 +267,7 @@ func (c *Cache) mayPut(ctx context.Context, owner uint32, model string, sizes []
 func checkPut(cl *claim, put *Put) (names []string, sizes []int64, err error) {
 	var total int64
 	bad := func(format string, args ...any) error {
-		return fail(BadRequest, nil, "model %q: put: %s", cl.request.Name, fmt.Sprintf(format, args...))
+		return refusal.New(refusal.BadRequest, nil, "model %q: put: %s", cl.request.Name, fmt.Sprintf(format, args...))
 	}
 	most := cl.outsider.c.settings.Load().claims.Bytes
 	switch {
@@ -334,7 +335,7 @@ func (c *Cache) copyPut(ctx context.Context, cl *claim, f PutFile, size int64, t
 	case ctx.Err() != nil:
 		return hashed, ctx.Err()
 	case errors.Is(err, io.ErrUnexpectedEOF) || err == nil && before != after:
-		return hashed, fail(BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).hint("put it when whatever writes it is done")
+		return hashed, refusal.New(refusal.BadRequest, nil, "model %q: put: file %q changed while it was read", cl.request.Name, f.Name).WithHint("put it when whatever writes it is done")
 	case err != nil:
 		return hashed, storeError(fmt.Errorf("file %q: %w", f.Name, err), cl.request.Name)
 	}

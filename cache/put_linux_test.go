@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -149,7 +150,7 @@ func TestHostilePuts(t *testing.T) {
 				return
 			}
 			require.Nil(t, a)
-			require.Equal(t, BadRequest, ClassOf(err), "%v", err)
+			require.Equal(t, refusal.BadRequest, refusal.ClassOf(err), "%v", err)
 			require.ErrorContains(t, err, tc.says)
 			require.Empty(t, b.list(), "nothing is kept")
 			left, err := os.ReadDir(filepath.Join(b.state, "staging"))
@@ -158,7 +159,7 @@ func TestHostilePuts(t *testing.T) {
 			require.Zero(t, b.cache.places.reserved)
 			require.Empty(t, b.cache.claims.puts.tracks)
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-			require.Equal(t, NotFound, ClassOf(err), "the claim is over: %v", err)
+			require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")
 			require.Eventually(t, func() bool { return b.cache.flights.count() == 0 }, soon, time.Millisecond)
 		})
@@ -309,12 +310,12 @@ func TestPutsThatAreNobodys(t *testing.T) {
 		put := *c.put
 		put.Claim = tc.claim
 		_, err := b.cache.Put(context.Background(), Peer{UID: tc.uid}, &put, nil)
-		require.Equal(t, NotFound, ClassOf(err), name)
-		require.Equal(t, NotFound, ClassOf(b.cache.GiveUp(context.Background(), Peer{UID: tc.uid}, tc.claim, "", 0)), name)
+		require.Equal(t, refusal.NotFound, refusal.ClassOf(err), name)
+		require.Equal(t, refusal.NotFound, refusal.ClassOf(b.cache.GiveUp(context.Background(), Peer{UID: tc.uid}, tc.claim, "", 0)), name)
 	}
 	c.application.put(c.put)
 	_, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 	require.ErrorContains(t, err, "put already")
 	require.Zero(t, b.cache.places.reserved)
 	require.Len(t, b.list(), 1)
@@ -381,7 +382,7 @@ func TestLibraryReplacedUnderAClaim(t *testing.T) {
 	_, err := standin.Library(c.folder, "1.30.0", standin.SDK{Version: "7.2", Hardware: "sim-1"})
 	require.NoError(t, err)
 	_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
-	require.Equal(t, BadRequest, ClassOf(err))
+	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
 	require.ErrorContains(t, err, "replaced")
 }
 
@@ -397,7 +398,7 @@ func TestLinkedLibraryReplacedUnderAClaim(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.cache.Put(context.Background(), r.Peer, put, nil)
 	require.ErrorContains(t, err, "replaced")
-	require.Equal(t, Unavailable, b.refused(r).Class, "what is open now is not what would be loaded")
+	require.Equal(t, refusal.Unavailable, b.refused(r).Class, "what is open now is not what would be loaded")
 }
 
 func TestLibraryWrittenUnderAClaim(t *testing.T) {
@@ -498,7 +499,7 @@ func TestWhatIsPutIsNotBelieved(t *testing.T) {
 		a, err := b.cache.Acquire(context.Background(), other, nil)
 		require.Greater(t, b.compiler.Checks.Load(), checks, "it was loaded")
 		if !hit {
-			require.Equal(t, Stale, ClassOf(err), "%v", err)
+			require.Equal(t, refusal.Stale, refusal.ClassOf(err), "%v", err)
 			continue
 		}
 		require.NoError(t, err)
@@ -533,7 +534,7 @@ func TestAPutThatIsCancelledWhileItIsStored(t *testing.T) {
 					cancel()
 				}
 			})
-			require.Equal(t, Cancelled, ClassOf(err), "%v", err)
+			require.Equal(t, refusal.Cancelled, refusal.ClassOf(err), "%v", err)
 			require.Empty(t, b.list())
 			if c.held {
 				require.Equal(t, Taken, claim.application.put(claim.put).Outcome)

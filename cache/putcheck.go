@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // signature is what a model takes and gives: compiling changes none of it.
@@ -35,7 +36,7 @@ func signatureOf(m *epmodel.Model) signature {
 func readSignature(ctx context.Context, r *Request) (signature, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
-		return signature{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+		return signature{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	m, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {
@@ -132,10 +133,10 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 
 // notThis refuses what was put for what it is.
 func notThis(cl *claim, err error) error {
-	e := fail(BadRequest, err, "model %q: what was put is not its artefact", cl.request.Name)
+	e := refusal.New(refusal.BadRequest, err, "model %q: what was put is not its artefact", cl.request.Name)
 	var format *epmodel.FormatError
 	if errors.As(err, &format) {
-		e.fact("file", format.File).fact("field", format.Field).fact("offset", fmt.Sprint(format.Offset))
+		e.WithFact("file", format.File).WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
 	}
 	return e
 }
@@ -274,11 +275,11 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case !cl.rc.stands():
-		return fail(Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", b.ModelName).hint("ask for the model again")
+		return refusal.New(refusal.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", b.ModelName).WithHint("ask for the model again")
 	case err != nil:
 		return workerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
-		return fail(CompileFailed, nil, "model %q: what was put does not load: %s", b.ModelName, checked.Text).fact("code", fmt.Sprint(checked.Code))
+		return refusal.New(refusal.CompileFailed, nil, "model %q: what was put does not load: %s", b.ModelName, checked.Text).WithFact("code", fmt.Sprint(checked.Code))
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/refusal"
 )
 
 // queuedPut is a put that was answered before there was room for it. Until its turn comes it is descriptors of its application's files,
@@ -79,7 +80,7 @@ func (c *Cache) keepQueued(ctx context.Context, q *queuedPut) {
 	if ctx.Err() != nil {
 		err = errors.New("the daemon stops")
 	}
-	if ClassOf(err) == NoSpace {
+	if refusal.ClassOf(err) == refusal.NoSpace {
 		c.index.Count("unkept", 1)
 	}
 	c.log.Warn("put not kept after all", "model", cl.request.Name, "uid", cl.request.Peer.UID, "why", err)
@@ -123,7 +124,7 @@ func (c *Cache) takeQueued(ctx context.Context, q *queuedPut) (*compiled, error)
 	for i, f := range q.put.Files {
 		if now, err := cas.StampOf(f.File); err != nil || now.Size != q.stamps[i].Size || now.Mtime != q.stamps[i].Mtime {
 			room.release()
-			return nil, fail(BadRequest, err, "model %q: put: file %q changed while it waited for room", cl.request.Name, f.Name)
+			return nil, refusal.New(refusal.BadRequest, err, "model %q: put: file %q changed while it waited for room", cl.request.Name, f.Name)
 		}
 	}
 	cl.mu.Lock()
@@ -139,7 +140,7 @@ func (c *Cache) enterQueued(ctx context.Context, q *queuedPut) (leave func(), er
 	defer cancel()
 	leave, err = c.claims.puts.enter(timed, q.claim.owner, q.claim.done)
 	if err != nil && timed.Err() != nil && ctx.Err() == nil {
-		return nil, fail(NoSpace, nil, "there was room, and other puts of uid %d went on until %s were over", q.claim.request.Peer.UID, lasts)
+		return nil, refusal.New(refusal.NoSpace, nil, "there was room, and other puts of uid %d went on until %s were over", q.claim.request.Peer.UID, lasts)
 	}
 	return leave, err
 }

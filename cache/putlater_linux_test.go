@@ -10,6 +10,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // crowded is a store that is above its budget with builds that are all in use, and an application that has something to put.
@@ -170,7 +171,7 @@ func TestWhatIsNotQueued(t *testing.T) {
 			queued, _ := c.cache.places.anyQueued()
 			_, err := c.cache.Put(context.Background(), Peer{UID: stranger}, c.claimed.put, nil)
 			require.ErrorContains(t, err, says)
-			require.Equal(t, NoSpace, ClassOf(err))
+			require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
 			now, _ := c.cache.places.anyQueued()
 			require.Equal(t, queued, now)
 			require.NoError(t, c.cache.GiveUp(context.Background(), Peer{UID: stranger}, c.claimed.claim.ID, "", 0), "the claim is still held")

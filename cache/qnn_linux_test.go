@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/weights"
 )
@@ -65,7 +66,7 @@ func TestQNNTargetsSideBySide(t *testing.T) {
 	for name, ask := range asks {
 		nobody := ask()
 		nobody.OnMiss = Fail
-		require.Equal(t, NotFound, b.refused(nobody).Class, "%s: nothing that was made for another is served", name)
+		require.Equal(t, refusal.NotFound, b.refused(nobody).Class, "%s: nothing that was made for another is served", name)
 		a := b.acquire(ask())
 		require.Equal(t, Compiled, a.Outcome, name)
 		require.Equal(t, compilers.Passed, a.Build.LoadCheck, "%s: single binaries load on the simulator", name)
@@ -141,7 +142,7 @@ func TestQNNWithNodesOfTheCPUBetween(t *testing.T) {
 	complete := ask()
 	complete.Output.Complete = true
 	e := b.refused(complete)
-	require.Equal(t, CompileFailed, e.Class)
+	require.Equal(t, refusal.CompileFailed, e.Class)
 	require.Contains(t, e.Hint, "without --complete")
 	require.Contains(t, b.refused(complete).Hint, "without --complete", "nor is it forgotten")
 	require.Equal(t, Hit, b.acquire(ask()).Outcome)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/rules"
 )
@@ -86,7 +87,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*Decision, error)
 	}
 	owner := c.reports.owners.of(p.UID)
 	if wait, ok := c.reports.limiter.take(owner); !ok {
-		return nil, fail(Busy, nil, "too many reports").hint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
+		return nil, refusal.New(refusal.Busy, nil, "too many reports").WithHint("the next one is looked into in %s; load with plain ONNX Runtime until then", wait.Round(time.Second)+time.Second)
 	}
 	b, err := c.reported(ctx, p, &r)
 	if err != nil {
@@ -108,7 +109,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*Decision, error)
 
 // reported finds the build among those that the peer was given.
 func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, error) {
-	none := fail(NotFound, nil, "build %.80q is none that you were given", r.Build).hint("name it as the answer to the request did")
+	none := refusal.New(refusal.NotFound, nil, "build %.80q is none that you were given", r.Build).WithHint("name it as the answer to the request did")
 	key, err := index.ParseBuildKey(r.Build)
 	if err != nil {
 		return nil, none
@@ -122,7 +123,7 @@ func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, 
 		}
 	}
 	builds, err := c.find(ctx, p, []string{r.Build})
-	if ClassOf(err) == NotFound && err != nil {
+	if refusal.ClassOf(err) == refusal.NotFound && err != nil {
 		return nil, none
 	}
 	if err != nil {
@@ -178,7 +179,7 @@ func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *
 	ds := c.reports.doubts
 	again := ds.holds(b.ID, p.UID) != ""
 	if !again && !ds.add(b, p.UID, owner, "you reported that it does not load, and it is being looked into", false) {
-		return nil, fail(Busy, nil, "too many reports that could not be verified").hint("load with plain ONNX Runtime")
+		return nil, refusal.New(refusal.Busy, nil, "too many reports that could not be verified").WithHint("load with plain ONNX Runtime")
 	}
 	found, err := c.examine(ctx, p, r, b)
 	if err != nil {
@@ -326,7 +327,7 @@ func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *D
 
 // errDoubted refuses to compile once more what its user says does not load.
 func errDoubted(r *Request, p *plan) error {
-	return fail(Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", r.Name).
-		fact("request_key", p.requestKey.String()).
-		hint("load the model without epcached; what is compiled here is offered again after %s", doubtHolds)
+	return refusal.New(refusal.Stale, nil, "model %q: you reported that what is compiled here for this request does not load, and it could not be verified", r.Name).
+		WithFact("request_key", p.requestKey.String()).
+		WithHint("load the model without epcached; what is compiled here is offered again after %s", doubtHolds)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -57,15 +58,15 @@ func noRuntime(r *Request, have []string) error {
 		}
 	}
 	if len(names) == 0 { // each is somewhere, and nowhere all of them
-		return fail(Unavailable, nil, "no registered runtime has all of %s", epNames(r.EPs))
+		return refusal.New(refusal.Unavailable, nil, "no registered runtime has all of %s", epNames(r.EPs))
 	}
 	slices.Sort(have)
 	have = slices.Compact(have)
-	e := fail(Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
+	e := refusal.New(refusal.Unavailable, nil, "no registered runtime has execution provider %s", strings.Join(names, ", "))
 	if len(have) == 0 {
-		return e.hint("name the runtime that it will be loaded with (epcachectl: --runtime DIR), or start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
+		return e.WithHint("name the runtime that it will be loaded with (epcachectl: --runtime DIR), or start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
 	}
-	return e.hint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
+	return e.WithHint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
 }
 
 func (rc *runtimeContent) hasAll(eps []requests.EP) bool {
@@ -80,7 +81,7 @@ func (rc *runtimeContent) hasAll(eps []requests.EP) bool {
 func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
 	dir := filepath.Clean(r.Runtime.Directory)
 	if !filepath.IsAbs(dir) {
-		return nil, nil, fail(BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
+		return nil, nil, refusal.New(refusal.BadRequest, nil, "runtime directory %q is not an absolute path", r.Runtime.Directory)
 	}
 	own := c.mayName(r.Peer)
 	same := func(rt *runtime) bool { return rt.name == dir || own && sameFile(rt.name, dir) }
@@ -96,7 +97,7 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 			return nil, nil, c.notMine(dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
-			return nil, nil, fail(Unavailable, err, "runtime %q", dir)
+			return nil, nil, refusal.New(refusal.Unavailable, err, "runtime %q", dir)
 		}
 		found = c.addNamed(directoryRuntime(dir, false), same)
 	}
@@ -118,8 +119,8 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 func (c *Cache) mayName(p Peer) bool { return p.UID == c.uid }
 
 func (c *Cache) notMine(what string) error {
-	return fail(Unavailable, nil, "runtime %q is not registered with this daemon", what).
-		hint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
+	return refusal.New(refusal.Unavailable, nil, "runtime %q is not registered with this daemon", what).
+		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
 }
 
 // resolveLibraries finds a runtime that has the very files that the caller will load as EP libraries. Equal bytes
@@ -146,8 +147,8 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 		return nil, nil, c.notMine(r.Runtime.EPLibraries[0].Path)
 	}
 	if r.Runtime.ORTLibrary == "" {
-		return nil, nil, fail(Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", r.Runtime.EPLibraries[0].Path).
-			hint("where it was packed, libonnxruntime.so.VERSION belongs beside the other files of onnxruntime/capi; epcached --runtime DIR names another runtime with this library")
+		return nil, nil, refusal.New(refusal.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", r.Runtime.EPLibraries[0].Path).
+			WithHint("where it was packed, libonnxruntime.so.VERSION belongs beside the other files of onnxruntime/capi; epcached --runtime DIR names another runtime with this library")
 	}
 	return c.nameLibraries(ctx, r, progress)
 }
@@ -267,8 +268,8 @@ func (c *Cache) replacedPath(r *Request) string {
 }
 
 func replaced(path string) error {
-	return fail(Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
-		hint("it was replaced, perhaps by an update: restart the application")
+	return refusal.New(refusal.Unavailable, nil, "library %q is another file now than the one that the caller has open", path).
+		WithHint("it was replaced, perhaps by an update: restart the application")
 }
 
 // nameLibraries takes the libraries that a client of the daemon's own user named.
@@ -284,7 +285,7 @@ func (c *Cache) nameLibraries(ctx context.Context, r *Request, progress func(str
 	}
 	full, err := compilers.Complete(spec)
 	if err != nil {
-		return nil, nil, fail(Unavailable, err, "runtime %q", spec.ORTLibrary)
+		return nil, nil, refusal.New(refusal.Unavailable, err, "runtime %q", spec.ORTLibrary)
 	}
 	rt := explicitRuntime(full, false)
 	rt = c.addNamed(rt, func(old *runtime) bool { return !old.registered && old.subject == rt.subject })

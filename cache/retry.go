@@ -4,13 +4,15 @@ import (
 	"cmp"
 	"context"
 	"slices"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 // Failures lists the compiles that failed and are answered from memory, as far as the peer may know of them, the newest
 // first.
 func (c *Cache) Failures(ctx context.Context, p Peer) ([]Failure, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, fail(Cancelled, err, "failures")
+		return nil, refusal.New(refusal.Cancelled, err, "failures")
 	}
 	return c.failures.list(c.knows(p), nil), nil
 }
@@ -19,15 +21,15 @@ func (c *Cache) Failures(ctx context.Context, p Peer) ([]Failure, error) {
 // peer's; for administrators all there are. It gives what was forgotten. A name that means nothing is an error.
 func (c *Cache) Retry(ctx context.Context, p Peer, entries []string, all bool) ([]Failure, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, fail(Cancelled, err, "retry")
+		return nil, refusal.New(refusal.Cancelled, err, "retry")
 	}
 	if all == (len(entries) > 0) {
-		return nil, fail(BadRequest, nil, "retry: name entries, or say all")
+		return nil, refusal.New(refusal.BadRequest, nil, "retry: name entries, or say all")
 	}
 	known := c.failures.list(c.knows(p), nil)
 	for _, name := range entries {
 		if !slices.ContainsFunc(known, func(f Failure) bool { return f.meant(name) }) {
-			return nil, fail(NotFound, nil, "no failure is remembered of %q", name).hint("epcachectl jobs lists those that are")
+			return nil, refusal.New(refusal.NotFound, nil, "no failure is remembered of %q", name).WithHint("epcachectl jobs lists those that are")
 		}
 	}
 	return c.failures.list(c.knows(p), func(f *Failure) bool { return all || slices.ContainsFunc(entries, f.meant) }), nil

@@ -10,6 +10,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // SpaceOptions bound what is kept. The zero value bounds nothing.
@@ -268,23 +269,23 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.
 	switch {
 	case b.budget > 0 && disk > b.budget:
 		return true, noRoomEver("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
-			hint("raise budget in [space]")
+			WithHint("raise budget in [space]")
 	case r.queues && len(s.queued) > 0:
 		if final, err := s.admitUser(now, r, bytes); err != nil {
 			return final, err // in the queue it would wait for others, who do not wait for what it needs
 		}
 		e := noRoom("it takes %s on disk; %d results of %s that came before wait for room as well", bytesText(disk), len(s.queued), bytesText(s.queuedBytes())).
-			hint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
+			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
 		e.Err = errBehind
 		return false, e
 	case b.budget > 0 && used+disk > b.budget+r.above && (used > b.budget || stuck):
 		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
-			hint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
+			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
 	case b.free-(s.reserved-s.written) < b.floor+(disk-min(r.written, disk))-(r.disk-r.counted) && b.floor > 0:
 		return false, noRoom("it takes %s on disk; %s are free, of which %s are set aside for what is being stored and %s are to stay free",
 			bytesText(disk), bytesText(b.free), bytesText(others-(s.written-r.counted)), bytesText(b.floor)).
-			hint("make room on the disk, or lower free_floor in [space]")
+			WithHint("make room on the disk, or lower free_floor in [space]")
 	}
 	return s.admitUser(now, r, bytes)
 }
@@ -300,7 +301,7 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final boo
 		return false, nil
 	}
 	e := noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
-		hint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
+		WithHint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
 	if e.Err = errUserFull; bytes > b.user {
 		e.Err = errNeverFits
 		return true, e
@@ -312,14 +313,14 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final boo
 	return false, e
 }
 
-func noRoom(format string, args ...any) *Error {
-	e := fail(NoSpace, nil, format, args...)
+func noRoom(format string, args ...any) *refusal.Error {
+	e := refusal.New(refusal.NoSpace, nil, format, args...)
 	e.Err = forms.ErrNoRoom
 	return e
 }
 
 // noRoomEver is noRoom for what would have none if all else went.
-func noRoomEver(format string, args ...any) *Error {
+func noRoomEver(format string, args ...any) *refusal.Error {
 	e := noRoom(format, args...)
 	e.Err = errNeverFits
 	return e

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // perBuild is what a build of the stand-in compiler takes: a graph, a sidecar and a manifest, less than a block each.
@@ -103,7 +104,7 @@ func TestReservationsAddUp(t *testing.T) {
 	require.NoError(t, err, "one may go above")
 	third, err := c.reserve(ctx, 1, false, 1)
 	require.ErrorContains(t, err, "of the budget of 1.0 MiB are used: 0 B by builds, 0 B by removed builds that are still open, 1.2 MiB by what is being stored")
-	require.Equal(t, NoSpace, ClassOf(err))
+	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
 	require.NoError(t, first.resize(ctx, false, 10<<10), "what is smaller than was thought")
 	require.NoError(t, third.resize(ctx, false, 1))
 	_, err = c.reserve(ctx, 1, false, 2<<20)
@@ -146,7 +147,7 @@ func TestWaitingForRoomIsShort(t *testing.T) {
 	above, err := c.reserve(ctx, 1, true, 1)
 	require.NoError(t, err)
 	_, err = c.reserve(ctx, 1, true, 1)
-	require.Equal(t, NoSpace, ClassOf(err))
+	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
 	c.places.patience, c.places.latest = time.Hour, time.Hour // who is not let in as soon as there is room waits for ever
 	c.places.mu.Lock()
 	c.places.begun = math.MaxUint64 // no later round is one: its verdict would be right before there is room, which on a busy machine comes late

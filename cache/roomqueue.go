@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/refusal"
 )
 
 // roomQueue are the results that were answered before there was room to keep them: first come, first kept. It is part of places, and
@@ -154,7 +155,7 @@ func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func
 	limit := time.NewTimer(time.Until(q.since.Add(s.lasts)))
 	defer limit.Stop()
 	late := func() error {
-		return fail(NoSpace, nil, "there was no room within %s: %v", s.lasts, q.why)
+		return refusal.New(refusal.NoSpace, nil, "there was no room within %s: %v", s.lasts, q.why)
 	}
 	look := time.NewTicker(seldomLook)
 	defer look.Stop()
@@ -171,7 +172,7 @@ func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func
 			case stuckSince.IsZero():
 				stuckSince = time.Now()
 			case time.Since(stuckSince) > queuedWaited && waitedFor():
-				return nil, fail(NoSpace, nil, "nothing more may go: %v", q.why)
+				return nil, refusal.New(refusal.NoSpace, nil, "nothing more may go: %v", q.why)
 			}
 		case <-limit.C:
 			return nil, late()
@@ -190,7 +191,7 @@ func (q *queued) await(ctx context.Context, over <-chan struct{}, waitedFor func
 		}
 		q.why = err
 		if stuck && time.Since(began) > queuedWaited && waitedFor() {
-			return nil, fail(NoSpace, nil, "nothing more may go: %v", err)
+			return nil, refusal.New(refusal.NoSpace, nil, "nothing more may go: %v", err)
 		}
 		// Each try has the collector look, and each look of the collector closes freed, whether it has found something or not: so there is
 		// some time between two in any case, and more of it the longer there is nothing.

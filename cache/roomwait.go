@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Who finds no room waits until the collector has looked for some: in a round that begins after the request came, knows how much is
@@ -123,7 +124,7 @@ func (r *reservation) wait(ctx context.Context, disk, bytes int64, freed <-chan 
 			return err
 		}
 		w.needs(r.lacks(disk, err))
-		if e := (*Error)(nil); over && errors.As(err, &e) && !errors.Is(err, errUserFull) { // which says by itself what stays
+		if e := (*refusal.Error)(nil); over && errors.As(err, &e) && !errors.Is(err, errUserFull) { // which says by itself what stays
 			e.Text = strings.TrimSuffix(e.Text+"; "+why, "; ")
 		}
 		if over {

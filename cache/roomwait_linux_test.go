@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
 )
 
@@ -60,7 +61,7 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	require.NoError(t, b.cache.Reload(next))
 	b.cache.places.waitForVerdict()
 	_, err := b.cache.reserve(context.Background(), 1, true, 1)
-	require.Equal(t, NoSpace, ClassOf(err))
+	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
 	require.NoError(t, held.View.Close())
 	place, err := b.cache.reserve(context.Background(), 1, true, 1)

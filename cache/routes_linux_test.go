@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -135,9 +136,9 @@ func TestDevicesThatAreNotThere(t *testing.T) {
 	}
 	virtual := map[string]string{compilers.IsVirtual: "1"}
 	e := b.refused(ask(compilers.Device{Type: "NPU"}))
-	require.Equal(t, Unavailable, e.Class, "without a word it is a device of this machine that is meant")
+	require.Equal(t, refusal.Unavailable, e.Class, "without a word it is a device of this machine that is meant")
 	e = b.refused(ask(compilers.Device{Type: "GPU", Metadata: virtual}))
-	require.Equal(t, CompileFailed, e.Class)
+	require.Equal(t, refusal.CompileFailed, e.Class)
 	require.Contains(t, e.Error(), "GPU")
 	a := b.acquire(ask(compilers.Device{Type: "NPU", Metadata: virtual}))
 	require.Equal(t, "sim-virtual", a.Build.EPs[0].HardwareArchitecture)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 func TestScopes(t *testing.T) {
@@ -35,7 +37,7 @@ func TestScopes(t *testing.T) {
 	require.Len(t, page, 2, "a shared build that alice never had is not listed to her")
 	_, err = b.cache.Invalidate(context.Background(), alice, []string{page[0].Build.BuildKey.String()}, "", false)
 	if page[0].Build.Scope == "shared" {
-		require.Equal(t, NotAllowed, ClassOf(err))
+		require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
 	} else {
 		require.NoError(t, err)
 	}

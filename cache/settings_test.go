@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/rules"
 )
 
@@ -49,7 +50,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	r := b.request(b.model(1))
 	r.OnMiss = Fail
 	e := b.refused(r)
-	require.Equal(t, Stale, e.Class)
+	require.Equal(t, refusal.Stale, e.Class)
 	require.Contains(t, e.Text, "we say so")
 }
 
@@ -150,7 +151,7 @@ func TestRuntimesFollow(t *testing.T) {
 	require.Empty(t, b.cache.watcher.How(other))
 
 	b.reload(func(o *Options) { o.Runtimes = nil })
-	require.Equal(t, Unavailable, b.refused(b.request(b.model(1))).Class)
+	require.Equal(t, refusal.Unavailable, b.refused(b.request(b.model(1))).Class)
 }
 
 // What a client brought becomes the administrator's, and is not there twice.

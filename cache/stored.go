@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -44,10 +45,10 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	s := &Stored{dir: dir, uid: uid, owner: who.uid}
 	switch s.snapshot, err = index.ReadSnapshot(ctx, dir); {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fail(NotFound, nil, "it is no store: there is no folder \"manifests\" in it").hint("name the state folder of an epcached")
+		return nil, refusal.New(refusal.NotFound, nil, "it is no store: there is no folder \"manifests\" in it").WithHint("name the state folder of an epcached")
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fail(NotAllowed, err, "the store cannot be read").
-			hint("a store is its owner's alone; whoever makes it a factory image lets others read it: chmod -R a+rX %s", dir)
+		return nil, refusal.New(refusal.NotAllowed, err, "the store cannot be read").
+			WithHint("a store is its owner's alone; whoever makes it a factory image lets others read it: chmod -R a+rX %s", dir)
 	}
 	return s, err
 }
@@ -95,7 +96,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 		return nil, err
 	}
 	if err := r.foldOutput(); err != nil {
-		return nil, refused(err)
+		return nil, err
 	}
 	id, r, err := identifyAllNow(ctx, r)
 	if err != nil {
@@ -140,8 +141,7 @@ func asMember(ctx context.Context, r *Request, model cas.Digest) (*Request, *req
 
 // spelledWithout brings the request into its one spelling without asking an execution provider which devices it means.
 func spelledWithout(ctx context.Context, r *Request, model cas.Digest) (requests.Record, error) {
-	record, err := r.terms(model).Record(ctx, anyOption(r), requests.StatedDevices)
-	return record, refused(err)
+	return r.terms(model).Record(ctx, anyOption(r), requests.StatedDevices)
 }
 
 // anyOption takes every option there is: what an administrator once allowed is in the builds' records, and nothing is compiled here.
@@ -170,7 +170,7 @@ func identifyAllNow(ctx context.Context, r *Request) (identity, *Request, error)
 func identifyNow(ctx context.Context, r *Request) (identity, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {
-		return identity{}, fail(BadModel, err, "model %q cannot be read", r.Name)
+		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	m, err := epmodel.Read(ctx, r.Name, src)
 	if err != nil {

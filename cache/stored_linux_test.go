@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/flock"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -49,12 +50,12 @@ func (b *bench) find(r *Request) *Answer {
 	return a
 }
 
-func (b *bench) notFound(r *Request, build string) *Error {
+func (b *bench) notFound(r *Request, build string) *refusal.Error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), r, build)
-	var e *Error
+	var e *refusal.Error
 	require.ErrorAs(b, err, &e)
-	require.Equal(b, NotFound, e.Class)
+	require.Equal(b, refusal.NotFound, e.Class)
 	return e
 }
 
@@ -96,7 +97,7 @@ func TestAStoredBuildOfTheCallersLibrariesIsOptimal(t *testing.T) {
 	require.Equal(t, compilers.Unknown, b.find(r).Compatibility.Verdict)
 	r.Runtime.Directory = t.TempDir()
 	_, err := b.stored().Find(context.Background(), r, "")
-	require.Equal(t, Unavailable, ClassOf(err))
+	require.Equal(t, refusal.Unavailable, refusal.ClassOf(err))
 }
 
 func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
@@ -278,7 +279,7 @@ func TestAStoredModelsExternalDataIsAskedFor(t *testing.T) {
 
 func TestAFolderThatIsNoStore(t *testing.T) {
 	_, err := ReadStore(context.Background(), t.TempDir(), 0)
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 	require.ErrorContains(t, err, "it is no store")
 	_, err = ReadStore(context.Background(), filepath.Join(t.TempDir(), "none"), 0)
 	require.ErrorIs(t, err, fs.ErrNotExist)

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // storedBlob is a blob of a store that is only read, whole or packed. Its bytes are not verified.
@@ -80,15 +81,15 @@ func (s *Stored) blame(b *index.Build, f index.File, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.Is(err, fs.ErrPermission):
-		return fail(NotAllowed, err, "build %.12s cannot be read", b.BuildKey).hint("whoever makes the store a factory image lets others read it: chmod -R a+rX %s", s.dir)
+		return refusal.New(refusal.NotAllowed, err, "build %.12s cannot be read", b.BuildKey).WithHint("whoever makes the store a factory image lets others read it: chmod -R a+rX %s", s.dir)
 	case errors.Is(err, dedupe.ErrNewer):
-		return fail(Version, err, "build %.12s: %s", b.BuildKey, f.Name).hint("read it with the epcached that packed it, or a later one")
+		return refusal.New(refusal.Version, err, "build %.12s: %s", b.BuildKey, f.Name).WithHint("read it with the epcached that packed it, or a later one")
 	case Damaged(err):
 		return fmt.Errorf("build %.12s%s: %s: %w", b.BuildKey, asUnit(b), f.Name, err)
 	case errors.Is(err, cas.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		return fail(NotFound, nil, "build %.12s%s: %s is not in %s", b.BuildKey, asUnit(b), f.Name, s.dir).hint("that store's daemon compiles anew what is lost")
+		return refusal.New(refusal.NotFound, nil, "build %.12s%s: %s is not in %s", b.BuildKey, asUnit(b), f.Name, s.dir).WithHint("that store's daemon compiles anew what is lost")
 	}
-	return fail(Internal, err, "build %.12s: %s", b.BuildKey, f.Name)
+	return refusal.New(refusal.Internal, err, "build %.12s: %s", b.BuildKey, f.Name)
 }
 
 // asUnit says that a group is there as a whole or not at all.

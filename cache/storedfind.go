@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -113,7 +114,7 @@ func (f *finding) none(r *Request) error {
 	if f.passed != nil {
 		return f.passed
 	}
-	return fail(NotFound, nil, "no build for model %q in %s: %s", r.Name, f.s.dir, f.why).hint("a daemon compiles it: the same without --state")
+	return refusal.New(refusal.NotFound, nil, "no build for model %q in %s: %s", r.Name, f.s.dir, f.why).WithHint("a daemon compiles it: the same without --state")
 }
 
 // mayUse tells whose builds are read: those for all, this user's own, and those of who made the store. What another user put is
@@ -135,8 +136,8 @@ func (f *finding) ambiguous(r *Request, builds []*index.Build) error {
 			lines = append(lines, describe(b))
 		}
 	}
-	return fail(NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), r.Name, f.s.dir, strings.Join(lines, "; ")).
-		hint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
+	return refusal.New(refusal.NotFound, nil, "%d different builds for model %q in %s: %s", len(lines), r.Name, f.s.dir, strings.Join(lines, "; ")).
+		WithHint("say which: --build KEY, a device, or --runtime DIR with the libraries that it will be loaded with")
 }
 
 // describe says what made a build.

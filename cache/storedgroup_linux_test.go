@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -105,7 +106,7 @@ func TestAStoredGroupWhoseModelsDoNotLoadAloneIsNobodysAlone(t *testing.T) {
 		members[i].AloneKey = index.RequestKey{}
 	}
 	_, err := s.Find(context.Background(), b.request(b.model(2)), "")
-	require.Equal(t, NotFound, ClassOf(err))
+	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
 	a, err := s.Find(context.Background(), b.group(1, 2, 3), "")
 	require.NoError(t, err)
 	require.NoError(t, a.View.Close())

@@ -8,6 +8,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -24,12 +25,12 @@ func librariesIn(ctx context.Context, dir string) (*libraries, error) {
 	}
 	spec, err := compilers.Find(dir)
 	if err != nil {
-		return nil, fail(Unavailable, err, "runtime %q", dir)
+		return nil, refusal.New(refusal.Unavailable, err, "runtime %q", dir)
 	}
 	out := &libraries{spec: spec, digests: make(map[string]cas.Digest)}
 	for _, l := range spec.EPs {
 		if out.digests[l.EP], err = libraryDigest(l, func(path string) (cas.Digest, error) { return sumFile(ctx, path) }); err != nil {
-			return nil, fail(Unavailable, err, "runtime %q", dir)
+			return nil, refusal.New(refusal.Unavailable, err, "runtime %q", dir)
 		}
 	}
 	return out, nil
@@ -67,11 +68,11 @@ func (l *libraries) options(r *Request) (map[string]map[string]string, error) {
 			}
 		}
 		if lib.EP == "" {
-			return nil, fail(Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
+			return nil, refusal.New(refusal.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 		}
 		var err error
 		if out[ep.Name], err = requests.FillOptions(ep.Name, ep.Options, lib); err != nil {
-			return nil, refused(err)
+			return nil, err
 		}
 	}
 	return out, nil

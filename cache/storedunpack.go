@@ -19,6 +19,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -32,7 +33,7 @@ func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress fun
 	}
 	u := &unpacking{s: s, dir: dir, build: a.Build, name: contentName(a.Build)}
 	if err := u.ownFolder(); err != nil {
-		return fail(NotAllowed, err, "no private folder to unpack into at %q", dir)
+		return refusal.New(refusal.NotAllowed, err, "no private folder to unpack into at %q", dir)
 	}
 	if u.earlier(ctx, a) {
 		return nil
@@ -51,14 +52,14 @@ func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress fun
 		inner, err = u.fill(ctx, progress)
 	}
 	if cas.Full(err) {
-		return fail(NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir)
+		return refusal.New(refusal.NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir)
 	}
 	if err != nil {
 		return err
 	}
 	f, err := leaseOf(filepath.Dir(inner))
 	if err != nil {
-		return fail(Internal, err, "unpacked build %.12s", a.Build.BuildKey)
+		return refusal.New(refusal.Internal, err, "unpacked build %.12s", a.Build.BuildKey)
 	}
 	a.takeView(f, inner)
 	return nil
@@ -108,7 +109,7 @@ func (u *unpacking) ownFolder() error {
 func (u *unpacking) lock(ctx context.Context) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(u.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fail(NotAllowed, err, "folder to unpack into")
+		return nil, refusal.New(refusal.NotAllowed, err, "folder to unpack into")
 	}
 	for {
 		mine, err := flock.TryLock(f)

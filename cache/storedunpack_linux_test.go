@@ -16,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
 )
 
@@ -179,7 +180,7 @@ func TestAFolderThatIsNotTheCallersAloneIsNotUnpackedInto(t *testing.T) {
 	require.NoError(t, os.Symlink(t.TempDir(), link))
 	for name, dir := range map[string]string{"others may write": open, "a file": file, "a link": link, "below a file": filepath.Join(file, "x")} {
 		_, err := b.unpacked(dir)
-		require.Equal(t, NotAllowed, ClassOf(err), name)
+		require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err), name)
 	}
 }
 

@@ -3,6 +3,8 @@ package cache
 import (
 	"context"
 	"sync"
+
+	"github.com/epcached/epcached/refusal"
 )
 
 // turns let one thing of each user's go on at a time: artefacts that are put, so that nobody can keep others waiting with files that
@@ -47,6 +49,6 @@ func (ts *turns) enter(ctx context.Context, owner uint32, over <-chan struct{}) 
 		return nil, ctx.Err()
 	case <-over:
 		forget()
-		return nil, fail(NotFound, nil, "the claim is over")
+		return nil, refusal.New(refusal.NotFound, nil, "the claim is over")
 	}
 }

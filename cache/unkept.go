@@ -4,14 +4,15 @@ import (
 	"errors"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
 // application waits for it.
 func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error) {
 	text := "not kept: " + textOf(why)
-	var e *Error
-	if errors.As(why, &e) && e.Class == NoSpace && e.Hint != "" {
+	var e *refusal.Error
+	if errors.As(why, &e) && e.Class == refusal.NoSpace && e.Hint != "" {
 		text += "; " + e.Hint
 	}
 	result, err := c.aloneFor(b, out, text)
@@ -33,7 +34,7 @@ func (c *Cache) aloneFor(b *index.Build, out, why string) (*compiled, error) {
 
 // notKept tells what was served and is not kept, once that is certain.
 func (c *Cache) notKept(b *index.Build, why error) {
-	if storeClass(why) == NoSpace {
+	if storeClass(why) == refusal.NoSpace {
 		c.index.Count("unkept", 1)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
 	} else {
@@ -52,7 +53,7 @@ func eventUnkept(b *index.Build, kind, format string, args ...any) Event {
 
 // textOf is what an error says, without the hint.
 func textOf(err error) string {
-	var e *Error
+	var e *refusal.Error
 	if errors.As(err, &e) {
 		return e.Text
 	}

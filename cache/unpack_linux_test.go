@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
+	"github.com/epcached/epcached/refusal"
 )
 
 // otherDevice makes a folder on another file system than the bench's state.
@@ -272,12 +273,12 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	b.cache.places.copyPatience = 50 * time.Millisecond
 	b.cache.places.waitForVerdict()
 	refused := b.refused(b.variant(2))
-	require.Equal(t, NoSpace, refused.Class)
+	require.Equal(t, refusal.NoSpace, refused.Class)
 	require.Regexp(t, `it is kept packed, and there is no room to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; what stays: 3 builds of .*: pinned`, refused.Text)
 	require.Equal(t, cas.OnDisk(size), copies(), "nothing goes above")
 	require.Zero(t, reserved())
 	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
-	require.Equal(t, NoSpace, ClassOf(err), "%v", err)
+	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "of the budget of")
 	b.cache.places.copyPatience = time.Minute
 	a, err := b.cache.Acquire(context.Background(), b.variant(2), func(p Progress) {

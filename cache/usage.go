@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
 )
 
@@ -35,11 +36,11 @@ type SpaceReport struct {
 func (c *Cache) Space() (SpaceReport, error) {
 	b, err := c.bounds()
 	if err != nil {
-		return SpaceReport{}, fail(Internal, err, "space")
+		return SpaceReport{}, refusal.New(refusal.Internal, err, "space")
 	}
 	s, held, packed, err := c.spaceAtOnce()
 	if err != nil {
-		return SpaceReport{}, fail(Internal, err, "space")
+		return SpaceReport{}, refusal.New(refusal.Internal, err, "space")
 	}
 	counters := c.index.Counters()
 	r := SpaceReport{Space: s, Packed: packed, Held: held, Budget: b.budget, Floor: b.floor, MaxEntries: b.entries, Free: b.free,
@@ -231,7 +232,7 @@ func (c *Cache) usageFrom(ctx context.Context, after string) (*Usage, string, er
 			return u, next, nil
 		}
 	}
-	return nil, "", fail(BadRequest, nil, "page %.80q is not known any more", after).hint("ask from the beginning")
+	return nil, "", refusal.New(refusal.BadRequest, nil, "page %.80q is not known any more", after).WithHint("ask from the beginning")
 }
 
 func (c *Cache) usagePage(l usageList, from int) (out []BuildUsage, next string) {

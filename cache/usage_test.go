@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
 )
 
@@ -62,7 +63,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	require.Equal(t, []Finding{{Kind: "space", Object: filepath.Base(stranger), Detail: "8192 bytes on disk that no build needs; the next start removes them"}}, findings)
 	require.NoError(t, os.Remove(stranger))
 	_, _, err = b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid + 1}, nil)
-	require.Equal(t, NotAllowed, ClassOf(err))
+	require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
 }
 
 // A sparse file takes less than its size, and counts so.
@@ -112,7 +113,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	require.Len(t, u.Builds, 1, "others' are not told")
 	require.EqualValues(t, 2*cas.Block, u.Builds[0].Own, "nor what they share")
 	_, _, err := b.cache.Usage(context.Background(), r.Peer, nil, "x-1", nil)
-	require.Equal(t, BadRequest, ClassOf(err))
+	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
 }
 
 // What is evicted and soon compiled again says that the budget is too small, and which one would do.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 )
 
 // verifyOutput compares what the answer's build computes with what the request's model does, where the request asks for it. It
@@ -56,9 +57,9 @@ func withoutVerifying(a *Answer, r *Request) *Answer {
 }
 
 func outputDiffers(r *Request, result compilers.VerifyResult) error {
-	return fail(CompileFailed, nil, "model %q: what is compiled computes something else: %s", r.Name, result.Text).fact("reason", "output differs").
-		fact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
-		hint("allow more with a larger tolerance, or load the model without epcached; execution providers may compute in smaller types unless told otherwise")
+	return refusal.New(refusal.CompileFailed, nil, "model %q: what is compiled computes something else: %s", r.Name, result.Text).WithFact("reason", "output differs").
+		WithFact("outputs", strconv.Itoa(result.Outputs)). // 0: it did not run on what the comparison made up
+		WithHint("allow more with a larger tolerance, or load the model without epcached; execution providers may compute in smaller types unless told otherwise")
 }
 
 func notVerified(result compilers.VerifyResult) string {

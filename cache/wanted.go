@@ -156,11 +156,10 @@ func (c *Cache) takeUpOne(ctx context.Context, id string, w *queuedJob) {
 		return // it is kept again
 	}
 	c.index.DropWanted(id)
-	var e *Error
 	switch {
 	case err == nil && a.View != nil:
 		err = a.View.Close()
-	case errors.As(err, &e) && e.Failure != nil: // that it does not compile is known, and was told
+	case failureIn(err) != nil: // that it does not compile is known, and was told
 	case err != nil:
 		c.happened(eventFor(Peer{UID: w.UID}, index.RequestKey(digestOf(w.Record)), w.Name, EventCancelled, "not compiled after the daemon's restart: %v", err))
 	}

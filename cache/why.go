@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -20,7 +21,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 	}
 	defer leave()
 	builds, err := c.find(ctx, p, []string{entry})
-	if ClassOf(err) == NotFound {
+	if refusal.ClassOf(err) == refusal.NotFound {
 		if out := c.whyFailed(p, entry); out != nil {
 			return out, c.tellHistory(p, out)
 		}
@@ -65,7 +66,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 	}
 	record, err := requests.ParseFields(first.RecordJSON)
 	if err != nil {
-		return nil, fail(Internal, err, "entry %s", first.RequestKey)
+		return nil, refusal.New(refusal.Internal, err, "entry %s", first.RequestKey)
 	}
 	out.Neighbours, err = c.neighbours(ctx, p, wanted{key: first.RequestKey, model: first.ModelDigest, name: first.ModelName, record: record})
 	if err != nil {
@@ -87,7 +88,7 @@ func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
 	for _, scope := range scopes {
 		builds, err := c.index.Lookup(found[0].RequestKey, scope)
 		if err != nil {
-			return nil, fail(Internal, err, "look-up of %s", found[0].RequestKey)
+			return nil, refusal.New(refusal.Internal, err, "look-up of %s", found[0].RequestKey)
 		}
 		for i := range builds {
 			if c.maySee(p, &builds[i]) {
@@ -96,7 +97,7 @@ func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, fail(NotFound, nil, "entry %s has just gone", found[0].RequestKey)
+		return nil, refusal.New(refusal.NotFound, nil, "entry %s has just gone", found[0].RequestKey)
 	}
 	return out, nil
 }
@@ -129,7 +130,7 @@ func oneEntry(name string, builds []index.Build) error {
 	if len(list) > 8 {
 		list, more = list[:8], ", ..."
 	}
-	return fail(BadRequest, nil, "%q names %d entries", name, len(keys)).hint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
+	return refusal.New(refusal.BadRequest, nil, "%q names %d entries", name, len(keys)).WithHint("one of %s%s; epcachectl show %s tells them apart", strings.Join(list, ", "), more, name)
 }
 
 // whyGone explains an entry of which only the history is left.

@@ -19,6 +19,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -149,12 +150,12 @@ func (b *bench) acquire(r *Request) *Answer {
 	return a
 }
 
-func (b *bench) refused(r *Request) *Error {
+func (b *bench) refused(r *Request) *refusal.Error {
 	b.Helper()
 	a, err := b.cache.Acquire(context.Background(), r, nil)
 	require.Nil(b, a)
 	require.Error(b, err)
-	var e *Error
+	var e *refusal.Error
 	require.ErrorAs(b, err, &e)
 	return e
 }

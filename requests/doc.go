@@ -5,6 +5,6 @@
 // execution provider is known by make the build key. Records stand in manifests, so a change of what one encodes to makes stored builds
 // unreachable: samples in the tests hold it still.
 //
-// What nobody knows, or clients may not ask for, is refused with an *Error. Nothing here opens, locks or runs anything but the files of options, which
+// What nobody knows, or clients may not ask for, is refused with a *refusal.Error. Nothing here opens, locks or runs anything but the files of options, which
 // are read; any number of goroutines may use it. Start reading at Terms.Record.
 package requests

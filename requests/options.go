@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/spelling"
 )
 
@@ -25,7 +26,7 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	// A library is found beside the EP's own, wherever the client has its copy.
 	out, unknown, err := info.Normalize(BaseNames(info, ep.Options), true)
 	if err != nil {
-		return nil, refuse(Malformed, err, "execution provider %s", ep.Name)
+		return nil, refusal.New(refusal.BadRequest, err, "execution provider %s", ep.Name)
 	}
 	for _, name := range unknown {
 		if !slices.Contains(a, ep.Name+"/"+name) {
@@ -37,7 +38,7 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 			continue
 		}
 		if key, bad := namesFile([]byte(value)); bad {
-			return nil, refuse(Forbidden, nil, "option %q of %s: %q makes the execution provider read or write a file by name", name, ep.Name, key)
+			return nil, refusal.New(refusal.NotAllowed, nil, "option %q of %s: %q makes the execution provider read or write a file by name", name, ep.Name, key)
 		}
 	}
 	return out, fileOptions(ep, info)
@@ -47,12 +48,12 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 func fileOptions(ep EP, info compilers.EPInfo) error {
 	for _, name := range slices.Sorted(maps.Keys(ep.Options)) {
 		if info.Options[name].Policy == compilers.FileName {
-			return refuse(Malformed, nil, "option %q of %s names a file: its content has to come as a descriptor", name, ep.Name)
+			return refusal.New(refusal.BadRequest, nil, "option %q of %s names a file: its content has to come as a descriptor", name, ep.Name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(ep.Files)) {
 		if info.Options[name].Policy != compilers.FileName {
-			return refuse(Malformed, nil, "option %q of %s does not take a file", name, ep.Name)
+			return refusal.New(refusal.BadRequest, nil, "option %q of %s does not take a file", name, ep.Name)
 		}
 	}
 	return nil
@@ -79,11 +80,11 @@ func namesFile(value []byte) (string, bool) {
 }
 
 func unknownOption(ep, name string, info compilers.EPInfo) error {
-	e := refuse(Malformed, nil, "%s has no option %q that is known", ep, name)
+	e := refusal.New(refusal.BadRequest, nil, "%s has no option %q that is known", ep, name)
 	if near := spelling.Closest(name, maps.Keys(info.Options)); near != "" {
-		return e.hint("did you mean %q?", near)
+		return e.WithHint("did you mean %q?", near)
 	}
-	return e.hint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
+	return e.WithHint("if this version has it, the administrator can allow it: allow_options = [%q]", ep+"/"+name)
 }
 
 // FillOptions gives the options as the EP gets them: in the caller's spelling, libraries as paths beside the EP's
@@ -99,10 +100,10 @@ func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 				continue
 			}
 			if !asked {
-				return nil, refuse(Missing, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
-					hint("install it again")
+				return nil, refusal.New(refusal.Unavailable, nil, "execution provider %s is not whole: there is no library %q beside %q", ep, filepath.Base(value), lib.Path).
+					WithHint("install it again")
 			}
-			return nil, refuse(Malformed, nil, "option %q of %s: there is no library %q beside %q",
+			return nil, refusal.New(refusal.BadRequest, nil, "option %q of %s: there is no library %q beside %q",
 				name, ep, filepath.Base(value), lib.Path)
 		}
 	}
@@ -182,17 +183,17 @@ func (a Allowed) canonicalSession(entries map[string]string) (map[string]string,
 			out[key] = value
 			continue
 		case !ok:
-			e := refuse(Malformed, nil, "session option %q is not known", key)
+			e := refusal.New(refusal.BadRequest, nil, "session option %q is not known", key)
 			if near := spelling.Closest(key, maps.Keys(sessionOptions)); near != "" {
-				return nil, e.hint("did you mean %q?", near)
+				return nil, e.WithHint("did you mean %q?", near)
 			}
-			return nil, e.hint("the administrator can allow it: allow_options = [%q]", "session/"+key)
+			return nil, e.WithHint("the administrator can allow it: allow_options = [%q]", "session/"+key)
 		case rule.refused != "":
-			return nil, refuse(Forbidden, nil, "session option %q is not taken from clients: %s", key, rule.refused)
+			return nil, refusal.New(refusal.NotAllowed, nil, "session option %q is not taken from clients: %s", key, rule.refused)
 		}
 		v, err := compilers.CanonicalValue(rule.kind, value)
 		if err != nil {
-			return nil, refuse(Malformed, err, "session option %q", key)
+			return nil, refusal.New(refusal.BadRequest, err, "session option %q", key)
 		}
 		if v != rule.def {
 			out[key] = v
@@ -215,7 +216,7 @@ func canonicalLevel(level, route string) (string, error) {
 	case "disable_all", "basic", "extended", "layout", "all":
 		return level, nil
 	}
-	return "", refuse(Malformed, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)
+	return "", refusal.New(refusal.BadRequest, nil, "graph optimization level %q: it is one of disable_all, basic, extended, layout, all", level)
 }
 
 func canonicalRoute(route string) (string, error) {
@@ -225,7 +226,7 @@ func canonicalRoute(route string) (string, error) {
 	case compilers.RouteSessionOptions:
 		return route, nil
 	}
-	return "", refuse(Malformed, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
+	return "", refusal.New(refusal.BadRequest, nil, "route %q: it is %s or %s", route, compilers.RouteCompileAPI, compilers.RouteSessionOptions)
 }
 
 // BaseNames takes the folders off options that name libraries.
@@ -246,7 +247,7 @@ func Denotations(sizes map[string]int64) (map[string]int64, error) {
 	for name, size := range sizes {
 		small := strings.ToLower(name)
 		if other, twice := out[small]; twice && other != size {
-			return nil, refuse(Malformed, nil, "free dimensions of denotation %q are fixed twice, to %d and to %d", small, min(size, other), max(size, other))
+			return nil, refusal.New(refusal.BadRequest, nil, "free dimensions of denotation %q are fixed twice, to %d and to %d", small, min(size, other), max(size, other))
 		}
 		out[small] = size
 	}

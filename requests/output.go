@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 )
 
 // Output says how the compiled model is to be written, beyond Terms.Embed. All of it counts for identity.
@@ -44,7 +45,7 @@ func (o Output) Fold(session map[string]string) (map[string]string, Output, erro
 			continue
 		}
 		if same, err := compilers.CanonicalValue(sessionOptions[key].kind, value); err != nil || same != wish {
-			return session, o, refuse(Malformed, err, "session option %q is %q, and the output asked for makes it %q", key, value, wish)
+			return session, o, refusal.New(refusal.BadRequest, err, "session option %q is %q, and the output asked for makes it %q", key, value, wish)
 		}
 	}
 	o.NodeNamePrefix, o.Complete = "", false
@@ -68,18 +69,18 @@ func (o Output) canonical(route string) (*RecordOutput, error) {
 	bySession := route == compilers.RouteSessionOptions
 	switch {
 	case out.InitializersThreshold < 0:
-		return nil, refuse(Malformed, nil, "external initializers from %d bytes on: it is 0 or more", out.InitializersThreshold)
+		return nil, refusal.New(refusal.BadRequest, nil, "external initializers from %d bytes on: it is 0 or more", out.InitializersThreshold)
 	case out.InitializersThreshold > 0 && out.InitializersFile == "":
-		return nil, refuse(Malformed, nil, "external initializers from %d bytes on: no file for them is named", out.InitializersThreshold)
+		return nil, refusal.New(refusal.BadRequest, nil, "external initializers from %d bytes on: no file for them is named", out.InitializersThreshold)
 	case out.InitializersFile != "" && !plainName(out.InitializersFile):
-		return nil, refuse(Malformed, nil, "external initializers in %q: not the name of a file beside the graph", Shortened(out.InitializersFile))
+		return nil, refusal.New(refusal.BadRequest, nil, "external initializers in %q: not the name of a file beside the graph", Shortened(out.InitializersFile))
 	case out.InitializersFile != "" && out.InitializersInSource:
-		return nil, refuse(Malformed, nil, "initializers cannot both stay in the source's files and go into %q", out.InitializersFile)
+		return nil, refusal.New(refusal.BadRequest, nil, "initializers cannot both stay in the source's files and go into %q", out.InitializersFile)
 	case bySession && out.InitializersInSource:
-		return nil, refuse(Malformed, nil, "initializers that stay in the source's files: ONNX Runtime writes none by the route %s", route).hint("leave the route out")
+		return nil, refusal.New(refusal.BadRequest, nil, "initializers that stay in the source's files: ONNX Runtime writes none by the route %s", route).WithHint("leave the route out")
 	case bySession && out.InitializersThreshold > 0:
-		return nil, refuse(Malformed, nil, "external initializers from %d bytes on: ONNX Runtime has no such bound by the route %s", out.InitializersThreshold, route).
-			hint("leave the route out")
+		return nil, refusal.New(refusal.BadRequest, nil, "external initializers from %d bytes on: ONNX Runtime has no such bound by the route %s", out.InitializersThreshold, route).
+			WithHint("leave the route out")
 	}
 	return out, nil
 }

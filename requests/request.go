@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 )
 
 // EP is one execution provider of a request, with its devices and options.
@@ -111,11 +112,11 @@ func fileDigests(ctx context.Context, ep EP) (map[string]string, error) {
 	for name, f := range ep.Files {
 		s, err := cas.StampOf(f)
 		if err != nil {
-			return nil, refuse(Malformed, err, "option %q of %s", name, ep.Name)
+			return nil, refusal.New(refusal.BadRequest, err, "option %q of %s", name, ep.Name)
 		}
 		d, err := cas.Sum(ctx, f, 0, s.Size)
 		if err != nil {
-			return nil, refuse(Malformed, err, "option %q of %s", name, ep.Name)
+			return nil, refusal.New(refusal.BadRequest, err, "option %q of %s", name, ep.Name)
 		}
 		out[name] = d.String()
 	}

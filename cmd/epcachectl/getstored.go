@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -161,11 +162,11 @@ func (r *reading) unpack(ctx context.Context, name string, answer *cache.Answer)
 		err = r.store.Unpack(ctx, answer, folder, func(done, total int64) {
 			r.show.phase(name, &wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
 		})
-		if class := cache.ClassOf(err); err == nil || class != cache.NotAllowed && class != cache.NoSpace {
+		if class := refusal.ClassOf(err); err == nil || class != refusal.NotAllowed && class != refusal.NoSpace {
 			return err
 		}
 	}
-	if e := (*cache.Error)(nil); errors.As(err, &e) {
+	if e := (*refusal.Error)(nil); errors.As(err, &e) {
 		e.Hint = "the store has no view of it to load it from: name a folder of your own to unpack it into: --unpack-to DIR"
 	}
 	return err
@@ -249,7 +250,7 @@ func storedError(err error) error {
 	if errors.As(err, &locked) {
 		return &hintedError{err, "a daemon has it: ask that one, without --state"}
 	}
-	var e *cache.Error
+	var e *refusal.Error
 	switch {
 	case errors.As(err, &e):
 	case cache.Damaged(err):

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -202,7 +203,7 @@ func wireError(err error) error {
 		}
 		return out
 	}
-	var e *cache.Error
+	var e *refusal.Error
 	if errors.As(err, &e) {
 		return &unixsock.Error{Class: wire.ErrorClass(e.Class), Text: e.Text, Hint: e.Hint, Facts: e.Facts, Err: err}
 	}

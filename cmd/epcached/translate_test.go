@@ -14,6 +14,7 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -171,7 +172,7 @@ func TestTextThatIsNone(t *testing.T) {
 		eventReply(&cache.Event{Model: bad, Text: bad, Runtime: bad}),
 		explanationReply(&cache.Explanation{Reason: bad, Candidates: []cache.Candidate{{Reason: bad, Differences: []requests.Difference{{Asked: bad, Found: bad}}}}}, maxReply),
 		buildReply(&cache.Listing{Judgement: cache.Judgement{Reason: bad}}),
-		jobReply(&cache.Job{ModelName: bad, Why: bad, Err: &cache.Error{Class: cache.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
+		jobReply(&cache.Job{ModelName: bad, Why: bad, Err: &refusal.Error{Class: refusal.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		progressReply(&cache.Progress{Detail: bad}, 0),
 		failureReply(&cache.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
 		acquireReply(&cache.Answer{Why: bad, Compatibility: cache.Judgement{Reason: bad}}),
