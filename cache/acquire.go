@@ -186,7 +186,7 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 	}
 	if r.OnMiss == Fail && !found.stale {
 		if f := c.failedBefore(r, id, p, rc); f != nil {
-			return nil, f.missing(r)
+			return nil, f.Missing(r.Name)
 		}
 	}
 	if r.OnMiss == Fail {

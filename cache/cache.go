@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/queue"
@@ -48,7 +49,7 @@ type Options struct {
 	TrustedReporters []uint32 // users whose reports count without others'
 	Publishers       []uint32 // users who may put builds that all share, besides administrators
 	Claims           ClaimOptions
-	Failures         FailureOptions
+	Failures         failure.Options
 	Space            SpaceOptions
 	Pack             string        // when builds are packed: PackCold (default), PackAlways, PackOff
 	PackAfter        time.Duration // without use, for PackCold, and until an unpacked form goes; 0: two hours
@@ -110,7 +111,7 @@ type Cache struct {
 	claims       *claims
 	gains        gains
 	guards       witness.Guards
-	failures     *failures
+	failures     *failure.Remembered
 	standbys     standbys
 	checks       chan struct{} // one token for each load check, or conversion, that requests wait for
 
@@ -204,7 +205,7 @@ func (c *Cache) open() error {
 	c.changes = newChanges()
 	c.machine = newMachine(c.options.Drivers)
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
-	c.failures = newFailures(c.now, c.index, c.options.Conditions, c.log)
+	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.claims = newClaims(c.now)
 	c.usersRoom.worth = believedFrom
@@ -268,7 +269,7 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 			c.lookAround()
 		case <-machine.C:
 			c.lookAtMachine(ctx)
-			c.failures.sweep()
+			c.failures.Sweep()
 		}
 	}
 }

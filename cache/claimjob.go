@@ -132,8 +132,8 @@ func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *pla
 			WithHint("leave ep.enable_weightless out, or let the daemon compile it")
 	}
 	if rc != nil { // else what is known of failures is of other libraries
-		if f := c.failedBefore(r, id, p, rc); f != nil && f.Reason.ofProvider() {
-			return nil, f.remembered(r)
+		if f := c.failedBefore(r, id, p, rc); f != nil && f.Reason.OfProvider() {
+			return nil, f.FromMemory(r.Name)
 		}
 	}
 	key, err := c.claimKey(r, id, p)

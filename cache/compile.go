@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
@@ -76,8 +77,8 @@ func flightError(ctx context.Context, r *Request, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return contextError(ctx, r)
-	case errors.As(err, &known) && failureIn(known) != nil:
-		return retold(known, r.Name)
+	case errors.As(err, &known) && failure.In(known) != nil:
+		return failure.Retold(known, r.Name)
 	case known != nil:
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -122,12 +123,12 @@ func spelledNames(names []string) string {
 }
 
 // aboutDimensions adds the hint to a failure that open dimensions may be the cause of: the execution provider refused the model, or took nothing of it.
-func (j *job) aboutDimensions(f *Failure) {
-	if f.Reason != ReasonNoNode && f.Reason != ReasonRefused {
+func (j *job) aboutDimensions(f *failure.Failure) {
+	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return
 	}
 	if vain := j.fixedInVain(); len(vain) > 0 {
-		f.addHint("no input of the model has a free dimension " + spelledNames(vain))
+		f.AddHint("no input of the model has a free dimension " + spelledNames(vain))
 	}
 	if len(j.open) == 0 {
 		return
@@ -138,6 +139,6 @@ func (j *job) aboutDimensions(f *Failure) {
 			names = append(names, spelledName(d.name))
 		}
 	}
-	f.addHint(dimensionsHint(j.open))
+	f.AddHint(dimensionsHint(j.open))
 	f.Facts["free_dimensions"] = strings.Join(names, ",")
 }

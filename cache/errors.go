@@ -7,6 +7,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/refusal"
 )
 
@@ -41,8 +42,8 @@ func compileError(err error, log string, format string, args ...any) error {
 	case errors.Is(err, compilers.ErrNotFound):
 		return refusal.New(refusal.Unavailable, err, format, args...)
 	}
-	if f := failureOf(err, log); f != nil {
-		return f.error(err, format, args...)
+	if f := failure.Of(err, log); f != nil {
+		return f.Refusal(err, format, args...)
 	}
 	return refusal.New(refusal.CompileFailed, err, format, args...)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/requests"
 )
@@ -241,7 +242,7 @@ func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob
 	_, err = examineOnce(ctx, c.reports.examinations, c.probes.key("control", a.rc, a.spelled()), func(ctx context.Context) (bool, error) {
 		broken, err := c.control(ctx, a)
 		if err == nil && broken != "" {
-			err = sandboxFailure(broken).error(nil, "nothing loads here")
+			err = failure.OfMachine(broken).Refusal(nil, "nothing loads here")
 		}
 		return true, err
 	})

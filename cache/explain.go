@@ -112,7 +112,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 			if out.Decision == decidedMiss {
 				out.Decision = decidedFailed
 			}
-			out.Reason += "; " + f.said()
+			out.Reason += "; " + f.Said()
 		}
 		if err := c.explainOtherForm(ctx, out, r, id, p, rt, rc); err != nil {
 			return nil, err

@@ -3,24 +3,22 @@ package cache
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/refusal"
 )
 
 // failureKey names what is known of compiles of the plan that failed.
-func (p *plan) failureKey(rc *runtimeContent, scope string) failureKey {
+func (p *plan) failureKey(rc *runtimeContent, scope string) failure.Key {
 	b := append(append([]byte(nil), rc.machine[:]...), rc.ort[:]...)
 	for i := range p.facts {
 		b = append(append(b, 0), p.facts[i].DriverVersion...)
 	}
 	sum := digestOf(b)
-	return failureKey{build: p.buildKey, scope: scope, with: [16]byte(sum[:16])}
+	return failure.Key{Build: p.buildKey, Scope: scope, With: [16]byte(sum[:16])}
 }
 
 // memoryScope is where a request's failure is remembered: what is not kept for anybody is its user's own. "" is nowhere.
@@ -36,68 +34,24 @@ func memoryScope(r *Request, scope string) string {
 
 // failedBefore gives the failure that the request is answered with instead of compiling, nil if it may be compiled. Other
 // users' failures count only where what they compiled is everybody's.
-func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeContent) *Failure {
+func (c *Cache) failedBefore(r *Request, id identity, p *plan, rc *runtimeContent) *failure.Failure {
 	if r.OnMiss == Bypass || c.settings.Load().failures.Off {
 		return nil
 	}
 	_, look := c.scopes(r, id)
 	for _, scope := range look {
 		key := p.failureKey(rc, scope)
-		f := c.failures.holds(key, r.Peer.UID, r.Name)
+		f := c.failures.Holds(key, r.Peer.UID, r.Name)
 		if f == nil {
 			continue
 		}
 		if r.OnMiss == Refresh && (c.Administrator(r.Peer) || f.UID == r.Peer.UID || scope == OwnScope(r.Peer)) {
-			c.failures.forget(key)
+			c.failures.Forget(key)
 			continue
 		}
 		return f
 	}
 	return nil
-}
-
-// missing is the error of a request that wants no compile, and would not get one either.
-func (f *Failure) missing(r *Request) *refusal.Error {
-	e := f.remembered(r)
-	e.Class, e.Text = refusal.NotFound, fmt.Sprintf("no build for model %q, which does not compile (%s): %s", r.Name, f.story(), f.Text)
-	return e
-}
-
-// remembered is the error of a request that is answered from memory.
-func (f *Failure) remembered(r *Request) *refusal.Error {
-	e := f.error(nil, "model %q does not compile (%s)", r.Name, f.story())
-	e.WithFact("request_key", f.RequestKey.String()).WithFact("failed", fmt.Sprint(f.Count)).
-		WithFact("last_at", f.Last.UTC().Format(time.RFC3339)).WithFact("retry_at", f.Retry.UTC().Format(time.RFC3339))
-	retry := "to have it tried before: epcachectl jobs retry " + f.RequestKey.String()[:16]
-	if e.Hint != "" {
-		retry = e.Hint + "; " + retry
-	}
-	return e.WithHint("%s", retry)
-}
-
-// story tells how often a compile failed, and when it is tried again.
-func (f *Failure) story() string {
-	times := "failed once"
-	if f.Count > 1 {
-		times = fmt.Sprintf("failed %d times", f.Count)
-	}
-	return fmt.Sprintf("%s, last at %s, not tried again before %s", times, f.Last.UTC().Format(time.RFC3339), f.Retry.UTC().Format(time.RFC3339))
-}
-
-// meant tells whether a name means the failure, as one means a build.
-func (f *Failure) meant(name string) bool {
-	if name == f.ModelName {
-		return true
-	}
-	if len(name) < minPrefix {
-		return false
-	}
-	for _, id := range []string{f.RequestKey.String(), f.BuildKey.String(), f.ModelDigest.String()} {
-		if strings.HasPrefix(id, name) {
-			return true
-		}
-	}
-	return false
 }
 
 // begin gives what starts the request's compile, unless that is answered from memory.
@@ -107,7 +61,7 @@ func (c *Cache) begin(r *Request, id identity, p *plan, rc *runtimeContent, scop
 			return m, nil
 		}
 		if f := c.failedBefore(r, id, p, rc); f != nil {
-			return nil, f.remembered(r)
+			return nil, f.FromMemory(r.Name)
 		}
 		return c.newJob(r, p, rc, scope)
 	}
@@ -166,12 +120,12 @@ func (j *job) failed(ctx context.Context, err error) error {
 	case errors.Is(err, errMoving):
 		c.log.Info("a compile was ended, for the runtime's libraries changed", "model", j.request.Name)
 		return err // that is no failure: it is asked for again
-	case !errors.As(err, &e) || failureIn(e) == nil:
+	case !errors.As(err, &e) || failure.In(e) == nil:
 		return j.tellFailed("", err)
 	}
 	j.plain(e)
-	f := failureIn(e)
-	if f.Reason.ofModel() {
+	f := failure.In(e)
+	if f.Reason.OfModel() {
 		broken, err2 := j.control(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -182,15 +136,15 @@ func (j *job) failed(ctx context.Context, err error) error {
 			c.log.Warn("whether anything compiles here could not be tried", "error", err2)
 			return j.tellFailed(f.Reason, err) // then nothing is remembered either
 		case broken != "":
-			here := sandboxFailure(f.Text+"; but the smallest model there is fails as well: "+broken).error(err, "model %q cannot be compiled here", j.request.Name)
+			here := failure.OfMachine(f.Text+"; but the smallest model there is fails as well: "+broken).Refusal(err, "model %q cannot be compiled here", j.request.Name)
 			j.plain(here)
-			return j.tellFailed(ReasonSandbox, here)
+			return j.tellFailed(failure.Sandbox, here)
 		}
 	}
 	f.RequestKey, f.BuildKey, f.ModelDigest = j.plan.requestKey, j.plan.buildKey, j.plan.canonical.Model
 	f.UID, f.Scope, f.EP = j.request.Peer.UID, memoryScope(j.request, j.scope), j.plan.eps[0].Name
 	if f.Scope != "" {
-		c.failures.remember(j.plan.failureKey(j.rc, f.Scope), f, c.settings.Load().failures)
+		c.failures.Remember(j.plan.failureKey(j.rc, f.Scope), f, c.settings.Load().failures)
 	}
 	return j.tellFailed(f.Reason, err)
 }
@@ -207,20 +161,15 @@ func (j *job) control(ctx context.Context) (string, error) {
 	return j.c.control(ctx, j.plan.against("", j.rc))
 }
 
-// sandboxFailure is what stands in the place of a failure that says nothing of a model.
-func sandboxFailure(text string) *Failure {
-	return &Failure{Reason: ReasonSandbox, Text: ending(text), Facts: map[string]string{"reason": string(ReasonSandbox)}}
-}
-
 // tellFailed counts a failure and writes it into the history, unless whoever wanted the compile does that.
-func (j *job) tellFailed(reason Reason, err error) error {
+func (j *job) tellFailed(reason failure.Reason, err error) error {
 	c := j.c
-	if j.anew != "" || reason == ReasonCancelled { // whoever wanted it, or cancelled it, tells
+	if j.anew != "" || reason == failure.Cancelled { // whoever wanted it, or cancelled it, tells
 		return err
 	}
 	c.index.Count("failures", 1)
 	c.log.Info("compile failed", "model", j.request.Name, "error", err)
-	if c.failures.news(j.plan.requestKey, j.request.Peer.UID, reason) {
+	if c.failures.News(j.plan.requestKey, j.request.Peer.UID, reason) {
 		c.happened(eventFor(j.request.Peer, j.plan.requestKey, j.request.Name, EventFailed, "%v", err))
 	}
 	return err
@@ -229,21 +178,16 @@ func (j *job) tellFailed(reason Reason, err error) error {
 // succeeded forgets that the job's compile ever failed.
 func (j *job) succeeded() {
 	for _, scope := range []string{j.scope, memoryScope(j.request, j.scope)} {
-		j.c.failures.forget(j.plan.failureKey(j.rc, scope))
+		j.c.failures.Forget(j.plan.failureKey(j.rc, scope))
 	}
 }
 
 // whyFailed explains an entry that has no builds, for its compile failed.
 func (c *Cache) whyFailed(p Peer, name string) *Explanation {
-	for _, f := range c.failures.list(c.knows(p), nil) {
-		if f.meant(name) {
-			return &Explanation{Decision: decidedFailed, RequestKey: f.RequestKey, Reason: f.said()}
+	for _, f := range c.failures.List(c.hears(p), nil) {
+		if f.Means(name) {
+			return &Explanation{Decision: decidedFailed, RequestKey: f.RequestKey, Reason: f.Said()}
 		}
 	}
 	return nil
-}
-
-// said is the failure in one line.
-func (f *Failure) said() string {
-	return fmt.Sprintf("it does not compile (%s): %s", f.story(), f.Text)
 }

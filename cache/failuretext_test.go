@@ -67,36 +67,3 @@ func TestAFailureSpeaksOfTheAskersOwnModel(t *testing.T) {
 		require.Equal(t, "at "+name, list[0].Facts["stderr"])
 	}
 }
-
-func TestLimitsThatAToolReportsItself(t *testing.T) {
-	o := FailureOptions{}.orDefault()
-	for words, reason := range map[string]Reason{
-		"std::bad_alloc": ReasonMemory,
-		"MemoryError":    ReasonMemory,
-		"numpy.core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB": ReasonMemory,
-		"mmap: Cannot allocate memory":                                          ReasonMemory,
-		"OSError: [Errno 27] File too large":                                    ReasonOutputLimit,
-		"write x_ctx.bin: No space left on device":                              ReasonOutputLimit,
-		"OSError: [Errno 24] Too many open files: 'a.bin'":                      ReasonOutputLimit,
-		"unsupported operator":                                                  ReasonRefused,
-	} {
-		for name, err := range map[string]error{
-			"ONNX Runtime": &compilers.RefusedError{Doing: "compile", Code: 1, Text: words},
-			"tool":         &compilers.RefusedError{Doing: "compile", Code: -1, Text: "exit status 1: " + words},
-		} {
-			f := failureOf(err, "")
-			require.Equal(t, reason, f.Reason, "%s: %s", name, words)
-			require.Equal(t, string(reason), f.Facts["reason"])
-			want := o.Limit
-			if reason == ReasonRefused {
-				want = o.Refused
-			}
-			require.Equal(t, want, o.lasts(f, 1), "a limit is tried again soon, a refusal is not")
-		}
-		crash := failureOf(&compilers.ExitError{Compiler: "X", Code: 1, Stderr: "Traceback:\n" + words + "\n"}, "")
-		if reason == ReasonRefused {
-			reason = ReasonCrash
-		}
-		require.Equal(t, reason, crash.Reason, words)
-	}
-}

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/queue"
 	"github.com/epcached/epcached/refusal"
@@ -250,16 +251,16 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 // advised adds to a failure what the request could change.
 func (j *job) advised(err error) error {
 	var e *refusal.Error
-	if !errors.As(err, &e) || failureIn(e) == nil {
+	if !errors.As(err, &e) || failure.In(e) == nil {
 		return err
 	}
-	f := failureIn(e)
+	f := failure.In(e)
 	j.aboutDimensions(f)
-	f.aboutFallback(&j.plan.canonical)
+	aboutFallback(f, &j.plan.canonical)
 	for key, value := range f.Facts {
 		e.WithFact(key, value)
 	}
-	e.Hint = f.hint()
+	e.Hint = f.Advice()
 	return e
 }
 
@@ -329,7 +330,7 @@ func (j *job) moved() error {
 func (j *job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
 	models, err := readArtefacts(ctx, out, result)
 	if err != nil {
-		return nil, outputFailure(err).error(err, "model %q does not compile", j.request.Name)
+		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.request.Name)
 	}
 	b := j.record(models, result)
 	options := j.request.SessionOptions
@@ -344,7 +345,7 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 	j.memory = workers.memory(j.memory, checked)
 	switch {
 	case checked.Outcome == compilers.Failed:
-		return nil, loadFailure(checked).error(nil, "model %q compiles", j.request.model(checked.Member).Name)
+		return nil, failure.OfLoad(checked).Refusal(nil, "model %q compiles", j.request.model(checked.Member).Name)
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}

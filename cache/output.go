@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -33,8 +34,8 @@ func complete(c *requests.Record, m *epmodel.Model) error {
 const saidOfFallback = "fallback to CPU EP has been explicitly disabled"
 
 // aboutFallback adds to a failure that it was the request's own wish which the model cannot be compiled with.
-func (f *Failure) aboutFallback(c *requests.Record) {
+func aboutFallback(f *failure.Failure, c *requests.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" && strings.Contains(f.Text, saidOfFallback) {
-		f.addHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
+		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the rest is left to the CPU, and the answer says which nodes those are")
 	}
 }

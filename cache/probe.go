@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
@@ -174,7 +175,7 @@ func (p *probes) fingerprints(ctx context.Context, who asking, rc *runtimeConten
 	made, err := remember(ctx, p, who, eps[0].Name, p.key("fingerprint", rc, more), fresh, printed.holds, func(ctx context.Context) (printed, error) {
 		marks, err := still(rc, func() ([]compilers.Fingerprint, error) { return p.compiler.Fingerprint(ctx, rc.spec, eps) })
 		if err != nil && ctx.Err() == nil {
-			if f := failureOf(err, ""); f != nil && f.Reason.ofModel() {
+			if f := failure.Of(err, ""); f != nil && f.Reason.OfModel() {
 				return printed{err: err}, nil
 			}
 		}

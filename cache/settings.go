@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/rules"
 )
@@ -25,7 +26,7 @@ type settings struct {
 	claims           ClaimOptions
 	reportQuorum     int
 	keepSource       string
-	failures         FailureOptions
+	failures         failure.Options
 	pack             packWhen
 	space            SpaceOptions
 
@@ -38,7 +39,7 @@ type settings struct {
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{rules: o.Rules, policies: o.Policies, allowed: o.AllowOptions, administrators: o.Administrators,
 		trustedReporters: o.TrustedReporters, publishers: o.Publishers, claims: o.Claims.orDefault(), reportQuorum: o.ReportQuorum,
-		failures: o.Failures.orDefault(), space: o.Space}
+		failures: o.Failures.OrDefault(), space: o.Space}
 	if s.rules == nil {
 		s.rules = rules.Shipped()
 	}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 )
 
@@ -159,7 +160,7 @@ func (c *Cache) takeUpOne(ctx context.Context, id string, w *queuedJob) {
 	switch {
 	case err == nil && a.View != nil:
 		err = a.View.Close()
-	case failureIn(err) != nil: // that it does not compile is known, and was told
+	case failure.In(err) != nil: // that it does not compile is known, and was told
 	case err != nil:
 		c.happened(eventFor(Peer{UID: w.UID}, index.RequestKey(digestOf(w.Record)), w.Name, EventCancelled, "not compiled after the daemon's restart: %v", err))
 	}

@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -24,7 +24,7 @@ func (b *backend) RetryJobs(ctx context.Context, p unixsock.Peer, w *wire.RetryJ
 }
 
 // failuresReply takes at most so many bytes: of the older ones the compiler's words are left out, then they themselves.
-func failuresReply(list []cache.Failure, limit int) []*wire.Failure {
+func failuresReply(list []failure.Failure, limit int) []*wire.Failure {
 	var out []*wire.Failure
 	used := 0
 	for i := range list {
@@ -41,7 +41,7 @@ func failuresReply(list []cache.Failure, limit int) []*wire.Failure {
 	return out
 }
 
-func failureReply(f *cache.Failure) *wire.Failure {
+func failureReply(f *failure.Failure) *wire.Failure {
 	out := &wire.Failure{
 		RequestKey: f.RequestKey.String(), Build: f.BuildKey.String(), ModelName: valid(f.ModelName), ModelDigest: f.ModelDigest.String(),
 		Ep: f.EP, Reason: string(f.Reason), Text: valid(f.Text), Facts: make(map[string]string, len(f.Facts)),
@@ -54,8 +54,8 @@ func failureReply(f *cache.Failure) *wire.Failure {
 }
 
 // failureOptions says in the cache's terms how long failures are remembered.
-func failureOptions(f config.Failures) cache.FailureOptions {
-	return cache.FailureOptions{Off: !f.Remember, Crash: pause(f.Crash), Limit: pause(f.Limit), Longest: pause(f.Longest), Refused: pause(f.Refused)}
+func failureOptions(f config.Failures) failure.Options {
+	return failure.Options{Off: !f.Remember, Crash: pause(f.Crash), Limit: pause(f.Limit), Longest: pause(f.Longest), Refused: pause(f.Refused)}
 }
 
 // pause reads what was found right when the configuration was read.

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/failure"
 )
 
 // What an administrator writes reaches the cache, field by field.
@@ -100,7 +101,7 @@ unpacked_dir = "/unpacked"
 		Publishers: []uint32{9}, Claims: cache.ClaimOptions{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
 		Drivers:  []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild:  cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
-		Failures: cache.FailureOptions{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute, Longest: 48 * time.Hour, Refused: 4 * time.Hour},
+		Failures: failure.Options{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute, Longest: 48 * time.Hour, Refused: 4 * time.Hour},
 		Policies: map[string]cache.Policy{
 			"": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MaxAge: 48 * time.Hour, MeasureGain: &yes},
 			"QNNExecutionProvider": {Unknown: "serve", PreferRecompilation: "serve_and_refresh", Unsupported: "fail", MaxAge: 48 * time.Hour,

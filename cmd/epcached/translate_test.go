@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
@@ -108,7 +109,7 @@ func TestEverythingIsTold(t *testing.T) {
 		"build":       {buildReply(filled[cache.Listing]()), nil},
 		"explanation": {explanationReply(filled[cache.Explanation](), maxReply), nil},
 		"event":       {eventReply(filled[cache.Event]()), nil},
-		"failure":     {failureReply(filled[cache.Failure]()), nil},
+		"failure":     {failureReply(filled[failure.Failure]()), nil},
 		"runtime":     {runtimeReply(filled[cache.RuntimeFacts]()), nil},
 	}
 	for name, tc := range cases {
@@ -121,9 +122,9 @@ func TestEverythingIsTold(t *testing.T) {
 // However many failures there are, and however much they said, they fit: the newest with all that they said.
 func TestFailuresFitIntoAnAnswer(t *testing.T) {
 	words := strings.Repeat("x", 4<<10)
-	list := make([]cache.Failure, 2048)
+	list := make([]failure.Failure, 2048)
 	for i := range list {
-		list[i] = cache.Failure{ModelName: "m.onnx", Text: words, Facts: map[string]string{"reason": "crash", "stderr": words}}
+		list[i] = failure.Failure{ModelName: "m.onnx", Text: words, Facts: map[string]string{"reason": "crash", "stderr": words}}
 	}
 	reply := &wire.JobsReply{Failures: failuresReply(list, maxReply)}
 	require.LessOrEqual(t, proto.Size(reply), maxReply)
@@ -174,7 +175,7 @@ func TestTextThatIsNone(t *testing.T) {
 		buildReply(&cache.Listing{Judgement: cache.Judgement{Reason: bad}}),
 		jobReply(&cache.Job{ModelName: bad, Why: bad, Err: &refusal.Error{Class: refusal.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		progressReply(&cache.Progress{Detail: bad}, 0),
-		failureReply(&cache.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
+		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
 		acquireReply(&cache.Answer{Why: bad, Compatibility: cache.Judgement{Reason: bad}}),
 	} {
 		_, err := proto.Marshal(reply)

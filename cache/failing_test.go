@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/epmodel"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/refusal"
 )
 
@@ -24,7 +25,7 @@ func (b *bench) failing(seed uint64, how standin.Fault) *Request {
 	return r
 }
 
-func (b *bench) failures(p Peer) []Failure {
+func (b *bench) failures(p Peer) []failure.Failure {
 	list, err := b.cache.Failures(context.Background(), p)
 	require.NoError(b, err)
 	return list
@@ -35,21 +36,21 @@ func (b *bench) waits(d time.Duration) { b.later.Add(int64(d)) }
 
 func TestFailureReasons(t *testing.T) {
 	cases := map[standin.Fault]struct {
-		reason   Reason
+		reason   failure.Reason
 		facts    map[string]string
 		says     string
 		hint     string
 		compiles int64
 	}{
-		standin.Crash:    {ReasonCrash, map[string]string{"signal": "SIGSEGV", "exit": "-1"}, "compiler crashed (SIGSEGV)", "", 2},
-		standin.Killed:   {ReasonWorkerDied, map[string]string{"signal": "SIGKILL"}, "killed", "", 2},
-		standin.Refuse:   {ReasonRefused, map[string]string{"code": "1"}, "told to refuse", "", 1},
-		standin.NoNodes:  {ReasonNoNode, nil, "took no node", "use the model as it is", 1},
-		standin.Garbage:  {ReasonInvalid, nil, "graph", "", 1},
-		standin.Links:    {ReasonInvalid, nil, "link.bin", "", 1},
-		standin.Huge:     {ReasonOutputLimit, nil, "output limit reached", "[limits]", 1},
-		standin.Hang:     {ReasonTimeout, nil, "time limit reached", "[limits]", 1},
-		standin.Mutilate: {ReasonLoadCheck, map[string]string{"code": "10"}, "does not load", "", 1},
+		standin.Crash:    {failure.Crash, map[string]string{"signal": "SIGSEGV", "exit": "-1"}, "compiler crashed (SIGSEGV)", "", 2},
+		standin.Killed:   {failure.WorkerDied, map[string]string{"signal": "SIGKILL"}, "killed", "", 2},
+		standin.Refuse:   {failure.Refused, map[string]string{"code": "1"}, "told to refuse", "", 1},
+		standin.NoNodes:  {failure.NoNode, nil, "took no node", "use the model as it is", 1},
+		standin.Garbage:  {failure.Invalid, nil, "graph", "", 1},
+		standin.Links:    {failure.Invalid, nil, "link.bin", "", 1},
+		standin.Huge:     {failure.OutputLimit, nil, "output limit reached", "[limits]", 1},
+		standin.Hang:     {failure.Timeout, nil, "time limit reached", "[limits]", 1},
+		standin.Mutilate: {failure.LoadCheck, map[string]string{"code": "10"}, "does not load", "", 1},
 	}
 	for how, c := range cases {
 		t.Run(string(how), func(t *testing.T) {
@@ -57,7 +58,7 @@ func TestFailureReasons(t *testing.T) {
 			b.compiler.Limits = compilers.Limits{Wall: 50 * time.Millisecond, Output: 1 << 20}
 			e := b.refused(b.failing(1, how))
 			require.Equal(t, refusal.CompileFailed, e.Class)
-			require.Equal(t, c.reason, failureIn(e).Reason)
+			require.Equal(t, c.reason, failure.In(e).Reason)
 			require.Equal(t, string(c.reason), e.Facts["reason"])
 			for key, value := range c.facts {
 				require.Equal(t, value, e.Facts[key], key)
@@ -79,7 +80,7 @@ func TestSecondAskIsAnsweredFromMemory(t *testing.T) {
 		require.Equal(t, value, again.Facts[key], key)
 	}
 	require.Contains(t, again.Text, "failed once, last at ")
-	require.Contains(t, again.Text, failureIn(first).Text)
+	require.Contains(t, again.Text, failure.In(first).Text)
 	require.Equal(t, "1", again.Facts["failed"])
 	require.Contains(t, again.Hint, "epcachectl jobs retry "+again.Facts["request_key"][:16])
 	events, err := b.cache.Events(context.Background(), b.self(), time.Time{}, 0)
@@ -114,7 +115,7 @@ func TestAllWaitersHearOfTheFailure(t *testing.T) {
 			_, err := b.cache.Acquire(context.Background(), r, nil)
 			var e *refusal.Error
 			if errors.As(err, &e) {
-				texts[i] = e.Facts["reason"] + " " + failureIn(e).Text
+				texts[i] = e.Facts["reason"] + " " + failure.In(e).Text
 			}
 		})
 	}
@@ -124,31 +125,6 @@ func TestAllWaitersHearOfTheFailure(t *testing.T) {
 		require.Contains(t, text, "worker died")
 	}
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
-}
-
-func TestHowLongFailuresLast(t *testing.T) {
-	o := FailureOptions{}.orDefault()
-	for name, c := range map[string]struct {
-		f     Failure
-		count int
-		lasts time.Duration
-	}{
-		"a crash":               {Failure{Reason: ReasonCrash}, 1, time.Minute},
-		"a crash after others":  {Failure{Reason: ReasonCrash}, 4, 8 * time.Minute},
-		"crashes without end":   {Failure{Reason: ReasonCrash}, 1 << 30, 24 * time.Hour},
-		"memory":                {Failure{Reason: ReasonMemory}, 1, 10 * time.Minute},
-		"time, again":           {Failure{Reason: ReasonTimeout}, 2, 20 * time.Minute},
-		"a refusal":             {Failure{Reason: ReasonRefused}, 7, 24 * time.Hour},
-		"no node":               {Failure{Reason: ReasonNoNode}, 1, 24 * time.Hour},
-		"does not load":         {Failure{Reason: ReasonLoadCheck}, 1, 24 * time.Hour},
-		"crashes when loaded":   {Failure{Reason: ReasonLoadCheck, Facts: map[string]string{"signal": "SIGSEGV"}}, 1, time.Minute},
-		"cancelled":             {Failure{Reason: ReasonCancelled}, 1, 0},
-		"nothing compiles here": {Failure{Reason: ReasonSandbox}, 1, 0},
-		"no worker":             {Failure{Reason: ReasonNoWorker}, 1, 0},
-	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, c.lasts, o.lasts(&c.f, c.count)) })
-	}
-	require.Zero(t, FailureOptions{Off: true}.orDefault().lasts(&Failure{Reason: ReasonCrash}, 1))
 }
 
 func TestFailuresOutliveTheDaemon(t *testing.T) {
@@ -198,15 +174,15 @@ func TestAnotherLibraryIsTried(t *testing.T) {
 	b.refused(b.failing(1, standin.Refuse))
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
 	b.waits(49 * time.Hour)
-	b.cache.failures.sweep()
+	b.cache.failures.Sweep()
 	require.Empty(t, b.failures(b.self()), "what is of a library that is gone goes")
 }
 
 func TestRetry(t *testing.T) {
 	b := newBench(t)
 	e := b.refused(b.failing(1, standin.Refuse))
-	key := failureIn(e).RequestKey.String()
-	retry := func(p Peer, names ...string) ([]Failure, error) {
+	key := failure.In(e).RequestKey.String()
+	retry := func(p Peer, names ...string) ([]failure.Failure, error) {
 		return b.cache.Retry(context.Background(), p, names, false)
 	}
 	_, err := retry(b.self(), "other.onnx")
@@ -214,7 +190,7 @@ func TestRetry(t *testing.T) {
 	_, err = retry(Peer{UID: 2001}, key)
 	require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "who never asked knows nothing of it")
 	require.Len(t, b.failures(b.self()), 1)
-	for i, name := range []string{"model.onnx", key[:16], failureIn(e).BuildKey.String(), failureIn(e).ModelDigest.String()[:8]} {
+	for i, name := range []string{"model.onnx", key[:16], failure.In(e).BuildKey.String(), failure.In(e).ModelDigest.String()[:8]} {
 		gone, err := retry(b.self(), name)
 		require.NoError(t, err)
 		require.Len(t, gone, 1)
@@ -299,50 +275,13 @@ func TestBrokenSandboxIsNoModelsFault(t *testing.T) {
 			b.compiler.Fault, b.compiler.Broken = how, true
 			e := b.refused(b.request(b.model(1)))
 			require.Equal(t, refusal.Unavailable, e.Class)
-			require.Equal(t, string(ReasonSandbox), e.Facts["reason"])
+			require.Equal(t, string(failure.Sandbox), e.Facts["reason"])
 			require.Contains(t, e.Hint, "epcachectl doctor")
 			require.Empty(t, b.failures(b.self()))
 			b.compiler.Broken, b.compiler.Fault = false, standin.None
 			require.Equal(t, Compiled, b.acquire(b.request(b.model(1))).Outcome)
 		})
 	}
-}
-
-func TestFailuresAreBounded(t *testing.T) {
-	b := newBench(t)
-	fs := b.cache.failures
-	for i := range maxFailures + 10 {
-		f := &Failure{Reason: ReasonRefused, UID: uint32(i / (failuresPerUser + 10))}
-		key := failureKey{scope: "shared"}
-		key.build[0], key.build[1] = byte(i), byte(i>>8)
-		fs.remember(key, f, FailureOptions{}.orDefault())
-	}
-	perUser := make(map[uint32]int)
-	for _, f := range fs.list(func(r *remembered) *Failure { return &r.Failure }, nil) {
-		perUser[f.UID]++
-	}
-	total := 0
-	for _, n := range perUser {
-		require.LessOrEqual(t, n, failuresPerUser)
-		total += n
-	}
-	require.LessOrEqual(t, total, maxFailures)
-	require.Greater(t, total, maxFailures-100)
-}
-
-func TestLongLastWordsAreCut(t *testing.T) {
-	stderr := string(make([]byte, 1<<20)) + "the end"
-	f := failureOf(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: stderr}, "")
-	require.Less(t, len(f.Facts["stderr"]), 2*maxLastWords)
-	require.Contains(t, f.Facts["stderr"], "the end")
-	require.Less(t, len(f.Text), 2*maxLastWords)
-}
-
-func TestWhoLacksMemoryIsSaidToLackMemory(t *testing.T) {
-	f := failureOf(&compilers.ExitError{Compiler: "X", Signal: "aborted", Name: "SIGABRT", Stderr: "terminate called\n  what():  std::bad_alloc\n"}, "")
-	require.Equal(t, ReasonMemory, f.Reason)
-	f = failureOf(&compilers.RefusedError{Doing: "compile", Code: 1, Text: "std::bad_alloc"}, "")
-	require.Equal(t, ReasonMemory, f.Reason)
 }
 
 func TestOneModelDoesNotWashOutTheHistory(t *testing.T) {
@@ -394,7 +333,7 @@ func TestFailureOptionsAreReloaded(t *testing.T) {
 	require.NoError(t, b.cache.Reload(o))
 	b.refused(b.failing(1, standin.Refuse))
 	require.EqualValues(t, 2, b.compiler.Compiles.Load())
-	o.Failures = FailureOptions{Refused: time.Hour}
+	o.Failures = failure.Options{Refused: time.Hour}
 	require.NoError(t, b.cache.Reload(o))
 	b.refused(b.failing(2, standin.Refuse))
 	b.waits(time.Hour + time.Second)
@@ -405,32 +344,32 @@ func TestFailureOptionsAreReloaded(t *testing.T) {
 func TestClassesOfReasons(t *testing.T) {
 	for name, c := range map[string]struct {
 		err    error
-		reason Reason
+		reason failure.Reason
 		class  refusal.Class
 	}{
-		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), ReasonNoWorker, refusal.Unavailable},
-		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), ReasonCPU, refusal.CompileFailed},
-		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), ReasonMemory, refusal.CompileFailed},
-		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), ReasonOutputLimit, refusal.CompileFailed},
-		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), ReasonInvalid, refusal.CompileFailed},
-		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), ReasonInvalid, refusal.CompileFailed},
-		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), ReasonInvalid, refusal.CompileFailed},
-		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), ReasonCancelled, refusal.Cancelled},
+		"no worker":           {fmt.Errorf("%w: no such file", compilers.ErrStart), failure.NoWorker, refusal.Unavailable},
+		"processor time":      {fmt.Errorf("x: %w: 1s", compilers.ErrCPU), failure.CPU, refusal.CompileFailed},
+		"memory":              {fmt.Errorf("x: %w: 5 bytes", compilers.ErrMemory), failure.Memory, refusal.CompileFailed},
+		"files":               {fmt.Errorf("x: %w", compilers.ErrOutputLimit), failure.OutputLimit, refusal.CompileFailed},
+		"a link":              {fmt.Errorf("x: %w", compilers.ErrOutput), failure.Invalid, refusal.CompileFailed},
+		"talks nonsense":      {fmt.Errorf("x: %w", compilers.ErrDialogue), failure.Invalid, refusal.CompileFailed},
+		"not a model":         {fmt.Errorf("graph: %w", &epmodel.FormatError{}), failure.Invalid, refusal.CompileFailed},
+		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), failure.Cancelled, refusal.Cancelled},
 		"an unwanted option":  {fmt.Errorf("x: %w", compilers.ErrOption), "", refusal.BadRequest},
 		"a missing library":   {fmt.Errorf("x: %w", compilers.ErrNotFound), "", refusal.Unavailable},
 		"replaced meanwhile":  {errReplaced, "", refusal.Unavailable},
 		"something else":      {os.ErrPermission, "", refusal.CompileFailed},
-		"left without a word": {&compilers.ExitError{Code: 3}, ReasonCrash, refusal.CompileFailed},
+		"left without a word": {&compilers.ExitError{Code: 3}, failure.Crash, refusal.CompileFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var e *refusal.Error
 			require.ErrorAs(t, compileError(c.err, "before\nlast words\n", "model"), &e)
 			require.Equal(t, c.class, e.Class)
 			if c.reason == "" {
-				require.Nil(t, failureIn(e), "it is no failure of a compile's")
+				require.Nil(t, failure.In(e), "it is no failure of a compile's")
 				return
 			}
-			require.Equal(t, c.reason, failureIn(e).Reason)
+			require.Equal(t, c.reason, failure.In(e).Reason)
 		})
 	}
 }

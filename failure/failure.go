@@ -1,4 +1,4 @@
-package cache
+package failure
 
 import (
 	"cmp"
@@ -20,19 +20,19 @@ type Reason string
 
 // The reasons.
 const (
-	ReasonCrash       Reason = "crash" // a signal that the compiler brought upon itself, or an end without a result
-	ReasonTimeout     Reason = "timeout"
-	ReasonCPU         Reason = "processor time"
-	ReasonMemory      Reason = "memory"
-	ReasonOutputLimit Reason = "output limit"
-	ReasonRefused     Reason = "refused" // by ONNX Runtime or the execution provider, with a code
-	ReasonNoNode      Reason = "no node taken"
-	ReasonInvalid     Reason = "invalid output"
-	ReasonLoadCheck   Reason = "load check failed"
-	ReasonCancelled   Reason = "cancelled"
-	ReasonWorkerDied  Reason = "worker died" // killed from outside, twice
-	ReasonNoWorker    Reason = "worker not started"
-	ReasonSandbox     Reason = "sandbox" // not even the smallest model compiles and loads in a worker
+	Crash       Reason = "crash" // a signal that the compiler brought upon itself, or an end without a result
+	Timeout     Reason = "timeout"
+	CPU         Reason = "processor time"
+	Memory      Reason = "memory"
+	OutputLimit Reason = "output limit"
+	Refused     Reason = "refused" // by ONNX Runtime or the execution provider, with a code
+	NoNode      Reason = "no node taken"
+	Invalid     Reason = "invalid output"
+	LoadCheck   Reason = "load check failed"
+	Cancelled   Reason = "cancelled"
+	WorkerDied  Reason = "worker died" // killed from outside, twice
+	NoWorker    Reason = "worker not started"
+	Sandbox     Reason = "sandbox" // not even the smallest model compiles and loads in a worker
 )
 
 // Failure is a compile that failed. Its text and facts name no file and no user: whoever has the model may be told.
@@ -58,18 +58,18 @@ type Failure struct {
 // maxLastWords bounds what is kept of a compiler's standard error, and of a failure's text: many are remembered and listed.
 const maxLastWords = 4 << 10
 
-// failureOf gives a compile's error its class; nil says that it is no failure of a compile's. log is what the worker printed.
-func failureOf(err error, log string) *Failure {
+// Of gives a compile's error its reason; nil says that it is no failure of a compile's. log is what the worker printed.
+func Of(err error, log string) *Failure {
 	f := &Failure{Text: err.Error(), Facts: make(map[string]string)}
 	var refused *compilers.RefusedError
 	var exit *compilers.ExitError
 	switch {
 	case errors.As(err, new(*compilers.NoNodesError)):
-		f.Reason = ReasonNoNode
+		f.Reason = NoNode
 	case errors.Is(err, compilers.ErrStart):
-		f.Reason = ReasonNoWorker
+		f.Reason = NoWorker
 	case errors.As(err, &refused):
-		f.Reason, f.Facts["code"] = cmp.Or(limitSaid(refused.Text), ReasonRefused), fmt.Sprint(refused.Code)
+		f.Reason, f.Facts["code"] = cmp.Or(limitSaid(refused.Text), Refused), fmt.Sprint(refused.Code)
 		if refused.Doing == "compile" { // as every failure of a compile says
 			f.Text = strings.Replace(f.Text, refused.Error(), refused.Cause(), 1)
 		}
@@ -99,11 +99,11 @@ func (f *Failure) ended(exit *compilers.ExitError) {
 		f.Facts["signal"] = exit.Name
 	}
 	if exit.FromOutside() {
-		f.Reason = ReasonWorkerDied
+		f.Reason = WorkerDied
 		return
 	}
 	// Where no cgroup limits it, the kernel gives a process no more, and that gives up.
-	f.Reason = cmp.Or(limitSaid(compilers.LastLine(exit.Stderr)), ReasonCrash)
+	f.Reason = cmp.Or(limitSaid(compilers.LastLine(exit.Stderr)), Crash)
 }
 
 // limitReason is for what the worker did not say itself: limits, and output that is none.
@@ -112,16 +112,16 @@ func limitReason(err error) Reason {
 		is     error
 		reason Reason
 	}{
-		{compilers.ErrTimeout, ReasonTimeout}, {compilers.ErrCPU, ReasonCPU}, {compilers.ErrMemory, ReasonMemory},
-		{compilers.ErrOutputLimit, ReasonOutputLimit}, {compilers.ErrOutput, ReasonInvalid}, {compilers.ErrDialogue, ReasonInvalid},
-		{context.Canceled, ReasonCancelled},
+		{compilers.ErrTimeout, Timeout}, {compilers.ErrCPU, CPU}, {compilers.ErrMemory, Memory},
+		{compilers.ErrOutputLimit, OutputLimit}, {compilers.ErrOutput, Invalid}, {compilers.ErrDialogue, Invalid},
+		{context.Canceled, Cancelled},
 	} {
 		if errors.Is(err, one.is) {
 			return one.reason
 		}
 	}
 	if errors.As(err, new(*epmodel.FormatError)) {
-		return ReasonInvalid
+		return Invalid
 	}
 	return ""
 }
@@ -131,8 +131,8 @@ var saidOfLimits = []struct {
 	reason Reason
 	words  []string
 }{
-	{ReasonMemory, []string{"std::bad_alloc", "bad allocation", "MemoryError", "ENOMEM", "cannot allocate memory", "unable to allocate", "out of memory"}},
-	{ReasonOutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT", "disk quota exceeded", "EMFILE", "too many open files"}},
+	{Memory, []string{"std::bad_alloc", "bad allocation", "MemoryError", "ENOMEM", "cannot allocate memory", "unable to allocate", "out of memory"}},
+	{OutputLimit, []string{"EFBIG", "file too large", "ENOSPC", "no space left on device", "EDQUOT", "disk quota exceeded", "EMFILE", "too many open files"}},
 }
 
 // limitSaid recognises who came to one of the worker's limits by what that one said; "" says that it speaks of none.
@@ -157,15 +157,15 @@ func ending(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// error says what became of a request: text, class, facts and what to do.
-func (f *Failure) error(cause error, format string, args ...any) *refusal.Error {
+// Refusal says what became of a request, as formatted: text, class, facts and what to do.
+func (f *Failure) Refusal(cause error, format string, args ...any) *refusal.Error {
 	e := refusal.New(f.Reason.class(), nil, format, args...)
 	e.Text += ": " + f.Text
 	e.Err = &failed{f, cause}
 	for key, value := range f.Facts {
 		e.WithFact(key, value)
 	}
-	e.Hint = f.hint()
+	e.Hint = f.Advice()
 	return e
 }
 
@@ -179,8 +179,8 @@ func (f *failed) Error() string { return f.Text }
 
 func (f *failed) Unwrap() error { return f.cause }
 
-// failureIn gives the compile's failure that an error tells of, nil where it tells of something else.
-func failureIn(err error) *Failure {
+// In gives the compile's failure that an error tells of, nil where it tells of something else.
+func In(err error) *Failure {
 	var e *refusal.Error
 	if !errors.As(err, &e) {
 		return nil
@@ -191,15 +191,16 @@ func failureIn(err error) *Failure {
 	return nil
 }
 
-// addHint adds something to do, which may help as well as what is said already.
-func (f *Failure) addHint(hint string) {
+// AddHint adds something to do, which may help as well as what is said already.
+func (f *Failure) AddHint(hint string) {
 	if f.Hint != "" {
 		f.Hint += "; or "
 	}
 	f.Hint += hint
 }
 
-func (f *Failure) hint() string {
+// Advice is everything that can be done about it.
+func (f *Failure) Advice() string {
 	usual := f.Reason.hint()
 	if f.Hint == "" || usual == "" {
 		return f.Hint + usual
@@ -209,9 +210,9 @@ func (f *Failure) hint() string {
 
 func (r Reason) class() refusal.Class {
 	switch r {
-	case ReasonCancelled:
+	case Cancelled:
 		return refusal.Cancelled
-	case ReasonNoWorker, ReasonSandbox:
+	case NoWorker, Sandbox:
 		return refusal.Unavailable
 	}
 	return refusal.CompileFailed
@@ -219,49 +220,54 @@ func (r Reason) class() refusal.Class {
 
 func (r Reason) hint() string {
 	switch r {
-	case ReasonNoNode:
+	case NoNode:
 		return "use the model as it is: load it without epcached, or choose another execution provider"
-	case ReasonCrash:
+	case Crash:
 		return "the daemon is unhurt; an application that loads the model with this execution provider may crash likewise: choose another one, or change what it is asked for"
-	case ReasonTimeout, ReasonCPU, ReasonMemory, ReasonOutputLimit:
+	case Timeout, CPU, Memory, OutputLimit:
 		return "[limits] in the daemon's configuration sets the bounds of a compile"
-	case ReasonNoWorker, ReasonSandbox:
+	case NoWorker, Sandbox:
 		return "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
 	}
 	return ""
 }
 
-// ofModel tells whether a failure may be the model's doing, and not the machine's or the asker's.
-func (r Reason) ofModel() bool {
+// OfModel tells whether a failure may be the model's doing, and not the machine's or the asker's.
+func (r Reason) OfModel() bool {
 	switch r {
-	case "", ReasonCancelled, ReasonNoWorker, ReasonSandbox:
+	case "", Cancelled, NoWorker, Sandbox:
 		return false
 	}
 	return true
 }
 
-// ofProvider tells whether the execution provider fails so wherever it runs: an application that has the same one fares no
+// OfProvider tells whether the execution provider fails so wherever it runs: an application that has the same one fares no
 // better by compiling itself. Limits are the daemon's own.
-func (r Reason) ofProvider() bool {
+func (r Reason) OfProvider() bool {
 	switch r {
-	case ReasonCrash, ReasonRefused, ReasonNoNode, ReasonInvalid, ReasonLoadCheck:
+	case Crash, Refused, NoNode, Invalid, LoadCheck:
 		return true
 	}
 	return false
 }
 
-// loadFailure is for what compiles and then does not load.
-func loadFailure(checked compilers.CheckResult) *Failure {
-	f := &Failure{Reason: ReasonLoadCheck, Text: ending("what comes out does not load: " + checked.Cause()),
-		Facts: map[string]string{"reason": string(ReasonLoadCheck), "code": fmt.Sprint(checked.Code)}}
+// OfLoad is for what compiles and then does not load.
+func OfLoad(checked compilers.CheckResult) *Failure {
+	f := &Failure{Reason: LoadCheck, Text: ending("what comes out does not load: " + checked.Cause()),
+		Facts: map[string]string{"reason": string(LoadCheck), "code": fmt.Sprint(checked.Code)}}
 	if checked.Signal != "" {
 		f.Facts["signal"] = checked.Signal
 	}
 	return f
 }
 
-// outputFailure is for output that is no artefact.
-func outputFailure(err error) *Failure {
-	return &Failure{Reason: ReasonInvalid, Text: ending("the execution provider's output is not an artefact: " + err.Error()),
-		Facts: map[string]string{"reason": string(ReasonInvalid)}}
+// OfOutput is for output that is no artefact.
+func OfOutput(err error) *Failure {
+	return &Failure{Reason: Invalid, Text: ending("the execution provider's output is not an artefact: " + err.Error()),
+		Facts: map[string]string{"reason": string(Invalid)}}
+}
+
+// OfMachine is what stands in the place of a failure that says nothing of a model.
+func OfMachine(text string) *Failure {
+	return &Failure{Reason: Sandbox, Text: ending(text), Facts: map[string]string{"reason": string(Sandbox)}}
 }

@@ -1,4 +1,4 @@
-package cache
+package failure
 
 import (
 	"cmp"
@@ -8,32 +8,34 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zeebo/blake3"
+
 	"github.com/epcached/epcached/index"
 )
 
-// failures remember the compiles that failed, so that they are answered at once and not tried with each request. What is
+// Remembered are the compiles that failed and are answered at once, and not tried with each request. What is
 // remembered holds for a build key and a scope, and for the ONNX Runtime, the drivers and the configuration of that time.
 // It lasts by what it says: a refusal of the execution provider until that is another, a crash for a minute at first.
-type failures struct {
+type Remembered struct {
 	now   func() time.Time
 	index *index.Index
 	under [32]byte // of the configuration that compiles depend on
 	log   *slog.Logger
 
 	mu    sync.Mutex
-	known map[failureKey]*remembered // guarded by mu
-	told  map[toldFailure]time.Time  // events of late; guarded by mu
+	known map[Key]*entry            // guarded by mu
+	told  map[toldFailure]time.Time // events of late; guarded by mu
 }
 
-// failureKey is what a failure is remembered for.
-type failureKey struct {
-	build index.BuildKey
-	scope string
-	with  [16]byte // ONNX Runtime, drivers and devices: no part of the build key, for builds that exist do not depend on them
+// Key is what a failure is remembered for.
+type Key struct {
+	Build index.BuildKey
+	Scope string
+	With  [16]byte // ONNX Runtime, drivers and devices: no part of the build key, for builds that exist do not depend on them
 }
 
-// remembered is a failure with those who were answered from it.
-type remembered struct {
+// entry is a failure with those who were answered from it.
+type entry struct {
 	Failure
 	askers map[uint32]string // by uid, what that user calls the model
 }
@@ -54,8 +56,8 @@ const (
 	maxToldFailures = 1 << 12
 )
 
-// FailureOptions say how long failures of each kind are answered from memory.
-type FailureOptions struct {
+// Options say how long failures of each kind are answered from memory.
+type Options struct {
 	Off     bool
 	Crash   time.Duration // after the first crash; doubled with each further one. 0: a minute
 	Limit   time.Duration // after the first time that a limit was reached, likewise. 0: ten minutes
@@ -63,21 +65,22 @@ type FailureOptions struct {
 	Refused time.Duration // a refusal, no node taken, output that is none or does not load. 0: a day
 }
 
-func (o FailureOptions) orDefault() FailureOptions {
+// OrDefault fills in what is 0.
+func (o Options) OrDefault() Options {
 	o.Crash, o.Limit = cmp.Or(o.Crash, time.Minute), cmp.Or(o.Limit, 10*time.Minute)
 	o.Longest, o.Refused = cmp.Or(o.Longest, 24*time.Hour), cmp.Or(o.Refused, 24*time.Hour)
 	return o
 }
 
 // lasts says how long the count-th failure in a row is answered from memory; 0: not at all.
-func (o FailureOptions) lasts(f *Failure, count int) time.Duration {
+func (o Options) lasts(f *Failure, count int) time.Duration {
 	reason := f.Reason
 	switch {
-	case o.Off || !reason.ofModel():
+	case o.Off || !reason.OfModel():
 		return 0
-	case reason == ReasonCrash || reason == ReasonWorkerDied || f.Facts["signal"] != "":
+	case reason == Crash || reason == WorkerDied || f.Facts["signal"] != "":
 		return doubled(o.Crash, count-1, o.Longest)
-	case reason == ReasonTimeout || reason == ReasonCPU || reason == ReasonMemory || reason == ReasonOutputLimit:
+	case reason == Timeout || reason == CPU || reason == Memory || reason == OutputLimit:
 		return doubled(o.Limit, count-1, o.Longest)
 	}
 	return o.Refused
@@ -90,9 +93,11 @@ func doubled(first time.Duration, times int, longest time.Duration) time.Duratio
 	return min(first, longest)
 }
 
-func newFailures(now func() time.Time, x *index.Index, conditions string, log *slog.Logger) *failures {
-	fs := &failures{now: now, index: x, under: digestOf([]byte(conditions)), log: log,
-		known: make(map[failureKey]*remembered), told: make(map[toldFailure]time.Time)}
+// NewRemembered reads what the index has of earlier failures. conditions are the configuration that compiles depend on, in any spelling: under another
+// one nothing counts that failed before. What cannot be read is forgotten.
+func NewRemembered(now func() time.Time, x *index.Index, conditions string, log *slog.Logger) *Remembered {
+	fs := &Remembered{now: now, index: x, under: blake3.Sum256([]byte(conditions)), log: log,
+		known: make(map[Key]*entry), told: make(map[toldFailure]time.Time)}
 	rows, err := x.Failures()
 	if err != nil {
 		log.Warn("remembered failures not read", "error", err) // they are tried once more
@@ -103,9 +108,9 @@ func newFailures(now func() time.Time, x *index.Index, conditions string, log *s
 			x.DropFailure([]byte(row))
 			continue
 		}
-		fs.known[key] = &remembered{Failure: f}
+		fs.known[key] = &entry{Failure: f}
 	}
-	fs.sweep()
+	fs.Sweep()
 	return fs
 }
 
@@ -119,21 +124,21 @@ type keptFailure struct {
 }
 
 // row is the key's name in the index.
-func (k failureKey) row() []byte {
-	return append(append(append([]byte(nil), k.build[:]...), k.with[:]...), k.scope...)
+func (k Key) row() []byte {
+	return append(append(append([]byte(nil), k.Build[:]...), k.With[:]...), k.Scope...)
 }
 
-func (fs *failures) decode(row string, raw []byte) (failureKey, Failure, bool) {
+func (fs *Remembered) decode(row string, raw []byte) (Key, Failure, bool) {
 	var kept keptFailure
 	if json.Unmarshal(raw, &kept) != nil || kept.Under != fs.under {
-		return failureKey{}, Failure{}, false
+		return Key{}, Failure{}, false
 	}
-	key := failureKey{kept.Build, kept.Scope, kept.With}
+	key := Key{kept.Build, kept.Scope, kept.With}
 	return key, kept.Failure, string(key.row()) == row
 }
 
-func (fs *failures) save(key failureKey, f *Failure) {
-	raw, err := json.Marshal(keptFailure{fs.under, key.build, key.scope, key.with, *f})
+func (fs *Remembered) save(key Key, f *Failure) {
+	raw, err := json.Marshal(keptFailure{fs.under, key.Build, key.Scope, key.With, *f})
 	if err == nil {
 		err = fs.index.SaveFailure(key.row(), raw)
 	}
@@ -142,8 +147,8 @@ func (fs *failures) save(key failureKey, f *Failure) {
 	}
 }
 
-// remember takes in a failure, and fills in how often it came and when it may be tried again.
-func (fs *failures) remember(key failureKey, f *Failure, o FailureOptions) {
+// Remember takes in a failure, and fills in how often it came and when it may be tried again.
+func (fs *Remembered) Remember(key Key, f *Failure, o Options) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	now := fs.now()
@@ -163,7 +168,7 @@ func (fs *failures) remember(key failureKey, f *Failure, o FailureOptions) {
 	f.Retry = now.Add(lasts)
 	if before == nil {
 		fs.makeRoom(f.UID)
-		before = &remembered{}
+		before = &entry{}
 		fs.known[key] = before
 	}
 	before.Failure = *f
@@ -171,16 +176,16 @@ func (fs *failures) remember(key failureKey, f *Failure, o FailureOptions) {
 }
 
 // makeRoom forgets the oldest failure of a user who has too many, else the oldest of all. The caller holds mu.
-func (fs *failures) makeRoom(uid uint32) {
-	var own, any []failureKey
+func (fs *Remembered) makeRoom(uid uint32) {
+	var own, any []Key
 	for key, f := range fs.known {
 		any = append(any, key)
 		if f.UID == uid {
 			own = append(own, key)
 		}
 	}
-	oldest := func(keys []failureKey) {
-		fs.drop(slices.MinFunc(keys, func(a, b failureKey) int { return fs.known[a].Last.Compare(fs.known[b].Last) }))
+	oldest := func(keys []Key) {
+		fs.drop(slices.MinFunc(keys, func(a, b Key) int { return fs.known[a].Last.Compare(fs.known[b].Last) }))
 	}
 	switch {
 	case len(own) >= failuresPerUser:
@@ -191,13 +196,13 @@ func (fs *failures) makeRoom(uid uint32) {
 }
 
 // drop forgets one. The caller holds mu.
-func (fs *failures) drop(key failureKey) {
+func (fs *Remembered) drop(key Key) {
 	delete(fs.known, key)
 	fs.index.DropFailure(key.row())
 }
 
-// forget drops what is known under the key: a compile succeeded, or who may asked for another.
-func (fs *failures) forget(key failureKey) {
+// Forget drops what is known under the key: a compile succeeded, or who may asked for another.
+func (fs *Remembered) Forget(key Key) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if fs.known[key] != nil {
@@ -205,8 +210,8 @@ func (fs *failures) forget(key failureKey) {
 	}
 }
 
-// holds gives the failure that a request of the user for the key is answered with, nil if it may be tried.
-func (fs *failures) holds(key failureKey, uid uint32, name string) *Failure {
+// Holds gives the failure that a request of the user for the key is answered with, nil if it may be tried.
+func (fs *Remembered) Holds(key Key, uid uint32, name string) *Failure {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f, now := fs.known[key], fs.now()
@@ -219,11 +224,11 @@ func (fs *failures) holds(key failureKey, uid uint32, name string) *Failure {
 	if len(f.askers) < askersPerOne {
 		f.askers[uid] = name
 	}
-	return f.as(name)
+	return f.As(name)
 }
 
-// sweep forgets what may long be tried again and was not: of libraries that are gone, or of models that nobody wants.
-func (fs *failures) sweep() {
+// Sweep forgets what may long be tried again and was not: of libraries that are gone, or of models that nobody wants.
+func (fs *Remembered) Sweep() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	now := fs.now()
@@ -239,9 +244,9 @@ func (fs *failures) sweep() {
 	}
 }
 
-// news tells whether the history is to have this failure: one that comes over and over must not wash away what else is
+// News tells whether the history is to have this failure: one that comes over and over must not wash away what else is
 // known.
-func (fs *failures) news(request index.RequestKey, uid uint32, reason Reason) bool {
+func (fs *Remembered) News(request index.RequestKey, uid uint32, reason Reason) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	key, now := toldFailure{request, uid, reason}, fs.now()
@@ -253,4 +258,45 @@ func (fs *failures) news(request index.RequestKey, uid uint32, reason Reason) bo
 	}
 	fs.told[key] = now
 	return true
+}
+
+// Audience is who hears of failures: of those that one asked for or that are in one's scope, or of all. Others' names for a model are theirs.
+type Audience struct {
+	UID   uint32
+	Scope string
+	All   bool
+}
+
+// hears gives what of a failure the audience hears, nil for nothing.
+func (to Audience) hears(r *entry) *Failure {
+	name, asked := r.askers[to.UID]
+	switch {
+	case to.All || r.UID == to.UID || r.Scope == to.Scope:
+		return r.As(r.ModelName)
+	case asked:
+		return r.As(name)
+	}
+	return nil
+}
+
+// List gives the failures that somebody hears of, the newest first, and forgets those that forget, which may be nil, is true of.
+func (fs *Remembered) List(to Audience, forget func(*Failure) bool) []Failure {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	var out []Failure
+	for key, one := range fs.known {
+		f := to.hears(one)
+		if f == nil || forget != nil && !forget(f) {
+			continue
+		}
+		out = append(out, *f)
+		if forget != nil {
+			fs.drop(key)
+			delete(fs.told, toldFailure{f.RequestKey, one.UID, f.Reason})
+		}
+	}
+	slices.SortFunc(out, func(a, b Failure) int {
+		return cmp.Or(b.Last.Compare(a.Last), slices.Compare(a.BuildKey[:], b.BuildKey[:]))
+	})
+	return out
 }
