@@ -44,7 +44,7 @@ func (c *Cache) unpackElsewhere() (folder string, apart bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	if !info.IsDir() || !ownedBy(info, c.uid) {
+	if !info.IsDir() || !cas.OwnedBy(info, c.uid) {
 		return "", false, fmt.Errorf("%s: not a folder of user %d", folder, c.uid) // somebody else's: what is read from it could be changed
 	}
 	if err := os.Chmod(folder, mode); err != nil {
@@ -103,7 +103,7 @@ func (o blobOwner) Shrinks(disk int64) (done func()) { return o.c.places.shrinks
 
 // Fits is forms.Owner's.
 func (o blobOwner) Fits(folder, what string, size, instead int64) error {
-	free, err := freeBytes(folder)
+	free, err := cas.FreeBytes(folder)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -15,11 +14,6 @@ import (
 )
 
 // stampPath is the stamp of the file that a path leads to, through symbolic links: a switched link is a change.
-func ownedBy(info os.FileInfo, uid uint32) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && st.Uid == uid
-}
-
 func stampPath(path string) (cas.Stamp, error) {
 	s, err := stampThrough(unix.AT_FDCWD, path)
 	if err != nil {
@@ -116,7 +110,7 @@ func room(folder string, files []*os.File) error {
 		}
 		need += st.Blocks * 512
 	}
-	free, err := freeBytes(folder)
+	free, err := cas.FreeBytes(folder)
 	if err != nil {
 		return err
 	}
@@ -139,15 +133,6 @@ const (
 	spare       = 16 << 20
 	spareOfLess = 1 << 20
 )
-
-// freeBytes is what an ordinary user may still write into the folder's file system.
-func freeBytes(folder string) (int64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(folder, &st); err != nil {
-		return 0, &os.PathError{Op: "statfs", Path: folder, Err: err}
-	}
-	return int64(st.Bavail) * st.Bsize, nil
-}
 
 // fileOnDisk tells which file a path leads to, how many names it has, and what it takes on the disk in whole blocks.
 func fileOnDisk(path string) (id fileID, names uint64, disk int64, ok bool) {

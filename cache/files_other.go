@@ -11,8 +11,6 @@ import (
 
 // The cache works on Linux only; elsewhere the programs compile, and Open answers errors.ErrUnsupported.
 
-func ownedBy(os.FileInfo, uint32) bool { return false }
-
 func stampPath(string) (cas.Stamp, error) { return cas.Stamp{}, errors.ErrUnsupported }
 
 func stampThrough(int, string) (cas.Stamp, error) { return cas.Stamp{}, errors.ErrUnsupported }
@@ -22,8 +20,6 @@ func duplicate(*os.File) (*os.File, error) { return nil, errors.ErrUnsupported }
 func copyPrivate(*os.File, string) error { return errors.ErrUnsupported }
 
 func room(string, []*os.File) error { return errors.ErrUnsupported }
-
-func freeBytes(string) (int64, error) { return 0, errors.ErrUnsupported }
 
 const spare = 0
 

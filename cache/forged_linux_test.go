@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/zeebo/blake3"
 
+	"github.com/epcached/epcached/atrest"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
@@ -202,7 +203,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				if when == "read only" {
 					_, err := b.stored().Find(context.Background(), b.variant(2), "")
 					require.Error(t, err)
-					require.True(t, Damaged(err) || refusal.ClassOf(err) == refusal.NotFound || name == newer, "%v", err)
+					require.True(t, atrest.Damaged(err) || refusal.ClassOf(err) == refusal.NotFound || name == newer, "%v", err)
 					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
 					return
 				}
@@ -235,7 +236,7 @@ func (b *bench) requireNotFoundWithout() error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), b.variant(2), "")
 	require.Error(b, err)
-	require.True(b, Damaged(err) || refusal.ClassOf(err) == refusal.NotFound, "%v", err)
+	require.True(b, atrest.Damaged(err) || refusal.ClassOf(err) == refusal.NotFound, "%v", err)
 	return err
 }
 

@@ -219,7 +219,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		return nil, fmt.Errorf("%w: %w", errOriginal, err)
 	}
 	if err != nil {
-		if free, err2 := freeBytes(out); err2 == nil && free < spare {
+		if free, err2 := cas.FreeBytes(out); err2 == nil && free < spare {
 			return nil, refusal.New(refusal.NoSpace, err, "model %q does not compile, and only %s are free in %q", j.request.Name, bytesize.Text(free), j.c.dir)
 		}
 		return nil, j.advised(compileError(err, result.Log, "model %q does not compile", j.nameIn(err)))

@@ -229,7 +229,7 @@ func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64, how mayS
 	if err != nil {
 		return nil, storeError(err, cl.request.Name)
 	}
-	free, err := freeBytes(c.dir)
+	free, err := cas.FreeBytes(c.dir)
 	if err == nil {
 		err = fits("the artefact", total, free)
 	}

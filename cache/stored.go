@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/epcached/epcached/atrest"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/flock"
@@ -25,6 +27,7 @@ type Stored struct {
 	dir      string
 	uid      uint32
 	owner    uint32 // of the store
+	files    *atrest.Store
 	snapshot *index.Snapshot
 }
 
@@ -42,7 +45,7 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	if err := nobodyHas(dir); err != nil {
 		return nil, err
 	}
-	s := &Stored{dir: dir, uid: uid, owner: who.uid}
+	s := &Stored{dir: dir, uid: uid, owner: who.uid, files: atrest.In(dir)}
 	switch s.snapshot, err = index.ReadSnapshot(ctx, dir); {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, refusal.New(refusal.NotFound, nil, "it is no store: there is no folder \"manifests\" in it").WithHint("name the state folder of an epcached")
@@ -123,6 +126,33 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 		}
 	}
 	return nil, f.none(r)
+}
+
+// Open gives a file of the answer's build, of whichever form: the caller reads it once and closes it. What is read was hashed by Find;
+// who reads later hashes again.
+func (s *Stored) Open(a *Answer, f index.File) (io.ReadCloser, error) {
+	return s.files.Open(a.Build, f)
+}
+
+// Unpack gives an answer that has no view one in a folder below dir, outside the store: see atrest.Store.Unpack.
+func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress func(done, total int64)) error {
+	if a.View != nil || a.Build == nil {
+		return nil
+	}
+	v, err := s.files.Unpack(ctx, a.Build, dir, progress)
+	if err != nil {
+		return err
+	}
+	a.takeView(v)
+	return nil
+}
+
+// takeView says where the files are.
+func (a *Answer) takeView(v *atrest.View) {
+	a.View, a.Path, a.Graph = v.Folder, v.Path, v.ID+"/"+a.Graph
+	for i := range a.Members {
+		a.Members[i].Graph = v.ID + "/" + a.Members[i].Graph
+	}
 }
 
 // asMember is the request as one for a group that has its model among its members; nil: no group could answer it.

@@ -44,7 +44,11 @@ func (f *finding) builds(ctx context.Context, r *Request, wanted *requests.Recor
 		}
 		for _, b := range lot {
 			a := f.answer(r, wanted, b, options)
-			if err = f.s.give(ctx, a); err == nil {
+			view, err := f.s.files.View(ctx, b)
+			if view != nil {
+				a.takeView(view)
+			}
+			if err == nil {
 				return a, nil
 			}
 			if ctx.Err() != nil {

@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"os"
 	"slices"
 
 	"github.com/epcached/epcached/cas"
@@ -29,24 +28,11 @@ func librariesIn(ctx context.Context, dir string) (*libraries, error) {
 	}
 	out := &libraries{spec: spec, digests: make(map[string]cas.Digest)}
 	for _, l := range spec.EPs {
-		if out.digests[l.EP], err = libraryDigest(l, func(path string) (cas.Digest, error) { return sumFile(ctx, path) }); err != nil {
+		if out.digests[l.EP], err = libraryDigest(l, func(path string) (cas.Digest, error) { return cas.SumFile(ctx, path) }); err != nil {
 			return nil, refusal.New(refusal.Unavailable, err, "runtime %q", dir)
 		}
 	}
 	return out, nil
-}
-
-func sumFile(ctx context.Context, path string) (cas.Digest, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	return cas.Sum(ctx, f, 0, info.Size())
 }
 
 // made tells whether these libraries made the build.

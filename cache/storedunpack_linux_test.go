@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/atrest"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
@@ -154,13 +155,13 @@ func TestWhatWasUnpackedGoesWhenItIsNotUsed(t *testing.T) {
 	b, _, _ := leftPacked(t)
 	dir := filepath.Join(t.TempDir(), "unpacked")
 	old, young := filepath.Join(dir, "0123-4567"), filepath.Join(dir, "89ab-cdef")
-	half := filepath.Join(dir, unfinished+"1")
+	half := filepath.Join(dir, "new-1")
 	for _, folder := range []string{old, young, half} {
 		require.NoError(t, os.MkdirAll(filepath.Join(folder, "id"), 0o700))
 		require.NoError(t, views.CloseTree(folder))
 	}
 	require.NoError(t, os.Chmod(dir, 0o700))
-	past := time.Now().Add(-idleUnpacked - time.Hour)
+	past := time.Now().Add(-32 * 24 * time.Hour)
 	require.NoError(t, os.Chtimes(old, past, past))
 	_, err := b.unpacked(dir)
 	require.NoError(t, err)
@@ -222,7 +223,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 		change(tc.path, tc.wrong)
 		_, err := b.stored().Find(context.Background(), b.variant(2), "")
 		require.Error(t, err, name)
-		require.True(t, Damaged(err), "%s: %v", name, err)
+		require.True(t, atrest.Damaged(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, build.BuildKey.String()[:12], name)
 		if tc.wrong == nil {
 			require.NoError(t, os.WriteFile(tc.path, nil, 0o600))
@@ -234,7 +235,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	require.Contains(t, e.Text, "is not in")
 	require.NoError(t, os.Mkdir(recipe, 0o700))
 	_, err = b.stored().Find(context.Background(), b.variant(2), "")
-	require.True(t, Damaged(err), "%v", err)
+	require.True(t, atrest.Damaged(err), "%v", err)
 }
 
 // The unpacked form that a daemon left may be torn, for it was never synced; the recipe is what counts.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"sync"
 
@@ -28,6 +29,20 @@ var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 // than n bytes are io.ErrUnexpectedEOF; ctx is looked at between pieces.
 func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	return sum(ctx, r, off, n, nil)
+}
+
+// SumFile returns the digest of the whole file at path.
+func SumFile(ctx context.Context, path string) (Digest, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Digest{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return Digest{}, err
+	}
+	return Sum(ctx, f, 0, info.Size())
 }
 
 // sum is Sum that tells how far it is. progress may be nil; calls to it do not

@@ -59,7 +59,7 @@ func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
 	if err := vs.scopeDir(folder, scope); err != nil {
 		return nil, err
 	}
-	v := &View{scope: ScopeFolder(scope), name: random(), id: random(), graph: graph}
+	v := &View{scope: ScopeFolder(scope), name: NewID(), id: NewID(), graph: graph}
 	v.path = filepath.Join(folder, v.scope, v.name)
 	vs.mu.Lock()
 	vs.made[v.scope+"/"+v.name] = true
@@ -177,8 +177,8 @@ func (vs *Store) moveFile(v *View, f *index.File, out string) error {
 	return errors.Join(os.Chmod(from, 0o444), os.Rename(from, to))
 }
 
-// random gives an id that was never used before and cannot be guessed.
-func random() string {
+// NewID gives a name for a view, which was never used before and cannot be guessed.
+func NewID() string {
 	var b [12]byte
 	if _, err := rand.Read(b[:]); err != nil {
 		panic(err) // crypto/rand never fails on a system that works

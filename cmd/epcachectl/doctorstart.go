@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/unixsock"
 )
@@ -47,7 +48,7 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 	if err := mayWrite(above); err != nil {
 		return fmt.Sprintf("its state folder %s cannot be written: %v", state, err), "see whose the folder is, and that its disk is mounted writable; or put the state elsewhere: state in epcached.toml"
 	}
-	if free, err := freeBytes(above); err == nil && free < leastRoom {
+	if free, err := cas.FreeBytes(above); err == nil && free < leastRoom {
 		return fmt.Sprintf("only %s are free for %s, and a daemon needs %s", byteSize(free), state, byteSize(leastRoom)),
 			"make room on the disk, or put the state elsewhere: state in epcached.toml"
 	}

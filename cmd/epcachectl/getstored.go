@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/epcached/epcached/atrest"
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/refusal"
@@ -253,7 +254,7 @@ func storedError(err error) error {
 	var e *refusal.Error
 	switch {
 	case errors.As(err, &e):
-	case cache.Damaged(err):
+	case atrest.Damaged(err):
 		return damageError{err}
 	default:
 		return plainPathError(err)

@@ -2,8 +2,4 @@
 
 package main
 
-import "errors"
-
 func mayWrite(string) error { return nil }
-
-func freeBytes(string) (int64, error) { return 0, errors.ErrUnsupported }

@@ -1,4 +1,4 @@
-package cache
+package atrest
 
 import (
 	"context"
@@ -15,14 +15,20 @@ import (
 	"github.com/epcached/epcached/refusal"
 )
 
-// storedBlob is a blob of a store that is only read, whole or packed. Its bytes are not verified.
-type storedBlob interface {
+// Store is the store in a state folder, read in place.
+type Store struct{ dir string }
+
+// In is the store in the state folder dir.
+func In(dir string) *Store { return &Store{dir} }
+
+// blob is a blob of a store that is only read, whole or packed. Its bytes are not verified.
+type blob interface {
 	dedupe.Source
 	io.Closer
 }
 
 // blob opens a file's blob in the form that the store has. Errors are cas.ErrNotFound, those of recipes, and the system's.
-func (s *Stored) blob(f index.File) (storedBlob, error) {
+func (s *Store) blob(f index.File) (blob, error) {
 	whole, err := s.object(f.Digest)
 	if err == nil || !errors.Is(err, cas.ErrNotFound) {
 		return whole, err
@@ -37,7 +43,7 @@ func (s *Stored) blob(f index.File) (storedBlob, error) {
 	return dedupe.Assemble(recipe, func(d cas.Digest) (dedupe.Source, error) { return s.object(d) })
 }
 
-func (s *Stored) object(d cas.Digest) (storedBlob, error) {
+func (s *Store) object(d cas.Digest) (blob, error) {
 	name := d.String()
 	f, err := cas.OS{}.Open(filepath.Join(s.dir, "objects", name[:2], name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,12 +62,12 @@ func (s *Stored) object(d cas.Digest) (storedBlob, error) {
 	return dedupe.NewFile(f)
 }
 
-// Open gives a file of the answer's build, of whichever form: the caller reads it once and closes it. What is read was hashed by Find;
-// who reads later hashes again.
-func (s *Stored) Open(a *Answer, f index.File) (io.ReadCloser, error) {
+// Open gives a file of a build, of whichever form: the caller reads it once and closes it. What is read was hashed by View; who reads later hashes
+// again.
+func (s *Store) Open(b *index.Build, f index.File) (io.ReadCloser, error) {
 	blob, err := s.blob(f)
 	if err != nil {
-		return nil, s.blame(a.Build, f, err)
+		return nil, s.blame(b, f, err)
 	}
 	return struct {
 		io.Reader
@@ -76,7 +82,7 @@ func Damaged(err error) bool {
 }
 
 // blame says of an error of one file that the build cannot be served, and who can do what about it.
-func (s *Stored) blame(b *index.Build, f index.File, err error) error {
+func (s *Store) blame(b *index.Build, f index.File, err error) error {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err

@@ -1,4 +1,4 @@
-package cache
+package atrest
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/zeebo/blake3"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/cas"
@@ -23,28 +24,25 @@ import (
 	"github.com/epcached/epcached/views"
 )
 
-// Unpack gives an answer that has no view one, outside the store: its files, copied or unpacked and hashed on their way, in a folder below
+// Unpack makes a view of a build outside the store: its files, copied or unpacked and hashed on their way, in a folder below
 // dir, which is made for this user alone. What an earlier call has left there is hashed and taken. Nothing there is synced, and all of it may be deleted
-// at any time: the answer's View holds the folder against other calls, which remove what nobody holds when it was not used for a month, or room is needed.
+// at any time: the view holds the folder against other calls, which remove what nobody holds when it was not used for a month, or room is needed.
 // progress, which may be nil, is told bytes; its calls do not overlap. Of errors NotAllowed and NoSpace are the folder's: another may do.
-func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress func(done, total int64)) error {
-	if a.View != nil || a.Build == nil {
-		return nil
-	}
-	u := &unpacking{s: s, dir: dir, build: a.Build, name: contentName(a.Build)}
+func (s *Store) Unpack(ctx context.Context, b *index.Build, dir string, progress func(done, total int64)) (*View, error) {
+	u := &unpacking{s: s, dir: dir, build: b, name: contentName(b)}
 	if err := u.ownFolder(); err != nil {
-		return refusal.New(refusal.NotAllowed, err, "no private folder to unpack into at %q", dir)
+		return nil, refusal.New(refusal.NotAllowed, err, "no private folder to unpack into at %q", dir)
 	}
-	if u.earlier(ctx, a) {
-		return nil
+	if v := u.earlier(ctx); v != nil {
+		return v, nil
 	}
 	unlock, err := u.lock(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
-	if u.earlier(ctx, a) { // of who had the lock before
-		return nil
+	if v := u.earlier(ctx); v != nil { // of who had the lock before
+		return v, nil
 	}
 	u.sweep(idleUnpacked)
 	inner, err := u.fill(ctx, progress)
@@ -52,17 +50,16 @@ func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress fun
 		inner, err = u.fill(ctx, progress)
 	}
 	if cas.Full(err) {
-		return refusal.New(refusal.NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir)
+		return nil, refusal.New(refusal.NoSpace, err, "build %.12s cannot be unpacked into %q", b.BuildKey, dir)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	f, err := leaseOf(filepath.Dir(inner))
 	if err != nil {
-		return refusal.New(refusal.Internal, err, "unpacked build %.12s", a.Build.BuildKey)
+		return nil, refusal.New(refusal.Internal, err, "unpacked build %.12s", b.BuildKey)
 	}
-	a.takeView(f, inner)
-	return nil
+	return viewIn(f, inner), nil
 }
 
 // idleUnpacked is for how long what was unpacked is kept for the next call.
@@ -70,7 +67,7 @@ const idleUnpacked = 30 * 24 * time.Hour
 
 // unpacking is one call of Unpack. In the folder are "lock", "new-*" while one is written, and "<content>-<random>", a view.
 type unpacking struct {
-	s     *Stored
+	s     *Store
 	dir   string
 	build *index.Build
 	name  string // what is in the build's files
@@ -83,7 +80,7 @@ func contentName(b *index.Build) string {
 		all = protowire.AppendBytes(protowire.AppendTag(all, 1, protowire.BytesType), []byte(f.Name))
 		all = protowire.AppendBytes(protowire.AppendTag(all, 2, protowire.BytesType), f.Digest[:])
 	}
-	d := digestOf(all)
+	d := blake3.Sum256(all)
 	return hex.EncodeToString(d[:16])
 }
 
@@ -99,7 +96,7 @@ func (u *unpacking) ownFolder() error {
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() || !ownedBy(info, uint32(os.Geteuid())) || info.Mode().Perm()&0o022 != 0 {
+	if !info.IsDir() || !cas.OwnedBy(info, uint32(os.Geteuid())) || info.Mode().Perm()&0o022 != 0 {
 		return errors.New("it is not a folder of this user alone")
 	}
 	return nil
@@ -124,11 +121,11 @@ func (u *unpacking) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// earlier takes what was unpacked before, if it is still what it should be.
-func (u *unpacking) earlier(ctx context.Context, a *Answer) bool {
+// earlier takes what was unpacked before, if it is still what it should be; nil: there is nothing.
+func (u *unpacking) earlier(ctx context.Context) *View {
 	found, err := filepath.Glob(filepath.Join(globLiteral(u.dir), u.name+"-*", "*"))
 	if err != nil {
-		return false // a bad pattern, which this is not
+		return nil // a bad pattern, which this is not
 	}
 	for _, inner := range found {
 		f, err := leaseOf(filepath.Dir(inner))
@@ -138,12 +135,11 @@ func (u *unpacking) earlier(ctx context.Context, a *Answer) bool {
 		if soundFiles(ctx, u.build, inner) {
 			now := time.Now()
 			_ = os.Chtimes(f.Name(), now, now) // else it goes earlier than it has to
-			a.takeView(f, inner)
-			return true
+			return viewIn(f, inner)
 		}
 		_ = f.Close() // only looked at
 	}
-	return false
+	return nil
 }
 
 // sweep removes what nobody holds: what was left half written, what earlier found to be no good, and what was not used for so long.
@@ -169,6 +165,9 @@ func (u *unpacking) sweep(idle time.Duration) (removed bool) {
 	return removed
 }
 
+// spare is what stays free.
+const spare = 16 << 20
+
 // unfinished begins the name of a folder that is being written.
 const unfinished = "new-"
 
@@ -185,14 +184,14 @@ func (u *unpacking) fill(ctx context.Context, progress func(done, total int64)) 
 	for _, f := range u.build.Files {
 		total += f.Size
 	}
-	if free, err := freeBytes(u.dir); err == nil && cas.OnDisk(total) > free-spare {
+	if free, err := cas.FreeBytes(u.dir); err == nil && cas.OnDisk(total) > free-spare {
 		return "", fmt.Errorf("%w: it takes %d bytes, and %d are free", syscall.ENOSPC, total, free)
 	}
 	folder, err := os.MkdirTemp(u.dir, unfinished)
 	if err != nil {
 		return "", err
 	}
-	id := newID()
+	id := views.NewID()
 	done := &told{fn: progress, total: total}
 	for _, f := range u.build.Files {
 		if err = u.write(ctx, f, filepath.Join(folder, id, filepath.FromSlash(f.Name)), done); err != nil {

@@ -1,4 +1,4 @@
-package cache
+package atrest
 
 import (
 	"context"
@@ -14,31 +14,41 @@ import (
 	"github.com/epcached/epcached/views"
 )
 
-// give finds the answer's files and hashes them: those of a view, which it holds from then on, or where the store has no sound one, the
-// blobs and what is packed of them. Nothing is given of a build, which may be a group's, unless all files are what they should be.
-func (s *Stored) give(ctx context.Context, a *Answer) error {
-	for _, inner := range s.viewsOf(a.Build) {
+// View is a folder that has a build's files, and is held against its removal until Folder is closed.
+type View struct {
+	Folder *os.File // what a view's descriptor is
+	Path   string   // of Folder
+	ID     string   // the folder in it that has the files
+}
+
+func viewIn(f *os.File, inner string) *View {
+	return &View{Folder: f, Path: filepath.Dir(inner), ID: filepath.Base(inner)}
+}
+
+// View finds a build's files and hashes them: those of a view, which it gives, or where the store has no sound one, the blobs and what is packed of
+// them, and then the view is nil. There is an error for a build, which may be a group's, unless all files are what they should be.
+func (s *Store) View(ctx context.Context, b *index.Build) (*View, error) {
+	for _, inner := range s.viewsOf(b) {
 		f, err := leaseOf(filepath.Dir(inner))
 		if err != nil {
 			continue
 		}
-		if soundFiles(ctx, a.Build, inner) {
-			a.takeView(f, inner)
-			return nil
+		if soundFiles(ctx, b, inner) {
+			return viewIn(f, inner), nil
 		}
 		f.Close() // only looked at
 	}
-	for _, f := range a.Build.Files {
+	for _, f := range b.Files {
 		if err := s.check(ctx, f); err != nil {
-			return s.blame(a.Build, f, err)
+			return nil, s.blame(b, f, err)
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // viewsOf lists the folders in views of the store that may be the build's, which only the database knows by build, by the graph's name: it
 // is made of the build key. Where this user may not list the views there are none.
-func (s *Stored) viewsOf(b *index.Build) (inner []string) {
+func (s *Store) viewsOf(b *index.Build) (inner []string) {
 	scope := filepath.Join(s.dir, "views", views.ScopeFolder(b.Scope))
 	found, err := filepath.Glob(filepath.Join(globLiteral(scope), "*", "*", globLiteral(filepath.FromSlash(b.Graph))))
 	if err != nil {
@@ -72,24 +82,15 @@ func soundFiles(ctx context.Context, b *index.Build, inner string) bool {
 		if err != nil || !info.Mode().IsRegular() || info.Size() != f.Size {
 			return false
 		}
-		if got, err := sumFile(ctx, path); err != nil || got != f.Digest {
+		if got, err := cas.SumFile(ctx, path); err != nil || got != f.Digest {
 			return false
 		}
 	}
 	return true
 }
 
-// takeView says where the files are: f is the view's open folder, inner the one in it that has the build's files.
-func (a *Answer) takeView(f *os.File, inner string) {
-	id := filepath.Base(inner)
-	a.View, a.Path, a.Graph = f, filepath.Dir(inner), id+"/"+a.Graph
-	for i := range a.Members {
-		a.Members[i].Graph = id + "/" + a.Members[i].Graph
-	}
-}
-
 // check hashes a file of a build, unpacking it for nobody where it is packed.
-func (s *Stored) check(ctx context.Context, f index.File) error {
+func (s *Store) check(ctx context.Context, f index.File) error {
 	blob, err := s.blob(f)
 	if err != nil {
 		return err
