@@ -22,10 +22,10 @@ func Text(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }
 
-// Parse reads a number of bytes, or one with KiB, MiB, GiB or TiB behind it; ok is false where it is none, or more than fits.
+// Parse reads a number of bytes, or one with KiB, MiB and so on to EiB behind it; ok is false where it is none, or more than fits.
 func Parse(text string) (n int64, ok bool) {
 	digits, unit := text, 1.0
-	for i := range len("KMGT") {
+	for i := range len(units) {
 		if rest, ok := strings.CutSuffix(text, units[i:i+1]+"iB"); ok {
 			digits, unit = rest, math.Exp2(float64(10*(i+1)))
 		}

@@ -53,7 +53,7 @@ func (c *Cache) compressOwn(ctx context.Context, b *index.Build, dryRun bool) (f
 		case forms.IsDense:
 			why = "compressing was tried, and gains too little"
 		case forms.IsTakenFrom:
-			why = "others take bytes of it"
+			why = "others take bytes of it, or would when they are packed"
 		}
 		if state != forms.MayBe {
 			continue

@@ -90,7 +90,7 @@ func (c *Cache) compressText(ctx context.Context, d cas.Digest) string {
 	case forms.IsDense:
 		return "compressing was tried, and gains too little"
 	case forms.IsTakenFrom:
-		return "not compressed: others take bytes of it"
+		return "not compressed: others take bytes of it, or would when they are packed"
 	case forms.NotCompressible:
 		return "nothing of it is compressed"
 	case forms.MayBe:

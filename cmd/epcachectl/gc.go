@@ -110,7 +110,7 @@ administrators among all. Where less may go than should, gc does what it may, th
 	return cmd
 }
 
-// parseSize reads a number of bytes, or one with KiB, MiB, GiB or TiB behind it.
+// parseSize reads a number of bytes, or one with KiB, MiB and so on behind it.
 func parseSize(text string) (int64, error) {
 	if text == "" {
 		return 0, errors.New("say how much is to stay, such as 20GiB")
