@@ -201,10 +201,19 @@ func (c *Cache) eachNamed(ctx context.Context, p Peer, names []string, fn func(*
 			return searchError(ctx, err)
 		}
 		if !used {
-			return refusal.New(refusal.NotFound, nil, "no entry %q", name).WithHint("epcachectl list shows what there is")
+			return refusal.New(refusal.NotFound, nil, "no entry %q", name).WithHint("%s", hintOf(name))
 		}
 	}
 	return nil
+}
+
+// hintOf says what to do about a name that means nothing.
+func hintOf(name string) string {
+	const list = "epcachectl list shows what there is"
+	if name != "" && len(name) < minPrefix && strings.Trim(name, "0123456789abcdef") == "" {
+		return fmt.Sprintf("of a key at least %d digits are needed; %s", minPrefix, list)
+	}
+	return list
 }
 
 // maxFound bounds the records that are in memory of what names mean. Applications that call all their models one name have more.
