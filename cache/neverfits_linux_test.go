@@ -67,3 +67,30 @@ func TestWhatNeverFitsIsCompiledOnceWhileItIsThere(t *testing.T) {
 		})
 	}
 }
+
+// Whoever reports that such a result does not load has another one compiled, and is not given the same again. Others' results are not meant.
+func TestWhatNeverFitsAndIsReportedIsGivenToNobody(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Space = SpaceOptions{Budget: Amount{Bytes: 1}} })
+	ctx := context.Background()
+	first := b.acquire(b.held(1))
+	require.True(t, first.Unkept)
+	r := Report{Build: first.Build.BuildKey.String(), Code: 10, Text: "INVALID_GRAPH", ORTVersion: "1.31.1", Graph: first.view.ID() + "/" + "model_ctx.onnx"}
+	other := r
+	other.Graph = "0123456789abcdef/model_ctx.onnx"
+	_, err := b.cache.Report(ctx, b.self(), other)
+	require.ErrorContains(t, err, "none that you were given")
+	options := r
+	options.Code, options.Text = 9, "" // the EP is not in the session
+	d, err := b.cache.Report(ctx, b.self(), options)
+	require.NoError(t, err)
+	require.Equal(t, DecidedSound, d.Decision)
+	require.Equal(t, first.Path, b.acquire(b.held(1)).Path)
+	d, err = b.cache.Report(ctx, b.self(), r)
+	require.NoError(t, err)
+	require.Equal(t, DecidedRetry, d.Decision)
+	again := b.acquire(b.held(1))
+	require.Equal(t, Compiled, again.Outcome)
+	require.NotEqual(t, first.Path, again.Path)
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	require.DirExists(t, first.Path, "who has it still has it")
+}
