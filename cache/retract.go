@@ -53,6 +53,9 @@ func (c *Cache) retractAll(list []departure, went func(*departure)) error {
 	for i := range list {
 		d := &list[i]
 		if d.gone, d.err = gone[i].Gone, gone[i].Err; d.gone {
+			if d.view == nil {
+				d.view = c.views.Current(d.build.ID) // it was made since
+			}
 			if d.view != nil {
 				c.views.Drop(d.build.ID, d.view, d.grace)
 			}

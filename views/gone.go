@@ -106,11 +106,14 @@ func (vs *Store) Answered(id index.BuildID) bool {
 // HandOver is how long those who waited for a compile have to take its result.
 const HandOver = time.Minute
 
-// doomedViews gives the views of removed builds that are there still.
+// doomedViews gives the views of removed builds that are there still, and the one that is being made, whose build may have just gone.
 func (vs *Store) doomedViews() []*doomed {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	var out []*doomed
+	if v := vs.half; v != nil && vs.doomed[v.scope+"/"+v.name] == nil {
+		out = append(out, &doomed{path: v.path})
+	}
 	for name, d := range vs.doomed {
 		if !d.linked.IsZero() || !strings.HasPrefix(name, Unkept+"/") {
 			out = append(out, d)

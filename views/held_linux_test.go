@@ -1,6 +1,7 @@
 package views
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,4 +30,38 @@ func TestOwnFilesAreLookedUpOnce(t *testing.T) {
 	require.Equal(t, BySomebody, openedBy(other, own), "opened after the look")
 	require.Equal(t, ByDaemon, openedBy(other, &OwnFiles{}))
 	require.Equal(t, BySomebody, openedBy(other, nil))
+}
+
+// What has no name but in a view that is being made, because its build goes just then, is held as well; and so it is when the view is made, though nobody who
+// removed the build has found it.
+func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
+	s := open(t)
+	ctx := context.Background()
+	s.making.Lock()
+	v, err := s.create(ctx, &s.build)
+	require.NoError(t, err)
+	require.Zero(t, s.HeldBytes(), "the blobs have names of their own")
+	for _, f := range s.build.Files {
+		require.NoError(t, s.blobs.Remove(f.Digest))
+	}
+	held := s.HeldBytes()
+	require.Positive(t, held)
+	s.discard(v)
+	s.whole()
+	s.making.Unlock()
+	require.Zero(t, s.HeldBytes())
+
+	s = open(t) // whose index does not have the build
+	v = s.get()
+	f, err := v.Lease()
+	require.NoError(t, err, "who asked is given it")
+	for _, f := range s.build.Files {
+		require.NoError(t, s.blobs.Remove(f.Digest))
+	}
+	require.Equal(t, held, s.HeldBytes())
+	require.NoError(t, f.Close())
+	s.later = HandOver
+	s.Sweep()
+	require.NoDirExists(t, v.Path())
+	require.Zero(t, s.HeldBytes())
 }

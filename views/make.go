@@ -63,6 +63,9 @@ func (vs *Store) begin(scope, graph string, unpacked bool) (*View, error) {
 	v.path = filepath.Join(folder, v.scope, v.name)
 	vs.mu.Lock()
 	vs.made[v.scope+"/"+v.name] = true
+	if scope != Unkept {
+		vs.half = v
+	}
 	vs.mu.Unlock()
 	if err := os.MkdirAll(filepath.Join(v.path, v.id), 0o700); err != nil {
 		return nil, err

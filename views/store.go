@@ -27,6 +27,7 @@ type Store struct {
 	made   map[string]bool         // "<scope>/<view>" of every view that this process made; guarded by mu
 	doomed map[string]*doomed      // by "<scope>/<view>"; guarded by mu
 	making sync.Mutex              // one view is made at a time
+	half   *View                   // which is being made: its build may go meanwhile; guarded by mu
 
 	answered map[index.BuildID]bool // whose unkept view is there still; guarded by mu
 }

@@ -100,6 +100,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		}
 		vs.Drop(b.ID, v, PathGrace)
 	}
+	defer vs.whole()
 	v, err := vs.create(ctx, b)
 	if err != nil {
 		return nil, err
@@ -108,7 +109,17 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		vs.log.Warn("view not remembered", "error", err) // it is made anew after a restart
 	}
 	vs.keep(b.ID, v)
+	if _, err := vs.index.Get(b.ID); errors.Is(err, index.ErrNotFound) {
+		vs.doomLater(v) // it went meanwhile, and who removed it did not find this view: what is only in it is accounted for all the same
+	}
 	return v, nil
+}
+
+// whole says that no view is being made any more.
+func (vs *Store) whole() {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	vs.half = nil
 }
 
 func (vs *Store) keep(id index.BuildID, v *View) {
