@@ -228,6 +228,7 @@ type memory struct {
 	dir             string
 	user            *user
 	unpacked, proof *stamps
+	remeasured      func(cas.Digest) // is called when the owner is to measure something; may be nil
 
 	mu       sync.Mutex
 	sketches map[cas.Digest][]byte // guarded by mu
@@ -249,7 +250,6 @@ func (m *memory) DiskBytes(d cas.Digest) (int64, bool, error) {
 	return disk, ok, nil
 }
 
-func (m *memory) Remeasure(cas.Digest) error    { return nil }
 func (m *memory) UnpackedStamps() cas.StampBook { return m.unpacked }
 func (m *memory) RecipeStamps() cas.StampBook   { return m.proof }
 
@@ -305,4 +305,11 @@ func (m *memory) drop(from map[cas.Digest][]byte, d cas.Digest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(from, d)
+}
+
+func (m *memory) Remeasure(d cas.Digest) error {
+	if m.remeasured != nil {
+		m.remeasured(d)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package forms
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -221,6 +222,23 @@ func TestAContainerIsPackedWhileWhoTakesFromItGoes(t *testing.T) {
 	require.NoError(t, b.FinishExchange(ctx, container, nil))
 	require.True(t, b.OnlyPacked(container))
 	b.requireNothingLeft()
+}
+
+// What somebody stored whole and gave up, and others need, who keep it packed, is accounted for as whole.
+func TestWhatIsWholeAgainForNobodyIsMeasured(t *testing.T) {
+	b := newBenchIn(t, inMemory(t))
+	all, contents := b.variants(2, mib)
+	require.Positive(t, b.pack(all[1]))
+	var measured []cas.Digest
+	b.remeasured = func(d cas.Digest) {
+		require.True(t, b.whole.Has(d))
+		measured = append(measured, d)
+	}
+	hold := b.whole.Hold()
+	_, _, err := hold.Put(context.Background(), bytes.NewReader(contents[1]))
+	require.NoError(t, err)
+	b.Release(hold)
+	require.Equal(t, all[1:], measured)
 }
 
 // inOrder notes what was unlinked, and which folders were synced.

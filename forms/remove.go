@@ -94,6 +94,12 @@ func (s *Store) Release(hold *cas.Hold) {
 	hold.Release()
 	for _, d := range kept {
 		s.settle(d)
+		if _, packed := s.shelf.Has(d); !packed || !s.whole.Has(d) {
+			continue
+		}
+		if err := s.memory.Remeasure(d); err != nil { // who put it gave up, and it stays: it is whole again, and was accounted for as packed
+			s.log.Warn("space of a packed blob not accounted for", "digest", d.String(), "error", err)
+		}
 	}
 }
 
