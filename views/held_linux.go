@@ -2,6 +2,7 @@ package views
 
 import (
 	"os"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -9,12 +10,30 @@ import (
 
 // HeldBytes sums what is on the disk for the views of removed builds alone, in whole blocks: files whose only names are in such
 // views. Results that were never kept do not count: they go with those who wait for them.
-func (vs *Store) HeldBytes() (sum int64) {
-	type file struct {
-		names  uint64
-		blocks int64
+func (vs *Store) HeldBytes() int64 {
+	for range looks {
+		if sum, changing := vs.heldBytes(); changing == 0 {
+			return sum
+		}
 	}
-	seen := make(map[inode]*file)
+	sum, changing := vs.heldBytes()
+	return sum + changing // rather too much, for a moment
+}
+
+// looks bounds how often the names are counted where some go meanwhile.
+const looks = 10
+
+// heldFile is a file in views of removed builds.
+type heldFile struct {
+	paths  []string // its names there
+	links  uint64   // all of its names, when the first of these was looked at
+	blocks int64
+}
+
+// heldBytes counts the names of each file, and looks whether all was the same when the last one had been counted: one that goes in between, with another
+// view, would be missing from the one number and not from the other. changing are bytes of files of which that cannot be said.
+func (vs *Store) heldBytes() (sum, changing int64) {
+	found := make(map[inode]*heldFile)
 	for _, d := range vs.doomedViews() {
 		for _, path := range d.paths() {
 			var st unix.Stat_t
@@ -22,20 +41,29 @@ func (vs *Store) HeldBytes() (sum int64) {
 				continue // it has just gone
 			}
 			id := inode{st.Dev, st.Ino}
-			f := seen[id]
-			if f == nil {
-				f = &file{names: uint64(st.Nlink), blocks: st.Blocks}
-				seen[id] = f
+			if found[id] == nil {
+				found[id] = &heldFile{links: uint64(st.Nlink), blocks: st.Blocks}
 			}
-			f.names--
+			found[id].paths = append(found[id].paths, path)
 		}
 	}
-	for _, f := range seen {
-		if f.names == 0 {
+	for id, f := range found {
+		switch {
+		case !vs.still(id, f):
+			changing += f.blocks * 512
+		case f.links == uint64(len(f.paths)):
 			sum += f.blocks * 512
 		}
 	}
-	return sum
+	return sum, changing
+}
+
+// still tells whether a file has all the names that were counted, and as many besides as it had.
+func (vs *Store) still(id inode, f *heldFile) bool {
+	return !slices.ContainsFunc(f.paths, func(path string) bool {
+		var st unix.Stat_t
+		return unix.Lstat(path, &st) != nil || inode{st.Dev, st.Ino} != id || uint64(st.Nlink) != f.links
+	})
 }
 
 // openedBy tells who has a file open, or mapped: a client that has let go of its lease may still run the model. The kernel grants a write

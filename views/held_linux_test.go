@@ -65,3 +65,40 @@ func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 	require.NoDirExists(t, v.Path())
 	require.Zero(t, s.HeldBytes())
 }
+
+// A file that has its only names in several views of removed builds is held, all the time while one of these goes after the other.
+func TestWhatIsHeldBySeveralViewsIsHeldWhileSomeGo(t *testing.T) {
+	s := open(t)
+	first := s.get()
+	lease, err := first.Lease()
+	require.NoError(t, err)
+	defer lease.Close()
+	const most = 200
+	for range most {
+		s.DropCurrent(s.build.ID, 0)
+		s.get()
+	}
+	last := s.Current(s.build.ID)
+	s.DropCurrent(s.build.ID, 0)
+	for _, f := range s.build.Files {
+		require.NoError(t, s.blobs.Remove(f.Digest))
+	}
+	held := s.HeldBytes()
+	require.Positive(t, held)
+	s.later = HandOver
+	swept := make(chan struct{})
+	go func() {
+		defer close(swept)
+		s.Sweep()
+	}()
+	for looks, over := 1, false; !over; looks++ {
+		select {
+		case <-swept:
+			over = true
+		default:
+		}
+		require.Equal(t, held, s.HeldBytes(), "look %d", looks)
+	}
+	require.NoDirExists(t, last.Path())
+	require.DirExists(t, first.Path())
+}
