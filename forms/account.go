@@ -2,6 +2,8 @@ package forms
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +14,7 @@ import (
 // Space is what packed blobs take besides the whole ones that are needed, in bytes on disk.
 type Space struct {
 	Recipes    int64
-	Containers int64 // that only recipes need: literals, and blobs that nobody else needs any more
+	Containers int64 // that only recipes need: literals, and blobs that nobody else needs any more; and what is about to be one, or to go
 	Copies     int64 // unpacked forms, where they lie on the store's file system
 }
 
@@ -24,6 +26,89 @@ type account struct {
 	mu   sync.Mutex
 	at   time.Time // guarded by mu
 	last Space     // guarded by mu
+
+	between between
+}
+
+func newAccount() account {
+	return account{between: between{holds: make(map[*cas.Hold]bool), departing: make(map[cas.Digest]int), changing: make(map[cas.Digest]int)}}
+}
+
+// between are blobs that have a file and may be in nobody's account just then: neither does a build need them nor, yet or any more, a recipe.
+type between struct {
+	mu        sync.Mutex
+	holds     map[*cas.Hold]bool // what these keep stays, whoever has been removed that needed it; guarded by mu
+	departing map[cas.Digest]int // what the last recipe gives up that takes from it, until it is removed; how many say so; guarded by mu
+	changing  map[cas.Digest]int // whose form is another than the index accounts for, until it is measured anew; likewise
+}
+
+// hold is cas.Store.Hold of blobs that are accounted for as long as they are held. done is Release, and the end of that.
+func (s *Store) hold() (hold *cas.Hold, done func()) {
+	b := &s.account.between
+	hold = s.whole.Hold()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.holds[hold] = true
+	return hold, func() {
+		s.Release(hold)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.holds, hold)
+	}
+}
+
+// departs says of a blob that it is to be removed if nobody needs it then: until done it is accounted for, though no recipe takes from it any more.
+func (s *Store) departs(d cas.Digest) (done func()) {
+	return s.account.between.note(s.account.between.departing, d)
+}
+
+// changes says of a blob that it gets another form, or loses one, which its builds account for when that is done.
+func (s *Store) changes(d cas.Digest) (done func()) {
+	return s.account.between.note(s.account.between.changing, d)
+}
+
+func (b *between) note(in map[cas.Digest]int, d cas.Digest) (done func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	in[d]++
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if in[d]--; in[d] == 0 {
+			delete(in, d)
+		}
+	}
+}
+
+// all lists the blobs that are held or depart.
+func (b *between) all() (out []cas.Digest) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out = slices.Collect(maps.Keys(b.departing))
+	for hold := range b.holds {
+		out = append(out, hold.Kept()...)
+	}
+	return out
+}
+
+// Ahead is by how many bytes on disk the builds' account is above what their blobs take, of those whose form is being changed: it is brought to that when
+// it is durable.
+func (s *Store) Ahead() (sum int64, err error) {
+	b := &s.account.between
+	b.mu.Lock()
+	changing := slices.Collect(maps.Keys(b.changing))
+	b.mu.Unlock()
+	for _, d := range changing {
+		accounted, needed, err := s.memory.DiskBytes(d)
+		if err != nil {
+			return 0, err
+		}
+		if needed {
+			disk, _ := cas.DiskBytesIn(s.dir, d) // of one that is not there, none
+			sum += accounted - disk
+		}
+	}
+	return sum, nil
 }
 
 // changed says that what is remembered does not hold any more.
@@ -52,12 +137,14 @@ func (s *Store) Space(fresh bool) (Space, error) {
 	if err != nil {
 		return now, err
 	}
-	for _, d := range s.shelf.Containers() {
+	counted := make(map[cas.Digest]bool)
+	for _, d := range slices.Concat(s.shelf.Containers(), a.between.all()) { // in this order: what is no container any more is going by then
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return now, err
 		}
-		if !needed {
+		if !needed && !counted[d] {
+			counted[d] = true
 			disk, _ := cas.DiskBytesIn(s.dir, d) // of one that is missing, none
 			now.Containers += disk
 		}

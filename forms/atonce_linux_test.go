@@ -229,6 +229,7 @@ func (m *member) store(ctx context.Context, d cas.Digest, needs bool) {
 		}
 		pause()
 		if needs {
+			m.measure(d)
 			m.need(d, int64(len(m.content[d])))
 		}
 		pause()
@@ -319,6 +320,9 @@ func (c *crowd) requireNothingElse(when string) {
 		if !used[d] {
 			say("%s is there for nobody", d)
 		}
+	}
+	if disk, told := c.onDisk(), c.told(); disk != told {
+		say("%d bytes are on the disk, and %d accounted for", disk, told)
 	}
 	require.NoError(c, c.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		if !used[d] {

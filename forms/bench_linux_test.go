@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -47,6 +48,7 @@ func (b *bench) put(content []byte) cas.Digest {
 	b.Helper()
 	d, size, err := b.whole.Put(context.Background(), bytes.NewReader(content))
 	require.NoError(b, err)
+	b.measure(d)
 	b.need(d, size)
 	return d
 }
@@ -114,6 +116,7 @@ type user struct {
 	places   []place   // guarded by mu
 	fits     error     // of everything
 	goes     []int64   // what Fits was told that goes instead; guarded by mu
+	leaves   int64     // bytes on disk of what is being evicted; guarded by mu
 
 	letGo func()              // is called when something was let go; may be nil
 	needs func(cas.Digest)    // is called when it is asked whether something is needed, before that is answered; may be nil
@@ -124,6 +127,34 @@ func (u *user) need(d cas.Digest, size int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.needed[d] = size
+}
+
+// all lists what is needed.
+func (u *user) all() []cas.Digest {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Collect(maps.Keys(u.needed))
+}
+
+// setAside is what is accounted for besides blobs and their forms.
+func (u *user) setAside() int64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.reserved + u.leaves
+}
+
+// leaving is what is being evicted.
+func (u *user) leaving() int64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.leaves
+}
+
+func (u *user) leave(disk int64) (done func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.leaves += disk
+	return func() { u.leave(-disk) }
 }
 
 func (u *user) sizeOf(d cas.Digest) (size int64, needed bool) {
@@ -231,12 +262,13 @@ type memory struct {
 	remeasured      func(cas.Digest) // is called when the owner is to measure something; may be nil
 
 	mu       sync.Mutex
+	measured map[cas.Digest]int64  // bytes on disk; guarded by mu
 	sketches map[cas.Digest][]byte // guarded by mu
 	shares   map[cas.Digest][]byte // guarded by mu
 }
 
 func newMemory(dir string) *memory {
-	return &memory{dir: dir, unpacked: newStamps(), proof: newStamps(), sketches: make(map[cas.Digest][]byte), shares: make(map[cas.Digest][]byte)}
+	return &memory{dir: dir, measured: make(map[cas.Digest]int64), unpacked: newStamps(), proof: newStamps(), sketches: make(map[cas.Digest][]byte), shares: make(map[cas.Digest][]byte)}
 }
 
 func (m *memory) BlobBytes(d cas.Digest) (int64, bool, error) {
@@ -246,8 +278,9 @@ func (m *memory) BlobBytes(d cas.Digest) (int64, bool, error) {
 
 func (m *memory) DiskBytes(d cas.Digest) (int64, bool, error) {
 	_, ok := m.user.sizeOf(d)
-	disk, _ := cas.DiskBytesIn(m.dir, d) // of one that is not there, none
-	return disk, ok, nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.measured[d], ok, nil
 }
 
 func (m *memory) UnpackedStamps() cas.StampBook { return m.unpacked }
@@ -311,5 +344,12 @@ func (m *memory) Remeasure(d cas.Digest) error {
 	if m.remeasured != nil {
 		m.remeasured(d)
 	}
+	m.measure(d)
 	return nil
+}
+
+func (m *memory) measure(d cas.Digest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.measured[d], _ = cas.DiskBytesIn(m.dir, d) // of one that is not there, none
 }

@@ -132,6 +132,7 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 		return 0, err
 	}
 	defer s.owner.Shrinks(cas.OnDisk(x.Size))()
+	defer s.departs(x.Bytes)()
 	release, err := s.owner.Reserve(ctx, cas.OnDisk(most), cas.OnDisk(x.Size), AtOnce)
 	if err != nil {
 		return 0, err
@@ -139,8 +140,8 @@ func (s *Store) Compress(ctx context.Context, x Compressible, gate Gate) (freed 
 	defer release()
 	leave := func() {}
 	defer func() { leave() }()
-	hold := s.whole.Hold() // against who removes a container meanwhile
-	defer s.Release(hold)
+	hold, done := s.hold() // against who removes a container meanwhile
+	defer done()
 	before, _ := s.shelf.Has(x.Blob) // none, of a whole one
 	_, err = s.shelf.PutCompressed(ctx, r, behind(ctx, f, gate), most, func(staged *dedupe.Recipe) error {
 		if err := s.prove(ctx, staged); errors.Is(err, cas.ErrNotFound) {

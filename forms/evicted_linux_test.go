@@ -34,9 +34,12 @@ func (b *bench) evict(all ...cas.Digest) {
 	b.Helper()
 	r := b.Removal()
 	for _, d := range all {
+		disk, _ := cas.DiskBytesIn(b.Store.dir, d) // of one that is not whole, none
+		done := b.user.leave(disk)
 		delete(b.needed, d)
 		_, err := r.Remove(d)
 		require.NoError(b, err)
+		done()
 	}
 	_, err := r.End()
 	require.NoError(b, err)
@@ -69,16 +72,15 @@ func (b *bench) requireNothingLeft() {
 	require.NoError(b, b.EachCopy(context.Background(), func(d cas.Digest, _ int64) error { return fmt.Errorf("a copy of %s stays", d) }))
 }
 
-// Whatever form a blob is just given, and at whichever step one of those that it concerns is evicted: nothing stays of that one, and nothing is lost of others.
-func TestNothingStaysOfWhatIsEvictedWhileItsFormChanges(t *testing.T) {
-	const part = 256 << 10
-	ctx := context.Background()
-	shared, own := noise(1, part), []byte(hex.EncodeToString(noise(2, part/2)))
-	for _, c := range []struct {
-		name string
-		do   func(b *bench, all []cas.Digest, gate Gate) error
-		n    int // blobs
-	}{
+// formChange is something that gives a blob another form.
+type formChange struct {
+	name string
+	n    int // blobs
+	do   func(b *bench, all []cas.Digest, gate Gate) error
+}
+
+func formChanges(ctx context.Context) []formChange {
+	return []formChange{
 		{name: "pack", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
 			_, err := b.Pack(ctx, all[1], Worth, gate)
 			return err
@@ -106,28 +108,45 @@ func TestNothingStaysOfWhatIsEvictedWhileItsFormChanges(t *testing.T) {
 			_, err = b.Compress(ctx, list[0], gate)
 			return err
 		}},
-	} {
+		{name: "thaw", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			b.pack(all[1])
+			return b.Thaw(ctx, all[1], gate)
+		}},
+	}
+}
+
+// blobs stores what the change is made with.
+func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
+	const part = 256 << 10
+	shared, own := noise(1, part), []byte(hex.EncodeToString(noise(2, part/2)))
+	for i := range c.n {
+		content := slices.Concat(noise(uint64(10+i), 4096), shared, noise(uint64(20+i), 300), shared)
+		switch {
+		case c.name == "rewrite" && i == 0:
+			content = slices.Concat(noise(3, 2*part), shared, noise(4, part))
+		case c.name == "compress" && i == 1:
+			content = slices.Concat(own, shared)
+		case c.name != "pack" && i == c.n-1:
+			content = slices.Concat(shared, shared) // has nothing of its own, that would go with it
+		}
+		d := b.put(content)
+		_, err := b.LookAt(ctx, d, nil)
+		require.NoError(b, err)
+		all = append(all, d)
+	}
+	return all
+}
+
+// Whatever form a blob is just given, and at whichever step one of those that it concerns is evicted: nothing stays of that one, and nothing is lost of others.
+func TestNothingStaysOfWhatIsEvictedWhileItsFormChanges(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range formChanges(ctx) {
 		t.Run(c.name, func(t *testing.T) {
 			steps := 0 // of which the last ones are those after what takes most time: reading and comparing
 			for victim := range c.n {
 				for step := steps - 1; step >= max(0, steps-4) || steps == 0; step-- {
 					b := newBenchIn(t, inMemory(t))
-					var all []cas.Digest
-					for i := range c.n {
-						content := slices.Concat(noise(uint64(10+i), 4096), shared, noise(uint64(20+i), 300), shared)
-						switch {
-						case c.name == "rewrite" && i == 0:
-							content = slices.Concat(noise(3, 2*part), shared, noise(4, part))
-						case c.name == "compress" && i == 1:
-							content = slices.Concat(own, shared)
-						case c.name != "pack" && i == c.n-1:
-							content = slices.Concat(shared, shared) // has nothing of its own, that would go with it
-						}
-						d := b.put(content)
-						_, err := b.LookAt(ctx, d, nil)
-						require.NoError(t, err)
-						all = append(all, d)
-					}
+					all := c.blobs(ctx, b)
 					taken := 0
 					var mu sync.Mutex // several readers are at the gate
 					err := c.do(b, all, func(context.Context) error {

@@ -89,8 +89,8 @@ func (s *Store) Exchange(ctx context.Context, p Pair, gate Gate) error {
 		return err
 	}
 	defer leave()
-	hold := s.whole.Hold()
-	defer s.Release(hold)
+	hold, done := s.hold()
+	defer done()
 	if err := s.becomeWhole(ctx, p.Used, hold, gate); err != nil {
 		return anotherTime(err)
 	}
@@ -135,6 +135,7 @@ func (s *Store) giveUpLiterals(ctx context.Context, d cas.Digest, gate Gate) err
 // giveWay has whoever takes bytes of a blob take them from where its own recipe has them, and removes its whole form; and the recipe as well, if the
 // blob was there for those alone. After errLimits the blob has no recipe any more. The caller has the turn.
 func (s *Store) giveWay(ctx context.Context, d cas.Digest, gate Gate) (freed int64, err error) {
+	defer s.departs(d)()
 	r, _, _, err := s.recipe(d)
 	if err == nil {
 		err = s.takeThrough(ctx, r, d, gate)
@@ -236,8 +237,8 @@ func (s *Store) FinishExchange(ctx context.Context, d cas.Digest, gate Gate) err
 		return err
 	}
 	defer leave()
-	hold := s.whole.Hold()
-	defer s.Release(hold)
+	hold, done := s.hold()
+	defer done()
 	if sound, err := s.ensureRecipe(ctx, d, Worth, hold, gate); !sound || err != nil {
 		return cmp.Or(anotherTime(err), errNotWorth)
 	}

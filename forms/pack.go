@@ -53,8 +53,8 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	if taken && s.Saving(d) < least.of(size) {
 		return 0, nil // most containers: they need not be read again for that
 	}
-	hold := s.whole.Hold()
-	defer s.Release(hold)
+	hold, done := s.hold()
+	defer done()
 	if worth, err := s.ensureRecipe(ctx, d, least, hold, gate); !worth || err != nil {
 		return 0, err
 	}
@@ -79,11 +79,8 @@ func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, least Gain, hold
 				return ok, err
 			}
 		}
-		if err := s.removeRecipe(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
-			return false, err
-		}
 		s.Release(hold)
-		if err := s.removeEach(p.Containers); err != nil {
+		if err := s.giveUpRecipe(d, p); err != nil {
 			return false, err
 		}
 	}
@@ -205,6 +202,7 @@ func (s *Store) removeWhole(d cas.Digest) (freed int64, err error) {
 		return 0, err
 	}
 	was, _ := cas.DiskBytesIn(s.dir, d) // of one that is gone already, none
+	defer s.changes(d)()
 	var p dedupe.Packed
 	removed, err := s.whole.RemoveUnless(d, func() (bool, error) {
 		if !s.shelf.Complete() {

@@ -15,6 +15,7 @@ type Removal struct {
 	whole      *cas.Removal
 	recipes    *dedupe.Removal
 	containers []cas.Digest // of recipes that were removed
+	done       []func()     // of departs, for each of them
 }
 
 // Removal begins to remove blobs.
@@ -64,6 +65,10 @@ func (r *Removal) End() (freed int64, err error) {
 	}
 	err = errors.Join(err, r.recipes.Sync())
 	r.containers = nil
+	for _, done := range r.done {
+		done()
+	}
+	r.done = nil
 	return freed, errors.Join(err, r.whole.Sync())
 }
 
@@ -75,11 +80,17 @@ func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 	return freed + more, errors.Join(err, err2)
 }
 
-// removeEach removes what a recipe that is gone took from, unless somebody needs it.
-func (s *Store) removeEach(containers []dedupe.Container) error {
+// giveUpRecipe removes a recipe, durably, and then what it took from, unless somebody needs it.
+func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
+	for _, one := range was.Containers {
+		defer s.departs(one.Digest)()
+	}
+	err := ignoreNotFound(s.removeRecipe(d))
+	if err != nil {
+		return err
+	}
 	r := s.Removal()
-	var err error
-	for _, one := range containers {
+	for _, one := range was.Containers {
 		_, err2 := r.Remove(one.Digest)
 		err = errors.Join(err, err2)
 	}
@@ -91,6 +102,9 @@ func (s *Store) removeEach(containers []dedupe.Container) error {
 // was removed meanwhile, which had to leave it because of this very hold.
 func (s *Store) Release(hold *cas.Hold) {
 	kept := hold.Kept()
+	for _, d := range kept {
+		defer s.departs(d)()
+	}
 	hold.Release()
 	for _, d := range kept {
 		s.settle(d)
@@ -122,6 +136,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
 		for _, container := range containers {
 			r.containers = append(r.containers, container.Digest)
+			r.done = append(r.done, s.departs(container.Digest))
 		}
 		if ignoreNotFound(err) != nil {
 			return 0, err

@@ -66,8 +66,9 @@ func (s *Store) rewrite(ctx context.Context, d cas.Digest, gate Gate) error {
 	}
 	defer release()
 	defer s.account.changed() // before the room is given back: what was written counts by then
-	hold := s.whole.Hold()
-	defer s.Release(hold)
+	defer s.departs(d)()
+	hold, done := s.hold()
+	defer done()
 	to, err := s.putKept(ctx, d, ranges, hold, gate)
 	if err != nil {
 		return err

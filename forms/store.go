@@ -117,7 +117,8 @@ type Store struct {
 // Open reads the recipes, and removes what of the unpacked forms an earlier boot has left. Recipes that cannot be read are in the log, and in
 // Problems.
 func Open(o Options) (*Store, error) {
-	s := &Store{dir: o.Dir, folder: o.Copies, apart: o.Apart, fs: o.FS, whole: o.Whole, memory: o.Memory, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1)}
+	s := &Store{dir: o.Dir, folder: o.Copies, apart: o.Apart, fs: o.FS, whole: o.Whole, memory: o.Memory, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
+		account: newAccount()}
 	var err error
 	if s.shelf, err = dedupe.OpenShelf(s.dir, s.fs); err != nil {
 		return nil, err

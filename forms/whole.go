@@ -34,8 +34,9 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	}
 	defer release()
 	defer s.account.changed() // before the room is given back: what was written counts by then
-	hold := s.whole.Hold()    // until the recipe is gone: as long as there is one, the whole form might be packed
-	defer s.Release(hold)
+	hold, done := s.hold()    // until the recipe is gone: as long as there is one, the whole form might be packed
+	defer done()
+	defer s.changes(d)()
 	if there, err := hold.Keep(ctx, d); err != nil {
 		return err
 	} else if !there { // else an earlier call got as far as that
@@ -50,10 +51,7 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	if err := s.giveUpLiterals(ctx, d, nil); err != nil && !Lost(err) && !errors.Is(err, errLimits) {
 		return err
 	}
-	if err := s.removeRecipe(d); err != nil && !errors.Is(err, cas.ErrNotFound) {
-		return err
-	}
-	return s.removeEach(was.Containers)
+	return s.giveUpRecipe(d, was)
 }
 
 // putWhole stores what the recipe gives, and has the hold keep it.
@@ -90,6 +88,7 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 		_, err := hold.Keep(ctx, d)
 		return err
 	}
+	defer s.changes(d)()
 	if !s.whole.Has(d) {
 		if err := s.owner.Fits(s.dir, wholeForm, was.Size, 0); err != nil {
 			return err
@@ -99,6 +98,7 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 			return err
 		}
 		defer release()
+		defer s.account.changed() // before the room is given back: what was written counts by then
 		if err = s.putWhole(ctx, d, hold); err == nil {
 			err = s.memory.Remeasure(d)
 		}
@@ -109,8 +109,5 @@ func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, g
 	if err := s.giveUpLiterals(ctx, d, gate); ignoreNotFound(err) != nil && !errors.Is(err, errLimits) { // it may be gone, and not durably
 		return err
 	}
-	if err := s.removeRecipe(d); ignoreNotFound(err) != nil {
-		return err
-	}
-	return s.removeEach(was.Containers)
+	return s.giveUpRecipe(d, was)
 }
