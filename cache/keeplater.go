@@ -208,6 +208,7 @@ func (k *keptLater) keep(ctx context.Context, f *flight) error {
 		return storeError(err, b.ModelName)
 	}
 	j.c.views.Linked(v, b, j.c.now().Add(freshFor))
+	j.c.forms.Release(hold) // what others keep packed, and was stored whole, counts as that before the place is given back
 	room.release()
 	j.published(ctx, b, "; kept "+time.Since(k.since).Round(time.Millisecond).String()+" after it was answered, when there was room")
 	return nil

@@ -46,7 +46,8 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
 		return c.unkept(b, out, err)
 	}
-	j.room.release() // the build has taken its place, and nothing counts twice
+	c.forms.Release(hold) // what others keep packed, and was stored whole, counts as that before the place is given back
+	j.room.release()      // the build has taken its place, and nothing counts twice
 	j.published(ctx, b, "")
 	return &compiled{build: b}, nil
 }

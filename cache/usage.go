@@ -56,22 +56,40 @@ func (c *Cache) Space() (SpaceReport, error) {
 }
 
 // spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
-// by what it takes and by what others have open of it, or are packed with.
+// by what it takes and by what others have open of it, or are packed with. A blob that is being packed counts as what it takes now.
 func (c *Cache) spaceAtOnce() (s index.Space, held int64, packed forms.Space, err error) {
-	for range 10 {
-		if s, err = c.index.Space(); err != nil {
+	var before, after moment
+	for range 10 { // always something going: as near as it gets
+		if before, err = c.moment(); err != nil {
 			return s, 0, packed, err
 		}
-		held = c.views.HeldBytes()
 		if packed, err = c.forms.Space(true); err != nil {
 			return s, 0, packed, err
 		}
-		after, err := c.index.Space()
-		if err != nil || after == s {
-			return s, held, packed, err
+		if after, err = c.moment(); err != nil {
+			return s, 0, packed, err
+		}
+		if after == before {
+			break
 		}
 	}
-	return s, held, packed, nil // always something going: as near as it gets
+	after.space.DiskBytes -= after.ahead
+	return after.space, after.held, packed, nil
+}
+
+// moment is what changes whenever something goes from one account to another.
+type moment struct {
+	space       index.Space
+	held, ahead int64
+}
+
+func (c *Cache) moment() (m moment, err error) {
+	if m.space, err = c.index.Space(); err != nil {
+		return m, err
+	}
+	m.held = c.views.HeldBytes()
+	m.ahead, err = c.forms.Ahead()
+	return m, err
 }
 
 // diskOf sums what the blobs of some builds take, and those that they are packed with, each once.
