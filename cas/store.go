@@ -2,6 +2,7 @@ package cas
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -322,8 +323,16 @@ func (s *Store) Foreign(ctx context.Context) ([]string, error) {
 }
 
 func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs.FileInfo, ok bool) error) error {
-	for i := range 256 {
-		folder := filepath.Join(s.objects, fmt.Sprintf("%02x", i))
+	there, err := s.fs.ReadDir(s.objects) // a volatile store, which is asked for its sum again and again, has few of them
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, shard := range there {
+		var first [1]byte
+		if n, err := hex.Decode(first[:], []byte(shard[:min(len(shard), 2)])); n != 1 || err != nil || hex.EncodeToString(first[:]) != shard {
+			continue // incoming, and what is not ours
+		}
+		folder := filepath.Join(s.objects, shard)
 		names, err := s.fs.ReadDir(folder)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // deleted behind our back; Open makes it again
@@ -344,7 +353,7 @@ func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs
 				return err
 			}
 			d, err := ParseDigest(name)
-			ok := err == nil && info.Mode().IsRegular() && int(d[0]) == i
+			ok := err == nil && info.Mode().IsRegular() && d[0] == first[0]
 			if err := fn(path, d, info, ok); err != nil {
 				return err
 			}
