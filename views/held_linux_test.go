@@ -51,8 +51,10 @@ func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 	s.making.Unlock()
 	require.Zero(t, s.HeldBytes())
 
-	s = open(t) // whose index does not have the build
+	s = open(t)
+	require.NoError(t, s.index.Retract(ctx, s.build.ID, "evicted"))
 	v = s.get()
+	require.Nil(t, s.Current(s.build.ID), "nobody new is given it")
 	f, err := v.Lease()
 	require.NoError(t, err, "who asked is given it")
 	for _, f := range s.build.Files {

@@ -109,8 +109,11 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		vs.log.Warn("view not remembered", "error", err) // it is made anew after a restart
 	}
 	vs.keep(b.ID, v)
-	if _, err := vs.index.Get(b.ID); errors.Is(err, index.ErrNotFound) {
-		vs.doomLater(v) // it went meanwhile, and who removed it did not find this view: what is only in it is accounted for all the same
+	if _, err := vs.index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // it went meanwhile, and who removed it may not have found this view
+		vs.mu.Lock()
+		delete(vs.live, b.ID)
+		vs.mu.Unlock()
+		vs.doomLater(v)
 	}
 	return v, nil
 }

@@ -2,6 +2,7 @@ package views
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -30,8 +31,12 @@ type shop struct {
 }
 
 func open(t *testing.T) *shop {
-	s := &shop{T: t, dir: t.TempDir()}
-	var err error
+	dir, err := os.MkdirTemp("/dev/shm", "epcached") // what a power cut takes away is tested elsewhere
+	if err != nil {
+		dir = t.TempDir()
+	}
+	t.Cleanup(func() { require.NoError(t, errors.Join(OpenTree(dir), os.RemoveAll(dir))) })
+	s := &shop{T: t, dir: dir}
 	s.index, err = index.Open(s.dir, index.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.index.Close()) })
@@ -43,6 +48,7 @@ func open(t *testing.T) *shop {
 		require.NoError(t, err)
 		s.build.Files = append(s.build.Files, index.File{Name: name, Digest: d, Size: size})
 	}
+	require.NoError(t, s.index.Publish(context.Background(), s.build))
 	s.start()
 	return s
 }
