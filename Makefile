@@ -23,6 +23,8 @@ export EPCACHED_RUNTIMES := $(DEPS)/runtimes
 export EPCACHED_MODELS   := $(DEPS)/models
 export EPCACHED_PYTHON   := $(VENV)
 export EPCACHED_PACKAGES := $(DEPS)/light-packages
+# At its end each program that the race detector looks at waits a second for reports that others are about to write: there are dozens of them, and a report takes less.
+export GORACE ?= atexit_sleep_ms=100
 
 .PHONY: help
 help: ## list the targets
