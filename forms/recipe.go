@@ -57,11 +57,15 @@ func (s *Store) removeRecipe(d cas.Digest) error {
 	return s.shelf.Remove(d)
 }
 
-// QuarantineRecipe puts the recipe of a blob where Problems tells of it, durably. Errors are cas.ErrNotFound and the system's.
+// QuarantineRecipe puts the recipe of a blob where Problems tells of it, durably, and removes what it took from, unless somebody needs it. Errors are
+// cas.ErrNotFound and the system's.
 func (s *Store) QuarantineRecipe(d cas.Digest, why string) error {
-	defer s.account.changed()
-	_ = s.memory.RecipeStamps().ForgetStamp(d)
-	return s.shelf.Quarantine(d, why)
+	was, _ := s.shelf.Has(d)
+	return s.giveUp(was, func() error {
+		defer s.account.changed()
+		_ = s.memory.RecipeStamps().ForgetStamp(d)
+		return s.shelf.Quarantine(d, why)
+	})
 }
 
 // proveRecipe reads the blob's recipe, and proves that it gives the blob.

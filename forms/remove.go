@@ -41,8 +41,8 @@ func (r *Removal) Remove(d cas.Digest) (freed int64, err error) {
 		freed, err = r.removePacked(d)
 		return len(s.shelf.Users(d)) > 0, err
 	})
+	s.account.changed() // it may have been a container, or stays for who has come to hold it since
 	if removed {
-		s.account.changed() // it may have been a container
 		s.memory.DropSharing(d)
 		freed += size
 	}
@@ -82,10 +82,15 @@ func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 
 // giveUpRecipe removes a recipe, durably, and then what it took from, unless somebody needs it.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
+	return s.giveUp(was, func() error { return ignoreNotFound(s.removeRecipe(d)) })
+}
+
+// giveUp removes what a recipe took from, unless somebody needs it, when take has taken that away.
+func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
 	for _, one := range was.Containers {
 		defer s.departs(one.Digest)()
 	}
-	err := ignoreNotFound(s.removeRecipe(d))
+	err := take()
 	if err != nil {
 		return err
 	}
@@ -108,19 +113,29 @@ func (s *Store) Release(hold *cas.Hold) {
 	hold.Release()
 	for _, d := range kept {
 		s.settle(d)
-		if _, packed := s.shelf.Has(d); !packed || !s.whole.Has(d) {
-			continue
-		}
-		if err := s.memory.Remeasure(d); err != nil { // who put it gave up, and it stays: it is whole again, and was accounted for as packed
-			s.log.Warn("space of a packed blob not accounted for", "digest", d.String(), "error", err)
+		if err := s.remeasure(d); err != nil { // who put it gave up, and it stays: it is whole again, and was accounted for as packed, or as missing
+			s.log.Warn("space of a blob not accounted for", "digest", d.String(), "error", err)
 		}
 	}
+}
+
+// remeasure brings the account of a blob that a build needs to what its whole form takes.
+func (s *Store) remeasure(d cas.Digest) error {
+	accounted, needed, err := s.memory.DiskBytes(d)
+	if disk, _ := cas.DiskBytesIn(s.dir, d); err != nil || !needed || disk == accounted { // of one that is not there, none
+		return err // mostly
+	}
+	return s.memory.Remeasure(d)
 }
 
 // settle removes a blob in all its forms if nobody needs it any more.
 func (s *Store) settle(d cas.Digest) {
 	needed, err := s.owner.Needed(d)
-	if err == nil && !needed && len(s.shelf.Users(d)) == 0 { // the last one that takes from it removes it
+	switch {
+	case err != nil || needed:
+	case len(s.shelf.Users(d)) > 0: // the last one that takes from it removes it
+		s.account.changed() // it may have been missing
+	default:
 		_, err = s.Remove(d)
 	}
 	if err != nil {
