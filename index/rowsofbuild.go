@@ -201,9 +201,8 @@ func (x *Index) BlobBytes(d cas.Digest) (size int64, needed bool, err error) {
 // Remeasure asks the file system again what a blob takes on the disk, after it
 // was moved away, stored anew or packed. It is no error if no build needs it.
 func (x *Index) Remeasure(d cas.Digest) error {
-	disk := x.blobBytes(d, 0)
 	return x.db.write(func(tx *bbolt.Tx) error {
-		more, err := resize(tx, d, disk)
+		more, err := resize(tx, d, x.blobBytes(d, 0)) // asked in its turn: whoever asks last has the last word
 		if err != nil || more == 0 {
 			return err
 		}

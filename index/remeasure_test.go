@@ -1,0 +1,44 @@
+package index
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// Of two who account for a blob anew at the same time, who has asked the file system last has the last word.
+func TestWhoMeasuresLastHasTheLastWord(t *testing.T) {
+	const before, after = 4096, 8192
+	var x *Index
+	var second sync.WaitGroup
+	var disk func(cas.Digest) (int64, error)
+	x, err := Open(memoryDir(t), Options{Disk: func(d cas.Digest) (int64, error) { return disk(d) }})
+	require.NoError(t, err)
+	disk = func(cas.Digest) (int64, error) { return 1, nil }
+	b := publish(t, x)
+	d := b.Files[0].Digest
+	first := true
+	disk = func(cas.Digest) (int64, error) {
+		if !first {
+			return after, nil
+		}
+		first = false
+		remeasure := func() { require.NoError(t, x.Remeasure(d)) }
+		if x.db.writing.mu.TryLock() { // nobody keeps it from being accounted for now
+			x.db.writing.mu.Unlock()
+			remeasure()
+		} else {
+			second.Go(remeasure)
+		}
+		return before, nil
+	}
+	require.NoError(t, x.Remeasure(d))
+	second.Wait()
+	accounted, _, err := x.DiskBytes(d)
+	require.NoError(t, err)
+	require.EqualValues(t, after, accounted)
+	require.NoError(t, x.Close())
+}
