@@ -88,14 +88,15 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 				Extents:    []dedupe.Extent{{Length: info.Size(), Period: min(r.Size, info.Size()-1)}}})
 		},
 	}
+	packed := packedPairs(t)
 	for name, forge := range cases {
 		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
-				b, builds, files := packedPair(t)
+				b, builds, files := packed(t)
 				r, err := dedupe.OpenRecipe(b.state, large(builds[1]))
 				require.NoError(t, err)
-				if restart {
-					b.close()
+				if !restart {
+					b.openSound()
 				}
 				forge(b, builds, r)
 				b.forge(large(builds[1]), r)
@@ -104,7 +105,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 					return
 				}
 				if restart {
-					b.open()
+					b.openSound()
 				}
 				b.requireMadeAnew(builds[1], files[1])
 				require.Contains(t, kinds(b.events(b.self())), EventDamaged)
@@ -182,16 +183,17 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 		"the blob is its own container":  func(raw []byte) []byte { copy(raw[72:104], raw[16:48]); return raw },
 		"a container twice":              func(raw []byte) []byte { copy(raw[112:144], raw[72:104]); return raw },
 	}
+	packed := packedPairs(t)
 	for name, harm := range cases {
 		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
-				b, builds, files := packedPair(t)
+				b, builds, files := packed(t)
 				path := b.recipePath(large(builds[1]))
 				raw, err := os.ReadFile(path)
 				require.NoError(t, err)
 				require.EqualValues(t, 2, raw[56], "containers")
-				if restart {
-					b.close()
+				if !restart {
+					b.openSound()
 				}
 				raw = harm(raw[:len(raw)-32])
 				if len(raw) > length+4 {
@@ -208,7 +210,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 					return
 				}
 				if restart {
-					b.open()
+					b.openSound()
 				}
 				b.requireFound(large(builds[1]), builds[1])
 				a := b.acquire(b.variant(2))

@@ -44,15 +44,17 @@ func TestWhatIsNoRecipeIsDamage(t *testing.T) {
 			require.NoError(t, os.Chmod(path, 0))
 		},
 	}
+	origin := newBench(t)
+	builds, files := origin.similar(3)
+	require.Positive(t, origin.pack(builds[1]))
+	require.Positive(t, origin.pack(builds[2]))
+	again := origin.copies()
 	for name, replace := range cases {
 		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
-				b := newBench(t)
-				builds, files := b.similar(3)
-				require.Positive(t, b.pack(builds[1]))
-				require.Positive(t, b.pack(builds[2]))
-				if restart {
-					b.close()
+				b := again(t)
+				if !restart {
+					b.openSound()
 				}
 				replace(t, b.recipePath(large(builds[1])), b.recipePath(large(builds[2])))
 				if when == "read only" {
@@ -60,7 +62,7 @@ func TestWhatIsNoRecipeIsDamage(t *testing.T) {
 					return
 				}
 				if restart {
-					b.open()
+					b.openSound()
 				}
 				b.requireMadeAnew(builds[1], files[1])
 				for i, variant := range map[int]int{0: 1, 2: 3} {

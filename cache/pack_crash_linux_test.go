@@ -58,19 +58,13 @@ func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index
 	if prepare != nil {
 		prepare(origin, builds)
 	}
-	later := origin.later.Load()
-	origin.close()
-	made, err := crashfs.New(filepath.Dir(origin.state))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, made.Close()) })
+	again := origin.copies()
 	return func(t *testing.T) *crashBench {
-		root := memoryDir(t)
-		require.NoError(t, made.Crash(root, crashfs.Nothing, 0)) // a copy, with its holes
-		fs, err := crashfs.New(root)
+		b := again(t)
+		fs, err := crashfs.New(filepath.Dir(b.state))
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, fs.Close()) })
-		b := &bench{TB: t, compiler: origin.compiler, state: filepath.Join(root, "state"), runtime: origin.runtime, change: func(o *Options) { o.fs = fs }}
-		b.later.Store(later)
+		b.change = func(o *Options) { o.fs = fs }
 		b.open()
 		t.Cleanup(func() { _ = b.cache.Close() }) // of a machine that has stopped
 		return &crashBench{bench: b, fs: fs, models: models, builds: builds, files: files}

@@ -82,6 +82,15 @@ func packedPair(t *testing.T) (b *bench, builds []*index.Build, files []map[stri
 	return b, builds, files
 }
 
+// packedPairs makes a packedPair once, and what it returns a copy of it at each call, which is not open.
+func packedPairs(t *testing.T) func(t *testing.T) (*bench, []*index.Build, []map[string]string) {
+	origin, builds, files := packedPair(t)
+	again := origin.copies()
+	return func(t *testing.T) (*bench, []*index.Build, []map[string]string) {
+		return again(t), builds, files
+	}
+}
+
 func (b *bench) phases(r *Request) (a *Answer, phases []string) {
 	b.Helper()
 	a, err := b.cache.Acquire(context.Background(), r, func(p Progress) { phases = append(phases, p.Phase) })

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/cas/crashfs"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -54,12 +55,17 @@ func newBench(t testing.TB) *bench { return newBenchWith(t, nil) }
 func newBenchWith(t testing.TB, change func(*Options)) *bench {
 	b := &bench{change: change, TB: t, compiler: standin.New(), state: filepath.Join(memoryDir(t), "state"), runtime: filepath.Join(t.TempDir(), "runtime")}
 	b.library("1.0")
+	b.openSound()
+	return b
+}
+
+// openSound opens the store for the first time, and checks it at the end.
+func (b *bench) openSound() {
 	b.open()
-	t.Cleanup(func() {
+	b.Cleanup(func() {
 		b.requireSound()
 		b.close()
 	})
-	return b
 }
 
 // library replaces the runtime's EP library by another version.
@@ -96,6 +102,22 @@ func (b *bench) close() {
 	if b.cache != nil {
 		require.NoError(b, b.cache.Close())
 		b.cache = nil
+	}
+}
+
+// copies closes the bench. What it returns makes another with what is in its store at each call, and does not open it: making what is in it takes longer.
+func (b *bench) copies() func(t testing.TB) *bench {
+	b.Helper()
+	b.close()
+	made, err := crashfs.New(filepath.Dir(b.state))
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, made.Close()) })
+	return func(t testing.TB) *bench {
+		root := memoryDir(t)
+		require.NoError(t, made.Crash(root, crashfs.Nothing, 0)) // a copy, with its holes
+		c := &bench{TB: t, compiler: b.compiler, state: filepath.Join(root, "state"), runtime: b.runtime}
+		c.later.Store(b.later.Load())
+		return c
 	}
 }
 
