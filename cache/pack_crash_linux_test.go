@@ -2,9 +2,11 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,7 +29,8 @@ type crashBench struct {
 	builds []*index.Build
 	files  []map[string]string
 
-	evicts int // of the first builds: these may be gone, with ghosts
+	evicts int    // of the first builds: these may be gone, with ghosts
+	end    func() // removes it, once it is no longer needed: there are hundreds
 }
 
 // asks makes models of sizes; less than 0: with words in them, which can be compressed; 1: that of 512, with its weights twice.
@@ -63,11 +66,15 @@ func onCrashFS(t *testing.T, sizes []int, prepare func(b *bench, builds []*index
 		b := again(t)
 		fs, err := crashfs.New(filepath.Dir(b.state))
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, fs.Close()) })
 		b.change = func(o *Options) { o.fs = fs }
 		b.open()
-		t.Cleanup(func() { _ = b.cache.Close() }) // of a machine that has stopped
-		return &crashBench{bench: b, fs: fs, models: models, builds: builds, files: files}
+		c := &crashBench{bench: b, fs: fs, models: models, builds: builds, files: files}
+		c.end = sync.OnceFunc(func() {
+			_ = b.cache.Close() // of a machine that has stopped
+			require.NoError(t, errors.Join(fs.Close(), os.RemoveAll(filepath.Dir(b.state))))
+		})
+		t.Cleanup(c.end)
+		return c
 	}
 }
 
@@ -191,6 +198,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 	for _, c := range cases {
 		start := onCrashFS(t, c.sizes, c.prepare)
 		t.Run(c.name+", stopped", func(t *testing.T) {
+			t.Parallel() // each try has a store of its own
 			for step := 1; ; step += c.every * crashfs.Stride {
 				b := start(t)
 				before := b.fs.Steps()
@@ -198,6 +206,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 				err := c.run(b)
 				over := err == nil && b.fs.Steps() < before+step
 				b.requireAfterCrash(crashfs.Everything, crashfs.Some)
+				b.end()
 				if over {
 					require.Greater(t, step, 4, "it has no steps")
 					return
@@ -205,6 +214,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			}
 		})
 		t.Run(c.name+", failing", func(t *testing.T) {
+			t.Parallel()
 			for step := min(2, c.every); ; step += c.every * crashfs.Stride { // between those where it stopped
 				b := start(t)
 				before := b.fs.Steps()
@@ -215,6 +225,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 					require.NoError(t, c.run(b), "what failed once works when it is tried again")
 				}
 				b.requireAfterCrash(crashfs.Everything)
+				b.end()
 				if over {
 					return
 				}
