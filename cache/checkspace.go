@@ -149,6 +149,11 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 	case kindIndex, kindJournal, kindReserve, kindOthers:
 		roots = []string{"."}
 	}
+	if kind == kindUnpacked || kind == kindStaging {
+		if err := c.eachCopyFile(ctx, kind, fn); err != nil {
+			return err
+		}
+	}
 	for _, root := range roots {
 		err := filepath.WalkDir(c.path(root), func(path string, d fs.DirEntry, err error) error {
 			if ctx.Err() != nil {
@@ -173,6 +178,24 @@ func (c *Cache) eachFile(ctx context.Context, kind string, fn func(path string, 
 		}
 	}
 	return nil
+}
+
+// eachCopyFile walks what is of one kind where unpacked forms have a folder of their own on the store's file system.
+func (c *Cache) eachCopyFile(ctx context.Context, kind string, fn func(path string, folder bool)) error {
+	copies, apart := c.forms.Folder()
+	if apart || copies == c.path("unpacked") {
+		return nil
+	}
+	return filepath.WalkDir(copies, func(path string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		rel, relErr := filepath.Rel(copies, path)
+		if err == nil && relErr == nil && kindOf("unpacked/"+filepath.ToSlash(rel)) == kind { // else it has just gone
+			fn(path, d.IsDir())
+		}
+		return nil
+	})
 }
 
 // ownFolders have kinds of their own.

@@ -160,6 +160,8 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
 		return nil, err
 	}
+	room, noRoom := c.reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
+	defer room.release() // when the folder is gone
 	if v.folder, err = os.MkdirTemp(c.path("staging"), "convert-"); err != nil {
 		return nil, err
 	}
@@ -168,8 +170,6 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 			c.log.Warn("staging folder not removed", "path", v.folder, "error", err)
 		}
 	}()
-	room, noRoom := c.reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
-	defer room.release()
 	if noRoom == nil && v.from.Put {
 		_, noRoom = c.mayPut(ctx, c.reports.owners.of(v.from.UID), v.request.Name, sizesOf(v.from.Files))
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // removeLeftovers removes blobs that no manifest refers to, what a put left that was never acknowledged, and brings the account of the others to what
@@ -44,7 +46,26 @@ func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {
 	if err == nil && len(ids) == 0 {
 		l.lost = append(l.lost, d)
 	}
+	l.c.dropViewsWithout(d, ids)
 	return err
+}
+
+// dropViewsWithout takes views out of use that lead to the unpacked form of a packed blob when that has gone, with an earlier boot say: nobody is given
+// them again, and what only they have would be in no account.
+func (c *Cache) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
+	if _, _, unpacked := c.forms.Bytes(d); unpacked > 0 || !c.forms.OnlyPacked(d) {
+		return
+	}
+	for _, id := range ids {
+		if _, there := c.index.View(id); !there || c.attend.busy(id) {
+			continue
+		}
+		if b, err := c.index.Get(id); err == nil { // else it has just gone
+			if v := c.views.Of(&b); v != nil {
+				c.views.Drop(id, v, views.PathGrace)
+			}
+		}
+	}
 }
 
 func (l *leftovers) wholeBlobs(ctx context.Context) error {

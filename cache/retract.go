@@ -53,12 +53,10 @@ func (c *Cache) retractAll(list []departure, went func(*departure)) error {
 	for i := range list {
 		d := &list[i]
 		if d.gone, d.err = gone[i].Gone, gone[i].Err; d.gone {
-			if d.view == nil {
-				d.view = c.views.Current(d.build.ID) // it was made since
-			}
 			if d.view != nil {
 				c.views.Drop(d.build.ID, d.view, d.grace)
 			}
+			c.views.DropCurrent(d.build.ID, d.grace) // it was made since: there was none, or that one was found not to be intact
 			for _, f := range d.build.Blobs() {
 				_, err := blobs.Remove(f.Digest)
 				d.err = errors.Join(d.err, err)

@@ -106,21 +106,25 @@ func (vs *Store) Answered(id index.BuildID) bool {
 // HandOver is how long those who waited for a compile have to take its result.
 const HandOver = time.Minute
 
-// doomedViews gives the views of removed builds that are there still, and the one that is being made, whose build may have just gone.
+// doomedViews gives the views of removed builds that are there still, and the one that is being made, whose build may have just gone. Those on another
+// file system than the store are not among them: they take nothing there.
 func (vs *Store) doomedViews() []*doomed {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	var out []*doomed
-	if v := vs.half; v != nil && vs.doomed[v.scope+"/"+v.name] == nil {
+	if v := vs.half; v != nil && vs.doomed[v.scope+"/"+v.name] == nil && vs.here(v.path) {
 		out = append(out, &doomed{path: v.path})
 	}
 	for name, d := range vs.doomed {
-		if !d.linked.IsZero() || !strings.HasPrefix(name, Unkept+"/") {
+		if (!d.linked.IsZero() || !strings.HasPrefix(name, Unkept+"/")) && vs.here(d.path) {
 			out = append(out, d)
 		}
 	}
 	return out
 }
+
+// here tells whether a view lies among those that are links to whole blobs.
+func (vs *Store) here(path string) bool { return filepath.Dir(filepath.Dir(path)) == vs.dir }
 
 // Unkept is the scope of views of results that are not kept.
 const Unkept = "unkept"
@@ -246,7 +250,7 @@ func (vs *Store) DoomStrangers(ctx context.Context) error {
 	defer vs.mu.Unlock()
 	for _, p := range found {
 		name := path.Join(filepath.Base(filepath.Dir(p)), filepath.Base(p))
-		if !known[name] && !vs.made[name] {
+		if !known[name] && !vs.made[name] && vs.doomed[name] == nil {
 			vs.doomed[name] = &doomed{path: p}
 		}
 	}

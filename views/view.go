@@ -157,7 +157,7 @@ const viewsApart = "unpacked:"
 
 func (vs *Store) savedPath(v *View) string {
 	where := path.Join(v.scope, v.name, v.id)
-	if filepath.Dir(filepath.Dir(v.path)) != vs.dir {
+	if !vs.here(v.path) {
 		return viewsApart + where
 	}
 	return where

@@ -1,0 +1,120 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/views"
+)
+
+// atManifest does something once, right before the manifest of a build goes.
+type atManifest struct {
+	cas.OS
+	do func()
+}
+
+func (a *atManifest) Remove(path string) error {
+	if do := a.do; do != nil && strings.Contains(path, "/manifests/") && !strings.Contains(path, "incoming") {
+		a.do = nil
+		do()
+	}
+	return a.OS.Remove(path)
+}
+
+// A view that is made anew just when its build goes, since the former one was not intact, goes with that one, and counts as long as somebody has it.
+func TestAViewThatIsMadeAnewWhileItsBuildGoes(t *testing.T) {
+	at := &atManifest{}
+	b := newBenchWith(t, func(o *Options) { o.fs = at })
+	a := b.use(1)
+	former := b.cache.views.Current(a.Build.ID)
+	require.NotNil(t, former)
+	var made *views.View
+	var lease *os.File
+	at.do = func() {
+		inner := filepath.Join(former.Path(), former.ID())
+		require.NoError(t, os.Chmod(inner, 0o700))
+		require.NoError(t, os.Remove(filepath.Join(inner, a.Build.Graph)))
+		var err error
+		made, err = b.cache.views.Get(context.Background(), a.Build, func() {})
+		require.NoError(t, err)
+		lease, err = made.Lease()
+		require.NoError(t, err)
+	}
+	require.NoError(t, b.cache.retract(context.Background(), a.Build, "test", 0))
+	require.Nil(t, at.do)
+	require.NotEqual(t, former.Path(), made.Path())
+	require.Nil(t, b.cache.views.Current(a.Build.ID))
+	require.NoDirExists(t, former.Path())
+	require.DirExists(t, made.Path(), "somebody has it")
+	require.EqualValues(t, 2*cas.Block, b.account().held)
+	b.exact()
+	require.NoError(t, lease.Close())
+	b.cache.views.Sweep()
+	require.NoDirExists(t, made.Path())
+	require.Zero(t, b.account().held)
+	b.exact()
+}
+
+// What removed builds have open of copies on another file system takes nothing of the store's, and does not count.
+func TestWhatIsOpenElsewhereTakesNothingHere(t *testing.T) {
+	elsewhere := ""
+	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = elsewhere })
+	elsewhere = b.otherDevice()
+	b.reopen()
+	builds, files := b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	a := b.acquire(b.variant(2))
+	require.True(t, strings.HasPrefix(a.Path, elsewhere), a.Path)
+	_, _, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false)
+	require.NoError(t, err)
+	require.Equal(t, files[1], b.read(a), "it is open")
+	require.Zero(t, b.account().held)
+	b.exact()
+}
+
+// Copies in a folder of their own, on the store's file system, are compared with their account as well.
+func TestTheAccountIsExactWithCopiesBesideTheStore(t *testing.T) {
+	beside := ""
+	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = beside })
+	beside = filepath.Join(filepath.Dir(b.state), "beside")
+	require.NoError(t, os.Mkdir(beside, 0o700))
+	b.reopen()
+	builds, _ := b.similar(2)
+	require.Positive(t, b.pack(builds[1]))
+	a := b.acquire(b.variant(2))
+	require.True(t, strings.HasPrefix(a.Path, b.state), "the view is a link to the copy")
+	require.Greater(t, b.account().packed.Copies, int64(1<<20))
+	b.exact()
+}
+
+// A view whose unpacked form has gone with an earlier boot is given to nobody again: what only it has goes soon after the start, or counts.
+func TestAViewWithoutItsUnpackedFormGoesAtTheStart(t *testing.T) {
+	b, builds, files := packedPair(t)
+	for _, held := range []bool{false, true} {
+		r := b.variant(2)
+		r.HoldsView = true
+		a := b.acquire(r)
+		require.Equal(t, files[1], b.read(a))
+		if !held {
+			require.NoError(t, a.View.Close())
+		}
+		require.NoError(t, b.cache.index.UnpackedStamps().ForgetStamp(large(builds[1])))
+		b.reopen()
+		<-b.cache.tidied
+		b.cache.views.Sweep()
+		b.exact()
+		if held {
+			require.Greater(t, b.account().held, int64(1<<20))
+			require.Equal(t, files[1], b.read(a))
+		} else {
+			require.NoDirExists(t, a.Path)
+			require.Zero(t, b.account().held)
+		}
+	}
+}
