@@ -47,6 +47,8 @@ type job struct {
 	memory     int64           // bytes that its workers took at most; 0: not measured
 	room       *reservation    // for what is compiled; nil: it is not kept
 	output     int64           // bytes of what was compiled; 0: that is not known
+
+	kept map[string]index.File // of the models' copies, what the store has already, by path; while they are stored
 }
 
 func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*job, error) {

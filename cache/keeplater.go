@@ -216,19 +216,20 @@ func (k *keptLater) keep(ctx context.Context, f *flight) error {
 
 // keepModels sees to it that copies of the models are there, where the build is to refer to such.
 func (k *keptLater) keepModels(ctx context.Context, hold *cas.Hold) {
-	k.build.Source = k.sourceThen(ctx, 0, k.build.Source, hold)
+	copied := make(map[*os.File]index.File)
+	k.build.Source = k.sourceThen(ctx, 0, k.build.Source, hold, copied)
 	for i := 1; i < len(k.build.Members); i++ {
-		k.build.Members[i].Source = k.sourceThen(ctx, i, k.build.Members[i].Source, hold)
+		k.build.Members[i].Source = k.sourceThen(ctx, i, k.build.Members[i].Source, hold, copied)
 	}
 }
 
-func (k *keptLater) sourceThen(ctx context.Context, member int, known index.Source, hold *cas.Hold) index.Source {
+func (k *keptLater) sourceThen(ctx context.Context, member int, known index.Source, hold *cas.Hold, copied map[*os.File]index.File) index.Source {
 	if k.models == nil && (known.Kind != index.SourceCopy || keepAll(ctx, hold, known.Files)) {
 		return known
 	}
 	var err error
 	if k.models != nil {
-		if known, err = k.copyModel(ctx, member, hold); err == nil {
+		if known, err = k.copyModel(ctx, member, hold, copied); err == nil {
 			return known
 		}
 	}
@@ -236,7 +237,7 @@ func (k *keptLater) sourceThen(ctx context.Context, member int, known index.Sour
 	return index.Source{}
 }
 
-func (k *keptLater) copyModel(ctx context.Context, member int, hold *cas.Hold) (index.Source, error) {
+func (k *keptLater) copyModel(ctx context.Context, member int, hold *cas.Hold, copied map[*os.File]index.File) (index.Source, error) {
 	j, r := k.job, k.models.model(member)
 	if member < len(j.sources) && j.sources[member].Kind == index.SourceCopy && keepAll(ctx, hold, j.sources[member].Files) {
 		return j.sources[member], nil // compiled from there
@@ -255,11 +256,15 @@ func (k *keptLater) copyModel(ctx context.Context, member int, hold *cas.Hold) (
 		if from == nil {
 			return s, &os.PathError{Op: "copy", Path: location, Err: os.ErrNotExist}
 		}
-		f := index.File{Name: location}
-		var err error
-		if f.Digest, f.Size, err = hold.PutFile(ctx, from); err != nil {
-			return s, err
+		f, there := copied[from]
+		if !there { // else it was copied for another of the group: the place for it is taken, and there is none for one more
+			var err error
+			if f.Digest, f.Size, err = hold.PutFile(ctx, from); err != nil {
+				return s, err
+			}
+			copied[from] = f
 		}
+		f.Name = location
 		s.Files = append(s.Files, f)
 	}
 	return s, nil

@@ -33,6 +33,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		return result, err
 	}
 	hold := c.cas.Hold()
+	j.kept = make(map[string]index.File) // by this hold
 	b.Source = j.keepSource(ctx, 0, hold)
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i, hold)

@@ -110,10 +110,15 @@ func keepAll(ctx context.Context, hold *cas.Hold, files []index.File) bool {
 // copySource makes blobs of what was compiled.
 func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index.Source, error) {
 	s := index.Source{Kind: index.SourceCopy}
-	add := func(location string, open func() (*os.File, error)) error {
+	add := func(location, path string, open func() (*os.File, error)) error {
 		f := index.File{Name: location}
 		if !utf8.ValidString(location) {
 			return fmt.Errorf("external data %q: not UTF-8", location)
+		}
+		if there, ok := j.kept[path]; ok { // for another of the group: the place for it is taken, and there is none for one more
+			there.Name = location
+			s.Files = append(s.Files, there)
+			return nil
 		}
 		from, err := open()
 		if err != nil {
@@ -122,11 +127,14 @@ func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 		if err = room(j.folder, []*os.File{from}); err == nil {
 			f.Digest, f.Size, err = hold.PutFile(ctx, from)
 		}
+		if err == nil {
+			j.kept[path] = f
+		}
 		s.Files = append(s.Files, f)
 		return errors.Join(err, from.Close())
 	}
 	model := j.copies[member]
-	if err := add("", model.openGraph); err != nil {
+	if err := add("", model.path, model.openGraph); err != nil {
 		return index.Source{}, err
 	}
 	if model.original != nil && !model.original.stands() {
@@ -134,7 +142,7 @@ func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 	}
 	for _, location := range model.locations {
 		path := filepath.Join(filepath.Dir(model.path), filepath.FromSlash(location))
-		if err := add(location, func() (*os.File, error) { return os.Open(path) }); err != nil {
+		if err := add(location, path, func() (*os.File, error) { return os.Open(path) }); err != nil {
 			return index.Source{}, err
 		}
 	}
