@@ -133,6 +133,7 @@ var realProviders = map[string]struct {
 func TestDamage(t *testing.T) {
 	for ep, p := range realProviders {
 		t.Run(ep, func(t *testing.T) {
+			t.Parallel() // each has a daemon of its own, and mostly waits for it
 			p := newPatient(t, p.runtime, p.provider)
 			for i, name := range slices.Sorted(maps.Keys(damages)) {
 				ways := []bool{false, true}
@@ -238,6 +239,7 @@ func TestDamageToAView(t *testing.T) {
 	}
 	for ep, p := range realProviders {
 		t.Run(ep, func(t *testing.T) {
+			t.Parallel()
 			p := newPatient(t, p.runtime, p.provider)
 			for name, damage := range cases {
 				t.Run(name, func(t *testing.T) {
