@@ -1,8 +1,12 @@
 package cache
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -67,4 +71,52 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	plan = b.plan(0)
 	require.NotEmpty(t, plan.Steps, "%+v", plan.Kept)
 	require.True(t, b.cache.forms.Complete())
+}
+
+// A recipe that the disk never gives is put aside when somebody has the store repaired: its build is made anew, and builds go for room again.
+func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		ctx := context.Background()
+		fs := &noReads{}
+		b := newBenchWith(t, func(o *Options) { o.fs = fs })
+		builds, files := b.similar(2)
+		require.Positive(t, b.pack(builds[1]))
+		fs.path = b.recipePath(large(builds[1]))
+		f, err := b.cache.forms.Open(ctx, large(builds[1]))
+		require.NoError(t, err)
+		content, err := io.ReadAll(f)
+		require.NoError(t, errors.Join(err, f.Close()))
+		b.close()
+		fs.err.Store(new(syscall.EIO))
+		b.open()
+		if whole { // somebody was making it whole again when the daemon ended
+			_, _, err := b.cache.cas.Put(ctx, bytes.NewReader(content))
+			require.NoError(t, err)
+			require.True(t, b.cache.cas.Has(large(builds[1])))
+		}
+		require.False(t, b.cache.forms.Complete())
+		found, err := b.cache.Check(ctx, b.self(), true, true, nil)
+		require.NoError(t, err)
+		require.NotEmpty(t, found.Findings)
+		require.True(t, b.cache.forms.Complete())
+		require.NoFileExists(t, fs.path)
+		aside, err := filepath.Glob(b.cache.path("quarantine", "*-"+large(builds[1]).String()))
+		require.NoError(t, err)
+		require.NotEmpty(t, aside)
+
+		a := b.acquire(b.variant(2))
+		require.Equal(t, files[1], b.read(a))
+		require.NoError(t, a.View.Close())
+		if whole {
+			require.Equal(t, Hit, a.Outcome)
+		} else {
+			require.Equal(t, Compiled, a.Outcome)
+			require.Contains(t, a.Why, "damaged")
+		}
+		found, err = b.cache.Check(ctx, b.self(), true, false, nil)
+		require.NoError(t, err)
+		require.Empty(t, found.Findings)
+		b.later.Add(int64(time.Hour))
+		require.NotEmpty(t, b.plan(0).Steps)
+	}
 }
