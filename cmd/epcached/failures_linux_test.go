@@ -73,6 +73,7 @@ func TestRealRefusalSpeaksOfTheUsersModel(t *testing.T) {
 
 // QNN's compiler crashes on this model when nothing of it was optimised before.
 func TestRealCrashIsRemembered(t *testing.T) {
+	t.Parallel() // the compiler takes seconds before it crashes, on one processor
 	path := realModel(t, "minilm-int8")
 	d := newSite(t, runtimeFolder(t, qnn)).start(t)
 	pid := d.status().Pid

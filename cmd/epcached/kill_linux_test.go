@@ -37,6 +37,7 @@ func seeded(t testing.TB) *rand.Rand {
 // EPCACHED_KILL_SECONDS. What was acknowledged is there, with the right bytes; what was not is gone or whole; and
 // who holds a view goes on with it.
 func TestKilledAtAnyMoment(t *testing.T) {
+	t.Parallel() // it takes its time, whatever else goes on
 	random := seeded(t)
 	s := newSite(t, runtimeFolder(t, openVINO))
 	dir := t.TempDir()
