@@ -128,7 +128,7 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, least Gain, hold *
 	}
 	whole, _ := cas.DiskBytesIn(s.dir, d) // of one that has just gone, none
 	s.shrinks(whole)
-	release, err := s.owner.Reserve(ctx, cas.OnDisk(found.Plan.LiteralSize()), whole, AtOnce)
+	release, err := s.owner.Reserve(ctx, cas.OnDisk(found.Plan.LiteralSize())+cas.OnDisk(found.recipeBytes()), whole, AtOnce)
 	if err != nil {
 		return false, err
 	}
