@@ -51,6 +51,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress f
 		return out, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
+	known := c.forms.Complete()
 	c.forms.ReadAgain()
 	for _, p := range c.forms.Problems() {
 		out.found(recipeFinding(p))
@@ -94,6 +95,9 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress f
 	}
 	if err == nil {
 		err = c.checkLeftovers(ctx, containers, &out, progress)
+	}
+	if err == nil && repair && !known && c.forms.Complete() {
+		err = c.removeLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
 	}
 	if err != nil {
 		return out, checkError(ctx, err)
