@@ -66,8 +66,8 @@ demo: build deps ## compile real models once, serve them to a second application
 test: build deps ## run all tests, with the race detector, on the real execution providers too
 	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests --ignore=clients/python/tests/real
 	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests/real
-	$(GO) test $(RACE) -timeout 15m ./...
-	$(PLAIN) $(GO) test -vet=off -timeout 15m -run 'EveryStep|StopWhileOpening|TestManyEntries' ./cache ./cas ./index ./dedupe
+	$(GO) test $(RACE) -timeout 25m ./...
+	$(PLAIN) $(GO) test -vet=off -timeout 25m -run 'EveryStep|StopWhileOpening|TestManyEntries' ./cache ./cas ./index ./dedupe
 
 .PHONY: test-short
 test-short: build ## run what needs no download
