@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/refusal"
 )
@@ -13,18 +14,19 @@ import (
 // neutral takes out of a failure what is the job's own: the names of the private copy and of the folder that it lies in.
 func (j *job) neutral(f *failure.Failure) {
 	var pairs []string
+	out := filepath.Join(j.folder, outFolder)
 	for i := range j.request.models() {
 		name := failure.ItsModel
 		if j.request.models() > 1 {
 			name = fmt.Sprintf("model %d of the group", i+1)
 		}
 		if i < len(j.copies) {
-			pairs = append(pairs, j.copies[i].path, name)
+			pairs = append(pairs, j.copies[i].path, name, compilers.Spelling(out, j.copies[i].path), name)
 		}
-		pairs = append(pairs, j.modelPath(i), name, filepath.Join(j.folder, outFolder, j.memberOutput(i)), "what "+name+" became",
+		pairs = append(pairs, j.modelPath(i), name, filepath.Join(out, j.memberOutput(i)), "what "+name+" became",
 			filepath.Base(j.modelPath(i)), name, j.memberOutput(i), "what "+name+" became")
 	}
-	for _, folder := range []string{filepath.Join(j.folder, outFolder), j.modelFolder(), j.folder} {
+	for _, folder := range []string{out, j.modelFolder(), compilers.Spelling(out, j.modelFolder()), j.folder} {
 		pairs = append(pairs, folder+"/", "")
 	}
 	plain := strings.NewReplacer(pairs...) // where several fit, the first of them does

@@ -27,7 +27,7 @@ func (o outspoken) Compile(ctx context.Context, job compilers.Job, progress func
 	}
 	o.began <- struct{}{}
 	<-o.goOn
-	text := "Load model from " + job.Model + " failed: cannot write " + filepath.Join(job.Folder, job.Output)
+	text := "Load model from " + compilers.Spelling(job.Folder, job.Model) + " failed: cannot write " + filepath.Join(job.Folder, job.Output)
 	return compilers.Result{Log: "at " + job.Model}, &compilers.RefusedError{Doing: "compile", Code: 10, Text: text}
 }
 

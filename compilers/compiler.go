@@ -79,7 +79,7 @@ const (
 type Job struct {
 	Runtime Runtime
 	EPs     []EP   // at least one
-	Model   string // absolute path of a private copy; its spelling reaches node and graph names
+	Model   string // absolute path of a private copy; see Spelling for what reaches node and graph names
 
 	// ModelFile, if not nil, is what the compiler finds at Model, where nothing stands: a file that is open for reading and may be anybody's,
 	// so that no copy is needed. The caller sees to it that nobody changes it meanwhile. Only where [Opener] says so.

@@ -52,7 +52,7 @@ func (s *Standby) work(ctx context.Context, req dialogue.Request, pace Pace, pro
 	if !await(ctx, pace.Ready) {
 		return answer{}, context.Cause(ctx)
 	}
-	if !s.take(req, progress) {
+	if !s.take(spelled(req, filepath.Join(s.folder, privateFolder)), progress) {
 		return answer{}, errNotBegun
 	}
 	stop := context.AfterFunc(ctx, func() { s.cancel(context.Cause(ctx)) })

@@ -19,9 +19,6 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// privateFolder is where a worker has its working directory, home and temporary files: in the job's folder, and removed before output is listed.
-const privateFolder = ".worker"
-
 // grace is how long a process that was killed, or a pipe that somebody else holds, may take to go away.
 const grace = 2 * time.Second
 
@@ -85,7 +82,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
 	}
-	w.converse(given, pace.Ready, func() error { return dialogue.WriteGo(w.request) }, progress)
+	w.converse(spelled(given, private), pace.Ready, func() error { return dialogue.WriteGo(w.request) }, progress)
 	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
 	w.wait(ctx, o.raiser(pace.Idle))
 	stopWatch()
