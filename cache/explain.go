@@ -174,7 +174,7 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 		}
 		switch {
 		case one.Reason != "":
-			if len(out.Candidates) == 0 {
+			if len(out.Candidates) == 0 && !o.together {
 				out.Decision, out.Reason = decidedStale, one.Reason
 			}
 		case out.Decision == decidedHit:

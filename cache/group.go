@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path"
 	"slices"
@@ -173,6 +174,31 @@ func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *pl
 	a.Why = ofAGroup + a.Why
 	return a, nil
 }
+
+// notAlone says why a group's build is not given to a request for one of its models, "" if it is: the models were loaded
+// without sharing when an equal library compiled them, or they load so now.
+func (c *Cache) notAlone(ctx context.Context, r *Request, a *against, s suited) (string, error) {
+	b := s.build
+	if !r.member || b.LoadCheck == compilers.Passed && s.judgement.Source == sourceLibrary {
+		return "", nil
+	}
+	checked, err := c.loadCheckAs(ctx, a, b, "load alone", a.checkJobAlone)
+	switch {
+	case err != nil && unsettled(ctx, err):
+		return "", err
+	case err != nil:
+		return notKnownAlone + err.Error(), nil
+	case checked.Outcome == compilers.Failed:
+		return fmt.Sprintf("the models of this group load together and not alone: %s", end(checked.Text)), nil
+	case checked.Outcome != compilers.Passed:
+		return notKnownAlone + "that cannot be tried on this machine", nil
+	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel != "disable_all":
+		return "the models of this group load alone only without graph optimisation", nil
+	}
+	return "", nil
+}
+
+const notKnownAlone = "the models of this group are not known to load alone: "
 
 // ofAGroup begins the reason of an answer to who asked for one of the group's models.
 const ofAGroup = "one of a group of models that was compiled together: "

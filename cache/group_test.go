@@ -284,6 +284,56 @@ func TestMembersThatDoNotLoadAlone(t *testing.T) {
 	require.Equal(t, Hit, b.acquire(b.group(1, 2)).Outcome)
 }
 
+// groupsOnDevices has load checks of groups answer by device: one that is absent cannot tell, one that is present loads.
+func (b *bench) groupsOnDevices(present, alone *bool) {
+	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
+		switch {
+		case len(job.Share) == 0:
+			return nil
+		case !*present:
+			return &compilers.CheckResult{Outcome: compilers.NotCheckable}
+		case job.SessionOptions["ep.share_ep_contexts"] == "" && !*alone:
+			return &compilers.CheckResult{Outcome: compilers.Failed, Code: 11, Text: "not alone"}
+		}
+		return nil
+	}
+}
+
+// A group that was compiled where its device is absent answers requests for one of its models only where the device is, once the
+// models were loaded alone there.
+func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testing.T) {
+	present, alone := false, true
+	b := newBench(t)
+	b.groupsOnDevices(&present, &alone)
+	group := b.acquire(b.group(1, 2, 3))
+	require.Equal(t, compilers.NotCheckable, group.Build.LoadCheck)
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
+	e := b.explain(b.request(b.model(3)))
+	require.Equal(t, decidedMiss, e.Decision)
+	require.Contains(t, e.Candidates[0].Reason, "not known to load alone: that cannot be tried on this machine")
+	require.Equal(t, Hit, b.acquire(b.group(1, 2, 3)).Outcome)
+
+	b.close()
+	present = true
+	require.NoError(t, os.Remove(filepath.Join(b.state, "index.db"))) // what was found out elsewhere does not come along
+	b.open()
+	require.Equal(t, group.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
+	require.Equal(t, decidedHit, b.explain(b.request(b.model(3))).Decision)
+}
+
+// Other libraries may load a group together and not its models alone.
+func TestAGroupOfOtherLibrariesIsTriedAlone(t *testing.T) {
+	present, alone := true, true
+	b := newBench(t)
+	b.groupsOnDevices(&present, &alone)
+	group := b.acquire(b.group(1, 2))
+	require.Equal(t, group.Build.ID, b.acquire(b.request(b.model(2))).Build.ID)
+	alone = false
+	b.library("1.0.1")
+	require.Equal(t, group.Build.ID, b.acquire(b.group(1, 2)).Build.ID)
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(2))).Outcome)
+}
+
 // A group that does not load together is none, and one that cannot be tried here is no failure.
 func TestTheLoadCheckOfAGroup(t *testing.T) {
 	for outcome, class := range map[string]refusal.Class{compilers.Failed: refusal.CompileFailed, compilers.NotCheckable: 0} {

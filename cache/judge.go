@@ -298,7 +298,13 @@ func makerNames(b *index.Build) string {
 
 // loadCheck loads the build's graph with the libraries that it is judged for, once for each pair.
 func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (compilers.CheckResult, error) {
-	key := c.probes.key("load", a.rc, b.ID[:])
+	return c.loadCheckAs(ctx, a, b, "load", a.checkJobOf)
+}
+
+// loadCheckAs is loadCheck in one of the ways in which a build is loaded.
+func (c *Cache) loadCheckAs(ctx context.Context, a *against, b *index.Build, way string,
+	job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
+	key := c.probes.key(way, a.rc, b.ID[:])
 	return remember(ctx, c.probes, byItself(), "", key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
 		c.checks <- struct{}{} // after an update many may be asked for at a time
 		defer func() { <-c.checks }()
@@ -307,7 +313,7 @@ func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (comp
 			return compilers.CheckResult{}, err
 		}
 		defer answer.View.Close()
-		return c.believed(ctx, a, a.checkJobOf(b, answer))
+		return c.believed(ctx, a, job(b, answer))
 	})
 }
 
@@ -327,6 +333,13 @@ func (a *against) checkJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 			job.Share = append(job.Share, filepath.Join(filepath.Dir(graph), filepath.FromSlash(b.Members[i].Graph)))
 		}
 	}
+	return job
+}
+
+// checkJobAlone loads a group's graphs as checkJobOf does, but none of them shares anything with the others.
+func (a *against) checkJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
+	job := a.checkJobOf(b, view)
+	job.SessionOptions = a.request.SessionOptions
 	return job
 }
 

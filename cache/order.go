@@ -11,8 +11,9 @@ import (
 // considered is a build in the order in which builds are considered for a request.
 type considered struct {
 	suited
-	barred  bool   // whatever the runtime: it was not judged
-	refused string // why it is not served, "" if it may be
+	barred   bool   // whatever the runtime: it was not judged
+	together bool   // it is a group's, and refused only for the request of one model alone
+	refused  string // why it is not served, "" if it may be
 }
 
 // stored goes through the builds of the plan's entry, scope by scope, the newest first.
@@ -38,6 +39,16 @@ func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] 
 // judged when it comes to them, and not before: a hit does not wait for that.
 func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, rc *runtimeContent, builds iter.Seq2[*index.Build, error], phase func(string)) iter.Seq2[considered, error] {
 	return func(yield func(considered, error) bool) {
+		offer := func(one considered) bool {
+			if one.refused == "" {
+				var err error
+				if one.refused, err = c.notAlone(ctx, r, p.against(rt.name, rc), one.suited); err != nil {
+					return yield(considered{}, err)
+				}
+				one.together = one.refused != ""
+			}
+			return yield(one, nil)
+		}
 		var others []*index.Build
 		for b, err := range builds {
 			if err != nil {
@@ -56,7 +67,7 @@ func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, r
 				others = append(others, b)
 				continue
 			}
-			if !yield(one, nil) {
+			if !offer(one) {
 				return
 			}
 		}
@@ -69,7 +80,7 @@ func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, r
 			return
 		}
 		for _, s := range ranked {
-			if !yield(considered{suited: s, refused: c.refused(p.eps, s.judgement)}, nil) {
+			if !offer(considered{suited: s, refused: c.refused(p.eps, s.judgement)}) {
 				return
 			}
 		}

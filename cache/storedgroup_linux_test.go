@@ -99,17 +99,25 @@ func TestAStoredBuildOfItsOwnGoesBeforeTheGroup(t *testing.T) {
 
 // Such a group has no key for a lone model, and its manifest says so.
 func TestAStoredGroupWhoseModelsDoNotLoadAloneIsNobodysAlone(t *testing.T) {
-	b, _, _ := leftGroup(t)
-	s := b.stored()
-	members := s.snapshot.Builds[0].Members
-	for i := range members {
-		members[i].AloneKey = index.RequestKey{}
+	for name, change := range map[string]func(*index.Build){
+		"they do not": func(b *index.Build) {
+			for i := range b.Members {
+				b.Members[i].AloneKey = index.RequestKey{}
+			}
+		},
+		"it was not tried": func(b *index.Build) { b.LoadCheck = compilers.NotCheckable },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _, _ := leftGroup(t)
+			s := b.stored()
+			change(&s.snapshot.Builds[0])
+			_, err := s.Find(context.Background(), b.request(b.model(2)), "")
+			require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+			a, err := s.Find(context.Background(), b.group(1, 2, 3), "")
+			require.NoError(t, err)
+			require.NoError(t, a.View.Close())
+		})
 	}
-	_, err := s.Find(context.Background(), b.request(b.model(2)), "")
-	require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
-	a, err := s.Find(context.Background(), b.group(1, 2, 3), "")
-	require.NoError(t, err)
-	require.NoError(t, a.View.Close())
 }
 
 func TestAStoredGroupThatLacksAFileIsServedToNobody(t *testing.T) {

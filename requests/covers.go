@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
 
@@ -20,7 +21,7 @@ func (r *Record) Covers(b *index.Build) bool {
 	}
 	if r.Member {
 		i := b.MemberOf(r.Model)
-		if i < 0 || b.Members[i].AloneKey == (index.RequestKey{}) { // such a group's models do not load alone
+		if i < 0 || !loadsAlone(b, i) {
 			return false
 		}
 		made = made.OfMember(i)
@@ -32,6 +33,11 @@ func (r *Record) Covers(b *index.Build) bool {
 	}
 	mine := r.OnDevicesOf(b)
 	return string(mine.Encode()) == string(made.Encode())
+}
+
+// loadsAlone tells whether a member of a group is known to load without the others: it did when the group was compiled.
+func loadsAlone(b *index.Build, member int) bool {
+	return b.Members[member].AloneKey != (index.RequestKey{}) && b.LoadCheck == compilers.Passed
 }
 
 // OnDevicesOf is the request with the devices that a build, which has the same execution providers, was made for.
