@@ -78,7 +78,8 @@ class SessionGroup(Sequence[InferenceSession]):
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[InferenceSession]:
-        return iter(self._sessions)
+        # Not iter(self._sessions): of a group that only this loop holds, the sessions would end before they are used.
+        yield from self._sessions
 
     def close(self) -> None:
         """Destroys the sessions, the last one first; none of them can be used afterwards. May be called again."""

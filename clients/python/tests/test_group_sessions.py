@@ -25,3 +25,18 @@ def test_without_a_daemon_every_session_is_a_plain_one(tmp_path: Path) -> None:
             assert equal(session.run(None, INPUTS), run_plain(OPENVINO, path))
     assert len(loaded) == 0
     loaded.close()
+
+
+def test_a_group_that_only_a_loop_holds_yields_its_sessions(tmp_path: Path) -> None:
+    if reason := OPENVINO.missing():
+        pytest.skip(reason)
+    paths = [make_model(tmp_path / f"{seed}.onnx", seed) for seed in (1, 2)]
+
+    def group() -> epcache.SessionGroup:
+        return epcache.SessionGroup(paths, ep=(OPENVINO.name, OPENVINO.options), client=False)
+
+    expected = [run_plain(OPENVINO, path) for path in paths]
+    for made in ([s.run(None, INPUTS) for s in group()], [s.run(None, INPUTS) for s in list(group())]):
+        assert len(made) == len(expected)
+        for one, plain in zip(made, expected, strict=True):
+            assert equal(one, plain)
