@@ -110,9 +110,10 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 	if out.Decision != decidedHit && !p.outside { // with libraries that are not run here nothing is compiled or converted
 		if f := c.failedBefore(r, id, p, rc); f != nil {
 			if out.Decision == decidedMiss {
-				out.Decision = decidedFailed
+				out.Decision, out.Reason = decidedFailed, f.Said()
+			} else {
+				out.Reason += "; " + f.Said()
 			}
-			out.Reason += "; " + f.Said()
 		}
 		if err := c.explainOtherForm(ctx, out, r, id, p, rt, rc); err != nil {
 			return nil, err
@@ -237,7 +238,7 @@ func (c *Cache) tellHistory(p Peer, out *Explanation) error {
 
 // explainPassThrough explains the answer to a model that is compiled already.
 func explainPassThrough(a *Answer) *Answer {
-	e := &Explanation{Decision: PassThrough, Reason: a.Why, Runtime: a.Runtime}
+	e := &Explanation{Decision: PassThrough, Reason: strings.TrimPrefix(a.Why, compiledAlready), Runtime: a.Runtime}
 	if a.Compatibility.Reason != "" {
 		e.Reason += "; " + a.Compatibility.Reason
 	}

@@ -256,6 +256,7 @@ func TestExplanationsTellOfFailures(t *testing.T) {
 	require.Equal(t, decidedFailed, e.Decision)
 	require.Contains(t, e.Reason, "told to refuse")
 	require.Contains(t, e.Reason, "not tried again before")
+	require.NotContains(t, e.Reason, "never compiled")
 	why, err := b.cache.Why(context.Background(), b.self(), "model.onnx")
 	require.NoError(t, err)
 	require.Equal(t, decidedFailed, why.Decision)

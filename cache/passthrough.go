@@ -14,6 +14,9 @@ import (
 	"github.com/epcached/epcached/requests"
 )
 
+// compiledAlready begins the reason why a model is passed through.
+const compiledAlready = "the model is compiled already: "
+
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
 // itself is judged for the caller's runtime, and the application loads its own file.
 func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
@@ -32,7 +35,7 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 		}
 	}
 	a := &Answer{Outcome: PassThrough, ModelDigest: id.Digest, Runtime: rt.name, Compatibility: Judgement{Runtime: rt.name},
-		Why: fmt.Sprintf("the model is compiled already: it has %d EPContext nodes made by %s", len(m.Contexts), strings.Join(sources, ", "))}
+		Why: compiledAlready + madeOf(len(m.Contexts), sources)}
 	p, err := c.plan(ctx, r, id.Digest, rc, phase)
 	if err != nil {
 		return nil, err
@@ -46,6 +49,14 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 		}
 	}
 	return a, nil
+}
+
+// madeOf says what makes a model a compiled one.
+func madeOf(nodes int, sources []string) string {
+	if nodes == 1 {
+		return "it has one EPContext node, made by " + sources[0]
+	}
+	return fmt.Sprintf("it has %d EPContext nodes, made by %s", nodes, strings.Join(sources, ", "))
 }
 
 // judgeOwn judges a compiled model that an application brings. What the model says of itself is not enough: the string
@@ -69,10 +80,11 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 		said.Verdict = worse(said.Verdict, verdict)
 	}
 	if !made {
-		return Judgement{At: said.At, Runtime: a.runtime, Reason: "none of the request's execution providers made it"}, nil
+		return Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.runtime,
+			Reason: "it does not load, because the request names only execution providers that made no node of it"}, nil
 	}
 	if len(m.Sidecars()) > 0 {
-		said.Reason = fmt.Sprintf("its own compatibility string is %s for this runtime; that cannot be checked, as its context files did not come along", said.Verdict)
+		said.Reason = said.ofString() + "; whether it loads is not known, because its context files did not come along"
 		said.Verdict = compilers.Unknown
 		return said, nil
 	}
@@ -87,15 +99,23 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 	case checked.Outcome == compilers.Failed:
 		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
 	case checked.Outcome != compilers.Passed:
-		said.Source, said.Reason = "", "its own compatibility string is "+said.Verdict.String()+" for this runtime; whether it loads cannot be tried on this machine"
+		said.Source, said.Reason = "", said.ofString()+"; whether it loads cannot be tried on this machine"
 		said.Verdict = compilers.Unknown
 	case said.Verdict == compilers.Optimal:
 		said.Reason = "it loads, and its compatibility string is the execution provider's"
 	default:
-		said.Reason = fmt.Sprintf("it loads, though its compatibility string is %s for this runtime", said.Verdict)
+		said.Reason = "it loads, though " + said.ofString()
 		said.Verdict = compilers.PreferRecompilation
 	}
 	return said, nil
+}
+
+// ofString says what the execution provider thinks of a model's own compatibility string.
+func (j Judgement) ofString() string {
+	if j.Verdict == compilers.Unknown {
+		return "its execution provider gives no verdict on its compatibility string"
+	}
+	return "its compatibility string is " + j.Verdict.String() + " for this runtime"
 }
 
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.

@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
 // own gives a compiled model that is whole by itself, as an application would bring it.
@@ -35,4 +37,30 @@ func TestCompiledModelOfTheApplicationsOwn(t *testing.T) {
 			require.Empty(t, left)
 		})
 	}
+}
+
+// What is said of a compiled model does not contradict itself.
+func TestReasonsOfCompiledModels(t *testing.T) {
+	b := newBench(t)
+	own := b.own()
+	b.acquire(b.request(own)) // which loads it
+	e := b.explain(b.request(own))
+	require.Equal(t, "it has one EPContext node, made by "+standin.EP+"; it loads, and its compatibility string is the execution provider's", e.Reason)
+	foreign := tinymodel.Model{
+		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"},
+			Attributes: map[string]any{"embed_mode": int64(1), "main_context": int64(1), "ep_cache_context": []byte("context"), "source": "Another"}}},
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{1}}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1}}},
+	}
+	a := b.acquire(b.request(b.writeModel("foreign.onnx", foreign.Encode(), false)))
+	require.Equal(t, PassThrough, a.Outcome)
+	require.Equal(t, compilers.Unsupported, a.Compatibility.Verdict)
+	require.Contains(t, a.Compatibility.Reason, "it does not load, because the request names only execution providers that made no node of it")
+
+	aside := b.acquire(b.request(b.model(2)))
+	r := b.request(b.openFile(filepath.Join(aside.Path, filepath.FromSlash(aside.Graph))))
+	a = b.acquire(r)
+	require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
+	require.Equal(t, "its compatibility string is optimal for this runtime; whether it loads is not known, because its context files did not come along",
+		a.Compatibility.Reason)
 }

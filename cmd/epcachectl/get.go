@@ -83,7 +83,8 @@ compiled first, and kept. For each model it prints what it is. Without --ep the 
 there is just one.
 
 With --out DIR it also writes a copy that stands on its own: the graph and the files that it refers to, under
-the names that it refers to them by. A file that is there already and differs is left alone unless -f is given.
+the names that it refers to them by. A file that is there already and differs is left alone unless -f is given. Of a
+MODEL that is compiled already the copy is of its own files.
 
 With -- PROGRAM it becomes that program, with {} in the arguments replaced by the path of the compiled
 graph. Of several models an argument {} becomes all paths, and {1}, {2}, ... each one. The build is held for as
@@ -416,8 +417,8 @@ func (r *got) line(dryRun bool) string {
 	}
 	a := r.reply
 	switch {
-	case a.GetOutcome() == "passthrough":
-		return fmt.Sprintf("passthrough %s: it is compiled already; load it as it is", path)
+	case r.passedThrough():
+		return passThroughLine(path, a)
 	case r.queued():
 		return fmt.Sprintf("queued %s: job %s", path, orDash(a.GetJob()))
 	case r.job != nil:
@@ -439,6 +440,15 @@ func (r *got) line(dryRun bool) string {
 		text += memberNote(a)
 	}
 	return text
+}
+
+// passThroughLine says what is known of a model that is compiled already.
+func passThroughLine(path string, a *wire.AcquireReply) string {
+	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, orDash(a.GetCompatibility()))
+	if a.GetCompatibility() == "unsupported" {
+		return line + ": " + printable(a.GetCompatibilityReason())
+	}
+	return line + "; load it as it is"
 }
 
 // outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put has been compiled.

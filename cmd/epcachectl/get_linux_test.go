@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -354,13 +355,70 @@ func TestGetOutOutsideTheView(t *testing.T) {
 func TestGetPassthrough(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
-		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough"}}, nil
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal"}}, nil
 	}
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	r := call(t, "get", model, ep)
-	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already; load it as it is\n", ""}, r)
-	require.Equal(t, exitFailed, call(t, "get", model, ep, "--out", t.TempDir()).code)
+	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already, optimal; load it as it is\n", ""}, r)
+}
+
+func TestGetPassthroughThatDoesNotLoad(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "unsupported",
+			CompatibilityReason: "it does not load: no"}}, nil
+	}
+	b.serve()
+	model := tinyModel(t, "tiny.onnx")
+	r := call(t, "get", model, ep)
+	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already, unsupported: it does not load: no\n", ""}, r)
+}
+
+// compiledModel writes a compiled model with a context binary, and with attributes that no schema knows.
+func compiledModel(t *testing.T, folder string) string {
+	m := tinymodel.Model{
+		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Name: "part", Inputs: []string{"x"}, Outputs: []string{"y"},
+			Attributes: map[string]any{"embed_mode": int64(0), "main_context": int64(1), "ep_cache_context": "bins/part.bin", "source": "TestEP",
+				"notes": "made by hand", "max_size": int64(4096), "tuning": "fast", "table": strings.Repeat("long", 2048)}}},
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{1}}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1}}},
+	}
+	path := filepath.Join(folder, "m_ctx.onnx")
+	require.NoError(t, os.MkdirAll(filepath.Join(folder, "bins"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "bins", "part.bin"), []byte("the context"), 0o600))
+	require.NoError(t, os.WriteFile(path, m.Encode(), 0o600))
+	return path
+}
+
+// A copy of a model that is compiled already is of its own files.
+func TestGetOutOfACompiledModel(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal"}}, nil
+	}
+	b.serve()
+	folder, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
+	model := compiledModel(t, folder)
+	r := call(t, "get", model, ep, "--out", out, "-n")
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Contains(t, r.out, "would write "+filepath.Join(out, "m_ctx.onnx")+"\n")
+	require.NoDirExists(t, out)
+	r = call(t, "get", model, ep, "--out", out)
+	require.Equal(t, exitDone, r.code, r.err)
+	for _, name := range []string{"m_ctx.onnx", "bins/part.bin"} {
+		require.Contains(t, r.out, "wrote "+filepath.Join(out, name)+"\n")
+		want, err := os.ReadFile(filepath.Join(folder, name))
+		require.NoError(t, err)
+		got, err := os.ReadFile(filepath.Join(out, name))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	require.Contains(t, call(t, "get", model, ep, "--out", folder).out, "is there already: "+model+"\n")
+	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
+	r = call(t, "get", model, ep, "--out", filepath.Join(t.TempDir(), "out"))
+	require.Equal(t, exitNotFound, r.code)
+	require.Contains(t, r.err, `"bins/part.bin"`)
 }
 
 func TestGetExternalData(t *testing.T) {

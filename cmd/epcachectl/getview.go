@@ -46,9 +46,12 @@ func (r *got) opener(name string) (func() (io.ReadCloser, error), error) {
 	}, nil
 }
 
+// passedThrough tells whether the model is compiled already, and is loaded from its own files.
+func (r *got) passedThrough() bool { return r.reply.GetOutcome() == "passthrough" && r.view == nil }
+
 // graphPath is what a program can load: of a model that is compiled already, the model itself.
 func (r *got) graphPath() (string, error) {
-	if r.reply.GetOutcome() == "passthrough" && r.view == nil {
+	if r.passedThrough() {
 		return filepath.Abs(r.path)
 	}
 	return r.filePath(r.graph)

@@ -52,6 +52,7 @@ type contextResult struct {
 	InlineBytes          int64             `json:"inline_bytes"`
 	Notes                string            `json:"notes,omitempty"`
 	Attributes           map[string]string `json:"attributes,omitempty"`
+	AttributeBytes       map[string]int64  `json:"attribute_bytes,omitempty"` // of attributes that are long, or no text or number
 }
 
 type sidecarResult struct {
@@ -68,7 +69,7 @@ func (a *app) inspectCommand() *cobra.Command {
 		Use:   "inspect FILE",
 		Short: "print what an ONNX file holds",
 		Long: `inspect reads any ONNX file, without a daemon and without loading it: versions, metadata, EPContext nodes with
-their attributes, and the files that it refers to, with whether they are there. What would keep a compiled
+all their attributes, and the files that it refers to, with whether they are there. What would keep a compiled
 model from loading is printed as its problem, and gives exit status 4.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNotAllowed),
 		Example: "  epcachectl inspect mobilenet_ctx.onnx",
 		Args:    usageArgs(cobra.ExactArgs(1)),
@@ -138,7 +139,10 @@ func describe(path string, size int64, m *epmodel.Model) *inspected {
 			Node: c.Node, Graph: c.Graph, Source: c.Source, PartitionName: c.PartitionName, SDKVersion: c.SDKVersion,
 			HardwareArchitecture: c.HardwareArchitecture, ONNXModelFilename: c.ONNXModelFilename, EmbedMode: c.EmbedMode,
 			MainContext: c.MainContext, MaxSize: c.MaxSize, CacheContext: c.CacheContext, InlineBytes: c.Inline.Length,
-			Notes: c.Notes, Attributes: c.Attributes,
+			Notes: c.Notes, Attributes: c.Attributes, AttributeBytes: make(map[string]int64, len(c.Long)),
+		}
+		for name, at := range c.Long {
+			out.Contexts[i].AttributeBytes[name] = at.Length
 		}
 	}
 	return out
@@ -206,6 +210,9 @@ func (p *printer) inspected(i *inspected) error {
 	}
 	for _, c := range i.Contexts {
 		rows = append(rows, []string{"context", c.line()})
+		for _, more := range c.more() {
+			rows = append(rows, []string{"", more})
+		}
 	}
 	for _, s := range i.Sidecars {
 		state := byteSize(s.Size)
@@ -237,4 +244,25 @@ func (c *contextResult) line() string {
 	}
 	return fmt.Sprintf("%s: source %s, SDK %s, hardware %s, partition %s, %s", orDash(c.Node), orDash(c.Source), orDash(c.SDKVersion),
 		orDash(c.HardwareArchitecture), orDash(c.PartitionName), where)
+}
+
+// more lists the attributes that are not in line, each on a line of its own.
+func (c *contextResult) more() (lines []string) {
+	add := func(name, value string) { lines = append(lines, "  "+printable(name)+" = "+printable(value)) }
+	if c.ONNXModelFilename != "" {
+		add("onnx_model_filename", c.ONNXModelFilename)
+	}
+	if c.MaxSize != 0 {
+		add("max_size", fmt.Sprint(c.MaxSize))
+	}
+	if c.Notes != "" {
+		add("notes", c.Notes)
+	}
+	for _, name := range sorted(c.Attributes) {
+		add(name, c.Attributes[name])
+	}
+	for _, name := range sorted(c.AttributeBytes) {
+		add(name, counted(int(c.AttributeBytes[name]), "byte"))
+	}
+	return lines
 }

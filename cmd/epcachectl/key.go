@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 
 	"github.com/spf13/cobra"
 
@@ -53,6 +54,9 @@ func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *reque
 		return result.err
 	}
 	reply := result.reply
+	if reply.GetRequestKey() == "" {
+		return verbError{"key", path, errors.New("it is compiled already, and nothing is looked up for it")}
+	}
 	if a.json {
 		return a.print.json(keyResult{reply.GetRequestKey(), reply.GetModelDigest(), raw(reply.GetRecord())})
 	}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
@@ -96,6 +98,48 @@ func (m *modelFile) external(location string) (*os.File, error) {
 		}
 	}
 	return nil, failed
+}
+
+// references lists the names of the files that a compiled model needs beside it: those that the graph refers to, and those
+// that its context binaries refer to.
+func (m *modelFile) references(ctx context.Context) (names []string, err error) {
+	source, err := epmodel.FileSource(m.file)
+	if err != nil {
+		return nil, err
+	}
+	model, err := epmodel.Read(ctx, m.path, source)
+	if err != nil {
+		return nil, err
+	}
+	for refs := model.Sidecars(); len(refs) > 0; refs = refs[1:] {
+		name := path.Clean(refs[0].Name)
+		if slices.Contains(names, name) {
+			continue
+		}
+		names = append(names, name)
+		if refs[0].Attribute != "ep_cache_context" {
+			continue
+		}
+		more, err := m.binaryReferences(name)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, more...)
+	}
+	return names, nil
+}
+
+func (m *modelFile) binaryReferences(name string) (refs []epmodel.Reference, err error) {
+	f, err := m.external(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read from
+	source, err := epmodel.FileSource(f)
+	if err != nil {
+		return nil, err
+	}
+	return epmodel.BinaryReferences(name, source)
 }
 
 // note remembers what an opened file was.

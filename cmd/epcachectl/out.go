@@ -30,7 +30,7 @@ func (g *getCall) copyOut(ctx context.Context, results []got) error {
 		if r.missing || r.told() {
 			continue
 		}
-		files, err := g.planOut(&r)
+		files, err := g.planOut(ctx, &r)
 		if err != nil {
 			return verbError{"get", r.path, err}
 		}
@@ -61,12 +61,12 @@ func (c *copied) did() string {
 	return "wrote"
 }
 
-func (g *getCall) planOut(r *got) ([]copied, error) {
+func (g *getCall) planOut(ctx context.Context, r *got) ([]copied, error) {
 	if r.queued() {
 		return nil, r.errQueued()
 	}
-	if r.view == nil && r.blobs == nil {
-		return nil, &hintedError{errors.New("there is nothing to copy, it is compiled already"), "copy the model and the files beside it"}
+	if r.passedThrough() {
+		return g.planModel(ctx, r.path)
 	}
 	base := path.Dir(r.reply.GetGraph())
 	var plan []copied
@@ -80,15 +80,59 @@ func (g *getCall) planOut(r *got) ([]copied, error) {
 			return nil, fmt.Errorf("the daemon names a file %q that is not beside the graph", f.GetName())
 		}
 		c := copied{from: from, to: filepath.Join(g.out, name), size: f.GetSize(), digest: f.GetDigest()}
-		if c.same, err = c.isThere(); err != nil {
+		if plan, err = g.add(plan, c); err != nil {
 			return nil, err
 		}
-		if err := g.mayReplace(&c); err != nil {
-			return nil, err
-		}
-		plan = append(plan, c)
 	}
 	return plan, nil
+}
+
+// planModel plans the copy of a model that is compiled already, with all files that it refers to.
+func (g *getCall) planModel(ctx context.Context, path string) (plan []copied, err error) {
+	m, err := openModel(path)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	names, err := m.references(ctx)
+	if err != nil {
+		return nil, err
+	}
+	itself := func(string) (*os.File, error) { return openRegular(path) }
+	if plan, err = g.addOwn(nil, filepath.Base(path), itself); err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if plan, err = g.addOwn(plan, name, m.external); err != nil {
+			return nil, err
+		}
+	}
+	return plan, nil
+}
+
+// addOwn adds a file of the user's to the plan.
+func (g *getCall) addOwn(plan []copied, name string, open func(string) (*os.File, error)) ([]copied, error) {
+	f, err := open(name)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	from := func() (io.ReadCloser, error) { return open(name) }
+	return g.add(plan, copied{from: from, to: filepath.Join(g.out, filepath.FromSlash(name)), size: info.Size()})
+}
+
+// add adds a file to the plan, unless what is there already is in its way.
+func (g *getCall) add(plan []copied, c copied) (_ []copied, err error) {
+	if c.same, err = c.isThere(); err != nil {
+		return nil, err
+	}
+	if err := g.mayReplace(&c); err != nil {
+		return nil, err
+	}
+	return append(plan, c), nil
 }
 
 func (g *getCall) mayReplace(c *copied) error {

@@ -192,6 +192,36 @@ func TestInspect(t *testing.T) {
 	require.True(t, strings.HasPrefix(r.err, `epcachectl: inspect "`+garbage+`": `), r.err)
 }
 
+// inspect shows every attribute of an EPContext node, those that no schema has as well.
+func TestInspectShowsAllAttributes(t *testing.T) {
+	model := compiledModel(t, t.TempDir())
+	r := call(t, "inspect", model)
+	require.Equal(t, exitDone, r.code, r.err)
+	for _, line := range []string{"notes = made by hand", "max_size = 4096", "tuning = fast", "table = 8192 bytes"} {
+		require.Regexp(t, `(?m)^ +`+line+`$`, r.out)
+	}
+	var out inspected
+	require.NoError(t, json.Unmarshal([]byte(call(t, "inspect", model, "--json").out), &out))
+	one := out.Contexts[0]
+	require.Equal(t, "made by hand", one.Notes)
+	require.EqualValues(t, 4096, one.MaxSize)
+	require.Equal(t, map[string]string{"tuning": "fast"}, one.Attributes)
+	require.Equal(t, map[string]int64{"table": 8192}, one.AttributeBytes)
+}
+
+// A model that is compiled already has no key, and none is printed.
+func TestKeyOfACompiledModel(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough"}}, nil
+	}
+	b.serve()
+	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep)
+	require.Equal(t, exitFailed, r.code)
+	require.Empty(t, r.out)
+	require.Contains(t, r.err, "it is compiled already, and nothing is looked up for it")
+}
+
 func TestErrorsOfTheDaemon(t *testing.T) {
 	b := newStandIn(t)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "not yours", Hint: "ask"}

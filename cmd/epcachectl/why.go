@@ -130,7 +130,7 @@ func decided(arg string, e *wire.Explanation) string {
 		"hit":         "%s is served from the cache",
 		"miss":        "%s is not there and would be compiled",
 		"stale":       "%s has a build that must not be loaded",
-		"passthrough": "%s is compiled already and is loaded as it is",
+		"passthrough": "%s is compiled already",
 		"current":     "%s is kept and served to requests that it fits",
 		"withheld":    "%s is kept and withheld",
 		"damaged":     "%s is damaged",
