@@ -62,6 +62,7 @@ func readCompiled(ctx context.Context, out, name string, sizes map[string]int64)
 	if err := epmodel.Validate(m, sizes); err != nil {
 		return nil, err
 	}
+	compilers.NameSources(m)
 	for _, node := range m.Contexts {
 		if node.Inline.Length > 0 {
 			if err := checkBinary(name, node.Open(graph), sizes); err != nil {

@@ -28,6 +28,7 @@ func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *ru
 	if err != nil {
 		return nil, modelError(r, err)
 	}
+	compilers.NameSources(m)
 	var sources []string
 	for _, n := range m.Contexts {
 		if !slices.Contains(sources, n.Source) {

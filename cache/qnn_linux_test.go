@@ -210,3 +210,68 @@ func half(bits []byte) []byte {
 	}
 	return binary.LittleEndian.AppendUint16(nil, h)
 }
+
+// withSource writes a graph of one EPContext node again, with another source.
+func (b *bench) withSource(folder, graph, source string) string {
+	b.Helper()
+	f := b.openFile(filepath.Join(folder, graph))
+	src, err := epmodel.FileSource(f)
+	require.NoError(b, err)
+	m, err := epmodel.Read(b.Context(), graph, src)
+	require.NoError(b, err)
+	require.Len(b, m.Contexts, 1)
+	c := m.Contexts[0]
+	context := []byte(c.CacheContext)
+	if c.Inline.Length > 0 {
+		context = make([]byte, c.Inline.Length)
+		_, err = f.ReadAt(context, c.Inline.Offset)
+		require.NoError(b, err)
+	}
+	out := tinymodel.DenseModel(1, 64, 2)
+	out.Opsets = map[string]int64{"": 17, "com.microsoft": 1}
+	out.Metadata, out.Initializers = m.Metadata, nil
+	out.Nodes = []tinymodel.Node{{Name: c.Node, Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"}, Attributes: map[string]any{
+		"source": source, "partition_name": c.PartitionName, "ep_cache_context": context, "embed_mode": c.EmbedMode, "main_context": c.MainContext,
+		"ep_sdk_version": c.SDKVersion}}}
+	path := filepath.Join(b.TempDir(), filepath.Base(graph))
+	require.NoError(b, os.WriteFile(path, out.Encode(), 0o644))
+	return path
+}
+
+// QNN takes nodes under other names than its own: a model that has them is one of QNN's, wherever it comes from.
+func TestQNNNodesUnderOtherNamesOfTheirSource(t *testing.T) {
+	b, ort, r := newQNNBench(t)
+	fp16 := map[string]string{"enable_htp_fp16_precision": "1"}
+	embedded := b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", fp16)
+	embedded.Embed = true
+	a := b.acquire(embedded)
+	for _, source := range []string{"QNN", "qnn", "QnnExecutionProvider"} {
+		own := b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", fp16)
+		own.Graph = b.openFile(b.withSource(a.Path, a.Graph, source))
+		passed := b.acquire(own)
+		require.Equal(t, PassThrough, passed.Outcome)
+		require.Empty(t, passed.Warnings, source)
+		require.Contains(t, passed.Compatibility.Reason, "it loads", source)
+	}
+	own := b.forQNN(tinymodel.DenseModel(1, 64, 2), "60", fp16)
+	own.Graph = b.openFile(b.withSource(a.Path, a.Graph, "SomeOtherExecutionProvider"))
+	require.NotEmpty(t, b.acquire(own).Warnings)
+
+	claimed := b.forQNN(tinymodel.DenseModel(2, 64, 2), "60", fp16)
+	claimed.OnMiss = ForClaim
+	claim := b.acquire(claimed)
+	require.Equal(t, Claimed, claim.Outcome)
+	folder := t.TempDir()
+	result, err := ort.Compile(t.Context(), compilers.Job{Runtime: r, Model: claimed.Graph.Name(), Folder: folder, Output: claim.Claim.Output,
+		EPs: []compilers.EP{{Name: qnn, Options: claim.ProviderOptions[qnn]}}}, nil)
+	require.NoError(t, err)
+	put := &Put{Claim: claim.Claim.ID, Files: []PutFile{
+		{Name: result.Graph, File: b.openFile(b.withSource(folder, result.Graph, "qnn"))},
+		{Name: result.Files[1], File: b.openFile(filepath.Join(folder, result.Files[1]))},
+	}}
+	got, err := b.cache.Put(t.Context(), claimed.Peer, put, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { got.View.Close() })
+	require.Equal(t, Taken, got.Outcome)
+	require.NotEmpty(t, got.Build.EPs[0].CompatibilityString)
+}

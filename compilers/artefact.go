@@ -145,5 +145,6 @@ func readGraph(ctx context.Context, path string) (*epmodel.Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("graph: %w", err)
 	}
+	NameSources(model)
 	return model, nil
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/epcached/epcached/epmodel"
 )
 
 //go:embed eps.toml
@@ -25,6 +27,7 @@ type EPInfo struct {
 	FingerprintOptions []string            // options that change the SDK version, the hardware or the compatibility string
 	// Hardware takes the hardware architecture out of the compatibility string: its first group, or named groups joined by "/".
 	Hardware       *regexp.Regexp
+	Aliases        []string // other values of attribute "source" under which the EP takes EPContext nodes, in any case
 	DriverMetadata []string // keys of device metadata that hold a driver version
 	TargetAbsent   string   // device type on which builds are made for a device that is elsewhere; load checks prove nothing there
 }
@@ -58,6 +61,7 @@ type epEntry struct {
 	Packages           []string            `toml:"packages"`
 	FingerprintOptions []string            `toml:"fingerprint_options"`
 	Hardware           string              `toml:"hardware"`
+	Aliases            []string            `toml:"aliases"`
 	DriverMetadata     []string            `toml:"driver_metadata"`
 	TargetAbsent       string              `toml:"target_absent_on"`
 	Options            map[string]EPOption `toml:"options"`
@@ -101,7 +105,7 @@ func parseEPs(data []byte) (map[string]EPInfo, error) {
 	table := map[string]EPInfo{}
 	for name, e := range file.EP {
 		info := EPInfo{Name: name, Libraries: e.Libraries, Packages: e.Packages, Options: e.Options, FingerprintOptions: e.FingerprintOptions,
-			DriverMetadata: e.DriverMetadata, TargetAbsent: e.TargetAbsent}
+			Aliases: e.Aliases, DriverMetadata: e.DriverMetadata, TargetAbsent: e.TargetAbsent}
 		if e.Hardware != "" {
 			re, err := regexp.Compile(e.Hardware)
 			if err != nil {
@@ -120,6 +124,21 @@ func EPByName(name string) (EPInfo, bool) {
 	defer epTable.RUnlock()
 	info, ok := epTable.eps[name]
 	return info, ok
+}
+
+// NameSources replaces aliases in the "source" of the model's EPContext nodes by the EPs' names, so that callers compare names alone.
+func NameSources(m *epmodel.Model) {
+	epTable.RLock()
+	defer epTable.RUnlock()
+	for i := range m.Contexts {
+		source := &m.Contexts[i].Source
+		for name, info := range epTable.eps {
+			if slices.ContainsFunc(info.Aliases, func(alias string) bool { return strings.EqualFold(alias, *source) }) {
+				*source = name
+				break
+			}
+		}
+	}
 }
 
 // EPNames lists the EPs that are known, sorted.
