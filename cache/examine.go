@@ -252,8 +252,20 @@ func (c *Cache) believed(ctx context.Context, a *against, job compilers.CheckJob
 	return checked, nil
 }
 
-// control says why what these libraries make does not load here, "" if it does.
+// control says why what these libraries make does not load here, "" if it does or if nothing can be made to try that with.
 func (c *Cache) control(ctx context.Context, a *against) (string, error) {
+	var own *compilers.Job
+	if a.onModel {
+		if a.model == nil {
+			return "", nil // there is nothing to try it with, so what happened is believed
+		}
+		graph, remove, err := c.copied(ctx, a.model, a.request)
+		defer remove()
+		if err != nil {
+			return "", err
+		}
+		own = ownJob(a.request, graph)
+	}
 	folder, err := os.MkdirTemp(c.path("staging"), "control-")
 	if err != nil {
 		return "", err
@@ -264,7 +276,7 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		}
 	}()
 	result, err := still(a.rc, func() (compilers.CheckResult, error) {
-		return compilers.Control(ctx, c.compiler, a.rc.spec, a.eps, folder)
+		return compilers.Control(ctx, c.compiler, a.rc.spec, a.eps, folder, own)
 	})
 	switch {
 	case errors.Is(err, errMoving) || errors.Is(err, errReplaced):

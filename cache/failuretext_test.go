@@ -22,7 +22,7 @@ type outspoken struct {
 }
 
 func (o outspoken) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
-	if strings.HasPrefix(filepath.Base(job.Model), "control") {
+	if filepath.Base(job.Model) == compilers.ProbeModel {
 		return o.Compiler.Compile(ctx, job, progress)
 	}
 	o.began <- struct{}{}

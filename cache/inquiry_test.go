@@ -17,14 +17,14 @@ type slowProbe struct {
 	began, pass chan struct{}
 }
 
-func (s *slowProbe) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP) ([]compilers.Fingerprint, error) {
+func (s *slowProbe) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
 	s.began <- struct{}{}
 	select {
 	case <-s.pass:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	return s.Compiler.Fingerprint(ctx, r, eps)
+	return s.Compiler.Fingerprint(ctx, r, eps, own)
 }
 
 func slowToKnow(t *testing.T) (*bench, *slowProbe) {

@@ -45,10 +45,19 @@ type against struct {
 	eps     []compilers.EP
 	facts   []index.EPFacts
 	request requests.Record
+
+	onModel bool     // an execution provider takes none of the tiny models
+	model   *Request // then: a request that has its model with it, for the control; nil: there is none
 }
 
 func (p *plan) against(rt string, rc *runtimeContent) *against {
-	return &against{runtime: rt, rc: rc, eps: p.eps, facts: p.facts, request: p.canonical}
+	return &against{runtime: rt, rc: rc, eps: p.eps, facts: p.facts, request: p.canonical, onModel: p.onModel}
+}
+
+// with is a with the model of a request.
+func (a *against) with(r *Request) *against {
+	a.model = r
+	return a
 }
 
 // judged remembers how other libraries' builds suit a runtime with certain contents. What was judged by other rules or

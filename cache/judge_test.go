@@ -41,7 +41,7 @@ func (o *opinion) Compatibility(_ context.Context, _ compilers.Runtime, _ compil
 
 func (o *opinion) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
 	o.checks.Add(1)
-	control := filepath.Base(job.Graph) == "control_ctx.onnx"
+	control := filepath.Base(job.Graph) == "probe_ctx.onnx"
 	if o.load == "" || filepath.Base(filepath.Dir(job.Graph)) == "out" || control && !o.broken.Load() { // "out": what was compiled just now
 		return o.Compiler.Check(ctx, job)
 	}
@@ -344,11 +344,11 @@ type failing struct {
 	ill atomic.Bool
 }
 
-func (f *failing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP) ([]compilers.Fingerprint, error) {
+func (f *failing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
 	if f.ill.Load() {
 		return nil, errors.New("experimental function missing")
 	}
-	return f.Compiler.Fingerprint(ctx, r, eps)
+	return f.Compiler.Fingerprint(ctx, r, eps, own)
 }
 
 func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {

@@ -74,7 +74,7 @@ func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, r
 		if len(others) == 0 {
 			return
 		}
-		ranked, err := c.rank(ctx, p.against(rt.name, rc), others, phase)
+		ranked, err := c.rank(ctx, p.against(rt.name, rc).with(r), others, phase)
 		if err != nil {
 			yield(considered{}, workerError(err, "model %q", r.Name))
 			return

@@ -122,42 +122,57 @@ func (j Judgement) ofString() string {
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
 func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
 	key := c.probes.key("own", a.rc, append(a.request.Model[:], a.spelled()...))
-	if known, ok := c.probes.load(key).(compilers.CheckResult); ok {
+	return onCopy(ctx, c, r, a.request, key, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
+		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
+	})
+}
+
+// onCopy finds something out with a private copy of the request's model, once for the key, and remembers it as remember does. find goes on when
+// the request that it was begun for leaves.
+func onCopy[T any](ctx context.Context, c *Cache, r *Request, record requests.Record, key string, lasts func(T) bool,
+	find func(ctx context.Context, graph string) (T, error)) (out T, err error) {
+	if known, ok := recall[T](c.probes, key); ok {
 		return known, nil
 	}
 	select {
 	case c.checks <- struct{}{}: // a copy of each model and a process, so not for as many as anybody may ask
 	case <-ctx.Done():
-		return compilers.CheckResult{}, ctx.Err()
+		return out, ctx.Err()
 	}
-	folder := ""
+	graph, removeCopy := "", func() {}
 	remove := func() {
-		_ = os.RemoveAll(folder) // what stays is removed at the next start
+		removeCopy()
 		<-c.checks
 	}
-	var taken atomic.Bool // by whoever removes the folder: the check goes on when its first asker leaves
+	var taken atomic.Bool // by whoever removes the folder
 	defer func() {
 		if taken.CompareAndSwap(false, true) {
 			remove()
 		}
 	}()
-	if known, ok := c.probes.load(key).(compilers.CheckResult); ok {
+	if known, ok := c.probes.load(key).(T); ok {
 		return known, nil // by another request, meanwhile
 	}
-	var err error
-	if folder, err = os.MkdirTemp(c.path("staging"), "own-"); err != nil {
-		return compilers.CheckResult{}, storeError(err, r.Name)
+	if graph, removeCopy, err = c.copied(ctx, r, record); err != nil {
+		return out, err
 	}
-	j := &job{c: c, request: r, plan: &plan{canonical: a.request}, name: newID()[:16], folder: folder}
-	graph, err := j.copyProven(ctx)
-	if err != nil {
-		return compilers.CheckResult{}, err
-	}
-	return remember(ctx, c.probes, byItself(), "", key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
+	return remember(ctx, c.probes, byItself(), "", key, false, lasts, func(ctx context.Context) (T, error) {
 		if !taken.CompareAndSwap(false, true) {
-			return compilers.CheckResult{}, context.Canceled
+			return out, context.Canceled
 		}
 		defer remove()
-		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
+		return find(ctx, graph)
 	})
+}
+
+// copied makes a private copy of the request's model, proven to be what its key was made of.
+func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (graph string, remove func(), err error) {
+	folder, err := os.MkdirTemp(c.path("staging"), "own-")
+	if err != nil {
+		return "", func() {}, storeError(err, r.Name)
+	}
+	remove = func() { _ = os.RemoveAll(folder) } // what stays is removed at the next start
+	j := &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16], folder: folder}
+	graph, err = j.copyProven(ctx)
+	return graph, remove, err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
@@ -23,6 +24,7 @@ type plan struct {
 	marks      []compilers.Fingerprint
 	facts      []index.EPFacts
 	buildKey   index.BuildKey
+	onModel    bool                 // an EP takes none of the tiny models: its mark was made with the request's own
 	beside     bool                 // the execution providers have no device to keep for themselves
 	outside    bool                 // for libraries that are not run here
 	libraries  map[string]cas.Stamp // then: those that were hashed, by EP
@@ -106,24 +108,48 @@ func (c *Cache) newPlan(ctx context.Context, r *Request, model cas.Digest, rc *r
 	if r.OnMiss == KeyOnly {
 		return p, nil // the key needs no fingerprint, so it can be told where nothing compiles
 	}
-	if p.marks, err = c.probes.fingerprints(ctx, inquirer(r), rc, p.eps, false); err != nil {
-		if err := givenUp(ctx, r, err); err != nil {
-			return nil, err
+	if err := c.marks(ctx, r, rc, p); err != nil {
+		if left := givenUp(ctx, r, err); left != nil {
+			return nil, left
 		}
-		var none *compilers.NoNodesError
-		if errors.As(err, &none) {
-			return nil, refusal.New(refusal.Unavailable, nil, "%s takes not even a model of one node with these devices and options", strings.Join(none.EPs, ", ")).
-				WithHint("an option may not suit this execution provider: %v", p.canonical.Options())
-		}
-		var crash *compilers.ExitError
-		if errors.As(err, &crash) || errors.Is(err, compilers.ErrTimeout) {
-			return nil, refusal.New(refusal.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", epNames(r.EPs)).
-				WithHint("its files may be damaged, or being replaced")
-		}
-		return nil, workerError(err, "execution provider %s cannot compile here", epNames(r.EPs))
+		return nil, cannotCompile(r, p, err)
 	}
 	c.name(p, rc)
 	return p, nil
+}
+
+// cannotCompile says why the request's execution providers have no fingerprint. Options that were not given are not blamed.
+func cannotCompile(r *Request, p *plan, err error) error {
+	names := epNames(r.EPs)
+	switch {
+	case p.onModel:
+		var none *compilers.NoNodesError
+		if errors.As(err, &none) {
+			err = none
+		}
+		err = workerError(err, "model %q does not compile, nor do the smallest models that %s may take", r.Name, names)
+	case errors.As(err, new(*compilers.ExitError)), errors.Is(err, compilers.ErrTimeout):
+		return refusal.New(refusal.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", names).
+			WithHint("its files may be damaged, or being replaced")
+	default:
+		return workerError(err, "execution provider %s cannot compile here", names)
+	}
+	var told *refusal.Error
+	if given := r.options(); given != "" && errors.As(err, &told) && failure.In(told) != nil {
+		told.Hint = strings.TrimPrefix(told.Hint+"; or an option may not suit the execution provider: "+given, "; or ")
+	}
+	return err
+}
+
+// options lists the provider options that the request gives, "" if it gives none.
+func (r *Request) options() string {
+	var given []string
+	for _, ep := range r.EPs {
+		for _, name := range sortedKeys(ep.Options) {
+			given = append(given, name+"="+ep.Options[name])
+		}
+	}
+	return strings.Join(given, ", ")
 }
 
 // name fills in what a build would be called, and what is known of what would make it.

@@ -52,12 +52,8 @@ func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time,
 func remember[T any](ctx context.Context, p *probes, who asking, ep, key string, fresh bool, lasts func(T) bool, find func(context.Context) (T, error)) (T, error) {
 	var out T
 	if !fresh {
-		if v, ok := p.load(key).(T); ok {
+		if v, ok := recall[T](p, key); ok {
 			return v, nil
-		}
-		if raw, ok := p.book.Memo([]byte("probe:" + key)); ok && json.Unmarshal(raw, &out) == nil {
-			p.hold(key, out, true)
-			return out, nil
 		}
 	}
 	fact, err := p.flights.inquire(ctx, key, who, ep, func(ctx context.Context) (any, error) {
@@ -84,6 +80,18 @@ func remember[T any](ctx context.Context, p *probes, who asking, ep, key string,
 		return out, err
 	}
 	return fact.(T), nil // the key says what kind of fact it is
+}
+
+// recall gives what is remembered for the key.
+func recall[T any](p *probes, key string) (out T, ok bool) {
+	if out, ok = p.load(key).(T); ok {
+		return out, true
+	}
+	if raw, ok := p.book.Memo([]byte("probe:" + key)); ok && json.Unmarshal(raw, &out) == nil {
+		p.hold(key, out, true)
+		return out, true
+	}
+	return out, false
 }
 
 func (p *probes) load(key string) any {
@@ -166,28 +174,58 @@ func proven(r compilers.CheckResult) bool { return r.Outcome != compilers.Failed
 // crashed is the code of a check whose process crashed.
 const crashed = -1
 
-// fingerprints compiles one node with each EP, as the request would have it.
+// fingerprints compiles a tiny model with each EP, as the request would have it.
 func (p *probes) fingerprints(ctx context.Context, who asking, rc *runtimeContent, eps []compilers.EP, fresh bool) ([]compilers.Fingerprint, error) {
 	more, err := json.Marshal(fingerprintFacts(eps))
 	if err != nil {
 		return nil, err
 	}
 	made, err := remember(ctx, p, who, eps[0].Name, p.key("fingerprint", rc, more), fresh, printed.holds, func(ctx context.Context) (printed, error) {
-		marks, err := still(rc, func() ([]compilers.Fingerprint, error) { return p.compiler.Fingerprint(ctx, rc.spec, eps) })
-		if err != nil && ctx.Err() == nil {
-			if f := failure.Of(err, ""); f != nil && f.Reason.OfModel() {
-				return printed{err: err}, nil
-			}
-		}
-		return printed{Marks: marks}, err
+		return p.print(ctx, rc, eps, nil)
 	})
-	if err == nil {
-		err = made.err
+	return made.of(eps, err)
+}
+
+// print makes the fingerprints, with own's model where an EP takes none of the tiny ones.
+func (p *probes) print(ctx context.Context, rc *runtimeContent, eps []compilers.EP, own *compilers.Job) (printed, error) {
+	marks, err := still(rc, func() ([]compilers.Fingerprint, error) { return p.compiler.Fingerprint(ctx, rc.spec, eps, own) })
+	if err != nil && ctx.Err() == nil {
+		if f := failure.Of(err, ""); f != nil && f.Reason.OfModel() {
+			return printed{err: err}, nil
+		}
 	}
-	if err == nil && len(made.Marks) != len(eps) {
+	return printed{Marks: marks}, err
+}
+
+// of gives what was printed for the EPs.
+func (p printed) of(eps []compilers.EP, err error) ([]compilers.Fingerprint, error) {
+	if err == nil {
+		err = p.err
+	}
+	if err == nil && len(p.Marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")
 	}
-	return made.Marks, err
+	return p.Marks, err
+}
+
+// marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.
+func (c *Cache) marks(ctx context.Context, r *Request, rc *runtimeContent, p *plan) error {
+	var err error
+	if p.marks, err = c.probes.fingerprints(ctx, inquirer(r), rc, p.eps, false); err == nil || r.Graph == nil || !compilers.MayTakeAnother(err) {
+		return err
+	}
+	p.onModel = true
+	made, err := onCopy(ctx, c, r, p.canonical, c.probes.key("fingerprint", rc, p.requestKey[:]), printed.holds, func(ctx context.Context, model string) (printed, error) {
+		return c.probes.print(ctx, rc, p.eps, ownJob(p.canonical, model))
+	})
+	p.marks, err = made.of(p.eps, err)
+	return err
+}
+
+// ownJob is a job with a request's own model, for compilers.Fingerprint and compilers.Control.
+func ownJob(r requests.Record, model string) *compilers.Job {
+	return &compilers.Job{Model: model, SessionOptions: r.SessionOptions, FreeDimensions: r.FreeDimensions,
+		FreeDimensionsByDenotation: r.FreeDimensionsByDenotation, GraphOptimizationLevel: r.GraphOptimizationLevel}
 }
 
 // printed are fingerprints, or why there are none: an option over which the execution provider crashes must not make it do

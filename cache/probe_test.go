@@ -81,8 +81,8 @@ type crashing struct {
 	well atomic.Bool
 }
 
-func (c *crashing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP) ([]compilers.Fingerprint, error) {
-	prints, err := c.Compiler.Fingerprint(ctx, r, eps)
+func (c *crashing) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
+	prints, err := c.Compiler.Fingerprint(ctx, r, eps, own)
 	if !c.well.Load() {
 		return nil, &compilers.ExitError{Compiler: standin.EP, Signal: "segmentation fault", Name: "SIGSEGV", Code: -1}
 	}

@@ -216,10 +216,10 @@ func (t Tool) said(err error, log string) error {
 }
 
 // Fingerprint implements Compiler.
-func (c *Command) Fingerprint(ctx context.Context, r Runtime, eps []EP) ([]Fingerprint, error) {
+func (c *Command) Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error) {
 	var prints []Fingerprint
 	for _, ep := range eps {
-		one, err := c.fingerprintOf(ctx, r, ep)
+		one, err := c.fingerprintOf(ctx, r, ep, own)
 		if err != nil {
 			return nil, err
 		}
@@ -228,23 +228,23 @@ func (c *Command) Fingerprint(ctx context.Context, r Runtime, eps []EP) ([]Finge
 	return prints, nil
 }
 
-func (c *Command) fingerprintOf(ctx context.Context, r Runtime, ep EP) (Fingerprint, error) {
+func (c *Command) fingerprintOf(ctx context.Context, r Runtime, ep EP, own *Job) (Fingerprint, error) {
 	t, isTool := c.tools[ep.Name]
 	if !isTool {
-		prints, err := c.ORT.Fingerprint(ctx, r, []EP{ep})
+		prints, err := c.ORT.Fingerprint(ctx, r, []EP{ep}, own)
 		if err != nil {
 			return Fingerprint{}, err
 		}
 		return prints[0], nil
 	}
-	print, err := c.toolFingerprint(ctx, t, r, ep)
+	print, err := c.toolFingerprint(ctx, t, probeJob(r, ep, ""), own)
 	if err != nil {
 		return Fingerprint{}, fmt.Errorf("fingerprint of %s with %s: %w", t.EP, t.Program, err)
 	}
 	return print, nil
 }
 
-func (c *Command) toolFingerprint(ctx context.Context, t Tool, r Runtime, ep EP) (Fingerprint, error) {
+func (c *Command) toolFingerprint(ctx context.Context, t Tool, job Job, own *Job) (Fingerprint, error) {
 	version, err := c.version(ctx, t)
 	if err != nil {
 		return Fingerprint{}, err
@@ -254,20 +254,18 @@ func (c *Command) toolFingerprint(ctx context.Context, t Tool, r Runtime, ep EP)
 		return Fingerprint{}, err
 	}
 	defer c.drop(folder)
-	info, _ := EPByName(ep.Name)
-	ep.Options = info.ForFingerprint(ep.Options)
-	job, err := fingerprintJob(r, ep, folder)
+	job.Folder = folder
+	compile := func(ctx context.Context, job Job) (Result, error) {
+		if err := t.refuse(job); err != nil {
+			return Result{}, err
+		}
+		return c.compile(ctx, t, job, nil)
+	}
+	job, done, err := smallestTaken(ctx, compile, job, own)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	if err := t.refuse(job); err != nil {
-		return Fingerprint{}, err
-	}
-	done, err := c.compile(ctx, t, job, nil)
-	if err != nil {
-		return Fingerprint{}, err
-	}
-	print, err := fingerprintOf(ctx, job, done, info)
+	print, err := fingerprintOf(ctx, job, done)
 	if err != nil {
 		return Fingerprint{}, err
 	}

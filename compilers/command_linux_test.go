@@ -234,12 +234,12 @@ func TestToolWithoutALibrary(t *testing.T) {
 	verdicts, err := c.Compatibility(t.Context(), r, eps[0], []string{"a", "b"})
 	require.NoError(t, err)
 	require.Equal(t, []compilers.Verdict{compilers.Unknown, compilers.Unknown}, verdicts)
-	_, err = c.Fingerprint(t.Context(), r, eps)
+	_, err = c.Fingerprint(t.Context(), r, eps, nil)
 	var refused *compilers.RefusedError
 	require.ErrorAs(t, err, &refused, "the one-node model was refused")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = c.Fingerprint(ctx, r, eps)
+	_, err = c.Fingerprint(ctx, r, eps, nil)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

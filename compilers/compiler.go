@@ -13,9 +13,11 @@ type Compiler interface {
 	// error result is for the runtime as a whole.
 	Probe(ctx context.Context, r Runtime) (Facts, error)
 
-	// Fingerprint compiles a one-node model with each of the EPs in turn, and tells what the result says of itself; one Fingerprint per EP, in
-	// their order. Builds that are made with the same EP, devices and options carry the same SDK version and compatibility string.
-	Fingerprint(ctx context.Context, r Runtime, eps []EP) ([]Fingerprint, error)
+	// Fingerprint compiles a tiny model with each of the EPs in turn, and tells what the result says of itself; one Fingerprint per EP, in
+	// their order. Builds that are made with the same EP, devices and options carry the same SDK version, and if the string does not depend
+	// on the model the same compatibility string. Where an EP takes none of the tiny models, own's model is compiled if own is not nil: of
+	// its fields the model and the session's options count.
+	Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error)
 
 	// Compile compiles one model into job.Folder. progress, if not nil, is called from another goroutine with each phase that begins, and never
 	// after Compile returned.

@@ -3,18 +3,16 @@ package compilers
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 
-	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
 )
 
 // Fingerprint implements Compiler.
-func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP) ([]Fingerprint, error) {
+func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error) {
 	var prints []Fingerprint
 	for _, ep := range eps {
-		print, err := o.fingerprint(ctx, r, ep)
+		print, err := o.fingerprint(ctx, r, ep, own)
 		if err != nil {
 			return nil, fmt.Errorf("fingerprint of %s: %w", ep.Name, err)
 		}
@@ -23,50 +21,46 @@ func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP) ([]Fingerpri
 	return prints, nil
 }
 
-func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP) (Fingerprint, error) {
+func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, own *Job) (Fingerprint, error) {
 	folder, err := o.scratch()
 	if err != nil {
 		return Fingerprint{}, err
 	}
 	defer o.drop(folder)
-	info, known := EPByName(ep.Name)
-	if known {
-		// Other options may ask for things that make no sense for this model, and do not change what is read from it.
-		ep.Options = info.ForFingerprint(ep.Options)
-	}
-	job, err := fingerprintJob(r, ep, folder)
+	compile := func(ctx context.Context, job Job) (Result, error) { return o.Compile(ctx, job, nil) }
+	job, done, err := smallestTaken(ctx, compile, probeJob(r, ep, folder), own)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	done, err := o.Compile(ctx, job, nil)
+	print, err := fingerprintOf(ctx, job, done)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	print, err := fingerprintOf(ctx, job, done, info)
-	if err != nil {
-		return Fingerprint{}, err
-	}
+	info, _ := EPByName(ep.Name)
 	for _, used := range done.EPs {
 		print.describe(used, info)
 	}
 	return print, nil
 }
 
-// fingerprintJob compiles the smallest model there is, which is written into the folder.
-func fingerprintJob(r Runtime, ep EP, folder string) (Job, error) {
-	model := filepath.Join(folder, "fingerprint.onnx")
-	if err := os.WriteFile(model, tinymodel.Relu(), 0o600); err != nil {
-		return Job{}, err
-	}
-	return Job{Runtime: r, EPs: []EP{ep}, Model: model, Folder: folder, Output: "fingerprint_ctx.onnx"}, nil
+// ProbeModel is the base name of the models that fingerprints and controls compile.
+const ProbeModel = "probe.onnx"
+
+// probeJob compiles in the folder what an EP is probed with. Options that a fingerprint does not
+// depend on may ask for things that make no sense for such a model.
+func probeJob(r Runtime, ep EP, folder string) Job {
+	info, _ := EPByName(ep.Name)
+	ep.Options = info.ForFingerprint(ep.Options)
+	return Job{Runtime: r, EPs: []EP{ep}, Folder: folder, Output: "probe_ctx.onnx"}
 }
 
 // fingerprintOf reads what came of such a job.
-func fingerprintOf(ctx context.Context, job Job, done Result, info EPInfo) (Fingerprint, error) {
+func fingerprintOf(ctx context.Context, job Job, done Result) (Fingerprint, error) {
 	graph, err := readGraph(ctx, filepath.Join(job.Folder, done.Graph))
 	if err != nil {
 		return Fingerprint{}, err
 	}
+	info, _ := EPByName(job.EPs[0].Name)
 	print := readFingerprint(graph, job.EPs[0].Name, info)
 	print.Seconds = done.Seconds
 	return print, nil

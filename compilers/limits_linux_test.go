@@ -68,7 +68,7 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	info, err := os.Stat(model)
 	require.NoError(t, err)
 	require.EqualValues(t, 0o600, info.Mode().Perm(), "the model is the daemon's alone again")
-	prints, err := c.Fingerprint(t.Context(), r, job.EPs)
+	prints, err := c.Fingerprint(t.Context(), r, job.EPs, nil)
 	require.NoError(t, err)
 	require.NotEmpty(t, prints[0].SDKVersion)
 	check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(folder, result.Graph)})

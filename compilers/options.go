@@ -125,8 +125,11 @@ func (i EPInfo) HardwareOf(compatibility string) string {
 	return strings.Join(m[1:], "/")
 }
 
-// ForFingerprint keeps those options that the fingerprint depends on.
+// ForFingerprint keeps those options that the fingerprint depends on. Of an EP without an entry it may depend on any.
 func (i EPInfo) ForFingerprint(options map[string]string) map[string]string {
+	if i.Name == "" {
+		return options
+	}
 	kept := map[string]string{}
 	for _, name := range i.FingerprintOptions {
 		if value, ok := options[name]; ok {

@@ -78,7 +78,7 @@ func TestORTVersions(t *testing.T) {
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
 			require.Equal(t, r.ORTVersion, result.ORTVersion)
-			prints, err := c.Fingerprint(t.Context(), r, job.EPs)
+			prints, err := c.Fingerprint(t.Context(), r, job.EPs, nil)
 			require.NoError(t, err)
 			require.NotEmpty(t, prints[0].SDKVersion)
 			check, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})

@@ -63,7 +63,7 @@ func TestTestEPTellsItsRelease(t *testing.T) {
 			[]string{d.EPMetadata["device_id"], d.EPMetadata["os_driver_version"], d.EPMetadata["hardware_architecture"], d.EPMetadata["version"]})
 	}
 	for i, device := range []string{"0", "1"} {
-		prints, err := c.Fingerprint(t.Context(), r, []compilers.EP{testEPOn(device, nil)})
+		prints, err := c.Fingerprint(t.Context(), r, []compilers.EP{testEPOn(device, nil)}, nil)
 		require.NoError(t, err)
 		hardware := fmt.Sprint("v", i+1)
 		require.Equal(t, []string{"7.8.9", hardware, "epcachedtest;format=1;sdk=7.8.9;hw=" + hardware, "3.2.1", "550.1"},

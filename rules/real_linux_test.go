@@ -31,7 +31,7 @@ type made struct {
 func makeBuild(t *testing.T, c *compilers.ORT, name string, ep compilers.EP) made {
 	m := made{name: name, runtime: compilertest.Runtime(t, name), ep: ep}
 	eps := []compilers.EP{ep}
-	prints, err := c.Fingerprint(t.Context(), m.runtime, eps)
+	prints, err := c.Fingerprint(t.Context(), m.runtime, eps, nil)
 	require.NoError(t, err)
 	p := prints[0]
 	m.facts = rules.Facts{EP: ep.Name, EPVersion: p.EPVersion, SDKVersion: p.SDKVersion, HardwareArchitecture: p.HardwareArchitecture,

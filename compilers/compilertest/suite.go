@@ -78,20 +78,20 @@ func (s Subject) testProbe(t *testing.T) {
 }
 
 func (s Subject) testFingerprint(t *testing.T) {
-	first, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP})
+	first, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP}, nil)
 	require.NoError(t, err)
 	require.Len(t, first, 1)
 	require.NotEmpty(t, first[0].SDKVersion)
 	require.NotEmpty(t, first[0].CompatibilityString)
 	require.NotEmpty(t, first[0].HardwareArchitecture)
-	again, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP})
+	again, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP}, nil)
 	require.NoError(t, err)
 	first[0].Seconds, again[0].Seconds = 0, 0
 	require.Equal(t, first, again)
 }
 
 func (s Subject) testCompatibility(t *testing.T) {
-	prints, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP})
+	prints, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP}, nil)
 	require.NoError(t, err)
 	verdicts, err := s.Compiler.Compatibility(t.Context(), s.Runtime, s.EP, []string{prints[0].CompatibilityString, "nobody's"})
 	require.NoError(t, err)
@@ -200,7 +200,7 @@ func (s Subject) testControl(t *testing.T) {
 	if !s.Loads {
 		return // what a control says on such a machine is not promised
 	}
-	result, err := compilers.Control(t.Context(), s.Compiler, s.Runtime, []compilers.EP{s.EP}, t.TempDir())
+	result, err := compilers.Control(t.Context(), s.Compiler, s.Runtime, []compilers.EP{s.EP}, t.TempDir(), nil)
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, result.Outcome, result.Text)
 }

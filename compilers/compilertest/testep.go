@@ -24,7 +24,7 @@ const testEPLibrary = "libonnxruntime_providers_epcachedtest.so"
 const TestEPTable = `
 [ep.` + TestEP + `]
 libraries = ["` + testEPLibrary + `"]
-fingerprint_options = []
+fingerprint_options = ["target"]
 hardware = ';hw=(.+)$'
 driver_metadata = ["os_driver_version"]
 
@@ -34,12 +34,17 @@ partition = { policy = "allowed", kind = "string", default = "group" }
 primaries = { policy = "allowed", kind = "string", default = "one" }
 check = { policy = "allowed", kind = "bool", default = "1" }
 notes = { policy = "allowed", kind = "string" }
+target = { policy = "allowed", kind = "string" }
 delay = { policy = "allowed", kind = "int", default = "0" }
 fault = { policy = "allowed", kind = "string" }
 `
 
 // Release is what an installation of the test EP says of itself. Empty fields keep the EP's defaults.
 type Release struct {
+	Name     string    // of the EP; another than TestEP has no entry in any table
+	Ops      string    // operators that it takes, separated by commas; "Mul" with Single: as ONNX Runtime's example plugin EP
+	Single   bool      // it takes one node of a model
+	Least    int       // elements that the output of a node has at least, for the EP to take it
 	Version  string    // of the EP
 	SDK      string    // "MAJOR.MINOR.PATCH": another minor version loads, and asks for recompilation; another major version does not load
 	Driver   string    // os_driver_version of the devices
@@ -50,7 +55,14 @@ type Release struct {
 
 func (r Release) text() string {
 	var b strings.Builder
-	for _, line := range [][2]string{{"version", r.Version}, {"sdk", r.SDK}, {"driver", r.Driver}, {"hardware.0", r.Hardware[0]}, {"hardware.1", r.Hardware[1]},
+	single, least := "", ""
+	if r.Single {
+		single = "1"
+	}
+	if r.Least > 0 {
+		least = fmt.Sprint(r.Least)
+	}
+	for _, line := range [][2]string{{"name", r.Name}, {"ops", r.Ops}, {"single", single}, {"least", least}, {"version", r.Version}, {"sdk", r.SDK}, {"driver", r.Driver}, {"hardware.0", r.Hardware[0]}, {"hardware.1", r.Hardware[1]},
 		{"verdict", r.Verdict}, {"fault", r.Fault}} {
 		if line[1] != "" {
 			fmt.Fprintf(&b, "%s = %s\n", line[0], line[1])
@@ -116,7 +128,7 @@ func TestEPRuntime(t testing.TB, ort string, release Release) compilers.Runtime 
 }
 
 // InstallTestEP puts the test EP, in a release, into a runtime's folder, in the place of another release that may be there, as an update does: by
-// renames. It gives what compilers.Find gives for the folder.
+// renames. It gives what compilers.Find gives for the folder, and for a release with a name what compilers.Complete gives for its libraries.
 func InstallTestEP(t testing.TB, folder string, release Release) compilers.Runtime {
 	t.Helper()
 	library, err := os.ReadFile(TestEPLibrary(t))
@@ -125,6 +137,14 @@ func InstallTestEP(t testing.TB, folder string, release Release) compilers.Runti
 	library = fmt.Appendf(library, "version %s, SDK %s\n", release.Version, release.SDK)
 	replace(t, filepath.Join(folder, strings.TrimSuffix(testEPLibrary, ".so")+".release"), []byte(release.text()))
 	replace(t, filepath.Join(folder, testEPLibrary), library)
+	if release.Name != "" {
+		ort, err := filepath.Glob(filepath.Join(folder, "libonnxruntime.so.*"))
+		require.NoError(t, err)
+		r, err := compilers.Complete(compilers.Runtime{Directory: folder, ORTLibrary: ort[0],
+			EPs: []compilers.EPLibrary{{EP: release.Name, Path: filepath.Join(folder, testEPLibrary)}}})
+		require.NoError(t, err)
+		return r
+	}
 	r, err := compilers.Find(folder)
 	require.NoError(t, err)
 	return r

@@ -78,7 +78,7 @@ func (c *Compiler) misbehave(ctx context.Context, job compilers.Job) error {
 }
 
 // controlled tells whether it is compilers.Control that compiles: the smallest model, of which nothing can be wrong.
-func controlled(job compilers.Job) bool { return filepath.Base(job.Model) == compilers.ControlModel }
+func controlled(job compilers.Job) bool { return filepath.Base(job.Model) == compilers.ProbeModel }
 
 func (c *Compiler) hang(ctx context.Context) error {
 	wall := cmp.Or(c.Limits.Wall, compilers.DefaultLimits.Wall)

@@ -90,7 +90,7 @@ func device(sdk SDK) compilers.DeviceFacts {
 }
 
 // Fingerprint implements compilers.Compiler.
-func (c *Compiler) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP) ([]compilers.Fingerprint, error) {
+func (c *Compiler) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, _ *compilers.Job) ([]compilers.Fingerprint, error) {
 	c.Fingerprints.Add(1)
 	var prints []compilers.Fingerprint
 	for _, ep := range eps {

@@ -1,4 +1,4 @@
-// Package tinymodel writes small ONNX models: the one-node model that a fingerprint is taken with, the graphs of the stand-in compiler, and
+// Package tinymodel writes small ONNX models: those that a fingerprint is taken with, the graphs of the stand-in compiler, and
 // models for tests. It knows no more of ONNX than these need, and checks nothing: what it writes is what it was told.
 package tinymodel
 
@@ -14,9 +14,11 @@ import (
 
 // Element types of tensors: TensorProto.DataType.
 const (
-	Float = 1
-	Int32 = 6
-	Int64 = 7
+	Float   = 1
+	Int8    = 3
+	Int32   = 6
+	Int64   = 7
+	Float16 = 10
 )
 
 // Model is a model with one graph.
@@ -162,15 +164,6 @@ func (t Tensor) encode() []byte {
 		}
 	}
 	return appendInt(b, 14, 1)
-}
-
-// Relu is the smallest model that EPs compile: one Relu of one float.
-func Relu() []byte {
-	one := func(name string) Value { return Value{Name: name, Type: Float, Shape: []any{1}} }
-	return Model{
-		Nodes:  []Node{{Op: "Relu", Inputs: []string{"x"}, Outputs: []string{"y"}}},
-		Inputs: []Value{one("x")}, Outputs: []Value{one("y")},
-	}.Encode()
 }
 
 // Dense is y[batch,n] = Relu(x[batch,n] W[n,n]), with weights from a seed: about 4 n² bytes. batch is an int or the name of a free dimension.

@@ -12,7 +12,7 @@
 
 static const char *ORT_API_CALL get_name(const OrtEp *base) NO_EXCEPTION {
   (void)base;
-  return EP_NAME;
+  return ep_name;
 }
 
 static OrtStatus *ORT_API_CALL get_capability(OrtEp *base, const OrtGraph *graph, OrtEpGraphSupportInfo *support) NO_EXCEPTION {
@@ -77,8 +77,9 @@ OrtStatus *new_ep(const struct release *release, const char *hardware, bool abse
   ep->base.Compile = compile;
   ep->base.ReleaseNodeComputeInfos = release_compute_infos;
   ep->base.GetCompiledModelCompatibilityInfo = compatibility_info;
-  ep->compatibility = compatibility_string(release->sdk, hardware);
-  OrtStatus *failed = read_options(session, &ep->options);
+  OrtStatus *failed = read_options(session, release, &ep->options);
+  if (!failed && ep->options.target) ep->hardware = ep->options.target;
+  ep->compatibility = compatibility_string(release->sdk, ep->hardware);
   if (!failed) failed = fault_at(ep->options.faults, "create");
   if (failed) {
     free_ep(&ep->base);

@@ -22,7 +22,7 @@ struct factory {
 
 static const char *ORT_API_CALL get_name(const OrtEpFactory *base) NO_EXCEPTION {
   (void)base;
-  return EP_NAME;
+  return ep_name;
 }
 
 static const char *ORT_API_CALL get_vendor(const OrtEpFactory *base) NO_EXCEPTION {
@@ -167,6 +167,7 @@ EXPORT OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base, co
   struct factory *f = allocate(1, sizeof *f);
   OrtStatus *failed = read_release(&f->release);
   if (!failed) failed = check_faults(f->release.faults);
+  if (!failed && f->release.name) ep_name = copy_text(f->release.name); // ONNX Runtime asks for it while the library stays loaded
   if (!failed) failed = fault_at(f->release.faults, "register");
   if (failed) {
     free_factory(f);

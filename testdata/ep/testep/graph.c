@@ -142,7 +142,7 @@ static OrtStatus *read_candidates(const OrtNode *const *nodes, size_t count, con
     TRY(ort->Node_GetOperatorType(nodes[i], &type));
     TRY(read_operands(nodes[i], &operands));
     TRY(ort->Node_GetNumSubgraphs(nodes[i], &subgraphs));
-    c[i].ours = operands.op != OP_NONE && subgraphs == 0 && is_listed(o->ops, type);
+    c[i].ours = operands.op != OP_NONE && subgraphs == 0 && is_listed(o->ops, type) && elements(&operands.shape_out) >= o->least;
     TRY(node_inputs(nodes[i], &c[i].in));
     TRY(node_outputs(nodes[i], &c[i].out));
   }
@@ -215,11 +215,19 @@ static OrtStatus *group_nodes(const OrtNode *const *nodes, struct candidate *c, 
   return NULL;
 }
 
+static OrtStatus *take_first(const OrtNode *const *nodes, const struct candidate *c, size_t count, bool drop_weights, OrtEpGraphSupportInfo *support) {
+  for (size_t i = 0; i < count; i++) {
+    if (c[i].ours) return take(nodes + i, 1, drop_weights, support);
+  }
+  return NULL;
+}
+
 static OrtStatus *choose_to_compile(const OrtNode *const *nodes, size_t count, const struct options *o, OrtEpGraphSupportInfo *support) {
   struct candidate *c = allocate(count, sizeof *c);
   const OrtNode **group = allocate(count, sizeof *group);
   OrtStatus *failed = read_candidates(nodes, count, o, c);
-  if (!failed) failed = group_nodes(nodes, c, count, o, group, support);
+  if (!failed && o->single) failed = take_first(nodes, c, count, !o->weightless, support);
+  if (!failed && !o->single) failed = group_nodes(nodes, c, count, o, group, support);
   free(group);
   free_candidates(c, count);
   return failed;

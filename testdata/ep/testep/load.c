@@ -55,7 +55,7 @@ static OrtStatus *check_target(const struct ep *ep, const struct context *c, con
   free(string);
   if (verdict == OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL) return NULL;
   if (verdict == OrtCompiledModelCompatibility_EP_SUPPORTED_PREFER_RECOMPILATION) {
-    char *text = format_text(EP_NAME ": context binary %s was made with SDK %s; compiling it again with %s may make it faster", where, c->sdk, ep->release->sdk);
+    char *text = format_text("%s: context binary %s was made with SDK %s; compiling it again with %s may make it faster", ep_name, where, c->sdk, ep->release->sdk);
     warn(ep, text);
     free(text);
     return NULL;

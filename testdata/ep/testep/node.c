@@ -61,7 +61,7 @@ OrtStatus *is_context_node(const OrtNode *node, bool *context, bool *ours) {
   struct bytes source;
   OrtStatus *failed = read_text(node, "source", &source);
   *context = true;
-  *ours = !failed && strcmp((char *)source.data, EP_NAME) == 0;
+  *ours = !failed && strcmp((char *)source.data, ep_name) == 0;
   free(source.data);
   return failed;
 }
@@ -114,7 +114,7 @@ static OrtStatus *add_all(struct attributes *list, const struct context_node *n,
   TRY(add_int(list, "embed_mode", n->embed));
   // Only a primary node refers to a context.
   if (n->main) TRY(add_text(list, "ep_cache_context", n->cache.data, n->cache.size));
-  TRY(add_text(list, "source", EP_NAME, strlen(EP_NAME)));
+  TRY(add_text(list, "source", ep_name, strlen(ep_name)));
   TRY(add_text(list, "ep_sdk_version", facts->sdk, strlen(facts->sdk)));
   TRY(add_text(list, "hardware_architecture", facts->hardware, strlen(facts->hardware)));
   TRY(add_text(list, "partition_name", n->partition, strlen(n->partition)));

@@ -6,8 +6,13 @@
 
 #include "fault.h"
 
-// PROVIDER_PREFIX is what ONNX Runtime puts in front of provider options when it adds them to the session's: "ep." and the EP's name in lower case.
-#define PROVIDER_PREFIX "ep.epcachedtestexecutionprovider."
+// provider_option gives the name of this EP's option: ONNX Runtime adds provider options to the session's as "ep.", the EP's name in lower case and a
+// dot before their names. NULL: it is another option.
+static const char *provider_option(const char *key) {
+  size_t length = strlen(ep_name);
+  bool ours = strncmp(key, "ep.", 3) == 0 && strncasecmp(key + 3, ep_name, length) == 0 && key[3 + length] == '.';
+  return ours ? key + 3 + length + 1 : NULL;
+}
 
 static bool is_on(const char *value) { return value && strcmp(value, "1") == 0; }
 
@@ -49,6 +54,10 @@ static OrtStatus *read_provider(const char *name, const char *value, struct opti
     o->notes = *value ? copy_text(value) : NULL;
     return NULL;
   }
+  if (strcmp(name, "target") == 0) {
+    o->target = *value ? copy_text(value) : NULL;
+    return NULL;
+  }
   if (strcmp(name, "delay") == 0) {
     char *end = NULL;
     o->delay = strtol(value, &end, 10);
@@ -58,11 +67,12 @@ static OrtStatus *read_provider(const char *name, const char *value, struct opti
     o->faults = *value ? copy_text(value) : NULL;
     return check_faults(o->faults);
   }
-  return fail(ORT_INVALID_ARGUMENT, "option %s: there are check, delay, fault, notes, ops, partition, primaries", name);
+  return fail(ORT_INVALID_ARGUMENT, "option %s: there are check, delay, fault, notes, ops, partition, primaries, target", name);
 }
 
-OrtStatus *read_options(const OrtSessionOptions *session, struct options *out) {
-  *out = (struct options){.ops = copy_text("Add,Gemm,MatMul,Mul,Relu"), .check = true};
+OrtStatus *read_options(const OrtSessionOptions *session, const struct release *release, struct options *out) {
+  *out = (struct options){.ops = copy_text(release->ops ? release->ops : "Add,Gemm,MatMul,Mul,Relu"),
+                          .single = is_on(release->single), .least = release->least ? strtoll(release->least, NULL, 10) : 0, .check = true};
   OrtKeyValuePairs *pairs = NULL;
   TRY(ort->GetSessionOptionsConfigEntries(session, &pairs));
   read_session(pairs, out);
@@ -71,7 +81,8 @@ OrtStatus *read_options(const OrtSessionOptions *session, struct options *out) {
   ort->GetKeyValuePairs(pairs, &keys, &values, &count);
   OrtStatus *failed = NULL;
   for (size_t i = 0; i < count && !failed; i++) {
-    if (strncasecmp(keys[i], PROVIDER_PREFIX, strlen(PROVIDER_PREFIX)) == 0) failed = read_provider(keys[i] + strlen(PROVIDER_PREFIX), values[i], out);
+    const char *name = provider_option(keys[i]);
+    if (name) failed = read_provider(name, values[i], out);
   }
   ort->ReleaseKeyValuePairs(pairs);
   return failed;
@@ -83,6 +94,7 @@ void free_options(struct options *o) {
   free(o->source_path);
   free(o->ops);
   free(o->notes);
+  free(o->target);
   free(o->faults);
   *o = (struct options){0};
 }

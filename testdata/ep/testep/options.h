@@ -2,7 +2,7 @@
 #ifndef TESTEP_OPTIONS_H
 #define TESTEP_OPTIONS_H
 
-#include "ort.h"
+#include "release.h"
 
 struct options {
   // ONNX Runtime's
@@ -18,6 +18,9 @@ struct options {
 
   // this EP's
   char *ops;        // operators that it takes, separated by commas; default: all that it knows
+  bool single;      // of the release: one node is taken
+  int64_t least;    // of the release: elements of a node's output
+  char *target;     // hardware architecture to compile for; NULL: the device's
   bool split;       // partition=node: one partition per node, instead of as few as possible
   bool each_main;   // primaries=each: a binary of its own for each partition, instead of one for all
   bool check;       // check=0: binaries are not compared with their checksum, as most EPs do not
@@ -27,7 +30,7 @@ struct options {
 };
 
 // read_options copies what is needed: the session options are gone after the call. Unknown provider options are refused.
-OrtStatus *read_options(const OrtSessionOptions *session, struct options *out);
+OrtStatus *read_options(const OrtSessionOptions *session, const struct release *release, struct options *out);
 void free_options(struct options *o);
 
 #endif

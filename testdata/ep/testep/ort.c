@@ -11,10 +11,11 @@
 const OrtApi *ort;
 const OrtEpApi *ort_ep;
 const OrtModelEditorApi *ort_editor;
+const char *ep_name = "EpcachedTestExecutionProvider";
 
 OrtStatus *fail(OrtErrorCode code, const char *format, ...) {
-  char text[1024] = EP_NAME ": ";
-  size_t used = strlen(text);
+  char text[1024];
+  size_t used = (size_t)snprintf(text, sizeof text / 2, "%s: ", ep_name);
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(text + used, sizeof text - used, format, arguments);
@@ -25,7 +26,7 @@ OrtStatus *fail(OrtErrorCode code, const char *format, ...) {
 void *allocate(size_t count, size_t size) {
   void *p = calloc(count ? count : 1, size);
   if (!p) {
-    fprintf(stderr, EP_NAME ": out of memory\n");
+    fprintf(stderr, "%s: out of memory\n", ep_name);
     abort();
   }
   return p;

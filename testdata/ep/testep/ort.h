@@ -9,8 +9,9 @@
 
 #include "onnxruntime_c_api.h"
 
-// EP_NAME is the EP's one name, under whatever name the library was registered: it stands in `source` and in metadata keys of artefacts.
-#define EP_NAME "EpcachedTestExecutionProvider"
+// ep_name is the EP's one name, under whatever name the library was registered: it stands in `source` and in metadata keys of artefacts. The release
+// says it (release.h); CreateEpFactories sets it, and it stays.
+extern const char *ep_name;
 
 // The tables of the running ONNX Runtime. CreateEpFactories sets them before anything else runs; afterwards they are only read.
 extern const OrtApi *ort;

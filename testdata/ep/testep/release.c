@@ -11,6 +11,10 @@ static void set(char **field, const char *value) {
 }
 
 static char **field_of(struct release *r, const char *key) {
+  if (strcmp(key, "name") == 0) return &r->name;
+  if (strcmp(key, "ops") == 0) return &r->ops;
+  if (strcmp(key, "single") == 0) return &r->single;
+  if (strcmp(key, "least") == 0) return &r->least;
   if (strcmp(key, "version") == 0) return &r->version;
   if (strcmp(key, "sdk") == 0) return &r->sdk;
   if (strcmp(key, "driver") == 0) return &r->driver;
@@ -81,6 +85,10 @@ OrtStatus *read_release(struct release *r) {
 }
 
 void free_release(struct release *r) {
+  free(r->name);
+  free(r->ops);
+  free(r->single);
+  free(r->least);
   free(r->version);
   free(r->sdk);
   free(r->driver);

@@ -1,0 +1,133 @@
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/requests"
+)
+
+const nameless = "NobodysExecutionProvider" // has an entry in no table
+
+// noEntry is a cache over ONNX Runtime with a release of the test EP under a name that has no entry.
+func noEntry(t *testing.T, release compilertest.Release) *bench {
+	release.Name = nameless
+	r := compilertest.TestEPRuntime(t, "1.31.1", release)
+	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	return newBenchWith(t, func(o *Options) {
+		o.Compiler, o.Runtimes = ort, []compilers.Runtime{r}
+		o.AllowOptions = []string{nameless + "/target", nameless + "/fault"}
+	})
+}
+
+// forNoEntry asks for a model of one operator with two inputs of so many elements.
+func (b *bench) forNoEntry(op string, elements int, options map[string]string) *Request {
+	value := func(name string) tinymodel.Value {
+		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{elements}}
+	}
+	m := tinymodel.Model{Nodes: []tinymodel.Node{{Op: op, Inputs: []string{"a", "b"}, Outputs: []string{"y"}}},
+		Inputs: []tinymodel.Value{value("a"), value("b")}, Outputs: []tinymodel.Value{value("y")}}
+	path := filepath.Join(b.TempDir(), "m.onnx")
+	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
+	r := b.request(b.openFile(path))
+	r.EPs = []requests.EP{{Name: nameless, Options: options}}
+	return r
+}
+
+// What an EP is compiled for may depend on any of its options where nothing is known of them.
+func TestOptionsOfAnEPWithoutEntryBelongToItsFingerprint(t *testing.T) {
+	b := noEntry(t, compilertest.Release{})
+	for _, target := range []string{"1", "2"} {
+		a := b.acquire(b.forNoEntry("Mul", 4, map[string]string{"target": "sim-" + target}))
+		require.Equal(t, Compiled, a.Outcome)
+		require.Equal(t, "sim-"+target, a.Build.EPs[0].HardwareArchitecture)
+		require.Contains(t, a.Build.EPs[0].CompatibilityString, "hw=sim-"+target)
+	}
+}
+
+// ONNX Runtime's example plugin EP takes one Mul and nothing else: no Relu, and not two nodes.
+func TestAnEPThatTakesOneMulOnly(t *testing.T) {
+	b := noEntry(t, compilertest.Release{Ops: "Mul", Single: true})
+	require.Equal(t, Compiled, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
+	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
+	b.reopen()
+	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
+	facts, err := b.cache.Probe(t.Context(), Peer{UID: b.cache.uid}, RuntimeRef{}, false)
+	require.NoError(t, err)
+	require.Empty(t, facts[0].MarkErrors)
+}
+
+// Where an EP takes none of the tiny models, the request's own model is what it is probed with.
+func TestAnEPThatTakesNoTinyModel(t *testing.T) {
+	b := noEntry(t, compilertest.Release{Least: 1000})
+	a := b.acquire(b.forNoEntry("Mul", 1000, map[string]string{"target": "sim-2"}))
+	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, "1.0.0", a.Build.EPs[0].SDKVersion)
+	require.Equal(t, "sim-2", a.Build.EPs[0].HardwareArchitecture)
+	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000, map[string]string{"target": "sim-2"})).Outcome)
+	b.reopen()
+	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000, map[string]string{"target": "sim-2"})).Outcome)
+
+	// A model that it does not take is refused for that, and for no option.
+	e := b.refused(b.forNoEntry("Mul", 999, nil))
+	require.Equal(t, refusal.CompileFailed, e.Class)
+	require.Equal(t, "no node taken", e.Facts["reason"])
+	require.NotContains(t, e.Hint, "option")
+	require.Regexp(t, `^model "m.onnx" does not compile, nor do the smallest models that NobodysExecutionProvider may take: NobodysEx`, e.Text)
+	e = b.refused(b.forNoEntry("Mul", 999, map[string]string{"target": "sim-2"}))
+	require.Contains(t, e.Hint, "target=sim-2")
+	left, err := filepath.Glob(filepath.Join(b.state, "staging", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// picky is a compiler that takes none of the tiny models.
+type picky struct{ *opinion }
+
+func (p picky) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
+	if own == nil {
+		return nil, &compilers.NoNodesError{EPs: []string{eps[0].Name}}
+	}
+	return p.opinion.Fingerprint(ctx, r, eps, own)
+}
+
+func (p picky) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+	if filepath.Base(job.Model) == compilers.ProbeModel {
+		return compilers.Result{}, &compilers.NoNodesError{EPs: []string{job.EPs[0].Name}}
+	}
+	return p.opinion.Compile(ctx, job, progress)
+}
+
+// Whether anything loads here is tried with the request's own model where an EP takes none of the
+// tiny ones.
+func TestControlWithTheRequestsOwnModel(t *testing.T) {
+	o := &opinion{load: compilers.Failed}
+	b := newOpinion(t, o, Policy{})
+	b.wrap = picky{o}
+	b.reopen()
+	o.broken.Store(true)
+	control := func() string {
+		r := b.request(b.model(1))
+		id, err := b.cache.identify(t.Context(), r, func(string) {})
+		require.NoError(t, err)
+		_, rc, err := b.cache.resolve(t.Context(), r, func(string) {})
+		require.NoError(t, err)
+		p, err := b.cache.plan(t.Context(), r, id.Digest, rc, func(string) {})
+		require.NoError(t, err)
+		broken, err := b.cache.control(t.Context(), p.against("", rc).with(r))
+		require.NoError(t, err)
+		return broken
+	}
+	require.Equal(t, "incompatible magic", control())
+	o.broken.Store(false)
+	require.Empty(t, control())
+}

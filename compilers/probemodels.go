@@ -1,0 +1,75 @@
+package compilers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// smallestTaken compiles with the EP the first of the tiny models that it takes a node of, and
+// where it takes none of them the model of own, if that is not nil, with the session's options that
+// own has. What comes of it is in a folder below folder, whose path job.Folder tells. The error is
+// that of own's model, and without own that of the smallest.
+func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) (Job, Result, error) {
+	folder, all := job.Folder, job
+	var first error
+	for i, m := range tinymodel.Probes() {
+		done, err := compileIn(ctx, compile, &job, filepath.Join(folder, fmt.Sprint(i)), m.Encode())
+		if err == nil || !MayTakeAnother(err) {
+			return job, done, err
+		}
+		if i == 0 {
+			first = err
+		}
+		// The second model has all the others in it. Where nothing of it is taken, or it is refused in
+		// the words of the first, no other one fares better.
+		if i == 1 && (errors.As(err, new(*NoNodesError)) || causeOf(err) == causeOf(first)) {
+			break
+		}
+	}
+	if own == nil {
+		return job, Result{}, first
+	}
+	all.Model, all.ModelFile, all.Folder = own.Model, own.ModelFile, filepath.Join(folder, "own")
+	all.SessionOptions, all.FreeDimensions = own.SessionOptions, own.FreeDimensions
+	all.FreeDimensionsByDenotation = own.FreeDimensionsByDenotation
+	all.GraphOptimizationLevel = own.GraphOptimizationLevel
+	if err := os.Mkdir(all.Folder, 0o700); err != nil {
+		return all, Result{}, err
+	}
+	done, err := compile(ctx, all)
+	return all, done, err
+}
+
+type compileFunc func(context.Context, Job) (Result, error)
+
+// compileIn compiles a model that it writes into a new folder.
+func compileIn(ctx context.Context, compile compileFunc, job *Job, folder string, model []byte) (Result, error) {
+	job.Folder, job.Model = folder, filepath.Join(folder, ProbeModel)
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		return Result{}, err
+	}
+	if err := os.WriteFile(job.Model, model, 0o600); err != nil {
+		return Result{}, err
+	}
+	return compile(ctx, *job)
+}
+
+// MayTakeAnother tells whether an EP that fails so over one model may compile another one. It does
+// not where it crashes or does not end, and where it was never asked.
+func MayTakeAnother(err error) bool {
+	var refused *RefusedError
+	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) && refused.Doing == "compile" && refused.Code >= 0
+}
+
+func causeOf(err error) string {
+	var refused *RefusedError
+	if errors.As(err, &refused) {
+		return refused.Cause()
+	}
+	return err.Error()
+}
