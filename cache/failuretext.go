@@ -31,8 +31,10 @@ func (j *job) neutral(f *failure.Failure) {
 	}
 	plain := strings.NewReplacer(pairs...) // where several fit, the first of them does
 	f.Text = plain.Replace(f.Text)
-	if words, ok := f.Facts["stderr"]; ok {
-		f.Facts["stderr"] = plain.Replace(words)
+	for _, fact := range failure.Words {
+		if words, ok := f.Facts[fact]; ok {
+			f.Facts[fact] = plain.Replace(words)
+		}
 	}
 }
 

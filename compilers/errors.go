@@ -83,12 +83,17 @@ func (e *RefusedError) Cause() string {
 // NoNodesError is a compile that succeeded and gave a graph without any EPContext node: the EPs took nothing, so caching brings nothing.
 type NoNodesError struct {
 	EPs     []string
+	Errors  []string       // what ONNX Runtime logged as errors meanwhile: where an EP does not work it takes nothing, and says why there alone
 	OpTypes map[string]int // node types that were left, "domain::Op" ("::Op" or "Op" for the default domain), with their number
 	Log     string
 }
 
 func (e *NoNodesError) Error() string {
-	return fmt.Sprintf("%s took no node of the model: %s: caching brings nothing", strings.Join(e.EPs, ", "), countedNames(e.OpTypes, 12))
+	text := fmt.Sprintf("%s took no node of the model: %s: caching brings nothing", strings.Join(e.EPs, ", "), countedNames(e.OpTypes, 12))
+	if len(e.Errors) > 0 {
+		text += "; ONNX Runtime logged: " + strings.Join(e.Errors, "; ")
+	}
+	return text
 }
 
 // countedNames lists names with their counts, the most frequent first, at most limit of them.

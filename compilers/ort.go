@@ -122,7 +122,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		}
 		var none *NoNodesError
 		if errors.As(err, &none) {
-			none.EPs, none.Log = epNames(job.EPs), done.log
+			none.EPs, none.Errors, none.Log = epNames(job.EPs), done.Errors, done.log
 		}
 		return Result{Log: done.log, CPUSeconds: done.cpu}, err
 	}

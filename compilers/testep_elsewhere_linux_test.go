@@ -62,7 +62,7 @@ func (o elsewhereOrder) do() (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	env, err := api.NewEnv(io.Discard)
+	env, err := api.NewEnv(io.Discard, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func newHost(t *testing.T, version string) host {
 	r := compilertest.TestEPRuntime(t, version, compilertest.Release{})
 	api, err := ort.Open(r.ORTLibrary)
 	require.NoError(t, err)
-	env, err := api.NewEnv(io.Discard)
+	env, err := api.NewEnv(io.Discard, nil)
 	require.NoError(t, err)
 	require.NoError(t, env.Register(compilertest.TestEP+".virtual", r.EPs[0].Path))
 	return host{env: env, devices: devicesOf(t, env)}

@@ -47,7 +47,7 @@ type Failure struct {
 
 	Reason Reason
 	Text   string            // ends with the compiler's own last words
-	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr", "free_dimensions"
+	Facts  map[string]string // "reason", and as the case may be "signal", "code", "exit", "stderr", "logged", "free_dimensions"
 	Hint   string            // what to do, where more is known than the reason tells
 
 	Count       int // how often in a row
@@ -63,9 +63,14 @@ func Of(err error, log string) *Failure {
 	f := &Failure{Text: err.Error(), Facts: make(map[string]string)}
 	var refused *compilers.RefusedError
 	var exit *compilers.ExitError
+	var none *compilers.NoNodesError
 	switch {
-	case errors.As(err, new(*compilers.NoNodesError)):
+	case errors.As(err, &none):
 		f.Reason = NoNode
+		if len(none.Errors) > 0 {
+			f.Facts["logged"] = ending(strings.Join(none.Errors, "\n"))
+			f.Hint = "mend what ONNX Runtime logged as an error; epcachectl doctor tries the execution provider again"
+		}
 	case errors.Is(err, compilers.ErrStart):
 		f.Reason = NoWorker
 	case errors.As(err, &refused):

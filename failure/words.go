@@ -15,14 +15,19 @@ import (
 // otherwise, and who is told reads the own name there.
 const ItsModel = "\uFFFC"
 
+// Words are the facts that are a compiler's own words, and may name the model.
+var Words = []string{"stderr", "logged"}
+
 // As is the failure for somebody who calls the model so.
 func (f *Failure) As(name string) *Failure {
 	out := *f
 	out.ModelName = name
 	out.Text = strings.ReplaceAll(f.Text, ItsModel, name)
-	if words := f.Facts["stderr"]; strings.Contains(words, ItsModel) {
-		out.Facts = maps.Clone(f.Facts)
-		out.Facts["stderr"] = strings.ReplaceAll(words, ItsModel, name)
+	out.Facts = maps.Clone(f.Facts)
+	for _, fact := range Words {
+		if words := f.Facts[fact]; words != "" {
+			out.Facts[fact] = strings.ReplaceAll(words, ItsModel, name)
+		}
 	}
 	return &out
 }

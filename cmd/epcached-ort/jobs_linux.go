@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/epcached/epcached/compilers/dialogue"
@@ -23,6 +25,28 @@ type job struct {
 	result  dialogue.Result
 	ready   bool           // the EPs are registered
 	devices [][]ort.Device // per EP: those that were chosen
+
+	mu     sync.Mutex
+	errors []string // that ONNX Runtime logged; guarded by mu
+}
+
+// failed keeps what ONNX Runtime logs as an error: where an EP takes no node, nothing else says why. Callers up the stack log what those below
+// logged with words around it, which adds nothing.
+func (j *job) failed(text string) {
+	text = strings.ToValidUTF8(strings.Join(strings.Fields(text[:min(len(text), dialogue.MaxErrorText)]), " "), "")
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	repeats := slices.ContainsFunc(j.errors, func(earlier string) bool { return strings.Contains(text, earlier) })
+	if text != "" && !repeats && len(j.errors) < dialogue.MaxErrors {
+		j.errors = append(j.errors, text)
+	}
+}
+
+// logged gives what failed has kept.
+func (j *job) logged() []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Clone(j.errors)
 }
 
 // do does the request, or of one to stand by the one that follows, which it puts in its place.
@@ -75,6 +99,7 @@ func do(asked *dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) err
 		return dialogue.Result{}, fmt.Errorf("unknown request %q", req.Do)
 	}
 	err := next()
+	j.result.Errors = j.logged()
 	return j.result, err
 }
 
@@ -95,7 +120,7 @@ func (j *job) open() error {
 		return err
 	}
 	j.result.ORTVersion, j.result.ORTBuild = api.Version, api.Build
-	j.env, err = api.NewEnv(os.Stderr)
+	j.env, err = api.NewEnv(os.Stderr, j.failed)
 	return step(err, "start ONNX Runtime %s", api.Version)
 }
 

@@ -31,6 +31,12 @@ const (
 	MaxEvents  = 4096
 )
 
+// Limits of Result.Errors.
+const (
+	MaxErrors    = 8
+	MaxErrorText = 1 << 10
+)
+
 // CgroupName begins the names of cgroups that are made for workers.
 const CgroupName = "epcached-"
 
@@ -155,6 +161,7 @@ type Result struct {
 	PeakMemory int64     // bytes, resident, of the worker so far
 	Confined   *Confined `json:",omitempty"` // Try
 	Compared   *Compared `json:",omitempty"` // Compare
+	Errors     []string  `json:",omitempty"` // what ONNX Runtime logged as errors: the first ones, each once
 	Printed    string    `json:",omitempty"` // Command: the beginning of what it printed to standard output
 }
 

@@ -31,19 +31,24 @@ type Device struct {
 // severities are OrtLoggingLevel's names, by number.
 var severities = []string{"verbose", "info", "warning", "error", "fatal"}
 
-// NewEnv creates the environment. Messages from level warning on go to log, one line each; ORT calls from several threads at once.
-func (a *API) NewEnv(log io.Writer) (*Env, error) {
+const warningLevel, errorLevel = 2, 3
+
+// NewEnv creates the environment. Messages from level warning on go to log, one line each, and the text of errors also to failed, if that is not
+// nil; ORT calls from several threads at once.
+func (a *API) NewEnv(log io.Writer, failed func(text string)) (*Env, error) {
 	callback := purego.NewCallback(func(_ uintptr, severity int32, category, _, where, message handle) uintptr {
 		name := "?"
 		if severity >= 0 && int(severity) < len(severities) {
 			name = severities[severity]
 		}
 		fmt.Fprintf(log, "[%s:%s %s] %s\n", name, text(category), text(where), text(message))
+		if severity >= errorLevel && failed != nil {
+			failed(text(message))
+		}
 		return 0
 	})
-	const warning = 2
 	e := &Env{api: a}
-	if err := a.do(fnCreateEnvWithCustomLogger, callback, nil, int32(warning), "epcached", &e.ptr); err != nil {
+	if err := a.do(fnCreateEnvWithCustomLogger, callback, nil, int32(warningLevel), "epcached", &e.ptr); err != nil {
 		return nil, err
 	}
 	if err := a.do(fnDisableTelemetryEvents, e.ptr); err != nil {

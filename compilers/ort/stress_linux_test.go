@@ -32,7 +32,7 @@ func library(t *testing.T) string {
 func TestCallsUnderGarbageCollection(t *testing.T) {
 	api, err := Open(library(t))
 	require.NoError(t, err)
-	env, err := api.NewEnv(io.Discard)
+	env, err := api.NewEnv(io.Discard, nil)
 	require.NoError(t, err)
 	defer debug.SetGCPercent(debug.SetGCPercent(1))
 	model := filepath.Join(t.TempDir(), "m.onnx")
@@ -106,7 +106,7 @@ func round(env *Env, model string) ([]byte, error) {
 func TestErrorsOfORT(t *testing.T) {
 	api, err := Open(library(t))
 	require.NoError(t, err)
-	env, err := api.NewEnv(io.Discard)
+	env, err := api.NewEnv(io.Discard, nil)
 	require.NoError(t, err)
 	options, err := env.NewSessionOptions()
 	require.NoError(t, err)
