@@ -45,10 +45,10 @@ def daemon() -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
 
 
 def measured(script: str, socket: Path, *arguments: str) -> dict[str, Any]:
-    """One measurement in a process of its own: the last line that `script --child ...` prints, as JSON."""
+    """One measurement in a process of its own: what `script --child ...` tells with `results`."""
     out = subprocess.run([sys.executable, script, "--child", *arguments], env={**os.environ, "EPCACHE_SOCKET": str(socket)},
                          stdout=subprocess.PIPE, check=True, timeout=300)
-    return json.loads(out.stdout.splitlines()[-1])
+    return json.loads(out.stdout)
 
 
 def importable() -> None:

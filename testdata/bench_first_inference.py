@@ -18,14 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import results
 from bench_daemon import EP, daemon, importable, measured, models
 
 RUNS = 15
 DEFAULT = ["tiny-mlp", "magika", "rapidocr-det", "smart-turn", "minilm-fp32", "mlp-128mib"]
 
 
-def child(how: str, model: str, graph: str) -> None:
-    """One measurement: prints seconds."""
+def child(how: str, model: str, graph: str) -> dict[str, Any]:
+    """One measurement, in seconds."""
     importable()
     import epcache
     import inputs
@@ -51,7 +52,7 @@ def child(how: str, model: str, graph: str) -> None:
         outcome = "plain"
     session.run(None, feed)
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "outcome": outcome}))
+    return {"seconds": seconds, "outcome": outcome}
 
 
 def measure(how: str, model: dict[str, Any], graph: Path, socket: Path) -> float:
@@ -88,6 +89,6 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:])
+        results.tell(child, *sys.argv[2:])
     else:
         main(sys.argv[1:] or DEFAULT)

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import results
 from bench_daemon import EP, daemon, importable, measured, models
 
 RUNS = 5
@@ -32,8 +33,8 @@ NAMES = 256  # bytes by which two results of the same compile differ, for they c
 DEFAULT = ["tiny-mlp", "magika", "rapidocr-det", "smart-turn", "minilm-fp32", "mlp-128mib"]
 
 
-def child(how: str, description: str, graph: str, out: str) -> None:
-    """One measurement: prints seconds."""
+def child(how: str, description: str, graph: str, out: str) -> dict[str, Any]:
+    """One measurement, in seconds."""
     importable()
     import epcache
     import onnxruntime as ort
@@ -58,7 +59,7 @@ def child(how: str, description: str, graph: str, out: str) -> None:
         compiler.compile_to_file(str(Path(out) / "m_ctx.onnx"))
         seconds = time.perf_counter() - start
         outcome, size = "compiled", sum(f.stat().st_size for f in Path(out).iterdir())
-    print(json.dumps({"seconds": seconds, "outcome": outcome, "size": size}))
+    return {"seconds": seconds, "outcome": outcome, "size": size}
 
 
 def compare(model: dict[str, Any], scratch: Path, socket: Path, runs: int = RUNS, quiet: bool = False) -> None:
@@ -96,6 +97,6 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:])
+        results.tell(child, *sys.argv[2:])
     else:
         main(sys.argv[1:] or DEFAULT)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import results
 from bench_daemon import EP, daemon, importable, measured, models
 
 RUNS = 15
@@ -29,8 +30,8 @@ DEFAULT = ["tiny-mlp", "magika", "rapidocr-det"]
 NOWHERE = Path("/nonexistent/epcached.sock")
 
 
-def child(how: str, model: str, graph: str) -> None:
-    """One measurement: prints seconds."""
+def child(how: str, model: str, graph: str) -> dict[str, Any]:
+    """One measurement, in seconds."""
     importable()
     description = json.loads(model)
     import inputs
@@ -60,7 +61,7 @@ def child(how: str, model: str, graph: str) -> None:
         session = ort.InferenceSession(graph, options)
         outcome = "plain"
     session.run(None, feed)
-    print(json.dumps({"seconds": time.perf_counter() - start, "outcome": outcome, "import": imported}))
+    return {"seconds": time.perf_counter() - start, "outcome": outcome, "import": imported}
 
 
 def _fix(options: Any, description: dict[str, Any]) -> None:
@@ -138,6 +139,6 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:])
+        results.tell(child, *sys.argv[2:])
     else:
         main(sys.argv[1:] or DEFAULT)

@@ -9,6 +9,7 @@ it should be, it leaves none, and the status is not 0.
 
 DEMO_EP=openvino or qnn chooses the execution provider. Without it: OpenVINO where it lists a device of its own
 accord; else QNN, which compiles ahead of time on any x86-64, and then OpenVINO through the tests' shim, so labelled.
+DEMO_REPORT names another file for the table.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PROJECT = HERE.parent
 BIN = Path(os.environ.get("EPCACHED_BIN") or PROJECT / "bin")
 RUNTIMES = Path(os.environ.get("EPCACHED_RUNTIMES") or PROJECT / ".deps" / "runtimes")
 MODELS = Path(os.environ.get("EPCACHED_MODELS") or PROJECT / ".deps" / "models")
-REPORT = PROJECT / "report" / "demo.md"
+REPORT = Path(os.environ.get("DEMO_REPORT") or PROJECT / "report" / "demo.md")
 PROCESS_LIMIT = 120  # seconds
 
 
@@ -160,7 +161,7 @@ class Application:
             raise RuntimeError(
                 f"{self.model.get('name', '')}: {what}: exit status {done.returncode}: {done.stderr[-2000:]}"
             )
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        return json.loads(done.stdout)
 
     def outputs_of(self, what: str) -> Path:
         return self.folder / f"{self.model.get('name', 'none')}-{what}.npz"
@@ -426,7 +427,7 @@ def main(wanted: list[str]) -> int:
     made = f"Made by `make demo` on {time.strftime('%Y-%m-%d')}: {machine()}. Times are of this machine; every process was a fresh one."
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text("\n\n".join([made, *parts]) + "\n")
-    print(f"\n{REPORT.relative_to(PROJECT)} has the table; {time.monotonic() - started:.0f} s.")
+    print(f"\n{os.path.relpath(REPORT)} has the table; {time.monotonic() - started:.0f} s.")
     return 0
 
 

@@ -9,7 +9,7 @@ WHAT is one of
     hits        requests for the model on an open connection, timed at the socket
 
 The object has "ep", "options", "model" (an entry of models.json), "path", "socket" and "outputs", a file that the model's
-outputs are written to. What was found out is the last line of standard output, as JSON: execution providers print there too.
+outputs are written to. The result is all of standard output, as JSON: what execution providers print is on standard error.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import inputs
 import numpy as np
 import onnxruntime as ort
+import results
 
 PACKAGES = {"OpenVINOExecutionProvider": "onnxruntime_ep_openvino", "QNNExecutionProvider": "onnxruntime_qnn"}
 HITS = 200
@@ -128,5 +129,5 @@ def save(job: dict[str, Any], outputs: list[np.ndarray]) -> None:
 
 if __name__ == "__main__":
     ort.set_default_logger_severity(3)
-    result = {"devices": devices, "plain": plain, "artefact": artefact, "session": session, "hits": hits}[sys.argv[1]]
-    print("\n" + json.dumps(result(json.load(sys.stdin))))
+    measure = {"devices": devices, "plain": plain, "artefact": artefact, "session": session, "hits": hits}[sys.argv[1]]
+    results.tell(measure, json.load(sys.stdin))
