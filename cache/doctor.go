@@ -230,12 +230,13 @@ var causes = []cause{
 	{"version `GLIBC", "it was built for a later system than this one: install a release made for this distribution"},
 	{"failed to map segment", "it lies on a file system that is mounted noexec: put the runtime elsewhere"},
 	{"cannot allocate memory in static TLS", "too many large libraries are loaded into the worker: see LD_PRELOAD in the daemon's environment"},
+	{compilers.ErrStart.Error(), "the worker program epcached-ort has to stand beside epcached, of the same version, and may be " +
+		"executed by the user that the workers run as"},
 	{fs.ErrPermission.Error(), "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers; what is not beside its libraries has to be named in [sandbox] read, and device files in [sandbox] write"},
 	{"Permission denied", "the daemon's user cannot read it: every library has to be readable, and every folder above it passable, for that user and for the workers; what is not beside its libraries has to be named in [sandbox] read, and device files in [sandbox] write"},
 	{"can't protect", "the worker may not make memory executable, and OpenVINO generates code: take MemoryDenyWriteExecute out of the unit, or whatever else forbids it"},
 	{"compiler crashed", "its own code crashed, in a process of its own: another version of it may do better; the kernel's log may say more"},
 	{compilers.ErrTimeout.Error(), "it did not answer in time: a driver may hang"},
-	{"epcached-ort", "the worker program does not start: it has to stand beside epcached, of the same version"},
 }
 
 func knownCause(text string) *cause {

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -128,6 +129,8 @@ func TestDoctorKnowsCauses(t *testing.T) {
 			`option "backend_path" of QNNExecutionProvider: there is no library "libQnnHtp.so" beside "/opt/x.so"`, "one node", "whole package"},
 		{"noexec", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "x.so: failed to map segment from shared object"}, "", "does not load", "noexec"},
 		{"unreadable", compilers.EPProbe{Name: "QNNExecutionProvider", Error: "open /opt/x.so: permission denied"}, "", "does not load", "cannot read"},
+		{"no worker", compilers.EPProbe{Name: "QNNExecutionProvider", Error: fmt.Sprintf("%v: epcached-ort: prepare: landlock: permission denied", compilers.ErrStart)}, "",
+			"does not load", "beside epcached"},
 		{"a crash", compilers.EPProbe{Name: "QNNExecutionProvider", Error: (&compilers.ExitError{Compiler: "QNNExecutionProvider", Signal: "segmentation fault", Name: "SIGSEGV"}).Error()}, "", "does not load", "crashed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -15,7 +15,7 @@ type Limits struct {
 	OpenFiles   int64
 	Processes   int64 // processes and threads, where workers have cgroups or a user of their own
 	Stack       int64 // bytes, of each thread: deep graphs recurse
-	Nice        int   // added to the niceness
+	Nice        int   // of workers, unless they inherit a higher one
 	StderrBytes int   // tail that is kept
 }
 

@@ -28,7 +28,7 @@ func (o *ORT) raiser(idle <-chan struct{}) func(pid int, ended <-chan struct{}) 
 		}
 		select {
 		case <-idle:
-			raise(pid, max(o.opts.Limits.Nice, 0))
+			raise(pid, max(o.opts.Limits.Nice, ownNiceness()))
 		case <-ended:
 		}
 	}
@@ -40,6 +40,15 @@ func raise(pid, nice int) {
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/autogroup", []byte("0"), 0)
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioGroup, uintptr(pid), 0) // class none: that of the niceness
 	_ = unix.Setpriority(unix.PRIO_PGRP, pid, nice)                           // of every thread in the group
+}
+
+// ownNiceness returns the niceness of this process, which its workers inherit.
+func ownNiceness() int {
+	left, err := unix.Getpriority(unix.PRIO_PROCESS, os.Getpid())
+	if err != nil {
+		return 0
+	}
+	return 20 - left // the system call returns that
 }
 
 const ioprioGroup = 2 // IOPRIO_WHO_PGRP

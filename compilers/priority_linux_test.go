@@ -23,24 +23,45 @@ import (
 
 // What nobody waits for has the last place everywhere: as a process, at the disk, and as a session.
 func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
-	preparation, err := json.Marshal(dialogue.Preparation{Nice: 19, Idle: true})
+	pid := preparedWorker(t, 0, dialogue.Preparation{Nice: 19, Idle: true})
+	require.Equal(t, 19, niceness(t, pid))
+	class, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, 1, uintptr(pid), 0)
+	require.Zero(t, errno)
+	require.EqualValues(t, 3, class>>13, "the idle class")
+	if group, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "autogroup")); err == nil && len(group) > 0 {
+		require.Contains(t, string(group), "nice 19")
+	}
+}
+
+// A worker of a daemon with a low priority does not get a higher one, and starts.
+func TestWorkerKeepsAHigherNiceness(t *testing.T) {
+	own := niceness(t, os.Getpid())
+	for _, more := range []int{0, 10} {
+		want := min(max(5, own+more), 19)
+		require.Equal(t, want, niceness(t, preparedWorker(t, more, dialogue.Preparation{Nice: 5})))
+	}
+}
+
+// preparedWorker returns a worker process that was started with more niceness, and waits for its request.
+func preparedWorker(t *testing.T, more int, p dialogue.Preparation) (pid int) {
+	t.Helper()
+	preparation, err := json.Marshal(p)
 	require.NoError(t, err)
 	request, keep, err := os.Pipe() // no request comes: the worker waits for it
 	require.NoError(t, err)
 	defer request.Close()
 	answers, answer, err := os.Pipe()
 	require.NoError(t, err)
-	defer answers.Close()
 	defer answer.Close()
-	cmd := exec.Command(compilertest.Worker(t), "prepare", string(preparation))
+	cmd := exec.Command("nice", "-n", strconv.Itoa(more), compilertest.Worker(t), "prepare", string(preparation))
 	cmd.ExtraFiles = []*os.File{request, answer}
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	require.NoError(t, cmd.Start())
-	defer func() {
+	t.Cleanup(func() {
 		require.NoError(t, keep.Close())
 		require.Error(t, cmd.Wait(), "a worker without a request fails")
-	}()
-	var pid int
+		answers.Close()
+	})
 	require.Eventually(t, func() bool {
 		found := childrenOf(cmd.Process.Pid)
 		if len(found) != 1 {
@@ -50,15 +71,14 @@ func TestIdleWorkerHasTheLowestPriority(t *testing.T) {
 		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		return err == nil && strings.Contains(string(line), "\x00work")
 	}, time.Minute, time.Millisecond)
-	nice, err := unix.Getpriority(unix.PRIO_PROCESS, pid)
+	return pid
+}
+
+func niceness(t *testing.T, pid int) int {
+	t.Helper()
+	left, err := unix.Getpriority(unix.PRIO_PROCESS, pid)
 	require.NoError(t, err)
-	require.Equal(t, 19, 20-nice, "the system call gives 20 less the niceness")
-	class, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, 1, uintptr(pid), 0)
-	require.Zero(t, errno)
-	require.EqualValues(t, 3, class>>13, "the idle class")
-	if group, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "autogroup")); err == nil && len(group) > 0 {
-		require.Contains(t, string(group), "nice 19")
-	}
+	return 20 - left // the system call returns that
 }
 
 // childrenOf lists the processes that a process started.

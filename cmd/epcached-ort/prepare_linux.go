@@ -62,17 +62,22 @@ func limit(p dialogue.Preparation) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
-	if p.Nice > 0 {
-		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, p.Nice); err != nil {
-			return fmt.Errorf("niceness: %w", err)
-		}
-	}
+	raiseNiceness(p.Nice)
 	if p.Idle {
 		beIdle()
 	}
 	preferToDie()
 	syscall.Umask(0o077)
 	return nil
+}
+
+// raiseNiceness sets the niceness of this thread unless what it inherited is as high: to lower it
+// takes a capability. What the system refuses is left as it is, because only the duration depends on it.
+func raiseNiceness(nice int) {
+	const kernels = 20 // the system call returns 20 less the niceness
+	if inherited, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err != nil || kernels-inherited < nice {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
+	}
 }
 
 // noModel stands for the descriptor of a worker's model where it has none.

@@ -5,11 +5,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/config"
@@ -17,7 +20,10 @@ import (
 )
 
 // home is a user's, with no daemon. What is started there leaves after a while by itself.
-type home struct{ dir, state, socket string }
+type home struct {
+	dir, state, socket string
+	program            []string // that is to start the daemon; nil: none
+}
 
 func newHome(t *testing.T) *home {
 	dir := shortFolder(t)
@@ -29,7 +35,7 @@ func newHome(t *testing.T) *home {
 func (h *home) run(t *testing.T, args ...string) (status int, stderr string) {
 	t.Helper()
 	env := []string{"HOME=" + h.dir, "XDG_STATE_HOME=" + filepath.Dir(h.state), "XDG_RUNTIME_DIR=", "XDG_CONFIG_HOME=" + filepath.Join(h.dir, "config")}
-	status, _, stderr = runToEnd(t, env, append([]string{"--autostart", "--log-level", "debug"}, args...)...)
+	status, _, stderr = runThrough(t, h.program, env, append([]string{"--autostart", "--log-level", "debug"}, args...)...)
 	return status, stderr
 }
 
@@ -78,6 +84,61 @@ func (h *home) begin(t *testing.T, idle string, more ...string) *unixsock.Client
 	}
 	t.Fatal("each of the daemons left at once")
 	return nil
+}
+
+// The application that starts a daemon may be one of low priority, on one processor, or with little
+// memory; the daemon is for all.
+func TestAutostartedDaemonShedsWhatItsStarterWasLimitedTo(t *testing.T) {
+	h := newHome(t)
+	done := make(chan *unixsock.Client, 1)
+	const nice, oom, fileSize = 10, 500, 1 << 30
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread with these limits ends with the goroutine
+		one := unix.CPUSet{}
+		one.Set(firstProcessor(t))
+		require.NoError(t, unix.SchedSetaffinity(0, &one))
+		left, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+		require.NoError(t, err)
+		low := &unix.SchedAttr{Policy: unix.SCHED_BATCH, Nice: int32(max(nice, 20-left))}
+		require.NoError(t, unix.SchedSetAttr(0, low, 0))
+		limits := `echo ` + strconv.Itoa(oom) + ` > /proc/$$/oom_score_adj; ulimit -S -f ` + strconv.Itoa(fileSize>>9) + `; exec "$0" "$@"`
+		h.program = []string{"/bin/sh", "-c", limits}
+		done <- h.begin(t, "1m")
+	}()
+	c := <-done
+	require.NotNil(t, c)
+	reply, err := c.Status(limited(t))
+	require.NoError(t, err)
+	pid := int(reply.GetPid())
+	defer func() { require.NoError(t, unix.Kill(pid, unix.SIGTERM)) }()
+
+	var all, own unix.CPUSet
+	require.NoError(t, unix.SchedGetaffinity(0, &own))
+	require.NoError(t, unix.SchedGetaffinity(pid, &all))
+	require.Equal(t, own.Count(), all.Count(), "processors")
+	policy, err := unix.SchedGetAttr(pid, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, unix.SCHED_NORMAL, policy.Policy)
+	if os.Geteuid() == 0 { // with CAP_SYS_NICE
+		require.EqualValues(t, 0, policy.Nice)
+	}
+	score, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "oom_score_adj"))
+	require.NoError(t, err)
+	require.Equal(t, "0\n", string(score))
+	var limit unix.Rlimit
+	require.NoError(t, unix.Prlimit(pid, unix.RLIMIT_FSIZE, nil, &limit))
+	require.Equal(t, limit.Max, limit.Cur)
+}
+
+func firstProcessor(t *testing.T) int {
+	var own unix.CPUSet
+	require.NoError(t, unix.SchedGetaffinity(0, &own))
+	for one := 0; ; one++ {
+		if own.IsSet(one) {
+			return one
+		}
+	}
 }
 
 // stay is longer than the time after which the daemons of these tests leave.

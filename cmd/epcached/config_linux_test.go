@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,8 +15,15 @@ import (
 // runToEnd runs the daemon with these arguments alone, and gives its exit status and what it said.
 func runToEnd(t *testing.T, environment []string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
+	return runThrough(t, nil, environment, args...)
+}
+
+// runThrough has another program start epcached, unless it is nil.
+func runThrough(t *testing.T, program, environment []string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(limited(t), filepath.Join(programs, "epcached"), args...)
+	command := slices.Concat(program, []string{filepath.Join(programs, "epcached")}, args)
+	cmd := exec.CommandContext(limited(t), command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.Env = append(os.Environ(), environment...)
 	err := cmd.Run()
