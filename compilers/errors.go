@@ -127,8 +127,8 @@ func countedNames(counts map[string]int, limit int) string {
 func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i, line := range lines {
-		if i > 0 && strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") { // a signal that Go reports: who gave up speaks before it
-			return strings.TrimSpace(lines[i-1])
+		if strings.HasPrefix(line, "SIG") && strings.Contains(line, ": ") { // a signal that Go reports: the reason stands before it, or is the signal
+			return strings.TrimSpace(lines[max(i-1, 0)])
 		}
 		if strings.HasPrefix(line, "fatal error: ") || strings.HasPrefix(line, "panic: ") {
 			return strings.TrimSpace(line)

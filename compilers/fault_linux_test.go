@@ -52,6 +52,7 @@ func TestWorkerFaults(t *testing.T) {
 		{name: "half a result", script: `printf '{"Result":{' >&4`, says: "exit status 0"},
 		{name: "go gives up", script: "echo 'fatal error: out of memory' >&2; echo >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "fatal error: out of memory"},
 		{name: "threads give up", script: "echo 'pthread_create failed' >&2; echo 'SIGABRT: abort' >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "pthread_create failed"},
+		{name: "a dump of Go's alone", script: "echo 'SIGSEGV: segmentation violation' >&2; echo 'PC=0x1' >&2; echo 'gs 0x0' >&2; exit 2", code: 2, says: "status 2: SIGSEGV: segmentation violation"},
 		{name: "no request read", script: "exec 3<&-; exit 61", code: 61, says: "61"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -129,9 +129,10 @@ func (o *ORT) makePrivate(folder string) error {
 }
 
 // environment is the same for every worker, whatever the daemon was started with. GOTRACEBACK: a crash in vendor code never gets to Go's handlers (see
-// cmd/epcached-ort); for the rest, "crash" would spend ten seconds on filling standard error with the registers of every thread.
+// cmd/epcached-ort); for the rest, "crash" would spend ten seconds on filling standard error with the registers of every thread. ONNX Runtime's
+// telemetry keeps a database, and syncs it a dozen times in each process; its last words would be that it cannot keep a device ID.
 func environment(private string) []string {
-	return []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single", "PWD=" + private,
+	return []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single", "ORT_DISABLE_TELEMETRY=1", "PWD=" + private,
 		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private, "GLIBC_TUNABLES=" + tunables}
 }
 

@@ -16,6 +16,10 @@ func init() { runtime.LockOSThread() }
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
+	if err := defaultSignals(); err != nil {
+		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
+		return dialogue.ExitSetup
+	}
 	switch {
 	case len(args) == 2 && args[0] == "prepare":
 		status, err := prepare(args[1])

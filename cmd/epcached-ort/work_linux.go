@@ -56,14 +56,16 @@ func takeOver() error {
 			return fmt.Errorf("descriptor %d: %w", fd, err)
 		}
 	}
-	return defaultSignals()
+	return nil
 }
 
 // defaultSignals lets the kernel end the process on a crash. Go's handlers would print the registers of every thread and end it with another
-// signal, or with status 2, which says less. Go code that dereferences nil dies the same way, which is what a worker should do.
+// signal, or with status 2, which says less. Go code that dereferences nil dies the same way, which is what a worker should do. It holds for the
+// process that looks after the worker as well, because its end is taken for the worker's.
 func defaultSignals() error {
 	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
-	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGXCPU, unix.SIGPIPE} {
+	for _, sig := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS, unix.SIGXFSZ, unix.SIGXCPU, unix.SIGPIPE,
+		unix.SIGQUIT, unix.SIGSTKFLT, unix.SIGHUP, unix.SIGINT} {
 		const sizeOfSigset = 8
 		_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, sizeOfSigset, 0, 0)
 		if errno != 0 {

@@ -88,8 +88,6 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	ort := compilers.NewORT(compilers.ORTOptions{
 		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Log: log,
 		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
-		// ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in each process.
-		Env: []string{"ORT_DISABLE_TELEMETRY=1"},
 	})
 	compiler, err := compilers.NewCommand(ort, toolsOf(s))
 	if err != nil {

@@ -171,7 +171,7 @@ def _child(*arguments: str) -> dict[str, Any]:
             told: dict[str, Any] = json.loads(line.removeprefix(MARK))
             return told
     words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+    how = _worker.signal_name(-done.returncode) if done.returncode < 0 else f"status {done.returncode}"
     return {"error": f"it ends the process that loads it, with {how}: {words}"}
 
 

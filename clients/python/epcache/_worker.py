@@ -95,7 +95,7 @@ def _crash(status: int | None, words: str) -> _errors.CompileFailed:
     facts = {"stderr": words}
     if status is not None and status > SIGNAL:
         number = status - SIGNAL
-        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        name = signal_name(number)
         facts.update(signal=name, reason="worker died" if number in FROM_OUTSIDE else "crash")
         how = f"the compiler {'was ended' if number in FROM_OUTSIDE else 'crashed'} ({name})"
     else:
@@ -103,6 +103,11 @@ def _crash(status: int | None, words: str) -> _errors.CompileFailed:
         how = f"the compiler ended without a result, with status {status}"
     last = words.rstrip().rpartition("\n")[2]
     return _errors.CompileFailed(f"{how}: {last}" if last else how, facts=facts)
+
+
+def signal_name(number: int) -> str:
+    """Returns "SIGSEGV" and the like."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 class _Process:
@@ -230,4 +235,4 @@ def _environment(folder: str) -> dict[str, str]:
     """As the daemon's workers have it, and where this process finds libraries."""
     own = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if name in os.environ}
     places = {"HOME": folder, "TMPDIR": folder, "XDG_CACHE_HOME": folder, "PWD": folder}
-    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "GOTRACEBACK": "single", **places, **own}
+    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "GOTRACEBACK": "single", "ORT_DISABLE_TELEMETRY": "1", **places, **own}

@@ -127,7 +127,7 @@ def test_packages_that_are_broken(tmp_path: Path, openvino: None) -> None:
     found = findings(doctor("--json", path=[CLIENT, str(tmp_path), *sys.path]))
     crash, raised = found["onnxruntime_ep_crash"], found["onnxruntime_ep_raise"]
     assert (crash["severity"], raised["severity"]) == ("problem", "problem")
-    assert "signal 11" in crash["text"]
+    assert "SIGSEGV" in crash["text"]
     assert raised["text"] == "RuntimeError: half installed"
     assert found[OPENVINO.name]["severity"] == "ok"
 
