@@ -199,7 +199,7 @@ func (u *unpacking) fill(ctx context.Context, progress func(done, total int64)) 
 		}
 	}
 	if err == nil {
-		err = views.CloseTree(folder)
+		err = views.SealTree(folder)
 	}
 	final := filepath.Join(u.dir, u.name+"-"+id)
 	if err == nil {

@@ -158,7 +158,7 @@ func TestWhatWasUnpackedGoesWhenItIsNotUsed(t *testing.T) {
 	half := filepath.Join(dir, "new-1")
 	for _, folder := range []string{old, young, half} {
 		require.NoError(t, os.MkdirAll(filepath.Join(folder, "id"), 0o700))
-		require.NoError(t, views.CloseTree(folder))
+		require.NoError(t, views.SealTree(folder))
 	}
 	require.NoError(t, os.Chmod(dir, 0o700))
 	past := time.Now().Add(-32 * 24 * time.Hour)

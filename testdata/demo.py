@@ -347,14 +347,7 @@ def running(daemon: Daemon) -> Iterator[None]:
                 daemon.process.wait(20)
             except subprocess.TimeoutExpired:
                 daemon.process.kill()
-        remove(daemon.folder)
-
-
-def remove(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(0o700)  # views are read-only
-    shutil.rmtree(folder)
+        shutil.rmtree(daemon.folder)
 
 
 def is_shimmed(provider: Provider) -> bool:

@@ -137,7 +137,11 @@ func (d *doomed) paths() (paths []string) {
 		}
 		return paths
 	}
-	_ = filepath.WalkDir(d.path, func(p string, e fs.DirEntry, err error) error { // what cannot be read has just gone
+	return filesBelow(d.path)
+}
+
+func filesBelow(dir string) (paths []string) {
+	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { // what cannot be read was just removed
 		if err == nil && e.Type().IsRegular() {
 			paths = append(paths, p)
 		}

@@ -92,17 +92,20 @@ func (vs *Store) link(ctx context.Context, v *View, f index.File) (file, error) 
 	return file{name: f.Name, digest: f.Digest, copied: copied, stamp: stamp, unpacked: unpacked}, nil
 }
 
-// seal takes away the right to write.
+// seal lets all users read the view that is whole.
 func (vs *Store) seal(v *View) error {
-	err := CloseTree(v.path)
+	err := SealTree(v.path)
+	if err == nil {
+		v.at, err = cas.StampOf(v.inner)
+	}
 	if err != nil {
 		vs.discard(v)
 	}
 	return err
 }
 
-// CloseTree takes away the right to write, from the inside out.
-func CloseTree(path string) error {
+// SealTree lets all users read the folders, and their owner remove them, from the inside out.
+func SealTree(path string) error {
 	var dirs []string
 	err := filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
@@ -111,12 +114,12 @@ func CloseTree(path string) error {
 		return err
 	})
 	for i := len(dirs) - 1; i >= 0 && err == nil; i-- {
-		err = os.Chmod(dirs[i], 0o555)
+		err = os.Chmod(dirs[i], 0o755)
 	}
 	return err
 }
 
-// OpenTree gives the owner the right to remove what closeTree closed.
+// OpenTree gives the owner the right to remove folders, which earlier versions made read-only.
 func OpenTree(path string) error {
 	return filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {

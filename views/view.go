@@ -22,7 +22,8 @@ import (
 //
 //	views/<scope>/<view>/<id>/<files under their exact names>
 //
-// The scope's folder is 0700 and the daemon's; <view> and <id> are 0555. A client gets a descriptor of <view> and
+// The scope's folder is 0700 and the daemon's; <view> and <id> are 0755, so that other users read only, and the owner can remove the store with
+// rm -rf. Programs of the owner could write in either case; what they add, replace or remove here is noticed before the next hit. A client gets a descriptor of <view> and
 // loads /proc/self/fd/N/<id>/<graph>: it needs no right to any folder above, and has none to walk to a sibling.
 // OpenVINO's EP keeps a context binary for each path string, so a path string is never used for two contents:
 // <id> is random, made with the view, and never used again; whatever is repaired gets a new one. The files are
@@ -34,7 +35,7 @@ type View struct {
 	graph string // the graph's name below <id>
 	path  string // absolute, of <view>
 	inner *os.File
-	at    cas.Stamp // of inner, for its device and inode
+	at    cas.Stamp // of inner, when the view was whole
 	files []file
 
 	gone   atomic.Bool  // set before the view may be taken away
@@ -50,9 +51,12 @@ type file struct {
 	unpacked bool // of the blob's unpacked form
 }
 
-// intact compares every file of the view with what it was when its bytes were last checked.
+// intact compares every file of the view with what it was when its bytes were last checked. It notices further files by the time of the folder.
 func (vs *Store) intact(v *View) bool {
 	if v.gone.Load() {
+		return false
+	}
+	if now, err := cas.StampOf(v.inner); err != nil || now.Mtime != v.at.Mtime {
 		return false
 	}
 	dir := int(v.inner.Fd())
@@ -94,7 +98,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	}
 	v := vs.Of(b)
 	if v != nil {
-		if vs.intact(v) {
+		if vs.intact(v) && len(filesBelow(v.path)) == len(v.files) { // none was added while no daemon ran
 			vs.keep(b.ID, v)
 			return v, nil
 		}

@@ -133,3 +133,27 @@ func TestAFileThatIsAnotherMakesAnotherView(t *testing.T) {
 	require.Nil(t, s.Sound(s.build.ID))
 	require.NotEqual(t, v.ID(), s.get().ID())
 }
+
+// An application of the daemon's own user may write into a view: what it leaves there is served to no other.
+func TestAFileTooManyMakesAnotherView(t *testing.T) {
+	s := open(t)
+	for _, restarted := range []bool{false, true} {
+		v := s.get()
+		require.NoError(t, os.WriteFile(filepath.Join(v.Path(), v.ID(), "cache.bin"), nil, 0o600))
+		if restarted {
+			s.start()
+		}
+		require.Nil(t, s.Sound(s.build.ID))
+		require.NotEqual(t, v.ID(), s.get().ID())
+	}
+}
+
+func TestTheOwnerMayRemoveAView(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	for _, dir := range []string{v.Path(), filepath.Join(v.Path(), v.ID()), filepath.Join(v.Path(), v.ID(), "sub")} {
+		info, err := os.Stat(dir)
+		require.NoError(t, err)
+		require.Equal(t, fs.FileMode(0o755), info.Mode().Perm(), dir)
+	}
+}

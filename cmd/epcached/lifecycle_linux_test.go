@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -41,6 +42,32 @@ func TestSecondDaemonOnTheSameSocket(t *testing.T) {
 	require.Contains(t, errs, unixsock.ErrInUse.Error())
 	require.EqualValues(t, first.pid(), first.status().Pid, "the first one goes on")
 	removeAll(t, s.state+"2")
+}
+
+// The owner of a store removes it as any other folder, also after the daemon was killed.
+func TestStoreThatNoDaemonHasIsRemovedByItsOwner(t *testing.T) {
+	for name, end := range map[string]func(*epcached){"stopped": (*epcached).stop, "killed": (*epcached).kill} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, runtimeFolder(t, openVINO))
+			d := s.start(t)
+			c := d.dial()
+			model := writeModel(t, t.TempDir(), 1)
+			get(t, c, model)
+			get(t, c, model)
+			end(d)
+			rm := exec.Command("rm", "-rf", s.state)
+			if os.Geteuid() == 0 { // root may do everything, so the store becomes another user's
+				const nobody = 65534
+				require.NoError(t, filepath.WalkDir(filepath.Dir(s.state), func(path string, _ os.DirEntry, err error) error {
+					return errors.Join(err, os.Lchown(path, nobody, nobody))
+				}))
+				rm.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+			}
+			out, err := rm.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.NoDirExists(t, s.state)
+		})
+	}
 }
 
 func TestStaleSocketIsReplaced(t *testing.T) {
