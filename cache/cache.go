@@ -123,6 +123,7 @@ type Cache struct {
 	explaining  explaining
 
 	uprooted chan string // has room for one
+	leaving  atomic.Bool // it will be closed when the requests under way are answered
 
 	ctx  context.Context    // of the background work
 	stop context.CancelFunc // ends it
@@ -298,6 +299,10 @@ func (c *Cache) closeStores() error {
 	}
 	return c.index.Close()
 }
+
+// Leave says that the cache will be closed as soon as the requests under way are answered: a worker that dies is not replaced, and its death
+// counts against no model.
+func (c *Cache) Leave() { c.leaving.Store(true) }
 
 // Directory is the state directory, absolute.
 func (c *Cache) Directory() string { return c.dir }

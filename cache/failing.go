@@ -72,7 +72,7 @@ func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	result, err := j.c.compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	var exit *compilers.ExitError
-	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.stands() || j.died {
+	if !errors.As(err, &exit) || errors.Is(err, compilers.ErrStart) || ctx.Err() != nil || !j.rc.stands() || j.died || j.c.leaving.Load() {
 		return result, err
 	}
 	j.c.log.Warn("a worker died; its compile is tried once more", "model", j.request.Name, "error", err)
@@ -101,7 +101,7 @@ func emptied(folder string) error {
 func (j *job) checkTwice(ctx context.Context, spec compilers.CheckJob) (compilers.CheckResult, error) {
 	checked, err := j.c.compiler.Check(ctx, spec)
 	j.spent(checked.CPUSeconds)
-	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.rc.stands() {
+	if err != nil || checked.Outcome != compilers.Failed || checked.Code != crashed || ctx.Err() != nil || !j.rc.stands() || j.c.leaving.Load() {
 		return checked, err
 	}
 	checked, err = j.c.compiler.Check(ctx, spec)
@@ -125,6 +125,9 @@ func (j *job) failed(ctx context.Context, err error) error {
 	}
 	j.plain(e)
 	f := failure.In(e)
+	if c.leaving.Load() && f.Reason == failure.WorkerDied { // systemd may end all processes of the service at once
+		return refusal.New(refusal.Busy, err, "model %q: the daemon is stopping, and its compile was ended", j.request.Name)
+	}
 	if f.Reason.OfModel() {
 		broken, err2 := j.control(ctx)
 		switch {

@@ -217,7 +217,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	if err := proven(); err != nil {
 		return nil, err
 	}
-	if err != nil && ctx.Err() == nil && o.mayBeToBlame(err, spec.Model) {
+	if err != nil && ctx.Err() == nil && !j.c.leaving.Load() && o.mayBeToBlame(err, spec.Model) {
 		return nil, fmt.Errorf("%w: %w", errOriginal, err)
 	}
 	if err != nil {

@@ -82,6 +82,8 @@ func putReply(envelope *wire.Envelope, reply proto.Message) {
 		envelope.Body = &wire.Envelope_DoctorReply{DoctorReply: m}
 	case *wire.CollectReply:
 		envelope.Body = &wire.Envelope_CollectReply{CollectReply: m}
+	case *wire.StopReply:
+		envelope.Body = &wire.Envelope_StopReply{StopReply: m}
 	case *wire.PackReply:
 		envelope.Body = &wire.Envelope_PackReply{PackReply: m}
 	case *wire.LayoutReply:

@@ -83,6 +83,8 @@ type Backend interface {
 	Why(context.Context, Peer, *wire.Why) (*wire.Explanation, error)
 	// Events gives what happened, oldest first; Subscribe what happens from now on.
 	Events(context.Context, Peer, *wire.Events) (*wire.EventsReply, error)
+	// Stop begins to end the daemon, and returns the read end of a pipe that ends with the process.
+	Stop(context.Context, Peer) (*os.File, error)
 	// Doctor tells what is wrong on this machine, and what to do.
 	Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply, error)
 

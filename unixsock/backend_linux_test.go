@@ -163,6 +163,10 @@ func (b *standIn) CancelJobs(_ context.Context, _ Peer, r *wire.CancelJobs) (*wi
 	return reply, nil
 }
 
+func (b *standIn) Stop(context.Context, Peer) (*os.File, error) {
+	return nil, os.ErrInvalid // it does not stop
+}
+
 func (b *standIn) RetryJobs(_ context.Context, _ Peer, r *wire.RetryJobs) (*wire.JobsReply, error) {
 	reply := &wire.JobsReply{}
 	for _, entry := range r.GetEntries() {

@@ -3,6 +3,7 @@ package unixsock
 import (
 	"context"
 	"errors"
+	"io"
 
 	"google.golang.org/protobuf/proto"
 
@@ -198,4 +199,28 @@ func (c *Client) RetryJobs(ctx context.Context, r *wire.RetryJobs) (*wire.JobsRe
 // GiveUp ends a claim without a result.
 func (c *Client) GiveUp(ctx context.Context, r *wire.GiveUp) (*wire.GiveUpReply, error) {
 	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_GiveUp{GiveUp: r}}, (*wire.Envelope).GetGiveUpReply)
+}
+
+// Stop has the daemon end. It returns when the process has ended, or with an error of the context.
+func (c *Client) Stop(ctx context.Context) error {
+	answer, err := c.ask(ctx, &wire.Envelope{Body: &wire.Envelope_Stop{Stop: &wire.Stop{}}}, nil, nil)
+	if err != nil {
+		return err
+	}
+	if answer.envelope.GetStopReply() == nil || len(answer.files) != 1 {
+		closeFiles(answer.files)
+		return unexpected(answer.envelope)
+	}
+	ended := make(chan error, 1) // the pipe of some daemons has no deadlines
+	ends := answer.files[0]
+	go func() {
+		_, err := io.Copy(io.Discard, ends)
+		ended <- errors.Join(err, ends.Close())
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

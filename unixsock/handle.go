@@ -29,6 +29,12 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 	case *wire.Put:
 		answer, err := c.put(r, m)
 		return c.build(r, answer, err)
+	case *wire.Stop:
+		ends, err := c.server.Backend.Stop(r.ctx, c.peer)
+		if err != nil {
+			return c.failure(r, err), nil
+		}
+		return &wire.StopReply{}, ends
 	}
 	reply, err := c.ask(r, message)
 	if err != nil {

@@ -106,6 +106,8 @@ func requestOf(envelope *wire.Envelope) proto.Message {
 		return body.RetryJobs
 	case *wire.Envelope_GiveUp:
 		return body.GiveUp
+	case *wire.Envelope_Stop:
+		return body.Stop
 	}
 	return nil
 }

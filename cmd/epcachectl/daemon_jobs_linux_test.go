@@ -51,6 +51,11 @@ func (b *standIn) CancelJobs(_ context.Context, _ unixsock.Peer, r *wire.CancelJ
 	return &wire.JobsReply{Jobs: b.jobs}, b.err
 }
 
+// Stop answers as the test says.
+func (b *standIn) Stop(context.Context, unixsock.Peer) (*os.File, error) {
+	return b.stop()
+}
+
 func (b *standIn) RetryJobs(_ context.Context, _ unixsock.Peer, r *wire.RetryJobs) (*wire.JobsReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -62,6 +62,9 @@ type standIn struct {
 	failures []*wire.Failure
 	asks     int // for what has happened
 
+	startedBy string                   // for the status
+	stop      func() (*os.File, error) // nil: it does not stop
+
 	second func() error // is called for the second page of a list or of usage; may be nil
 }
 
@@ -312,7 +315,7 @@ func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*w
 func (b *standIn) Status(context.Context, unixsock.Peer, *wire.Status) (*wire.StatusReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return &wire.StatusReply{Version: "9", Space: &wire.Space{StoredBytes: 7, ToLookAt: 3}}, b.err
+	return &wire.StatusReply{Version: "9", Pid: 77, Socket: "/run/s", StartedBy: b.startedBy, Space: &wire.Space{StoredBytes: 7, ToLookAt: 3}}, b.err
 }
 
 func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.ProbeReply, error) {

@@ -148,10 +148,13 @@ func (a *app) howFound(ctx context.Context, f *findings, c *unixsock.Client) {
 	if err != nil {
 		return // what is wrong with its status is told with its version
 	}
-	// Readable only of one's own processes where /proc hides others': else it is not known.
-	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", status.GetPid()))
-	if err == nil && strings.Contains(string(line), "\x00--autostart\x00") {
+	switch status.GetStartedBy() {
+	case "client":
 		how += "; a client started it, and it leaves when nobody needs it; its log is epcached.log in " + status.GetStateDirectory()
+	case "socket":
+		how += "; systemd started it when a program connected to its socket " + status.GetSocket()
+	case "service":
+		how += "; it is a service, and listens on " + status.GetSocket()
 	}
 	f.ok(subjectDaemon, "%s", how)
 }

@@ -95,7 +95,7 @@ Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFa
 		return usageError{&hintedError{err, cmd.CommandPath() + " --help"}}
 	})
 	root.AddCommand(a.getCommand(), a.warmCommand(), a.jobsCommand(), a.listCommand(), a.showCommand(), a.inspectCommand(), a.keyCommand(), a.statusCommand(),
-		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.duCommand(), a.packCommand(), a.unpackCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.versionCommand())
+		a.probeCommand(), a.checkCommand(), a.invalidateCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.gcCommand(), a.duCommand(), a.packCommand(), a.unpackCommand(), a.whyCommand(), a.eventsCommand(), a.configCommand(), a.doctorCommand(), a.stopCommand(), a.versionCommand())
 	root.AddCommand(a.runCommand())
 	root.SetOut(a.print.out) // which cobra's completion keeps
 	addCompletion(root)

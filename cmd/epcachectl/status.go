@@ -19,6 +19,7 @@ type statusResult struct {
 	UptimeSeconds       float64         `json:"uptime_seconds"`
 	StateDirectory      string          `json:"state_directory"`
 	Socket              string          `json:"socket"`
+	StartedBy           string          `json:"started_by"` // "socket": systemd passed it; "service", "client", ""
 	UID                 uint32          `json:"uid"`
 	Scope               string          `json:"scope"`
 	Rights              []string        `json:"rights"`
@@ -113,7 +114,7 @@ and the space that is used. --watch prints it again and again until it is interr
 func statusOf(s *wire.StatusReply, h *wire.HelloReply) statusResult {
 	return statusResult{
 		Version: s.GetVersion(), PID: s.GetPid(), UptimeSeconds: s.GetUptimeSeconds(), StateDirectory: s.GetStateDirectory(),
-		Socket: s.GetSocket(), UID: h.GetUid(), Scope: h.GetScope(), Rights: append([]string{}, h.GetRights()...),
+		Socket: s.GetSocket(), StartedBy: s.GetStartedBy(), UID: h.GetUid(), Scope: h.GetScope(), Rights: append([]string{}, h.GetRights()...),
 		Hits: s.GetHits(), Misses: s.GetMisses(), Compiles: s.GetCompiles(), Failures: s.GetFailures(),
 		CompileSecondsSaved: s.GetCompileSecondsSaved(), Connections: s.GetConnections(), Jobs: s.GetJobs(),
 		Space:    spaceOf(s.GetSpace()),
@@ -131,7 +132,7 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 	return p.table([][]string{
 		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", printable(s.GetVersion()), s.GetPid(), uptime)},
 		{"state", orDash(s.GetStateDirectory())},
-		{"socket", orDash(s.GetSocket())},
+		{"socket", orDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
 		{"you", you},
 		{"requests", strings.Join([]string{counted(s.GetHits(), "hit"), counted(s.GetMisses(), "miss"), counted(s.GetCompiles(), "compile"), counted(s.GetFailures(), "failure")}, ", ")},
 		{"saved", seconds(s.GetCompileSecondsSaved()) + " of compiling"},
@@ -140,6 +141,13 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 		{"", spaceDetails(&space)},
 		{"sandbox", sandboxSummary(s.GetSandbox())},
 	})
+}
+
+// startedBy says in words what started the daemon.
+var startedBy = map[string]string{
+	"socket":  ", systemd's: it starts the daemon when a program connects",
+	"service": ", started as a service",
+	"client":  ", started by a program that needed it",
 }
 
 // spaceDetails says what else there is to know of the space.

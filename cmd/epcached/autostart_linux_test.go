@@ -54,6 +54,7 @@ func TestAutostartedDaemonComesAndLeaves(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, h.state, reply.GetStateDirectory())
 	require.NotEqual(t, os.Getpid(), int(reply.GetPid()))
+	require.Equal(t, "client", reply.GetStartedBy())
 	info, err := os.Stat(h.state)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())

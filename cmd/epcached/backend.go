@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -17,6 +18,9 @@ type backend struct {
 	cache  *cache.Cache
 	server *unixsock.Server
 	socket string
+
+	startedBy string         // as in wire.StatusReply
+	stop      func(*os.File) // ends the daemon, and keeps the file open until the process has ended
 }
 
 func peer(p unixsock.Peer) cache.Peer { return cache.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
@@ -135,7 +139,7 @@ func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (
 		Hits: s.Counters["hits"], Misses: s.Counters["misses"], Compiles: s.Counters["compiles"], Failures: s.Counters["failures"],
 		CompileSecondsSaved: s.SavedSeconds, Warnings: s.Warnings, Jobs: uint32(s.Jobs),
 		Connections: uint32(b.server.Connections()),
-		Space:       spaceReply(&s.Space),
+		Space:       spaceReply(&s.Space), StartedBy: b.startedBy,
 	}
 	for i := range s.Runtimes {
 		reply.Runtimes = append(reply.Runtimes, runtimeReply(&s.Runtimes[i]))
@@ -178,6 +182,20 @@ func (b *backend) Report(ctx context.Context, p unixsock.Peer, w *wire.Report) (
 		return nil, wireError(err)
 	}
 	return &wire.ReportReply{Decision: d.Decision, Text: valid(d.Text), Hint: valid(d.Hint), Class: d.Class, State: d.State}, nil
+}
+
+// Stop ends the daemon for its own user and administrators.
+func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
+	if !b.cache.Administrator(peer(p)) {
+		return nil, wireError(refusal.New(refusal.NotAllowed, nil, "the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
+			WithHint("run it as that user, or have administrators in the daemon's configuration name this one"))
+	}
+	ends, end, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("stop: %w", err)
+	}
+	b.stop(end)
+	return ends, nil
 }
 
 // Doctor gives advice.

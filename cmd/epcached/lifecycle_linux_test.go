@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/flock"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -151,6 +153,62 @@ func TestStopLetsRequestsFinish(t *testing.T) {
 	require.Equal(t, "hit", get(t, again.dial(), filepath.Join(dir, "model1.onnx"), onMissFail).Outcome, "what was finished is kept")
 }
 
+// A client that stops the daemon hears when the process has ended, and no sooner.
+func TestStopByAClientLetsRequestsFinish(t *testing.T) {
+	d := stoppingSite(t).start(t)
+	dir := t.TempDir()
+	c := d.dial()
+	get(t, c, writeModel(t, dir, 2)) // so that the next worker is the compile's
+	a := d.asker(writeStopping(t, dir, 1))
+	a.begin()
+	a.until("phase compiling")
+	thaw := d.freeze()
+	stopped := make(chan error, 1)
+	go func() { stopped <- c.Stop(limited(t)) }()
+	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") }, patience, pollEvery)
+	select {
+	case err := <-stopped:
+		require.Fail(t, "a request is under way", "%v", err)
+	default:
+	}
+	thaw()
+	got := a.got()
+	require.Empty(t, got.Error)
+	require.Equal(t, "compiled", got.Outcome)
+	require.NoError(t, <-stopped)
+	lock, err := os.Open(filepath.Join(d.state, "lock"))
+	require.NoError(t, err)
+	defer lock.Close()
+	free, err := flock.TryLock(lock)
+	require.NoError(t, err)
+	require.True(t, free, "another daemon may have the store")
+	d.wait()
+	require.NoError(t, d.err)
+	require.NoFileExists(t, d.socket)
+}
+
+// systemd may end all processes of a service at once. A compile that was ended so is not begun again
+// while the daemon stops, and counts as no failure of its model.
+func TestStopEndsNoCompileTwice(t *testing.T) {
+	d := stoppingSite(t).start(t)
+	dir := t.TempDir()
+	get(t, d.dial(), writeModel(t, dir, 2))
+	a := d.asker(writeStopping(t, dir, 1))
+	a.begin()
+	a.until("phase compiling")
+	d.freeze()
+	workers := slices.DeleteFunc(workersOf(d.pid()), func(pid int) bool { return !stopped(pid) })
+	require.Len(t, workers, 1)
+	require.NoError(t, d.cmd.Process.Signal(syscall.SIGTERM))
+	require.Eventually(t, func() bool { return strings.Contains(d.log.String(), "stopping") }, patience, pollEvery)
+	require.NoError(t, syscall.Kill(workers[0], syscall.SIGKILL))
+	require.Contains(t, a.got().Error, "the daemon is stopping")
+	d.wait()
+	require.NoError(t, d.err)
+	require.NotContains(t, d.log.String(), "tried once more")
+	require.Empty(t, d.site.start(t).failures())
+}
+
 // A client that does nothing does not hold up the end.
 func TestStopWithIdleClients(t *testing.T) {
 	d := newSite(t).start(t)
@@ -217,6 +275,8 @@ func TestUnderSystemd(t *testing.T) {
 	reply, err := c.Status(limited(t))
 	require.NoError(t, err)
 	require.EqualValues(t, d.pid(), reply.Pid)
+	require.Equal(t, filepath.Join(dir, "activated"), reply.Socket)
+	require.Equal(t, "socket", reply.StartedBy)
 	d.stop()
 	said("STOPPING=1")
 	require.FileExists(t, filepath.Join(dir, "activated"), "the socket is systemd's: the next start finds it")

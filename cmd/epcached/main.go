@@ -86,7 +86,7 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 			if c.autostart && !c.detached {
 				return c.launch(cmd.Context(), s)
 			}
-			p := &process{read: read, stderr: stderr, idle: s.IdleAfter(c.autostart)}
+			p := &process{read: read, stderr: stderr, idle: s.IdleAfter(c.autostart), startedBy: c.startedBy()}
 			if c.detached {
 				return p.detached(cmd.Context(), s, set)
 			}

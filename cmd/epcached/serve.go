@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -35,6 +36,11 @@ type process struct {
 	ready  func()        // is called when it answers; may be nil
 	anew   func() error  // makes what is needed besides the store, once more, when the state folder was removed; may be nil
 
+	startedBy string         // as in wire.StatusReply
+	stop      func(*os.File) // as in backend
+	mu        sync.Mutex     // guards ends
+	ends      []*os.File     // clients wait for the end of these, which is that of the process
+
 	passed  *os.File    // the socket that systemd passed; nil: none, or not looked for yet
 	opening atomic.Bool // systemd was told how far the opening of a large store is
 
@@ -54,6 +60,14 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP) // from here on it ends nobody
 	defer signal.Stop(hangup)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	p.stop = func(end *os.File) {
+		p.mu.Lock()
+		p.ends = append(p.ends, end)
+		p.mu.Unlock()
+		stop()
+	}
 	for {
 		gone, err := p.once(ctx, s, set, hangup)
 		if gone == nil || ctx.Err() != nil {
@@ -123,13 +137,14 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	if err != nil {
 		return "", err
 	}
-	places := placesOf(s.Socket)
-	b := &backend{cache: c, socket: s.Socket}
+	socket := l.Addr().String()
+	places := placesOf(socket)
+	b := &backend{cache: c, socket: socket, startedBy: p.startedBy, stop: p.stop}
 	server := &unixsock.Server{Backend: b, Name: "epcached " + version, Log: log}
 	b.server = server
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(context.Background(), l) }()
-	log.Info("ready", "version", version, "socket", s.Socket, "state", c.Directory(), "runtimes", len(s.Runtimes))
+	log.Info("ready", "version", version, "socket", socket, "started_by", p.startedBy, "state", c.Directory(), "runtimes", len(s.Runtimes))
 	ready := daemon.SdNotifyReady
 	if p.opening.Swap(false) {
 		ready += "\nSTATUS=" // what was said is over
@@ -160,7 +175,8 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 		end()
 		log.Warn("beginning again with an empty state folder", "state", c.Directory(), "why", gone)
 	case <-ctx.Done():
-		end() // who stops is not ready again
+		end() // a daemon that stops is not ready again
+		c.Leave()
 		log.Info("stopping")
 		notify(log, daemon.SdNotifyStopping)
 	}
@@ -189,9 +205,21 @@ func (p *process) listen(path string) (net.Listener, error) {
 		}
 	}
 	if p.passed != nil {
+		p.startedBy = "socket"
 		return net.FileListener(p.passed)
 	}
 	return unixsock.Listen(path, unixsock.DefaultSocketMode())
+}
+
+// startedBy tells who started the daemon, as wire.StatusReply has it. A socket that systemd passed is seen later.
+func (c *call) startedBy() string {
+	switch {
+	case c.detached:
+		return "client"
+	case os.Getenv("NOTIFY_SOCKET") != "":
+		return "service"
+	}
+	return ""
 }
 
 // findWorker finds the program that loads vendor code: as configured, else beside this one.

@@ -242,6 +242,8 @@ type Envelope struct {
 	//	*Envelope_LayoutReply
 	//	*Envelope_Pack
 	//	*Envelope_PackReply
+	//	*Envelope_Stop
+	//	*Envelope_StopReply
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -773,6 +775,24 @@ func (x *Envelope) GetPackReply() *PackReply {
 	return nil
 }
 
+func (x *Envelope) GetStop() *Stop {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_Stop); ok {
+			return x.Stop
+		}
+	}
+	return nil
+}
+
+func (x *Envelope) GetStopReply() *StopReply {
+	if x != nil {
+		if x, ok := x.Body.(*Envelope_StopReply); ok {
+			return x.StopReply
+		}
+	}
+	return nil
+}
+
 type isEnvelope_Body interface {
 	isEnvelope_Body()
 }
@@ -985,6 +1005,14 @@ type Envelope_PackReply struct {
 	PackReply *PackReply `protobuf:"bytes,81,opt,name=pack_reply,json=packReply,proto3,oneof"`
 }
 
+type Envelope_Stop struct {
+	Stop *Stop `protobuf:"bytes,84,opt,name=stop,proto3,oneof"`
+}
+
+type Envelope_StopReply struct {
+	StopReply *StopReply `protobuf:"bytes,85,opt,name=stop_reply,json=stopReply,proto3,oneof"`
+}
+
 func (*Envelope_Hello) isEnvelope_Body() {}
 
 func (*Envelope_HelloReply) isEnvelope_Body() {}
@@ -1088,6 +1116,10 @@ func (*Envelope_LayoutReply) isEnvelope_Body() {}
 func (*Envelope_Pack) isEnvelope_Body() {}
 
 func (*Envelope_PackReply) isEnvelope_Body() {}
+
+func (*Envelope_Stop) isEnvelope_Body() {}
+
+func (*Envelope_StopReply) isEnvelope_Body() {}
 
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6274,8 +6306,11 @@ type StatusReply struct {
 	Jobs                uint32                 `protobuf:"varint,14,opt,name=jobs,proto3" json:"jobs,omitempty"`
 	Runtimes            []*RuntimeFacts        `protobuf:"bytes,15,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
 	Sandbox             []string               `protobuf:"bytes,16,rep,name=sandbox,proto3" json:"sandbox,omitempty"` // as in ProbeReply
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// How the daemon was started: "socket" (systemd passed its socket, and starts it when a program
+	// connects), "service" (by systemd), "client" (by a program that needed it), or "".
+	StartedBy     string `protobuf:"bytes,18,opt,name=started_by,json=startedBy,proto3" json:"started_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
@@ -6420,6 +6455,96 @@ func (x *StatusReply) GetSandbox() []string {
 	return nil
 }
 
+func (x *StatusReply) GetStartedBy() string {
+	if x != nil {
+		return x.StartedBy
+	}
+	return ""
+}
+
+// Stop ends the daemon after the requests under way are answered, as SIGTERM does. It is for
+// administrators, and for the daemon's own user.
+type Stop struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stop) Reset() {
+	*x = Stop{}
+	mi := &file_epcached_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stop) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stop) ProtoMessage() {}
+
+func (x *Stop) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stop.ProtoReflect.Descriptor instead.
+func (*Stop) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{66}
+}
+
+type StopReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The read end of a pipe. It ends when the process has ended, and its store may be removed.
+	Fd            uint32 `protobuf:"varint,1,opt,name=fd,proto3" json:"fd,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopReply) Reset() {
+	*x = StopReply{}
+	mi := &file_epcached_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopReply) ProtoMessage() {}
+
+func (x *StopReply) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
+func (*StopReply) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *StopReply) GetFd() uint32 {
+	if x != nil {
+		return x.Fd
+	}
+	return 0
+}
+
 type Space struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	LogicalBytes        int64                  `protobuf:"varint,1,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"`
@@ -6451,7 +6576,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6463,7 +6588,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6476,7 +6601,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -6650,7 +6775,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +6787,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +6800,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -6704,7 +6829,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6716,7 +6841,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6729,7 +6854,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -6766,7 +6891,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6778,7 +6903,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6791,7 +6916,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -6894,7 +7019,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6906,7 +7031,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6919,7 +7044,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *EpFacts) GetName() string {
@@ -6996,7 +7121,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7008,7 +7133,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7021,7 +7146,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -7110,7 +7235,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7122,7 +7247,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7135,7 +7260,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Report) GetBuild() string {
@@ -7194,7 +7319,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7206,7 +7331,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7219,7 +7344,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -7267,7 +7392,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7279,7 +7404,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7292,7 +7417,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Why) GetEntry() string {
@@ -7319,7 +7444,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7331,7 +7456,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7344,7 +7469,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -7415,7 +7540,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7427,7 +7552,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7440,7 +7565,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -7483,7 +7608,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7495,7 +7620,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7508,7 +7633,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -7551,7 +7676,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7563,7 +7688,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7576,7 +7701,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Difference) GetField() string {
@@ -7616,7 +7741,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7628,7 +7753,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7641,7 +7766,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -7710,7 +7835,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7722,7 +7847,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7735,7 +7860,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -7761,7 +7886,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7773,7 +7898,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7786,7 +7911,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -7807,7 +7932,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7819,7 +7944,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7832,7 +7957,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -7844,7 +7969,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7856,7 +7981,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7869,7 +7994,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 type DoctorReply struct {
@@ -7881,7 +8006,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7893,7 +8018,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7906,7 +8031,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -7928,7 +8053,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7940,7 +8065,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7953,7 +8078,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -7995,7 +8120,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8007,7 +8132,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8020,7 +8145,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Check) GetDeep() bool {
@@ -8058,7 +8183,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8070,7 +8195,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8083,7 +8208,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -8141,7 +8266,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8153,7 +8278,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8166,7 +8291,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -8209,7 +8334,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8221,7 +8346,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8234,7 +8359,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Finding) GetKind() string {
@@ -8269,7 +8394,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xfe\x15\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xe0\x16\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -8339,7 +8464,10 @@ const file_epcached_proto_rawDesc = "" +
 	"\flayout_reply\x18D \x01(\v2\x18.epcached.v1.LayoutReplyH\x00R\vlayoutReply\x12'\n" +
 	"\x04pack\x18P \x01(\v2\x11.epcached.v1.PackH\x00R\x04pack\x127\n" +
 	"\n" +
-	"pack_reply\x18Q \x01(\v2\x16.epcached.v1.PackReplyH\x00R\tpackReplyB\x06\n" +
+	"pack_reply\x18Q \x01(\v2\x16.epcached.v1.PackReplyH\x00R\tpackReply\x12'\n" +
+	"\x04stop\x18T \x01(\v2\x11.epcached.v1.StopH\x00R\x04stop\x127\n" +
+	"\n" +
+	"stop_reply\x18U \x01(\v2\x16.epcached.v1.StopReplyH\x00R\tstopReplyB\x06\n" +
 	"\x04body\"U\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1a\n" +
@@ -8870,7 +8998,7 @@ const file_epcached_proto_rawDesc = "" +
 	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
 	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04file\x18\x04 \x01(\tR\x04file\"\b\n" +
-	"\x06Status\"\x86\x04\n" +
+	"\x06Status\"\xa5\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12%\n" +
@@ -8888,7 +9016,12 @@ const file_epcached_proto_rawDesc = "" +
 	"\vconnections\x18\r \x01(\rR\vconnections\x12\x12\n" +
 	"\x04jobs\x18\x0e \x01(\rR\x04jobs\x125\n" +
 	"\bruntimes\x18\x0f \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\x12\x18\n" +
-	"\asandbox\x18\x10 \x03(\tR\asandbox\"\x8e\x06\n" +
+	"\asandbox\x18\x10 \x03(\tR\asandbox\x12\x1d\n" +
+	"\n" +
+	"started_by\x18\x12 \x01(\tR\tstartedBy\"\x06\n" +
+	"\x04Stop\"\x1b\n" +
+	"\tStopReply\x12\x0e\n" +
+	"\x02fd\x18\x01 \x01(\rR\x02fd\"\x8e\x06\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x03R\vstoredBytes\x12%\n" +
@@ -9113,7 +9246,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -9183,44 +9316,46 @@ var file_epcached_proto_goTypes = []any{
 	(*Sharer)(nil),            // 65: epcached.v1.Sharer
 	(*Status)(nil),            // 66: epcached.v1.Status
 	(*StatusReply)(nil),       // 67: epcached.v1.StatusReply
-	(*Space)(nil),             // 68: epcached.v1.Space
-	(*Probe)(nil),             // 69: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 70: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 71: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 72: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 73: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 74: epcached.v1.Report
-	(*ReportReply)(nil),       // 75: epcached.v1.ReportReply
-	(*Why)(nil),               // 76: epcached.v1.Why
-	(*Explanation)(nil),       // 77: epcached.v1.Explanation
-	(*Candidate)(nil),         // 78: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 79: epcached.v1.Neighbour
-	(*Difference)(nil),        // 80: epcached.v1.Difference
-	(*Event)(nil),             // 81: epcached.v1.Event
-	(*Events)(nil),            // 82: epcached.v1.Events
-	(*EventsReply)(nil),       // 83: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 84: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 85: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 86: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 87: epcached.v1.Advice
-	(*Check)(nil),             // 88: epcached.v1.Check
-	(*CheckReply)(nil),        // 89: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 90: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 91: epcached.v1.Finding
-	nil,                       // 92: epcached.v1.Error.FactsEntry
-	nil,                       // 93: epcached.v1.Device.MetadataEntry
-	nil,                       // 94: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 95: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 96: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 97: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 98: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 99: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 100: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 101: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 102: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 103: epcached.v1.Failure.FactsEntry
-	nil,                       // 104: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 105: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Stop)(nil),              // 68: epcached.v1.Stop
+	(*StopReply)(nil),         // 69: epcached.v1.StopReply
+	(*Space)(nil),             // 70: epcached.v1.Space
+	(*Probe)(nil),             // 71: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 72: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 73: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 74: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 75: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 76: epcached.v1.Report
+	(*ReportReply)(nil),       // 77: epcached.v1.ReportReply
+	(*Why)(nil),               // 78: epcached.v1.Why
+	(*Explanation)(nil),       // 79: epcached.v1.Explanation
+	(*Candidate)(nil),         // 80: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 81: epcached.v1.Neighbour
+	(*Difference)(nil),        // 82: epcached.v1.Difference
+	(*Event)(nil),             // 83: epcached.v1.Event
+	(*Events)(nil),            // 84: epcached.v1.Events
+	(*EventsReply)(nil),       // 85: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 86: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 87: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 88: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 89: epcached.v1.Advice
+	(*Check)(nil),             // 90: epcached.v1.Check
+	(*CheckReply)(nil),        // 91: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 92: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 93: epcached.v1.Finding
+	nil,                       // 94: epcached.v1.Error.FactsEntry
+	nil,                       // 95: epcached.v1.Device.MetadataEntry
+	nil,                       // 96: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 97: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 98: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 99: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 100: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 101: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 102: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 103: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 104: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 105: epcached.v1.Failure.FactsEntry
+	nil,                       // 106: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 107: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -9243,20 +9378,20 @@ var file_epcached_proto_depIdxs = []int32{
 	44,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
 	66,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
 	67,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	69,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	70,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	88,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	89,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	74,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	75,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	76,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	77,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	82,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	83,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	84,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	81,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	85,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	86,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	71,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	72,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	90,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	91,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	76,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	77,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	78,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	79,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	84,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	85,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	86,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	83,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	87,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	88,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	30,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	33,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	34,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -9275,83 +9410,85 @@ var file_epcached_proto_depIdxs = []int32{
 	61,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
 	50,  // 50: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
 	51,  // 51: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	0,   // 52: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	92,  // 53: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,   // 54: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	93,  // 55: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11,  // 56: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	94,  // 57: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	95,  // 58: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14,  // 59: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	9,   // 60: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
-	10,  // 61: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12,  // 62: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	96,  // 63: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	97,  // 64: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	98,  // 65: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13,  // 66: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,   // 67: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10,  // 68: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16,  // 69: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17,  // 70: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	99,  // 71: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	100, // 72: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	77,  // 73: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20,  // 74: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19,  // 75: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	101, // 76: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	102, // 77: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26,  // 78: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27,  // 79: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	5,   // 80: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	103, // 81: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	31,  // 82: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	32,  // 83: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17,  // 84: epcached.v1.Build.files:type_name -> epcached.v1.File
-	19,  // 85: epcached.v1.Build.members:type_name -> epcached.v1.Member
-	38,  // 86: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	38,  // 87: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	38,  // 88: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	53,  // 89: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
-	54,  // 90: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	49,  // 91: epcached.v1.CollectReply.compressing:type_name -> epcached.v1.Compressing
-	52,  // 92: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	68,  // 93: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	57,  // 94: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	58,  // 95: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	58,  // 96: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	59,  // 97: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	38,  // 98: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	62,  // 99: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
-	65,  // 100: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
-	63,  // 101: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
-	64,  // 102: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
-	65,  // 103: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
-	68,  // 104: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	71,  // 105: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13,  // 106: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	71,  // 107: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	72,  // 108: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	73,  // 109: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	104, // 110: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	105, // 111: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 112: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	78,  // 113: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	79,  // 114: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	81,  // 115: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38,  // 116: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	80,  // 117: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	80,  // 118: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	81,  // 119: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	87,  // 120: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	91,  // 121: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	90,  // 122: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 123: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	124, // [124:124] is the sub-list for method output_type
-	124, // [124:124] is the sub-list for method input_type
-	124, // [124:124] is the sub-list for extension type_name
-	124, // [124:124] is the sub-list for extension extendee
-	0,   // [0:124] is the sub-list for field type_name
+	68,  // 52: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	69,  // 53: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	0,   // 54: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	94,  // 55: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,   // 56: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	95,  // 57: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11,  // 58: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	96,  // 59: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	97,  // 60: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14,  // 61: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	9,   // 62: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10,  // 63: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12,  // 64: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	98,  // 65: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	99,  // 66: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	100, // 67: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13,  // 68: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,   // 69: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10,  // 70: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16,  // 71: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17,  // 72: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	101, // 73: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	102, // 74: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	79,  // 75: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20,  // 76: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19,  // 77: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	103, // 78: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	104, // 79: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26,  // 80: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27,  // 81: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	5,   // 82: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	105, // 83: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	31,  // 84: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	32,  // 85: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17,  // 86: epcached.v1.Build.files:type_name -> epcached.v1.File
+	19,  // 87: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	38,  // 88: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	38,  // 89: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	38,  // 90: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	53,  // 91: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	54,  // 92: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	49,  // 93: epcached.v1.CollectReply.compressing:type_name -> epcached.v1.Compressing
+	52,  // 94: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	70,  // 95: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	57,  // 96: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	58,  // 97: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	58,  // 98: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	59,  // 99: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	38,  // 100: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	62,  // 101: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
+	65,  // 102: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
+	63,  // 103: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
+	64,  // 104: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
+	65,  // 105: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
+	70,  // 106: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	73,  // 107: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	13,  // 108: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	73,  // 109: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	74,  // 110: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	75,  // 111: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	106, // 112: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	107, // 113: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 114: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	80,  // 115: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	81,  // 116: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	83,  // 117: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38,  // 118: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	82,  // 119: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	82,  // 120: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	83,  // 121: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	89,  // 122: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	93,  // 123: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	92,  // 124: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 125: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	126, // [126:126] is the sub-list for method output_type
+	126, // [126:126] is the sub-list for method input_type
+	126, // [126:126] is the sub-list for extension type_name
+	126, // [126:126] is the sub-list for extension extendee
+	0,   // [0:126] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -9412,18 +9549,20 @@ func file_epcached_proto_init() {
 		(*Envelope_LayoutReply)(nil),
 		(*Envelope_Pack)(nil),
 		(*Envelope_PackReply)(nil),
+		(*Envelope_Stop)(nil),
+		(*Envelope_StopReply)(nil),
 	}
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[45].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[88].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[90].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   104,
+			NumMessages:   106,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,6 +72,19 @@ def test_loads_by_descriptor_and_reaches_nothing_else(
     assert set(result["as root"].values()) == {"reached"}, result["as root"]
     assert set(result["as nobody"].values()) == {"EACCES"}, result["as nobody"]
     assert set(result["writes"].values()) <= {"EACCES", "EPERM"}, result["writes"]
+
+
+def test_another_user_may_not_stop_the_daemon(start: Callable[..., Daemon], programs: Path) -> None:
+    own = start()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        control = shutil.copy(programs / "epcachectl", folder)
+        command = [control, "stop", "--socket", own.socket]
+        done = subprocess.run(command, user=65534, group=65534, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+    assert "the daemon of uid 0 may be stopped by that user and by administrators" in done.stderr
+    assert own.control("stop")["started_by"] == ""
+    assert own.stop() == 0
 
 
 def test_path_access_opens_the_shared_scope_and_no_more(

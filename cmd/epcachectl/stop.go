@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/epcached/epcached/unixsock"
+)
+
+// stopResult is what stop --json prints.
+type stopResult struct {
+	PID            int64  `json:"pid"` // of the process that has ended
+	Socket         string `json:"socket"`
+	StateDirectory string `json:"state_directory"`
+	StartedBy      string `json:"started_by"` // "socket", "service", "client", ""
+	Again          string `json:"again"`      // what starts a daemon again, and how to prevent it; "": nothing does
+}
+
+// startsAgain says what starts a daemon again, by how it was started.
+var startsAgain = map[string]string{
+	"socket": "systemd starts it again when a program connects to its socket; " +
+		"to keep it stopped: systemctl stop epcached.socket epcached.service",
+	"service": "systemd ran it as a service, and leaves it stopped; " +
+		"to start it again: systemctl start epcached.service",
+	"client": "the next program that needs a daemon starts one again; " +
+		"to prevent that: " + autostartVariable + "=0, or autostart = false in epcached.toml",
+}
+
+func (a *app) stopCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "stop",
+		Short: "stop the daemon",
+		Long: `stop ends the daemon as SIGTERM does: requests under way are answered, for up to 20 seconds, and builds that
+applications hold stay valid. It returns when the process has ended, so that its state directory may be removed.
+It prints what would start a daemon again. It is for the daemon's own user and for administrators.
+
+No daemon is started to be stopped, but systemd starts one when stop connects to a socket of systemd's.` +
+			statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
+		Example: `  epcachectl stop
+  epcachectl stop --json --socket /run/epcached/epcached.sock`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.looks = true
+			return a.withDaemon(cmd.Context(), a.stop)
+		},
+	}
+}
+
+func (a *app) stop(ctx context.Context, c *unixsock.Client) error {
+	s, err := c.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.Stop(ctx); err != nil {
+		return during("stop", err)
+	}
+	again := startsAgain[s.GetStartedBy()]
+	if a.json {
+		return a.print.json(stopResult{s.GetPid(), s.GetSocket(), s.GetStateDirectory(), s.GetStartedBy(), again})
+	}
+	a.print.line("stopped epcached, pid %d, at %s", s.GetPid(), printable(s.GetSocket()))
+	if again != "" {
+		a.print.hint(again)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+func TestStopWaitsForTheEndOfTheProcess(t *testing.T) {
+	b := newStandIn(t)
+	ends, end, err := os.Pipe()
+	require.NoError(t, err)
+	b.stop = func() (*os.File, error) { return ends, nil }
+	b.serve()
+	done := make(chan result, 1)
+	go func() { done <- call(t, "stop") }()
+	limited := call(t, "status") // the daemon answers meanwhile
+	require.Equal(t, exitDone, limited.code)
+	select {
+	case got := <-done:
+		require.Fail(t, "it did not wait", got.out+got.err)
+	default:
+	}
+	require.NoError(t, end.Close())
+	got := <-done
+	require.Equal(t, exitDone, got.code, got.err)
+	require.Equal(t, "stopped epcached, pid 77, at /run/s\n", got.out)
+	require.Empty(t, got.err)
+}
+
+func TestStopSaysWhatStartsTheDaemonAgain(t *testing.T) {
+	for by, says := range map[string]string{
+		"socket":  "systemctl stop epcached.socket epcached.service",
+		"service": "systemctl start epcached.service",
+		"client":  "EPCACHE_AUTOSTART=0",
+	} {
+		b := newStandIn(t)
+		b.startedBy = by
+		b.stop = func() (*os.File, error) {
+			ends, end, err := os.Pipe()
+			require.NoError(t, err)
+			return ends, end.Close()
+		}
+		b.serve()
+		require.Contains(t, call(t, "stop").err, says)
+		var result stopResult
+		require.NoError(t, json.Unmarshal([]byte(call(t, "stop", "--json").out), &result))
+		require.Equal(t, by, result.StartedBy)
+		require.EqualValues(t, 77, result.PID)
+		require.Contains(t, result.Again, says)
+		require.Contains(t, call(t, "status").out, startedBy[by])
+	}
+}
+
+func TestStopThatIsNotAllowed(t *testing.T) {
+	b := newStandIn(t)
+	b.stop = func() (*os.File, error) {
+		return nil, &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "the daemon of uid 5", Hint: "be uid 5"}
+	}
+	b.serve()
+	got := call(t, "stop")
+	require.Equal(t, exitNotAllowed, got.code)
+	require.Equal(t, "epcachectl: stop: the daemon of uid 5\nepcachectl: hint: be uid 5\n", got.err)
+}
+
+func TestStopStartsNoDaemon(t *testing.T) {
+	dir := emptyHome(t, `touch "$HOME/told"`+"\n")
+	require.Equal(t, exitNoDaemon, call(t, "stop").code)
+	require.NoFileExists(t, dir+"/told")
+}
