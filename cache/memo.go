@@ -51,7 +51,7 @@ func (m *memo) load(key memoID, kind string) (identity, bool) {
 		return id, m.complete(id, kind)
 	}
 	raw, ok := m.book.Memo(append([]byte(kind+":"), key[:]...))
-	if !ok || json.Unmarshal(raw, &id) != nil {
+	if !ok || json.Unmarshal(raw, &id) != nil || id.Compiled && id.Reader != readerVersion {
 		return identity{}, false
 	}
 	m.keep(e, id)

@@ -19,10 +19,18 @@ import (
 type identity struct {
 	Digest    cas.Digest
 	Locations []string // external data, sorted
-	Compiled  bool     // the model has EPContext nodes already
+	Compiled  bool     // the model has EPContext nodes already, and they are no source
+	Reader    int      // readerVersion where Compiled; it is not believed where another said so
 	Store     string   // metadata "epcache.store"
 	FreeDims  []string // names of free dimensions of the inputs
 }
+
+// readerVersion is that of isArtefact. Remembered identities of earlier versions lack what they did not look for.
+const readerVersion = 2
+
+// isArtefact tells whether the model is an artefact, and no source. EPContext nodes that only wrap a model in OpenVINO's own
+// format are a source: that has to be compiled each time it is loaded, too.
+func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsIR() }
 
 // identify gives the identity of the request's model, from the memo where every file is unchanged, else by
 // reading and hashing every byte. The second result says whether the files' times may be believed at all.
@@ -81,7 +89,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		return identity{}, modelError(r, err)
 	}
 	id := identity{
-		Locations: m.Locations(), Compiled: len(m.Contexts) > 0, Store: m.Metadata["epcache.store"],
+		Locations: m.Locations(), Compiled: isArtefact(m), Store: m.Metadata["epcache.store"],
 		FreeDims: freeDimensions(m),
 	}
 	if !id.Compiled {
@@ -93,6 +101,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		}
 	}
 	if id.Compiled {
+		id.Reader = readerVersion
 		// Passed through, never compiled: what its sidecars hold does not matter here.
 		m.Initializers, id.Locations = nil, nil
 	}

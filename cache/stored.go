@@ -206,7 +206,7 @@ func identifyNow(ctx context.Context, r *Request) (identity, error) {
 	if err != nil {
 		return identity{}, modelError(r, err)
 	}
-	id := identity{Locations: m.Locations(), Compiled: len(m.Contexts) > 0}
+	id := identity{Locations: m.Locations(), Compiled: isArtefact(m)}
 	if id.Compiled {
 		m.Initializers, id.Locations = nil, nil
 	}

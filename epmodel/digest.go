@@ -60,36 +60,46 @@ func Digest(ctx context.Context, m *Model, graph Source, open func(location stri
 	return d, nil
 }
 
-// byLocation groups the external tensors (their indices) by file, files in byte order of their locations.
-func (m *Model) byLocation() [][]int {
+// externalFile is a file with the tensors (their indices) that are in it.
+type externalFile struct {
+	location string
+	tensors  []int
+	whole    bool // all bytes count, whatever the tensors are
+}
+
+// byLocation lists the external files in byte order of their locations.
+func (m *Model) byLocation() (files []externalFile) {
 	at := map[string]int{}
-	var groups [][]int
-	for i, t := range m.Initializers {
-		if t.Location == "" {
-			continue
-		}
-		g, ok := at[t.Location]
+	file := func(location string) *externalFile {
+		i, ok := at[location]
 		if !ok {
-			g = len(groups)
-			at[t.Location] = g
-			groups = append(groups, nil)
+			i = len(files)
+			at[location] = i
+			files = append(files, externalFile{location: location})
 		}
-		groups[g] = append(groups[g], i)
+		return &files[i]
 	}
-	slices.SortFunc(groups, func(a, b []int) int {
-		return cmp.Compare(m.Initializers[a[0]].Location, m.Initializers[b[0]].Location)
-	})
-	return groups
+	for _, location := range m.Whole {
+		file(location).whole = true
+	}
+	for i, t := range m.Initializers {
+		if t.Location != "" {
+			f := file(t.Location)
+			f.tensors = append(f.tensors, i)
+		}
+	}
+	slices.SortFunc(files, func(a, b externalFile) int { return cmp.Compare(a.location, b.location) })
+	return files
 }
 
 // appendFile adds one external file's part to the record.
-func (m *Model) appendFile(ctx context.Context, rec []byte, tensors []int, open func(string) (Source, error), sum Sum) ([]byte, error) {
-	location := m.Initializers[tensors[0]].Location
+func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile, open func(string) (Source, error), sum Sum) ([]byte, error) {
+	location := file.location
 	src, err := open(location)
 	if err != nil {
 		return nil, fmt.Errorf("%s: external data %q: %w", m.Name, location, err)
 	}
-	spans, err := m.joined(tensors, src.Size())
+	spans, err := m.joined(file, src.Size())
 	if err != nil {
 		return nil, err
 	}
@@ -107,9 +117,12 @@ func (m *Model) appendFile(ctx context.Context, rec []byte, tensors []int, open 
 }
 
 // joined gives the ranges of the tensors in a file of the given size, in order, what overlaps or touches made one.
-func (m *Model) joined(tensors []int, size int64) ([]span, error) {
-	all := make([]span, 0, len(tensors))
-	for _, i := range tensors {
+func (m *Model) joined(file externalFile, size int64) ([]span, error) {
+	all := make([]span, 0, len(file.tensors)+1)
+	if file.whole {
+		all = append(all, span{0, size})
+	}
+	for _, i := range file.tensors {
 		t := m.Initializers[i]
 		if err := t.fits(m.Name, size); err != nil {
 			return nil, err

@@ -25,6 +25,9 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 	if err := w.model(); err != nil {
 		return nil, err
 	}
+	if m.WrapsIR() {
+		m.Whole = m.filesOfIR()
+	}
 	return m, nil
 }
 

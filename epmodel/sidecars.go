@@ -9,9 +9,10 @@ import (
 // compatibilityPrefix starts the metadata keys under which ORT keeps what an EP says of an artefact.
 const compatibilityPrefix = "ep_compatibility_info."
 
-// Locations are the external data files of the model, sorted, each once, as spelled in the model. Read has checked them.
+// Locations are the external data files of the model, sorted, each once, as spelled in the model, and those of Whole. Read has
+// checked them.
 func (m *Model) Locations() []string {
-	var all []string
+	all := slices.Clone(m.Whole)
 	for _, t := range m.Initializers {
 		if t.Location != "" {
 			all = append(all, t.Location)
@@ -19,6 +20,31 @@ func (m *Model) Locations() []string {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// WrapsIR tells whether every EPContext node only names a model in OpenVINO's own format (IR), an .xml file with the weights
+// in a .bin file beside it. Nothing of it is compiled: the execution provider compiles it each time it loads.
+func (m *Model) WrapsIR() bool {
+	return len(m.Contexts) > 0 && !slices.ContainsFunc(m.Contexts, func(c Context) bool { return !c.wrapsIR() })
+}
+
+func (c Context) wrapsIR() bool {
+	return strings.HasPrefix(c.Source, "OpenVINO") && c.EmbedMode == 0 && c.MainContext == 1 && c.DLCContext == "" && len(c.WeightLocations) == 0 &&
+		isIR(c.CacheContext) && badLocation(c.CacheContext) == ""
+}
+
+func isIR(name string) bool { return strings.EqualFold(path.Ext(name), ".xml") }
+
+// weightsOfIR is the file that the weights of a model in OpenVINO's own format are in.
+func weightsOfIR(name string) string { return strings.TrimSuffix(name, path.Ext(name)) + ".bin" }
+
+// filesOfIR lists the files that a model consists of which wraps IR.
+func (m *Model) filesOfIR() (files []string) {
+	for _, c := range m.Contexts {
+		files = append(files, c.CacheContext, weightsOfIR(c.CacheContext))
+	}
+	slices.Sort(files)
+	return slices.Compact(files)
 }
 
 // Sidecars lists every reference to a file outside the graph, in file order; the same file may come several times. Names are as
@@ -45,9 +71,8 @@ func (c Context) sidecars() []Reference {
 	}
 	if c.CacheContext != "" {
 		add("ep_cache_context", c.CacheContext)
-		// OpenVINO's own model format: the weights are beside it, under the same stem
-		if ext := path.Ext(c.CacheContext); strings.EqualFold(ext, ".xml") {
-			add("ep_cache_context", strings.TrimSuffix(c.CacheContext, ext)+".bin")
+		if isIR(c.CacheContext) {
+			add("ep_cache_context", weightsOfIR(c.CacheContext))
 		}
 	}
 	if c.DLCContext != "" {

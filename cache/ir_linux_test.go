@@ -1,0 +1,121 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/requests"
+)
+
+// wrapped asks for an ONNX model that wraps one in OpenVINO's own format.
+func (b *bench) wrapped(seed uint64) *Request {
+	const n = 64
+	dir := b.TempDir()
+	xml, bin := tinymodel.IR(seed, n)
+	for name, data := range map[string][]byte{"wrapper.onnx": tinymodel.WrapsIR("ir/model.xml", n).Encode(), "ir/model.xml": xml, "ir/model.bin": bin} {
+		require.NoError(b, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		require.NoError(b, os.WriteFile(filepath.Join(dir, name), data, 0o644))
+	}
+	r := b.request(b.openFile(filepath.Join(dir, "wrapper.onnx")))
+	r.External = map[string]*os.File{}
+	for _, name := range []string{"ir/model.xml", "ir/model.bin"} {
+		r.External[name] = b.openFile(filepath.Join(dir, name))
+	}
+	r.EPs = []requests.EP{{Name: "OpenVINOExecutionProvider", Options: map[string]string{"load_config": `{"CPU":{"INFERENCE_PRECISION_HINT":"f32"}}`}}}
+	return r
+}
+
+// An EPContext model that only wraps one in OpenVINO's own format is a source: it is compiled from all of its files, and computes
+// what it does when ONNX Runtime loads it as it is.
+func TestModelsThatWrapIRAreCompiled(t *testing.T) {
+	for _, name := range []string{"openvino-1.8.1", "openvino-1.4.0"} {
+		t.Run(name, func(t *testing.T) {
+			r := compilertest.Runtime(t, name)
+			b, ort := newRealBench(t, r)
+			builds := map[index.BuildKey]bool{}
+			for _, form := range []struct {
+				seed   uint64
+				change func(*Request)
+			}{
+				{1, func(*Request) {}},
+				{2, func(*Request) {}}, // with other weights, and an equal graph
+				{1, func(r *Request) { r.Embed = true }},
+				{3, func(r *Request) { r.Route = compilers.RouteSessionOptions }},
+			} {
+				request := b.wrapped(form.seed)
+				form.change(request)
+				a := b.acquire(request)
+				require.NotEqual(t, PassThrough, a.Outcome, a.Why)
+				require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+				require.Empty(t, a.Warnings)
+				require.False(t, builds[a.Build.BuildKey], "the weights are part of the key")
+				builds[a.Build.BuildKey] = true
+				for _, n := range b.graphOf(a).Contexts {
+					require.NotContains(t, n.CacheContext, ".xml")
+				}
+				eps := []compilers.EP{{Name: request.EPs[0].Name, Options: a.ProviderOptions[request.EPs[0].Name]}}
+				require.Equal(t, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: request.Graph.Name(), Source: true}),
+					b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))}))
+				require.Equal(t, Hit, b.acquire(func() *Request { r := b.wrapped(form.seed); form.change(r); return r }()).Outcome)
+			}
+			lacks := b.wrapped(1)
+			delete(lacks.External, "ir/model.bin")
+			_, err := b.cache.Acquire(t.Context(), lacks, nil)
+			var need *NeedFilesError
+			require.ErrorAs(t, err, &need)
+			require.Equal(t, []string{"ir/model.bin"}, need.Locations)
+		})
+	}
+}
+
+// Such a model is compiled again from what was kept of all of its files.
+func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
+	r := compilertest.Runtime(t, "openvino-1.8.1")
+	for _, how := range []string{KeepReference, KeepCopy} {
+		t.Run(how, func(t *testing.T) {
+			ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+			t.Cleanup(func() { require.NoError(t, ort.Close()) })
+			b := rebuilding(t, func(o *Options) {
+				o.Compiler, o.Runtimes, o.KeepSource = ort, []compilers.Runtime{r}, how
+			})
+			first := b.acquire(b.wrapped(1))
+			require.Equal(t, how, first.Build.Source.Kind)
+			b.age()
+			b.refresh(first.Build)
+			require.Empty(t, b.settles())
+			again := b.acquire(b.wrapped(1))
+			require.Equal(t, Hit, again.Outcome)
+			require.NotEqual(t, first.Build.ID, again.Build.ID)
+		})
+	}
+}
+
+// remembers is a memoBook in memory.
+type remembers map[string][]byte
+
+func (r remembers) Memo(key []byte) ([]byte, bool)   { v, ok := r[string(key)]; return v, ok }
+func (r remembers) SaveMemo(key, value []byte) error { r[string(key)] = value; return nil }
+
+// An earlier daemon remembered such models as compiled: they are read again, once.
+func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {
+	book, key := remembers{}, memoID{1}
+	id := identity{Digest: cas.Digest{2}, Compiled: true}
+	require.NoError(t, book.SaveMemo(append([]byte("graph:"), key[:]...), id.marshal()))
+	_, ok := newMemo(book).load(key, "graph")
+	require.False(t, ok)
+	id.Reader = readerVersion
+	newMemo(book).save(key, "graph", id)
+	got, ok := newMemo(book).load(key, "graph")
+	require.True(t, ok)
+	require.Equal(t, id, got)
+}
