@@ -131,3 +131,21 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 	o.broken.Store(false)
 	require.Empty(t, control())
 }
+
+// A selector that fits nothing is told with all that it says, beside the devices as far as it may
+// tell them apart.
+func TestASelectorThatFitsNothingIsToldBesideWhatThereIs(t *testing.T) {
+	b, _, _ := newTestEPBench(t)
+	for said, d := range map[string]compilers.Device{
+		"has no NPU here; it lists CPU (vendor 0x":                               {Type: "NPU"},
+		"has no CPU (vendor 0x1, device 0x2) here; it lists CPU (vendor 0x":      {Type: "CPU", VendorID: 1, DeviceID: 2},
+		"has no device (device_id=7, x=y) here; it lists CPU (vendor 0x":         {Metadata: map[string]string{"device_id": "7", "x": "y"}},
+		"no is_virtual); NPU (vendor 0xecac epcached, device 0x1, is_virtual=1)": {Type: "NPU", DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
+		"device_id=0, no x); CPU (vendor 0x":                                     {Metadata: map[string]string{"device_id": "7", "x": "y"}},
+		"has no NPU (device 0x7, is_virtual=1); it lists CPU (vendor 0x":         {Type: "NPU", DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
+	} {
+		r := b.request(b.model(1))
+		r.EPs = []requests.EP{{Name: compilertest.TestEP, Devices: []compilers.Device{d}}}
+		require.Contains(t, b.refused(r).Text, said)
+	}
+}

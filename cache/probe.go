@@ -275,7 +275,7 @@ func resolveDevices(facts compilers.Facts, ep requests.EP) ([]compilers.Device, 
 			out = append(out, compilers.Device{Type: strings.ToUpper(sel.Type), VendorID: sel.VendorID, DeviceID: sel.DeviceID, Metadata: sel.Metadata})
 			continue
 		}
-		i := slices.IndexFunc(probe.Devices, func(d compilers.DeviceFacts) bool { return matches(sel, d) })
+		i := slices.IndexFunc(probe.Devices, func(d compilers.DeviceFacts) bool { return sel.Fits(d) })
 		if i < 0 {
 			return nil, noDevice(ep.Name, sel, probe.Devices)
 		}
@@ -300,31 +300,11 @@ func onlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
 	return true
 }
 
-func matches(sel compilers.Device, d compilers.DeviceFacts) bool {
-	if sel.Type != "" && !strings.EqualFold(sel.Type, d.Type) ||
-		sel.VendorID != 0 && sel.VendorID != d.VendorID || sel.DeviceID != 0 && sel.DeviceID != d.DeviceID {
-		return false
-	}
-	for k, v := range sel.Metadata {
-		if d.EPMetadata[k] != v && d.DeviceMetadata[k] != v {
-			return false
-		}
-	}
-	return true
-}
-
 func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
 	if len(have) == 0 {
 		return refusal.New(refusal.Unavailable, nil, "execution provider %s lists no device on this machine", ep).
 			WithHint("its drivers may be missing, or it may not support this processor; epcachectl probe shows what there is")
 	}
-	var types []string
-	for _, d := range have {
-		types = append(types, fmt.Sprintf("%s (%s 0x%x)", d.Type, d.Vendor, d.DeviceID))
-	}
-	want := sel.Type
-	if want == "" {
-		want = fmt.Sprintf("vendor 0x%x device 0x%x %v", sel.VendorID, sel.DeviceID, sel.Metadata)
-	}
-	return refusal.New(refusal.Unavailable, nil, "execution provider %s has no device %s here; it lists %s", ep, want, strings.Join(types, ", "))
+	return refusal.New(refusal.Unavailable, nil, "execution provider %s has no %s here; it lists %s", ep, sel, sel.Listed(have)).
+		WithHint("epcachectl probe --json tells all about the devices; with is_virtual=1 one is meant that is not in this machine, where the execution provider can compile for it")
 }

@@ -45,20 +45,11 @@ type Standing interface {
 	StandBy(r Runtime, eps []EP, folder, models string) (*Standby, error)
 }
 
-// Device selects hardware devices of an EP. Empty fields match every device.
-type Device struct {
-	Type     string            // "CPU", "GPU" or "NPU", in any case
-	VendorID uint32            // PCI vendor, e.g. 0x8086
-	DeviceID uint32            // PCI device
-	Metadata map[string]string // each pair must stand in the EP's or the hardware device's metadata
-}
+// Device selects hardware devices of an EP.
+type Device = dialogue.DeviceSelector
 
-// IsVirtual is the metadata key of a device that is not in this machine, with the value "1": an EP that knows such devices compiles for them, and
-// their builds do not load here. Only a Device that asks for it matches one.
+// IsVirtual is the metadata key of devices that are not in this machine.
 const IsVirtual = dialogue.IsVirtual
-
-// Virtual tells whether the device is one that is not in this machine.
-func (d Device) Virtual() bool { return d.Metadata[IsVirtual] == "1" }
 
 // EP is one execution provider of a job, in ORT's order of preference.
 type EP struct {

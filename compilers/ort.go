@@ -193,10 +193,7 @@ func requestEPs(r Runtime, eps []EP) ([]dialogue.EP, error) {
 		if info, ok := EPByName(ep.Name); ok {
 			ep.Options = info.Resolve(ep.Library, ep.Options)
 		}
-		out := dialogue.EP{Name: ep.Name, Library: ep.Library, Options: ep.Options}
-		for _, d := range ep.Devices {
-			out.Devices = append(out.Devices, dialogue.DeviceSelector(d))
-		}
+		out := dialogue.EP{Name: ep.Name, Library: ep.Library, Options: ep.Options, Devices: ep.Devices}
 		list = append(list, out)
 	}
 	return list, nil

@@ -175,7 +175,7 @@ func TestOpenVINOForDevicesThatAreNotThere(t *testing.T) {
 		says   string
 	}{
 		"one of several": {compilers.Device{Type: "NPU", Metadata: virtual}, "say which, by its device id"},
-		"none":           {compilers.Device{Type: "NPU", DeviceID: 1, Metadata: virtual}, "it lists NPU of vendor 0x8086"},
+		"none":           {compilers.Device{Type: "NPU", DeviceID: 1, Metadata: virtual}, "it lists NPU (vendor 0x8086"},
 		"one":            {compilers.Device{Type: "NPU", DeviceID: 0x643e, Metadata: virtual}, "compiler loading failed"},
 	} {
 		t.Run(name, func(t *testing.T) {

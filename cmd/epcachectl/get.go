@@ -116,6 +116,7 @@ daemon has is refused: ask that one.
 
 With -n nothing is compiled or written; it prints what would be.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed, exitInterrupt),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
+  epcachectl get det.onnx --ep OpenVINOExecutionProvider:NPU,device=0x643e,is_virtual=1
   epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
   epcachectl get model.onnx --ep OpenVINOExecutionProvider --on-miss background
   epcachectl get --share prefill.onnx decode.onnx --ep QNNExecutionProvider --option soc_model=60

@@ -92,14 +92,18 @@ func TestGetSaysWhatWasAsked(t *testing.T) {
 	require.True(t, o.GetComplete())
 }
 
-func TestGetNamesADeviceByItsMetadata(t *testing.T) {
+func TestGetNamesADeviceByItsIdsAndMetadata(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu,is_virtual=1,name=a=b", "--ep", "B:,device_id=1")
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu,vendor=0x8086,device=25662,is_virtual=1,name=a=b", "--ep", "B:,device_id=1", "--ep", "C:device=0x643e")
 	require.Equal(t, exitDone, r.code, r.err)
 	eps := b.first().GetEps()
 	require.Nil(t, b.first().GetOutput())
 	require.Equal(t, "NPU", eps[0].GetDevices()[0].GetType())
+	require.EqualValues(t, 0x8086, eps[0].GetDevices()[0].GetVendorId())
+	require.EqualValues(t, 0x643e, eps[0].GetDevices()[0].GetDeviceId())
+	require.EqualValues(t, 0x643e, eps[2].GetDevices()[0].GetDeviceId())
+	require.Empty(t, eps[2].GetDevices()[0].GetType())
 	require.Equal(t, map[string]string{"is_virtual": "1", "name": "a=b"}, eps[0].GetDevices()[0].GetMetadata())
 	require.Empty(t, eps[1].GetDevices()[0].GetType())
 	require.Equal(t, map[string]string{"device_id": "1"}, eps[1].GetDevices()[0].GetMetadata())
@@ -123,9 +127,11 @@ func TestGetUsage(t *testing.T) {
 		"no model":              {[]string{ep}, "no model"},
 		"no EP to claim for":    {[]string{"m", "--on-miss", "claim", "--runtime", "rt"}, "no --ep"},
 		"level without EP":      {[]string{"m", "--optimization-level", "9"}, "--optimization-level"},
-		"EP without name":       {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP, EP:DEVICE`},
-		"device without name":   {[]string{"m", "--ep", "A:"}, `"A:" is not EP, EP:DEVICE`},
-		"metadata of nothing":   {[]string{"m", "--ep", "A:NPU,"}, `"A:NPU," is not EP, EP:DEVICE`},
+		"EP without name":       {[]string{"m", "--ep", ":CPU"}, `":CPU" is not EP, EP:TYPE`},
+		"device without name":   {[]string{"m", "--ep", "A:"}, `"A:" is not EP, EP:TYPE`},
+		"metadata of nothing":   {[]string{"m", "--ep", "A:NPU,"}, `"A:NPU," is not EP, EP:TYPE`},
+		"no id":                 {[]string{"m", "--ep", "A:NPU,device=x"}, "device=x is no id such as 0x8086"},
+		"id 0":                  {[]string{"m", "--ep", "A:NPU,vendor=0"}, "vendor=0 is no id"},
 		"metadata without =":    {[]string{"m", "--ep", "A:NPU,x"}, `"x" is not K=V`},
 		"option without value":  {[]string{"m", ep, "--option", "x"}, `"x" is not K=V`},
 		"option of whom":        {[]string{"m", "--option", "x=1", ep, "--ep", "B"}, "before the first of several --ep"},

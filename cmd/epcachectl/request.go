@@ -71,7 +71,8 @@ func during(verb string, err error) error {
 
 func (r *request) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var(setter{r.addEP, "EP[:DEVICE]"}, "ep", "execution provider, such as OpenVINOExecutionProvider:CPU, or with metadata of the device, EP:NPU,is_virtual=1; repeatable, in order of preference")
+	f.Var(setter{r.addEP, "EP[:DEVICE]"}, "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
+		"what epcachectl probe --json lists: EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE of its metadata; is_virtual=1 names one that is not in this machine")
 	f.Var(setter{r.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
 	f.Var(setter{keyValue(&r.sessionOptions), "K=V"}, "session-option", "session config entry; repeatable")
 	f.Var(setter{dimension(&r.dims), "NAME=N"}, "dim", "fix the free dimension NAME; repeatable")
@@ -110,24 +111,44 @@ func (s setter) Set(v string) error { return s.set(v) }
 func (s setter) String() string     { return "" }
 func (s setter) Type() string       { return s.kind }
 
+// epForms are the ways to name an execution provider, for messages.
+const epForms = "EP, EP:TYPE or EP:TYPE,vendor=N,device=N,K=V"
+
 func (r *request) addEP(v string) error {
 	name, device, narrowed := strings.Cut(v, ":")
-	kind, metadata, further := strings.Cut(device, ",")
-	if name == "" || narrowed && device == "" || further && metadata == "" {
-		return fmt.Errorf("%q is not EP, EP:DEVICE or EP:DEVICE,K=V", brief(v))
+	if name == "" || narrowed && device == "" {
+		return fmt.Errorf("%q is not %s", brief(v), epForms)
 	}
 	ep := &wire.ExecutionProvider{Name: name}
 	if narrowed {
-		ep.Devices = []*wire.Device{{Type: strings.ToUpper(kind)}}
-	}
-	if further {
-		for pair := range strings.SplitSeq(metadata, ",") {
-			if err := keyValue(&ep.Devices[0].Metadata)(pair); err != nil {
-				return err
+		d := &wire.Device{}
+		for i, part := range strings.Split(device, ",") {
+			if i == 0 && !strings.Contains(part, "=") {
+				d.Type = strings.ToUpper(part)
+				continue
+			}
+			if err := narrow(d, part); err != nil {
+				return fmt.Errorf("%q is not %s: %w", brief(v), epForms, err)
 			}
 		}
+		ep.Devices = []*wire.Device{d}
 	}
 	r.eps = append(r.eps, ep)
+	return nil
+}
+
+// narrow adds what a part of a device's name says: its ids, or metadata.
+func narrow(d *wire.Device, part string) error {
+	key, value, _ := strings.Cut(part, "=")
+	id, isID := map[string]*uint32{"vendor": &d.VendorId, "device": &d.DeviceId}[key]
+	if !isID {
+		return keyValue(&d.Metadata)(part)
+	}
+	n, err := strconv.ParseUint(value, 0, 32)
+	if err != nil || n == 0 {
+		return fmt.Errorf("%s=%s is no id such as 0x8086", key, brief(value))
+	}
+	*id = uint32(n)
 	return nil
 }
 

@@ -39,3 +39,12 @@ func TestRunTellsOfASessionThatCouldNotBeMade(t *testing.T) {
 	require.Equal(t, []string{"bad.onnx could not be loaded, with or without epcached: InvalidArgument: No graph was found in the protobuf."},
 		summaryOf([]runEvent{python, imported, raised, raised}, false).Notes)
 }
+
+func TestRunHandsDevicesOnWithTheirIds(t *testing.T) {
+	r := &runCall{app: &app{}}
+	require.NoError(t, r.request.addEP("A:NPU,vendor=0x8086,device=0x643e,is_virtual=1"))
+	environment, err := r.environment("hook", "report")
+	require.NoError(t, err)
+	require.Contains(t, environment, `EPCACHE_RUN={"eps":[{"name":"A","devices":[{"type":"NPU","vendor_id":32902,"device_id":25662,`+
+		`"metadata":{"is_virtual":"1"}}]}],"on_miss":""}`)
+}

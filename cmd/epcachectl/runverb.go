@@ -154,6 +154,8 @@ type runEP struct {
 
 type runDevice struct {
 	Type     string            `json:"type,omitempty"`
+	VendorID uint32            `json:"vendor_id,omitempty"`
+	DeviceID uint32            `json:"device_id,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
@@ -192,7 +194,7 @@ func (r *runCall) environment(hook, report string) ([]string, error) {
 func devicesOf(devices []*wire.Device) []runDevice {
 	var out []runDevice
 	for _, d := range devices {
-		out = append(out, runDevice{d.GetType(), d.GetMetadata()})
+		out = append(out, runDevice{d.GetType(), d.GetVendorId(), d.GetDeviceId(), d.GetMetadata()})
 	}
 	return out
 }

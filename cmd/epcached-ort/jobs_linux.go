@@ -177,7 +177,7 @@ func (j *job) registerAll() error {
 // registration is the name that an EP's library is registered under. ONNX Runtime lets EPs list devices that are not there under this ending only.
 func registration(ep dialogue.EP) string {
 	for _, d := range ep.Devices {
-		if d.Metadata[dialogue.IsVirtual] == "1" {
+		if d.Virtual() {
 			return ep.Name + ".virtual"
 		}
 	}
@@ -294,18 +294,19 @@ func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
 	}
 	taken := make([]bool, len(devices))
 	for _, s := range selectors {
-		found := 0
+		found, example := 0, uint32(0)
 		for i, d := range devices {
-			if matches(s, d) {
-				taken[i] = true
+			if s.Fits(factsOf(d)) {
+				taken[i], example = true, d.DeviceID
 				found++
 			}
 		}
-		if found > 1 && s.Metadata[dialogue.IsVirtual] == "1" { // EPs list every kind there is, and compile for one
-			return nil, fmt.Errorf("%d devices of %s are %s: say which, by its device id: it lists %s", found, ep.Name, describe(s), list(devices))
+		if found > 1 && s.Virtual() { // EPs list every kind there is, and compile for one
+			return nil, fmt.Errorf("%d devices of %s fit %s: say which, by its device id, such as device=%#x; it lists %s",
+				found, ep.Name, s, example, s.Listed(factsOfAll(devices)))
 		}
 		if found == 0 {
-			return nil, fmt.Errorf("no device of %s is %s: it lists %s", ep.Name, describe(s), list(devices))
+			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(factsOfAll(devices)))
 		}
 	}
 	var chosen []ort.Device
@@ -317,54 +318,23 @@ func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
 	return chosen, nil
 }
 
-func matches(s dialogue.DeviceSelector, d ort.Device) bool {
-	if s.Type != "" && !strings.EqualFold(s.Type, d.Type) || s.VendorID != 0 && s.VendorID != d.VendorID || s.DeviceID != 0 && s.DeviceID != d.DeviceID {
-		return false
-	}
-	for key, value := range s.Metadata {
-		if d.EPMetadata[key] != value && d.DeviceMetadata[key] != value {
-			return false
-		}
-	}
-	return true
-}
-
-func describe(s dialogue.DeviceSelector) string {
-	var parts []string
-	if s.Type != "" {
-		parts = append(parts, "of type "+s.Type)
-	}
-	if s.VendorID != 0 {
-		parts = append(parts, fmt.Sprintf("of vendor %#x", s.VendorID))
-	}
-	if s.DeviceID != 0 {
-		parts = append(parts, fmt.Sprintf("device %#x", s.DeviceID))
-	}
-	for key, value := range s.Metadata {
-		parts = append(parts, fmt.Sprintf("with %s=%s", key, value))
-	}
-	if len(parts) == 0 {
-		return "there"
-	}
-	return strings.Join(parts, ", ")
-}
-
-func list(devices []ort.Device) string {
-	if len(devices) == 0 {
-		return "none on this machine"
-	}
-	var parts []string
-	for _, d := range devices {
-		parts = append(parts, fmt.Sprintf("%s of vendor %#x, device %#x", d.Type, d.VendorID, d.DeviceID))
-	}
-	return strings.Join(parts, "; ")
-}
-
 // fill describes devices in the dialogue's terms.
 func fill(r *dialogue.EPResult, devices []ort.Device) {
 	for _, d := range devices {
 		r.Version = d.EPMetadata["version"]
-		r.Devices = append(r.Devices, dialogue.DeviceFacts{Type: d.Type, VendorID: d.VendorID, Vendor: d.Vendor, DeviceID: d.DeviceID,
-			EPMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata})
 	}
+	r.Devices = append(r.Devices, factsOfAll(devices)...)
+}
+
+func factsOf(d ort.Device) dialogue.DeviceFacts {
+	return dialogue.DeviceFacts{Type: d.Type, VendorID: d.VendorID, Vendor: d.Vendor, DeviceID: d.DeviceID,
+		EPMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
+}
+
+func factsOfAll(devices []ort.Device) []dialogue.DeviceFacts {
+	var list []dialogue.DeviceFacts
+	for _, d := range devices {
+		list = append(list, factsOf(d))
+	}
+	return list
 }

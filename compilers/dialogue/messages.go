@@ -119,17 +119,6 @@ type EP struct {
 	Options map[string]string
 }
 
-// IsVirtual is the metadata key of devices that are not there: ONNX Runtime's, with the value "1".
-const IsVirtual = "is_virtual"
-
-// DeviceSelector matches hardware devices; empty fields match all.
-type DeviceSelector struct {
-	Type     string
-	VendorID uint32
-	DeviceID uint32
-	Metadata map[string]string
-}
-
 // Session is what goes into ORT's session options.
 type Session struct {
 	Entries                    map[string]string

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state
@@ -237,15 +237,32 @@ def _choose(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
     for selector in ep.devices or (Device(),):
         fitting = [device for device in listed if _fits(selector, device)]
         if not fitting:
-            have = ", ".join(f"{d.device.type.name} ({d.device.vendor} {d.device.device_id:#x})" for d in listed)
-            raise _errors.Unavailable(f"{ep.name} has no device {selector.type or selector} here; it lists {have}")
+            have = "; ".join(_described(d, selector.metadata) for d in listed)
+            raise _errors.Unavailable(f"{ep.name} has no {_asked(selector)} here; it lists {have}")
         chosen.append(fitting[0])
     return chosen
 
 
+def _asked(selector: Device) -> str:
+    ids = [f"{name} {value:#x}" for name, value in (("vendor", selector.vendor_id), ("device", selector.device_id)) if value]
+    more = ", ".join([*ids, *(f"{key}={value}" for key, value in sorted(selector.metadata.items()))])
+    return (selector.type or "device") + (f" ({more})" if more else "")
+
+
+def _described(device: Any, keys: Iterable[str]) -> str:
+    """Describes a device by all that a selector with these metadata keys may tell it apart by."""
+    hardware, metadata = device.device, _metadata(device)
+    pairs = (f"{key}={metadata[key]}" if key in metadata else f"no {key}" for key in sorted(keys))
+    ids = (f"vendor {hardware.vendor_id:#x} {hardware.vendor}".strip(), f"device {hardware.device_id:#x}")
+    return f"{hardware.type.name} ({', '.join([*ids, *pairs])})"
+
+
+def _metadata(device: Any) -> dict[str, str]:
+    return {**device.device.metadata, **device.ep_metadata}
+
+
 def _fits(selector: Device, device: Any) -> bool:
-    hardware = device.device
-    metadata = {**hardware.metadata, **device.ep_metadata}
+    hardware, metadata = device.device, _metadata(device)
     return (
         selector.type in ("", hardware.type.name)
         and selector.vendor_id in (0, hardware.vendor_id)

@@ -20,7 +20,10 @@ MAX_BESIDE = 512
 
 @dataclass(frozen=True)
 class Device:
-    """Narrows the devices of an execution provider; an empty field accepts all. Of what is left the first is taken."""
+    """Narrows the devices of an execution provider; an empty field accepts all. Of what is left the first is taken.
+
+    As text, behind the provider's name: "EP:NPU,vendor=0x8086,device=0x643e,KEY=VALUE", where all but the name may be left out.
+    """
 
     type: str = ""  # "CPU", "GPU", "NPU"
     vendor_id: int = 0  # of PCI, such as 0x8086; 0 accepts all
@@ -81,8 +84,29 @@ def _provider(specification: EPSpec) -> ExecutionProvider:
     if not isinstance(name, str) or not name:
         raise TypeError(f"execution provider {specification!r}: a name, (name, options) or ExecutionProvider is wanted")
     name, _, device = name.partition(":")
-    devices = (Device(type=device.upper()),) if device else ()
+    devices = (_device(device),) if device else ()
     return ExecutionProvider(name, devices, {str(key): option_text(value) for key, value in options.items()})
+
+
+def _device(text: str) -> Device:
+    """Returns the device that TYPE,vendor=N,device=N,KEY=VALUE names, as --ep of epcachectl spells it."""
+    kind, *parts = text.split(",")
+    if "=" in kind:
+        kind, parts = "", [kind, *parts]
+    ids = {"vendor": 0, "device": 0}
+    metadata = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not key or not equals:
+            raise ValueError(f"device {text!r}: {part!r} is not KEY=VALUE")
+        if key not in ids:
+            metadata[key] = value
+            continue
+        try:
+            ids[key] = int(value, 0)
+        except ValueError:
+            raise ValueError(f"device {text!r}: {part!r} is no id such as {key}=0x8086") from None
+    return Device(kind.upper(), ids["vendor"], ids["device"], metadata)
 
 
 def option_text(value: Any) -> str:

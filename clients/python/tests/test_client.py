@@ -190,6 +190,12 @@ def test_request_says_everything(model: str, view: Path) -> None:
     [
         pytest.param("E", [epcache.ExecutionProvider("E")], id="name"),
         pytest.param("E:npu", [epcache.ExecutionProvider("E", (epcache.Device("NPU"),))], id="name and device"),
+        pytest.param(
+            "E:npu,vendor=0x8086,device=25662,is_virtual=1",
+            [epcache.ExecutionProvider("E", (epcache.Device("NPU", 0x8086, 0x643E, {"is_virtual": "1"}),))],
+            id="ids and metadata",
+        ),
+        pytest.param("E:device=7", [epcache.ExecutionProvider("E", (epcache.Device("", 0, 7),))], id="id alone"),
         pytest.param(("E", {"x": False}), [epcache.ExecutionProvider("E", (), {"x": "0"})], id="name and options"),
         pytest.param(["E", "F"], [epcache.ExecutionProvider("E"), epcache.ExecutionProvider("F")], id="several"),
         pytest.param([("E:CPU", {})], [epcache.ExecutionProvider("E", (epcache.Device("CPU"),))], id="list of one"),
@@ -201,7 +207,7 @@ def test_spellings_of_execution_providers(spelled: object, want: object) -> None
     assert providers(spelled) == want
 
 
-@pytest.mark.parametrize("wrong", [[], [""], [1], [("E", "options")], [("E", {}, 1)]])
+@pytest.mark.parametrize("wrong", [[], [""], ["E:CPU,x"], ["E:CPU,device=x"], [1], [("E", "options")], [("E", {}, 1)]])
 def test_wrong_execution_providers(wrong: object, model: str) -> None:
     with pytest.raises((ValueError, TypeError)), epcache.Client("/nowhere") as client:
         client.acquire(model, wrong)

@@ -14,6 +14,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 
 import epcache  # noqa: E402
 from epcache import _plugins, _providers, _session  # noqa: E402
+from epcache._run import _settings  # noqa: E402
 from fake_daemon import FakeDaemon  # noqa: E402
 from openvino_model import source, view  # noqa: E402, F401
 from providers import INPUTS, OPENVINO, equal, run_plain  # noqa: E402
@@ -189,3 +190,8 @@ def test_packages_are_found_by_name_and_files(tmp_path: Path, monkeypatch: pytes
 def test_cpu_alone_is_kept() -> None:
     plugins, missing = _providers.available(_providers.specified([CPU], None))
     assert ([p.ep.name for p in plugins], missing) == ([CPU], [])
+
+
+def test_devices_that_epcachectl_run_hands_on() -> None:
+    told = {"name": "E", "devices": [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}]}
+    assert _settings._provider(told).devices == (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),)

@@ -164,8 +164,10 @@ def test_library_that_is_none(source: str) -> None:
 
 
 def test_device_that_is_not_there(provider: Provider, source: str) -> None:
-    with pytest.raises(epcache.Unavailable, match=r"no device NPU here; it lists CPU"):
+    with pytest.raises(epcache.Unavailable, match=r"no NPU here; it lists CPU"):
         epcache.InferenceSession(source, ep=f"{provider.name}:NPU")
+    with pytest.raises(epcache.Unavailable, match=r"no CPU \(device 0x1234, kind=x\) here; it lists CPU \(vendor .*, no kind\)"):
+        epcache.InferenceSession(source, ep=f"{provider.name}:CPU,device=0x1234,kind=x")
 
 
 def test_onnxruntimes_fallback_is_off(
