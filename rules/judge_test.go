@@ -112,11 +112,23 @@ func TestDocumentedPairs(t *testing.T) {
 	vitis := func(version, driver, arch string) Facts {
 		return Facts{EP: "VitisAIExecutionProvider", EPVersion: version, DriverVersion: driver, HardwareArchitecture: arch}
 	}
+	migraphx := func(sdk, arch string) Facts {
+		return Facts{EP: "MIGraphXExecutionProvider", EPVersion: "1", SDKVersion: sdk, HardwareArchitecture: arch}
+	}
+	coreML := func(sdk, arch string) Facts {
+		return Facts{EP: "CoreMLExecutionProvider", EPVersion: "1", SDKVersion: sdk, HardwareArchitecture: arch}
+	}
 	for _, c := range []struct {
 		name           string
 		build, runtime Facts
 		want           compilers.Verdict
 	}{
+		{"MIGraphX: the same", migraphx("2.15.0", "gfx942"), migraphx("2.15.0", "gfx942"), compilers.Optimal},
+		{"MIGraphX: another GPU", migraphx("2.15.0", "gfx942"), migraphx("2.15.0", "gfx1151"), compilers.Unsupported},
+		{"MIGraphX: another release", migraphx("2.14.0", "gfx942"), migraphx("2.15.0", "gfx942"), compilers.Unknown},
+		{"MIGraphX: states nothing", migraphx("", ""), migraphx("", ""), compilers.Unknown},
+		{"Core ML: the same", coreML("1.31.1", "M4"), coreML("1.31.1", "M4"), compilers.Optimal},
+		{"Core ML: another system", coreML("1.30.0", "M4"), coreML("1.31.1", "M4"), compilers.Unknown},
 		{"QNN: another backend", qnn("v2:4:2.51.0:5.51.0:0:60:0:0"), qnn("v2:6:2.51.0:5.51.0:0:60:0:0"), compilers.Unsupported},
 		{"QNN: generation 6x on 7x", qnn("v2:6:2.51.0:5.51.0:68:0:4:0"), qnn("v2:6:2.51.0:5.51.0:73:0:8:0"), compilers.Unsupported},
 		{"QNN: 73 on 75", qnn("v2:6:2.51.0:5.51.0:73:0:8:0"), qnn("v2:6:2.51.0:5.51.0:75:0:8:0"), compilers.PreferRecompilation},
