@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
@@ -17,6 +19,7 @@ import (
 type modelCopy struct {
 	path      string
 	locations []string  // of external data, beside it
+	respelled [2]string // two locations that are one file by their spelling, if there are
 	original  *original // not nil: there is no copy, and at path only a worker finds the model
 }
 
@@ -35,7 +38,7 @@ func (c modelCopy) openGraph() (*os.File, error) {
 // the bytes that the key is made of: without it nothing that came of them may be used.
 func (j *job) copyModel(ctx context.Context) (proof func(context.Context) error, err error) {
 	j.copies, j.open, j.dimensions = nil, nil, nil // of an earlier try, if the job made room for another and begins again
-	made := &copying{files: make(map[string]*os.File)}
+	made := make(copied)
 	var models []*epmodel.Model
 	for i := range j.request.models() {
 		m, err := j.copyMember(ctx, i, made)
@@ -71,7 +74,7 @@ func (j *job) prove(ctx context.Context, models []*epmodel.Model) error {
 			return modelError(j.request.model(i), err)
 		}
 		if got != j.plan.canonical.ModelOf(i) {
-			return j.changed(i)
+			return j.otherThanHashed(i)
 		}
 	}
 	return nil
@@ -121,14 +124,22 @@ func (j *job) changed(member int) error {
 		WithHint("wait until whatever writes it is done, and ask again")
 }
 
-// copying is what the models of a job have in common.
-type copying struct {
-	files map[string]*os.File // copied already beside the first model, by location: from which file
+// otherThanHashed is the error for a copy whose bytes are not those that the key is made of.
+func (j *job) otherThanHashed(member int) error {
+	if two := j.copies[member].respelled; two[0] != two[1] {
+		return refusal.New(refusal.BadModel, nil, "model %q: external data %q and %q are one file by their spelling, and have different bytes",
+			j.request.model(member).Name, two[0], two[1]).
+			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
+	}
+	return j.changed(member)
 }
 
-// taken tells whether external data of this name stands beside the first model, and whether it is the very file.
-func (c *copying) taken(location string, f *os.File) (there, same bool) {
-	other := c.files[location]
+// copied maps each path in a folder, relative and clean, to the file that was copied there.
+type copied map[string]*os.File
+
+// taken reports whether a location's path is taken in the folder, and whether it is taken by the very file.
+func (c copied) taken(location string, f *os.File) (there, same bool) {
+	other := c[path.Clean(location)]
 	if other == nil {
 		return false, false
 	}
@@ -143,19 +154,19 @@ func (c *copying) taken(location string, f *os.File) (there, same bool) {
 // copyMember copies one of the models with its external data, and gives the former. Only what the graph refers to is
 // copied, for that was checked: what else a client sent may have any name. What several models of a group have in one file is
 // copied once; where they call different files the same, a model gets a folder of its own.
-func (j *job) copyMember(ctx context.Context, i int, made *copying) (*epmodel.Model, error) {
+func (j *job) copyMember(ctx context.Context, i int, made copied) (*epmodel.Model, error) {
 	r := j.request.model(i)
-	path := j.modelPath(i)
-	if err := copyPrivate(r.Graph, path); err != nil {
+	model := j.modelPath(i)
+	if err := copyPrivate(r.Graph, model); err != nil {
 		return nil, storeError(err, r.Name)
 	}
 	opened := &openFiles{}
 	defer opened.close()
-	graph, err := opened.source(path)
+	graph, err := opened.source(model)
 	if err != nil {
 		return nil, storeError(err, r.Name)
 	}
-	m, err := epmodel.Read(ctx, filepath.Base(path), graph)
+	m, err := epmodel.Read(ctx, filepath.Base(model), graph)
 	if err != nil {
 		return nil, modelError(r, err)
 	}
@@ -165,31 +176,57 @@ func (j *job) copyMember(ctx context.Context, i int, made *copying) (*epmodel.Mo
 	if err != nil {
 		return nil, err
 	}
-	if folder != filepath.Dir(path) {
-		moved := filepath.Join(folder, filepath.Base(path))
-		if err := os.Rename(path, moved); err != nil {
+	if folder != filepath.Dir(model) {
+		moved := filepath.Join(folder, filepath.Base(model))
+		if err := os.Rename(model, moved); err != nil {
 			return nil, storeError(err, r.Name)
 		}
-		path = moved
+		model, made = moved, make(copied)
 	}
-	beside := func(location string) string { return filepath.Join(folder, filepath.FromSlash(location)) }
+	one := modelCopy{path: model, locations: locations}
 	for _, location := range locations {
-		if there, _ := made.taken(location, r.External[location]); there && folder == j.modelFolder() {
-			continue
-		}
-		if err := copyPrivate(r.External[location], beside(location)); err != nil {
+		if err := one.copyExternal(location, r.External[location], made); err != nil {
 			return nil, storeError(err, r.Name)
 		}
-		if folder == j.modelFolder() {
-			made.files[location] = r.External[location]
-		}
 	}
-	j.copies = append(j.copies, modelCopy{path: path, locations: locations})
+	j.copies = append(j.copies, one)
 	return m, nil
 }
 
+// copyExternal copies the external data at one location. A file that is there under another spelling is not copied again:
+// the proof reads it under both, so that a difference is found.
+func (c *modelCopy) copyExternal(location string, f *os.File, made copied) error {
+	folder, at := filepath.Dir(c.path), path.Clean(location)
+	if err := makeSteps(folder, location); err != nil {
+		return err
+	}
+	if there, same := made.taken(location, f); there {
+		if !same {
+			c.respelled = [2]string{at, location}
+		}
+		return nil
+	}
+	made[at] = f
+	return copyPrivate(f, filepath.Join(folder, filepath.FromSlash(at)))
+}
+
+// makeSteps makes the directories that a location steps into and leaves again, such as "s" of "s/../w.bin", because the
+// system resolves each step.
+func makeSteps(folder, location string) error {
+	parts := strings.Split(location, "/")
+	for i, part := range parts {
+		if part != ".." {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Join(folder, filepath.Join(parts[:i]...)), 0o700); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // folderFor gives the folder for a model: that of the first one, unless another file has one of its names there.
-func (j *job) folderFor(i int, r *Request, locations []string, made *copying) (string, error) {
+func (j *job) folderFor(i int, r *Request, locations []string, made copied) (string, error) {
 	for _, location := range locations {
 		f := r.External[location]
 		if f == nil {

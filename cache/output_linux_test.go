@@ -3,7 +3,9 @@
 package cache
 
 import (
+	"context"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -41,6 +43,82 @@ func (b *bench) externalModel(name string) *Request {
 	r.EPs = []requests.EP{{Name: compilertest.TestEP}}
 	r.External = map[string]*os.File{"w/model.data": b.openFile(filepath.Join(folder, "w", "model.data"))}
 	return r
+}
+
+// respelledModel is a request for a model whose initializers name one file in as many ways as there are spellings.
+func (b *bench) respelledModel(spellings ...string) *Request {
+	m, folder, raw := tinymodel.DenseModel(1, 16, 2), b.TempDir(), tinymodel.Floats(1, 16*16)
+	relu := m.Nodes[1]
+	m.Nodes, m.Initializers = nil, nil
+	var data []byte
+	last := "x"
+	for i, spelling := range spellings { // MatMul is left to the CPU, with its weights
+		w, to := "w"+strconv.Itoa(i), "h"+strconv.Itoa(i)
+		m.Nodes = append(m.Nodes, tinymodel.Node{Name: w, Op: "MatMul", Inputs: []string{last, w}, Outputs: []string{to}})
+		m.Initializers = append(m.Initializers, tinymodel.Tensor{Name: w, Type: tinymodel.Float, Shape: []int64{16, 16},
+			Location: spelling, Offset: strconv.Itoa(len(data)), Length: strconv.Itoa(len(raw))})
+		data, last = append(data, raw...), to
+	}
+	relu.Inputs = []string{last}
+	m.Nodes = append(m.Nodes, relu)
+	require.NoError(b, os.WriteFile(filepath.Join(folder, "a.bin"), data, 0o644))
+	require.NoError(b, os.WriteFile(filepath.Join(folder, "m.onnx"), m.Encode(), 0o644))
+	r := b.request(b.openFile(filepath.Join(folder, "m.onnx")))
+	r.EPs = []requests.EP{{Name: compilertest.TestEP, Options: map[string]string{"ops": "Add,Relu"}}}
+	r.External = map[string]*os.File{}
+	for _, spelling := range spellings {
+		r.External[spelling] = b.openFile(filepath.Join(folder, "a.bin"))
+	}
+	return r
+}
+
+// ONNX Runtime resolves the location of external data as a path, so that one file may have several spellings in one model.
+func TestExternalDataUnderSeveralSpellings(t *testing.T) {
+	b, _, _ := newTestEPBench(t)
+	for name, change := range map[string]func(*Request){
+		"compile API":            func(*Request) {},
+		"session options":        func(r *Request) { r.Route = compilers.RouteSessionOptions },
+		"initializers in source": func(r *Request) { r.Output.InitializersInSource = true },
+		"initializers in a file": func(r *Request) { r.Output.InitializersFile = "rest.bin" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := b.respelledModel("a.bin", "./a.bin", "s//../a.bin", "s/../t/.././a.bin")
+			change(r)
+			a := b.acquire(r)
+			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+			for _, f := range a.Build.Files {
+				require.Equal(t, path.Clean(f.Name), f.Name)
+			}
+		})
+	}
+	t.Run("a group", func(t *testing.T) {
+		r, other := b.respelledModel("a.bin", "./a.bin"), b.respelledModel("./a.bin", "a.bin")
+		r.Group = []ModelFiles{{Name: "other.onnx", Graph: other.Graph, External: other.External}}
+		b.acquire(r)
+	})
+	t.Run("compiled again from the kept source", func(t *testing.T) {
+		a := b.acquire(b.respelledModel("a.bin", "s/../a.bin"))
+		r, err := b.cache.sourceRequest(context.Background(), a.Build)
+		require.NoError(t, err)
+		defer r.close()
+		r.Peer = Peer{UID: b.cache.uid}
+		again, err := b.cache.Acquire(context.Background(), r, nil)
+		require.NoError(t, err)
+		defer again.View.Close()
+		require.Equal(t, a.Build.BuildKey, again.Build.BuildKey)
+	})
+	t.Run("two files under one path", func(t *testing.T) {
+		r := b.respelledModel("a.bin", "s/../a.bin")
+		data, err := os.ReadFile(r.External["a.bin"].Name())
+		require.NoError(t, err)
+		data[len(data)-1] ^= 1
+		elsewhere := filepath.Join(t.TempDir(), "a.bin")
+		require.NoError(t, os.WriteFile(elsewhere, data, 0o644))
+		r.External["s/../a.bin"] = b.openFile(elsewhere)
+		e := b.refused(r)
+		require.Equal(t, refusal.BadModel, e.Class)
+		require.Contains(t, e.Error(), `"a.bin" and "s/../a.bin" are one file by their spelling`)
+	})
 }
 
 // A weightless build refers to the source's weights, which are part of it, stored once, and verified like all of its files.

@@ -14,9 +14,11 @@ const maxPath = 4096
 // attempt to make ORT read arbitrary memory.
 const memoryTag = "_ORT_MEM_ADDR_"
 
-// badLocation says what is wrong with an external data location, "" if nothing is. "./w.bin" and "w//x" pass: ORT opens them.
-// Separators and drive letters of Windows are refused where they could leave the folder there.
+// badLocation returns what is wrong with an external data location, "" if nothing is. Every spelling of a file below the
+// model's folder passes, because ONNX Runtime opens them all: "./w.bin", "w//x", "w/../x". Separators and drive letters of
+// Windows are refused where they could leave the folder there.
 func badLocation(s string) string {
+	slashed := path.Clean(strings.ReplaceAll(s, `\`, "/"))
 	switch {
 	case s == "" || path.Clean(s) == ".":
 		return "names no file"
@@ -28,9 +30,9 @@ func badLocation(s string) string {
 		return "refers to memory of the process, not to a file"
 	case s[0] == '/' || s[0] == '\\' || len(s) > 1 && s[1] == ':':
 		return "is absolute; it must be relative to the model's folder"
-	case slices.Contains(strings.FieldsFunc(s, func(r rune) bool { return r == '/' || r == '\\' }), ".."):
+	case slashed == ".." || strings.HasPrefix(slashed, "../"):
 		return "leaves the model's folder"
-	case strings.HasSuffix(s, "/"):
+	case slices.Contains([]string{"", ".", ".."}, s[strings.LastIndex(s, "/")+1:]):
 		return "is a folder's name"
 	}
 	return ""

@@ -18,6 +18,13 @@ import (
 	"github.com/epcached/epcached/epmodel"
 )
 
+func TestReadTakesEverySpellingOfAFileBelowTheFolder(t *testing.T) {
+	for _, location := range []string{"a.bin", "./a.bin", "s//a.bin", "s/../a.bin", "s/t/.././../a.bin", "..a.bin", `s\a.bin`} {
+		m := mustRead(t, model(msg{}.sub(5, external("w", 3, "location", location))))
+		require.Equal(t, []string{location}, m.Locations(), "the spelling is the model's")
+	}
+}
+
 func TestReadTellsInitializers(t *testing.T) {
 	const raw = "abcdefgh"
 	sparse := msg{}.sub(1, inGraph("s", raw)).sub(2, external("", 2, "location", "idx.bin")).num(3, 40).num(3, 50)
@@ -215,6 +222,8 @@ func TestReadRefusesDamage(t *testing.T) {
 		"external: drive letter":         {ext("location", `C:\w.bin`), "absolute"},
 		"external: parent":               {ext("location", "../w.bin"), "leaves the model's folder"},
 		"external: parent inside":        {ext("location", "a/../../w.bin"), "leaves the model's folder"},
+		"external: parent of a folder":   {ext("location", "a/b/.."), "folder's name"},
+		"external: a folder and a dot":   {ext("location", "sub/."), "folder's name"},
 		"external: parent, Windows":      {ext("location", `a\..\..\w.bin`), "leaves the model's folder"},
 		"external: NUL":                  {ext("location", "w\x00.bin"), "control characters"},
 		"external: not UTF-8":            {ext("location", "w\xff.bin"), "not UTF-8"},

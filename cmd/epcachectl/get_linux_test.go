@@ -458,6 +458,13 @@ func TestGetExternalData(t *testing.T) {
 		r := call(t, "get", model, ep)
 		require.Equal(t, exitDone, r.code, r.err)
 	})
+	t.Run("in several spellings", func(t *testing.T) {
+		b := newStandIn(t)
+		b.external = map[string]string{"sub/one.bin": "one", "./sub//one.bin": "one", "sub/../sub/one.bin": "one"}
+		b.serve()
+		r := call(t, "get", model, ep)
+		require.Equal(t, exitDone, r.code, r.err)
+	})
 	refused := map[string]struct {
 		location, says string
 		code           int

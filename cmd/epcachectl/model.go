@@ -79,13 +79,12 @@ func kindName(mode fs.FileMode) string {
 // external opens external data by its location in the model. A location that leads out of the folder by its
 // spelling is refused; links inside the folder are followed, with the rights of this process.
 func (m *modelFile) external(location string) (*os.File, error) {
-	local := filepath.FromSlash(location)
-	if !filepath.IsLocal(local) {
+	if !filepath.IsLocal(filepath.FromSlash(location)) {
 		return nil, fmt.Errorf("external data %q lies outside the model's folder", location)
 	}
 	var failed error
 	for _, folder := range m.folders {
-		path := filepath.Join(folder, local)
+		path := folder + "/" + location // as it is spelled, because the system resolves "s/../w.bin" by what "s" is
 		f, err := openRegular(path)
 		if err == nil {
 			if err = m.note(path, f); err == nil {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"path"
 	"time"
 
 	"github.com/epcached/epcached/compilers/dialogue"
@@ -36,7 +37,12 @@ func (j *job) compilation(model, output string) ort.Compilation {
 	c := ort.Compilation{ModelPath: model, OutputPath: output, Embed: j.req.Embed, Level: j.req.Options.GraphOptimizationLevel,
 		Flags: ort.ErrorIfOutputFileExists}
 	if keep := j.req.Keep; keep.InSource {
-		c.Location = func(i ort.Initializer) (*ort.Place, error) { return i.Place, nil }
+		c.Location = func(i ort.Initializer) (*ort.Place, error) {
+			if i.Place != nil {
+				i.Place.File = path.Clean(i.Place.File) // an artefact names each of its files in one way
+			}
+			return i.Place, nil
+		}
 	} else if keep.File != "" {
 		c.InitializersFile, c.InitializersThreshold = keep.File, keep.Threshold
 	}

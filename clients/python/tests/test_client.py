@@ -381,6 +381,17 @@ def test_external_data_is_sent_by_location(model: str, view: Path, count: int) -
     assert script.got == [{}, want, want], "the second request brings what the first was asked for"
 
 
+def test_external_data_under_several_spellings(model: str, view: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for name in ("a.bin", "s/a.bin"):
+        (tmp_path / name).write_bytes(name.encode())
+    spellings = {"a.bin": b"a.bin", "./a.bin": b"a.bin", "s//a.bin": b"s/a.bin", "s/../a.bin": b"a.bin"}
+    script = Need(list(spellings), view)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "E").close()
+    assert script.got[1] == spellings
+
+
 def test_external_data_through_links(model: str, view: Path, tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"linked")
     (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
@@ -397,7 +408,7 @@ def test_external_data_by_callback(view: Path, model: str) -> None:
     assert script.got[1] == {"w.bin": Path(model).read_bytes()}
 
 
-@pytest.mark.parametrize("location", ["../w", "/etc/hostname", "a/../../w", "", "a//b", "./w", "a\0b"])
+@pytest.mark.parametrize("location", ["../w", "/etc/hostname", "a/../../w", "", ".", "a/..", "a\0b"])
 def test_external_data_outside_the_folder_is_not_opened(model: str, view: Path, location: str) -> None:
     script = Need([location], view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
