@@ -131,6 +131,10 @@ kills: build deps ## kill the daemon at each of its thousand system calls, and s
 api-doc: ## write doc/python-api.md from the docstrings of clients/python/epcache
 	$(PYTHON) clients/python/api_doc.py doc/python-api.md
 
+.PHONY: session-keys
+session-keys: ## write the Python client's table of session config entries from requests/session.toml
+	$(GO) test -count 1 -run TestPythonHasTheSameTable ./requests -update
+
 .PHONY: fuzz
 fuzz: ## fuzz every reader of foreign bytes for a while each (FUZZTIME=30s)
 	@for pkg in $$($(GO) list ./...); do \

@@ -72,7 +72,7 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := r.foldOutput(); err != nil {
+	if err := r.fold(); err != nil {
 		return nil, err
 	}
 	if c.index.Making() { // which takes minutes where there are a million builds: who asks is better off alone

@@ -60,6 +60,30 @@ func newOpinion(t *testing.T, o *opinion, policy Policy) *bench {
 	return b
 }
 
+// ONNX Runtime would fail to load such a build with this entry, so it is compiled again instead of being served.
+func TestOnlyOptimalBuildsAreServedWhereTheRequestSaysSo(t *testing.T) {
+	b := newOpinion(t, &opinion{verdict: compilers.PreferRecompilation}, Policy{PreferRecompilation: PolicyServe})
+	ask := func(value string, onMiss OnMiss) *Request {
+		r := b.request(b.model(1))
+		r.OnMiss = onMiss
+		r.SessionOptions = map[string]string{"session.fail_on_suboptimal_compiled_model": value, "session.log_id": "mine"}
+		return r
+	}
+	first := b.acquire(ask("1", Wait))
+	require.Equal(t, Compiled, first.Outcome)
+	require.Empty(t, first.SessionOptions, "they are the application's own")
+	require.Equal(t, b.acquire(b.request(b.model(1))).Build.ID, first.Build.ID, "one request key with and without them")
+	b.library("2.0")
+	require.Equal(t, compilers.PreferRecompilation, b.acquire(ask("0", Wait)).Compatibility.Verdict)
+	e := b.refused(ask("1", Fail))
+	require.Equal(t, refusal.Stale, e.Class)
+	require.Contains(t, e.Error(), "fail_on_suboptimal_compiled_model")
+	again := b.acquire(ask("1", Wait))
+	require.Equal(t, Compiled, again.Outcome)
+	require.Equal(t, compilers.Optimal, again.Compatibility.Verdict)
+	require.Equal(t, again.Build.ID, b.acquire(b.request(b.model(1))).Build.ID)
+}
+
 func TestVerdicts(t *testing.T) {
 	refused := &compilers.RefusedError{Doing: "compatibility", Code: 1, Text: "only supports OrtHardwareDeviceType_NPU"}
 	cases := map[string]struct {

@@ -152,10 +152,12 @@ func (c *Cache) rank(ctx context.Context, a *against, builds []*index.Build, pha
 }
 
 // refused says why a build with this judgement is not served, "" if it is.
-func (c *Cache) refused(eps []compilers.EP, j Judgement) string {
+func (c *Cache) refused(r *Request, eps []compilers.EP, j Judgement) string {
 	policy := c.policyOf(eps)
 	switch {
 	case j.Verdict == compilers.Optimal:
+	case j.Verdict == compilers.PreferRecompilation && r.onlyOptimal:
+		return "refused by session.fail_on_suboptimal_compiled_model: " + j.Reason
 	case j.Verdict == compilers.PreferRecompilation && policy.PreferRecompilation != PolicyRefuse:
 	case j.Verdict == compilers.Unknown && policy.Unknown == PolicyServe:
 	case j.Verdict == compilers.PreferRecompilation:

@@ -80,7 +80,7 @@ func (c *Cache) inOrder(ctx context.Context, r *Request, p *plan, rt *runtime, r
 			return
 		}
 		for _, s := range ranked {
-			if !offer(considered{suited: s, refused: c.refused(p.eps, s.judgement)}) {
+			if !offer(considered{suited: s, refused: c.refused(r, p.eps, s.judgement)}) {
 				return
 			}
 		}

@@ -20,11 +20,16 @@ import (
 )
 
 // newTestEPBench is a cache over ONNX Runtime with the test EP, in worker processes.
-func newTestEPBench(t *testing.T) (*bench, *compilers.ORT, compilers.Runtime) {
+func newTestEPBench(t *testing.T, change ...func(*Options)) (*bench, *compilers.ORT, compilers.Runtime) {
 	r := compilertest.TestEPRuntime(t, "1.31.1", compilertest.Release{})
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
-	return newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} }), ort, r
+	return newBenchWith(t, func(o *Options) {
+		o.Compiler, o.Runtimes = ort, []compilers.Runtime{r}
+		for _, one := range change {
+			one(o)
+		}
+	}), ort, r
 }
 
 // externalModel is a request for a model with its weights in w/model.data.
@@ -224,4 +229,30 @@ func TestOutputsSideBySide(t *testing.T) {
 	e := b.refused(complete)
 	require.Equal(t, refusal.CompileFailed, e.Class)
 	require.Contains(t, e.Error(), "fallback")
+}
+
+// With the real ONNX Runtime: what the daemon serves for such a request loads with the entry set, and what it withholds does not.
+func TestBuildsForSessionsThatFailOnSuboptimalModels(t *testing.T) {
+	b, ort, runtime := newTestEPBench(t, func(o *Options) { o.Policies = map[string]Policy{"": {PreferRecompilation: PolicyServe}} })
+	const entry = "session.fail_on_suboptimal_compiled_model"
+	ask := func(entries map[string]string) *Answer {
+		r := b.request(b.model(1))
+		r.EPs, r.SessionOptions = []requests.EP{{Name: compilertest.TestEP}}, entries
+		return b.acquire(r)
+	}
+	load := func(a *Answer) compilers.CheckResult {
+		checked, err := ort.Check(t.Context(), compilers.CheckJob{Runtime: runtime, EPs: []compilers.EP{{Name: compilertest.TestEP}},
+			Graph: filepath.Join(a.View.Name(), a.Graph), SessionOptions: map[string]string{entry: "1"}})
+		require.NoError(t, err)
+		return checked
+	}
+	first := ask(nil)
+	runtime = compilertest.InstallTestEP(t, runtime.Directory, compilertest.Release{SDK: "1.4.2"})
+	still := ask(nil)
+	require.Equal(t, compilers.PreferRecompilation, still.Compatibility.Verdict)
+	require.Contains(t, load(still).Text, "suboptimal")
+	again := ask(map[string]string{entry: "1"})
+	require.NotEqual(t, first.Build.ID, again.Build.ID)
+	require.Equal(t, first.Build.RequestKey, again.Build.RequestKey)
+	require.Equal(t, compilers.Passed, load(again).Outcome)
 }

@@ -65,12 +65,14 @@ type Request struct {
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context
 
-	foreign  bool           // the files came from another user than Peer
-	group    []cas.Digest   // of Group, once it is identified
-	member   bool           // it is for a group that has the model among its members
-	sums     *sums          // nil: nothing is remembered of external data
-	mayGuard bool           // identify may guard the files, and leaves that to whoever allows it to end
-	guard    *witness.Guard // over them since before they were hashed; nil: there is none
+	foreign bool         // the files came from another user than Peer
+	group   []cas.Digest // of Group, once it is identified
+	member  bool         // it is for a group that has the model among its members
+
+	onlyOptimal bool           // a build that the execution provider would rather have compiled again is not good enough
+	sums        *sums          // nil: nothing is remembered of external data
+	mayGuard    bool           // identify may guard the files, and leaves that to whoever allows it to end
+	guard       *witness.Guard // over them since before they were hashed; nil: there is none
 
 	job    string // that it is to be called, for users know it so; "": they do not
 	starts int    // of daemons that took up the job
@@ -106,9 +108,10 @@ func requestOf(t *requests.Terms) *Request {
 		Embed: t.Embed, Route: t.Route, Output: t.Output, group: t.Group}
 }
 
-// foldOutput has each wish in its one spelling.
-func (r *Request) foldOutput() (err error) {
+// fold has each wish in its one spelling, and leaves out what does not concern a compile.
+func (r *Request) fold() (err error) {
 	r.SessionOptions, r.Output, err = r.Output.Fold(r.SessionOptions)
+	r.SessionOptions, r.onlyOptimal = requests.SplitSession(r.SessionOptions)
 	return err
 }
 

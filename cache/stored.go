@@ -98,7 +98,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := r.foldOutput(); err != nil {
+	if err := r.fold(); err != nil {
 		return nil, err
 	}
 	id, r, err := identifyAllNow(ctx, r)

@@ -13,7 +13,7 @@ import (
 )
 
 // An option decides what is compiled, and some make the EP load a library or write a file. So each is known, and
-// has a policy, or it is refused: compilers/eps.toml for provider options, sessionOptions below for the others.
+// has a policy, or it is refused: compilers/eps.toml for provider options, session.toml for session config entries.
 
 // Allowed are options that are taken though nothing is known of them: "EP/option" and "session/key".
 type Allowed []string
@@ -105,98 +105,6 @@ func FillOptions(ep string, options map[string]string, lib compilers.EPLibrary) 
 			}
 			return nil, refusal.New(refusal.BadRequest, nil, "option %q of %s: there is no library %q beside %q",
 				name, ep, filepath.Base(value), lib.Path)
-		}
-	}
-	return out, nil
-}
-
-// sessionRule says how a session config entry is treated.
-type sessionRule struct {
-	refused string // why it is not taken from clients
-	def     string // what it means when absent
-	kind    string
-}
-
-// sessionOptions lists ONNX Runtime's session config entries (onnxruntime_session_options_config_keys.h).
-var sessionOptions = map[string]sessionRule{
-	"session.disable_prepacking":                              {kind: "bool", def: "0"},
-	"session.use_env_allocators":                              {kind: "bool", def: "0"},
-	"session.set_denormal_as_zero":                            {kind: "bool", def: "0"},
-	"session.disable_quant_qdq":                               {kind: "bool", def: "0"},
-	"session.disable_double_qdq_remover":                      {kind: "bool", def: "0"},
-	"session.enable_quant_qdq_cleanup":                        {kind: "bool", def: "0"},
-	"session.disable_aot_function_inlining":                   {kind: "bool", def: "0"},
-	"session.disable_cpu_ep_fallback":                         {kind: "bool", def: "0"},
-	"session.disable_model_compile":                           {kind: "bool", def: "0"},
-	"session.use_device_allocator_for_initializers":           {kind: "bool", def: "0"},
-	"session.intra_op.allow_spinning":                         {kind: "bool", def: "1"},
-	"session.inter_op.allow_spinning":                         {kind: "bool", def: "1"},
-	"session.dynamic_block_base":                              {kind: "int", def: "0"},
-	"session.force_spinning_stop":                             {kind: "bool", def: "0"},
-	"session.strict_shape_type_inference":                     {kind: "bool", def: "0"},
-	"session.allow_released_opsets_only":                      {kind: "bool", def: "1"},
-	"session.qdqisint8allowed":                                {kind: "bool"},
-	"session.x64quantprecision":                               {kind: "bool", def: "0"},
-	"session.load_model_format":                               {},
-	"session.use_ort_model_bytes_directly":                    {kind: "bool", def: "0"},
-	"session.use_ort_model_bytes_for_initializers":            {kind: "bool", def: "0"},
-	"session.use_memory_mapped_ort_model":                     {kind: "bool", def: "0"},
-	"session.qdq_matmulnbits_accuracy_level":                  {kind: "int"},
-	"session.qdq_matmulnbits_block_size":                      {kind: "int"},
-	"session.enable_gelu_approximation":                       {kind: "bool", def: "0"},
-	"session.enable_dq_matmulnbits_fusion":                    {kind: "bool", def: "0"},
-	"session.enable_cast_chain_elimination":                   {kind: "bool", def: "0"},
-	"session.record_ep_graph_assignment_info":                 {kind: "bool", def: "0"},
-	"optimization.enable_gelu_approximation":                  {kind: "bool", def: "0"},
-	"optimization.enable_cast_chain_elimination":              {kind: "bool", def: "0"},
-	"optimization.disable_specified_optimizers":               {},
-	"optimization.minimal_build_optimizations":                {},
-	"mlas.enable_gemm_fastmath_arm64_bfloat16":                {kind: "bool", def: "0"},
-	"ep.dynamic.workload_type":                                {},
-	"ep.nnapi.partitioning_stop_ops":                          {},
-	"session.save_model_format":                               {refused: "it makes ONNX Runtime write a model"},
-	"session.optimized_model_external_initializers_file_name": {refused: "it makes ONNX Runtime write a file"},
-	"session.save_external_prepacked_constant_initializers":   {refused: "it makes ONNX Runtime write a file"},
-	"session.debug_layout_transformation":                     {refused: "it makes ONNX Runtime write files"},
-	"session.model_external_initializers_file_folder_path":    {refused: "it names a folder: send external data as descriptors"},
-	"session.collect_node_memory_stats_to_file":               {refused: "it makes ONNX Runtime write a file"},
-	"ep.context_enable":                                       {refused: "epcached sets it"},
-	"ep.context_file_path":                                    {refused: "epcached sets it"},
-	"ep.context_embed_mode":                                   {refused: "epcached sets it: ask for an embedded context instead"},
-	"ep.context_model_external_initializers_file_name":        {refused: "epcached sets it: ask for it with the output"},
-	"ep.share_ep_contexts":                                    {refused: "epcached sets it for groups"},
-	"ep.stop_share_ep_contexts":                               {refused: "epcached sets it for groups"},
-	"ep.context_node_name_prefix":                             {},
-	"ep.enable_weightless_ep_context_nodes":                   {kind: "bool", def: "0"},
-	"ep.enable_weightless":                                    {kind: "bool", def: "0"},
-	"ep.context_source_model_path":                            {refused: "it names a file: what is needed of the model is part of a weightless build"},
-}
-
-// canonicalSession gives the session config entries as they count for identity.
-func (a Allowed) canonicalSession(entries map[string]string) (map[string]string, error) {
-	out := make(map[string]string, len(entries))
-	for _, key := range slices.Sorted(maps.Keys(entries)) {
-		value := entries[key]
-		rule, ok := sessionOptions[key]
-		switch {
-		case !ok && slices.Contains(a, "session/"+key):
-			out[key] = value
-			continue
-		case !ok:
-			e := refusal.New(refusal.BadRequest, nil, "session option %q is not known", key)
-			if near := spelling.Closest(key, maps.Keys(sessionOptions)); near != "" {
-				return nil, e.WithHint("did you mean %q?", near)
-			}
-			return nil, e.WithHint("the administrator can allow it: allow_options = [%q]", "session/"+key)
-		case rule.refused != "":
-			return nil, refusal.New(refusal.NotAllowed, nil, "session option %q is not taken from clients: %s", key, rule.refused)
-		}
-		v, err := compilers.CanonicalValue(rule.kind, value)
-		if err != nil {
-			return nil, refusal.New(refusal.BadRequest, err, "session option %q", key)
-		}
-		if v != rule.def {
-			out[key] = v
 		}
 	}
 	return out, nil

@@ -44,7 +44,7 @@ func (o Output) Fold(session map[string]string) (map[string]string, Output, erro
 			entries[key] = value
 			continue
 		}
-		if same, err := compilers.CanonicalValue(sessionOptions[key].kind, value); err != nil || same != wish {
+		if same, err := compilers.CanonicalValue(sessionKeys[key].Kind, value); err != nil || same != wish {
 			return session, o, refusal.New(refusal.BadRequest, err, "session option %q is %q, and the output asked for makes it %q", key, value, wish)
 		}
 	}

@@ -465,6 +465,16 @@ func TestGetExternalData(t *testing.T) {
 		r := call(t, "get", model, ep)
 		require.Equal(t, exitDone, r.code, r.err)
 	})
+	t.Run("in a folder that a session option names", func(t *testing.T) {
+		b := newStandIn(t)
+		b.external = map[string]string{"one.bin": "one"} // which no link leads to from the model
+		b.serve()
+		require.Equal(t, exitNotFound, call(t, "get", model, ep).code)
+		folder := "--session-option=session.model_external_initializers_file_folder_path=" + filepath.Join(hub, "snapshot", "sub")
+		r := call(t, "get", model, ep, folder)
+		require.Equal(t, exitDone, r.code, r.err)
+		b.set(func() { require.Empty(t, b.asked[len(b.asked)-1].GetSessionOptions(), "no path goes to the daemon") })
+	})
 	refused := map[string]struct {
 		location, says string
 		code           int

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -74,7 +75,7 @@ func (r *request) addFlags(cmd *cobra.Command) {
 	f.Var(setter{r.addEP, "EP[:DEVICE]"}, "ep", "execution provider, such as OpenVINOExecutionProvider:CPU; repeatable, in order of preference. Of several devices of a TYPE one is named by "+
 		"what epcachectl probe --json lists: EP:TYPE,vendor=0x8086,device=0x643e,KEY=VALUE of its metadata; is_virtual=1 names one that is not in this machine")
 	f.Var(setter{r.addOption, "K=V"}, "option", "provider option of the --ep before it; EP/K=V names another; repeatable")
-	f.Var(setter{keyValue(&r.sessionOptions), "K=V"}, "session-option", "session config entry; repeatable")
+	f.Var(setter{keyValue(&r.sessionOptions), "K=V"}, "session-option", "session config entry; those that only say how a session runs change nothing; repeatable")
 	f.Var(setter{dimension(&r.dims), "NAME=N"}, "dim", "fix the free dimension NAME; repeatable")
 	f.Var(setter{dimension(&r.denotations), "DENOTATION=N"}, "dim-by-denotation", "fix free dimensions by their denotation; repeatable")
 	f.StringVar(&r.runtime, "runtime", "", "`DIR` of the runtime that the model will be loaded with; default: the daemon's first")
@@ -273,8 +274,12 @@ func (r *request) setNamed(o pair) error {
 // the daemon opens nothing by a client's path. The files, the model's first, are the caller's to close; those after it
 // with closeExtra.
 func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
+	entries, folder := requests.ExternalFolder(r.sessionOptions)
+	if folder != "" {
+		m.folders = []string{folder}
+	}
 	a := &wire.Acquire{
-		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.path), "\uFFFD")}, SessionOptions: r.sessionOptions, FreeDimensions: r.dims,
+		Model: &wire.Model{Name: strings.ToValidUTF8(filepath.Base(m.path), "\uFFFD")}, SessionOptions: entries, FreeDimensions: r.dims,
 		FreeDimensionsByDenotation: r.denotations, GraphOptimizationLevel: r.level, Embed: r.embed, Route: r.route,
 		Store: r.store, StrictOrt: r.strictORT, VerifyOutput: r.verify,
 	}

@@ -51,9 +51,9 @@ func TestVendorsOwnCompiler(t *testing.T) {
 	require.Contains(t, builds[0].EpVersion, "qnn-compile 1.0")
 	require.Equal(t, "hit", get(t, c, model, with(qnnProvider())).Outcome)
 
-	_, err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()), func(r *wire.Acquire) { r.SessionOptions = map[string]string{"session.disable_prepacking": "1"} })
+	_, err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()), func(r *wire.Acquire) { r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"} })
 	require.ErrorIs(t, err, unixsock.ErrBadRequest, "what the tool cannot be told")
-	require.ErrorContains(t, err, "disable_prepacking")
+	require.ErrorContains(t, err, "disable_quant_qdq")
 
 	require.NoError(t, os.WriteFile(tool, append(script, "# another version\n"...), 0o755))
 	judged := get(t, c, model, with(qnnProvider()))

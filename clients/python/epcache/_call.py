@@ -243,8 +243,8 @@ class Acquire(Call[Artefact]):
 
     def _model_message(self, model: Model, locations: list[str], send: Send, stack: contextlib.ExitStack) -> _wire.Message:
         number = send(model.fd)
-        if model.folder:
-            self.sources[os.path.join(model.folder, model.name)] = stamp_of(model.fd)
+        if model.path:
+            self.sources[model.path] = stamp_of(model.fd)
         external = []
         for location in locations:
             descriptor = model.open_external(location)

@@ -16,7 +16,7 @@ from ._artefact import Artefact, Progress
 from ._call import Acquire, Question
 from ._connection import Connection, Lost
 from ._messages import ENUMS
-from ._model import ModelSource, open_model
+from ._model import FOLDER_ENTRY, ModelSource, open_model
 from ._request import EPSpec, Output, Runtime, providers
 from ._version import __version__
 
@@ -93,7 +93,8 @@ class Client:
         - `model` is a path, an open binary file, or the model's bytes.
         - `eps` are execution providers in order of preference: "OpenVINOExecutionProvider:CPU", ("QNNExecutionProvider", {"soc_model": "60"})
           or ExecutionProvider.
-        - `session_options` are session config entries to compile with; those that only say how a model runs have no place here.
+        - `session_options` are session config entries. Those that only say how a session runs change nothing here;
+          session.model_external_initializers_file_folder_path says where the model's external data is.
         - `dims` fixes free dimensions by name, `dims_by_denotation` by denotation.
         - `graph_optimization_level` to compile at: disable_all, basic, extended, layout, all; "" is the daemon's choice.
         - `embed` puts the context into the graph; else it is a file beside it. `output` says more of how it is to be written.
@@ -111,7 +112,7 @@ class Client:
         - `timeout` is for the whole call, in seconds; without one it is the client's.
         - `progress` is called on this thread, at each new phase and once a second.
         - `external` opens external data, which the daemon asks for by location: it gets the location and returns a descriptor, which is
-          closed afterwards. Without it locations are meant from the model's folder on.
+          closed afterwards. Without it locations are meant from the model's folder on, those of bytes from the working directory.
         - `group` are further models that are compiled together with this one, after it and in this order, so that all share what is
           equal in them: `members` of the answer has their graphs.
 
@@ -120,8 +121,10 @@ class Client:
         execution provider or device; OSError for a file that cannot be opened, and ValueError for an argument that is none of these.
         """
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        entries = dict(session_options or {})
+        folder = entries.pop(FOLDER_ENTRY, None)
         request: _wire.Message = {
-            "session_options": dict(session_options or {}),
+            "session_options": entries,
             "free_dimensions": dict(dims or {}),
             "free_dimensions_by_denotation": dict(dims_by_denotation or {}),
             "graph_optimization_level": graph_optimization_level,
@@ -137,9 +140,10 @@ class Client:
         if output is not None:
             request["output"] = output.message()
         with contextlib.ExitStack() as stack:
-            sources = [stack.enter_context(open_model(model, external))]
-            sources += [stack.enter_context(open_model(one, None)) for one in group]
             where = Runtime(directory=os.path.abspath(runtime)) if isinstance(runtime, str) else runtime
+            version = where.ort_version if where is not None else ""
+            sources = [stack.enter_context(open_model(model, external, folder, version))]
+            sources += [stack.enter_context(open_model(one, None, folder, version)) for one in group]
             return Acquire(self, sources, providers(eps), where, request, deadline, progress).run()
 
     def explain(self, model: ModelSource, eps: EPSpec | Sequence[EPSpec], **request: Any) -> Explanation:

@@ -17,7 +17,7 @@ from . import _errors, _worker
 from ._artefact import Artefact, Progress
 from ._claim import Claim
 from ._fields import dataclass
-from ._model import stamp_of
+from ._model import FOLDER_ENTRY, FOLDER_OF_PATHS, before, stamp_of
 from ._onnxruntime import ort
 from ._plugins import Plugin
 from ._record import LEVELS_BY_NAME
@@ -33,6 +33,7 @@ class Job:
     ort_library: str
     dims: Mapping[str, int]
     dims_by_denotation: Mapping[str, int]
+    folder: str  # of external data, by the application's own options; "" where they name none
     embed: bool
     deadline: float  # of time.monotonic()
     progress: Callable[[Progress], None] | None
@@ -73,12 +74,22 @@ def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) 
             job.progress(Progress("compiling", time.monotonic() - started, phase))
 
     program = _worker.find()
+    if isinstance(job.source, bytes) and claim.sources and before(ort.__version__, FOLDER_OF_PATHS):
+        program = ""  # it loads by path, and would look for the external data there
     if program and job.ort_library and all(plugin.library is not None for plugin in job.plugins):
         with contextlib.suppress(_worker.NoWorker):
             request = _request(job, answer, claim, _path(job, above), output)
             return _worker.compile(program, request, min(job.deadline, claim.deadline), told)
     told("in this process")
     return _in_process(job, answer, claim, output)
+
+
+def _entries(job: Job, answer: Artefact, claim: Claim) -> dict[str, str]:
+    """Returns the session config entries to compile with, and where external data lies if that is not beside the model."""
+    entries = dict(answer.session_options)
+    if job.folder or isinstance(job.source, bytes) and claim.sources:
+        entries[FOLDER_ENTRY] = os.path.abspath(job.folder)
+    return entries
 
 
 def _path(job: Job, above: str) -> str:
@@ -110,7 +121,7 @@ def _request(job: Job, answer: Artefact, claim: Claim, model: str, output: str) 
         "Route": claim.route,
         "Embed": job.embed,
         "Options": {
-            "Entries": answer.session_options,
+            "Entries": _entries(job, answer, claim),
             "FreeDimensions": dict(job.dims),
             "FreeDimensionsByDenotation": dict(job.dims_by_denotation),
             "GraphOptimizationLevel": answer.graph_optimization_level,
@@ -120,7 +131,7 @@ def _request(job: Job, answer: Artefact, claim: Claim, model: str, output: str) 
 
 def _in_process(job: Job, answer: Artefact, claim: Claim, output: str) -> _worker.Result:
     options = ort.SessionOptions()
-    for key, value in answer.session_options.items():
+    for key, value in _entries(job, answer, claim).items():
         options.add_session_config_entry(key, value)
     for name, size in job.dims.items():
         options.add_free_dimension_override_by_name(name, size)

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Protocol, Union
 
-from . import _errors
+from . import _errors, _session_keys
 from ._fields import dataclass
 
 
@@ -18,6 +18,11 @@ class HasFileno(Protocol):
 
     def fileno(self) -> int: ...
 
+
+# The session config entry that says where external data lies.
+(FOLDER_ENTRY,) = _session_keys.FOLDER
+# The first ONNX Runtime that goes by it for a model that is loaded by path. Those before do so for bytes only.
+FOLDER_OF_PATHS = (1, 28)
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, HasFileno]
 
@@ -29,6 +34,7 @@ class Model:
     fd: int
     name: str  # for people
     stamp: tuple[int, ...]  # changes when the file does; equal for two names of one file in one folder
+    path: str  # of the graph; "" if that is not known
     folder: str  # where external data lies; "" if that is not known
     external: Callable[[str], int] | None
 
@@ -53,27 +59,40 @@ class Model:
 
 
 @contextlib.contextmanager
-def open_model(source: ModelSource, external: Callable[[str], int] | None) -> Iterator[Model]:
-    """Yields the model, open; what was opened here is closed afterwards. A path that cannot be opened is an OSError."""
+def open_model(
+    source: ModelSource, external: Callable[[str], int] | None, folder: str | None = None, ort_version: str = ""
+) -> Iterator[Model]:
+    """Yields the model, open; what was opened here is closed afterwards. A path that cannot be opened is an OSError.
+
+    `folder` is the value of FOLDER_ENTRY, None without one: external data is looked for where this version of ONNX Runtime does.
+    """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        descriptor = _memory_file(bytes(source))
-        name, folder, opened = "model.onnx", "", True
+        descriptor, path, opened = _memory_file(bytes(source)), "", True
+        beside = "."
     elif isinstance(source, (str, os.PathLike)):
         path = os.path.abspath(os.fspath(source))
-        descriptor = open_regular(path)
+        descriptor, opened = open_regular(path), True
         # The folder as it is spelled: where the path is a link, the data lies beside the link, as ONNX Runtime has it.
-        name, folder, opened = os.path.basename(path), os.path.dirname(path), True
+        beside = os.path.dirname(path)
     else:
-        descriptor = source.fileno()
+        descriptor, opened = source.fileno(), False
         path = getattr(source, "name", "")
         path = os.path.abspath(path) if isinstance(path, str) and path else ""
-        name, folder, opened = os.path.basename(path) or "model.onnx", os.path.dirname(path), False
+        beside = os.path.dirname(path)
+    if folder and not (path and before(ort_version, FOLDER_OF_PATHS)):
+        beside = os.path.abspath(folder)
     try:
-        stamp = (*stamp_of(descriptor), hash(folder))
-        yield Model(descriptor, name, stamp, folder, external)
+        stamp = (*stamp_of(descriptor), hash(beside))
+        yield Model(descriptor, os.path.basename(path) or "model.onnx", stamp, path, beside, external)
     finally:
         if opened:
             os.close(descriptor)
+
+
+def before(version: str, first: tuple[int, int]) -> bool:
+    """Whether a version such as "1.24.4" comes before the first one; one that is not known does not."""
+    parts = version.split(".")[:2]
+    return len(parts) == 2 and all(part.isdigit() for part in parts) and tuple(map(int, parts)) < first
 
 
 def open_regular(path: str) -> int:

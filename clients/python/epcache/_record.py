@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _policy
+from . import _policy, _session_keys
 from ._fields import dataclass, field
 from ._onnxruntime import ort
 from ._request import Device, ExecutionProvider, option_text
@@ -31,10 +31,7 @@ _RUN_PROPERTIES = frozenset(
     "inter_op_num_threads intra_op_num_threads log_severity_level log_verbosity_level logid profile_file_prefix "
     "use_deterministic_compute use_per_session_threads".split()
 )
-_RUN_ENTRIES = frozenset(
-    "session.intra_op.allow_spinning session.inter_op.allow_spinning session.intra_op_thread_affinities "
-    "session.force_spinning_stop session.dynamic_block_base session.use_env_allocators".split()
-)
+_RUN_ENTRIES = _session_keys.RUN | _session_keys.SERVE
 # The session that loads gets these calls again.
 _RUN_CALLS = frozenset(("set_load_cancellation_flag",))
 
@@ -52,9 +49,9 @@ class Record:
     policy: Any = None  # a device policy: it counts where no provider is added
     reasons: list[str] = field(default_factory=list)  # why this cannot be answered from the cache
 
-    def compile_entries(self) -> dict[str, str]:
-        """Returns the session config entries that may change what is compiled."""
-        return {key: value for key, value in self.entries.items() if key not in _RUN_ENTRIES}
+    def asked_entries(self) -> dict[str, str]:
+        """Returns the session config entries for Client.acquire: all but those that only say how a session runs."""
+        return {key: value for key, value in self.entries.items() if key not in _session_keys.RUN}
 
     def compile_level(self) -> str:
         """Returns the graph optimisation level to compile with, so that the result computes what a plain session does.
@@ -113,8 +110,8 @@ def _assigned(record: Record, name: str, value: Any) -> None:
 
 def _add_session_config_entry(record: Record, key: str, value: str) -> None:
     record.entries[str(key)] = str(value)
-    if key.startswith(("ep.context_", "ep.share_ep_contexts", "ep.stop_share_ep_contexts")):
-        record.reasons.append(f"session config entry {key!r}: the application compiles, or loads, by itself")
+    if because := _session_keys.REFUSED.get(str(key)):
+        record.reasons.append(f"session config entry {key!r}: {because}")
 
 
 def _add_dimension(record: Record, name: str, value: int) -> None:

@@ -52,7 +52,7 @@ class Wanted:
         record = self.record
         assert record is not None  # or there is a reason not to ask
         asked: dict[str, Any] = {
-            "session_options": record.compile_entries(),
+            "session_options": record.asked_entries(),
             "dims": record.dims,
             "dims_by_denotation": record.dims_by_denotation,
             "graph_optimization_level": record.compile_level(),

@@ -351,12 +351,14 @@ class Need:
     def __init__(self, locations: list[str], view: Path) -> None:
         self.locations, self.view = locations, view
         self.got: list[dict[str, bytes]] = []
+        self.options: dict[str, str] = {}
 
     def __call__(self, peer: Peer) -> None:
         peer.hello()
         while True:
             request = peer.acquire()
             external = request["acquire"]["model"]["external"]
+            self.options = request["acquire"]["session_options"]
             self.got.append({e["location"]: os.pread(peer.received[e["fd"]], 100, 0) for e in external})
             while peer.received:
                 os.close(peer.received.pop())
@@ -542,3 +544,26 @@ def test_no_socket_is_inherited(model: str, view: Path) -> None:
         (connection,) = client._idle
         assert isinstance(connection._socket, socket.socket)
         assert not connection._socket.get_inheritable()
+
+
+def test_folder_of_external_data_is_not_sent(model: str, view: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "w.bin").write_bytes(b"weights")
+    entries = {"session.model_external_initializers_file_folder_path": str(tmp_path / "elsewhere"), "session.x64quantprecision": "1"}
+    for source in (model, Path(model).read_bytes()):
+        script = Need(["w.bin"], view)
+        with FakeDaemon(script) as daemon, connect(daemon) as client:
+            client.acquire(source, "E", session_options=entries).close()
+        assert script.got[1] == {"w.bin": b"weights"}
+        assert script.options == {"session.x64quantprecision": "1"}
+
+
+def test_folder_of_external_data_before_onnxruntime_went_by_it(model: str, view: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(b"beside")
+    entries = {"session.model_external_initializers_file_folder_path": "/nowhere"}
+    script = Need(["w.bin"], view)
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        client.acquire(model, "E", session_options=entries, runtime=epcache.Runtime(ort_version="1.27.0")).close()
+        with pytest.raises(epcache.BadModel, match="/nowhere"):
+            client.acquire(model, "E", session_options=entries, runtime=epcache.Runtime(ort_version="1.28.0"))
+    assert script.got[1] == {"w.bin": b"beside"}

@@ -134,7 +134,7 @@ def test_plain_options_with_devices(provider: Provider, source: str) -> None:
     assert session.get_providers()[0] == provider.name
 
 
-@pytest.mark.parametrize("entry", ["ep.context_node_name_prefix", "ep.context_enable"])
+@pytest.mark.parametrize("entry", ["ep.share_ep_contexts", "ep.context_enable"])
 def test_options_that_cannot_be_accounted_for(provider: Provider, source: str, entry: str, tmp_path: Path) -> None:
     options = epcache.SessionOptions()
     options.add_session_config_entry(entry, "0")

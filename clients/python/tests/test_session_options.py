@@ -8,7 +8,7 @@ ort = pytest.importorskip("onnxruntime", reason="needs a runtime: EPCACHED_RUNTI
 
 import epcache  # noqa: E402
 import numpy as np  # noqa: E402
-from epcache import _record, _session_options  # noqa: E402
+from epcache import _record, _session_keys, _session_options  # noqa: E402
 
 Level = ort.GraphOptimizationLevel
 
@@ -36,7 +36,7 @@ def test_what_decides_the_compile(options: epcache.SessionOptions) -> None:
     options.add_free_dimension_override_by_name("batch", 4)
     options.add_free_dimension_override_by_denotation("DATA_CHANNEL", 3)
     record = options._record
-    assert record.compile_entries() == {"session.disable_cpu_ep_fallback": "1"}
+    assert record.asked_entries() == {"session.disable_cpu_ep_fallback": "1"}
     assert (record.dims, record.dims_by_denotation) == ({"batch": 4}, {"DATA_CHANNEL": 3})
     assert record.reasons == []
     assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1", "ONNX Runtime was told as well"
@@ -62,11 +62,27 @@ def test_how_it_runs_is_not_sent_and_is_restored(options: epcache.SessionOptions
     assert getattr(options._record.replay(only_running=False), name) == RUNNING[name]
 
 
-def test_spinning_is_not_sent_and_is_restored(options: epcache.SessionOptions) -> None:
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    assert options._record.compile_entries() == {}
-    restored = options._record.replay(only_running=True)
-    assert restored.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+@pytest.mark.parametrize("key", sorted(_session_keys.RUN | _session_keys.SERVE))
+def test_entries_that_say_how_it_runs_are_restored(options: epcache.SessionOptions, key: str) -> None:
+    options.add_session_config_entry(key, "1")
+    assert options._record.reasons == []
+    assert set(options._record.asked_entries()) == ({key} & _session_keys.SERVE), "the daemon decides by that one, too"
+    assert options._record.replay(only_running=True).get_session_config_entry(key) == "1"
+
+
+@pytest.mark.parametrize("key", sorted(_session_keys.REFUSED))
+def test_refused_entries_make_a_plain_session(options: epcache.SessionOptions, key: str) -> None:
+    options.add_session_config_entry(key, "x")
+    assert options._record.reasons == [f"session config entry {key!r}: {_session_keys.REFUSED[key]}"]
+    assert options._record.replay(only_running=False).get_session_config_entry(key) == "x"
+
+
+def test_folder_of_external_data_is_not_that_of_the_artefact(options: epcache.SessionOptions) -> None:
+    (key,) = _session_keys.FOLDER
+    options.add_session_config_entry(key, "/weights")
+    assert options._record.asked_entries() == {key: "/weights"}, "Client.acquire opens the files there"
+    with pytest.raises(Exception, match=key):
+        options._record.replay(only_running=True).get_session_config_entry(key)
 
 
 def test_compile_entries_are_left_to_the_answer(options: epcache.SessionOptions) -> None:

@@ -65,9 +65,18 @@ class Daemon:
         """Returns what happened since the store was made, oldest first."""
         return [json.loads(line) for line in self._control("events").splitlines()]
 
-    def _control(self, *arguments: str) -> str:
+    def refused(self, *arguments: str) -> str:
+        """Returns what `epcachectl ARGUMENTS` says of why it failed."""
+        done = self._run(*arguments)
+        assert done.returncode != 0, f"epcachectl {arguments}: {done.stdout}"
+        return done.stderr
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command: list[str | Path] = [self._programs / "epcachectl", *arguments, "--json", "--socket", self.socket]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    def _control(self, *arguments: str) -> str:
+        done = self._run(*arguments)
         assert done.returncode == 0, f"epcachectl {arguments} ended with {done.returncode}:\n{done.stderr}{done.stdout}"
         return done.stdout
 

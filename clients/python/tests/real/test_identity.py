@@ -109,7 +109,7 @@ def test_spellings_of_one_request_have_one_key(
     client: epcache.Client, model: Path, where: Path, runtime: Callable[[str], Path]
 ) -> None:
     dims = {"a": 1, "b": 2}
-    entries = {"session.disable_quant_qdq": "1", "session.disable_prepacking": "1"}
+    entries = {"session.disable_quant_qdq": "1", "session.x64quantprecision": "1"}
 
     def openvino(options: dict[str, Any], **more: Any) -> str:
         wishes = {"dims": dims, "session_options": entries, "runtime": str(where), **more}
@@ -121,7 +121,7 @@ def test_spellings_of_one_request_have_one_key(
     assert plain == openvino({"num_of_threads": "02", "load_config": '{ "CPU" : {"INFERENCE_PRECISION_HINT":"f32"}}'})
     both = {**EXACT, "num_of_threads": "2"}
     assert plain == openvino(both, dims={"b": 2, "a": 1})
-    assert plain == openvino(both, session_options={"session.disable_prepacking": "true", "session.disable_quant_qdq": "True"})
+    assert plain == openvino(both, session_options={"session.x64quantprecision": "true", "session.disable_quant_qdq": "True"})
     assert plain == openvino(both, graph_optimization_level="basic")
     assert plain == openvino(both, route="compile_api", embed=False)
 
