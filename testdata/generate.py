@@ -62,6 +62,47 @@ def external(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
+def causal(path: Path) -> None:
+    """Writes one layer of attention with its keys and values as inputs and outputs: what language models are made of."""
+    width, heads, head, vocabulary = 16, 2, 8, 32
+    random = np.random.default_rng(4)
+    shapes = {"embedding": (vocabulary, width), "q": (width, width), "k": (width, width), "v": (width, width), "head": (width, vocabulary)}
+    weights = [numpy_helper.from_array(random.standard_normal(shape, dtype=np.float32) * np.float32(0.2), name) for name, shape in shapes.items()]
+    weights += [numpy_helper.from_array(np.array(shape, np.int64), name) for name, shape in (("split", [0, 0, heads, head]), ("merge", [0, 0, width]))]
+    node = helper.make_node
+    nodes = [node("Gather", ["embedding", "input_ids"], ["x"])]
+    for part in "qkv":
+        nodes += [
+            node("MatMul", ["x", part], [f"{part}0"]),
+            node("Reshape", [f"{part}0", "split"], [f"{part}1"]),
+            node("Transpose", [f"{part}1"], [f"{part}2"], perm=[0, 2, 1, 3]),
+        ]
+    nodes += [
+        node("Concat", ["past_key_values.0.key", "k2"], ["present.0.key"], axis=2),
+        node("Concat", ["past_key_values.0.value", "v2"], ["present.0.value"], axis=2),
+        node("Transpose", ["present.0.key"], ["keys"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["q2", "keys"], ["scores"]),
+        node("Softmax", ["scores"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "present.0.value"], ["mixed"]),
+        node("Transpose", ["mixed"], ["mixed1"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["mixed1", "merge"], ["mixed2"]),
+        node("MatMul", ["mixed2", "head"], ["logits"]),
+    ]
+    value = helper.make_tensor_value_info
+    past = [value(f"past_key_values.0.{kind}", TensorProto.FLOAT, ["batch", heads, "past", head]) for kind in ("key", "value")]
+    present = [value(f"present.0.{kind}", TensorProto.FLOAT, ["batch", heads, "all", head]) for kind in ("key", "value")]
+    graph = helper.make_graph(
+        nodes,
+        "causal",
+        [value("input_ids", TensorProto.INT64, ["batch", "tokens"]), *past],
+        [value("logits", TensorProto.FLOAT, ["batch", "tokens", vocabulary]), *present],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="epcached testdata")
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())
+
+
 def _save(path: Path, nodes: list, weights: list, in_shape: list, out_shape: list) -> None:
     graph = helper.make_graph(
         nodes,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import child
+import generate
 import inputs
 import numpy as np
 import onnx
@@ -136,3 +137,22 @@ def test_device_policies_are_resolved_by_the_client(daemon: Daemon, where: Path,
     assert "set_provider_selection_policy_delegate" in delegate["why"]
     assert (nothing["outcome"], nothing["providers"]) == ("bypassed", ["CPUExecutionProvider"])
     assert "PREFER_NPU chooses CPUExecutionProvider" in nothing["why"]
+
+
+@pytest.mark.parametrize("version", ["openvino-1.4.0", "openvino-1.8.1"])
+def test_language_model_that_keeps_its_state(version: str, start: Callable[..., Daemon], runtime: Callable[[str], Path], tmp_path: Path) -> None:
+    """OpenVINO keeps keys and values inside with enable_causallm, which no administrator has to allow."""
+    daemon = start(runtime(version))
+    generate.causal(tmp_path / "model.onnx")
+    past = {"dtype": "float32", "shape": [1, 2, 0, 8], "fill": "constant", "value": 0}
+    tokens = {"dtype": "int64", "shape": [1, 3], "fill": "integers", "low": 0, "high": 32}
+    model = {"dimensions": {}, "inputs": {"input_ids": tokens, "past_key_values.0.key": past, "past_key_values.0.value": past}, "outputs": ["logits"]}
+    wishes = {"model": model, "path": str(tmp_path / "model.onnx"), "ep": (f"{OPENVINO}:CPU", {**EXACT, "enable_causallm": "True"})}
+    sessions = [
+        child.run("sessions", runtime(version), environment={"EPCACHE_SOCKET": daemon.socket}, **wishes, **more)["sessions"][0]
+        for more in ({"plain": True}, {}, {})  # in processes of their own: OpenVINO remembers what it loaded by the path
+    ]
+    assert [one.get("outcome") for one in sessions] == ["bypassed", "compiled", "hit"], sessions
+    for one in sessions:
+        assert one["executed by"] == [OPENVINO]
+        np.testing.assert_allclose(one["values"][0], sessions[0]["values"][0], rtol=1e-4, atol=1e-4)

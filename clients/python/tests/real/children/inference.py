@@ -46,7 +46,7 @@ def session_options(ep: str, options: dict[str, str], dimensions: dict[str, int]
 
 
 def outputs(session: ort.InferenceSession, model: dict[str, Any]) -> list[np.ndarray]:
-    return session.run(None, inputs.make(model))
+    return session.run(model.get("outputs"), inputs.make(model))
 
 
 def exact(arrays: list[np.ndarray]) -> list[dict[str, Any]]:
