@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -244,20 +243,9 @@ var onMissNames = map[string]wire.OnMiss{
 
 // acquireAll asks for all models at once, and answers in their order.
 func (g *getCall) acquireAll(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) []got {
-	results := make([]got, len(models))
 	show := newPhases(g.app.print, g.progress, len(models))
 	defer show.end()
-	places := make(chan struct{}, atOnce)
-	var all sync.WaitGroup
-	for i, path := range models {
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
-			results[i] = g.acquire(ctx, c, path, onMiss, show)
-		})
-	}
-	all.Wait()
-	return results
+	return acquireEach(ctx, c, g.asksFor(models), onMiss, show)
 }
 
 func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, onMiss wire.OnMiss, show *phases) got {

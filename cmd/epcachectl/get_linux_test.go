@@ -41,7 +41,7 @@ func TestGetJSON(t *testing.T) {
 	for name := range list[0] {
 		names = append(names, name)
 	}
-	require.ElementsMatch(t, []string{"outcome", "request_key", "build", "model_digest", "ep", "sdk_version", "hardware_architecture", "compatibility",
+	require.ElementsMatch(t, []string{"model", "outcome", "request_key", "build", "model_digest", "ep", "sdk_version", "hardware_architecture", "compatibility",
 		"view", "graph", "files", "provider_options", "session_options", "compile_seconds", "elapsed_seconds", "why"}, names)
 	require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", list[0]["graph"])
 	require.Equal(t, map[string]any{"ep.context_enable": "0", "graph_optimization_level": "disable_all"}, list[0]["session_options"])

@@ -29,7 +29,7 @@ func eachOfGroup(all got, models []string) []got {
 		if members := all.reply.GetMembers(); i < len(members) {
 			r.graph = members[i].GetGraph()
 		}
-		if all.err == nil && !all.missing && !all.queued() && len(all.reply.GetMembers()) != len(models) {
+		if all.err == nil && !all.missing && !all.queued() && all.job == nil && len(all.reply.GetMembers()) != len(models) {
 			r.err = verbError{"get", path, fmt.Errorf("there are %d graphs for %d models", len(all.reply.GetMembers()), len(models))}
 		}
 	}

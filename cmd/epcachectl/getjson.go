@@ -11,6 +11,7 @@ import (
 
 // getResult is one element of what get --json prints. The names are a contract for scripts.
 type getResult struct {
+	Model                string                       `json:"model"` // its path, as it was given or found
 	Outcome              string                       `json:"outcome"`
 	RequestKey           string                       `json:"request_key"`
 	Build                string                       `json:"build"`
@@ -51,6 +52,7 @@ type fileResult struct {
 
 // failedResult stands in the list for a model that failed, so that the others keep their places.
 type failedResult struct {
+	Model   string            `json:"model"`
 	Outcome string            `json:"outcome"` // "failed", or "missing" with -n
 	Class   string            `json:"class,omitempty"`
 	Error   string            `json:"error,omitempty"`
@@ -61,10 +63,10 @@ type failedResult struct {
 
 func (r *got) json(dryRun bool) any {
 	if r.missing {
-		return failedResult{Outcome: "missing", DryRun: dryRun}
+		return failedResult{Model: r.path, Outcome: "missing", DryRun: dryRun}
 	}
 	if r.err != nil {
-		f := failedResult{Outcome: "failed", DryRun: dryRun, Error: r.err.Error(), Hint: strings.Join(hints(r.err), "; ")}
+		f := failedResult{Model: r.path, Outcome: "failed", DryRun: dryRun, Error: r.err.Error(), Hint: strings.Join(hints(r.err), "; ")}
 		var e *unixsock.Error
 		if errors.As(r.err, &e) {
 			f.Class, f.Facts = wire.ErrorClass_name[int32(e.Class)], e.Facts
@@ -73,7 +75,7 @@ func (r *got) json(dryRun bool) any {
 	}
 	a := r.reply
 	out := getResult{
-		Outcome: outcomeOf(a), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
+		Model: r.path, Outcome: outcomeOf(a), RequestKey: a.GetRequestKey(), Build: a.GetBuild(), ModelDigest: a.GetModelDigest(), EP: a.GetEp(),
 		SDKVersion: a.GetSdkVersion(), HardwareArchitecture: a.GetHardwareArchitecture(), Compatibility: a.GetCompatibility(),
 		View: a.GetView(), Graph: r.graph, Files: filesOf(a.GetFiles()), CompileSeconds: a.GetCompileSeconds(),
 		ElapsedSeconds: r.elapsed.Seconds(), DryRun: dryRun, Why: a.GetWhy(), Unkept: a.GetUnkept(), Warnings: a.GetWarnings(),

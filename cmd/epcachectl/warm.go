@@ -22,51 +22,76 @@ const mostAsks = 3
 func (a *app) warmCommand() *cobra.Command {
 	g := &getCall{app: a, verb: "warm", onMiss: "background"}
 	var follow bool
+	var file string
 	cmd := &cobra.Command{
-		Use:   "warm MODEL|DIR... --ep EP[:DEVICE]... [flags]",
+		Use:   "warm [MODEL|DIR...] [--pipeline FILE] [--ep EP[:DEVICE]...] [flags]",
 		Short: "have models compiled in the background",
 		Long: `warm asks for the compiled form of each MODEL, and of each *.onnx file in DIR and the folders below it that are not hidden, and does not
 wait: what is not there is compiled in the background, after what somebody waits for. It is what an installer calls. The
 compiles go on when this program has ended, and after a restart of a daemon of your own, which finds the files again; epcachectl jobs shows them. Where the daemon takes no more at once, it waits for room.
+
+With --pipeline FILE, a TOML file as in the examples, each model has execution providers, options and dimensions of its own, and
+models can be a weight-sharing group. The flags hold where FILE says nothing. Models in a DIR that FILE does not list are
+compiled as the flags say.
 
 With --follow it waits for all of them, shows how far they are, and prints how each ended. To interrupt it ends none of
 them. The flags are those of get. With -n nothing is compiled; it prints what would be.` +
 			statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitNoDaemon, exitNotAllowed, exitInterrupt) + `
 Done means that all are there or queued, with --follow that all are there.`,
 		Example: `  epcachectl warm models/ --ep OpenVINOExecutionProvider:CPU
-  epcachectl warm det.onnx rec.onnx --ep QNNExecutionProvider --option soc_model=60 --follow`,
+  epcachectl warm det.onnx rec.onnx --ep QNNExecutionProvider --option soc_model=60 --follow
+  epcachectl warm models/ --pipeline models/pipeline.toml --follow
+
+  # models/pipeline.toml
+  ep = ["OpenVINOExecutionProvider:CPU"]    # for all that do not name their own
+  [[model]]
+  path = "det.onnx"                         # from the file's folder on
+  dims = { height = 640, width = 640 }
+  [[model]]
+  path = "rec.onnx"
+  ep = ["QNNExecutionProvider"]
+  options = { soc_model = 60 }
+  [[group]]
+  models = ["prefill.onnx", "decode.onnx"]`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usageError{&hintedError{errors.New("warm: no model"), "epcachectl warm MODEL --ep EP"}}
-			}
-			onMiss, err := g.check(args)
-			if err != nil {
-				return err
-			}
-			models, err := modelsBelow(args)
+			w, err := g.warming(args, file)
 			if err != nil {
 				return err
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				if err := g.request.onlyEP(ctx, c, a); err != nil {
-					return during("warm", err)
+				if w.needsEP() {
+					if err := g.request.onlyEP(ctx, c, a); err != nil {
+						return during("warm", err)
+					}
 				}
-				results := g.acquireAll(ctx, c, models, onMiss)
-				closeViews(results)
-				g.askAgain(ctx, c, results, onMiss)
-				if follow && !g.dryRun {
-					g.followAll(ctx, c, results)
+				asks, err := w.asks()
+				if err != nil {
+					return err
 				}
-				return g.report(results)
+				return g.warm(ctx, c, asks, w.onMiss, follow && !g.dryRun)
 			})
 		},
 	}
 	g.request.addFlags(cmd)
 	f := cmd.Flags()
+	f.StringVar(&file, "pipeline", "", "`FILE` that lists models, and what each is compiled with")
 	f.BoolVarP(&follow, "follow", "f", false, "wait for all of them, and show how far they are")
 	f.BoolVarP(&g.dryRun, "dry-run", "n", false, "compile nothing, print what would be")
 	f.BoolVar(&g.progress, "progress", false, "print each phase on a line of its own to standard error")
 	return cmd
+}
+
+// warm asks for everything, again for what the daemon had no room for, and prints what came of it.
+func (g *getCall) warm(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss, follow bool) error {
+	show := newPhases(g.app.print, g.progress, len(asks))
+	results := acquireEach(ctx, c, asks, onMiss, show)
+	show.end()
+	closeViews(results)
+	g.askAgain(ctx, c, asks, results, onMiss)
+	if follow {
+		g.followAll(ctx, c, asks, results)
+	}
+	return g.report(eachModel(asks, results))
 }
 
 // modelsBelow replaces folders by the models in them. What a compile has written there is no model, and hidden folders are other
@@ -100,7 +125,7 @@ func modelsBelow(args []string) ([]string, error) {
 }
 
 // askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.
-func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, results []got, onMiss wire.OnMiss) {
+func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, results []got, onMiss wire.OnMiss) {
 	if !slices.ContainsFunc(results, func(r got) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
 		return
 	}
@@ -120,7 +145,7 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, results []go
 			// How it ends is looked at by who follows it; here it only has to.
 			_, _ = c.Follow(ctx, &wire.Follow{Job: before.reply.GetJob()}, func(p *wire.Progress) { show.phase(before.path, p) })
 			show.done(before.path)
-			*r = g.acquire(ctx, c, r.path, onMiss, show)
+			*r = asks[i].acquire(ctx, c, onMiss, show)
 			closeViews([]got{*r})
 			if r.reply.GetJob() != "" {
 				jobs = append(jobs, r)
@@ -130,7 +155,7 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, results []go
 }
 
 // followAll waits for the jobs among the results, some at a time: they run in the order in which they were asked for.
-func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, results []got) {
+func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, asks []ask, results []got) {
 	show := newPhases(g.app.print, g.progress || !g.app.print.terminal && !g.app.json, len(results))
 	defer show.end()
 	places := make(chan struct{}, atOnce)
@@ -145,7 +170,7 @@ func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, results []g
 		all.Go(func() {
 			defer func() { <-places }()
 			defer show.done(r.path)
-			g.follow(ctx, c, r, show)
+			asks[i].follow(ctx, c, r, show)
 		})
 	}
 	all.Wait()
@@ -153,7 +178,7 @@ func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, results []g
 
 // follow waits for one job. A job that is not known any more has ended, or went with a daemon that was restarted: asking
 // again tells.
-func (g *getCall) follow(ctx context.Context, c *unixsock.Client, r *got, show *phases) {
+func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *phases) {
 	for range mostAsks {
 		job, err := c.Follow(ctx, &wire.Follow{Job: r.reply.GetJob()}, func(p *wire.Progress) { show.phase(r.path, p) })
 		if err == nil {
@@ -164,12 +189,12 @@ func (g *getCall) follow(ctx context.Context, c *unixsock.Client, r *got, show *
 			return
 		}
 		if !errors.Is(err, unixsock.ErrNotFound) {
-			r.err = g.app.endedEarly(ctx, verbError{"follow", r.path, err}, func() (string, string) {
+			r.err = k.call.app.endedEarly(ctx, verbError{"follow", r.path, err}, func() (string, string) {
 				return "", "the compile goes on; wait for it: epcachectl jobs follow " + printable(short(r.reply.GetJob()))
 			})
 			return
 		}
-		*r = g.acquire(ctx, c, r.path, wire.OnMiss_BACKGROUND, show)
+		*r = k.acquire(ctx, c, wire.OnMiss_BACKGROUND, show)
 		closeViews([]got{*r})
 		if r.err != nil || r.reply.GetJob() == "" {
 			return

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,6 +67,108 @@ func TestWarm(t *testing.T) {
 	require.Equal(t, exitUsage, call(t, "warm", ep).code)
 	b.set(func() { b.runtimes = twoEPs() })
 	require.Equal(t, exitUsage, call(t, "warm", dir).code, "which execution provider?")
+}
+
+// pipeline writes a pipeline file beside models that it may list.
+func pipeline(t *testing.T, text string) (file string) {
+	dir := t.TempDir()
+	for _, name := range []string{"det.onnx", "rec.onnx", "prefill.onnx", "decode.onnx"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("model"), 0o600))
+	}
+	file = filepath.Join(dir, "pipeline.toml")
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	return file
+}
+
+func TestWarmPipeline(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	file := pipeline(t, `
+ep = ["A:CPU"]
+options = { mode = "fast" }
+[[model]]
+path = "det.onnx"
+dims = { height = 640 }
+options = { mode = "exact" }
+[[group]]
+models = ["prefill.onnx", "decode.onnx"]
+ep = ["B", "C"]
+options = { "C/threads" = 2 }
+session_options = { "session.x64quantprecision" = 1 }
+`)
+	b.set(func() {
+		b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
+			answer, err := b.hit()
+			answer.Reply.Members = nil
+			for range a.GetGroup() {
+				answer.Reply.Members = []*wire.Member{{Graph: "a"}, {Graph: "b"}}
+			}
+			return answer, err
+		}
+	})
+	r := call(t, "warm", filepath.Dir(file), "--pipeline", file, "--ep", "D", "--dim", "batch=4", "--dim", "height=1", "--json")
+	require.Equal(t, exitDone, r.code, r.err)
+	asked := map[string]*wire.Acquire{}
+	b.set(func() {
+		for _, a := range b.asked {
+			asked[a.GetModel().GetName()] = a
+		}
+	})
+	require.Len(t, asked, 3, "a model that the file lists is asked for as the file says, and once")
+	det, rec, group := asked["det.onnx"], asked["rec.onnx"], asked["prefill.onnx"]
+	require.Equal(t, map[string]int64{"batch": 4, "height": 640}, det.GetFreeDimensions(), "the file goes before the flags")
+	require.Equal(t, "A", det.GetEps()[0].GetName())
+	require.Equal(t, "CPU", det.GetEps()[0].GetDevices()[0].GetType())
+	require.Equal(t, map[string]string{"mode": "exact"}, det.GetEps()[0].GetOptions())
+	require.Equal(t, "D", rec.GetEps()[0].GetName(), "the file does not list it")
+	require.Equal(t, map[string]int64{"batch": 4, "height": 1}, rec.GetFreeDimensions())
+	require.Equal(t, "decode.onnx", group.GetGroup()[0].GetName())
+	require.Equal(t, []string{"B", "C"}, []string{group.GetEps()[0].GetName(), group.GetEps()[1].GetName()})
+	require.Empty(t, group.GetEps()[0].GetOptions(), "options at the top are for the providers there")
+	require.Equal(t, map[string]string{"threads": "2"}, group.GetEps()[1].GetOptions())
+	require.Equal(t, map[string]string{"session.x64quantprecision": "1"}, group.GetSessionOptions())
+	require.Equal(t, wire.OnMiss_BACKGROUND, group.GetOnMiss())
+
+	b.set(func() { b.asked = nil })
+	require.Equal(t, exitDone, call(t, "warm", "--pipeline", pipeline(t, "[[model]]\npath = \"det.onnx\"\n")).code)
+	require.Equal(t, "StandInExecutionProvider", b.first().GetEps()[0].GetName(), "the only one that there is")
+}
+
+func TestWarmPipelineGroupIsFollowedAsOne(t *testing.T) {
+	b := newStandIn(t)
+	b.jobs = []*wire.Job{{Id: "j1", State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500}}
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: "j1"}}, nil
+	}
+	b.serve()
+	file := pipeline(t, "[[group]]\nmodels = [\"prefill.onnx\", \"decode.onnx\"]\n")
+	r := call(t, "warm", "--pipeline", file, "--follow", ep)
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Contains(t, r.out, "group of "+filepath.Dir(file)+"/prefill.onnx, "+filepath.Dir(file)+"/decode.onnx")
+	require.Equal(t, 1, strings.Count(r.out, "compiled"), r.out)
+}
+
+func TestWarmPipelineMistakes(t *testing.T) {
+	for name, c := range map[string]struct{ text, says string }{
+		"field":     {"[[model]]\npath = \"det.onnx\"\nopts = {}\n", `:3:1: unknown field "model[1].opts"`},
+		"ep":        {"[[model]]\npath = \"det.onnx\"\nep = [\"A\", \":CPU\"]\n", `:3:12: field "model[1].ep[2]": ":CPU" is not EP`},
+		"whose":     {"ep = [\"A\", \"B\"]\noptions = { x = 1 }\n[[model]]\npath = \"det.onnx\"\n", `:2:13: field "options.x": there are 2 execution providers: write "A/x"`},
+		"no such":   {"ep = [\"A\"]\n[[model]]\npath = \"det.onnx\"\noptions = { \"B/x\" = 1 }\n", `:4:13: field "model[1].options.B/x": there is no execution provider "B"`},
+		"two fault": {"[[model]]\npath = 1\n[[group]]\nmodels = []\n", `:4:1: field "group[1].models"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := pipeline(t, c.text)
+			r := call(t, "warm", "--pipeline", file, "--socket", "/nowhere/s")
+			require.Equal(t, exitUsage, r.code, r.err)
+			require.Contains(t, r.err, file+c.says)
+		})
+	}
+	file := pipeline(t, "ep = [\"A\"]\n[[model]]\npath = \"det.onnx\"\n")
+	r := call(t, "warm", "--pipeline", file, "--option", "x=1")
+	require.Equal(t, exitUsage, r.code)
+	require.Contains(t, r.err, "there is no --ep")
+	require.Contains(t, call(t, "warm", "--pipeline", file+".none").err, "no such file")
+	require.Equal(t, exitUsage, call(t, "warm").code)
 }
 
 func TestWarmFollow(t *testing.T) {

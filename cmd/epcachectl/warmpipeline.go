@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/config"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// ask is a request for a model, or for several as a group.
+type ask struct {
+	call   *getCall
+	models []string
+}
+
+func (k ask) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.OnMiss, show *phases) got {
+	return k.call.acquireModels(ctx, c, k.models, onMiss, show)
+}
+
+// warming is a call of warm before the daemon is asked.
+type warming struct {
+	call     *getCall
+	models   []string // of the arguments
+	pipeline *config.Pipeline
+	onMiss   wire.OnMiss
+}
+
+// warming checks the call and reads its pipeline file.
+func (g *getCall) warming(args []string, file string) (*warming, error) {
+	if len(args) == 0 && file == "" {
+		return nil, usageError{&hintedError{errors.New("warm: no model"), "epcachectl warm MODEL --ep EP, or epcachectl warm --pipeline FILE"}}
+	}
+	w := &warming{call: g, pipeline: &config.Pipeline{}}
+	var err error
+	if file != "" {
+		if w.pipeline, err = config.LoadPipeline(file); err != nil {
+			return nil, usageError{err}
+		}
+	}
+	if w.onMiss, err = g.check(append(slices.Clone(args), file)); err != nil {
+		return nil, err
+	}
+	if w.models, err = modelsBelow(args); err != nil {
+		return nil, err
+	}
+	w.models = slices.DeleteFunc(w.models, w.lists)
+	if w.needsEP() {
+		return w, nil
+	}
+	if o := append(g.request.early, g.request.named...); len(g.request.eps) == 0 && len(o) > 0 {
+		return nil, usageError{fmt.Errorf("--option %s: there is no --ep; in %s each model names its own", brief(o[0].key), file)}
+	}
+	_, err = w.asks() // so that what is wrong in the file is told before the daemon is asked
+	return w, err
+}
+
+// needsEP reports whether neither the flags nor the file name the execution provider of some model.
+func (w *warming) needsEP() bool {
+	unnamed := func(r config.PipelineRequest) bool { return len(r.EPs) == 0 }
+	return len(w.call.request.eps) == 0 && (len(w.models) > 0 || slices.ContainsFunc(w.pipeline.Requests, unnamed))
+}
+
+// lists reports whether the pipeline file lists the model.
+func (w *warming) lists(path string) bool {
+	abs, err := filepath.Abs(path)
+	has := func(r config.PipelineRequest) bool { return slices.Contains(r.Models, abs) }
+	return err == nil && slices.ContainsFunc(w.pipeline.Requests, has)
+}
+
+// asks returns what is asked for, once it is known what the flags mean. The flags hold where the file says nothing.
+func (w *warming) asks() ([]ask, error) {
+	asks := w.call.asksFor(w.models)
+	var wrong config.Errors
+	for i := range w.pipeline.Requests {
+		r := &w.pipeline.Requests[i]
+		one := *w.call
+		if err := one.request.over(r); err != nil {
+			wrong = append(wrong, err)
+		}
+		asks = append(asks, ask{&one, r.Models})
+	}
+	if len(wrong) > 0 {
+		return nil, usageError{wrong}
+	}
+	return asks, nil
+}
+
+// asksFor returns a request for each model by itself.
+func (g *getCall) asksFor(models []string) []ask {
+	asks := make([]ask, len(models))
+	for i, path := range models {
+		asks[i] = ask{g, []string{path}}
+	}
+	return asks
+}
+
+// acquireEach asks for everything at once, and returns the answers in order.
+func acquireEach(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss, show *phases) []got {
+	results := make([]got, len(asks))
+	places := make(chan struct{}, atOnce)
+	var all sync.WaitGroup
+	for i, k := range asks {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			results[i] = k.acquire(ctx, c, onMiss, show)
+		})
+	}
+	all.Wait()
+	return results
+}
+
+// eachModel returns a result for each model, where there was one for each ask.
+func eachModel(asks []ask, results []got) []got {
+	var out []got
+	for i, k := range asks {
+		if len(k.models) == 1 {
+			out = append(out, results[i])
+			continue
+		}
+		out = append(out, eachOfGroup(results[i], k.models)...)
+	}
+	return out
+}
+
+// over changes a copy of the flags' request to what a pipeline file says.
+func (r *request) over(file *config.PipelineRequest) *config.Error {
+	flags := r.eps
+	r.eps = nil
+	if len(file.EPs) == 0 {
+		for _, ep := range flags {
+			r.eps = append(r.eps, proto.CloneOf(ep))
+		}
+	}
+	for i, ep := range file.EPs {
+		if err := r.addEP(ep); err != nil {
+			return file.Wrong(err, "ep", strconv.Itoa(i))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(file.Options)) {
+		if err := r.replaceOption(key, file.Options[key]); err != nil {
+			return file.Wrong(err, "options", key)
+		}
+	}
+	if len(file.Models) > 1 && r.embed {
+		return file.Wrong(errors.New("what the models of a group share is a file of its own, so --embed cannot go with it"), "models")
+	}
+	r.sessionOptions = merged(r.sessionOptions, file.SessionOptions)
+	r.dims, r.denotations = merged(r.dims, sizes(file.Dims)), merged(r.denotations, sizes(file.Denotations))
+	r.embed = r.embed || file.Embed
+	if file.Level != "" {
+		r.level = file.Level
+	}
+	return nil
+}
+
+// replaceOption sets an option of the only execution provider, or, as EP/KEY, of the one that it names.
+func (r *request) replaceOption(key, value string) error {
+	name, option, named := strings.Cut(key, "/")
+	if !named && len(r.eps) > 1 {
+		return fmt.Errorf("there are %d execution providers: write %q", len(r.eps), r.eps[0].GetName()+"/"+key)
+	}
+	if !named {
+		name, option = r.eps[0].GetName(), key
+	}
+	for _, ep := range r.eps {
+		if ep.GetName() == name {
+			ep.Options = merged(ep.Options, map[string]string{option: value})
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no execution provider %q", brief(name))
+}
+
+// merged returns a table with what over has in the place of what below has.
+func merged[V any](below, over map[string]V) map[string]V {
+	out := make(map[string]V, len(below)+len(over))
+	maps.Copy(out, below)
+	maps.Copy(out, over)
+	return out
+}
+
+func sizes(dims map[string]uint64) map[string]int64 {
+	out := make(map[string]int64, len(dims))
+	for name, n := range dims {
+		out[name] = int64(n)
+	}
+	return out
+}
