@@ -30,6 +30,7 @@ const (
 	Later       = "background"  // it is being compiled: Answer.Job tells which job it is
 	Claimed     = "claim"       // the caller is to compile it: Answer.Claim says how
 	Taken       = "put"         // what the caller compiled is kept: the answer to a Put
+	Adopted     = "adopted"     // the caller's compiled model is kept now
 	Queued      = "queued"      // what the caller compiled is not kept yet, and will be as soon as there is room: Answer.Job tells which job that is
 )
 
@@ -148,11 +149,7 @@ func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
 // answer is for a runtime with certain contents.
 func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling, phase func(string)) (*Answer, error) {
 	if id.Compiled {
-		a, err := c.passThrough(ctx, r, id, rt, rc, phase)
-		if err == nil && r.OnMiss == Explain {
-			return explainPassThrough(a), nil
-		}
-		return a, err
+		return c.answerCompiled(ctx, r, id, rt, rc, t, phase)
 	}
 	p, err := c.plan(ctx, r, id.Digest, rc, phase)
 	if err != nil {

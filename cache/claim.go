@@ -49,6 +49,7 @@ type claim struct {
 	owner     uint32
 	began     time.Time
 	takes     signature
+	adopts    bool // what is put is the request's own model
 
 	done  chan struct{} // closed when it is over
 	timer *time.Timer

@@ -252,6 +252,9 @@ func sameMaker(a, b *index.EPFacts) bool {
 
 // makerName says for people what made a build.
 func makerName(f *index.EPFacts) string {
+	if f.LibraryDigest.IsZero() {
+		return fmt.Sprintf("an unknown library (SDK %s)", cmp.Or(f.SDKVersion, "unknown"))
+	}
 	return fmt.Sprintf("%s (SDK %s, library %.12s)", cmp.Or(f.Version, "its library"), cmp.Or(f.SDKVersion, "unknown"), f.LibraryDigest)
 }
 

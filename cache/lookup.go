@@ -103,8 +103,8 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 
 // freshen wants a build anew that is served and not the best there could be.
 func (c *Cache) freshen(r *Request, p *plan, b *index.Build, j Judgement) {
-	if p.outside {
-		return // with libraries that are not run here
+	if p.outside || r.adopting {
+		return // with libraries that are not run here, or from an artefact
 	}
 	if r.member {
 		r = nil // it brings one of the group's models

@@ -36,6 +36,9 @@ func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsI
 // reading and hashing every byte. The second result says whether the files' times may be believed at all.
 func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (identity, error) {
 	graphKey, believable := memoKey(r.Peer.UID, r.Graph)
+	if r.Adopt { // more is part of the identity of what is compiled already
+		graphKey = memoID(digestOf(append([]byte("adopt"), graphKey[:]...)))
+	}
 	if believable {
 		if id, ok, err := c.remembered(r, graphKey); ok || err != nil {
 			return id, err
@@ -92,18 +95,21 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		Locations: m.Locations(), Compiled: isArtefact(m), Store: m.Metadata["epcache.store"],
 		FreeDims: freeDimensions(m),
 	}
-	if !id.Compiled {
+	if id.Compiled {
+		id.Reader = readerVersion
+		// Passed through, never compiled: what its sidecars hold does not matter here, unless they are to be kept.
+		m.Initializers, id.Locations = nil, nil
+		if files, err := m.ArtefactFiles(); r.Adopt && err == nil { // else it cannot be adopted, which is told then
+			m.Whole, id.Locations = files, files
+		}
+	}
+	if len(id.Locations) > 0 {
 		if missing := r.missing(id.Locations); len(missing) > 0 {
 			if believable && before.Old() && before.Unchanged() == nil {
 				c.memo.save(graphKey, "graph", id) // without a digest: only "model" records carry one
 			}
 			return identity{}, &NeedFilesError{Locations: missing}
 		}
-	}
-	if id.Compiled {
-		id.Reader = readerVersion
-		// Passed through, never compiled: what its sidecars hold does not matter here.
-		m.Initializers, id.Locations = nil, nil
 	}
 	// Taken before the bytes are hashed: a key of what came after would be that of other bytes.
 	modelKey, keyed := c.modelKey(r, graphKey, id.Locations)

@@ -14,6 +14,32 @@ import (
 	"github.com/epcached/epcached/requests"
 )
 
+// answerCompiled answers for a model that has EPContext nodes already.
+func (c *Cache) answerCompiled(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling,
+	phase func(string)) (*Answer, error) {
+	why := ""
+	if r.Adopt {
+		a, said, err := c.adopt(ctx, r, id, rt, rc, t, phase)
+		if a != nil || err != nil {
+			return a, err
+		}
+		why = said
+	}
+	a, err := c.passThrough(ctx, r, id, rt, rc, phase)
+	switch {
+	case err != nil:
+		return nil, err
+	case why != "":
+		a.Warnings = append(a.Warnings, "not adopted: "+strings.TrimPrefix(why, fmt.Sprintf("model %q: ", r.Name)))
+	case r.Adopt && r.OnMiss != Bypass:
+		a.Why += "; it would be adopted"
+	}
+	if r.OnMiss == Explain {
+		return explainPassThrough(a), nil
+	}
+	return a, nil
+}
+
 // compiledAlready begins the reason why a model is passed through.
 const compiledAlready = "the model is compiled already: "
 
@@ -85,7 +111,7 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 			Reason: "it does not load, because the request names only execution providers that made no node of it"}, nil
 	}
 	if len(m.Sidecars()) > 0 {
-		said.Reason = said.ofString() + "; whether it loads is not known, because its context files did not come along"
+		said.Reason = said.ofString() + "; whether it loads is not known, because only what is adopted is loaded with its context files"
 		said.Verdict = compilers.Unknown
 		return said, nil
 	}

@@ -61,6 +61,6 @@ func TestReasonsOfCompiledModels(t *testing.T) {
 	r := b.request(b.openFile(filepath.Join(aside.Path, filepath.FromSlash(aside.Graph))))
 	a = b.acquire(r)
 	require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
-	require.Equal(t, "its compatibility string is optimal for this runtime; whether it loads is not known, because its context files did not come along",
+	require.Equal(t, "its compatibility string is optimal for this runtime; whether it loads is not known, because only what is adopted is loaded with its context files",
 		a.Compatibility.Reason)
 }

@@ -197,13 +197,26 @@ func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder 
 	c.index.Count("puts", 1)
 	c.log.Info("put", "model", b.ModelName, "build", b.BuildKey.String(), "uid", b.UID, "scope", b.Scope)
 	c.seen(cl.request.Peer, b)
-	c.happened(eventOf(b, EventPut, "%s, with %s, in %.2f s", putBy(b), makers(b), b.CompileSeconds))
+	c.happened(eventOf(b, EventPut, "%s", putText(b)))
 	c.supersede(ctx, b)
 	return &compiled{build: b}, nil
 }
 
+// putText tells of a build that the daemon did not make.
+func putText(b *index.Build) string {
+	if adopted(b) {
+		return putBy(b)
+	}
+	return fmt.Sprintf("%s, with %s, in %.2f s", putBy(b), makers(b), b.CompileSeconds)
+}
+
 // putBy says who made a build that the daemon did not make.
-func putBy(b *index.Build) string { return fmt.Sprintf("made by uid %d with its own libraries", b.UID) }
+func putBy(b *index.Build) string {
+	if adopted(b) {
+		return fmt.Sprintf("adopted: a compiled model of uid %d's", b.UID)
+	}
+	return fmt.Sprintf("made by uid %d with its own libraries", b.UID)
+}
 
 // mayStore says how a put waits for its place.
 type mayStore struct {

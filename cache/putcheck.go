@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/requests"
 )
 
 // signature is what a model takes and gives: compiling changes none of it.
@@ -105,6 +106,9 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	j := &job{c: c, request: cl.request, plan: cl.plan, scope: cl.outsider.key.scope, name: strings.TrimSuffix(cl.Output, "_ctx.onnx")}
 	b := j.record(models, result)
 	b.EPs, b.Put = facts, true
+	if cl.adopts {
+		b.BuildKey = requests.BuildKey(b.RequestKey, facts, b.Route)
+	}
 	if err := cl.stillOpen(); err != nil {
 		return nil, notThis(cl, err)
 	}
@@ -117,6 +121,9 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 
 // ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here it is part of the key.
 func (cl *claim) ortVersion(put *Put) (string, error) {
+	if cl.adopts {
+		return "", nil // it does not say
+	}
 	stated := cl.request.Runtime.ORTVersion
 	if cl.rc != nil {
 		stated = cmp.Or(stated, cl.rc.spec.ORTVersion)
@@ -133,7 +140,11 @@ func (cl *claim) ortVersion(put *Put) (string, error) {
 
 // notThis refuses what was put for what it is.
 func notThis(cl *claim, err error) error {
-	e := refusal.New(refusal.BadRequest, err, "model %q: what was put is not its artefact", cl.request.Name)
+	said := "what was put is not its artefact"
+	if cl.adopts {
+		said = "it is no artefact for this request"
+	}
+	e := refusal.New(refusal.BadRequest, err, "model %q: %s", cl.request.Name, said)
 	var format *epmodel.FormatError
 	if errors.As(err, &format) {
 		e.WithFact("file", format.File).WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
@@ -250,6 +261,11 @@ func (cl *claim) made(m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
 			}
 			continue
 		}
+		if cl.adopts {
+			f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString = said.SDKVersion, said.HardwareArchitecture, said.CompatibilityString
+			unknownMaker(f)
+			continue
+		}
 		if first { // it took no node
 			continue
 		}
@@ -279,10 +295,17 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	case err != nil:
 		return workerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
-		return refusal.New(refusal.CompileFailed, nil, "model %q: what was put does not load: %s", b.ModelName, checked.Text).WithFact("code", fmt.Sprint(checked.Code))
+		return refusal.New(refusal.CompileFailed, nil, "model %q: %s: %s", b.ModelName, doesNotLoad(cl), checked.Text).WithFact("code", fmt.Sprint(checked.Code))
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}
 	b.LoadCheck = checked.Outcome
 	return nil
+}
+
+func doesNotLoad(cl *claim) string {
+	if cl.adopts {
+		return "it does not load"
+	}
+	return "what was put does not load"
 }

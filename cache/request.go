@@ -59,15 +59,17 @@ type Request struct {
 	// VerifyOutput, where it is not 0, has the build run once on zeros beside the model: a value may differ by so much, as it is or as a part
 	// of the model's. No part of the identity.
 	VerifyOutput float64
+	Adopt        bool // a model that is compiled already is kept, with the files that it refers to, which are then External
 	KeepGoing    bool // finish the compile even if nobody waits any more
 	HoldsView    bool // the caller keeps Answer.View for as long as it uses the files; else who has but the path is given some time
 
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context
 
-	foreign bool         // the files came from another user than Peer
-	group   []cas.Digest // of Group, once it is identified
-	member  bool         // it is for a group that has the model among its members
+	foreign  bool         // the files came from another user than Peer
+	group    []cas.Digest // of Group, once it is identified
+	member   bool         // it is for a group that has the model among its members
+	adopting bool         // it is for a build of a model that is compiled already
 
 	onlyOptimal bool           // a build that the execution provider would rather have compiled again is not good enough
 	sums        *sums          // nil: nothing is remembered of external data

@@ -3,6 +3,7 @@ package epmodel
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Validate judges an artefact before it is stored or served. files has the size of every file of it but the graph, under its name
@@ -47,6 +48,20 @@ func Validate(m *Model, files map[string]int64) error {
 		}
 	}
 	return nil
+}
+
+// ArtefactFiles lists the files besides the graph that an artefact consists of, sorted, each once. A reference that Validate would
+// refuse for its name is an error. Context binaries can refer to further files: see [BinaryReferences].
+func (m *Model) ArtefactFiles() ([]string, error) {
+	var names []string
+	for _, r := range m.Sidecars() {
+		if why := badArtefactName(r.Name); why != "" {
+			return nil, m.wrong(r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q: %s", r.Node, r.Name, why))
+		}
+		names = append(names, r.Name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // ValidateReferences checks that references of file (a graph, or a context binary) are clean relative names of files.

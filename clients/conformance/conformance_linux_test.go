@@ -99,7 +99,7 @@ func (d *driver) pass(t *testing.T, r row) {
 	if timeout == 0 {
 		timeout = 20_000
 	}
-	q := question{Do: do, Socket: daemon.path, Model: daemon.file, Options: r.Options, TimeoutMs: timeout}
+	q := question{Do: do, Socket: daemon.path, Model: daemon.file, Options: r.Options, Adopt: r.Adopt, TimeoutMs: timeout}
 	if !r.Hurried {
 		q.HelloMs = 20_000 // on a busy machine this daemon takes longer than an application would wait
 	}

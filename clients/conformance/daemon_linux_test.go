@@ -233,6 +233,8 @@ func (p *peer) readRequest(what string) error {
 		switch {
 		case err != nil:
 			return err
+		case what == "acquire" && e.GetAcquire() != nil && e.GetAcquire().GetAdopt() != p.daemon.row.Adopt:
+			return fmt.Errorf("the client's Acquire has adopt = %v, not %v", !p.daemon.row.Adopt, p.daemon.row.Adopt)
 		case what == "acquire" && e.GetAcquire() != nil, what == "jobs" && e.GetJobs() != nil:
 			return nil
 		case e.GetAttach() == nil && e.GetCancel() == nil:

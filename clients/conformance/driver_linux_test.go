@@ -81,6 +81,7 @@ type question struct {
 	Socket    string `json:"socket,omitempty"`
 	Model     string `json:"model,omitempty"`
 	Options   int    `json:"options,omitempty"`
+	Adopt     bool   `json:"adopt,omitempty"`
 	TimeoutMs int    `json:"timeout_ms,omitempty"`
 	HelloMs   int    `json:"hello_ms,omitempty"`
 }

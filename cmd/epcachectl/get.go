@@ -34,6 +34,7 @@ type getCall struct {
 	progress bool
 	keep     bool
 	share    bool
+	adopt    bool
 	program  []string  // behind "--", empty: none
 	claimant *claimant // for --on-miss claim
 	state    string    // of a store that is read without a daemon; empty: the daemon is asked
@@ -49,6 +50,7 @@ type got struct {
 	elapsed time.Duration
 	err     error
 	missing bool                                     // with -n: it would be compiled
+	adopts  bool                                     // it was to be adopted
 	begun   bool                                     // then: it is being compiled already
 	job     *wire.Job                                // how its job ended, when that was followed
 	graph   string                                   // relative to the view
@@ -100,6 +102,10 @@ With --share the models, two or more, become one weight-sharing group: they are 
 their graphs share what is equal in them. The group is kept, and found damaged, as one. A model of it that is asked for
 alone later, with the same options, is answered from the group.
 
+A MODEL that is compiled already is passed through. With --adopt it is stored, with the files that it refers to: they are
+checked as what a stranger brings, loaded once, and then served, shared and collected as those of any build. What is
+not adopted is passed through, with a warning that says why.
+
 claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which has to be given. The model is
 compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
 checks and keeps it for all programs of the same user with the same libraries. Where the daemon has no room for it at once it is waited for, half a minute at most; with --out
@@ -118,6 +124,7 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
   epcachectl get det.onnx --ep OpenVINOExecutionProvider:NPU,device=0x643e,is_virtual=1
   epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out compiled/
   epcachectl get model.onnx --ep OpenVINOExecutionProvider --on-miss background
+  epcachectl get shipped_ctx.onnx --ep OpenVINOExecutionProvider --adopt
   epcachectl get --share prefill.onnx decode.onnx --ep QNNExecutionProvider --option soc_model=60
   epcachectl get model.onnx --ep OpenVINOExecutionProvider --state /usr/share/epcached
   epcachectl get model.onnx --ep OpenVINOExecutionProvider -- python3 serve.py --model={}`,
@@ -144,6 +151,7 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
 	f.StringVar(&g.build, "build", "", "with --state: only the build whose `KEY` begins so")
 	f.StringVar(&g.unpackTo, "unpack-to", "", "with --state: unpack what is packed into `DIR`, which is this user's alone")
 	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
+	f.BoolVar(&g.adopt, "adopt", false, "keep models that are compiled already, with their files, as builds")
 	return cmd
 }
 
@@ -220,6 +228,9 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 	if err := g.checkStored(); err != nil {
 		return 0, err
 	}
+	if g.adopt && (g.state != "" || g.share) {
+		return 0, usageError{errors.New("get: --adopt keeps single models in a daemon's store: it cannot go with --state or --share")}
+	}
 	if g.onMiss == "claim" && g.share {
 		return 0, usageError{errors.New("get: --on-miss claim is for one model at a time, and --share for several at once")}
 	}
@@ -255,7 +266,7 @@ func (g *getCall) acquire(ctx context.Context, c *unixsock.Client, path string, 
 // acquireModels asks for one model, or for several as a group.
 func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths []string, onMiss wire.OnMiss, show *phases) got {
 	path := paths[0]
-	result := got{path: path}
+	result := got{path: path, adopts: g.adopt}
 	defer show.done(path)
 	models, failed, err := openModels(paths)
 	if err != nil {
@@ -270,7 +281,7 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	}
 	defer closeExtra(files)
 	files = addGroup(message, files, models[1:]) // which closeModels closes
-	message.OnMiss, message.KeepGoing = onMiss, g.keep
+	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keep, g.adopt
 	message.HoldsView = !g.app.json // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
 	if g.claimant != nil {
 		before := len(files)
@@ -406,6 +417,8 @@ func (r *got) line(dryRun bool) string {
 	}
 	a := r.reply
 	switch {
+	case r.passedThrough() && dryRun && r.adopts && !strings.HasPrefix(strings.Join(a.GetWarnings(), ""), "not adopted"):
+		return "would adopt " + path
 	case r.passedThrough():
 		return passThroughLine(path, a)
 	case r.queued():

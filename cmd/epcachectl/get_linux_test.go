@@ -397,6 +397,33 @@ func compiledModel(t *testing.T, folder string) string {
 	return path
 }
 
+// A model that is compiled already is adopted where it is asked for, and told of as any build.
+func TestGetAdopt(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	reply := func(reply *wire.AcquireReply) {
+		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) { return unixsock.Answer{Reply: reply}, nil }
+	}
+	model := compiledModel(t, t.TempDir())
+	reply(&wire.AcquireReply{Outcome: "adopted", Ep: "TestEP", Build: strings.Repeat("cd", 32), Compatibility: "optimal"})
+	r := call(t, "get", model, ep, "--adopt")
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Regexp(t, `^adopted .*m_ctx.onnx: TestEP build cdcdcdcdcdcd, optimal, `, r.out)
+	require.True(t, b.first().GetAdopt())
+	require.Contains(t, call(t, "get", model, ep, "--adopt", "--json").out, `"outcome": "adopted"`)
+
+	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal", Why: "it would be adopted"})
+	r = call(t, "get", model, ep, "--adopt", "-n")
+	require.Equal(t, result{exitDone, "would adopt " + model + "\n", ""}, r)
+	reply(&wire.AcquireReply{Outcome: "passthrough", Compatibility: "optimal", Warnings: []string{"not adopted: it does not load: no"}})
+	r = call(t, "get", model, ep, "--adopt")
+	require.Equal(t, "passthrough "+model+": it is compiled already, optimal; load it as it is\n", r.out)
+	require.Equal(t, exitDone, r.code)
+	require.Contains(t, r.err, "not adopted: it does not load: no")
+	require.Equal(t, exitUsage, call(t, "get", model, ep, "--adopt", "--state", t.TempDir()).code)
+	require.Equal(t, exitUsage, call(t, "get", model, model, ep, "--adopt", "--share").code)
+}
+
 // A copy of a model that is compiled already is of its own files.
 func TestGetOutOfACompiledModel(t *testing.T) {
 	b := newStandIn(t)

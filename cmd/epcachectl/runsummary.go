@@ -24,7 +24,7 @@ type runSummary struct {
 type runCounts map[string]int
 
 // cachedOutcomes are those of a session that was made from the cache.
-var cachedOutcomes = []string{"hit", "compiled", "waited", "put"}
+var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
 func (e *runEvent) cached() bool { return slices.Contains(cachedOutcomes, e.Outcome) }
 

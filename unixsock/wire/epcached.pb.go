@@ -1943,6 +1943,7 @@ type Acquire struct {
 	KeepGoing                  bool                   `protobuf:"varint,16,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`           // finish the compile though nobody waits for it any more
 	VerifyOutput               float64                `protobuf:"fixed64,17,opt,name=verify_output,json=verifyOutput,proto3" json:"verify_output,omitempty"` // not 0: run the compiled and the source model once, and refuse a difference above this (absolute and relative)
 	HoldsView                  bool                   `protobuf:"varint,18,opt,name=holds_view,json=holdsView,proto3" json:"holds_view,omitempty"`           // the caller keeps AcquireReply.fd open for as long as it uses the files; without, they stay ten minutes for who has but the path
+	Adopt                      bool                   `protobuf:"varint,19,opt,name=adopt,proto3" json:"adopt,omitempty"`                                    // keep a model that is compiled already, with all files that it refers to: Need names them
 	unknownFields              protoimpl.UnknownFields
 	sizeCache                  protoimpl.SizeCache
 }
@@ -2103,6 +2104,13 @@ func (x *Acquire) GetHoldsView() bool {
 	return false
 }
 
+func (x *Acquire) GetAdopt() bool {
+	if x != nil {
+		return x.Adopt
+	}
+	return false
+}
+
 // Output is how ONNX Runtime is to write the compiled model, beyond Acquire.embed. Every field is part of the request's identity.
 type Output struct {
 	state                         protoimpl.MessageState `protogen:"open.v1"`
@@ -2242,7 +2250,7 @@ func (x *File) GetDigest() string {
 
 type AcquireReply struct {
 	state                  protoimpl.MessageState `protogen:"open.v1"`
-	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key", "explanation", "background", "claim", "put", "queued"
+	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key", "explanation", "background", "claim", "put", "adopted", "queued"
 	RequestKey             string                 `protobuf:"bytes,2,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
 	Build                  string                 `protobuf:"bytes,3,opt,name=build,proto3" json:"build,omitempty"` // build key
 	ModelDigest            string                 `protobuf:"bytes,4,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
@@ -8549,7 +8557,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x13\n" +
 	"\x02fd\x18\x03 \x01(\rH\x00R\x02fd\x88\x01\x01\x121\n" +
 	"\x06beside\x18\x04 \x03(\v2\x19.epcached.v1.ExternalFileR\x06besideB\x05\n" +
-	"\x03_fd\"\xad\b\n" +
+	"\x03_fd\"\xc3\b\n" +
 	"\aAcquire\x12(\n" +
 	"\x05model\x18\x01 \x01(\v2\x12.epcached.v1.ModelR\x05model\x120\n" +
 	"\x03eps\x18\x02 \x03(\v2\x1e.epcached.v1.ExecutionProviderR\x03eps\x12Q\n" +
@@ -8573,7 +8581,8 @@ const file_epcached_proto_rawDesc = "" +
 	"keep_going\x18\x10 \x01(\bR\tkeepGoing\x12#\n" +
 	"\rverify_output\x18\x11 \x01(\x01R\fverifyOutput\x12\x1d\n" +
 	"\n" +
-	"holds_view\x18\x12 \x01(\bR\tholdsView\x1aA\n" +
+	"holds_view\x18\x12 \x01(\bR\tholdsView\x12\x14\n" +
+	"\x05adopt\x18\x13 \x01(\bR\x05adopt\x1aA\n" +
 	"\x13SessionOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +

@@ -61,7 +61,7 @@ class Artefact:
     from it lives. Load `path` (or `view_path`, see there) with exactly these provider and session options.
     """
 
-    outcome: str  # "hit", "compiled", "waited", "put"; "passthrough", "background", "claim", "queued", "key", "explanation": without a view
+    outcome: str  # "hit", "compiled", "waited", "put", "adopted"; "passthrough", "background", "claim", "queued", "key", "explanation": without a view
     request_key: str  # 64 hex digits: model, options and devices, and not the libraries
     build: str  # build key, 64 hex digits; "" where none was made
     model_digest: str  # BLAKE3 over graph and external data, 64 hex digits
@@ -226,7 +226,7 @@ def artefact(reply: _wire.Message, received: list[int]) -> Artefact:
     )
 
 
-SERVED = ("hit", "compiled", "waited", "put")  # outcomes that come with a build
+SERVED = ("hit", "compiled", "waited", "put", "adopted")  # outcomes that come with a build
 
 # Fields that an Artefact takes from the reply as they are.
 _PLAIN = (

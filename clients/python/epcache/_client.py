@@ -82,6 +82,7 @@ class Client:
         strict_ort: bool = False,
         keep_going: bool = False,
         verify_output: float = 0.0,
+        adopt: bool = False,
         timeout: float | None = None,
         progress: Callable[[Progress], None] | None = None,
         external: Callable[[str], int] | None = None,
@@ -109,6 +110,8 @@ class Client:
         - `keep_going` finishes a compile though nobody waits for it any more.
         - `verify_output`, greater than 0, has the compiled model run once on zeros beside the model; CompileFailed is raised where a
           value differs by more than that, both as it is and as a part of the model's.
+        - `adopt` has a model that is compiled already kept: its files are checked, stored and served as those of any build, with the
+          outcome "adopted", and "hit" from then on. What is no sound artefact for the request is passed through, and `warnings` says why.
         - `timeout` is for the whole call, in seconds; without one it is the client's.
         - `progress` is called on this thread, at each new phase and once a second.
         - `external` opens external data, which the daemon asks for by location: it gets the location and returns a descriptor, which is
@@ -136,6 +139,7 @@ class Client:
             "keep_going": keep_going,
             "holds_view": True,  # an Artefact is open for as long as anything made from it lives
             "verify_output": verify_output,
+            "adopt": adopt,
         }
         if output is not None:
             request["output"] = output.message()

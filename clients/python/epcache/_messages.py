@@ -160,6 +160,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(16, "keep_going", "bool"),
         Field(17, "verify_output", "double"),
         Field(18, "holds_view", "bool"),
+        Field(19, "adopt", "bool"),
     ),
     "Output": (
         Field(1, "external_initializers_file", "string"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from . import _errors
-from ._artefact import Artefact
+from ._artefact import SERVED, Artefact
 from ._client import QUESTION_LIMIT, Client
 from ._fields import dataclass, field
 from ._refusal import Decision
@@ -41,7 +41,7 @@ class Report:
     """Where a session came from.
 
     `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache, "put" for one that was compiled here and
-    given to the cache, "queued" for one for which the cache has no room yet; "passthrough" for a model
+    given to the cache, "adopted" for one from a compiled model that the cache keeps now, "queued" for one for which the cache has no room yet; "passthrough" for a model
     that was compiled already; "background" for one that is being compiled, see `ready`; "bypassed" for one that the cache was
     not asked for; "no daemon"; or "failed". In the last six cases it is a plain session on the same execution provider,
     or with "background" on `meanwhile`. `why` says more, for people.
@@ -71,7 +71,7 @@ class Report:
     @property
     def cached(self) -> bool:
         """Whether the session was made from the cache."""
-        return self.outcome in ("hit", "compiled", "waited", "put")
+        return self.outcome in SERVED
 
     @property
     def ready(self) -> bool:

@@ -50,7 +50,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     may be left out where `sess_options` names devices itself, or `providers` names what ONNX Runtime's own argument does. Only an
     epcache.SessionOptions can be used for the cache; with another one the session is a plain one. `client` is whom to ask: the
     default daemon, or with False nobody. `on_miss` (wait, background, claim, fail, refresh or bypass), `embed`, `output`, `store`,
-    `keep_going` and `timeout`, in seconds, are those of Client.acquire. `progress` is a function as there, or True: shown on
+    `keep_going`, `adopt` and `timeout`, in seconds, are those of Client.acquire. `progress` is a function as there, or True: shown on
     standard error while something is compiled. What else ONNX Runtime's class takes (`read_config_from_model`,
     `disabled_optimizers`, `enable_fallback`) it takes too.
 
@@ -81,6 +81,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         output: Output | None = None,
         store: str = "",
         keep_going: bool = False,
+        adopt: bool = False,
         meanwhile: str = "",
         timeout: float | None = None,
         progress: Progressing = None,
@@ -101,7 +102,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self._load_plain()
         else:
             asked = client if isinstance(client, Client) else shared_client()
-            wishes = {"on_miss": on_miss, "embed": embed, "output": output, "store": store, "keep_going": keep_going}
+            wishes = {"on_miss": on_miss, "embed": embed, "output": output, "store": store}
+            wishes |= {"keep_going": keep_going, "adopt": adopt}
             with shown(progress, model_name(path_or_bytes)) as step:
                 self._load_cached(asked, timeout=timeout, progress=step, **wishes)
         if not (self._report.outcome == "background" and meanwhile):

@@ -21,6 +21,7 @@ type question struct {
 	Socket    string `json:"socket"`
 	Model     string `json:"model"`
 	Options   int    `json:"options"`
+	Adopt     bool   `json:"adopt"`
 	TimeoutMs int    `json:"timeout_ms"`
 }
 
@@ -84,7 +85,7 @@ func acquire(q question) (answer, error) {
 	}
 	defer os.RemoveAll(folder)
 	out := filepath.Join(folder, "out")
-	e, err := call(q, "get", q.Model, "--ep", "E", "--option", "o="+strings.Repeat("x", q.Options), "--json", "--progress", "--out", out)
+	e, err := call(q, "get", q.Model, "--ep", "E", "--option", "o="+strings.Repeat("x", q.Options), "--json", "--progress", "--out", out, fmt.Sprintf("--adopt=%v", q.Adopt))
 	if err != nil {
 		return answer{}, err
 	}

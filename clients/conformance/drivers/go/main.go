@@ -22,6 +22,7 @@ type question struct {
 	Socket    string `json:"socket"`
 	Model     string `json:"model"`
 	Options   int    `json:"options"`
+	Adopt     bool   `json:"adopt"`
 	TimeoutMs int    `json:"timeout_ms"`
 	HelloMs   int    `json:"hello_ms"`
 }
@@ -82,7 +83,7 @@ func acquire(ctx context.Context, c *unixsock.Client, q question, a *answer) err
 	}
 	defer model.Close()
 	ep := &wire.ExecutionProvider{Name: "E", Options: map[string]string{"o": strings.Repeat("x", q.Options)}}
-	request := &wire.Acquire{Model: &wire.Model{Name: "model.onnx"}, Eps: []*wire.ExecutionProvider{ep}}
+	request := &wire.Acquire{Model: &wire.Model{Name: "model.onnx"}, Eps: []*wire.ExecutionProvider{ep}, Adopt: q.Adopt}
 	external := func(_ int, location string) (*os.File, error) {
 		root, err := os.OpenRoot(strings.TrimSuffix(q.Model, "/model.onnx"))
 		if err != nil {

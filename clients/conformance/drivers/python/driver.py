@@ -64,7 +64,11 @@ class Driver:
         phases: list[str] = []
         ep = epcache.ExecutionProvider("E", options={"o": "x" * question.get("options", 0)})
         with self.client.acquire(
-            question["model"], ep, timeout=timeout, progress=lambda p: phases.append(p.phase)
+            question["model"],
+            ep,
+            adopt=question.get("adopt", False),
+            timeout=timeout,
+            progress=lambda p: phases.append(p.phase),
         ) as artefact:
             result: dict[str, Any] = {"outcome": artefact.outcome, "phases": phases}
             if artefact.fd is not None:

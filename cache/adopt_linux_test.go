@@ -1,0 +1,273 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/requests"
+)
+
+// shipped is a compiled model as an application ships it: the files of a build, in a folder of their own.
+type shipped struct {
+	graph string
+	files []string // that the graph refers to
+}
+
+func (b *bench) ship(a *Answer) shipped {
+	s := shipped{graph: filepath.Join(b.TempDir(), "shipped_ctx.onnx")}
+	for _, f := range a.Build.Files {
+		data, err := os.ReadFile(filepath.Join(a.Path, filepath.Dir(a.Graph), f.Name))
+		require.NoError(b, err)
+		to := s.graph
+		if f.Name != a.Build.Graph {
+			to = filepath.Join(filepath.Dir(s.graph), f.Name)
+			s.files = append(s.files, f.Name)
+		}
+		require.NoError(b, os.WriteFile(to, data, 0o644))
+	}
+	return s
+}
+
+// adopts asks for the model to be adopted, by the execution providers of the request that it was compiled for.
+func (b *bench) adopts(s shipped, eps ...requests.EP) *Request {
+	r := b.request(b.openFile(s.graph))
+	if len(eps) > 0 {
+		r.EPs = eps
+	}
+	r.Adopt, r.External = true, map[string]*os.File{}
+	for _, name := range s.files {
+		r.External[name] = b.openFile(filepath.Join(filepath.Dir(s.graph), name))
+	}
+	return r
+}
+
+// elsewhereCompiled gives a bench that has not compiled what it is given: what another bench compiled.
+func elsewhereCompiled(t *testing.T, embed bool) (*bench, shipped) {
+	other := newBench(t)
+	r := other.request(other.model(1))
+	r.Embed = embed
+	s := other.ship(other.acquire(r))
+	return newBench(t), s
+}
+
+// A compiled model is adopted with all of its files, and is a build as any other: found again, verified, listed and removed.
+func TestCompiledModelsAreAdopted(t *testing.T) {
+	for name, embed := range map[string]bool{"sidecar": false, "embedded": true} {
+		t.Run(name, func(t *testing.T) {
+			b, s := elsewhereCompiled(t, embed)
+			before, err := os.ReadFile(s.graph)
+			require.NoError(t, err)
+			a := b.acquire(b.adopts(s))
+			require.Equal(t, Adopted, a.Outcome, a.Warnings)
+			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict, a.Compatibility.Reason)
+			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+			require.Equal(t, embed, a.Build.Embed)
+			require.True(t, a.Build.Put)
+			require.Len(t, a.Build.Files, 1+len(s.files))
+			served, err := os.ReadFile(filepath.Join(a.Path, filepath.FromSlash(a.Graph)))
+			require.NoError(t, err)
+			require.Equal(t, before, served)
+			require.Zero(t, b.compiler.Compiles.Load(), "nothing is compiled")
+
+			checks := b.compiler.Checks.Load()
+			again := b.acquire(b.adopts(s))
+			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, a.Build.ID, again.Build.ID)
+			require.Equal(t, b.read(a), b.read(again))
+			require.Equal(t, checks, b.compiler.Checks.Load())
+			require.Len(t, b.list(), 1)
+			require.Contains(t, kinds(b.events(b.self())), EventPut)
+
+			plain := b.adopts(s)
+			plain.Adopt = false
+			require.Equal(t, PassThrough, b.acquire(plain).Outcome, "on request only")
+
+			damage := b.current(a.Build.Files[0].Digest)
+			require.NoError(t, os.Chmod(damage, 0o600))
+			require.NoError(t, os.WriteFile(damage, []byte("damaged"), 0o600))
+			healed := b.acquire(b.adopts(s))
+			require.Equal(t, Adopted, healed.Outcome, "from the user's own files")
+			require.Equal(t, b.read(healed), b.read(b.acquire(b.adopts(s))))
+		})
+	}
+}
+
+// Every file that the graph refers to has to come, and is part of the identity.
+func TestAdoptionTakesAllFiles(t *testing.T) {
+	b, s := elsewhereCompiled(t, false)
+	r := b.adopts(s)
+	r.External = nil
+	_, err := b.cache.Acquire(context.Background(), r, nil)
+	var need *NeedFilesError
+	require.ErrorAs(t, err, &need)
+	require.Equal(t, s.files, need.Locations)
+	first := b.acquire(b.adopts(s))
+	other := newBench(t)
+	changed := other.ship(other.acquire(other.request(other.model(1))))
+	bin := filepath.Join(filepath.Dir(changed.graph), changed.files[0])
+	require.NoError(t, os.WriteFile(bin, append(slices.Clone(must(os.ReadFile(bin))), 0), 0o644))
+	a := b.acquire(b.adopts(changed))
+	require.Equal(t, PassThrough, a.Outcome)
+	require.NotEqual(t, first.ModelDigest, a.ModelDigest)
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// What is no sound artefact for the request is not adopted, but passed through as before, and the answer has the reason.
+func TestAdoptionIsStrict(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(b *bench, s *shipped) *Request
+		says   string
+	}{
+		"does not load": {func(b *bench, s *shipped) *Request {
+			bin := filepath.Join(filepath.Dir(s.graph), s.files[0])
+			require.NoError(b, os.WriteFile(bin, []byte("standin 00\n"), 0o644))
+			return b.adopts(*s)
+		}, "not adopted: it does not load: "},
+		"another execution provider's": {func(b *bench, s *shipped) *Request {
+			m := tinymodel.WrapsIR("part.bin", 1)
+			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
+			require.NoError(b, os.WriteFile(filepath.Join(filepath.Dir(s.graph), "part.bin"), []byte("context"), 0o644))
+			s.files = []string{"part.bin"}
+			return b.adopts(*s)
+		}, `not adopted: it is no artefact for this request: node "ContextNode" is of execution provider "OpenVINOExecutionProvider"`},
+		"kept nowhere": {func(b *bench, s *shipped) *Request {
+			r := b.adopts(*s)
+			r.Store = "none"
+			return r
+		}, "not adopted: nothing is to be kept of it"},
+		"outside its folder": {func(b *bench, s *shipped) *Request {
+			m := tinymodel.WrapsIR("../part.bin", 1)
+			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
+			s.files = nil
+			return b.adopts(*s)
+		}, `not adopted: `},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, s := elsewhereCompiled(t, false)
+			a := b.acquire(c.change(b, &s))
+			require.Equal(t, PassThrough, a.Outcome)
+			require.True(t, slices.ContainsFunc(a.Warnings, func(w string) bool { return strings.HasPrefix(w, c.says) }), a.Warnings)
+			require.Empty(t, b.list())
+		})
+	}
+}
+
+// What is adopted is its user's own, unless that is a publisher, and others never hear of it.
+func TestAdoptedModelsAreTheirUsersOwn(t *testing.T) {
+	b, s := elsewhereCompiled(t, false)
+	r := b.adopts(s)
+	r.Peer.UID = stranger
+	a := b.acquire(r)
+	require.Equal(t, Adopted, a.Outcome, a.Warnings)
+	require.Equal(t, OwnScope(r.Peer), a.Build.Scope)
+	mine := b.acquire(b.adopts(s))
+	require.Equal(t, Adopted, mine.Outcome, "another user's bytes are not served")
+	require.Equal(t, "shared", mine.Build.Scope)
+}
+
+// Where a request compiles nothing, nothing is adopted either.
+func TestAdoptionOnRequestOnly(t *testing.T) {
+	b, s := elsewhereCompiled(t, false)
+	r := b.adopts(s)
+	r.OnMiss = Fail
+	a := b.acquire(r)
+	require.Equal(t, PassThrough, a.Outcome)
+	require.Contains(t, a.Why, "it would be adopted")
+	e := b.explain(b.adopts(s))
+	require.Equal(t, PassThrough, e.Decision)
+	require.Contains(t, e.Reason, "it would be adopted")
+	r = b.adopts(s)
+	r.OnMiss = Bypass
+	require.Equal(t, PassThrough, b.acquire(r).Outcome)
+	require.Empty(t, b.list())
+
+	key := b.adopts(s)
+	key.OnMiss = KeyOnly
+	a = b.acquire(b.adopts(s))
+	require.Equal(t, a.RequestKey, b.acquire(key).RequestKey)
+	require.Equal(t, decidedHit, b.explain(b.adopts(s)).Decision)
+	compared := b.adopts(s)
+	compared.VerifyOutput = 0.01
+	require.Contains(t, b.acquire(compared).Warnings[0], "the model is compiled already, and there is none to compare with")
+	source := b.request(b.model(2))
+	source.Adopt = true
+	require.Equal(t, Compiled, b.acquire(source).Outcome, "a source is compiled")
+}
+
+// An adopted build is judged for each runtime that it meets, and never compiled again: there is no source of it.
+func TestAdoptedBuildsAreJudged(t *testing.T) {
+	b, s := elsewhereCompiled(t, false)
+	first := b.acquire(b.adopts(s))
+	b.library("1.1") // which prefers to recompile what 1.0 made
+	a := b.acquire(b.adopts(s))
+	require.Equal(t, Hit, a.Outcome)
+	require.Equal(t, first.Build.ID, a.Build.ID)
+	require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
+	require.Empty(t, b.cache.rebuilds.list())
+	b.library("2.0") // which does not load it
+	a = b.acquire(b.adopts(s))
+	require.Equal(t, PassThrough, a.Outcome)
+	require.Contains(t, a.Warnings[0], "not adopted: the build of ")
+}
+
+// Real compiled models are adopted, with the options that they are loaded with, and compute what they did.
+func TestRealCompiledModelsAreAdopted(t *testing.T) {
+	for name, c := range map[string]struct {
+		compile, load map[string]string
+	}{
+		"openvino-1.8.1": {},
+		"openvino-1.4.0": {},
+		"qnn-2.7.0":      {compile: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := compilertest.Runtime(t, name)
+			ep := r.EPs[0].EP
+			made, ort := newRealBench(t, r)
+			request := made.request(made.openFile(writeTo(t, tinymodel.Dense(1, 64, 1))))
+			request.EPs = []requests.EP{{Name: ep, Options: c.compile}}
+			compiled := made.acquire(request)
+			s := made.ship(compiled)
+
+			b, _ := newRealBench(t, r)
+			a := b.acquire(b.adopts(s, requests.EP{Name: ep, Options: c.load}))
+			require.Equal(t, Adopted, a.Outcome, a.Warnings)
+			require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+			require.Equal(t, compiled.Build.EPs[0].HardwareArchitecture, a.Build.EPs[0].HardwareArchitecture)
+			require.Equal(t, cas.Digest{}, a.Build.EPs[0].LibraryDigest)
+			run := func(a *Answer) []byte {
+				return b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: []compilers.EP{{Name: ep, Options: a.ProviderOptions[ep]}},
+					SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
+					Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))})
+			}
+			require.Equal(t, run(compiled), run(a))
+			again := b.acquire(b.adopts(s, requests.EP{Name: ep, Options: c.load}))
+			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, slices.Sorted(maps.Values(b.read(a))), slices.Sorted(maps.Values(made.read(compiled))), "the bytes are those that were shipped")
+		})
+	}
+}
+
+func writeTo(t *testing.T, model []byte) string {
+	path := filepath.Join(t.TempDir(), "m.onnx")
+	require.NoError(t, os.WriteFile(path, model, 0o644))
+	return path
+}
