@@ -128,13 +128,13 @@ func decided(arg string, e *wire.Explanation) string {
 	name := printable(brief(arg))
 	sentence := map[string]string{
 		"hit":         "%s is served from the cache",
-		"miss":        "%s is not there and would be compiled",
+		"miss":        "%s would be compiled",
 		"stale":       "%s has a build that must not be loaded",
 		"passthrough": "%s is compiled already",
 		"current":     "%s is kept and served to requests that it fits",
 		"withheld":    "%s is kept and withheld",
 		"damaged":     "%s is damaged",
-		"gone":        "%s was there and is gone",
+		"gone":        "%s had a build, which is gone",
 		"failed":      "%s failed to compile, and is not compiled now",
 	}[e.GetDecision()]
 	if sentence == "" {

@@ -87,6 +87,17 @@ func TestWhyEntry(t *testing.T) {
 	require.Regexp(t, `^why [0-9a-f]{64}$`, changed[1])
 }
 
+// A model that has no build is there all the same.
+func TestWhyOfAMiss(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = explaining(explained("miss"))
+	b.serve()
+	model := tinyModel(t, "tiny.onnx")
+	r := call(t, "why", model, ep)
+	require.Equal(t, exitNotFound, r.code, r.err)
+	require.True(t, strings.HasPrefix(r.out, model+" would be compiled: "), r.out)
+}
+
 // Scripts branch on the exit code.
 func TestWhyExitCodes(t *testing.T) {
 	codes := map[string]int{
