@@ -149,7 +149,7 @@ func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
 // answer is for a runtime with certain contents.
 func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling, phase func(string)) (*Answer, error) {
 	if id.Compiled {
-		return c.answerCompiled(ctx, r, id, rt, rc, t, phase)
+		return c.answerCompiled(ctx, ownArtefact{r, id, rt, rc, t, phase})
 	}
 	p, err := c.plan(ctx, r, id.Digest, rc, phase)
 	if err != nil {

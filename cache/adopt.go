@@ -10,12 +10,22 @@ import (
 	"github.com/epcached/epcached/refusal"
 )
 
-// adopt answers for a compiled model that its user wants kept: with the build that there is of it, or with one that is made of
-// the user's own files. These are taken as a put's are, so a stranger's bytes are never served unchecked. Without an answer the
-// model is passed through, and why says what kept it from being adopted; "" where only a build was asked for that is not there.
-func (c *Cache) adopt(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling,
-	phase func(string)) (a *Answer, why string, err error) {
-	m, err := readModel(ctx, r)
+// ownArtefact is a request for a model that is compiled already.
+type ownArtefact struct {
+	*Request
+	id    identity
+	rt    *runtime
+	rc    *runtimeContent
+	t     *telling
+	phase func(string)
+}
+
+// adopt answers for a compiled model that its user wants kept: with the build that there is of it,
+// or with one that is made of the user's own files. These are taken in as a put's are, so a
+// stranger's bytes are never served unchecked. Without an answer the model is passed through, and
+// why says what kept it from being adopted. why is empty where the request adopts nothing.
+func (c *Cache) adopt(ctx context.Context, o ownArtefact) (a *Answer, why string, err error) {
+	m, err := readModel(ctx, o.Request)
 	if err != nil {
 		return nil, "", err
 	}
@@ -23,66 +33,68 @@ func (c *Cache) adopt(ctx context.Context, r *Request, id identity, rt *runtime,
 	if err != nil {
 		return nil, err.Error(), nil
 	}
-	own := *r
+	own := *o.Request
 	own.adopting, own.Embed = true, embedded(m)
 	own.External = make(map[string]*os.File, len(names))
 	for _, name := range names {
-		own.External[name] = r.External[name] // and nothing else that its user sent
+		own.External[name] = o.External[name] // and nothing else that its user sent
 	}
-	r = &own
-	p, err := c.plan(ctx, r, id.Digest, rc, phase)
+	o.Request = &own
+	p, err := c.plan(ctx, o.Request, o.id.Digest, o.rc, o.phase)
 	if err != nil {
 		return nil, "", err
 	}
-	switch r.OnMiss {
+	switch o.OnMiss {
 	case KeyOnly:
-		return &Answer{Outcome: Key, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name}, "", nil
+		return &Answer{Outcome: Key, RequestKey: p.requestKey, ModelDigest: o.id.Digest,
+			Record: p.recordJSON, Runtime: o.rt.name}, "", nil
 	case Explain:
-		a, err := c.explain(ctx, r, id, p, rt, rc)
+		a, err := c.explain(ctx, o.Request, o.id, p, o.rt, o.rc)
 		if err == nil && a.Explanation.Decision == decidedMiss {
 			return nil, "", nil
 		}
 		return a, "", err
 	}
-	if r.OnMiss != Refresh && r.OnMiss != Bypass {
-		found, err := c.lookUp(ctx, r, p, rt, rc, phase)
+	if o.OnMiss != Refresh && o.OnMiss != Bypass {
+		found, err := c.lookUp(ctx, o.Request, p, o.rt, o.rc, o.phase)
 		if found.answer != nil || err != nil {
-			return c.finish(found.answer, r, id, p, rt), "", err
+			return c.finish(found.answer, o.Request, o.id, p, o.rt), "", err
 		}
 		if found.stale {
 			return nil, found.why, nil
 		}
 		c.index.Count("misses", 1)
 	}
-	if r.OnMiss == Fail || r.OnMiss == Bypass {
+	if o.OnMiss == Fail || o.OnMiss == Bypass {
 		return nil, "", nil
 	}
-	return c.adoptNow(ctx, r, id, p, rt, rc, t, phase)
+	return c.adoptNow(ctx, o, p)
 }
 
-// adoptNow makes the build, once for all who want it at the same time, and looks it up as the next request will.
-func (c *Cache) adoptNow(ctx context.Context, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent, t *telling,
-	phase func(string)) (*Answer, string, error) {
-	key, err := c.claimKey(r, id, p)
+// adoptNow makes the build, in one job for all requests at the same time, and looks it up as the
+// next request will.
+func (c *Cache) adoptNow(ctx context.Context, o ownArtefact, p *plan) (*Answer, string, error) {
+	key, err := c.claimKey(o.Request, o.id, p)
 	if err != nil {
 		return nil, "nothing is to be kept of it", nil
 	}
-	result, _, err := c.flights.join(ctx, key, c.asking(r, t), func() (runner, error) { return c.newAdoption(r, id, p, rc, key) })
+	begin := func() (runner, error) { return c.newAdoption(o, p, key) }
+	result, _, err := c.flights.join(ctx, key, c.asking(o.Request, o.t), begin)
 	switch {
 	case ctx.Err() != nil:
-		return nil, "", contextError(ctx, r)
+		return nil, "", contextError(ctx, o.Request)
 	case err != nil:
 		return nil, err.Error(), nil
 	}
 	defer c.attend.taken(result.build.ID)
-	found, err := c.lookUp(ctx, r, p, rt, rc, phase)
+	found, err := c.lookUp(ctx, o.Request, p, o.rt, o.rc, o.phase)
 	if err != nil {
 		return nil, "", err
 	}
 	if found.answer == nil {
 		return nil, "it is kept, and not served here: " + found.why, nil
 	}
-	a := c.finish(found.answer, r, id, p, rt)
+	a := c.finish(found.answer, o.Request, o.id, p, o.rt)
 	a.Outcome, a.Why = Adopted, "your compiled model is kept now"
 	return a, "", nil
 }
@@ -110,32 +122,34 @@ func embedded(m *epmodel.Model) bool {
 	return false
 }
 
-// adoption is the job that makes a build of a user's compiled model. It is a claim whose holder has put already.
+// adoption is the job that makes a build of a user's compiled model: a claim with its put.
 type adoption struct {
 	claim *claim
 	put   *Put
-	files *Request // whose descriptors the job has
+	files *Request // has the job's own descriptors
 	about jobFacts
 }
 
-func (c *Cache) newAdoption(r *Request, id identity, p *plan, rc *runtimeContent, key flightKey) (*adoption, error) {
-	files, err := r.own()
+func (c *Cache) newAdoption(o ownArtefact, p *plan, key flightKey) (*adoption, error) {
+	files, err := o.own()
 	if err != nil {
-		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
+		return nil, refusal.New(refusal.Internal, err, "model %q", o.Name)
 	}
-	if files.Runtime, err = r.Runtime.keepLibraries(false); err != nil { // which it is not for
+	if files.Runtime, err = o.Runtime.keepLibraries(false); err != nil {
 		files.close()
-		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
+		return nil, refusal.New(refusal.Internal, err, "model %q", o.Name)
 	}
-	o := c.newOutsider(key, &claimer{request: files, plan: p})
-	o.first.claim, o.first.keeps, o.first.Why = false, true, "adopted: its user compiled it"
-	a := &adoption{files: files, about: o.first, put: &Put{Files: []PutFile{{Name: outputName(p), File: files.Graph}}}}
+	out := c.newOutsider(key, &claimer{request: files, plan: p})
+	out.first.claim, out.first.keeps, out.first.Why = false, true, "adopted: its user compiled it"
+	put := &Put{Files: []PutFile{{Name: outputName(p), File: files.Graph}}}
 	for _, name := range sortedKeys(files.External) {
-		a.put.Files = append(a.put.Files, PutFile{Name: name, File: files.External[name]})
+		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
-	a.claim = &claim{Claim: Claim{Output: outputName(p)}, outsider: o, request: files, plan: p, rc: rc, id: id, adopts: true,
-		owner: c.reports.owners.of(r.Peer.UID), began: time.Now(), state: claimPutting, done: make(chan struct{})}
-	return a, nil
+	return &adoption{files: files, about: out.first, put: put, claim: &claim{
+		Claim: Claim{Output: outputName(p)}, adopts: true, state: claimPutting, outsider: out,
+		request: files, plan: p, rc: o.rc, id: o.id, owner: c.reports.owners.of(o.Peer.UID),
+		began: time.Now(), done: make(chan struct{}),
+	}}, nil
 }
 
 func (a *adoption) facts() jobFacts { return a.about }
@@ -151,11 +165,14 @@ func (a *adoption) run(ctx context.Context, f *flight) (*compiled, error) {
 	return result, err
 }
 
-// adopted tells whether a build was made of a user's compiled model, so that nothing is known of the libraries that made it.
-func adopted(b *index.Build) bool { return b.Put && len(b.EPs) > 0 && b.EPs[0].LibraryDigest.IsZero() }
+// adopted tells whether a build was made of a user's compiled model, so that nothing is known of
+// the libraries that made it.
+func adopted(b *index.Build) bool {
+	return b.Put && len(b.EPs) > 0 && b.EPs[0].LibraryDigest.IsZero()
+}
 
 // unknownMaker leaves of the facts what the graph of an adopted model states itself.
 func unknownMaker(f *index.EPFacts) {
-	*f = index.EPFacts{Name: f.Name, SDKVersion: f.SDKVersion, HardwareArchitecture: f.HardwareArchitecture,
-		CompatibilityString: f.CompatibilityString, Devices: f.Devices}
+	*f = index.EPFacts{Name: f.Name, Devices: f.Devices, SDKVersion: f.SDKVersion,
+		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString}
 }

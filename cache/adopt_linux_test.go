@@ -20,7 +20,8 @@ import (
 	"github.com/epcached/epcached/requests"
 )
 
-// shipped is a compiled model as an application ships it: the files of a build, in a folder of their own.
+// shipped is a compiled model as an application ships it: the files of a build, in a folder of
+// their own.
 type shipped struct {
 	graph string
 	files []string // that the graph refers to
@@ -41,7 +42,8 @@ func (b *bench) ship(a *Answer) shipped {
 	return s
 }
 
-// adopts asks for the model to be adopted, by the execution providers of the request that it was compiled for.
+// adopts asks for the model to be adopted, by the execution providers of the request that it was
+// compiled for.
 func (b *bench) adopts(s shipped, eps ...requests.EP) *Request {
 	r := b.request(b.openFile(s.graph))
 	if len(eps) > 0 {
@@ -54,7 +56,8 @@ func (b *bench) adopts(s shipped, eps ...requests.EP) *Request {
 	return r
 }
 
-// elsewhereCompiled gives a bench that has not compiled what it is given: what another bench compiled.
+// elsewhereCompiled gives a bench that has not compiled what it is given: what another bench
+// compiled.
 func elsewhereCompiled(t *testing.T, embed bool) (*bench, shipped) {
 	other := newBench(t)
 	r := other.request(other.model(1))
@@ -63,7 +66,8 @@ func elsewhereCompiled(t *testing.T, embed bool) (*bench, shipped) {
 	return newBench(t), s
 }
 
-// A compiled model is adopted with all of its files, and is a build as any other: found again, verified, listed and removed.
+// A compiled model is adopted with all of its files, and is a build as any other: found again,
+// verified, listed and removed.
 func TestCompiledModelsAreAdopted(t *testing.T) {
 	for name, embed := range map[string]bool{"sidecar": false, "embedded": true} {
 		t.Run(name, func(t *testing.T) {
@@ -131,7 +135,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// What is no sound artefact for the request is not adopted, but passed through as before, and the answer has the reason.
+// What is no sound artefact for the request is not adopted, but passed through as before, and the
+// answer has the reason.
 func TestAdoptionIsStrict(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(b *bench, s *shipped) *Request
@@ -213,7 +218,8 @@ func TestAdoptionOnRequestOnly(t *testing.T) {
 	require.Equal(t, Compiled, b.acquire(source).Outcome, "a source is compiled")
 }
 
-// An adopted build is judged for each runtime that it meets, and never compiled again: there is no source of it.
+// An adopted build is judged for each runtime that it meets, and never compiled again: there is no
+// source of it.
 func TestAdoptedBuildsAreJudged(t *testing.T) {
 	b, s := elsewhereCompiled(t, false)
 	first := b.acquire(b.adopts(s))
@@ -229,7 +235,8 @@ func TestAdoptedBuildsAreJudged(t *testing.T) {
 	require.Contains(t, a.Warnings[0], "not adopted: the build of ")
 }
 
-// Real compiled models are adopted, with the options that they are loaded with, and compute what they did.
+// Real compiled models are adopted, with the options that they are loaded with, and compute what
+// they did.
 func TestRealCompiledModelsAreAdopted(t *testing.T) {
 	for name, c := range map[string]struct {
 		compile, load map[string]string

@@ -238,7 +238,8 @@ func (c *Cache) tellHistory(p Peer, out *Explanation) error {
 
 // explainPassThrough explains the answer to a model that is compiled already.
 func explainPassThrough(a *Answer) *Answer {
-	e := &Explanation{Decision: PassThrough, Reason: strings.TrimPrefix(a.Why, compiledAlready), Runtime: a.Runtime}
+	reason := strings.TrimPrefix(a.Why, compiledAlready)
+	e := &Explanation{Decision: PassThrough, Reason: reason, Runtime: a.Runtime}
 	if a.Compatibility.Reason != "" {
 		e.Reason += "; " + a.Compatibility.Reason
 	}

@@ -23,10 +23,12 @@ func (j *job) neutral(f *failure.Failure) {
 		if i < len(j.copies) {
 			pairs = append(pairs, j.copies[i].path, name, compilers.Spelling(out, j.copies[i].path), name)
 		}
-		pairs = append(pairs, j.modelPath(i), name, filepath.Join(out, j.memberOutput(i)), "what "+name+" became",
-			filepath.Base(j.modelPath(i)), name, j.memberOutput(i), "what "+name+" became")
+		made := "what " + name + " became"
+		pairs = append(pairs, j.modelPath(i), name, filepath.Join(out, j.memberOutput(i)), made,
+			filepath.Base(j.modelPath(i)), name, j.memberOutput(i), made)
 	}
-	for _, folder := range []string{out, j.modelFolder(), compilers.Spelling(out, j.modelFolder()), j.folder} {
+	models := j.modelFolder()
+	for _, folder := range []string{out, models, compilers.Spelling(out, models), j.folder} {
 		pairs = append(pairs, folder+"/", "")
 	}
 	plain := strings.NewReplacer(pairs...) // where several fit, the first of them does

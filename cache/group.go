@@ -3,7 +3,6 @@ package cache
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path"
 	"slices"
@@ -175,8 +174,8 @@ func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *pl
 	return a, nil
 }
 
-// notAlone says why a group's build is not given to a request for one of its models, "" if it is: the models were loaded
-// without sharing when an equal library compiled them, or they load so now.
+// notAlone says why a group's build is not given to a request for one of its models, "" if it is:
+// the models were loaded without sharing when an equal library compiled them, or they load so now.
 func (c *Cache) notAlone(ctx context.Context, r *Request, a *against, s suited) (string, error) {
 	b := s.build
 	if !r.member || b.LoadCheck == compilers.Passed && s.judgement.Source == sourceLibrary {
@@ -189,7 +188,7 @@ func (c *Cache) notAlone(ctx context.Context, r *Request, a *against, s suited) 
 	case err != nil:
 		return notKnownAlone + err.Error(), nil
 	case checked.Outcome == compilers.Failed:
-		return fmt.Sprintf("the models of this group load together and not alone: %s", end(checked.Text)), nil
+		return "the models of this group load together and not alone: " + end(checked.Text), nil
 	case checked.Outcome != compilers.Passed:
 		return notKnownAlone + "that cannot be tried on this machine", nil
 	case checked.GraphOptimizationLevel == "disable_all" && b.GraphOptimizationLevel != "disable_all":

@@ -284,7 +284,8 @@ func TestMembersThatDoNotLoadAlone(t *testing.T) {
 	require.Equal(t, Hit, b.acquire(b.group(1, 2)).Outcome)
 }
 
-// groupsOnDevices has load checks of groups answer by device: one that is absent cannot tell, one that is present loads.
+// groupsOnDevices has load checks of groups answer by device: one that is absent cannot tell, one
+// that is present loads.
 func (b *bench) groupsOnDevices(present, alone *bool) {
 	b.compiler.CheckFault = func(job compilers.CheckJob) *compilers.CheckResult {
 		switch {
@@ -299,8 +300,8 @@ func (b *bench) groupsOnDevices(present, alone *bool) {
 	}
 }
 
-// A group that was compiled where its device is absent answers requests for one of its models only where the device is, once the
-// models were loaded alone there.
+// A group that was compiled where its device is absent answers requests for one of its models only
+// where the device is, once the models were loaded alone there.
 func TestGroupsAnswerSingleRequestsOnlyWhereMembersAreKnownToLoadAlone(t *testing.T) {
 	present, alone := false, true
 	b := newBench(t)

@@ -35,8 +35,8 @@ func (b *bench) wrapped(seed uint64) *Request {
 	return r
 }
 
-// An EPContext model that only wraps one in OpenVINO's own format is a source: it is compiled from all of its files, and computes
-// what it does when ONNX Runtime loads it as it is.
+// An EPContext model that only wraps one in OpenVINO's own format is a source: it is compiled from
+// all of its files, and computes what it does when ONNX Runtime loads it as it is.
 func TestModelsThatWrapIRAreCompiled(t *testing.T) {
 	for _, name := range []string{"openvino-1.8.1", "openvino-1.4.0"} {
 		t.Run(name, func(t *testing.T) {

@@ -348,7 +348,8 @@ func (a *against) checkJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 	return job
 }
 
-// checkJobAlone loads a group's graphs as checkJobOf does, but none of them shares anything with the others.
+// checkJobAlone loads a group's graphs as checkJobOf does, but none of them shares anything with
+// the others.
 func (a *against) checkJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
 	job := a.checkJobOf(b, view)
 	job.SessionOptions = a.request.SessionOptions

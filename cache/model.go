@@ -25,11 +25,13 @@ type identity struct {
 	FreeDims  []string // names of free dimensions of the inputs
 }
 
-// readerVersion is that of isArtefact. Remembered identities of earlier versions lack what they did not look for.
+// readerVersion is that of isArtefact. Remembered identities of earlier versions lack what they did
+// not look for.
 const readerVersion = 2
 
-// isArtefact tells whether the model is an artefact, and no source. EPContext nodes that only wrap a model in OpenVINO's own
-// format are a source: that has to be compiled each time it is loaded, too.
+// isArtefact tells whether the model is an artefact, and no source. EPContext nodes that only wrap
+// a model in OpenVINO's own format are a source: that has to be compiled each time it is loaded,
+// too.
 func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsIR() }
 
 // identify gives the identity of the request's model, from the memo where every file is unchanged, else by
@@ -97,9 +99,11 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	if id.Compiled {
 		id.Reader = readerVersion
-		// Passed through, never compiled: what its sidecars hold does not matter here, unless they are to be kept.
+		// Passed through, never compiled: what its sidecars hold does not matter here, unless they are to
+		// be kept.
 		m.Initializers, id.Locations = nil, nil
-		if files, err := m.ArtefactFiles(); r.Adopt && err == nil { // else it cannot be adopted, which is told then
+		// Where a name is bad it cannot be adopted, which is told then.
+		if files, err := m.ArtefactFiles(); r.Adopt && err == nil {
 			m.Whole, id.Locations = files, files
 		}
 	}

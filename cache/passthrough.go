@@ -15,22 +15,22 @@ import (
 )
 
 // answerCompiled answers for a model that has EPContext nodes already.
-func (c *Cache) answerCompiled(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling,
-	phase func(string)) (*Answer, error) {
+func (c *Cache) answerCompiled(ctx context.Context, r ownArtefact) (*Answer, error) {
 	why := ""
 	if r.Adopt {
-		a, said, err := c.adopt(ctx, r, id, rt, rc, t, phase)
+		a, said, err := c.adopt(ctx, r)
 		if a != nil || err != nil {
 			return a, err
 		}
 		why = said
 	}
-	a, err := c.passThrough(ctx, r, id, rt, rc, phase)
+	a, err := c.passThrough(ctx, r.Request, r.id, r.rt, r.rc, r.phase)
 	switch {
 	case err != nil:
 		return nil, err
 	case why != "":
-		a.Warnings = append(a.Warnings, "not adopted: "+strings.TrimPrefix(why, fmt.Sprintf("model %q: ", r.Name)))
+		why = strings.TrimPrefix(why, fmt.Sprintf("model %q: ", r.Name))
+		a.Warnings = append(a.Warnings, "not adopted: "+why)
 	case r.Adopt && r.OnMiss != Bypass:
 		a.Why += "; it would be adopted"
 	}
@@ -108,10 +108,12 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 	}
 	if !made {
 		return Judgement{Verdict: compilers.Unsupported, At: said.At, Runtime: a.runtime,
-			Reason: "it does not load, because the request names only execution providers that made no node of it"}, nil
+			Reason: "it does not load, because the request names only execution providers " +
+				"that made no node of it"}, nil
 	}
 	if len(m.Sidecars()) > 0 {
-		said.Reason = said.ofString() + "; whether it loads is not known, because only what is adopted is loaded with its context files"
+		said.Reason = said.ofString() +
+			"; whether it loads is not known, because only what is adopted is loaded with its context files"
 		said.Verdict = compilers.Unknown
 		return said, nil
 	}
@@ -126,7 +128,8 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 	case checked.Outcome == compilers.Failed:
 		said.Verdict, said.Reason = compilers.Unsupported, "it does not load: "+checked.Text
 	case checked.Outcome != compilers.Passed:
-		said.Source, said.Reason = "", said.ofString()+"; whether it loads cannot be tried on this machine"
+		said.Source = ""
+		said.Reason = said.ofString() + "; whether it loads cannot be tried on this machine"
 		said.Verdict = compilers.Unknown
 	case said.Verdict == compilers.Optimal:
 		said.Reason = "it loads, and its compatibility string is the execution provider's"

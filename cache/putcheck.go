@@ -262,7 +262,8 @@ func (cl *claim) made(m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
 			continue
 		}
 		if cl.adopts {
-			f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString = said.SDKVersion, said.HardwareArchitecture, said.CompatibilityString
+			f.SDKVersion, f.HardwareArchitecture = said.SDKVersion, said.HardwareArchitecture
+			f.CompatibilityString = said.CompatibilityString
 			unknownMaker(f)
 			continue
 		}
@@ -295,7 +296,8 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	case err != nil:
 		return workerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
-		return refusal.New(refusal.CompileFailed, nil, "model %q: %s: %s", b.ModelName, doesNotLoad(cl), checked.Text).WithFact("code", fmt.Sprint(checked.Code))
+		return refusal.New(refusal.CompileFailed, nil, "model %q: %s: %s", b.ModelName,
+			doesNotLoad(cl), checked.Text).WithFact("code", fmt.Sprint(checked.Code))
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}

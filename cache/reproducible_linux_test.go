@@ -16,7 +16,8 @@ import (
 	"github.com/epcached/epcached/requests"
 )
 
-// secondStore is another store over the same runtime: its state directory lies deeper, and so does everything that a job has.
+// secondStore is another store over the same runtime: its state directory lies deeper, and so does
+// everything that a job has.
 func secondStore(t *testing.T, r compilers.Runtime) *bench {
 	b, _ := newRealBench(t, r)
 	b.close()
@@ -26,8 +27,8 @@ func secondStore(t *testing.T, r compilers.Runtime) *bench {
 	return b
 }
 
-// writeModel writes a model into a directory of its own, and opens it. A model that is also open for writing is compiled from a
-// private copy, because its owner may change it at any time.
+// writeModel writes a model into a directory of its own, and opens it. A model that is also open
+// for writing is compiled from a private copy, because its owner may change it at any time.
 func (b *bench) writeModel(name string, model []byte, alsoForWriting bool) *os.File {
 	path := filepath.Join(b.TempDir(), name)
 	require.NoError(b, os.WriteFile(path, model, 0o644))
@@ -39,8 +40,8 @@ func (b *bench) writeModel(name string, model []byte, alsoForWriting bool) *os.F
 	return b.openFile(path)
 }
 
-// Two daemons compile one request to the same bytes, whatever their directories and the models' files are called, and whether a
-// worker reads the original or a private copy.
+// Two daemons compile one request to the same bytes, whatever their directories and the models'
+// files are called, and whether a worker reads the original or a private copy.
 func TestBuildsAreReproducible(t *testing.T) {
 	ovep := requests.EP{Name: "OpenVINOExecutionProvider"}
 	eps := map[string]struct {

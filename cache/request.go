@@ -59,9 +59,12 @@ type Request struct {
 	// VerifyOutput, where it is not 0, has the build run once on zeros beside the model: a value may differ by so much, as it is or as a part
 	// of the model's. No part of the identity.
 	VerifyOutput float64
-	Adopt        bool // a model that is compiled already is kept, with the files that it refers to, which are then External
 	KeepGoing    bool // finish the compile even if nobody waits any more
 	HoldsView    bool // the caller keeps Answer.View for as long as it uses the files; else who has but the path is given some time
+
+	// Adopt has a model that is compiled already kept, with the files that it refers to: they are
+	// External then.
+	Adopt bool
 
 	// Connection ends with the client's connection, and with it a claim that was given on it; nil: the client has none.
 	Connection context.Context

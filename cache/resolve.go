@@ -97,7 +97,7 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 			return nil, nil, c.notMine(dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
-			return nil, nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err} // which names it
+			return nil, nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err}
 		}
 		found = c.addNamed(directoryRuntime(dir, false), same)
 	}

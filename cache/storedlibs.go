@@ -24,7 +24,7 @@ func librariesIn(ctx context.Context, dir string) (*libraries, error) {
 	}
 	spec, err := compilers.Find(dir)
 	if err != nil {
-		return nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err} // which names it
+		return nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err}
 	}
 	out := &libraries{spec: spec, digests: make(map[string]cas.Digest)}
 	for _, l := range spec.EPs {

@@ -24,7 +24,8 @@ func (c *Cache) verifyOutput(ctx context.Context, r *Request, id identity, rc *r
 	case r.VerifyOutput == 0 || a.Build != nil && (a.View == nil || a.Build.VerifiedOutput > 0 && a.Build.VerifiedOutput <= r.VerifyOutput):
 		return nil
 	case a.Outcome == PassThrough || a.Build != nil && adopted(a.Build):
-		a.Warnings = append(a.Warnings, notVerified(compilers.VerifyResult{Text: "the model is compiled already, and there is none to compare with"}))
+		without := "the model is compiled already, and there is none to compare with"
+		a.Warnings = append(a.Warnings, notVerified(compilers.VerifyResult{Text: without}))
 		return nil
 	case a.Build == nil:
 		return nil

@@ -72,7 +72,7 @@ const (
 type Job struct {
 	Runtime Runtime
 	EPs     []EP   // at least one
-	Model   string // absolute path of a private copy; see Spelling for what reaches node and graph names
+	Model   string // absolute path of a private copy; names in the output are of its Spelling
 
 	// ModelFile, if not nil, is what the compiler finds at Model, where nothing stands: a file that is open for reading and may be anybody's,
 	// so that no copy is needed. The caller sees to it that nobody changes it meanwhile. Only where [Opener] says so.

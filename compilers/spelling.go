@@ -7,13 +7,14 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// privateFolder is where a worker has its working directory, home and temporary files: in the job's folder, and removed before
-// output is listed.
+// privateFolder is where a worker has its working directory, home and temporary files: in the job's
+// folder, and removed before output is listed.
 const privateFolder = ".worker"
 
-// Spelling returns the path by which the worker of a Job with this Folder names a model: relative to the worker's working
-// directory. ONNX Runtime hashes that spelling into names of nodes and graphs, so two compiles of one model give the same bytes
-// if their folders and models have the same names and lie in the same way to each other, wherever that is.
+// Spelling returns the path by which the worker of a Job with this Folder names a model: relative
+// to the worker's working directory. ONNX Runtime hashes that spelling into names of nodes and
+// graphs, so two compiles of one model give the same bytes if their folders and models have the
+// same names and lie in the same way to each other, wherever that is.
 func Spelling(folder, model string) string {
 	return relative(filepath.Join(folder, privateFolder), model)
 }

@@ -82,7 +82,8 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
 	}
-	w.converse(spelled(given, private), pace.Ready, func() error { return dialogue.WriteGo(w.request) }, progress)
+	goOn := func() error { return dialogue.WriteGo(w.request) }
+	w.converse(spelled(given, private), pace.Ready, goOn, progress)
 	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
 	w.wait(ctx, o.raiser(pace.Idle))
 	stopWatch()

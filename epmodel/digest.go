@@ -93,7 +93,8 @@ func (m *Model) byLocation() (files []externalFile) {
 }
 
 // appendFile adds one external file's part to the record.
-func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile, open func(string) (Source, error), sum Sum) ([]byte, error) {
+func (m *Model) appendFile(ctx context.Context, rec []byte, file externalFile,
+	open func(string) (Source, error), sum Sum) ([]byte, error) {
 	location := file.location
 	src, err := open(location)
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// irNode is an EPContext node of OpenVINO's with its context in a file, unless the attributes say otherwise.
+// irNode is an EPContext node of OpenVINO's with its context in a file, unless the attributes say
+// otherwise.
 func irNode(file string, attributes ...msg) msg {
 	all := append([]msg{attrS("source", "OpenVINOExecutionProvider"), attrI("embed_mode", 0), attrS("ep_cache_context", file)}, attributes...)
 	return node("com.microsoft", "EPContext", "n", all...)
@@ -14,7 +15,8 @@ func irNode(file string, attributes ...msg) msg {
 
 func wraps(xml string) msg { return model(msg{}.sub(1, irNode(xml))) }
 
-// Models that only wrap OpenVINO's own format have its files as external data; all others that have EPContext nodes are compiled.
+// Models that only wrap OpenVINO's own format have its files as external data; all others that have
+// EPContext nodes are compiled.
 func TestReadTellsModelsThatWrapIR(t *testing.T) {
 	for name, locations := range map[string][]string{
 		"model.xml": {"model.bin", "model.xml"}, "sub/a.b.XML": {"sub/a.b.XML", "sub/a.b.bin"},

@@ -24,8 +24,10 @@ type Model struct {
 	Nodes           int            // of every graph and function
 	FirstNodes      []string       // the first few of them, as "domain::Op" and the quoted name, for messages
 	Functions       int
-	Whole           []string // files besides external data whose every byte is part of the model: those of WrapsIR; callers may add some
-	TrainingInfo    bool     // the model holds training_info, which is read as well (it can hold external data) but never run
+	// Whole lists files besides external data whose every byte is part of the model: those of WrapsIR.
+	// Callers may add some.
+	Whole        []string
+	TrainingInfo bool // the model holds training_info, which is read as well (it can hold external data) but never run
 }
 
 // Opset is one entry of opset_import. The default domain "" is given as "ai.onnx".

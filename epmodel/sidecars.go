@@ -9,8 +9,8 @@ import (
 // compatibilityPrefix starts the metadata keys under which ORT keeps what an EP says of an artefact.
 const compatibilityPrefix = "ep_compatibility_info."
 
-// Locations are the external data files of the model, sorted, each once, as spelled in the model, and those of Whole. Read has
-// checked them.
+// Locations are the external data files of the model, sorted, each once, as spelled in the model,
+// and those of Whole. Read has checked them.
 func (m *Model) Locations() []string {
 	all := slices.Clone(m.Whole)
 	for _, t := range m.Initializers {
@@ -22,15 +22,17 @@ func (m *Model) Locations() []string {
 	return slices.Compact(all)
 }
 
-// WrapsIR tells whether every EPContext node only names a model in OpenVINO's own format (IR), an .xml file with the weights
-// in a .bin file beside it. Nothing of it is compiled: the execution provider compiles it each time it loads.
+// WrapsIR tells whether every EPContext node only names a model in OpenVINO's own format (IR), an
+// .xml file with the weights in a .bin file beside it. Nothing of it is compiled: the execution
+// provider compiles it each time it loads.
 func (m *Model) WrapsIR() bool {
-	return len(m.Contexts) > 0 && !slices.ContainsFunc(m.Contexts, func(c Context) bool { return !c.wrapsIR() })
+	other := func(c Context) bool { return !c.wrapsIR() }
+	return len(m.Contexts) > 0 && !slices.ContainsFunc(m.Contexts, other)
 }
 
 func (c Context) wrapsIR() bool {
-	return strings.HasPrefix(c.Source, "OpenVINO") && c.EmbedMode == 0 && c.MainContext == 1 && c.DLCContext == "" && len(c.WeightLocations) == 0 &&
-		isIR(c.CacheContext) && badLocation(c.CacheContext) == ""
+	return strings.HasPrefix(c.Source, "OpenVINO") && c.EmbedMode == 0 && c.MainContext == 1 &&
+		c.DLCContext == "" && len(c.WeightLocations) == 0 && isIR(c.CacheContext) && badLocation(c.CacheContext) == ""
 }
 
 func isIR(name string) bool { return strings.EqualFold(path.Ext(name), ".xml") }

@@ -50,13 +50,15 @@ func Validate(m *Model, files map[string]int64) error {
 	return nil
 }
 
-// ArtefactFiles lists the files besides the graph that an artefact consists of, sorted, each once. A reference that Validate would
-// refuse for its name is an error. Context binaries can refer to further files: see [BinaryReferences].
+// ArtefactFiles lists the files besides the graph that an artefact consists of, sorted, each once.
+// A reference that Validate would refuse for its name is an error. Context binaries can refer to
+// further files: see [BinaryReferences].
 func (m *Model) ArtefactFiles() ([]string, error) {
 	var names []string
 	for _, r := range m.Sidecars() {
 		if why := badArtefactName(r.Name); why != "" {
-			return nil, m.wrong(r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q: %s", r.Node, r.Name, why))
+			why = fmt.Sprintf("node %q: file %q: %s", r.Node, r.Name, why)
+			return nil, m.wrong(r.Offset, r.Attribute, why)
 		}
 		names = append(names, r.Name)
 	}

@@ -35,7 +35,8 @@ func (r *Record) Covers(b *index.Build) bool {
 	return string(mine.Encode()) == string(made.Encode())
 }
 
-// loadsAlone tells whether a member of a group is known to load without the others: it did when the group was compiled.
+// loadsAlone tells whether a member of a group is known to load without the others: it did when the
+// group was compiled.
 func loadsAlone(b *index.Build, member int) bool {
 	return b.Members[member].AloneKey != (index.RequestKey{}) && b.LoadCheck == compilers.Passed
 }

@@ -18,7 +18,7 @@ type row struct {
 	Do          string   `json:"do"`          // "acquire" (the default) or "jobs"
 	Times       int      `json:"times"`       // how often it is asked, by one client; 0: once
 	Options     int      `json:"options"`     // bytes of a provider option: makes the request large
-	Adopt       bool     `json:"adopt"`       // the model is to be kept if it is compiled already: what the Acquire has to say
+	Adopt       bool     `json:"adopt"`       // what the Acquire has to say
 	TimeoutMs   int      `json:"timeout_ms"`  // the caller's; 0: 20 s
 	Hurried     bool     `json:"hurried"`     // it is about the time limit for a first answer, which else no client has to keep while other tests run
 	Slow        bool     `json:"slow"`        // it takes a client's time limits to be found out

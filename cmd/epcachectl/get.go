@@ -84,8 +84,8 @@ compiled first, and kept. For each model it prints what it is. Without --ep the 
 there is just one.
 
 With --out DIR it also writes a copy that stands on its own: the graph and the files that it refers to, under
-the names that it refers to them by. A file that is there already and differs is left alone unless -f is given. Of a
-MODEL that is compiled already the copy is of its own files.
+the names that it refers to them by. A file that is there already and differs is left alone unless
+-f is given. Of a MODEL that is compiled already the copy is of its own files.
 
 With -- PROGRAM it becomes that program, with {} in the arguments replaced by the path of the compiled
 graph. Of several models an argument {} becomes all paths, and {1}, {2}, ... each one. The build is held for as
@@ -102,9 +102,9 @@ With --share the models, two or more, become one weight-sharing group: they are 
 their graphs share what is equal in them. The group is kept, and found damaged, as one. A model of it that is asked for
 alone later, with the same options, is answered from the group.
 
-A MODEL that is compiled already is passed through. With --adopt it is stored, with the files that it refers to: they are
-checked as what a stranger brings, loaded once, and then served, shared and collected as those of any build. What is
-not adopted is passed through, with a warning that says why.
+A MODEL that is compiled already is passed through. With --adopt it is stored, with the files that it
+refers to: they are checked as a stranger's, loaded once, and then served, shared and collected as
+those of any build. A model that is not adopted is passed through, with a warning that says why.
 
 claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which has to be given. The model is
 compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
@@ -151,7 +151,7 @@ With -n nothing is compiled or written; it prints what would be.` + statusHelp(e
 	f.StringVar(&g.build, "build", "", "with --state: only the build whose `KEY` begins so")
 	f.StringVar(&g.unpackTo, "unpack-to", "", "with --state: unpack what is packed into `DIR`, which is this user's alone")
 	f.BoolVar(&g.share, "share", false, "compile the models as one weight-sharing group, in this order")
-	f.BoolVar(&g.adopt, "adopt", false, "keep models that are compiled already, with their files, as builds")
+	f.BoolVar(&g.adopt, "adopt", false, "keep models that are compiled already, with their files")
 	return cmd
 }
 
@@ -229,7 +229,8 @@ func (g *getCall) check(models []string) (wire.OnMiss, error) {
 		return 0, err
 	}
 	if g.adopt && (g.state != "" || g.share) {
-		return 0, usageError{errors.New("get: --adopt keeps single models in a daemon's store: it cannot go with --state or --share")}
+		return 0, usageError{errors.New("get: --adopt keeps single models in a daemon's store, " +
+			"and cannot go with --state or --share")}
 	}
 	if g.onMiss == "claim" && g.share {
 		return 0, usageError{errors.New("get: --on-miss claim is for one model at a time, and --share for several at once")}
@@ -417,7 +418,7 @@ func (r *got) line(dryRun bool) string {
 	}
 	a := r.reply
 	switch {
-	case r.passedThrough() && dryRun && r.adopts && !strings.HasPrefix(strings.Join(a.GetWarnings(), ""), "not adopted"):
+	case dryRun && r.wouldAdopt():
 		return "would adopt " + path
 	case r.passedThrough():
 		return passThroughLine(path, a)
@@ -444,9 +445,16 @@ func (r *got) line(dryRun bool) string {
 	return text
 }
 
+// wouldAdopt tells of a dry run whether the model would be adopted.
+func (r *got) wouldAdopt() bool {
+	refused := func(warning string) bool { return strings.HasPrefix(warning, "not adopted") }
+	return r.adopts && r.passedThrough() && !slices.ContainsFunc(r.reply.GetWarnings(), refused)
+}
+
 // passThroughLine says what is known of a model that is compiled already.
 func passThroughLine(path string, a *wire.AcquireReply) string {
-	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, orDash(a.GetCompatibility()))
+	compatibility := orDash(a.GetCompatibility())
+	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, compatibility)
 	if a.GetCompatibility() == "unsupported" {
 		return line + ": " + printable(a.GetCompatibilityReason())
 	}

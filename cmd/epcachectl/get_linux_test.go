@@ -381,7 +381,8 @@ func TestGetPassthroughThatDoesNotLoad(t *testing.T) {
 	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already, unsupported: it does not load: no\n", ""}, r)
 }
 
-// compiledModel writes a compiled model with a context binary, and with attributes that no schema knows.
+// compiledModel writes a compiled model with a context binary, and with attributes that no schema
+// knows.
 func compiledModel(t *testing.T, folder string) string {
 	m := tinymodel.Model{
 		Nodes: []tinymodel.Node{{Op: "EPContext", Domain: "com.microsoft", Name: "part", Inputs: []string{"x"}, Outputs: []string{"y"},

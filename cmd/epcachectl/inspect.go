@@ -52,7 +52,9 @@ type contextResult struct {
 	InlineBytes          int64             `json:"inline_bytes"`
 	Notes                string            `json:"notes,omitempty"`
 	Attributes           map[string]string `json:"attributes,omitempty"`
-	AttributeBytes       map[string]int64  `json:"attribute_bytes,omitempty"` // of attributes that are long, or no text or number
+
+	// AttributeBytes has the sizes of attributes that are long, or neither text nor number.
+	AttributeBytes map[string]int64 `json:"attribute_bytes,omitempty"`
 }
 
 type sidecarResult struct {
@@ -248,7 +250,9 @@ func (c *contextResult) line() string {
 
 // more lists the attributes that are not in line, each on a line of its own.
 func (c *contextResult) more() (lines []string) {
-	add := func(name, value string) { lines = append(lines, "  "+printable(name)+" = "+printable(value)) }
+	add := func(name, value string) {
+		lines = append(lines, "  "+printable(name)+" = "+printable(value))
+	}
 	if c.ONNXModelFilename != "" {
 		add("onnx_model_filename", c.ONNXModelFilename)
 	}

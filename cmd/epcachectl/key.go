@@ -55,7 +55,8 @@ func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *reque
 	}
 	reply := result.reply
 	if reply.GetRequestKey() == "" {
-		return verbError{"key", path, errors.New("it is compiled already, and nothing is looked up for it")}
+		err := errors.New("it is compiled already, and nothing is looked up for it")
+		return verbError{"key", path, err}
 	}
 	if a.json {
 		return a.print.json(keyResult{reply.GetRequestKey(), reply.GetModelDigest(), raw(reply.GetRecord())})

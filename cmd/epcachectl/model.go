@@ -99,8 +99,8 @@ func (m *modelFile) external(location string) (*os.File, error) {
 	return nil, failed
 }
 
-// references lists the names of the files that a compiled model needs beside it: those that the graph refers to, and those
-// that its context binaries refer to.
+// references lists the names of the files that a compiled model needs beside it: those that the
+// graph refers to, and those that its context binaries refer to.
 func (m *modelFile) references(ctx context.Context) (names []string, err error) {
 	source, err := epmodel.FileSource(m.file)
 	if err != nil {

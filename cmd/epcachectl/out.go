@@ -111,7 +111,8 @@ func (g *getCall) planModel(ctx context.Context, path string) (plan []copied, er
 }
 
 // addOwn adds a file of the user's to the plan.
-func (g *getCall) addOwn(plan []copied, name string, open func(string) (*os.File, error)) ([]copied, error) {
+func (g *getCall) addOwn(plan []copied, name string,
+	open func(string) (*os.File, error)) ([]copied, error) {
 	f, err := open(name)
 	if err != nil {
 		return nil, err
@@ -121,7 +122,8 @@ func (g *getCall) addOwn(plan []copied, name string, open func(string) (*os.File
 		return nil, err
 	}
 	from := func() (io.ReadCloser, error) { return open(name) }
-	return g.add(plan, copied{from: from, to: filepath.Join(g.out, filepath.FromSlash(name)), size: info.Size()})
+	to := filepath.Join(g.out, filepath.FromSlash(name))
+	return g.add(plan, copied{from: from, to: to, size: info.Size()})
 }
 
 // add adds a file to the plan, unless what is there already is in its way.

@@ -62,8 +62,8 @@ const (
 	PhaseRunning     = "running"
 )
 
-// Request is what one worker process is to do. All paths are absolute, but for the models that the daemon has compiled: those
-// are relative to the worker's working directory.
+// Request is what one worker process is to do. All paths are absolute, but for the models that the
+// daemon has compiled: those are relative to the worker's working directory.
 type Request struct {
 	Version    int
 	Do         string // Probe, Compile, Load, Compatibility, Run, Standby, Try, Compare or Command

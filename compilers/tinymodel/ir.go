@@ -2,8 +2,8 @@ package tinymodel
 
 import "fmt"
 
-// IR gives a model in OpenVINO's own format, y = Relu(x W), with W of n rows and columns that follow from the seed: what its .xml
-// file holds, and what the .bin file beside it does.
+// IR gives a model in OpenVINO's own format, y = Relu(x W), with W of n rows and columns that
+// follow from the seed: what its .xml file holds, and what the .bin file beside it does.
 func IR(seed uint64, n int) (xml, bin []byte) {
 	tensor := func(id, rows int) string {
 		return fmt.Sprintf(`<port id="%d" precision="FP32"><dim>%d</dim><dim>%d</dim></port>`, id, rows, n)
@@ -33,7 +33,8 @@ func IR(seed uint64, n int) (xml, bin []byte) {
 `, n, n*n*4, named(0, "x"), tensor(0, n), tensor(0, 1), tensor(1, n), tensor(2, 1), named(1, "y")), Floats(seed, n*n)
 }
 
-// WrapsIR is an ONNX model of one EPContext node that names a model as IR gives it, as Olive's pass for OpenVINO writes it.
+// WrapsIR is an ONNX model of one EPContext node that names a model as IR gives it, as Olive's pass
+// for OpenVINO writes it.
 func WrapsIR(xml string, n int) Model {
 	return Model{
 		Nodes: []Node{{Name: "ContextNode", Op: "EPContext", Domain: "com.microsoft", Inputs: []string{"x"}, Outputs: []string{"y"},

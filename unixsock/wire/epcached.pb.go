@@ -1943,9 +1943,10 @@ type Acquire struct {
 	KeepGoing                  bool                   `protobuf:"varint,16,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`           // finish the compile though nobody waits for it any more
 	VerifyOutput               float64                `protobuf:"fixed64,17,opt,name=verify_output,json=verifyOutput,proto3" json:"verify_output,omitempty"` // not 0: run the compiled and the source model once, and refuse a difference above this (absolute and relative)
 	HoldsView                  bool                   `protobuf:"varint,18,opt,name=holds_view,json=holdsView,proto3" json:"holds_view,omitempty"`           // the caller keeps AcquireReply.fd open for as long as it uses the files; without, they stay ten minutes for who has but the path
-	Adopt                      bool                   `protobuf:"varint,19,opt,name=adopt,proto3" json:"adopt,omitempty"`                                    // keep a model that is compiled already, with all files that it refers to: Need names them
-	unknownFields              protoimpl.UnknownFields
-	sizeCache                  protoimpl.SizeCache
+	// Keep a model that is compiled already, with all files that it refers to. Need names them.
+	Adopt         bool `protobuf:"varint,19,opt,name=adopt,proto3" json:"adopt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Acquire) Reset() {
