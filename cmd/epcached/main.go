@@ -102,11 +102,11 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintf(stderr, "epcached: %v\n", err)
 	var usage usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintln(stderr, "epcached: hint: epcached --help")
+		complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
 		return exitUsage
 	}
+	complain(stderr, fmt.Sprintf("epcached: %v", err))
 	return exitFailure
 }

@@ -87,7 +87,7 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) (gone *uprooted, err error) {
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
-	log := slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: level}))
+	log := newLog(p.stderr, level)
 	worker, err := findWorker(s.Worker)
 	if err != nil {
 		return nil, err
