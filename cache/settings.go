@@ -145,8 +145,8 @@ func (c *Cache) adviseConfiguration() []Advice {
 	now := c.configured.Load()
 	var out []Advice
 	for _, one := range now.Refused {
-		out = append(out, warning(subject, "refused, and the earlier one stays in force: %s", one).
-			hint("mend the file; it is read again when it changes, and upon SIGHUP"))
+		out = append(out, problem(subject, "refused, and the earlier one stays in force: %s", one).
+			hint("correct the file; it is read again when it changes, and upon SIGHUP"))
 	}
 	if len(now.Waiting) > 0 {
 		out = append(out, warning(subject, "changed since the start, and takes effect at the next one: %s", strings.Join(now.Waiting, ", ")).

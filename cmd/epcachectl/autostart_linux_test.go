@@ -26,9 +26,9 @@ func emptyHome(t *testing.T, program string) (dir string) {
 func TestDaemonIsStartedForWhoNeedsOne(t *testing.T) {
 	const tells = `echo "$@" >> "$HOME/told"; echo "epcached: the disk is full" >&2; exit 1` + "\n"
 	dir := emptyHome(t, tells)
-	for _, verb := range []string{"status", "doctor"} {
+	for verb, code := range map[string]int{"status": exitNoDaemon, "doctor": exitDone} {
 		got := call(t, verb)
-		require.Equal(t, exitNoDaemon, got.code, verb)
+		require.Equal(t, code, got.code, verb)
 		require.NoFileExists(t, filepath.Join(dir, "told"), verb)
 	}
 	got := call(t, "list")
@@ -84,7 +84,9 @@ func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
 		require.Contains(t, got.out, want)
 	}
 	home := emptyHome(t, "")
-	says("ok       daemon: none runs, and the next program that needs one starts it")
+	got := call(t, "doctor")
+	require.Equal(t, exitDone, got.code)
+	require.Contains(t, got.out, "ok       daemon: none runs, and the next program that needs one starts it")
 
 	config := filepath.Join(home, ".config", "epcached", "epcached.toml")
 	t.Setenv("XDG_CONFIG_HOME", filepath.Join(home, ".config"))

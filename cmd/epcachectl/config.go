@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io/fs"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -36,7 +37,9 @@ func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config check|show [FILE]",
 		Short: "check or show the daemon's configuration",
-		Long: `config reads a configuration file as epcached does, with no daemon. FILE is ` + config.DefaultFile + ` where none is named.
+		Long: `config reads a configuration file as epcached does, with no daemon. Where no FILE is named it is the user's own, which
+the daemon has that clients start: $XDG_CONFIG_HOME/epcached/epcached.toml or ~/.config/epcached/epcached.toml. For a user
+without one it is ` + config.DefaultFile + `, the system's.
 What flags say to a daemon is not known here: epcached --check-config with the same flags shows that.` + statusHelp(configCodes...),
 		Example: `  epcachectl config check
   epcachectl config show ./epcached.toml`,
@@ -54,11 +57,11 @@ func (a *app) configCheckCommand() *cobra.Command {
 		Long: `check prints every mistake in the file, and in the files of rules that it names, each with file, line and column, and looks
 whether [space] unpacked_dir is a folder that the caller may write: call it as the daemon's user. It opens and makes nothing else that the file names; whether the
 state folder can be made is seen when the daemon starts.` + statusHelp(configCodes...),
-		Example: "  epcachectl config check ./epcached.toml",
+		Example: "  epcachectl config check\n  epcachectl config check ./epcached.toml",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			file := configFile(args)
-			s, err := config.Load(file)
+			file, load := configFile(args)
+			s, err := load(file)
 			if err == nil {
 				if _, err = s.LoadRules(); err == nil {
 					err = s.CheckUnpackedDir(mayWrite)
@@ -80,7 +83,8 @@ it is from. What it prints is a configuration file itself. Without FILE, and wit
 		Example: "  epcachectl config show",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			s, err := config.Load(configFile(args))
+			file, load := configFile(args)
+			s, err := load(file)
 			if len(args) == 0 && errors.Is(err, fs.ErrNotExist) {
 				s, err = config.Load("")
 			}
@@ -101,11 +105,16 @@ it is from. What it prints is a configuration file itself. Without FILE, and wit
 	}
 }
 
-func configFile(args []string) string {
+// configFile returns the file that is named, or that a daemon reads by itself, and how that daemon reads it.
+func configFile(args []string) (file string, load func(string) (*config.Settings, error)) {
 	if len(args) > 0 {
-		return args[0]
+		return args[0], config.Load
 	}
-	return config.DefaultFile
+	own := config.UserFile()
+	if _, err := os.Stat(own); err == nil {
+		return own, config.LoadOwn
+	}
+	return config.DefaultFile, config.Load
 }
 
 func withConfigHint(err error) error {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/config"
 )
 
 func TestConfigCheck(t *testing.T) {
@@ -69,4 +71,25 @@ func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
 	}
 	require.NoError(t, os.Chmod(folder, 0o700))
 	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+}
+
+// Without a name it is the file that the caller's own daemon reads.
+func TestConfigIsTheUsersOwnWhereThereIsOne(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", dir)
+	t.Setenv("XDG_STATE_HOME", dir)
+	if _, err := os.Stat(config.DefaultFile); err != nil {
+		require.Contains(t, call(t, "config", "check").err, config.DefaultFile)
+	}
+	file := filepath.Join(dir, "epcached", "epcached.toml")
+	require.NoError(t, os.Mkdir(filepath.Dir(file), 0o700))
+	require.NoError(t, os.WriteFile(file, []byte("jobs = 3\n"), 0o600))
+	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check"))
+	shown := call(t, "config", "show")
+	require.Contains(t, shown.out, "jobs = 3  # "+file+":1\n")
+	require.Contains(t, shown.out, "state = \""+filepath.Join(dir, "epcached")+"\"", "also for root, whose daemon of its own has it there")
+	require.NoError(t, os.WriteFile(file, []byte("jobs = -1\n"), 0o600))
+	got := call(t, "config", "check")
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.out, file+":1:1: ")
 }

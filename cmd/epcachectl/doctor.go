@@ -64,7 +64,7 @@ its own, with the caller's rights and environment: just as the application would
 
 Each finding says what is wrong, why it matters, and what to do. Without a daemon doctor prints what it can see. Warnings do
 not count as failure.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon) + `
-Failed means that there are problems.`,
+Failed means that there are problems. Where no daemon answers, and the next program starts one, that is no problem.`,
 		Example: `  epcachectl doctor
   epcachectl doctor --python .venv/bin/python`,
 		Args: usageArgs(cobra.NoArgs),
@@ -90,7 +90,7 @@ func (a *app) doctor(ctx context.Context, runtime, python string) error {
 		defer client.Close() // nothing is under way
 		all = append(all, a.askDoctor(ctx, client)...)
 	}
-	application := &examination{client: client, findings: findings{side: "application"}}
+	application := &examination{client: client, socket: a.socket, findings: findings{side: "application"}}
 	application.own = answers && client.Hello().GetDaemonUid() == client.Hello().GetUid()
 	if runtime != "" {
 		application.runtime(ctx, runtime)
@@ -123,13 +123,16 @@ func (a *app) printFindings(all []finding, answers bool) error {
 		a.print.findings(&result)
 	}
 	switch {
-	case !answers && !slices.ContainsFunc(all, refusesUs):
+	case !answers && slices.ContainsFunc(all, keepsFromStarting) && !slices.ContainsFunc(all, refusesUs):
 		return exitError(exitNoDaemon)
 	case result.Problems > 0:
 		return exitError(exitFailed)
 	}
 	return nil
 }
+
+// keepsFromStarting tells a daemon that the next program would start from one that stays away.
+func keepsFromStarting(f finding) bool { return f.Side == "client" && f.Severity == severityProblem }
 
 // refusesUs tells a daemon that is there and that this client cannot talk to from one that is not there.
 func refusesUs(f finding) bool { return f.Subject == subjectProtocol || f.Subject == subjectRights }

@@ -96,6 +96,29 @@ func TestDoctorWithoutADaemon(t *testing.T) {
 	find(t, out, "problem", path+" is no socket but a file")
 }
 
+// The next daemon that a client starts reads it, whichever daemon answers now, or none.
+func TestDoctorLooksAtTheUsersOwnConfiguration(t *testing.T) {
+	emptyHome(t, "")
+	config := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", config)
+	file := filepath.Join(config, "epcached", "epcached.toml")
+	require.NoError(t, os.Mkdir(filepath.Dir(file), 0o700))
+	_, code := doctored(t)
+	require.Equal(t, exitDone, code, "a daemon is started when one is needed")
+
+	require.NoError(t, os.WriteFile(file, []byte("nonsense = 1\n"), 0o600))
+	out, code := doctored(t)
+	require.Equal(t, exitNoDaemon, code)
+	find(t, out, "problem", file+":1:1: unknown field")
+	newStandIn(t).serve()
+	out, code = doctored(t)
+	require.Equal(t, exitFailed, code)
+	find(t, out, "problem", file+":1:1: unknown field")
+	require.NoError(t, os.WriteFile(file, []byte("rules = [\"none.toml\"]\n"), 0o600))
+	out, _ = doctored(t)
+	find(t, out, "problem", "none.toml")
+}
+
 // A user's daemon leads to its socket from a second place.
 func TestDoctorTakesTwoWaysToOneSocketForOne(t *testing.T) {
 	b := newStandIn(t)

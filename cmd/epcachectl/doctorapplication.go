@@ -18,6 +18,7 @@ import (
 type examination struct {
 	client *unixsock.Client // nil: no daemon
 	own    bool             // the daemon runs as this user
+	socket string           // that --socket names
 	findings
 }
 
@@ -132,6 +133,12 @@ func (x *examination) python(ctx context.Context, path string) {
 	if err != nil {
 		x.problem(subject, fmt.Sprintf("it cannot be asked: %v", err), "name the program that the application is started with")
 		return
+	}
+	if facts.Epcache {
+		if found, err := askEpcache(ctx, path, x.socket); err == nil {
+			x.list = append(x.list, found...)
+			return
+		}
 	}
 	if len(facts.Cores) > 1 {
 		x.problem(subject, "several packages bring ONNX Runtime itself, and overwrite each other: "+strings.Join(facts.Cores, ", "), "uninstall all of them, and install one again")

@@ -157,4 +157,10 @@ func (a *app) howFound(ctx context.Context, f *findings, c *unixsock.Client) {
 		how += "; it is a service, and listens on " + status.GetSocket()
 	}
 	f.ok(subjectDaemon, "%s", how)
+	if status.GetStartedBy() == "client" {
+		return // it reads the user's own configuration, and tells what is wrong with it
+	}
+	if _, err := ownConfiguration(); err != nil {
+		f.problem("configuration", "the user's own daemon would not start: "+err.Error(), correctOwn)
+	}
 }

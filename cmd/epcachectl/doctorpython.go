@@ -65,6 +65,26 @@ func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*p
 	return &facts, err
 }
 
+// askEpcache has the Python's own epcache look at it, so that both doctors find the same. It fails where that is too old.
+func askEpcache(ctx context.Context, python, socket string) ([]finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*pythonTimeout)
+	defer cancel()
+	args := []string{"-m", "epcache", "doctor", "--application", "--json"}
+	if socket != "" {
+		args = append(args, "--socket", socket)
+	}
+	cmd := exec.CommandContext(ctx, python, args...)
+	cmd.WaitDelay = time.Second // what it started may hold its output open
+	var out tail
+	cmd.Stdout = &out
+	err := cmd.Run()
+	var found doctorResult
+	if wrong := json.Unmarshal([]byte(out.String()), &found); wrong != nil || len(found.Findings) == 0 {
+		return nil, errors.Join(wrong, err)
+	}
+	return found.Findings, nil // problems make another exit status
+}
+
 func runPython(ctx context.Context, to any, python string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, pythonTimeout)
 	defer cancel()

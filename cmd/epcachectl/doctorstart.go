@@ -11,7 +11,6 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/config"
-	"github.com/epcached/epcached/unixsock"
 )
 
 // leastRoom is what a daemon leaves free on its disk, in bytes: with less nothing is compiled, and with much less it does not start.
@@ -24,16 +23,11 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 			return text + namedBy(), "name the program epcached with " + daemonVariable + ", or nothing"
 		}
 	}
-	state := unixsock.UserState()
-	if file := config.UserFile(); exists(file) {
-		s, err := config.Load(file)
-		if err != nil {
-			return err.Error(), "mend it: epcachectl config check " + file
-		}
-		if s.State != config.Defaults().State {
-			state = s.State
-		}
+	s, err := ownConfiguration()
+	if err != nil {
+		return err.Error(), correctOwn
 	}
+	state := s.State
 	above := state
 	for {
 		info, err := os.Stat(above)
@@ -55,9 +49,15 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 	return "", ""
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+const correctOwn = "correct it: epcachectl config check lists all mistakes"
+
+// ownConfiguration reads what the user's own daemon would start with.
+func ownConfiguration() (*config.Settings, error) {
+	s, err := config.LoadOwn("")
+	if err == nil {
+		_, err = s.LoadRules()
+	}
+	return s, err
 }
 
 // notTheDaemon says why a program is not epcached.

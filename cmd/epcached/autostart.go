@@ -27,29 +27,6 @@ const startLimit = 30 * time.Second
 // isReady is what the process that stays says to the one that started it.
 const isReady = "ready"
 
-// file is the configuration file: as named, or the user's own where a client starts the daemon.
-func (c *call) file() string {
-	if c.config != "" || !c.autostart {
-		return c.config
-	}
-	path := config.UserFile()
-	if _, err := os.Stat(path); err != nil {
-		return "" // a user without one has the defaults
-	}
-	return path
-}
-
-// ownPlaces puts the user's own places in place of the defaults, which for root are those of the system's daemon.
-func ownPlaces(s *config.Settings) {
-	defaults := config.Defaults()
-	if s.State == defaults.State {
-		s.State = unixsock.UserState()
-	}
-	if s.Socket == defaults.Socket {
-		s.Socket = unixsock.UserSocket()
-	}
-}
-
 // addOwnRuntime registers what stands in the environment that this program was installed into, if it has execution providers: then
 // epcachectl needs to be told of none. Applications name their own libraries in any case.
 func addOwnRuntime(s *config.Settings) {
@@ -131,8 +108,8 @@ func heard(ctx context.Context, answers *os.File, s *config.Settings) error {
 // arguments are those of the process that stays. What they name is absolute: its folder is another one.
 func (c *call) arguments(s *config.Settings) []string {
 	args := []string{"--autostart", "--detached", "--state", s.State, "--socket", s.Socket}
-	if s.File != "" {
-		if abs, err := filepath.Abs(s.File); err == nil { // else there is no working folder, and the name is absolute or of no use
+	if c.config != "" {
+		if abs, err := filepath.Abs(c.config); err == nil { // else there is no working folder, and the name is absolute or of no use
 			args = append(args, "--config", abs)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // home is a user's, with no daemon. What is started there leaves after a while by itself.
@@ -130,6 +132,30 @@ func TestAutostartedDaemonShedsWhatItsStarterWasLimitedTo(t *testing.T) {
 	var limit unix.Rlimit
 	require.NoError(t, unix.Prlimit(pid, unix.RLIMIT_FSIZE, nil, &limit))
 	require.Equal(t, limit.Max, limit.Cur)
+}
+
+// A user makes the configuration file while the daemon runs that a client has started.
+func TestAutostartedDaemonNoticesANewConfiguration(t *testing.T) {
+	h := newHome(t)
+	c := h.begin(t, "1m")
+	defer func() { require.NoError(t, c.Stop(limited(t))) }()
+	file := filepath.Join(h.dir, "config", "epcached", "epcached.toml")
+	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	says := func(text, severity, words string) {
+		t.Helper()
+		replace(t, file, text)
+		require.Eventually(t, func() bool {
+			reply, err := c.Doctor(limited(t))
+			require.NoError(t, err)
+			return slices.ContainsFunc(reply.GetAdvice(), func(a *wire.Advice) bool {
+				return a.GetSubject() == "configuration" && a.GetSeverity() == severity && strings.Contains(a.GetText(), words)
+			})
+		}, patience, 10*pollEvery, "%s %s", severity, words)
+	}
+	says("nonsense = 1\n", "problem", file+":1:1: unknown field")
+	says("jobs = 3\n", "warning", "takes effect at the next one: jobs")
+	require.NoError(t, os.Remove(file))
+	says("", "ok", "all of it is in force")
 }
 
 func firstProcessor(t *testing.T) int {

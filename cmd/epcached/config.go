@@ -74,12 +74,13 @@ func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) 
 
 // settings reads the configuration file, and puts the flags that were given over it.
 func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
-	s, err := config.Load(c.file())
+	load := config.Load
+	if c.autostart {
+		load = config.LoadOwn
+	}
+	s, err := load(c.config)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("configuration %w", err)}
-	}
-	if c.autostart {
-		ownPlaces(s)
 	}
 	for flag, to := range map[string]*string{"state": &s.State, "socket": &s.Socket} {
 		if !given.Changed(flag) {

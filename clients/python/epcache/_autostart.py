@@ -18,7 +18,7 @@ from . import _errors
 from ._connection import Connection, Lost
 
 VARIABLE = "EPCACHE_AUTOSTART"
-PROGRAM = "epcached"
+PROGRAM, CONTROL = "epcached", "epcachectl"
 PROGRAM_VARIABLE = "EPCACHE_DAEMON"
 FOLDERS = ("/usr/bin", "/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
 
@@ -87,6 +87,14 @@ def find() -> str:
     import shutil
 
     return installed(PROGRAM) or shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
+
+
+def control() -> str:
+    """Returns epcachectl: the one beside the daemon's program, else in PATH; "" where there is none."""
+    import shutil
+
+    beside = os.path.join(os.path.dirname(find()), CONTROL)
+    return beside if os.path.isabs(beside) and os.access(beside, os.X_OK) else shutil.which(CONTROL) or ""
 
 
 def installed(program: str) -> str:

@@ -1,6 +1,6 @@
 """What this Python's sessions would use, and what keeps them from the cache: python -m epcache doctor.
 
-ONNX Runtime and each package of an execution provider are loaded in a process of their own, for they may crash.
+epcachectl looks at the daemon and the machine, where it is installed; here that is done for want of it only. ONNX Runtime and each package of an execution provider are loaded in a process of their own, for they may crash.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from . import _autostart, _errors, _worker
@@ -20,6 +20,7 @@ from ._version import __version__
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 DONE, FAILED, NO_DAEMON = 0, 1, 5  # exit statuses, those of epcachectl
+REFUSALS = ("protocol", "rights")  # subjects about a daemon that is there
 
 OLDEST = (1, 24)  # of ONNX Runtime
 CONNECT_LIMIT = 2.0  # longer than a session waits: what is slow is to be told from what is not there
@@ -39,31 +40,48 @@ class Finding:
     side: str = "application"  # who looked: "client" at the daemon, "application" at this Python
 
 
-def run(socket: str, as_json: bool) -> int:
-    """Prints what is found and returns the exit status."""
-    found, answering = look(socket)
-    counts = {severity: sum(one.severity == severity for one in found) for severity in (OK, WARNING, PROBLEM)}
+def run(socket: str, as_json: bool, application: bool) -> int:
+    """Prints what is found, of this Python alone where it is an application, and returns the exit status."""
+    found, answering = look(socket, application)
+    counts = {severity: sum(one.severity == severity for one in found) for severity in (PROBLEM, WARNING, OK)}
     if as_json:
         findings = [asdict(one) for one in found]
         print(json.dumps({"problems": counts[PROBLEM], "warnings": counts[WARNING], "daemon": bool(answering), "findings": findings}, indent=2))
     else:
-        for one in found:
+        for one in sorted(found, key=lambda one: (PROBLEM, WARNING, OK).index(one.severity)):
             print(f"{one.severity:8} {one.subject}: {one.text}")
             if one.hint:
-                print(f"{'':8}   {one.hint}")
-    if any(one.subject == "daemon" and one.severity == PROBLEM for one in found):
+                print(f"{'':8} -> {one.hint}")
+        problems, warnings = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in counts.items() if what != OK)
+        print("all is well" if counts[OK] == len(found) else f"{problems}, {warnings}")
+    if not answering and any(one.side == "client" and one.severity == PROBLEM and one.subject not in REFUSALS for one in found):
         return NO_DAEMON
     return FAILED if counts[PROBLEM] else DONE
 
 
-def look(socket: str = "") -> tuple[list[Finding], str]:
+def look(socket: str = "", application: bool = False) -> tuple[list[Finding], str]:
     """Returns what is found, and the socket of the daemon that answers, "" where none does."""
-    found: list[Finding] = []
-    answering = _daemon(found, socket)
+    seen: list[Finding] = []
+    answering = _daemon(seen, socket)
+    found = [] if application else _machine(socket) or seen
     found.append(_worker_here())
     if (built_in := _onnxruntime(found)) is not None:
         _execution_providers(found, answering, built_in)
     return found, answering
+
+
+def _machine(socket: str) -> list[Finding]:
+    """Has epcachectl look at daemon, configuration and machine; nothing where there is no epcachectl."""
+    program = _autostart.control()
+    if not program:
+        return []
+    command = [program, "doctor", "--json", *(["--socket", socket] if socket else [])]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_LIMIT, check=False)
+        found = [Finding(**{name: str(one[name]) for name in Finding.__annotations__}) for one in json.loads(done.stdout)["findings"]]
+    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
+        return [Finding(WARNING, "epcachectl", f"{program} tells nothing: {error}", "install epcachectl and epcache of one release", "client")]
+    return [one if one.severity in (OK, WARNING, PROBLEM) else replace(one, severity=OK) for one in found]
 
 
 def _daemon(found: list[Finding], named: str) -> str:
