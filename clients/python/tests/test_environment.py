@@ -19,7 +19,7 @@ BIN = os.environ.get("EPCACHED_BIN", "")
 go = pytest.mark.skipif(not BIN, reason="EPCACHED_BIN is not set: the folder with epcachectl, see make build")
 
 # Read by the standard libraries, for us: no name of theirs stands in our sources.
-BY_LIBRARIES = {"PATH", "XDG_CONFIG_HOME"}
+BY_LIBRARIES = {"PATH", "XDG_CONFIG_HOME", "LISTEN_FDS", "JOURNAL_STREAM"}
 # Set for others, or of the tests: none that a client reads.
 NOT_READ = re.compile(r"EPCACHED_|XDG_CACHE_HOME$|CC$|XDG_$|EPCACHE_$")
 
