@@ -34,6 +34,7 @@ var allowed = map[string][]string{
 	"compilers/dialogue":                     {},
 	"compilers/tinymodel":                    {},
 	"compilers/ort":                          {"compilers/dialogue"},
+	"compilers/conformance":                  {"compilers/dialogue", "compilers/ort", "compilers/tinymodel", "epmodel"},
 	"compilers/standin":                      {"compilers", "epmodel", "compilers/tinymodel"},
 	"compilers/compilertest":                 {"compilers", "epmodel", "compilers/tinymodel"},
 	"unixsock":                               {"unixsock/wire"},
@@ -57,7 +58,7 @@ var allowed = map[string][]string{
 	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                   // in its test
 	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
-	"cmd/epcached-ort":                       {"compilers/dialogue", "compilers/ort"},
+	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},
 }
 
 // purego makes a binary dynamic: only the worker may be.

@@ -18,7 +18,8 @@ import (
 func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	whole := compilertest.Runtime(t, "qnn-2.7.0")
 	folder := t.TempDir()
-	for _, name := range []string{"onnxruntime", "onnxruntime_qnn"} { // and not onnxruntime_qnn.libs
+	for _, name := range []string{"onnxruntime",
+		"onnxruntime_qnn"} { // and not onnxruntime_qnn.libs
 		linkFiles(t, filepath.Join(whole.Directory, name), filepath.Join(folder, name))
 	}
 	r, err := compilers.Find(folder)
@@ -49,7 +50,8 @@ func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 
 // linkFiles makes a folder with links to the files of another: loaders look beside the links.
 func linkFiles(t *testing.T, from, to string) {
-	require.NoError(t, filepath.WalkDir(from, func(path string, entry os.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(from, func(path string, entry os.DirEntry,
+		err error) error {
 		if err != nil {
 			return err
 		}

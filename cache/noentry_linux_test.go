@@ -17,7 +17,8 @@ import (
 
 const nameless = "NobodysExecutionProvider" // has an entry in no table
 
-// noEntry is a cache over ONNX Runtime with a release of the test EP under a name that has no entry.
+// noEntry is a cache over ONNX Runtime with a release of the test EP under a name that has no
+// entry.
 func noEntry(t *testing.T, release compilertest.Release) *bench {
 	release.Name = nameless
 	r := compilertest.TestEPRuntime(t, "1.31.1", release)
@@ -34,7 +35,8 @@ func (b *bench) forNoEntry(op string, elements int, options map[string]string) *
 	value := func(name string) tinymodel.Value {
 		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{elements}}
 	}
-	m := tinymodel.Model{Nodes: []tinymodel.Node{{Op: op, Inputs: []string{"a", "b"}, Outputs: []string{"y"}}},
+	m := tinymodel.Model{Nodes: []tinymodel.Node{{Op: op, Inputs: []string{"a", "b"},
+		Outputs: []string{"y"}}},
 		Inputs: []tinymodel.Value{value("a"), value("b")}, Outputs: []tinymodel.Value{value("y")}}
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
@@ -73,16 +75,19 @@ func TestAnEPThatTakesNoTinyModel(t *testing.T) {
 	require.Equal(t, Compiled, a.Outcome)
 	require.Equal(t, "1.0.0", a.Build.EPs[0].SDKVersion)
 	require.Equal(t, "sim-2", a.Build.EPs[0].HardwareArchitecture)
-	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000, map[string]string{"target": "sim-2"})).Outcome)
+	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000,
+		map[string]string{"target": "sim-2"})).Outcome)
 	b.reopen()
-	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000, map[string]string{"target": "sim-2"})).Outcome)
+	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 1000,
+		map[string]string{"target": "sim-2"})).Outcome)
 
 	// A model that it does not take is refused for that, and for no option.
 	e := b.refused(b.forNoEntry("Mul", 999, nil))
 	require.Equal(t, refusal.CompileFailed, e.Class)
 	require.Equal(t, "no node taken", e.Facts["reason"])
 	require.NotContains(t, e.Hint, "option")
-	require.Regexp(t, `^model "m.onnx" does not compile, nor do the smallest models that NobodysExecutionProvider may take: NobodysEx`, e.Text)
+	require.Regexp(t,
+		`^model "m.onnx" does not compile, nor do the smallest models that NobodysExecutionProvider may take: NobodysEx`, e.Text)
 	e = b.refused(b.forNoEntry("Mul", 999, map[string]string{"target": "sim-2"}))
 	require.Contains(t, e.Hint, "target=sim-2")
 	left, err := filepath.Glob(filepath.Join(b.state, "staging", "*"))
@@ -93,14 +98,16 @@ func TestAnEPThatTakesNoTinyModel(t *testing.T) {
 // picky is a compiler that takes none of the tiny models.
 type picky struct{ *opinion }
 
-func (p picky) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP, own *compilers.Job) ([]compilers.Fingerprint, error) {
+func (p picky) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	own *compilers.Job) ([]compilers.Fingerprint, error) {
 	if own == nil {
 		return nil, &compilers.NoNodesError{EPs: []string{eps[0].Name}}
 	}
 	return p.opinion.Fingerprint(ctx, r, eps, own)
 }
 
-func (p picky) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
+func (p picky) Compile(ctx context.Context, job compilers.Job,
+	progress func(string)) (compilers.Result, error) {
 	if filepath.Base(job.Model) == compilers.ProbeModel {
 		return compilers.Result{}, &compilers.NoNodesError{EPs: []string{job.EPs[0].Name}}
 	}
@@ -137,12 +144,15 @@ func TestControlWithTheRequestsOwnModel(t *testing.T) {
 func TestASelectorThatFitsNothingIsToldBesideWhatThereIs(t *testing.T) {
 	b, _, _ := newTestEPBench(t)
 	for said, d := range map[string]compilers.Device{
-		"has no NPU here; it lists CPU (vendor 0x":                               {Type: "NPU"},
-		"has no CPU (vendor 0x1, device 0x2) here; it lists CPU (vendor 0x":      {Type: "CPU", VendorID: 1, DeviceID: 2},
-		"has no device (device_id=7, x=y) here; it lists CPU (vendor 0x":         {Metadata: map[string]string{"device_id": "7", "x": "y"}},
-		"no is_virtual); NPU (vendor 0xecac epcached, device 0x1, is_virtual=1)": {Type: "NPU", DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
-		"device_id=0, no x); CPU (vendor 0x":                                     {Metadata: map[string]string{"device_id": "7", "x": "y"}},
-		"has no NPU (device 0x7, is_virtual=1); it lists CPU (vendor 0x":         {Type: "NPU", DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
+		"has no NPU here; it lists CPU (vendor 0x": {Type: "NPU"},
+		"has no CPU (vendor 0x1, device 0x2) here; it lists CPU (vendor 0x": {Type: "CPU",
+			VendorID: 1, DeviceID: 2},
+		"has no device (device_id=7, x=y) here; it lists CPU (vendor 0x": {Metadata: map[string]string{"device_id": "7", "x": "y"}},
+		"no is_virtual); NPU (vendor 0xecac epcached, device 0x1, is_virtual=1)": {Type: "NPU",
+			DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
+		"device_id=0, no x); CPU (vendor 0x": {Metadata: map[string]string{"device_id": "7", "x": "y"}},
+		"has no NPU (device 0x7, is_virtual=1); it lists CPU (vendor 0x": {Type: "NPU",
+			DeviceID: 7, Metadata: map[string]string{compilers.IsVirtual: "1"}},
 	} {
 		r := b.request(b.model(1))
 		r.EPs = []requests.EP{{Name: compilertest.TestEP, Devices: []compilers.Device{d}}}

@@ -151,16 +151,23 @@ func (j Judgement) ofString() string {
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
 func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
 	key := c.probes.key("own", a.rc, append(a.request.Model[:], a.spelled()...))
-	return onCopy(ctx, c, r, a.request, key, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
+	return onCopy(ctx, c, onModel{r, a.request, key}, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
 	})
 }
 
-// onCopy finds something out with a private copy of the request's model, once for the key, and remembers it as remember does. find goes on when
-// the request that it was begun for leaves.
-func onCopy[T any](ctx context.Context, c *Cache, r *Request, record requests.Record, key string, lasts func(T) bool,
+// onModel is something to find out with a copy of a request's model.
+type onModel struct {
+	request *Request
+	record  requests.Record
+	key     string // that it is remembered under
+}
+
+// onCopy finds something out with a private copy of the request's model, once for the key, and
+// remembers it as remember does. find goes on when the request that it was begun for leaves.
+func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool,
 	find func(ctx context.Context, graph string) (T, error)) (out T, err error) {
-	if known, ok := recall[T](c.probes, key); ok {
+	if known, ok := recall[T](c.probes, of.key); ok {
 		return known, nil
 	}
 	select {
@@ -179,13 +186,13 @@ func onCopy[T any](ctx context.Context, c *Cache, r *Request, record requests.Re
 			remove()
 		}
 	}()
-	if known, ok := c.probes.load(key).(T); ok {
+	if known, ok := c.probes.load(of.key).(T); ok {
 		return known, nil // by another request, meanwhile
 	}
-	if graph, removeCopy, err = c.copied(ctx, r, record); err != nil {
+	if graph, removeCopy, err = c.copied(ctx, of.request, of.record); err != nil {
 		return out, err
 	}
-	return remember(ctx, c.probes, byItself(), "", key, false, lasts, func(ctx context.Context) (T, error) {
+	return remember(ctx, c.probes, byItself(), "", of.key, false, lasts, func(ctx context.Context) (T, error) {
 		if !taken.CompareAndSwap(false, true) {
 			return out, context.Canceled
 		}

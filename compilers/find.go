@@ -16,15 +16,34 @@ import (
 // nothing and looks only at names and ELF headers. Without a libonnxruntime, or without any library of a known EP, the error wraps ErrNotFound
 // and says what was looked for.
 func Find(dir string) (Runtime, error) {
-	dir, err := filepath.Abs(dir)
+	r, folders, err := findORT(dir)
 	if err != nil {
-		return Runtime{}, fmt.Errorf("runtime %q: %w", dir, err)
+		return Runtime{}, err
+	}
+	r.EPs = findEPs(folders)
+	if len(r.EPs) == 0 {
+		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s", r.Directory, ErrNotFound, strings.Join(EPNames(), ", "))
+	}
+	return r, nil
+}
+
+// FindORT is Find for a folder that need not have a library of a known EP: the runtime has none.
+func FindORT(dir string) (Runtime, error) {
+	r, _, err := findORT(dir)
+	return r, err
+}
+
+// findORT also gives the folders that may hold libraries.
+func findORT(dir string) (r Runtime, folders []string, err error) {
+	dir, err = filepath.Abs(dir)
+	if err != nil {
+		return Runtime{}, nil, fmt.Errorf("runtime %q: %w", dir, err)
 	}
 	if _, err := os.ReadDir(dir); err != nil {
-		return Runtime{}, fmt.Errorf("runtime: %w", err)
+		return Runtime{}, nil, fmt.Errorf("runtime: %w", err)
 	}
-	folders := libraryFolders(dir)
-	r := Runtime{Directory: dir}
+	folders = libraryFolders(dir)
+	r = Runtime{Directory: dir}
 	for _, folder := range folders {
 		if path, version := newestORT(folder); path != "" {
 			r.ORTLibrary, r.ORTVersion = path, version
@@ -32,13 +51,9 @@ func Find(dir string) (Runtime, error) {
 		}
 	}
 	if r.ORTLibrary == "" {
-		return Runtime{}, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
+		return Runtime{}, nil, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
 	}
-	r.EPs = findEPs(folders)
-	if len(r.EPs) == 0 {
-		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s", dir, ErrNotFound, strings.Join(EPNames(), ", "))
-	}
-	return r, nil
+	return r, folders, nil
 }
 
 // libraryFolders lists the folders of a runtime that may hold libraries, in the order of their rank.

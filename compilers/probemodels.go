@@ -14,7 +14,8 @@ import (
 // where it takes none of them the model of own, if that is not nil, with the session's options that
 // own has. What comes of it is in a folder below folder, whose path job.Folder tells. The error is
 // that of own's model, and without own that of the smallest.
-func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) (Job, Result, error) {
+func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) (Job, Result,
+	error) {
 	folder, all := job.Folder, job
 	var first error
 	for i, m := range tinymodel.Probes() {
@@ -25,7 +26,8 @@ func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) 
 		if i == 0 {
 			first = err
 		}
-		// The second model has all the others in it. Where nothing of it is taken, or it is refused in
+		// The second model has all the others in it. Where nothing of it is taken, or it is refused
+		// in
 		// the words of the first, no other one fares better.
 		if i == 1 && (errors.As(err, new(*NoNodesError)) || causeOf(err) == causeOf(first)) {
 			break
@@ -48,7 +50,8 @@ func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) 
 type compileFunc func(context.Context, Job) (Result, error)
 
 // compileIn compiles a model that it writes into a new folder.
-func compileIn(ctx context.Context, compile compileFunc, job *Job, folder string, model []byte) (Result, error) {
+func compileIn(ctx context.Context, compile compileFunc, job *Job, folder string,
+	model []byte) (Result, error) {
 	job.Folder, job.Model = folder, filepath.Join(folder, ProbeModel)
 	if err := os.Mkdir(folder, 0o700); err != nil {
 		return Result{}, err
@@ -63,7 +66,8 @@ func compileIn(ctx context.Context, compile compileFunc, job *Job, folder string
 // not where it crashes or does not end, and where it was never asked.
 func MayTakeAnother(err error) bool {
 	var refused *RefusedError
-	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) && refused.Doing == "compile" && refused.Code >= 0
+	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) &&
+		refused.Doing == "compile" && refused.Code >= 0
 }
 
 func causeOf(err error) string {

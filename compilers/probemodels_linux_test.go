@@ -24,7 +24,9 @@ func TestProbeModelsRun(t *testing.T) {
 		r := compilertest.TestEPRuntime(t, version, compilertest.Release{Ops: "none"})
 		for i, m := range tinymodel.Probes() {
 			job := writeJob(t, r, testEP(nil), m.Encode())
-			result, err := c.Run(t.Context(), compilers.RunJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model}})
+			result, err := c.Run(t.Context(),
+				compilers.RunJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs,
+					Graph: job.Model}})
 			require.NoError(t, err, i)
 			require.Len(t, result.Outputs, len(m.Outputs))
 		}
@@ -35,11 +37,13 @@ func TestProbeModelsRun(t *testing.T) {
 func TestProbeModelsOfRealEPs(t *testing.T) {
 	for runtime, ep := range map[string]compilers.EP{
 		"openvino-1.8.1": {Name: "OpenVINOExecutionProvider"},
-		"qnn-2.7.0":      {Name: "QNNExecutionProvider", Options: map[string]string{"soc_model": "60"}},
+		"qnn-2.7.0": {Name: "QNNExecutionProvider",
+			Options: map[string]string{"soc_model": "60"}},
 	} {
 		t.Run(runtime, func(t *testing.T) {
 			r := compilertest.Runtime(t, runtime)
-			_, err := newORT(t, compilers.ORTOptions{}).Compile(t.Context(), writeJob(t, r, ep, tinymodel.Probes()[1].Encode()), nil)
+			_, err := newORT(t, compilers.ORTOptions{}).Compile(t.Context(), writeJob(t, r, ep,
+				tinymodel.Probes()[1].Encode()), nil)
 			require.NoError(t, err)
 		})
 	}
@@ -49,11 +53,13 @@ func TestFingerprintOfAnEPThatTakesOneOperator(t *testing.T) {
 	for _, op := range []string{"Relu", "Mul", "Add", "MatMul"} {
 		t.Run(op, func(t *testing.T) {
 			c := newORT(t, compilers.ORTOptions{})
-			r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Ops: op, Single: true, SDK: "1.2.3"})
+			r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Ops: op,
+				Single: true, SDK: "1.2.3"})
 			prints, err := c.Fingerprint(t.Context(), r, []compilers.EP{testEP(nil)}, nil)
 			require.NoError(t, err)
 			require.Equal(t, "1.2.3", prints[0].SDKVersion)
-			control, err := compilers.Control(t.Context(), c, r, []compilers.EP{testEP(nil)}, t.TempDir(), nil)
+			control, err := compilers.Control(t.Context(), c, r, []compilers.EP{testEP(nil)},
+				t.TempDir(), nil)
 			require.NoError(t, err)
 			require.Equal(t, compilers.Passed, control.Outcome)
 		})
@@ -62,14 +68,16 @@ func TestFingerprintOfAnEPThatTakesOneOperator(t *testing.T) {
 
 func TestFingerprintWithTheRequestsOwnModel(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
-	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Least: 2 * width, SDK: "1.2.3"})
+	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Least: 2 * width,
+		SDK: "1.2.3"})
 	eps := []compilers.EP{testEP(map[string]string{"target": "sim-2"})}
 	_, err := c.Fingerprint(t.Context(), r, eps, nil)
 	require.ErrorAs(t, err, new(*compilers.NoNodesError))
 	own := writeJob(t, r, testEP(nil), layers(1, 1, false).Encode())
 	prints, err := c.Fingerprint(t.Context(), r, eps, &own)
 	require.NoError(t, err)
-	require.Equal(t, []string{"1.2.3", "sim-2"}, []string{prints[0].SDKVersion, prints[0].HardwareArchitecture})
+	require.Equal(t, []string{"1.2.3", "sim-2"}, []string{prints[0].SDKVersion,
+		prints[0].HardwareArchitecture})
 	control, err := compilers.Control(t.Context(), c, r, eps, t.TempDir(), &own)
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, control.Outcome)
@@ -82,7 +90,8 @@ type moody struct {
 	models int
 }
 
-func (m *moody) Compile(_ context.Context, job compilers.Job, _ func(string)) (compilers.Result, error) {
+func (m *moody) Compile(_ context.Context, job compilers.Job, _ func(string)) (compilers.Result,
+	error) {
 	m.models++
 	model, err := os.ReadFile(job.Model)
 	if err == nil {
@@ -98,15 +107,17 @@ func (m *moody) Check(context.Context, compilers.CheckJob) (compilers.CheckResul
 func TestHowManyTinyModelsAreTried(t *testing.T) {
 	probes := tinymodel.Probes()
 	refused := func(model []byte) error {
-		return &compilers.RefusedError{Doing: "compile", Code: 11, Text: fmt.Sprint("a model of ", len(model))}
+		return &compilers.RefusedError{Doing: "compile", Code: 11, Text: fmt.Sprint("a model of ",
+			len(model))}
 	}
 	for name, row := range map[string]struct {
 		takes  func(model []byte) error
 		models int
 		fails  bool
 	}{
-		"all":                       {func([]byte) error { return nil }, 1, false},
-		"nothing":                   {func([]byte) error { return &compilers.NoNodesError{} }, 2, true},
+		"all": {func([]byte) error { return nil }, 1, false},
+		"nothing": {func([]byte) error { return &compilers.NoNodesError{} }, 2,
+			true},
 		"refused in the same words": {func([]byte) error { return &compilers.RefusedError{Doing: "compile", Code: 11, Text: "bad option"} }, 2, true},
 		"refused before it compiles": {func([]byte) error {
 			return &compilers.RefusedError{Doing: "register X", Code: 1, Text: "cannot open"}
@@ -119,11 +130,13 @@ func TestHowManyTinyModelsAreTried(t *testing.T) {
 			return refused(model)
 		}, len(probes), false},
 		"refuses each for another reason": {refused, len(probes), true},
-		"another error":                   {func([]byte) error { return errors.New("no") }, 1, true},
+		"another error": {func([]byte) error { return errors.New("no") }, 1,
+			true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &moody{takes: row.takes}
-			_, err := compilers.Control(t.Context(), c, compilers.Runtime{}, []compilers.EP{{Name: "X"}}, t.TempDir(), nil)
+			_, err := compilers.Control(t.Context(), c, compilers.Runtime{},
+				[]compilers.EP{{Name: "X"}}, t.TempDir(), nil)
 			require.Equal(t, row.fails, err != nil)
 			require.Equal(t, row.models, c.models)
 		})

@@ -18,24 +18,10 @@ import (
 // compileAPI has what ONNX Runtime's compile API promises, function by function. The worker uses it from file to file; what else there is has to
 // give the same, or it would have to be part of a request.
 var compileAPI = []guideline{
-	{"from a file into a file", func(t *testing.T, h host) {
-		source := layers(1, 2, true)
-		folder, made := t.TempDir(), t.TempDir()
-		h.compileBy(t, ort.Compilation{ModelPath: write(t, folder, "m.onnx", source), OutputPath: filepath.Join(made, "x_ctx.onnx")}, nil)
-		require.Equal(t, []string{"m.onnx"}, listing(t, folder))
-		require.Equal(t, []string{"x_ctx.onnx", "x_epcachedtest.bin"}, listing(t, made))
-		h.requireLoads(t, filepath.Join(made, "x_ctx.onnx"), source, nil, nil)
-	}},
 	{"no output is named: beside the model, as NAME_ctx.onnx", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		h.compileBy(t, ort.Compilation{ModelPath: write(t, folder, "m.onnx", layers(1, 1, false))}, nil)
 		require.Equal(t, []string{"m.onnx", "m_ctx.onnx", "m_epcachedtest.bin"}, listing(t, folder))
-	}},
-	{"embedded, as in a session", func(t *testing.T, h host) {
-		made := filepath.Join(t.TempDir(), "x_ctx.onnx")
-		h.compileBy(t, ort.Compilation{ModelPath: write(t, t.TempDir(), "m.onnx", layers(1, 1, false)), OutputPath: made, Embed: true}, nil)
-		require.EqualValues(t, 1, readModel(t, made).Contexts[0].EmbedMode)
-		h.requireLoads(t, made, layers(1, 1, false), nil, nil)
 	}},
 	{"into a buffer, or as a stream: the same bytes as into a file", func(t *testing.T, h host) {
 		for _, embed := range []bool{true, false} {

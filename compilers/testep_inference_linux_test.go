@@ -20,9 +20,6 @@ var noFallback = set{"session.disable_cpu_ep_fallback": "1"}
 
 // inference has the guidelines for loading an EPContext model.
 var inference = []guideline{
-	{"no EPContext nodes: the normal inference workflow", func(t *testing.T, h host) {
-		h.requireLoads(t, write(t, t.TempDir(), "m.onnx", layers(1, 2, false)), layers(1, 2, false), noFallback, nil)
-	}},
 	{"the EP inspects source, and takes only its own nodes", func(t *testing.T, h host) {
 		folder, c := compiledAlone(t, h, nil)
 		own := write(t, folder, "own.onnx", contextModel(nodeOf(c, "x", "y", nil)))
@@ -33,13 +30,6 @@ var inference = []guideline{
 			require.Error(t, err, "source %q", source)
 			require.NotContains(t, err.Error(), "context binary", "the EP did not even look at it")
 		}
-	}},
-	{"the EP partitions nothing but EPContext nodes where there are some", func(t *testing.T, h host) {
-		folder, c := compiledAlone(t, h, nil)
-		model := contextModel(nodeOf(c, "x", "h", nil), tinymodel.Node{Op: "Relu", Inputs: []string{"h"}, Outputs: []string{"y"}})
-		path := write(t, folder, "both.onnx", model)
-		h.requireLoads(t, path, layers(1, 2, false), nil, nil) // whose last step multiplies by a positive number, so that Relu changes nothing
-		h.refuses(t, plainFail, path, noFallback, nil)
 	}},
 	{"the EP loads the cached context: nothing is compiled again", func(t *testing.T, h host) {
 		folder, _ := compiledAlone(t, h, nil)
@@ -52,15 +42,6 @@ var inference = []guideline{
 		path = write(t, folder, "embedded.onnx", contextModel(nodeOf(c, "x", "y", set{"embed_mode": "-"})))
 		require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), "in the model", "the name is read as the content, for embed_mode is 1")
 	}},
-	{"loaded from a path: the binary is found in the model's folder", func(t *testing.T, h host) {
-		folder, _ := compiledAlone(t, h, nil)
-		t.Chdir("/") // not in the working directory
-		h.requireLoads(t, filepath.Join(folder, "m_ctx.onnx"), layers(1, 2, false), nil, nil)
-		moved := filepath.Join(t.TempDir(), "moved")
-		require.NoError(t, os.Rename(folder, moved))
-		t.Chdir(moved)
-		h.requireLoads(t, "m_ctx.onnx", layers(1, 2, false), nil, nil)
-	}},
 	{"loaded from memory: ep.context_file_path tells the folder, and is required", func(t *testing.T, h host) {
 		folder, _ := compiledAlone(t, h, nil)
 		model, err := os.ReadFile(filepath.Join(folder, "m_ctx.onnx"))
@@ -69,15 +50,6 @@ var inference = []guideline{
 		_, err = h.options(t, nil, nil).OpenBytes(model)
 		require.ErrorContains(t, err, "ep.context_file_path")
 		s, err := h.options(t, set{"ep.context_file_path": filepath.Join(folder, "m_ctx.onnx")}, nil).OpenBytes(model)
-		require.NoError(t, err)
-		defer s.Release()
-		requireComputes(t, s, layers(1, 2, false))
-	}},
-	{"loaded from memory: what is embedded needs no path", func(t *testing.T, h host) {
-		folder, _ := compiledAlone(t, h, set{"ep.context_embed_mode": "1"})
-		model, err := os.ReadFile(filepath.Join(folder, "m_ctx.onnx"))
-		require.NoError(t, err)
-		s, err := h.options(t, nil, nil).OpenBytes(model)
 		require.NoError(t, err)
 		defer s.Release()
 		requireComputes(t, s, layers(1, 2, false))
@@ -132,11 +104,6 @@ var inference = []guideline{
 		require.Contains(t, h.refuses(t, invalidGraph, path, nil, nil), `"nobody"`)
 		require.NoError(t, os.Remove(filepath.Join(folder, c.CacheContext)))
 		require.Contains(t, h.refuses(t, noSuchFile, filepath.Join(folder, "m_ctx.onnx"), nil, nil), c.CacheContext)
-	}},
-	{"a compiled model is not compiled again", func(t *testing.T, h host) {
-		folder, _ := compiledAlone(t, h, nil)
-		_, err := h.options(t, set{"ep.context_enable": "1", "ep.context_file_path": filepath.Join(folder, "twice.onnx")}, nil).Open(filepath.Join(folder, "m_ctx.onnx"))
-		require.Error(t, err)
 	}},
 	{"ep.enable_weightless_ep_context_nodes: weights stay in the model, and are the nodes' inputs", func(t *testing.T, h host) {
 		folder := t.TempDir()

@@ -57,13 +57,6 @@ var weightSharing = []guideline{
 			require.Equal(t, "model1_epcachedtest.bin", readModel(t, filepath.Join(folder, name)).Contexts[0].CacheContext)
 		}
 	}},
-	{"the last session clears the workspace: the next one is the first of another group", func(t *testing.T, h host) {
-		first, second := t.TempDir(), t.TempDir()
-		compileGroup(t, h, first, 1, 2)
-		h.compile(t, write(t, second, "alone.onnx", member(9, 0)), last, nil)
-		require.Equal(t, []string{"alone.onnx", "alone_ctx.onnx", "alone_epcachedtest.bin"}, listing(t, second))
-		h.requireLoads(t, filepath.Join(second, "alone_ctx.onnx"), member(9, 0), nil, nil)
-	}},
 	{"a last session that fails clears it too", func(t *testing.T, h host) {
 		folder := t.TempDir()
 		h.compile(t, write(t, folder, "model1.onnx", member(1, 0)), share, nil)
@@ -117,10 +110,6 @@ var weightSharing = []guideline{
 		second.Release()
 		spoil(t, filepath.Join(folder, "model1_epcachedtest.bin"))
 		require.Contains(t, h.refuses(t, invalidGraph, compiled[1], share, nil), "checksum")
-	}},
-	{"a member alone loads without the option", func(t *testing.T, h host) {
-		compiled := compileGroup(t, h, t.TempDir(), 1, 2)
-		h.requireLoads(t, compiled[1], member(1, 1), nil, nil)
 	}},
 	{"two groups of equal names and shapes keep apart, also at one path after the other", func(t *testing.T, h host) {
 		parent := t.TempDir()

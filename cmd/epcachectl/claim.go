@@ -263,13 +263,17 @@ func (cl *claimant) job(folder, model string, r *request, claimed *wire.AcquireR
 			InSource: r.output.GetKeepInitializersInSource()},
 	}
 	for _, ep := range r.eps {
-		one := compilers.EP{Name: ep.GetName(), Options: ep.GetOptions()}
-		for _, d := range ep.GetDevices() {
-			one.Devices = append(one.Devices, compilers.Device{Type: d.GetType(), VendorID: d.GetVendorId(), DeviceID: d.GetDeviceId(), Metadata: d.GetMetadata()})
-		}
-		job.EPs = append(job.EPs, one)
+		job.EPs = append(job.EPs, compilers.EP{Name: ep.GetName(), Options: ep.GetOptions(), Devices: selectors(ep.GetDevices())})
 	}
 	return job
+}
+
+// selectors gives devices as compilers select them.
+func selectors(devices []*wire.Device) (list []compilers.Device) {
+	for _, d := range devices {
+		list = append(list, compilers.Device{Type: d.GetType(), VendorID: d.GetVendorId(), DeviceID: d.GetDeviceId(), Metadata: d.GetMetadata()})
+	}
+	return list
 }
 
 func closeFiles(files []*os.File) {

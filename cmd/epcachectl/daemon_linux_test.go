@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -31,7 +32,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		compilertest.RemoveWorker()
+		os.Exit(code)
+	}))
 }
 
 // standIn is a daemon's backend that serves one view.

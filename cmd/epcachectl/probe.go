@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -12,9 +13,10 @@ import (
 
 func (a *app) probeCommand() *cobra.Command {
 	var find, refresh bool
-	var runtime string
+	var runtime, library string
+	asked := &request{}
 	cmd := &cobra.Command{
-		Use:   "probe [--find] [--runtime DIR]",
+		Use:   "probe [--find] [--runtime DIR] [--conformance LIBRARY]",
 		Short: "print runtimes, execution providers and devices",
 		Long: `probe prints which runtimes the daemon has, with their execution providers, the devices that these can compile for, and
 their drivers; what is different from the probe before; how changes are noticed; and what keeps the providers' code from doing
@@ -22,11 +24,29 @@ harm on this machine. --refresh looks again even if nothing
 seems to have changed. --json prints a list of the runtimes; what workers are kept to is in status --json.
 
 --find needs no daemon: it looks for runtimes in well-known places and in Python environments, loads nothing of
-them, and prints configuration for epcached --config.` + statusHelp(askingCodes...),
+them, and prints configuration for epcached --config.
+
+--conformance is for authors of execution providers, and needs no daemon: it holds the plugin LIBRARY to
+the guidelines of ONNX Runtime's pages on EPContext models and plugin libraries. Where one does not hold
+it tells which call was made, what was expected and what happened. The exit status is 1 where a
+guideline is broken that is required.
+
+Every call is made in a worker process (epcached-ort). ONNX Runtime is the one in --runtime DIR, else
+the nearest in a folder above LIBRARY. --ep EP[:DEVICE] and --option K=V say what to try.` + statusHelp(askingCodes...),
 		Example: `  epcachectl probe
-  epcachectl probe --find >> epcached.toml`,
+  epcachectl probe --find >> epcached.toml
+  epcachectl probe --conformance ./libmy_ep.so --runtime venv --option target=sim`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if library != "" {
+				if find || refresh {
+					return usageError{errors.New("--conformance goes with --runtime, --ep and --option")}
+				}
+				return a.conformance(cmd.Context(), library, runtime, asked)
+			}
+			if len(asked.eps)+len(asked.early)+len(asked.named) > 0 {
+				return usageError{errors.New("--ep and --option go with --conformance")}
+			}
 			if find {
 				return a.findRuntimes(cmd.Context(), runtime)
 			}
@@ -38,6 +58,9 @@ them, and prints configuration for epcached --config.` + statusHelp(askingCodes.
 	cmd.Flags().BoolVar(&find, "find", false, "look for runtimes on this machine, and print configuration")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "probe again")
 	cmd.Flags().StringVar(&runtime, "runtime", "", "only the runtime in `DIR`")
+	cmd.Flags().StringVar(&library, "conformance", "", "hold the plugin `LIBRARY` of an execution provider to ONNX Runtime's guidelines")
+	cmd.Flags().Var(setter{asked.addEP, "EP[:DEVICE]"}, "ep", "with --conformance: the execution provider's name, if the library has several, and the device")
+	cmd.Flags().Var(setter{asked.addOption, "K=V"}, "option", "with --conformance: provider option; repeatable")
 	return cmd
 }
 

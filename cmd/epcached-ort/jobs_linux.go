@@ -71,6 +71,11 @@ func do(asked *dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) err
 			return dialogue.Result{}, err
 		}
 	}
+	if req.Do == dialogue.Conformance {
+		err := j.conformance()
+		j.result.Errors = j.logged()
+		return j.result, err
+	}
 	// Execution providers may open their device as they are registered: not beside another process that is using it.
 	early := req.Do == dialogue.Compile || req.Beside
 	if !early {

@@ -47,10 +47,11 @@ const (
 	Load          = "load"
 	Compatibility = "compatibility"
 	Run           = "run"
-	Standby       = "standby" // load and register what is named, and wait for a Compile with just that
-	Try           = "try"     // try what the worker is kept from; loads no library
-	Compare       = "compare" // run a graph and the model that it was compiled from
-	Command       = "command" // run a vendor's own compiler; loads no library
+	Standby       = "standby"     // load and register what is named, and wait for a Compile with just that
+	Try           = "try"         // try what the worker is kept from; loads no library
+	Compare       = "compare"     // run a graph and the model that it was compiled from
+	Command       = "command"     // run a vendor's own compiler; loads no library
+	Conformance   = "conformance" // hold the EP to a guideline
 )
 
 // Phases that a worker reports.
@@ -66,7 +67,7 @@ const (
 // daemon has compiled: those are relative to the worker's working directory.
 type Request struct {
 	Version    int
-	Do         string // Probe, Compile, Load, Compatibility, Run, Standby, Try, Compare or Command
+	Do         string // one of the words above
 	ORTLibrary string
 	EPs        []EP
 
@@ -78,9 +79,12 @@ type Request struct {
 	Options Session  // Compile, Load, Run
 	Share   []Member // Compile, Load, Run: further models, in order, in the same process. Compile: all share one context binary
 	Infos   []string // Compatibility: the strings to judge
-	Seed    uint64   // Run: fills the inputs
-	Times   int      // Run: how often; 0 is once
-	Most    float64  // Compare: by which a value may differ; the source model is the only one of Share
+
+	Guideline string  // Conformance: "SECTION/NAME" of the one to prove; empty: find out which models the EP takes, and list all
+	Family    string  // Conformance: of models that the EP takes, as was found out
+	Seed      uint64  // Run: fills the inputs
+	Times     int     // Run: how often; 0 is once
+	Most      float64 // Compare: by which a value may differ; the source model is the only one of Share
 
 	Waits  bool // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
 	Beside bool // Load: the EPs are registered before that: none of them keeps a device for itself
@@ -143,15 +147,18 @@ type Result struct {
 	ORTVersion string
 	ORTBuild   string // ONNX Runtime's own build information
 	EPs        []EPResult
-	Seconds    float64   // of the part that the request is about: compile, load
-	Verdicts   []int     // Compatibility: one per string
-	Outputs    []Tensor  // Run
-	RunSeconds []float64 // Run: one per round
-	PeakMemory int64     // bytes, resident, of the worker so far
-	Confined   *Confined `json:",omitempty"` // Try
-	Compared   *Compared `json:",omitempty"` // Compare
-	Errors     []string  `json:",omitempty"` // what ONNX Runtime logged as errors: the first ones, each once
-	Printed    string    `json:",omitempty"` // Command: the beginning of what it printed to standard output
+	Seconds    float64     // of the part that the request is about: compile, load
+	Verdicts   []int       // Compatibility: one per string
+	Outputs    []Tensor    // Run
+	RunSeconds []float64   // Run: one per round
+	PeakMemory int64       // bytes, resident, of the worker so far
+	Confined   *Confined   `json:",omitempty"` // Try
+	Compared   *Compared   `json:",omitempty"` // Compare
+	Errors     []string    `json:",omitempty"` // what ONNX Runtime logged as errors: the first ones, each once
+	Guidelines []Guideline `json:",omitempty"` // Conformance
+	Family     string      `json:",omitempty"` // Conformance: of models that the EP takes
+	Finding    *Finding    `json:",omitempty"` // Conformance
+	Printed    string      `json:",omitempty"` // Command: the beginning of what it printed to standard output
 }
 
 // Compared is what a comparison found.

@@ -18,6 +18,7 @@ type Env struct {
 // Device is an OrtEpDevice: a hardware device as one EP sees it.
 type Device struct {
 	EP             string // the name that the EP was registered under, or one of its own
+	EPVendor       string
 	Type           string // "CPU", "GPU", "NPU"
 	VendorID       uint32
 	Vendor         string
@@ -63,6 +64,11 @@ func (e *Env) Register(name, path string) error {
 	return e.api.do(fnRegisterExecutionProviderLib, e.ptr, name, path)
 }
 
+// Unregister unloads the library that was registered under a name. Every session that uses it has to be released before.
+func (e *Env) Unregister(name string) error {
+	return e.api.do(fnUnregisterExecutionProvider, e.ptr, name)
+}
+
 // Devices lists every device of every EP: of those that were registered, and of the CPU EP.
 func (e *Env) Devices() ([]Device, error) {
 	var list handle
@@ -86,6 +92,7 @@ func (a *API) device(ptr handle) Device {
 	}
 	return Device{
 		EP:             text(handle(a.raw(fnEpDeviceEpName, ptr))),
+		EPVendor:       text(handle(a.raw(fnEpDeviceEpVendor, ptr))),
 		Type:           kind,
 		VendorID:       uint32(a.raw(fnHardwareDeviceVendorID, hardware)),
 		Vendor:         text(handle(a.raw(fnHardwareDeviceVendor, hardware))),

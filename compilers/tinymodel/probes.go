@@ -20,7 +20,8 @@ func Probes() []Model {
 	var single []Model
 	for _, element := range []int32{Float, Float16, Int8} {
 		for _, op := range []string{"Relu", "Mul", "Add", "MatMul", "Conv"} {
-			if element == Float && op == "Relu" || element == Int8 && op != "MatMul" && op != "Conv" {
+			if element == Float && op == "Relu" || element == Int8 && op != "MatMul" &&
+				op != "Conv" {
 				continue
 			}
 			single = append(single, probe(op, element))
@@ -72,14 +73,17 @@ func probe(op string, element int32) Model {
 		return m
 	}
 	scale, zero := id+"scale", id+"zero"
-	m.Initializers = append(m.Initializers, halves(scale, Float, nil), Tensor{Name: zero, Type: Int8, Raw: []byte{0}})
+	m.Initializers = append(m.Initializers, halves(scale, Float, nil), Tensor{Name: zero,
+		Type: Int8, Raw: []byte{0}})
 	step := func(op, from, to string) {
-		m.Nodes = append(m.Nodes, Node{Name: id + to, Op: op, Inputs: []string{from, scale, zero}, Outputs: []string{to}})
+		m.Nodes = append(m.Nodes, Node{Name: id + to, Op: op, Inputs: []string{from, scale, zero},
+			Outputs: []string{to}})
 	}
 	step("QuantizeLinear", id+"x", id+"xq")
 	step("DequantizeLinear", id+"xq", id+"xd")
 	step("DequantizeLinear", id+"w", id+"wd")
-	m.Nodes = append(m.Nodes, Node{Name: id, Op: op, Inputs: []string{id + "xd", id + "wd"}, Outputs: []string{id + "o"}})
+	m.Nodes = append(m.Nodes, Node{Name: id, Op: op, Inputs: []string{id + "xd", id + "wd"},
+		Outputs: []string{id + "o"}})
 	step("QuantizeLinear", id+"o", id+"oq")
 	step("DequantizeLinear", id+"oq", output)
 	return m

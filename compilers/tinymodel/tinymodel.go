@@ -34,7 +34,7 @@ type Model struct {
 	Metadata     map[string]string
 }
 
-// Node is one node. Attribute values are int64, string or []byte.
+// Node is one node. Attribute values are int64, string, []byte or []float32.
 type Node struct {
 	Name, Op, Domain string
 	Inputs, Outputs  []string
@@ -126,6 +126,11 @@ func attribute(name string, value any) []byte {
 		return appendInt(appendBytes(b, 4, []byte(v)), 20, 3)
 	case []byte:
 		return appendInt(appendBytes(b, 4, v), 20, 3)
+	case []float32:
+		for _, f := range v {
+			b = protowire.AppendFixed32(protowire.AppendTag(b, 7, protowire.Fixed32Type), math.Float32bits(f))
+		}
+		return appendInt(b, 20, 6)
 	}
 	return b
 }

@@ -1,0 +1,231 @@
+package conformance
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/epcached/epcached/compilers/tinymodel"
+)
+
+// family is a kind of model: one operator on elements of one type, as often as is asked for. EPs
+// take what they take, so the guidelines are proved with a family that the EP takes.
+type family struct {
+	op      string
+	element int32
+}
+
+// families lists all in the order in which they are tried: those with weights first, because more
+// can be found out with them.
+func families() []family {
+	var list []family
+	for _, element := range []int32{tinymodel.Float, tinymodel.Float16, tinymodel.Int8} {
+		for _, op := range []string{"MatMul", "Conv", "Mul", "Add", "Relu"} {
+			if element != tinymodel.Int8 || op == "MatMul" || op == "Conv" {
+				list = append(list, family{op, element})
+			}
+		}
+	}
+	return list
+}
+
+var elementNames = map[int32]string{tinymodel.Float: "float", tinymodel.Float16: "float16",
+	tinymodel.Int8: "int8"}
+
+func (f family) String() string { return f.op + " " + elementNames[f.element] }
+
+func familyNamed(name string) (family, error) {
+	all := families()
+	i := slices.IndexFunc(all, func(f family) bool { return f.String() == name })
+	if i < 0 {
+		return family{}, fmt.Errorf("there are no models of %q", name)
+	}
+	return all[i], nil
+}
+
+const width = 16
+
+func (f family) shape() []any {
+	if f.op == "Conv" {
+		return []any{1, width, 4, 4}
+	}
+	return []any{1, width}
+}
+
+// outside is the type of the model's inputs and outputs.
+func (f family) outside() int32 {
+	if f.element == tinymodel.Int8 {
+		return tinymodel.Float
+	}
+	return f.element
+}
+
+func (f family) value(name string) tinymodel.Value {
+	return tinymodel.Value{Name: name, Type: f.outside(), Shape: f.shape()}
+}
+
+// divides tells whether the family has models in parts.
+func (f family) divides() bool { return f.element == tinymodel.Float && f.op != "Conv" }
+
+// model is a chain of count blocks from x to y, with weights from a seed. In parts, a node stands
+// between two blocks that accelerators do not have: a Scaler of ai.onnx.ml, which the CPU computes.
+func (f family) model(seed uint64, count int, parts bool) tinymodel.Model {
+	m := tinymodel.Model{Opsets: map[string]int64{"": 17, "ai.onnx.ml": 3},
+		Inputs: []tinymodel.Value{f.value("x")}, Outputs: []tinymodel.Value{f.value("y")}}
+	at := "x"
+	for i := range count {
+		id, out := strconv.Itoa(i)+"_", "y"
+		if i < count-1 {
+			out = id + "out"
+		}
+		f.block(&m, seed+uint64(i), id, at, out)
+		if at = out; parts && i < count-1 {
+			m.Nodes = append(m.Nodes, tinymodel.Node{Name: id + "cpu", Op: "Scaler",
+				Domain: "ai.onnx.ml", Inputs: []string{at}, Outputs: []string{id + "scaled"},
+				Attributes: map[string]any{"offset": []float32{0.25}, "scale": []float32{0.5}}})
+			at = id + "scaled"
+			m.Values = append(m.Values,
+				f.value(at)) // EPs want to know shapes, and nothing infers this one
+		}
+	}
+	return m
+}
+
+func (f family) block(m *tinymodel.Model, seed uint64, id, in, out string) {
+	dims := map[string][]int64{"MatMul": {width, width}, "Conv": {width, width, 1, 1}, "Mul": {1,
+		width}, "Add": {1, width}}[f.op]
+	inputs := []string{in}
+	if dims != nil {
+		m.Initializers = append(m.Initializers, f.weight(id+"w", seed, dims))
+		inputs = append(inputs, id+"w")
+	}
+	if f.element != tinymodel.Int8 {
+		m.Nodes = append(m.Nodes, tinymodel.Node{Name: id + f.op, Op: f.op, Inputs: inputs,
+			Outputs: []string{out}})
+		return
+	}
+	scale, zero := id+"scale", id+"zero"
+	m.Initializers = append(m.Initializers,
+		tinymodel.Tensor{Name: scale, Type: tinymodel.Float,
+			Raw: binary.LittleEndian.AppendUint32(nil, math.Float32bits(quantum))},
+		tinymodel.Tensor{Name: zero, Type: tinymodel.Int8, Raw: []byte{0}})
+	step := func(op, from, to string) string {
+		m.Nodes = append(m.Nodes, tinymodel.Node{Name: id + to, Op: op, Inputs: []string{from,
+			scale, zero}, Outputs: []string{to}})
+		return to
+	}
+	x := step("DequantizeLinear", step("QuantizeLinear", in, id+"xq"), id+"xd")
+	w := step("DequantizeLinear", id+"w", id+"wd")
+	m.Nodes = append(m.Nodes, tinymodel.Node{Name: id + f.op, Op: f.op, Inputs: []string{x, w},
+		Outputs: []string{id + "o"}})
+	step("DequantizeLinear", step("QuantizeLinear", id+"o", id+"oq"), out)
+}
+
+// quantum is one step of quantized values.
+const quantum = 0.125
+
+func (f family) weight(name string, seed uint64, dims []int64) tinymodel.Tensor {
+	count := 1
+	for _, d := range dims {
+		count *= int(d)
+	}
+	return tinymodel.Tensor{Name: name, Type: f.element, Shape: dims, Raw: numbers(seed, count,
+		f.element)}
+}
+
+// numbers gives count numbers between -1 and 1 as elements of a type.
+func numbers(seed uint64, count int, element int32) []byte {
+	raw := tinymodel.Floats(seed, count)
+	if element == tinymodel.Float {
+		return raw
+	}
+	var out []byte
+	for _, v := range floats(raw, tinymodel.Float) {
+		if element == tinymodel.Int8 {
+			out = append(out, byte(int8(v/quantum)))
+		} else {
+			out = binary.LittleEndian.AppendUint16(out, half(v))
+		}
+	}
+	return out
+}
+
+// half gives the float16 next to zero from v, which is no subnormal, or 0.
+func half(v float32) uint16 {
+	bits := math.Float32bits(v)
+	exponent := int(bits>>23&0xff) - 127 + 15
+	if exponent <= 0 {
+		return 0
+	}
+	return uint16(bits>>16&0x8000) | uint16(exponent)<<10 | uint16(bits>>13&0x3ff)
+}
+
+// floats reads numbers of one of the types of inputs and outputs.
+func floats(data []byte, element int32) []float32 {
+	var values []float32
+	switch element {
+	case tinymodel.Float:
+		for ; len(data) >= 4; data = data[4:] {
+			values = append(values, math.Float32frombits(binary.LittleEndian.Uint32(data)))
+		}
+	case tinymodel.Float16:
+		for ; len(data) >= 2; data = data[2:] {
+			bits := binary.LittleEndian.Uint16(data)
+			fraction, exponent := float64(bits&0x3ff), int(bits>>10&0x1f)
+			v := math.Ldexp(1024+fraction, exponent-25)
+			if exponent == 0 {
+				v = math.Ldexp(fraction, -24)
+			}
+			if bits&0x8000 != 0 {
+				v = -v
+			}
+			values = append(values, float32(v))
+		}
+	}
+	return values
+}
+
+// externalized moves a model's weights into a file beside it, and gives the file's content.
+func externalized(m tinymodel.Model, file string) (tinymodel.Model, []byte) {
+	var data []byte
+	moved := m
+	moved.Initializers = nil
+	for _, w := range m.Initializers {
+		w.Location, w.Offset, w.Length = file, strconv.Itoa(len(data)), strconv.Itoa(len(w.Raw))
+		data = append(data, w.Raw...)
+		moved.Initializers = append(moved.Initializers, w)
+	}
+	return moved, data
+}
+
+// joined feeds what one model gives to another. Both have one block.
+func joined(first, second tinymodel.Model) tinymodel.Model {
+	all := tinymodel.Model{Opsets: first.Opsets, Inputs: first.Inputs, Outputs: second.Outputs}
+	for i, m := range []tinymodel.Model{first, second} {
+		rename := func(names []string) []string {
+			var list []string
+			for _, n := range names {
+				switch {
+				case i == 0 && n == "y" || i == 1 && n == "x":
+					n = "between"
+				case n != "x" && n != "y":
+					n += strings.Repeat("_", i+1)
+				}
+				list = append(list, n)
+			}
+			return list
+		}
+		for _, n := range m.Nodes {
+			n.Name, n.Inputs, n.Outputs = n.Name+strconv.Itoa(i), rename(n.Inputs), rename(n.Outputs)
+			all.Nodes = append(all.Nodes, n)
+		}
+		for _, w := range m.Initializers {
+			w.Name = rename([]string{w.Name})[0]
+			all.Initializers = append(all.Initializers, w)
+		}
+	}
+	return all
+}

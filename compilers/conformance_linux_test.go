@@ -1,0 +1,158 @@
+//go:build linux && (amd64 || arm64)
+
+package compilers_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+)
+
+// broken lists the guidelines that do not hold, by the beginnings of their names.
+func broken(c compilers.Conformance) (names []string) {
+	for _, f := range c.Findings {
+		if f.Outcome == compilers.GuidelineBroken {
+			name, _, _ := strings.Cut(f.Name, ":")
+			names = append(names, f.Section+"/"+name)
+		}
+	}
+	return names
+}
+
+// Our own EP keeps every guideline, with the oldest and the newest ONNX Runtime.
+func TestConformanceOfTheTestEP(t *testing.T) {
+	for _, version := range []string{oldestORT, newestORT} {
+		t.Run(version, func(t *testing.T) {
+			r := compilertest.TestEPRuntime(t, version, compilertest.Release{})
+			t.Parallel()
+			result, err := newORT(t, compilers.ORTOptions{}).Conformance(t.Context(),
+				compilers.ConformanceJob{Runtime: r,
+					EP: compilers.EP{Library: r.EPs[0].Path}})
+			require.NoError(t, err)
+			require.Equal(t, compilertest.TestEP, result.EP)
+			require.Equal(t, "MatMul float", result.Model)
+			require.Equal(t, version, result.ORTVersion)
+			require.Greater(t, len(result.Findings), 40)
+			for _, f := range result.Findings {
+				require.Equal(t, compilers.GuidelineHolds, f.Outcome, "%s: %v", f.Name, f.Calls)
+				require.NotEmpty(t, f.Calls)
+				require.NotEmpty(t, f.Page)
+			}
+			require.False(t, result.Broken())
+		})
+	}
+}
+
+// What real EPs do not keep is known. Nothing of it is required.
+func TestConformanceOfRealEPs(t *testing.T) {
+	for runtime, want := range map[string][]string{
+		"openvino-1.8.1": {
+			"plugin library/the library can be registered again after that", // it crashes
+			"generation/ep.context_node_name_prefix",
+			"generation/contexts of several models can be merged and connected in one model", // it knows inputs by their names
+			"generation/attributes", // no hardware_architecture
+			"inference/a compiled model is not compiled again",
+			"inference/ep.enable_weightless_ep_context_nodes",
+		},
+		"qnn-2.7.0": {
+			"plugin library/the registration name can be anything",
+			"generation/ep.context_node_name_prefix",
+			"generation/attributes", // no hardware_architecture
+			"inference/ep.enable_weightless_ep_context_nodes",
+			"compatibility/ValidateCompiledModelCompatibilityInfo", // it crashes after a session
+			"compatibility/ValidateCompiledModelCompatibilityInfo", // it judges for NPUs only
+			"weight sharing/a group loads in order in one process, computes right, and is destroyed in reverse",
+			"weight sharing/a member alone loads without the option", // on x86 no group loads
+		},
+	} {
+		t.Run(runtime, func(t *testing.T) {
+			r := compilertest.Runtime(t, runtime)
+			t.Parallel()
+			result, err := newORT(t, compilers.ORTOptions{}).Conformance(t.Context(),
+				compilers.ConformanceJob{Runtime: r,
+					EP: compilers.EP{Library: r.EPs[0].Path}})
+			require.NoError(t, err)
+			require.Equal(t, r.EPs[0].EP, result.EP)
+			require.Equal(t, want, broken(result))
+			require.False(t, result.Broken())
+		})
+	}
+}
+
+// Each guideline that an EP breaks is told with the call, what was expected and what happened.
+func TestConformanceFindsWhatIsBroken(t *testing.T) {
+	for name, row := range map[string]struct {
+		release  compilertest.Release
+		options  map[string]string
+		only     string
+		outcome  string
+		required bool
+		call     string
+		says     string
+	}{
+		"it crashes": {compilertest.Release{}, map[string]string{"fault": "crash@load"},
+			"the compiled model runs on the EP alone", compilers.GuidelineBroken, true,
+			"CreateSession(m_ctx.onnx, session.disable_cpu_ep_fallback=1)", "SIGSEGV"},
+		"it hangs": {compilertest.Release{}, map[string]string{"fault": "hang@load"},
+			"the compiled model runs on the EP alone", compilers.GuidelineBroken, true,
+			"CreateSession(m_ctx.onnx, session.disable_cpu_ep_fallback=1)", "time limit"},
+		"it fails": {compilertest.Release{}, map[string]string{"fault": "fail@run"},
+			"lifetime: the session that made the model goes on", compilers.GuidelineBroken, true,
+			"Run", "asked to fail"},
+		"its name is short": {compilertest.Release{Name: "Short"}, nil,
+			"GetName ends in ExecutionProvider", compilers.GuidelineBroken, false, "name", "Short"},
+		"its verdict is wrong": {compilertest.Release{Verdict: "unsupported"}, nil,
+			"ValidateCompiledModelCompatibilityInfo: its own string is optimal", compilers.GuidelineBroken, false, "GetModelCompatibilityForEpDevices", "unsupported"},
+		"it takes one node": {compilertest.Release{Single: true}, nil,
+			"several subgraphs, embedded", "not applicable", false, "", ""},
+		"an operator of others": {compilertest.Release{Ops: "Add"}, nil,
+			"no EPContext nodes: the normal inference workflow", compilers.GuidelineHolds, false, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := compilertest.TestEPRuntime(t, newestORT, row.release)
+			c := newORT(t, compilers.ORTOptions{Limits: compilers.Limits{Wall: 5 * time.Second}})
+			result, err := c.Conformance(t.Context(), compilers.ConformanceJob{Runtime: r,
+				EP: compilers.EP{Name: row.release.Name, Library: r.EPs[0].Path,
+					Options: row.options},
+				Only: func(_, name string) bool { return name == row.only }})
+			require.NoError(t, err)
+			require.Len(t, result.Findings, 1)
+			f := result.Findings[0]
+			require.Equal(t, row.outcome, f.Outcome, f.Calls)
+			require.Equal(t, row.required, result.Broken())
+			if row.outcome == compilers.GuidelineBroken {
+				last := f.Calls[len(f.Calls)-1]
+				require.False(t, last.OK)
+				require.Contains(t, last.Call, row.call)
+				require.Contains(t, last.Happened, row.says)
+				require.NotEmpty(t, last.Expected)
+			}
+		})
+	}
+}
+
+func TestConformanceOfWhatIsNoEP(t *testing.T) {
+	c := newORT(t, compilers.ORTOptions{})
+	for name, row := range map[string]struct {
+		release compilertest.Release
+		says    string
+	}{
+		"it does not register": {compilertest.Release{Fault: "fail@register"}, "asked to fail"},
+		"it has no devices":    {compilertest.Release{Fault: "fail@probe"}, "asked to fail"},
+		"it takes nothing": {compilertest.Release{Ops: "none"},
+			"makes an EPContext model of none of the models that were tried"},
+		"it crashes": {compilertest.Release{Fault: "crash@probe"}, "SIGSEGV"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := compilertest.TestEPRuntime(t, newestORT, row.release)
+			_, err := c.Conformance(t.Context(), compilers.ConformanceJob{Runtime: r,
+				EP: compilers.EP{Library: r.EPs[0].Path}})
+			require.ErrorContains(t, err, row.says)
+		})
+	}
+}
