@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers/compilertest"
 )
 
 // programs is the folder of the built epcached and epcached-ort: EPCACHED_BIN, or one that TestMain builds into.
@@ -48,6 +50,7 @@ func runTests(m *testing.M) int {
 	if os.Getenv("EPCACHED_RUNTIMES") == "" {
 		fmt.Fprintln(os.Stderr, "SKIPPED: EPCACHED_RUNTIMES is not set: no test of cmd/epcached that compiles a model is run; make test sets it")
 	}
+	defer compilertest.RemoveTestEP()
 	return m.Run()
 }
 
