@@ -157,7 +157,7 @@ func nothingElse(m *epmodel.Model, folder string, names []string) error {
 	used := make(map[string]bool)
 	note := func(refs []epmodel.Reference) {
 		for _, r := range refs {
-			used[r.Name] = true
+			used[r.File()] = true
 		}
 	}
 	note(m.Sidecars())

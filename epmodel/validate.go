@@ -69,10 +69,10 @@ func (m *Model) ArtefactFiles() ([]string, error) {
 // ValidateReferences checks that references of file (a graph, or a context binary) are clean relative names of files.
 func ValidateReferences(file string, refs []Reference, files map[string]int64) error {
 	for _, r := range refs {
-		if why := badArtefactName(r.Name); why != "" {
+		if why := badArtefactName(r.File()); why != "" {
 			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q: %s", r.Node, r.Name, why)}
 		}
-		size, ok := files[r.Name]
+		size, ok := files[r.File()]
 		if !ok {
 			return &FormatError{file, r.Offset, r.Attribute, fmt.Sprintf("node %q: file %q is not part of the artefact", r.Node, r.Name)}
 		}

@@ -36,6 +36,9 @@ func TestValidate(t *testing.T) {
 		"more external data than used": {weights("location", "w.bin", "length", "4096"), ""},
 		"external data fits exactly":   {weights("location", "w.bin", "offset", "4084", "length", "12"), ""},
 
+		"weights map as a model spells": {graph(ctx(attrS("ep_cache_context", "x"), attrS("weights_metadata_map", `{"w":{"location":".//sub/./b.bin"}}`))), ""},
+		"weights map in and out again":  {graph(ctx(attrS("ep_cache_context", "x"), attrS("weights_metadata_map", `{"w":{"location":"sub/../a.bin"}}`))), "is not a clean relative name"},
+
 		"no EPContext node":              {graph(node("", "Relu", "r"), node("", "Conv", "c")), "no EPContext node: 2 nodes (1 Conv, 1 Relu)"},
 		"another domain":                 {graph(node("", "EPContext", "n", attrS("ep_cache_context", "x"))), `of the domain ""`},
 		"embed_mode 2":                   {graph(ctx(attrI("embed_mode", 2), attrS("ep_cache_context", "x"))), "embed_mode"},

@@ -31,9 +31,9 @@ def compilers_elsewhere(start: Callable[..., Daemon], runtime: Callable[[str], P
     return start(runtime("qnn-2.7.0"))
 
 
-def spelled(folder: Path, locations: list[str], seed: int = 5) -> Path:
+def spelled(folder: Path, locations: list[str], seed: int = 5, batch: int = 1) -> Path:
     """Writes a model whose tensors name their files so: in turn, each file with all the weights."""
-    generate.mlp(folder / "model.onnx", width=WIDTH, layers=2, seed=seed)
+    generate.mlp(folder / "model.onnx", width=WIDTH, layers=2, seed=seed, batch=batch)
     model = onnx.load(folder / "model.onnx")
     data = b""
     for number, tensor in enumerate(model.graph.initializer):
@@ -120,6 +120,19 @@ def test_file_under_several_spellings(daemon: Daemon, runtime: Callable[[str], P
     options = [f"--option=load_config={EXACT['load_config']}"]
     (answer,) = daemon.control("get", str(path), "--ep", f"{EP}:CPU", "--runtime", str(runtime(NEW)), *options, "--json")
     assert (answer["outcome"], answer["request_key"]) == ("hit", first["request_key"])
+
+
+def test_group_whose_models_share_a_file_under_an_odd_spelling(daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
+    """OpenVINO leaves the weights in the models' file, and names it as the models do."""
+    for batch in (1, 2):
+        folder = tmp_path / str(batch)
+        folder.mkdir()
+        spelled(folder, ["./a.bin"], seed=11, batch=batch).rename(tmp_path / f"rows{batch}.onnx")
+        (folder / "a.bin").replace(tmp_path / "a.bin")
+    asks = [{"path": ["rows1.onnx", "rows2.onnx"], "dims": {}, "options": EXACT}] * 2
+    environment = {"EPCACHE_SOCKET": daemon.socket}
+    outcomes = child.run("pipeline", runtime(NEW), environment=environment, ep=f"{EP}:CPU", folder=str(tmp_path), asks=asks)
+    assert outcomes == ["compiled", "hit"]
 
 
 def test_data_outside_the_folder_is_refused_by_both(daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path) -> None:
