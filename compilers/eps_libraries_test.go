@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// epCode names the libraries in which an EP reads its options, where the table's library only loads them.
+// epCode names the libraries in which an EP reads its options, where the table's library only
+// loads them.
 var epCode = map[string][]string{
 	"OpenVINOExecutionProvider": {
 		"libvendor_openvino_plugin.so", "libonnxruntime_providers_openvino.so",

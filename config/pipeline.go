@@ -13,8 +13,8 @@ type Pipeline struct {
 	Requests []PipelineRequest
 }
 
-// PipelineRequest is a model, or the models of a weight-sharing group, with what the file says of it. What it does not say
-// itself, the top of the file says for all.
+// PipelineRequest is a model, or the models of a weight-sharing group, with what the file says of
+// it. What it does not say itself, the top of the file says for all.
 type PipelineRequest struct {
 	Models         []string // absolute paths; two or more: a group, in this order
 	EPs            []string // as --ep spells them; none: the file names none
@@ -28,7 +28,8 @@ type PipelineRequest struct {
 	tables []*table // those that it was read from, the top of the file first
 }
 
-// LoadPipeline reads a pipeline file. The error is an Errors where the file's content is what is wrong.
+// LoadPipeline reads a pipeline file. The error is an Errors where the file's content is what is
+// wrong.
 func LoadPipeline(file string) (*Pipeline, error) {
 	d, err := readDocument(file)
 	if err != nil {
@@ -44,7 +45,8 @@ func LoadPipeline(file string) (*Pipeline, error) {
 		r.read(t)
 		t.done()
 		if len(r.Models) > 1 && r.Embed {
-			d.errs = append(d.errs, r.Wrong(errors.New("it is not for groups: what the models share is a file of its own"), "embed"))
+			why := errors.New("it is not for groups: what the models share is a file of its own")
+			d.errs = append(d.errs, r.Wrong(why, "embed"))
 		}
 		p.Requests = append(p.Requests, r)
 	}
@@ -66,7 +68,8 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	}
 	top.done()
 	if len(p.Requests) == 0 && len(d.errs) == 0 {
-		return nil, Errors{{File: file, Position: Position{1, 1}, Text: "no [[model]] and no [[group]] is listed"}}
+		const text = "no [[model]] and no [[group]] is listed"
+		return nil, Errors{{File: file, Position: Position{1, 1}, Text: text}}
 	}
 	if len(d.errs) > 0 {
 		d.errs.sort()
@@ -90,16 +93,18 @@ func (r *PipelineRequest) read(t *table) {
 	t.choice("optimization_level", &r.Level, "disable_all", "basic", "extended", "layout", "all")
 }
 
-// Wrong is err with the place of the field, or of the element of one, that the request has from the file. Where the file does
-// not have it, it is the request's own place.
+// Wrong is err with the place of the field, or of the element of one, that the request has from
+// the file. Where the file does not have it, it is the request's own place.
 func (r *PipelineRequest) Wrong(err error, name ...string) *Error {
-	t := r.tables[len(r.tables)-1]
-	for _, above := range slices.Backward(r.tables) {
-		if at := above.at(name...); at != (Position{}) {
-			return &Error{File: above.document.file, Position: at, Field: above.spell(name...), Text: err.Error()}
+	wrong := func(t *table, name ...string) *Error {
+		return &Error{File: t.document.file, Position: t.at(name...), Field: t.spell(name...), Text: err.Error()}
+	}
+	for _, t := range slices.Backward(r.tables) {
+		if t.at(name...) != (Position{}) {
+			return wrong(t, name...)
 		}
 	}
-	return &Error{File: t.document.file, Position: t.at(), Field: t.spell(), Text: err.Error()}
+	return wrong(r.tables[len(r.tables)-1])
 }
 
 // required notes a field that is not there and has to be.
@@ -109,7 +114,8 @@ func (t *table) required(name, what string) {
 	}
 }
 
-// pairs takes a table of texts over what is there. A number or a truth stands for its text, as options have it.
+// pairs takes a table of texts over what is there. A number or a truth stands for its text, as
+// options have it.
 func (t *table) pairs(name string, to *map[string]string) {
 	values := t.table(name).values
 	if len(values) == 0 {

@@ -38,9 +38,10 @@ func badLocation(s string) string {
 	return ""
 }
 
-// File is the name of the file that is meant, spelled in the one clean way. Of weights that an EP leaves in the source model's
-// external data, the name is the model's own spelling, such as "./w.bin". It has to open in the artefact, which has no
-// directories but those of its files: so "s/../w.bin" stays as it is, and is refused.
+// File is the name of the file that is meant, spelled in the one clean way. Where an EP leaves weights
+// in the source model's external data, the name is the model's own spelling, such as "./w.bin". It has
+// to open in the artefact, which has no directories but those of its files: therefore "s/../w.bin" stays
+// as it is, and is refused.
 func (r Reference) File() string {
 	if r.Attribute != "weights_metadata_map" || slices.Contains(strings.Split(r.Name, "/"), "..") {
 		return r.Name

@@ -17,7 +17,8 @@ import (
 //go:embed session.toml
 var sessionData []byte
 
-// sessionClass says what a session config entry means for a request. The words are those of session.toml.
+// sessionClass says what a session config entry means for a request. The words are those of
+// session.toml.
 type sessionClass string
 
 const (
@@ -28,8 +29,8 @@ const (
 	classRefused sessionClass = "refused"
 )
 
-// onlyOptimal is the session config entry by which ONNX Runtime, set to "1", fails on a compiled model that the
-// execution provider would rather have compiled again.
+// onlyOptimal is the session config entry by which ONNX Runtime, set to "1", fails on a compiled
+// model that the execution provider would rather have compiled again.
 const onlyOptimal = "session.fail_on_suboptimal_compiled_model"
 
 // sessionRule is what session.toml says of one session config entry.
@@ -43,7 +44,8 @@ type sessionRule struct {
 // sessionKeys is session.toml, by key.
 var sessionKeys = mustParseSession(sessionData)
 
-// mustParseSession is for the table that is part of the program: no test run survives a mistake in it.
+// mustParseSession is for the table that is part of the program: no test run survives a mistake in
+// it.
 func mustParseSession(data []byte) map[string]sessionRule {
 	table, err := parseSession(data)
 	if err != nil {
@@ -88,8 +90,9 @@ func parseSession(data []byte) (map[string]sessionRule, error) {
 	return table, twice
 }
 
-// SplitSession returns those session config entries that a compile is given, and whether the request takes optimal
-// builds only. Entries that say how a session runs are left out. What is wrong with an entry, Record says.
+// SplitSession returns those session config entries that a compile is given, and whether the
+// request takes optimal builds only. Entries that say how a session runs are left out. What is
+// wrong with an entry, Record says.
 func SplitSession(entries map[string]string) (compile map[string]string, optimal bool) {
 	compile = entries
 	for key, value := range entries {
@@ -106,8 +109,8 @@ func SplitSession(entries map[string]string) (compile map[string]string, optimal
 	return compile, optimal
 }
 
-// ExternalFolder returns the entries that a client sends, and the folder that the others name for external data, "" for
-// none: the client opens the files there.
+// ExternalFolder returns the entries that a client sends, and the folder that the others name for
+// external data, "" for none: the client opens the files there.
 func ExternalFolder(entries map[string]string) (sent map[string]string, folder string) {
 	sent = maps.Clone(entries)
 	maps.DeleteFunc(sent, func(key, value string) bool {

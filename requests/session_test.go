@@ -27,7 +27,8 @@ var noEntries = map[string]string{
 // areas are what session config entries begin with.
 var areas = []string{"session.", "ep.", "optimization.", "mlas."}
 
-// keyLike yields what may be session config entries in a library, each with the byte before it and the one after.
+// keyLike yields what may be session config entries in a library, each with the byte before it and
+// the one after.
 func keyLike(library []byte) iter.Seq2[string, [2]byte] {
 	inKey := func(c byte) bool { return c == '.' || c == '_' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' }
 	return func(yield func(string, [2]byte) bool) {
@@ -54,8 +55,9 @@ func keyLike(library []byte) iter.Seq2[string, [2]byte] {
 	}
 }
 
-// unclassified returns the session config entries in a library's bytes that the table lacks. Compilers cut constants into
-// pieces of 8 or 16 bytes, so that only the beginning of some is there.
+// unclassified returns the session config entries in a library's bytes that the table lacks.
+// Compilers cut constants into pieces of 8 or 16 bytes, so that only the beginning of some is
+// there.
 func unclassified(library []byte) []string {
 	missing := map[string]bool{}
 	for found, around := range keyLike(library) {

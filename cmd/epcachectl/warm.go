@@ -30,9 +30,9 @@ func (a *app) warmCommand() *cobra.Command {
 wait: what is not there is compiled in the background, after what somebody waits for. It is what an installer calls. The
 compiles go on when this program has ended, and after a restart of a daemon of your own, which finds the files again; epcachectl jobs shows them. Where the daemon takes no more at once, it waits for room.
 
-With --pipeline FILE, a TOML file as in the examples, each model has execution providers, options and dimensions of its own, and
-models can be a weight-sharing group. The flags hold where FILE says nothing. Models in a DIR that FILE does not list are
-compiled as the flags say.
+With --pipeline FILE, a TOML file as in the examples, each model has execution providers, options
+and dimensions of its own, and models can be a weight-sharing group. The flags hold where FILE says
+nothing. Models in a DIR that FILE does not list are compiled as the flags say.
 
 With --follow it waits for all of them, shows how far they are, and prints how each ended. To interrupt it ends none of
 them. The flags are those of get. With -n nothing is compiled; it prints what would be.` +
@@ -82,7 +82,8 @@ Done means that all are there or queued, with --follow that all are there.`,
 }
 
 // warm asks for everything, again for what the daemon had no room for, and prints what came of it.
-func (g *getCall) warm(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss, follow bool) error {
+func (g *getCall) warm(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
+	follow bool) error {
 	show := newPhases(g.app.print, g.progress, len(asks))
 	results := acquireEach(ctx, c, asks, onMiss, show)
 	show.end()
@@ -125,7 +126,8 @@ func modelsBelow(args []string) ([]string, error) {
 }
 
 // askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.
-func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, results []got, onMiss wire.OnMiss) {
+func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, results []got,
+	onMiss wire.OnMiss) {
 	if !slices.ContainsFunc(results, func(r got) bool { return errors.Is(r.err, unixsock.ErrBusy) }) {
 		return
 	}

@@ -39,7 +39,8 @@ type warming struct {
 // warming checks the call and reads its pipeline file.
 func (g *getCall) warming(args []string, file string) (*warming, error) {
 	if len(args) == 0 && file == "" {
-		return nil, usageError{&hintedError{errors.New("warm: no model"), "epcachectl warm MODEL --ep EP, or epcachectl warm --pipeline FILE"}}
+		return nil, usageError{&hintedError{errors.New("warm: no model"),
+			"epcachectl warm MODEL --ep EP, or epcachectl warm --pipeline FILE"}}
 	}
 	w := &warming{call: g, pipeline: &config.Pipeline{}}
 	var err error
@@ -59,16 +60,21 @@ func (g *getCall) warming(args []string, file string) (*warming, error) {
 		return w, nil
 	}
 	if o := append(g.request.early, g.request.named...); len(g.request.eps) == 0 && len(o) > 0 {
-		return nil, usageError{fmt.Errorf("--option %s: there is no --ep; in %s each model names its own", brief(o[0].key), file)}
+		return nil, usageError{fmt.Errorf("--option %s: there is no --ep; in %s each model names its own",
+			brief(o[0].key), file)}
 	}
 	_, err = w.asks() // so that what is wrong in the file is told before the daemon is asked
 	return w, err
 }
 
-// needsEP reports whether neither the flags nor the file name the execution provider of some model.
+// needsEP reports whether neither the flags nor the file name the execution provider of some
+// model.
 func (w *warming) needsEP() bool {
+	if len(w.call.request.eps) > 0 {
+		return false
+	}
 	unnamed := func(r config.PipelineRequest) bool { return len(r.EPs) == 0 }
-	return len(w.call.request.eps) == 0 && (len(w.models) > 0 || slices.ContainsFunc(w.pipeline.Requests, unnamed))
+	return len(w.models) > 0 || slices.ContainsFunc(w.pipeline.Requests, unnamed)
 }
 
 // lists reports whether the pipeline file lists the model.
@@ -78,7 +84,8 @@ func (w *warming) lists(path string) bool {
 	return err == nil && slices.ContainsFunc(w.pipeline.Requests, has)
 }
 
-// asks returns what is asked for, once it is known what the flags mean. The flags hold where the file says nothing.
+// asks returns what is asked for, once it is known what the flags mean. The flags hold where the
+// file says nothing.
 func (w *warming) asks() ([]ask, error) {
 	asks := w.call.asksFor(w.models)
 	var wrong config.Errors
@@ -106,7 +113,8 @@ func (g *getCall) asksFor(models []string) []ask {
 }
 
 // acquireEach asks for everything at once, and returns the answers in order.
-func acquireEach(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss, show *phases) []got {
+func acquireEach(ctx context.Context, c *unixsock.Client, asks []ask, onMiss wire.OnMiss,
+	show *phases) []got {
 	results := make([]got, len(asks))
 	places := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
@@ -154,10 +162,11 @@ func (r *request) over(file *config.PipelineRequest) *config.Error {
 		}
 	}
 	if len(file.Models) > 1 && r.embed {
-		return file.Wrong(errors.New("what the models of a group share is a file of its own, so --embed cannot go with it"), "models")
+		return file.Wrong(errors.New("what the models share is a file of its own, so --embed cannot be"), "models")
 	}
 	r.sessionOptions = merged(r.sessionOptions, file.SessionOptions)
-	r.dims, r.denotations = merged(r.dims, sizes(file.Dims)), merged(r.denotations, sizes(file.Denotations))
+	r.dims = merged(r.dims, sizes(file.Dims))
+	r.denotations = merged(r.denotations, sizes(file.Denotations))
 	r.embed = r.embed || file.Embed
 	if file.Level != "" {
 		r.level = file.Level
@@ -165,11 +174,13 @@ func (r *request) over(file *config.PipelineRequest) *config.Error {
 	return nil
 }
 
-// replaceOption sets an option of the only execution provider, or, as EP/KEY, of the one that it names.
+// replaceOption sets an option of the only execution provider, or, as EP/KEY, of the one that it
+// names.
 func (r *request) replaceOption(key, value string) error {
 	name, option, named := strings.Cut(key, "/")
 	if !named && len(r.eps) > 1 {
-		return fmt.Errorf("there are %d execution providers: write %q", len(r.eps), r.eps[0].GetName()+"/"+key)
+		return fmt.Errorf("there are %d execution providers: write %q", len(r.eps),
+			r.eps[0].GetName()+"/"+key)
 	}
 	if !named {
 		name, option = r.eps[0].GetName(), key
