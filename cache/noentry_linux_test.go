@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -15,18 +16,18 @@ import (
 	"github.com/epcached/epcached/requests"
 )
 
-const nameless = "NobodysExecutionProvider" // has an entry in no table
+const unlisted = "UnlistedExecutionProvider" // has an entry in no table
 
 // noEntry is a cache over ONNX Runtime with a release of the test EP under a name that has no
 // entry.
 func noEntry(t *testing.T, release compilertest.Release) *bench {
-	release.Name = nameless
+	release.Name = unlisted
 	r := compilertest.TestEPRuntime(t, "1.31.1", release)
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
 	return newBenchWith(t, func(o *Options) {
 		o.Compiler, o.Runtimes = ort, []compilers.Runtime{r}
-		o.AllowOptions = []string{nameless + "/target", nameless + "/fault"}
+		o.AllowOptions = []string{unlisted + "/target", unlisted + "/fault"}
 	})
 }
 
@@ -41,11 +42,11 @@ func (b *bench) forNoEntry(op string, elements int, options map[string]string) *
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(b, os.WriteFile(path, m.Encode(), 0o644))
 	r := b.request(b.openFile(path))
-	r.EPs = []requests.EP{{Name: nameless, Options: options}}
+	r.EPs = []requests.EP{{Name: unlisted, Options: options}}
 	return r
 }
 
-// What an EP is compiled for may depend on any of its options where nothing is known of them.
+// The target of an EP without an entry may depend on any of its options.
 func TestOptionsOfAnEPWithoutEntryBelongToItsFingerprint(t *testing.T) {
 	b := noEntry(t, compilertest.Release{})
 	for _, target := range []string{"1", "2"} {
@@ -87,12 +88,22 @@ func TestAnEPThatTakesNoTinyModel(t *testing.T) {
 	require.Equal(t, "no node taken", e.Facts["reason"])
 	require.NotContains(t, e.Hint, "option")
 	require.Regexp(t,
-		`^model "m.onnx" does not compile, nor do the smallest models that NobodysExecutionProvider may take: NobodysEx`, e.Text)
+		`^model "m.onnx" does not compile, nor do the smallest models that UnlistedExecutionProvider may take: UnlistedEx`, e.Text)
 	e = b.refused(b.forNoEntry("Mul", 999, map[string]string{"target": "sim-2"}))
 	require.Contains(t, e.Hint, "target=sim-2")
 	left, err := filepath.Glob(filepath.Join(b.state, "staging", "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// Where an EP refuses the tiny models all in the same words, the request's model is not blamed.
+func TestAnEPThatRefusesEverything(t *testing.T) {
+	b := noEntry(t, compilertest.Release{})
+	e := b.refused(b.forNoEntry("Mul", 4, map[string]string{"fault": "fail@compile"}))
+	require.Regexp(t, `^execution provider UnlistedExecutionProvider cannot compile here: .*asked to fail`,
+		e.Text)
+	require.Contains(t, e.Hint, "fault=fail@compile")
+	require.Equal(t, "refused", e.Facts["reason"])
 }
 
 // picky is a compiler that takes none of the tiny models.
@@ -101,7 +112,8 @@ type picky struct{ *opinion }
 func (p picky) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
 	own *compilers.Job) ([]compilers.Fingerprint, error) {
 	if own == nil {
-		return nil, &compilers.NoNodesError{EPs: []string{eps[0].Name}}
+		return nil, fmt.Errorf("%w: %w", compilers.ErrNotTaken,
+			&compilers.NoNodesError{EPs: []string{eps[0].Name}})
 	}
 	return p.opinion.Fingerprint(ctx, r, eps, own)
 }

@@ -171,7 +171,7 @@ func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool
 		return known, nil
 	}
 	select {
-	case c.checks <- struct{}{}: // a copy of each model and a process, so not for as many as anybody may ask
+	case c.checks <- struct{}{}: // a copy of each model and a process: their number is bounded
 	case <-ctx.Done():
 		return out, ctx.Err()
 	}
@@ -180,7 +180,7 @@ func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool
 		removeCopy()
 		<-c.checks
 	}
-	var taken atomic.Bool // by whoever removes the folder
+	var taken atomic.Bool // set by the one of the two that removes the folder
 	defer func() {
 		if taken.CompareAndSwap(false, true) {
 			remove()

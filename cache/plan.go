@@ -132,10 +132,12 @@ func cannotCompile(r *Request, p *plan, err error) error {
 		return refusal.New(refusal.Unavailable, err, "execution provider %s cannot compile here: not even a model of one node", names).
 			WithHint("its files may be damaged, or being replaced")
 	default:
-		return workerError(err, "execution provider %s cannot compile here", names)
+		err = workerError(err, "execution provider %s cannot compile here", names)
 	}
 	var told *refusal.Error
-	if given := r.options(); given != "" && errors.As(err, &told) && failure.In(told) != nil {
+	f := failure.In(err)
+	if given := r.options(); given != "" && f != nil && errors.As(err, &told) &&
+		(f.Reason == failure.NoNode || f.Reason == failure.Refused) {
 		told.Hint = strings.TrimPrefix(told.Hint+"; or an option may not suit the execution provider: "+given, "; or ")
 	}
 	return err

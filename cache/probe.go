@@ -211,7 +211,7 @@ func (p printed) of(eps []compilers.EP, err error) ([]compilers.Fingerprint, err
 // marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.
 func (c *Cache) marks(ctx context.Context, r *Request, rc *runtimeContent, p *plan) error {
 	var err error
-	if p.marks, err = c.probes.fingerprints(ctx, inquirer(r), rc, p.eps, false); err == nil || r.Graph == nil || !compilers.MayTakeAnother(err) {
+	if p.marks, err = c.probes.fingerprints(ctx, inquirer(r), rc, p.eps, false); err == nil || r.Graph == nil || !errors.Is(err, compilers.ErrNotTaken) {
 		return err
 	}
 	p.onModel = true

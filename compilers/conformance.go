@@ -8,7 +8,7 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// What became of guidelines, and how much each matters.
+// Outcomes and levels of guidelines.
 const (
 	GuidelineHolds  = dialogue.Holds
 	GuidelineBroken = dialogue.Broken

@@ -48,7 +48,7 @@ func TestConformanceOfTheTestEP(t *testing.T) {
 	}
 }
 
-// What real EPs do not keep is known. Nothing of it is required.
+// The guidelines that real EPs break are known. None of them is required.
 func TestConformanceOfRealEPs(t *testing.T) {
 	for runtime, want := range map[string][]string{
 		"openvino-1.8.1": {

@@ -10,31 +10,36 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
+// ErrNotTaken is returned where an EP takes none of the tiny models. It may take others.
+var ErrNotTaken = errors.New("none of the tiny models is taken")
+
 // smallestTaken compiles with the EP the first of the tiny models that it takes a node of, and
 // where it takes none of them the model of own, if that is not nil, with the session's options that
-// own has. What comes of it is in a folder below folder, whose path job.Folder tells. The error is
-// that of own's model, and without own that of the smallest.
+// own has. The compiled model is in a folder below folder, and job.Folder is its path. The error is
+// that of own's model; without own it is that of the smallest and wraps ErrNotTaken.
 func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) (Job, Result,
 	error) {
 	folder, all := job.Folder, job
 	var first error
 	for i, m := range tinymodel.Probes() {
 		done, err := compileIn(ctx, compile, &job, filepath.Join(folder, fmt.Sprint(i)), m.Encode())
-		if err == nil || !MayTakeAnother(err) {
+		if err == nil || !mayTakeAnother(err) {
 			return job, done, err
 		}
 		if i == 0 {
 			first = err
 		}
-		// The second model has all the others in it. Where nothing of it is taken, or it is refused
-		// in
-		// the words of the first, no other one fares better.
-		if i == 1 && (errors.As(err, new(*NoNodesError)) || causeOf(err) == causeOf(first)) {
+		// The second model has all the others in it. Where nothing of it is taken, no other one fares
+		// better, and where it is refused in the words of the first no model at all does.
+		if i == 1 && errors.As(err, new(*NoNodesError)) {
 			break
+		}
+		if i == 1 && causeOf(err) == causeOf(first) {
+			return job, Result{}, first
 		}
 	}
 	if own == nil {
-		return job, Result{}, first
+		return job, Result{}, fmt.Errorf("%w: %w", ErrNotTaken, first)
 	}
 	all.Model, all.ModelFile, all.Folder = own.Model, own.ModelFile, filepath.Join(folder, "own")
 	all.SessionOptions, all.FreeDimensions = own.SessionOptions, own.FreeDimensions
@@ -62,9 +67,9 @@ func compileIn(ctx context.Context, compile compileFunc, job *Job, folder string
 	return compile(ctx, *job)
 }
 
-// MayTakeAnother tells whether an EP that fails so over one model may compile another one. It does
+// mayTakeAnother tells whether an EP that fails so over one model may compile another one. It does
 // not where it crashes or does not end, and where it was never asked.
-func MayTakeAnother(err error) bool {
+func mayTakeAnother(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, new(*NoNodesError)) || errors.As(err, &refused) &&
 		refused.Doing == "compile" && refused.Code >= 0
