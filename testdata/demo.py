@@ -38,7 +38,7 @@ BIN = Path(os.environ.get("EPCACHED_BIN") or PROJECT / "bin")
 RUNTIMES = Path(os.environ.get("EPCACHED_RUNTIMES") or PROJECT / ".deps" / "runtimes")
 MODELS = Path(os.environ.get("EPCACHED_MODELS") or PROJECT / ".deps" / "models")
 REPORT = Path(os.environ.get("DEMO_REPORT") or PROJECT / "report" / "demo.md")
-PROCESS_LIMIT = 120  # seconds
+PROCESS_LIMIT = 300  # seconds, of what hangs
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from conftest import Models
 
 PROJECT = Path(__file__).resolve().parents[4]
-LIMIT = 300
+LIMIT = 900  # of what hangs; on a busy machine the simulator of the NPU takes minutes
 SMALLEST = ("silero-vad", "magika")
 
 
@@ -31,6 +33,14 @@ def hidden(runtime: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+def with_niceness(nice: int) -> None:
+    """Raises the niceness of this process for good: root could lower it again."""
+    libc, bounding_set_drop, sys_nice = ctypes.CDLL(None), 24, 23
+    os.nice(nice)
+    if os.geteuid() == 0:
+        assert libc.prctl(bounding_set_drop, sys_nice, 0, 0, 0) == 0
+
+
 @pytest.mark.parametrize(("unbuffered", "nice"), [("", 10), ("1", 0)])
 def test_the_demo_shows_qnn_where_openvino_has_no_device(hidden: Path, programs: Path, models: Models, tmp_path: Path, unbuffered: str, nice: int) -> None:
     report = tmp_path / "demo.md"
@@ -38,8 +48,8 @@ def test_the_demo_shows_qnn_where_openvino_has_no_device(hidden: Path, programs:
     environment |= {"EPCACHED_RUNTIMES": str(hidden), "EPCACHED_BIN": str(programs), "DEMO_REPORT": str(report)}
     if unbuffered:
         environment["PYTHONUNBUFFERED"] = unbuffered
-    command = ["nice", "-n", str(nice), sys.executable, PROJECT / "testdata" / "demo.py", *SMALLEST]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    command = [sys.executable, PROJECT / "testdata" / "demo.py", *SMALLEST]
+    done = subprocess.run(command, env=environment, preexec_fn=lambda: with_niceness(nice), capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "OpenVINO on the CPU: its plugin lists no device on this machine" in done.stdout
     table = report.read_text()
@@ -60,6 +70,10 @@ def test_what_qualcomms_library_prints_reaches_no_standard_output(runtime: Calla
     daemon = [programs / "epcached", "--state", tmp_path / "state", "--socket", socket, "--config", config, "--runtime", qnn]
     with open(tmp_path / "out", "w+") as out, open(tmp_path / "log", "w") as log, subprocess.Popen(daemon, stdout=out, stderr=log) as process:
         try:
+            until = time.monotonic() + 60
+            while not Path(socket).exists():
+                assert time.monotonic() < until and process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.02)
             control = [programs / "epcachectl", "--socket", socket, "--wait", "10s"]
             assert json.loads(said(*control, "status", "--json"))["version"]
             ep = "QNNExecutionProvider:CPU"
