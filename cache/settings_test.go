@@ -221,7 +221,7 @@ func TestWhatIsNotInForceIsTold(t *testing.T) {
 	require.Contains(t, status.Warnings[1], "jobs")
 	b.cache.SetConfigured(Configured{Refused: []string{"rules.toml:3:1: no such verdict"}})
 	a := about(t, b.doctor(b.self()), "configuration")
-	require.Equal(t, SeverityWarning, a.Severity)
+	require.Equal(t, SeverityProblem, a.Severity)
 	require.Contains(t, a.Text, "rules.toml:3:1")
 	b.cache.SetConfigured(Configured{Waiting: []string{"jobs"}})
 	require.Contains(t, about(t, b.doctor(b.self()), "configuration").Text, "jobs")

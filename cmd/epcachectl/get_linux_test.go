@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -403,7 +404,12 @@ func TestGetAdopt(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
 	reply := func(reply *wire.AcquireReply) {
-		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) { return unixsock.Answer{Reply: reply}, nil }
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+			// A copy, because the server completes the reply that it is given.
+			return unixsock.Answer{Reply: proto.CloneOf(reply)}, nil
+		}
 	}
 	model := compiledModel(t, t.TempDir())
 	reply(&wire.AcquireReply{Outcome: "adopted", Ep: "TestEP", Build: strings.Repeat("cd", 32), Compatibility: "optimal"})
