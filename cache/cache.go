@@ -215,7 +215,7 @@ func (c *Cache) open() error {
 	c.flights.attend = c.attend
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(c.index, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
-	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.wake(); c.rebuilds.wake() }
+	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.idle(); c.rebuilds.wake() }
 	c.work.Go(func() { c.machine.look(ctx) })
 	c.gains.start(ctx, c)
 	c.sharing.start(ctx, c)

@@ -1,59 +1,60 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 )
 
-// gains find out what compiling brought: how long the source model takes to load, with the same execution providers and
-// options and in a process of its own, as the compiled form did when it was checked. It is done after the answer, at the
-// lowest priority, one at a time, and only while nothing is compiled; a compile that begins ends it, and it is begun
-// again later. What is found is remembered beside the index, and may be lost.
+// gains compares the processor time of loading a compiled model and of loading its source. Processor time does not depend
+// on what else the machine does. A build is measured at most once, right after it was stored and while nothing is
+// compiled: at the lowest priority, in one worker for both loads. A compile that begins ends the measurement for good.
+// The result is remembered beside the index, and may be lost.
 type gains struct {
 	c    *Cache
+	ctx  context.Context
 	work sync.WaitGroup
 
-	mu      sync.Mutex             // flights.mu may be held when it is taken, and is never taken with it
-	known   map[index.BuildID]Gain // zero: nothing is remembered either; guarded by mu
-	todo    []*measurement         // guarded by mu
-	stop    context.CancelFunc     // ends the measurement under way; nil: there is none; guarded by mu
-	changed chan struct{}          // closed, and made anew, when there may be something to do; guarded by mu
+	mu    sync.Mutex             // flights.mu may be held when it is taken, and is never taken with it
+	known map[index.BuildID]Gain // zero: nothing is remembered either; guarded by mu
+	next  *measurement           // the build that was stored last; nil: it has been measured; guarded by mu
+	stop  context.CancelFunc     // ends the measurement under way; nil: there is none; guarded by mu
 }
 
-// measurement is a build whose source model is to be loaded.
+// measurement is a build that is to be loaded beside its source model.
 type measurement struct {
-	job   *job // its request's files are closed
-	build index.Build
-	tries int
-
-	// request has the files that were compiled, to be copied when they are loaded; nil where it has to be the source that is kept. The private copy
-	// of a compile does not wait for that: it would take its room for as long as other models are compiled, in nobody's account.
-	request *Request
+	job     *job // its request's files are closed
+	build   index.Build
+	request *Request // with descriptors of its own
 }
 
+const gainEntries = 1 << 16
+
+// Bounds of noise, of two loads measured one after the other in the same process: they differ by more than a quarter
+// and by more than these processor seconds.
 const (
-	maxOpen         = 4 // whose files are held open until they are measured
-	maxMeasurements = 64
-	maxDisturbed    = 5
-	gainEntries     = 1 << 16
+	gainRatio  = 1.25
+	gainMargin = 0.01
 )
 
-// Loses tells whether the compiled form takes longer to load than the source model, by more than chance would have it.
-func (g Gain) Loses() bool { return g.SourceLoad > 0 && g.Load > 1.05*g.SourceLoad }
+// Loses tells whether the compiled form takes more processor time to load than the source model, by a clear margin.
+func (g Gain) Loses() bool {
+	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
+}
 
 // warning says so.
 func (g Gain) warning() string {
-	return fmt.Sprintf("compiling gained nothing: the compiled model loads in %.3f s, the source model in %.3f s", g.Load, g.SourceLoad)
+	return fmt.Sprintf("compiling gained nothing: the compiled model takes %.3f s of processor time to load, the source model %.3f s", g.Load, g.SourceLoad)
 }
 
-func gainKey(id index.BuildID) []byte { return append([]byte("gain:"), id[:]...) }
+func gainKey(id index.BuildID) []byte { return append([]byte("loads:"), id[:]...) }
 
 // of gives what is known of the build. It is on the path of each hit.
 func (gs *gains) of(id index.BuildID) Gain {
@@ -104,63 +105,31 @@ func (gs *gains) warnings(id index.BuildID) []string {
 	return nil
 }
 
-// after has the source of a build measured that the job just stored.
+// after notes the build that the job just stored as the next one to measure. over: its request's files are closed.
 func (gs *gains) after(j *job, b *index.Build, over bool) {
-	if j.load == 0 || len(b.Members) > 0 {
-		return // it was not loaded here; or it is a group, whose models have no load of their own to compare with
+	if over || len(b.Members) > 0 || b.LoadCheck != compilers.Passed {
+		return // a group's models have no load of their own to compare with
 	}
-	gs.save(b.ID, Gain{Load: j.load})
 	if measure := gs.c.policyOf(j.plan.eps).MeasureGain; measure != nil && !*measure {
 		return
 	}
-	m := &measurement{job: j, build: *b}
-	if !over { // else it has to be where the build says that it is
-		m.request, _ = j.request.own() // likewise without descriptors to spare
+	own, err := j.request.own()
+	if err != nil {
+		gs.c.log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(), "error", err)
+		return
 	}
-	gs.add(m)
-}
-
-func (gs *gains) add(m *measurement) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	if len(gs.todo) >= maxMeasurements || gs.open() >= maxOpen {
-		m.closeRequest()
-	}
-	if len(gs.todo) < maxMeasurements && m.hasSource() {
-		gs.todo = append(gs.todo, m)
-		gs.wakeLocked()
-	}
+	gs.drop()
+	gs.next = &measurement{job: j, build: *b, request: own}
 }
 
-// open counts those whose files are held open. The caller holds mu.
-func (gs *gains) open() int {
-	n := 0
-	for _, m := range gs.todo {
-		if m.request != nil {
-			n++
-		}
+// drop forgets the build that waits. The caller holds mu.
+func (gs *gains) drop() {
+	if gs.next != nil {
+		gs.next.request.close()
+		gs.next = nil
 	}
-	return n
-}
-
-// hasSource tells whether there is something to load.
-func (m *measurement) hasSource() bool { return m.request != nil || m.build.Source.Kind != "" }
-
-func (m *measurement) closeRequest() {
-	if m.request != nil {
-		m.request.close()
-		m.request = nil
-	}
-}
-
-// giveUp closes the files that wait, which may have no name any more: somebody needs the space.
-func (gs *gains) giveUp() {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	gs.todo = slices.DeleteFunc(gs.todo, func(m *measurement) bool {
-		m.closeRequest()
-		return !m.hasSource()
-	})
 }
 
 func (c *Cache) removeStaged(folder string) {
@@ -173,30 +142,15 @@ func (c *Cache) removeStaged(folder string) {
 }
 
 func (gs *gains) start(ctx context.Context, c *Cache) {
-	gs.c, gs.known, gs.changed = c, make(map[index.BuildID]Gain), make(chan struct{})
-	gs.work.Go(func() { gs.serve(ctx) })
+	gs.c, gs.ctx, gs.known = c, ctx, make(map[index.BuildID]Gain)
 }
 
-// close waits for the measurement under way, which has ended with its context, and removes what waits.
+// close waits for the measurement under way, which has ended with its context.
 func (gs *gains) close() {
 	gs.work.Wait()
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	for _, m := range gs.todo {
-		m.closeRequest()
-	}
-	gs.todo = nil
-}
-
-func (gs *gains) wake() {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	gs.wakeLocked()
-}
-
-func (gs *gains) wakeLocked() {
-	close(gs.changed)
-	gs.changed = make(chan struct{})
+	gs.drop()
 }
 
 // disturb ends the measurement under way, if there is one. It does not wait.
@@ -208,131 +162,77 @@ func (gs *gains) disturb() {
 	}
 }
 
-// busy tells whether something is being measured.
-func (gs *gains) busy() bool {
+// idle measures the build that waits, unless something is compiled or measured now.
+func (gs *gains) idle() {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	return gs.stop != nil
-}
-
-func (gs *gains) serve(ctx context.Context) {
-	for ctx.Err() == nil {
-		m, mctx, changed := gs.next(ctx)
-		if m == nil {
-			sleepUntil(ctx, 0, changed)
-			continue
+	if gs.next == nil || gs.stop != nil || gs.ctx.Err() != nil {
+		return
+	}
+	m, ctx := gs.next, context.Context(nil)
+	ctx, gs.stop = context.WithCancel(gs.ctx)
+	gs.next = nil
+	gs.work.Go(func() {
+		defer m.request.close()
+		if gs.c.flights.count() == 0 { // from now on a compile that begins finds the stop to call
+			gs.measure(ctx, m)
 		}
-		done := gs.measure(mctx, m)
 		gs.mu.Lock()
+		defer gs.mu.Unlock()
 		gs.stop()
 		gs.stop = nil
-		over := done || m.tries >= maxDisturbed || ctx.Err() != nil
-		if !over {
-			gs.todo = append(gs.todo, m)
+	})
+}
+
+// measure loads both forms in one worker.
+func (gs *gains) measure(ctx context.Context, m *measurement) {
+	g, err := gs.compare(ctx, m)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		gs.c.log.Info("gain not measured", "model", m.build.ModelName, "build", m.build.BuildKey.String(), "error", err)
+	default:
+		gs.save(m.build.ID, g)
+		if g.Loses() {
+			gs.c.log.Info("compiling gained nothing", "model", m.build.ModelName, "build", m.build.BuildKey.String(), "load", g.Load, "source", g.SourceLoad)
 		}
-		gs.mu.Unlock()
-		if over {
-			m.closeRequest()
-		}
-		gs.c.rebuilds.wake()
 	}
 }
 
-// next takes the first that waits, if nothing is compiled now. It is measured under a context that a compile ends.
-func (gs *gains) next(ctx context.Context) (*measurement, context.Context, <-chan struct{}) {
-	gs.mu.Lock()
-	changed := gs.changed
-	gs.mu.Unlock()
-	if gs.c.flights.count() > 0 {
-		return nil, nil, changed
-	}
-	mctx, stop := context.WithCancel(ctx)
-	m := gs.take(stop)
-	if m == nil {
-		stop()
-		return nil, nil, changed
-	}
-	if gs.c.flights.count() > 0 {
-		stop() // a compile began before there was a stop for it to call
-	}
-	return m, mctx, changed
-}
-
-func (gs *gains) take(stop context.CancelFunc) *measurement {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	if len(gs.todo) == 0 {
-		return nil
-	}
-	m := gs.todo[0]
-	gs.todo = gs.todo[1:]
-	m.tries++
-	gs.stop = stop
-	return m
-}
-
-// measure loads the source model. It says whether the measurement is done with, well or not.
-func (gs *gains) measure(ctx context.Context, m *measurement) bool {
+func (gs *gains) compare(ctx context.Context, m *measurement) (Gain, error) {
 	c, j := gs.c, m.job
-	if _, err := c.index.Get(m.build.ID); err != nil || !j.rc.unchanged() {
-		return true // the build is gone, or there are other libraries now
-	}
-	folder, graph, err := gs.model(ctx, m)
-	defer func() { c.removeStaged(folder) }() // also where a compile has ended it: until that is done, its place may be needed
-	if err == nil {
-		var checked compilers.CheckResult
-		checked, err = c.compiler.Check(ctx, compilers.CheckJob{
-			Runtime: j.rc.spec, EPs: j.plan.eps, Graph: graph, Source: true,
-			SessionOptions: j.request.SessionOptions, FreeDimensions: j.request.FreeDimensions,
-			FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
-			GraphOptimizationLevel:     loadLevel(j.plan.canonical.GraphOptimizationLevel),
-			Pace:                       compilers.Pace{Idle: make(chan struct{})},
-		})
-		if err == nil && checked.Outcome == compilers.Passed && ctx.Err() == nil && j.rc.unchanged() {
-			gs.found(&m.build, Gain{Load: j.load, SourceLoad: sourceLoad(&m.build, checked.Seconds)})
-			return true
+	a := j.plan.against("", j.rc)
+	return still(j.rc, func() (Gain, error) {
+		folder, source, err := gs.source(ctx, m)
+		defer func() { c.removeStaged(folder) }()
+		if err != nil {
+			return Gain{}, err
 		}
-	}
-	if ctx.Err() != nil {
-		return false
-	}
-	c.log.Info("gain not measured", "model", m.build.ModelName, "build", m.build.BuildKey.String(), "error", err)
-	return true
-}
-
-// sourceLoad is how long the source model takes to load, as it was measured. At the lowest priority, on a machine that does other work, that may be as
-// long as one likes; a session that compiled it did all of it, and wrote the result besides, at an ordinary one.
-func sourceLoad(b *index.Build, measured float64) float64 {
-	if b.Route == compilers.RouteCommand || b.CompileSeconds <= 0 {
-		return measured // another program's time
-	}
-	return min(measured, b.CompileSeconds)
-}
-
-func (gs *gains) found(b *index.Build, g Gain) {
-	gs.save(b.ID, g)
-	if g.Loses() {
-		gs.c.log.Info("compiling gained nothing", "model", b.ModelName, "build", b.BuildKey.String(), "load", g.Load, "source", g.SourceLoad)
-	}
-}
-
-// model copies the source model into a folder, which the caller removes, and gives the graph in it. There has to be room above what is to stay free: a
-// collection would have builds go for a copy that is gone in a moment.
-func (gs *gains) model(ctx context.Context, m *measurement) (folder, graph string, err error) {
-	r := m.request
-	if r == nil {
-		if r, err = gs.c.sourceRequest(ctx, &m.build); err != nil {
-			return "", "", err
+		answer, err := c.serve(ctx, &m.build, func(string) {})
+		if err != nil {
+			return Gain{}, err
 		}
-		defer r.close()
-	}
-	if err := gs.c.fitsAboveFloor(r.files()); err != nil {
+		defer answer.View.Close()
+		check := j.plan.withDimensions(a.checkJobOf(&m.build, answer))
+		check.Against, check.Pace = source, compilers.Pace{Idle: make(chan struct{})}
+		checked, err := c.compiler.Check(ctx, check)
+		if err == nil && checked.LoadCPU <= 0 {
+			err = errors.New(cmp.Or(checked.Text, "the worker reported no processor time"))
+		}
+		return Gain{Load: checked.LoadCPU, SourceLoad: checked.AgainstCPU}, err
+	})
+}
+
+// source copies the source model into a folder, which the caller removes, and returns the path of the copy. The copy has
+// to fit above the free space that is kept: otherwise a collection would evict builds for it.
+func (gs *gains) source(ctx context.Context, m *measurement) (folder, graph string, err error) {
+	if err := gs.c.fitsAboveFloor(m.request.files()); err != nil {
 		return "", "", err
 	}
 	if folder, err = os.MkdirTemp(gs.c.path("staging"), "gain-"); err != nil {
 		return "", "", err
 	}
-	again := &job{c: gs.c, request: r, plan: m.job.plan, folder: folder, name: m.job.name}
+	again := &job{c: gs.c, request: m.request, plan: m.job.plan, folder: folder, name: m.job.name}
 	graph, err = again.copyProven(ctx)
 	return folder, graph, err
 }

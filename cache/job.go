@@ -43,7 +43,6 @@ type job struct {
 	anew       string          // why the daemon itself compiles this again; "" where a request began it
 	replaces   index.BuildID   // then: the build that wanted it
 	sources    []index.Source  // then: where it has its models from
-	load       float64         // seconds that the compiled model took to load; 0: it was not loaded
 	memory     int64           // bytes that its workers took at most; 0: not measured
 	room       *reservation    // for what is compiled; nil: it is not kept
 	output     int64           // bytes of what was compiled; 0: that is not known
@@ -197,7 +196,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 	defer o.close()
 	if o != nil {
 		spec.ModelFile = o.file
-	} else if err := j.makeRoom(); err != nil {
+	} else if err := room(j.folder, j.request.files()); err != nil {
 		return nil, storeError(err, j.request.Name)
 	}
 	workers := j.startEarly(ctx, spec, o)
@@ -352,7 +351,6 @@ func (j *job) check(ctx context.Context, out string, result compilers.Result, wo
 		b.GraphOptimizationLevel = "disable_all"
 	}
 	if checked.Outcome == compilers.Passed {
-		j.load = checked.Seconds
 		b.VerifiedOutput = j.verified(ctx, out, b)
 	}
 	return b, j.checkAlone(ctx, out, result, b)

@@ -52,7 +52,7 @@ func (j *job) copyModel(ctx context.Context) (proof func(context.Context) error,
 
 // copyProven is copyModel with its proof. It gives the path of the first model's copy.
 func (j *job) copyProven(ctx context.Context) (path string, err error) {
-	if err := j.makeRoom(); err != nil {
+	if err := room(j.folder, j.request.files()); err != nil {
 		return "", storeError(err, j.request.Name)
 	}
 	proof, err := j.copyModel(ctx)
@@ -106,16 +106,6 @@ func (j *job) memberName(i int) string {
 
 // memberOutput names the graph that is written for one of the job's models.
 func (j *job) memberOutput(i int) string { return j.memberName(i) + "_ctx.onnx" }
-
-// makeRoom says whether the copies will fit.
-func (j *job) makeRoom() error {
-	err := room(j.folder, j.request.files())
-	if err != nil {
-		j.c.gains.giveUp()
-		err = room(j.folder, j.request.files())
-	}
-	return err
-}
 
 func (j *job) modelFolder() string { return filepath.Join(j.folder, modelsFolder) }
 

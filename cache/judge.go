@@ -412,7 +412,7 @@ func ruleFacts(f *index.EPFacts, ort string) rules.Facts {
 		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString, DriverVersion: f.DriverVersion, ORTVersion: ort}
 }
 
-// Gain compares how long the two forms of a model take to load, in seconds; 0: not measured.
+// Gain compares what the two forms of a model take to load, in processor seconds; 0: not measured.
 type Gain struct {
 	Load, SourceLoad float64
 }

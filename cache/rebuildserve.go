@@ -19,9 +19,6 @@ func (q *rebuilds) pause(now time.Time) (why string, wait time.Duration) {
 	if q.c.flights.busy() {
 		return "requests wait for compiles", 0
 	}
-	if q.c.gains.busy() {
-		return "the load of a model is being measured", 0
-	}
 	return "", 0
 }
 

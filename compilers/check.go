@@ -20,7 +20,7 @@ func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{Outcome: NotCheckable, Text: "builds with " + option + " do not load where the device that they are for is absent"}, nil
 	}
 	result, err := o.check(ctx, job)
-	if err != nil || result.Outcome == Passed || job.GraphOptimizationLevel == disableAll || job.Source {
+	if err != nil || result.Outcome == Passed || job.GraphOptimizationLevel == disableAll || job.Against != "" {
 		return result, err
 	}
 	job.GraphOptimizationLevel = disableAll
@@ -44,6 +44,9 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
 	done, err := o.scratchJob(ctx, req, job.Pace)
 	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu, done.PeakMemory, done.before
+	if len(done.LoadCPU) == 2 {
+		result.LoadCPU, result.AgainstCPU = done.LoadCPU[0], done.LoadCPU[1]
+	}
 	if err == nil {
 		return result, nil
 	}
@@ -82,6 +85,12 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.Entries = maps.Clone(req.Options.Entries)
 		req.Options.Entries[sourceOption] = source
+	}
+	if job.Against != "" {
+		if !filepath.IsAbs(job.Against) || len(job.Share) > 0 {
+			return dialogue.Request{}, fmt.Errorf("load %q against %q: not an absolute path, or a group", job.Graph, job.Against)
+		}
+		req.Against, req.Readable = job.Against, append(req.Readable, job.Against)
 	}
 	for _, path := range job.Share {
 		if filepath.Dir(path) != filepath.Dir(job.Graph) {

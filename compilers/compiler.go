@@ -148,7 +148,10 @@ type CheckJob struct {
 	Runtime Runtime
 	EPs     []EP
 	Graph   string // absolute path; sidecars, or external data, stand beside it
-	Source  bool   // the graph is not compiled: it is loaded once, at the level asked for
+
+	// Against is the absolute path of the model that Graph was compiled from; "": none. It is loaded in the same worker
+	// once Graph is, to compare what both take. Free dimensions are fixed for it alone.
+	Against string
 
 	// Share are further graphs, loaded after Graph and in this order, in the same process and with the same options; they stand beside it. All
 	// are released in reverse. With ShareOptions among the SessionOptions it is how several members of a group are loaded.
@@ -183,6 +186,7 @@ type CheckResult struct {
 	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
 	Seconds                float64 // ORT's part: from session options to session
 	CPUSeconds             float64 // of all processors, of the workers
+	LoadCPU, AgainstCPU    float64 // processor seconds of one load of Graph and of Against; 0: not compared
 	MaxRSS                 int64   // bytes, of the worker at its most; 0: it did not tell
 	ReadyRSS               int64   // bytes that it had taken when its EPs were registered; likewise
 

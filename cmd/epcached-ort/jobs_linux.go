@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
 )
@@ -261,8 +263,54 @@ func (j *job) load() error {
 	if len(j.req.Share) > 0 {
 		return j.loadGroup()
 	}
+	if j.req.Against != "" {
+		return j.compareLoads()
+	}
 	_, err := j.session()
 	return err
+}
+
+// compareLoads measures the processor time of one load of the compiled graph and of one of its source. The time does
+// not depend on what else the machine does. The graph is loaded once before, because the first session in a process
+// also pays for what the EP sets up once.
+func (j *job) compareLoads() error {
+	sizes := j.req.Options
+	fixed := sizes
+	fixed.FreeDimensions, fixed.FreeDimensionsByDenotation = nil, nil
+	for i, model := range []string{j.req.Model, j.req.Model, j.req.Against} {
+		j.req.Options = fixed
+		if model == j.req.Against {
+			j.req.Options = sizes
+		}
+		if err := j.phase(dialogue.PhaseLoading); err != nil {
+			return err
+		}
+		before, start := processorTime(), time.Now()
+		o, err := j.options()
+		if err != nil {
+			return err
+		}
+		s, err := o.Open(model)
+		if err != nil {
+			return step(err, "load %q", model)
+		}
+		if i == 0 {
+			j.result.Seconds = time.Since(start).Seconds()
+		} else {
+			j.result.LoadCPU = append(j.result.LoadCPU, (processorTime() - before).Seconds())
+		}
+		s.Release()
+	}
+	return nil
+}
+
+// processorTime is what this process has taken so far, in all its threads.
+func processorTime() time.Duration {
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		return 0 // it cannot fail for this process
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 func (j *job) session() (*ort.Session, error) {

@@ -2,7 +2,6 @@ package standin
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -21,8 +20,8 @@ func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers
 	if err := await(ctx, job.Ready); err != nil {
 		return compilers.CheckResult{}, err
 	}
-	if job.Source {
-		c.SourceChecks.Add(1)
+	if job.Against != "" {
+		c.LoadComparisons.Add(1)
 	} else {
 		c.Checks.Add(1)
 	}
@@ -40,16 +39,15 @@ func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers
 		}
 	}
 	result := compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
-	told := c.LoadSeconds
-	if job.Source {
-		told, err = c.SourceSeconds, loadSource(ctx, job.Graph)
-	} else {
-		result.Member, err = loadAll(ctx, append([]string{job.Graph}, job.Share...), sdk)
+	result.Member, err = loadAll(ctx, append([]string{job.Graph}, job.Share...), sdk)
+	if err == nil && job.Against != "" {
+		result.LoadCPU, result.AgainstCPU = c.LoadCPU, c.AgainstCPU
+		err = loadSource(ctx, job.Against)
 	}
 	if err != nil {
 		result.Outcome, result.Code, result.Text = compilers.Failed, 10, err.Error()
 	}
-	result.Seconds = cmp.Or(told, time.Since(start).Seconds())
+	result.Seconds = time.Since(start).Seconds()
 	return result, nil
 }
 

@@ -35,8 +35,8 @@ type Compiler struct {
 	CPUSeconds float64
 	// CompileSeconds is what each compile tells of how long it took. 0: the true time.
 	CompileSeconds float64
-	// LoadSeconds and SourceSeconds are what each check tells of how long a compiled graph, and a source graph, take to load. 0: the true time.
-	LoadSeconds, SourceSeconds float64
+	// LoadCPU and AgainstCPU are the processor seconds that checks with CheckJob.Against report.
+	LoadCPU, AgainstCPU float64
 	// CheckFault, where it gives a result, is the result of a Check: a machine on which nothing loads, or a device that is not there.
 	CheckFault func(compilers.CheckJob) *compilers.CheckResult
 	// Comparison, where there is one, is what every comparison with a source model finds.
@@ -45,7 +45,7 @@ type Compiler struct {
 	Limits compilers.Limits
 
 	// Calls that were made so far, for tests that count. Controls are compiles of the smallest model, which Compiles leaves out.
-	Compiles, Controls, Checks, SourceChecks, Probes, Fingerprints, Verdicts atomic.Int64
+	Compiles, Controls, Checks, LoadComparisons, Probes, Fingerprints, Verdicts atomic.Int64
 	// Comparisons counts those of outputs.
 	Comparisons atomic.Int64
 	// Idle counts compiles that began at the lowest priority.

@@ -1,0 +1,34 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/requests"
+)
+
+// A build of a real EP is loaded beside its source once it is stored, and found to be the faster one.
+func TestGainOfARealBuildIsMeasured(t *testing.T) {
+	r := compilertest.Runtime(t, "openvino-1.8.1")
+	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes, o.Policies = ort, []compilers.Runtime{r}, nil })
+	path := filepath.Join(b.TempDir(), "m.onnx")
+	require.NoError(t, os.WriteFile(path, tinymodel.Dense(64, 256, 1), 0o644))
+	request := b.request(b.openFile(path))
+	request.EPs = []requests.EP{{Name: "OpenVINOExecutionProvider"}}
+	require.Equal(t, Compiled, b.acquire(request).Outcome)
+	b.cache.gains.work.Wait()
+	g := b.list()[0].Gain
+	require.Positive(t, g.Load)
+	require.Greater(t, g.SourceLoad, g.Load)
+	require.Empty(t, b.list()[0].Build.Warnings)
+}
