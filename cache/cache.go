@@ -113,6 +113,7 @@ type Cache struct {
 	guards       witness.Guards
 	failures     *failure.Remembered
 	standbys     standbys
+	opening      chan struct{} // one token for each open of a remembered path
 	checks       chan struct{} // one token for each load check, or conversion, that requests wait for
 
 	conversions singleflight.Group // by build key, scope and what is converted
@@ -166,7 +167,7 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), searches: make(chan struct{}, maxSearches), naming: make(chan struct{}, 1), tidied: make(chan struct{}), explaining: newExplaining(),
+		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), opening: make(chan struct{}, maxBlocking), searches: make(chan struct{}, maxSearches), naming: make(chan struct{}, 1), tidied: make(chan struct{}), explaining: newExplaining(),
 		maxGraph: epmodel.MaxGraph, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})

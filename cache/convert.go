@@ -248,7 +248,7 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 		b.UID = v.request.Peer.UID
 	}
 	if b.UID != v.from.UID && b.Source.Kind == index.SourceReference {
-		b.Source = index.Source{} // the paths are another user's
+		b.Source = index.Source{Why: whyAnothers}
 	}
 	b.Converted = index.Origin{ID: v.from.ID, BuildKey: v.from.BuildKey, Created: v.from.Compiled()}
 	b.VerifiedOutput = 0
@@ -264,7 +264,7 @@ func (v *conversion) store(ctx context.Context, b *index.Build) (*compiled, erro
 	c := v.c
 	hold := c.cas.Hold()
 	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
-		b.Source = index.Source{}
+		b.Source = index.Source{Why: whyFailed}
 	}
 	err := c.put(ctx, b, v.folder, nil, hold)
 	defer c.forms.Release(hold) // after what is served all the same has its links

@@ -60,6 +60,7 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	out = append(out, c.adviseWatching()...)
 	out = append(out, c.adviseIndex()...)
 	out = append(out, c.adviseBuilds(ctx)...)
+	out = append(out, c.adviseSources(ctx)...)
 	out = append(out, c.adviseLately(p)...)
 	if ctx.Err() != nil {
 		return nil, refusal.New(refusal.Cancelled, ctx.Err(), "doctor")

@@ -295,6 +295,7 @@ type Status struct {
 	Jobs         int
 	Warnings     []string
 	Runtimes     []RuntimeFacts // as they were when last looked at, without devices
+	Sourceless   Sourceless
 }
 
 // Status counts.
@@ -305,6 +306,9 @@ func (c *Cache) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	s := Status{Started: c.started, Counters: c.index.Counters(), Space: space, Jobs: c.flights.count()}
+	if s.Sourceless, err = c.sourceless(ctx); err != nil {
+		return Status{}, refusal.New(refusal.Internal, err, "builds")
+	}
 	s.SavedSeconds = float64(s.Counters["saved_milliseconds"]) / 1000
 	s.Warnings = c.configured.Load().warnings()
 	if why := c.index.Rebuilt(); why != "" {

@@ -103,17 +103,12 @@ func (k *keptLater) sourceNow(member int) index.Source {
 	j := k.job
 	how := j.c.settings.Load().keepSource
 	if how == KeepNone {
-		return index.Source{}
+		return index.Source{Why: whySwitchedOff}
 	}
 	if member < len(j.sources) && j.sources[member].Kind == index.SourceCopy {
 		return j.sources[member]
 	}
-	s, err := j.reference(member)
-	if err != nil {
-		j.c.log.Info("source model not kept", "model", j.request.model(member).Name, "why", err)
-		return index.Source{}
-	}
-	return s
+	return j.reference(context.Background(), member)
 }
 
 // holdModels keeps descriptors of the models' files, if copies of them are to be kept.
@@ -227,14 +222,11 @@ func (k *keptLater) sourceThen(ctx context.Context, member int, known index.Sour
 	if k.models == nil && (known.Kind != index.SourceCopy || keepAll(ctx, hold, known.Files)) {
 		return known
 	}
-	var err error
-	if k.models != nil {
-		if known, err = k.copyModel(ctx, member, hold, copied); err == nil {
-			return known
-		}
+	if k.models == nil {
+		return k.job.keptOr(known, errors.New("its copy is not in the store any more"), member)
 	}
-	k.job.c.log.Info("source model not kept", "model", k.build.ModelName, "why", err)
-	return index.Source{}
+	known, err := k.copyModel(ctx, member, hold, copied)
+	return k.job.keptOr(known, err, member)
 }
 
 func (k *keptLater) copyModel(ctx context.Context, member int, hold *cas.Hold, copied map[*os.File]index.File) (index.Source, error) {

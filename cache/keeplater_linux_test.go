@@ -74,8 +74,11 @@ func TestWhatIsCompiledWithoutRoomIsKeptLater(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, space.Queued)
 	require.Equal(t, int64(4*cas.Block), space.QueuedBytes)
-	jobs := f.jobs(f.cache.uid)
-	require.Len(t, jobs, 1)
+	var jobs []Job
+	require.Eventually(t, func() bool { // its job begins beside the answer
+		jobs = f.jobs(f.cache.uid)
+		return len(jobs) == 1 && jobs[0].Phase != ""
+	}, soon, time.Millisecond)
 	require.Equal(t, []string{JobQueued, phaseNoRoom, "compiled and answered; to be kept as soon as there is room"}, []string{jobs[0].State, jobs[0].Phase, jobs[0].Why})
 	require.Contains(t, f.explain(f.held(1)).Reason, "and not kept yet, though whoever asks is given it: it is kept as soon as there is room: it takes")
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cas"
@@ -17,7 +19,7 @@ import (
 
 // How source models are kept: Options.KeepSource.
 const (
-	KeepReference = "reference" // remember the paths of files of the daemon's own user
+	KeepReference = "reference" // remember the paths of files of the daemon's own user, and of files that all may read
 	KeepCopy      = "copy"      // put every file into the store
 	KeepNone      = "none"
 )
@@ -32,8 +34,8 @@ func checkKeepSource(how string) (string, error) {
 	return "", fmt.Errorf("source models are kept as %q: it is one of %s, %s, %s", how, KeepReference, KeepCopy, KeepNone)
 }
 
-// keepSource says where one of the job's models will be found again. That it cannot be kept fails nothing: the build then
-// waits for its next request when it has to be compiled anew.
+// keepSource says where one of the job's models will be found again. A source that cannot be kept fails nothing: the
+// build then waits for its next request when it has to be compiled again, and says why.
 // hold keeps the blobs of a copy until the build is published.
 func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
 	how := j.c.settings.Load().keepSource
@@ -44,34 +46,45 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	var err error
 	switch how {
 	case KeepReference:
-		s, err = j.reference(member)
+		return j.reference(ctx, member)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
+	default:
+		return index.Source{Why: whySwitchedOff}
 	}
+	return j.keptOr(s, err, member)
+}
+
+// keptOr is the source, or why it is not kept.
+func (j *job) keptOr(s index.Source, err error, member int) index.Source {
 	if err != nil {
 		j.c.log.Info("source model not kept", "model", j.request.model(member).Name, "why", err)
-		return index.Source{}
+		return index.Source{Why: whyNotKept(err)}
 	}
 	return s
 }
 
-// reference remembers paths. They come from the descriptors: what a client says of paths is of no use. Only those of
-// a client of the daemon's own user, and of files of that user: the daemon may be able to open others, and the client
-// may not.
-func (j *job) reference(member int) (index.Source, error) {
-	if j.request.foreign {
-		return index.Source{}, errors.New("it is another user's than the build")
+// reference remembers the paths of one of the job's models.
+func (j *job) reference(ctx context.Context, member int) index.Source {
+	r, external := j.request.model(member), make(map[string]*os.File)
+	for _, location := range j.copies[member].locations {
+		external[location] = r.External[location]
 	}
-	if j.request.Peer.UID != j.c.uid {
-		return index.Source{}, fmt.Errorf("it is user %d's, and the daemon is user %d", j.request.Peer.UID, j.c.uid)
-	}
-	r, s := j.request.model(member), index.Source{Kind: index.SourceReference}
+	s, err := j.c.reference(ctx, r.Graph, external, !j.request.foreign && j.request.Peer.UID == j.c.uid)
+	return j.keptOr(s, err, member)
+}
+
+// reference remembers the paths of a model's files. They come from the descriptors: a path that a client states is not
+// used. own: the request is of the daemon's own user. Of other users' requests only files that all may read are
+// remembered, because the daemon may be able to open others, and the client may not.
+func (c *Cache) reference(ctx context.Context, graph *os.File, external map[string]*os.File, own bool) (index.Source, error) {
+	s := index.Source{Kind: index.SourceReference}
 	var err error
-	if s.Path, err = j.c.keptPath(r.Graph); err != nil {
+	if s.Path, err = c.keptPath(ctx, graph, own); err != nil {
 		return index.Source{}, err
 	}
-	for _, location := range j.copies[member].locations {
-		path, err := j.c.keptPath(r.External[location])
+	for _, location := range sortedKeys(external) {
+		path, err := c.keptPath(ctx, external[location], own)
 		if err == nil && !utf8.ValidString(location) {
 			err = errors.New("not UTF-8")
 		}
@@ -87,16 +100,95 @@ func (j *job) reference(member int) (index.Source, error) {
 }
 
 // keptPath is the path of a file that could be opened again by it.
-func (c *Cache) keptPath(f *os.File) (string, error) {
-	path, err := pathOf(f)
+func (c *Cache) keptPath(ctx context.Context, f *os.File, own bool) (string, error) {
+	again, err := c.openBounded(ctx, func() (*os.File, error) {
+		path, err := pathOf(f)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errNoPath, err)
+		}
+		return openKept(path, c.uid, own)
+	})
 	if err != nil {
 		return "", err
 	}
-	again, err := openKept(path, c.uid)
-	if err != nil {
-		return "", err
+	return again.Name(), again.Close()
+}
+
+// Why a source model is not kept, in words for status, which counts them.
+const (
+	whySwitchedOff = `keep_source is "none"`
+	whyNoPath      = "the application gave bytes, or a file without a path that the daemon sees"
+	whyPrivate     = "other users may not read the model"
+	whyClosed      = "the daemon's user may not open the model"
+	whyElsewhere   = "the model is on a file system of a user's (FUSE), or on one that does not answer"
+	whyAnothers    = "the model was another user's, whose build was converted"
+	whyFailed      = "the model could not be kept; the daemon's log says why"
+)
+
+// Further reasons, which are not recorded in the build.
+const (
+	whyPut     = "an application compiled it, with libraries that the daemon may not run"
+	whyMissing = "the model was gone, or had changed, when it was to be compiled again"
+	whyUnknown = "the model was not kept, by an earlier version"
+)
+
+var (
+	errNoPath     = errors.New("no path")
+	errPrivate    = errors.New("other users may not read it")
+	errUnanswered = errors.New("a file system that may never answer")
+)
+
+func whyNotKept(err error) string {
+	switch {
+	case errors.Is(err, errNoPath):
+		return whyNoPath
+	case errors.Is(err, errPrivate):
+		return whyPrivate
+	case errors.Is(err, fs.ErrPermission):
+		return whyClosed
+	case errors.Is(err, errUnanswered):
+		return whyElsewhere
 	}
-	return path, again.Close()
+	return whyFailed
+}
+
+// Bounds of opens by remembered paths, which may lead to a file system that never answers.
+const (
+	openTime    = 5 * time.Second
+	maxBlocking = 8 // that did not return in that time
+)
+
+// openBounded opens a file on a goroutine of its own, and gives up waiting after openTime.
+func (c *Cache) openBounded(ctx context.Context, open func() (*os.File, error)) (*os.File, error) {
+	select {
+	case c.opening <- struct{}{}:
+	default:
+		return nil, fmt.Errorf("%w: %d opens of other files have not returned", errUnanswered, maxBlocking)
+	}
+	ctx, end := context.WithTimeout(ctx, openTime)
+	defer end()
+	type opened struct {
+		file *os.File
+		err  error
+	}
+	done := make(chan opened)
+	go func() {
+		f, err := open()
+		<-c.opening
+		select {
+		case done <- opened{f, err}:
+		case <-ctx.Done():
+			if f != nil {
+				_ = f.Close() // opened for reading only: nothing can be lost
+			}
+		}
+	}()
+	select {
+	case o := <-done:
+		return o.file, o.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: not opened in %s", errUnanswered, openTime)
+	}
 }
 
 // keepAll tells whether all of the files are blobs that will stay.
@@ -157,6 +249,13 @@ type sourceError struct{ text string }
 
 func (e *sourceError) Error() string        { return e.text }
 func (e *sourceError) Is(target error) bool { return target == errNoSource }
+
+func goneSource(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return noSource("the source model is gone: %v", err)
+	}
+	return noSource("the source model cannot be opened: %v", err)
+}
 
 func noSource(format string, args ...any) error { return &sourceError{fmt.Sprintf(format, args...)} }
 
@@ -222,7 +321,7 @@ func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, 
 	r.External = make(map[string]*os.File)
 	switch s.Kind {
 	case index.SourceReference:
-		return c.openReference(b, s, r)
+		return c.openReference(ctx, b, s, r)
 	case index.SourceCopy:
 		for i, f := range s.Files {
 			open, err := c.forms.Open(ctx, f.Digest)
@@ -243,18 +342,18 @@ func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, 
 	return errNoSource
 }
 
-func (c *Cache) openReference(b *index.Build, s *index.Source, r *Request) error {
-	if b.UID != c.uid {
-		return noSource("the path of the source model is user %d's, and the daemon is user %d now", b.UID, c.uid)
+func (c *Cache) openReference(ctx context.Context, b *index.Build, s *index.Source, r *Request) error {
+	open := func(path string) (*os.File, error) {
+		return c.openBounded(ctx, func() (*os.File, error) { return openKept(path, c.uid, b.UID == c.uid) })
 	}
 	var err error
-	if r.Graph, err = openKept(s.Path, c.uid); err != nil {
-		return noSource("the source model is gone: %v", err)
+	if r.Graph, err = open(s.Path); err != nil {
+		return goneSource(err)
 	}
 	for location, path := range s.External {
-		if r.External[location], err = openKept(path, c.uid); err != nil {
+		if r.External[location], err = open(path); err != nil {
 			delete(r.External, location)
-			return noSource("the source model is gone: external data %q: %v", location, err)
+			return goneSource(fmt.Errorf("external data %q: %w", location, err))
 		}
 	}
 	return nil

@@ -33,21 +33,30 @@ func pathOf(f *os.File) (string, error) {
 	return path, nil
 }
 
-// openKept opens a file that a path was remembered of. What stands there now may be anything: a link, which is not
-// followed, or a pipe, which must not be waited for. It has to be this user's or root's.
-func openKept(path string, uid uint32) (*os.File, error) {
+// openKept opens a file by a remembered path. Anything may be there by now: a link, which is not followed, or a pipe,
+// which must not block. own: the path was remembered for a request of this user, the daemon's; then the file has to be
+// this user's or root's, or one that all may read. Otherwise it has to be one that all may read, and not on a file
+// system that another user serves.
+func openKept(path string, uid uint32, own bool) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
+	var on unix.Statfs_t
+	if err = unix.Fstat(fd, &st); err == nil {
+		err = unix.Fstatfs(fd, &on)
+	}
 	switch {
 	case err != nil:
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = errors.New("not a regular file")
-	case st.Uid != uid && st.Uid != 0:
-		err = fmt.Errorf("it belongs to user %d", st.Uid)
+	case own && (st.Uid == uid || st.Uid == 0):
+		return os.NewFile(uintptr(fd), path), nil
+	case st.Mode&0o004 == 0:
+		err = fmt.Errorf("it belongs to user %d: %w", st.Uid, errPrivate)
+	case on.Type == unix.FUSE_SUPER_MAGIC:
+		err = fmt.Errorf("it is on FUSE: %w", errUnanswered)
 	default:
 		return os.NewFile(uintptr(fd), path), nil
 	}

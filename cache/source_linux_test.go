@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,25 +20,43 @@ import (
 func TestWhoseModelsAreRemembered(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(b *bench, r *Request)
-		kept   bool
+		why    string // it is not kept; "": it is
 	}{
-		"the daemon's own user": {func(*bench, *Request) {}, true},
-		"another user":          {func(_ *bench, r *Request) { r.Peer.UID = 4711 }, false},
-		"deleted":               {func(b *bench, r *Request) { require.NoError(b, os.Remove(r.Graph.Name())) }, false},
+		"the daemon's own user": {func(*bench, *Request) {}, ""},
+		"the daemon's own user, private": {func(b *bench, r *Request) {
+			require.NoError(b, os.Chmod(r.Graph.Name(), 0o600))
+		}, ""},
+		"another user": {func(_ *bench, r *Request) { r.Peer.UID = stranger }, ""},
+		"another user, private": {func(b *bench, r *Request) {
+			r.Peer.UID = stranger
+			require.NoError(b, os.Chmod(r.Graph.Name(), 0o600))
+		}, whyPrivate},
+		"bytes": {func(b *bench, r *Request) {
+			fd, err := unix.MemfdCreate("model", unix.MFD_CLOEXEC)
+			require.NoError(b, err)
+			writable := os.NewFile(uintptr(fd), "memfd")
+			b.Cleanup(func() { writable.Close() })
+			model, err := os.ReadFile(r.Graph.Name())
+			require.NoError(b, err)
+			_, err = writable.Write(model)
+			require.NoError(b, err)
+			r.Graph = b.openFile(fmt.Sprintf("/proc/self/fd/%d", fd))
+		}, whyNoPath},
+		"deleted": {func(b *bench, r *Request) { require.NoError(b, os.Remove(r.Graph.Name())) }, whyNoPath},
 		"replaced": {func(b *bench, r *Request) {
 			other := r.Graph.Name() + ".new"
 			require.NoError(b, os.WriteFile(other, []byte("another"), 0o644))
 			require.NoError(b, os.Rename(other, r.Graph.Name()))
-		}, false},
+		}, whyNoPath},
 		"deleted, and another has the name that the kernel gives it": {func(b *bench, r *Request) {
 			require.NoError(b, os.Remove(r.Graph.Name()))
 			require.NoError(b, os.WriteFile(r.Graph.Name()+" (deleted)", []byte("another"), 0o644))
-		}, false},
+		}, whyNoPath},
 		"through a link": {func(b *bench, r *Request) {
 			link := filepath.Join(b.TempDir(), "link.onnx")
 			require.NoError(b, os.Symlink(r.Graph.Name(), link))
 			r.Graph = b.openFile(link)
-		}, true},
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -46,11 +65,12 @@ func TestWhoseModelsAreRemembered(t *testing.T) {
 			r := b.request(graph)
 			c.change(b, r)
 			source := b.acquire(r).Build.Source
-			if !c.kept {
-				require.Zero(t, source)
+			if c.why != "" {
+				require.Equal(t, index.Source{Why: c.why}, source)
 				return
 			}
 			require.Equal(t, index.Source{Kind: index.SourceReference, Path: path}, source)
+			require.Equal(t, source, b.list()[0].Build.Source, "the store says the same")
 		})
 	}
 }
@@ -64,16 +84,17 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 		"a link": {func(b *bench, path string) {
 			require.NoError(b, os.Rename(path, path+".moved"))
 			require.NoError(b, os.Symlink(path+".moved", path))
-		}, "is gone"},
+		}, "cannot be opened"},
 		"a pipe": {func(b *bench, path string) {
 			require.NoError(b, os.Remove(path))
 			require.NoError(b, unix.Mkfifo(path, 0o600))
-		}, "is gone: open"},
+		}, "cannot be opened: open"},
 		"another user's": {func(b *bench, path string) {
 			if os.Getuid() != 0 {
 				b.Skip("only root can give files away")
 			}
 			require.NoError(b, os.Chown(path, 4711, 4711))
+			require.NoError(b, os.Chmod(path, 0o640))
 		}, "belongs to user 4711"},
 		"not a model":       {func(b *bench, path string) { require.NoError(b, os.WriteFile(path, []byte("no model"), 0o644)) }, "has changed"},
 		"another model":     {func(b *bench, path string) { copyOver(b, b.model(2).Name(), path) }, "has changed"},
@@ -92,6 +113,74 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 			require.ErrorContains(t, err, c.says)
 		})
 	}
+}
+
+// A shared model of another user's is compiled again in the background after an update, without a request.
+func TestSharedModelsOfOtherUsersAreRebuilt(t *testing.T) {
+	b := rebuilding(t, nil)
+	r := b.request(b.model(1))
+	r.Peer.UID = stranger
+	first := b.acquire(r).Build
+	require.Equal(t, "shared", first.Scope)
+	b.library("2.0")
+	b.want(first, "the SDK is 2.0 now")
+	require.Empty(t, b.settles())
+	require.Len(t, b.list(), 2)
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+
+	require.NoError(t, os.Chmod(r.Graph.Name(), 0o600))
+	_, err := b.cache.sourceRequest(context.Background(), first)
+	require.ErrorIs(t, err, errNoSource, "its user took the rights back")
+	require.ErrorContains(t, err, "other users may not read it")
+}
+
+func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
+	b := rebuilding(t, nil)
+	b.acquire(b.request(b.model(1)))
+	private := b.request(b.model(2))
+	private.Peer.UID = stranger
+	require.NoError(t, os.Chmod(private.Graph.Name(), 0o600))
+	b.acquire(private)
+	moved := b.acquire(b.request(b.model(3))).Build
+	app := b.application(stranger, "7.1")
+	asked := app.ask(b.model(4))
+	app.put(app.compile(asked, app.claim(asked).Claim))
+	want := map[string]int{whyPrivate: 1, whyPut: 1}
+	status := func() Sourceless {
+		s, err := b.cache.Status(context.Background())
+		require.NoError(t, err)
+		return s.Sourceless
+	}
+	require.Equal(t, Sourceless{Builds: 2, Looked: 4, Why: want}, status())
+	require.NoError(t, os.Remove(moved.Source.Path))
+	b.age()
+	b.refresh(moved)
+	require.NotEmpty(t, b.settles())
+	want[whyMissing] = 1
+	require.Equal(t, Sourceless{Builds: 3, Looked: 4, Why: want}, status())
+	advice, err := b.cache.Doctor(context.Background(), Peer{})
+	require.NoError(t, err)
+	i := slices.IndexFunc(advice, func(a Advice) bool { return a.Subject == "rebuilds" })
+	require.Equal(t, SeverityWarning, advice[i].Severity)
+	require.Contains(t, advice[i].Text, "3 of 4 builds cannot be compiled again in the background")
+	require.Contains(t, advice[i].Text, "1: "+whyPrivate)
+}
+
+// A file system that another user serves may never answer. It holds up one goroutine, and neither job nor rebuild.
+func TestOpensOfOtherUsersFilesAreBounded(t *testing.T) {
+	b := newBench(t)
+	stuck := make(chan struct{})
+	defer close(stuck)
+	never := func() (*os.File, error) { <-stuck; return nil, errors.New("late") }
+	for range maxBlocking {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, err := b.cache.openBounded(ctx, never)
+		require.ErrorIs(t, err, errUnanswered)
+	}
+	_, err := b.cache.openBounded(context.Background(), never)
+	require.ErrorContains(t, err, "8 opens of other files have not returned")
+	require.Equal(t, whyElsewhere, b.acquire(b.request(b.model(1))).Build.Source.Why, "the compile goes on")
 }
 
 func copyOver(b *bench, from, to string) {

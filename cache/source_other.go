@@ -9,4 +9,4 @@ import (
 
 func pathOf(*os.File) (string, error) { return "", errors.ErrUnsupported }
 
-func openKept(string, uint32) (*os.File, error) { return nil, errors.ErrUnsupported }
+func openKept(string, uint32, bool) (*os.File, error) { return nil, errors.ErrUnsupported }

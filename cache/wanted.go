@@ -46,17 +46,22 @@ const maxStarts = 3
 func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
 	w := queuedJob{UID: r.Peer.UID, Name: r.Name, Record: p.record, Model: p.canonical.Model, Runtime: r.Runtime.Directory, Store: r.Store,
 		StrictORT: r.StrictORT, Queued: f.queued, Starts: r.starts}
-	var err error
-	if w.Source, err = c.referenceOf(r); err != nil {
-		c.log.Info("a queued compile will not outlive the daemon", "model", r.Name, "why", err)
-	}
-	for i := 1; i < r.models() && err == nil; i++ {
-		one := queuedMember{Name: r.model(i).Name}
-		one.Source, err = c.referenceOf(r.model(i))
-		w.Members = append(w.Members, one)
-	}
-	if err != nil {
-		w.Source, w.Members = index.Source{}, nil
+	for i := range r.models() {
+		m := r.model(i)
+		s, err := c.reference(context.Background(), m.Graph, m.External, !r.foreign && r.Peer.UID == c.uid)
+		if err == nil && !validPaths(s) {
+			err = errors.New("a path is not UTF-8")
+		}
+		if err != nil {
+			c.log.Info("a queued compile will not outlive the daemon", "model", m.Name, "why", err)
+			w.Source, w.Members = index.Source{}, nil
+			break
+		}
+		if i == 0 {
+			w.Source = s
+			continue
+		}
+		w.Members = append(w.Members, queuedMember{Name: m.Name, Source: s})
 	}
 	save := func() error {
 		row, err := json.Marshal(w)
@@ -65,7 +70,7 @@ func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
 		}
 		return c.index.SaveWanted(f.id, row)
 	}
-	if err = save(); err != nil {
+	if err := save(); err != nil {
 		c.log.Warn("a queued compile will not outlive the daemon", "model", r.Name, "error", err)
 		return
 	}
@@ -85,27 +90,14 @@ func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
 	})
 }
 
-// referenceOf remembers the paths of a request's model, under the conditions under which a build's source is one.
-func (c *Cache) referenceOf(r *Request) (index.Source, error) {
-	if r.Peer.UID != c.uid {
-		return index.Source{}, fmt.Errorf("it is user %d's, and the daemon is user %d", r.Peer.UID, c.uid)
-	}
-	s := index.Source{Kind: index.SourceReference, External: make(map[string]string, len(r.External))}
-	var err error
-	if s.Path, err = c.keptPath(r.Graph); err != nil {
-		return index.Source{}, err
-	}
-	valid := utf8.ValidString(s.Path)
-	for location, file := range r.External {
-		if s.External[location], err = c.keptPath(file); err != nil {
-			return index.Source{}, fmt.Errorf("external data %q: %w", location, err)
+// validPaths tells whether the record in the index, which is text, can hold the paths.
+func validPaths(s index.Source) bool {
+	for _, path := range s.External {
+		if !utf8.ValidString(path) {
+			return false
 		}
-		valid = valid && utf8.ValidString(location) && utf8.ValidString(s.External[location])
 	}
-	if !valid {
-		return index.Source{}, errors.New("a path is not UTF-8")
-	}
-	return s, nil
+	return utf8.ValidString(s.Path)
 }
 
 // wantedBefore gives what earlier daemons had not done when they ended. It is asked before this one takes requests.

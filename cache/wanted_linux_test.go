@@ -12,10 +12,12 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// queuedBefore has a compile queued by the daemon's own user, or another, and ends the daemon while it runs.
-func queuedBefore(t *testing.T, uid func(*bench) uint32) (b *bench, g *gate, later *Answer, model *os.File) {
+// queuedBefore has a compile of a file with this mode queued by the daemon's own user, or another, and ends the daemon
+// while it runs.
+func queuedBefore(t *testing.T, uid func(*bench) uint32, mode os.FileMode) (b *bench, g *gate, later *Answer, model *os.File) {
 	b, g = jobbing(t, 1)
 	r := b.laterRequest(1, uid(b))
+	require.NoError(t, os.Chmod(r.Graph.Name(), mode))
 	later, err := b.cache.Acquire(context.Background(), r, nil)
 	require.NoError(t, err)
 	require.Equal(t, Later, later.Outcome)
@@ -50,7 +52,14 @@ func (b *bench) noneWanted() {
 }
 
 func TestQueuedJobsOutliveTheDaemon(t *testing.T) {
-	b, g, later, _ := queuedBefore(t, itself)
+	t.Run("of its own user", func(t *testing.T) { testQueuedJobOutlivesTheDaemon(t, itself, 0o600) })
+	t.Run("of another user, with a model that all may read", func(t *testing.T) {
+		testQueuedJobOutlivesTheDaemon(t, func(*bench) uint32 { return somebody }, 0o644)
+	})
+}
+
+func testQueuedJobOutlivesTheDaemon(t *testing.T, uid func(*bench) uint32, mode os.FileMode) {
+	b, g, later, _ := queuedBefore(t, uid, mode)
 	b.open()
 	b.begins(g, 2)
 	jobs := b.jobs(0)
@@ -91,7 +100,7 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 		"a model that is gone":     {itself, os.Remove, "the source model is gone"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, g, later, model := queuedBefore(t, c.uid)
+			b, g, later, model := queuedBefore(t, c.uid, 0o600)
 			if c.spoil != nil {
 				require.NoError(t, c.spoil(model.Name()))
 			}
@@ -109,7 +118,7 @@ func TestQueuedJobsThatCannotBeTakenUpAreTold(t *testing.T) {
 
 // A job of which no daemon sees the end may be what ends them: it is taken up less and less, and then not any more.
 func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
-	b, g, later, _ := queuedBefore(t, itself)
+	b, g, later, _ := queuedBefore(t, itself, 0o600)
 	starts := func() int {
 		rows, err := b.cache.index.Wanted()
 		require.NoError(t, err)

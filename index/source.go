@@ -11,8 +11,11 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
+// maxSourceWhy bounds the text that says why a source is not kept.
+const maxSourceWhy = 200
+
 func marshalSource(s Source) *manifestpb.Source {
-	m := &manifestpb.Source{Kind: s.Kind}
+	m := &manifestpb.Source{Kind: s.Kind, Why: s.Why}
 	switch s.Kind {
 	case SourceReference:
 		m.Files = append(m.Files, &manifestpb.SourceFile{Path: []byte(s.Path)})
@@ -24,7 +27,9 @@ func marshalSource(s Source) *manifestpb.Source {
 			m.Files = append(m.Files, &manifestpb.SourceFile{Location: f.Name, Size: f.Size, Digest: f.Digest[:]})
 		}
 	default:
-		return nil
+		if s.Why == "" {
+			return nil
+		}
 	}
 	return m
 }
@@ -32,7 +37,7 @@ func marshalSource(s Source) *manifestpb.Source {
 // unmarshalSource gives none for a kind of a newer epcached: the build is good
 // without it.
 func unmarshalSource(m *manifestpb.Source) (Source, error) {
-	s := Source{Kind: m.GetKind()}
+	s := Source{Kind: m.GetKind(), Why: m.GetWhy()}
 	switch s.Kind {
 	case SourceReference:
 		for i, f := range m.Files {
@@ -54,13 +59,16 @@ func unmarshalSource(m *manifestpb.Source) (Source, error) {
 			s.Files = append(s.Files, file)
 		}
 	default:
-		return Source{}, nil
+		return Source{Why: s.Why}, nil
 	}
 	return s, nil
 }
 
 // checkSource refuses what would not be read back as it was written.
 func checkSource(s Source) error {
+	if s.Kind != "" && s.Why != "" || len(s.Why) > maxSourceWhy || !utf8.ValidString(s.Why) {
+		return fmt.Errorf("a source that is kept, or %d bytes of why it is not", len(s.Why))
+	}
 	switch s.Kind {
 	case "":
 		return nil

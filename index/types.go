@@ -148,6 +148,7 @@ func (b *Build) Serves(d cas.Digest) bool {
 // Source says where a build's source model is, for compiling it again.
 type Source struct {
 	Kind     string            // SourceReference, SourceCopy, or "": it is not kept
+	Why      string            // it is not kept; "": not known
 	Path     string            // of a reference: the graph's path, absolute
 	External map[string]string // of a reference: absolute paths, by location
 	Files    []File            // of a copy: the graph, without a name, then external data with its location as name

@@ -85,6 +85,9 @@ func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runt
 	for _, r := range reply.GetRuntimes() {
 		a.print.runtime(r)
 	}
+	if status, err := c.Status(ctx); err == nil && sourcelessLine(status.GetSourceless()) != "" {
+		a.print.hint(sourcelessLine(status.GetSourceless()))
+	}
 	if len(reply.GetRuntimes()) == 0 {
 		a.print.hint("the daemon has no runtime; find some with: epcachectl probe --find")
 	}

@@ -34,6 +34,33 @@ type statusResult struct {
 	Runtimes            []runtimeResult `json:"runtimes"`
 	Warnings            []string        `json:"warnings"`
 	Sandbox             []string        `json:"sandbox"`
+	Sourceless          sourcelessJSON  `json:"sourceless"` // builds that only a request can have compiled again
+}
+
+type sourcelessJSON struct {
+	Builds uint64            `json:"builds"`
+	Looked uint64            `json:"looked"` // of a large store not all
+	Why    map[string]uint64 `json:"why"`    // builds, by the reason
+}
+
+func sourcelessOf(s *wire.Sourceless) sourcelessJSON {
+	out := sourcelessJSON{Builds: s.GetBuilds(), Looked: s.GetLooked(), Why: make(map[string]uint64)}
+	for _, why := range s.GetWhy() {
+		out.Why[why.GetText()] = why.GetBuilds()
+	}
+	return out
+}
+
+// sourcelessLine says how many builds only a request can have compiled again, and why; "" for none.
+func sourcelessLine(s *wire.Sourceless) string {
+	if s.GetBuilds() == 0 {
+		return ""
+	}
+	var why []string
+	for _, one := range s.GetWhy() {
+		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), printable(one.GetText())))
+	}
+	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(), counted(s.GetLooked(), "build"), strings.Join(why, "; "))
 }
 
 // spaceResult has a number for each name, also where it is 0: scripts do sums with them.
@@ -119,6 +146,7 @@ func statusOf(s *wire.StatusReply, h *wire.HelloReply) statusResult {
 		CompileSecondsSaved: s.GetCompileSecondsSaved(), Connections: s.GetConnections(), Jobs: s.GetJobs(),
 		Space:    spaceOf(s.GetSpace()),
 		Runtimes: runtimesOf(s.GetRuntimes()), Warnings: append([]string{}, s.GetWarnings()...), Sandbox: append([]string{}, s.GetSandbox()...),
+		Sourceless: sourcelessOf(s.GetSourceless()),
 	}
 }
 
@@ -129,7 +157,7 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 		you += ", " + printable(strings.Join(rights, ", "))
 	}
 	uptime := time.Duration(s.GetUptimeSeconds() * float64(time.Second)).Round(time.Second)
-	return p.table([][]string{
+	rows := [][]string{
 		{"daemon", fmt.Sprintf("epcached %s, pid %d, up %v", printable(s.GetVersion()), s.GetPid(), uptime)},
 		{"state", orDash(s.GetStateDirectory())},
 		{"socket", orDash(s.GetSocket()) + startedBy[s.GetStartedBy()]},
@@ -140,7 +168,11 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 		{"space", spaceLine(&space)},
 		{"", spaceDetails(&space)},
 		{"sandbox", sandboxSummary(s.GetSandbox())},
-	})
+	}
+	if line := sourcelessLine(s.GetSourceless()); line != "" {
+		rows = append(rows, []string{"rebuilds", line})
+	}
+	return p.table(rows)
 }
 
 // startedBy says in words what started the daemon.

@@ -442,8 +442,9 @@ func (x *Origin) GetCreated() int64 {
 // reader does not know counts as none.
 type Source struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`   // "reference", "copy"
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`   // "reference", "copy"; empty: it is not kept
 	Files         []*SourceFile          `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"` // the graph first
+	Why           string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`     // where it is not kept: why, for people
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -490,6 +491,13 @@ func (x *Source) GetFiles() []*SourceFile {
 		return x.Files
 	}
 	return nil
+}
+
+func (x *Source) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
 }
 
 type SourceFile struct {
@@ -1330,10 +1338,11 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06Origin\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1b\n" +
 	"\tbuild_key\x18\x02 \x01(\fR\bbuildKey\x12\x18\n" +
-	"\acreated\x18\x03 \x01(\x10R\acreated\"Q\n" +
+	"\acreated\x18\x03 \x01(\x10R\acreated\"c\n" +
 	"\x06Source\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
-	"\x05files\x18\x02 \x03(\v2\x1d.epcached.index.v1.SourceFileR\x05files\"h\n" +
+	"\x05files\x18\x02 \x03(\v2\x1d.epcached.index.v1.SourceFileR\x05files\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"h\n" +
 	"\n" +
 	"SourceFile\x12\x1a\n" +
 	"\blocation\x18\x01 \x01(\tR\blocation\x12\x12\n" +

@@ -6317,7 +6317,8 @@ type StatusReply struct {
 	Sandbox             []string               `protobuf:"bytes,16,rep,name=sandbox,proto3" json:"sandbox,omitempty"` // as in ProbeReply
 	// How the daemon was started: "socket" (systemd passed its socket, and starts it when a program
 	// connects), "service" (by systemd), "client" (by a program that needed it), or "".
-	StartedBy     string `protobuf:"bytes,18,opt,name=started_by,json=startedBy,proto3" json:"started_by,omitempty"`
+	StartedBy     string      `protobuf:"bytes,18,opt,name=started_by,json=startedBy,proto3" json:"started_by,omitempty"`
+	Sourceless    *Sourceless `protobuf:"bytes,17,opt,name=sourceless,proto3" json:"sourceless,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6471,6 +6472,13 @@ func (x *StatusReply) GetStartedBy() string {
 	return ""
 }
 
+func (x *StatusReply) GetSourceless() *Sourceless {
+	if x != nil {
+		return x.Sourceless
+	}
+	return nil
+}
+
 // Stop ends the daemon after the requests under way are answered, as SIGTERM does. It is for
 // administrators, and for the daemon's own user.
 type Stop struct {
@@ -6554,6 +6562,68 @@ func (x *StopReply) GetFd() uint32 {
 	return 0
 }
 
+// Sourceless counts the builds that the daemon cannot compile again without a request, because it does not have their
+// source models.
+type Sourceless struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Builds        uint64                 `protobuf:"varint,1,opt,name=builds,proto3" json:"builds,omitempty"`
+	Looked        uint64                 `protobuf:"varint,2,opt,name=looked,proto3" json:"looked,omitempty"` // builds that were looked at: of a large store not all
+	Why           []*Sourceless_Why      `protobuf:"bytes,3,rep,name=why,proto3" json:"why,omitempty"`        // the most frequent reason first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sourceless) Reset() {
+	*x = Sourceless{}
+	mi := &file_epcached_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sourceless) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sourceless) ProtoMessage() {}
+
+func (x *Sourceless) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
+func (*Sourceless) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *Sourceless) GetBuilds() uint64 {
+	if x != nil {
+		return x.Builds
+	}
+	return 0
+}
+
+func (x *Sourceless) GetLooked() uint64 {
+	if x != nil {
+		return x.Looked
+	}
+	return 0
+}
+
+func (x *Sourceless) GetWhy() []*Sourceless_Why {
+	if x != nil {
+		return x.Why
+	}
+	return nil
+}
+
 type Space struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	LogicalBytes        int64                  `protobuf:"varint,1,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"`
@@ -6585,7 +6655,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6597,7 +6667,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6610,7 +6680,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -6784,7 +6854,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6796,7 +6866,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6809,7 +6879,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -6838,7 +6908,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6850,7 +6920,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6863,7 +6933,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -6900,7 +6970,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6912,7 +6982,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6925,7 +6995,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -7028,7 +7098,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7040,7 +7110,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7053,7 +7123,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EpFacts) GetName() string {
@@ -7130,7 +7200,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7142,7 +7212,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7155,7 +7225,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -7244,7 +7314,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7256,7 +7326,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7269,7 +7339,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Report) GetBuild() string {
@@ -7328,7 +7398,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7340,7 +7410,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7353,7 +7423,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -7401,7 +7471,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7413,7 +7483,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7426,7 +7496,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Why) GetEntry() string {
@@ -7453,7 +7523,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7465,7 +7535,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7478,7 +7548,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -7549,7 +7619,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7561,7 +7631,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7574,7 +7644,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -7617,7 +7687,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7629,7 +7699,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7642,7 +7712,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -7685,7 +7755,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7697,7 +7767,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7710,7 +7780,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Difference) GetField() string {
@@ -7750,7 +7820,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7762,7 +7832,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7775,7 +7845,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -7844,7 +7914,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7856,7 +7926,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7869,7 +7939,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -7895,7 +7965,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7907,7 +7977,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7920,7 +7990,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -7941,7 +8011,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7953,7 +8023,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7966,7 +8036,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -7978,7 +8048,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7990,7 +8060,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8003,7 +8073,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 type DoctorReply struct {
@@ -8015,7 +8085,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8027,7 +8097,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8040,7 +8110,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -8062,7 +8132,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8074,7 +8144,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8087,7 +8157,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -8129,7 +8199,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8141,7 +8211,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8154,7 +8224,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Check) GetDeep() bool {
@@ -8192,7 +8262,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8204,7 +8274,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8217,7 +8287,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -8275,7 +8345,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8287,7 +8357,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8300,7 +8370,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -8343,7 +8413,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8355,7 +8425,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8368,7 +8438,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Finding) GetKind() string {
@@ -8397,6 +8467,58 @@ func (x *Finding) GetBuilds() []string {
 		return x.Builds
 	}
 	return nil
+}
+
+type Sourceless_Why struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"` // for people
+	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sourceless_Why) Reset() {
+	*x = Sourceless_Why{}
+	mi := &file_epcached_proto_msgTypes[105]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sourceless_Why) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sourceless_Why) ProtoMessage() {}
+
+func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
+	mi := &file_epcached_proto_msgTypes[105]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
+func (*Sourceless_Why) Descriptor() ([]byte, []int) {
+	return file_epcached_proto_rawDescGZIP(), []int{68, 0}
+}
+
+func (x *Sourceless_Why) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Sourceless_Why) GetBuilds() uint64 {
+	if x != nil {
+		return x.Builds
+	}
+	return 0
 }
 
 var File_epcached_proto protoreflect.FileDescriptor
@@ -9008,7 +9130,7 @@ const file_epcached_proto_rawDesc = "" +
 	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
 	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04file\x18\x04 \x01(\tR\x04file\"\b\n" +
-	"\x06Status\"\xa5\x04\n" +
+	"\x06Status\"\xde\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12%\n" +
@@ -9028,10 +9150,21 @@ const file_epcached_proto_rawDesc = "" +
 	"\bruntimes\x18\x0f \x03(\v2\x19.epcached.v1.RuntimeFactsR\bruntimes\x12\x18\n" +
 	"\asandbox\x18\x10 \x03(\tR\asandbox\x12\x1d\n" +
 	"\n" +
-	"started_by\x18\x12 \x01(\tR\tstartedBy\"\x06\n" +
+	"started_by\x18\x12 \x01(\tR\tstartedBy\x127\n" +
+	"\n" +
+	"sourceless\x18\x11 \x01(\v2\x17.epcached.v1.SourcelessR\n" +
+	"sourceless\"\x06\n" +
 	"\x04Stop\"\x1b\n" +
 	"\tStopReply\x12\x0e\n" +
-	"\x02fd\x18\x01 \x01(\rR\x02fd\"\x8e\x06\n" +
+	"\x02fd\x18\x01 \x01(\rR\x02fd\"\x9e\x01\n" +
+	"\n" +
+	"Sourceless\x12\x16\n" +
+	"\x06builds\x18\x01 \x01(\x04R\x06builds\x12\x16\n" +
+	"\x06looked\x18\x02 \x01(\x04R\x06looked\x12-\n" +
+	"\x03why\x18\x03 \x03(\v2\x1b.epcached.v1.Sourceless.WhyR\x03why\x1a1\n" +
+	"\x03Why\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n" +
+	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\x8e\x06\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x03R\vstoredBytes\x12%\n" +
@@ -9256,7 +9389,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -9328,44 +9461,46 @@ var file_epcached_proto_goTypes = []any{
 	(*StatusReply)(nil),       // 67: epcached.v1.StatusReply
 	(*Stop)(nil),              // 68: epcached.v1.Stop
 	(*StopReply)(nil),         // 69: epcached.v1.StopReply
-	(*Space)(nil),             // 70: epcached.v1.Space
-	(*Probe)(nil),             // 71: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 72: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 73: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 74: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 75: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 76: epcached.v1.Report
-	(*ReportReply)(nil),       // 77: epcached.v1.ReportReply
-	(*Why)(nil),               // 78: epcached.v1.Why
-	(*Explanation)(nil),       // 79: epcached.v1.Explanation
-	(*Candidate)(nil),         // 80: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 81: epcached.v1.Neighbour
-	(*Difference)(nil),        // 82: epcached.v1.Difference
-	(*Event)(nil),             // 83: epcached.v1.Event
-	(*Events)(nil),            // 84: epcached.v1.Events
-	(*EventsReply)(nil),       // 85: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 86: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 87: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 88: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 89: epcached.v1.Advice
-	(*Check)(nil),             // 90: epcached.v1.Check
-	(*CheckReply)(nil),        // 91: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 92: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 93: epcached.v1.Finding
-	nil,                       // 94: epcached.v1.Error.FactsEntry
-	nil,                       // 95: epcached.v1.Device.MetadataEntry
-	nil,                       // 96: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 97: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 98: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 99: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 100: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 101: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 102: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 103: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 104: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 105: epcached.v1.Failure.FactsEntry
-	nil,                       // 106: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 107: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Sourceless)(nil),        // 70: epcached.v1.Sourceless
+	(*Space)(nil),             // 71: epcached.v1.Space
+	(*Probe)(nil),             // 72: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 73: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 74: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 75: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 76: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 77: epcached.v1.Report
+	(*ReportReply)(nil),       // 78: epcached.v1.ReportReply
+	(*Why)(nil),               // 79: epcached.v1.Why
+	(*Explanation)(nil),       // 80: epcached.v1.Explanation
+	(*Candidate)(nil),         // 81: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 82: epcached.v1.Neighbour
+	(*Difference)(nil),        // 83: epcached.v1.Difference
+	(*Event)(nil),             // 84: epcached.v1.Event
+	(*Events)(nil),            // 85: epcached.v1.Events
+	(*EventsReply)(nil),       // 86: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 87: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 88: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 89: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 90: epcached.v1.Advice
+	(*Check)(nil),             // 91: epcached.v1.Check
+	(*CheckReply)(nil),        // 92: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 93: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 94: epcached.v1.Finding
+	nil,                       // 95: epcached.v1.Error.FactsEntry
+	nil,                       // 96: epcached.v1.Device.MetadataEntry
+	nil,                       // 97: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 98: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 99: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 100: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 101: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 102: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 103: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 104: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 105: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 106: epcached.v1.Failure.FactsEntry
+	(*Sourceless_Why)(nil),    // 107: epcached.v1.Sourceless.Why
+	nil,                       // 108: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 109: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -9388,20 +9523,20 @@ var file_epcached_proto_depIdxs = []int32{
 	44,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
 	66,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
 	67,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	71,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	72,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	90,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	91,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	76,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	77,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	78,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	79,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	84,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	85,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	86,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	83,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	87,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	88,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	72,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	73,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	91,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	92,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	77,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	78,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	79,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	80,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	85,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	86,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	87,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	84,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	88,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	89,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	30,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	33,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	34,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -9423,35 +9558,35 @@ var file_epcached_proto_depIdxs = []int32{
 	68,  // 52: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
 	69,  // 53: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
 	0,   // 54: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	94,  // 55: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	95,  // 55: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
 	9,   // 56: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	95,  // 57: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	96,  // 57: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
 	11,  // 58: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	96,  // 59: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	97,  // 60: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	97,  // 59: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	98,  // 60: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
 	14,  // 61: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
 	9,   // 62: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
 	10,  // 63: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
 	12,  // 64: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	98,  // 65: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	99,  // 66: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	100, // 67: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	99,  // 65: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	100, // 66: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	101, // 67: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
 	13,  // 68: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
 	1,   // 69: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
 	10,  // 70: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
 	16,  // 71: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
 	17,  // 72: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	101, // 73: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	102, // 74: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	79,  // 75: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	102, // 73: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	103, // 74: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	80,  // 75: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
 	20,  // 76: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
 	19,  // 77: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	103, // 78: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	104, // 79: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	104, // 78: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	105, // 79: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
 	26,  // 80: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
 	27,  // 81: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
 	5,   // 82: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	105, // 83: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	106, // 83: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
 	31,  // 84: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
 	32,  // 85: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
 	17,  // 86: epcached.v1.Build.files:type_name -> epcached.v1.File
@@ -9463,7 +9598,7 @@ var file_epcached_proto_depIdxs = []int32{
 	54,  // 92: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
 	49,  // 93: epcached.v1.CollectReply.compressing:type_name -> epcached.v1.Compressing
 	52,  // 94: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	70,  // 95: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	71,  // 95: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
 	57,  // 96: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
 	58,  // 97: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
 	58,  // 98: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
@@ -9474,31 +9609,33 @@ var file_epcached_proto_depIdxs = []int32{
 	63,  // 103: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
 	64,  // 104: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
 	65,  // 105: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
-	70,  // 106: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	73,  // 107: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	13,  // 108: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	73,  // 109: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	74,  // 110: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	75,  // 111: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	106, // 112: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	107, // 113: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 114: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	80,  // 115: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	81,  // 116: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	83,  // 117: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38,  // 118: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	82,  // 119: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	82,  // 120: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	83,  // 121: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	89,  // 122: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	93,  // 123: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	92,  // 124: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 125: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	126, // [126:126] is the sub-list for method output_type
-	126, // [126:126] is the sub-list for method input_type
-	126, // [126:126] is the sub-list for extension type_name
-	126, // [126:126] is the sub-list for extension extendee
-	0,   // [0:126] is the sub-list for field type_name
+	71,  // 106: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	74,  // 107: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	70,  // 108: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	107, // 109: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 110: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	74,  // 111: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	75,  // 112: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	76,  // 113: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	108, // 114: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	109, // 115: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 116: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	81,  // 117: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	82,  // 118: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	84,  // 119: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38,  // 120: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	83,  // 121: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	83,  // 122: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	84,  // 123: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	90,  // 124: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	94,  // 125: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	93,  // 126: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 127: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	128, // [128:128] is the sub-list for method output_type
+	128, // [128:128] is the sub-list for method input_type
+	128, // [128:128] is the sub-list for extension type_name
+	128, // [128:128] is the sub-list for extension extendee
+	0,   // [0:128] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -9565,14 +9702,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[45].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[90].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[91].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   106,
+			NumMessages:   108,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
