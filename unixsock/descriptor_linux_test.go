@@ -61,6 +61,19 @@ func TestDescriptorsThatAreRefused(t *testing.T) {
 }
 
 // The error names the descriptor as the request does, whatever the descriptor is for.
+// Go's runtime asks a file system whether a non-blocking file can be polled, and holds up all goroutines meanwhile.
+func TestDescriptorsAreNotPolled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, checkFD(fd))
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	require.NoError(t, err)
+	require.Zero(t, flags&unix.O_NONBLOCK)
+	require.NoError(t, unix.Close(fd))
+}
+
 func TestRefusedDescriptorIsNamed(t *testing.T) {
 	c := dial(t, serve(t, &standIn{}, Limits{}))
 	folder, err := os.Open(t.TempDir())
