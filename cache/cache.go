@@ -114,6 +114,7 @@ type Cache struct {
 	failures     *failure.Remembered
 	standbys     standbys
 	opening      chan struct{} // one token for each open of a remembered path
+	reading      turns         // of libraries that clients show
 	checks       chan struct{} // one token for each load check, or conversion, that requests wait for
 
 	conversions singleflight.Group // by build key, scope and what is converted

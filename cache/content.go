@@ -29,11 +29,15 @@ type runtimeContent struct {
 	folders []stampedFolder       // the same files, for looking often
 	ort     cas.Digest            // of libonnxruntime; in no build key, for builds do not depend on it
 	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
+	shown   map[string]contents   // by EP: what an application shows that has a library of this content
 	past    atomic.Bool           // other files are in its place: nothing can be run with it any more
 
 	plans  plans  // requests thought through for exactly these contents
 	judged judged // what is known of builds that others made
 }
+
+// contents are digests of libraries, by their paths from an EP library's folder.
+type contents map[string]cas.Digest
 
 type stampedFile struct {
 	path  string
@@ -152,7 +156,7 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	if err != nil {
 		return nil, err
 	}
-	rc := &runtimeContent{spec: spec, find: find, machine: c.machine.now(), now: c.machine.now, digests: make(map[string]cas.Digest)}
+	rc := &runtimeContent{spec: spec, find: find, machine: c.machine.now(), now: c.machine.now, digests: make(map[string]cas.Digest), shown: make(map[string]contents)}
 	seen := make(map[string]bool)
 	add := func(path string) error {
 		if seen[path] {
@@ -186,11 +190,21 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		return nil, err
 	}
 	for _, l := range spec.EPs {
-		d, err := libraryDigest(l, func(path string) (cas.Digest, error) { return c.fileDigest(ctx, path) })
+		shown := make(contents)
+		d, err := libraryDigest(l, func(path string) (cas.Digest, error) {
+			d, err := c.fileDigest(ctx, path)
+			if name, relative := filepath.Rel(filepath.Dir(l.Path), path); relative == nil {
+				shown[name] = d
+			}
+			return d, err
+		})
 		if err != nil {
 			return nil, fmt.Errorf("execution provider %s: %w", l.EP, err)
 		}
 		rc.digests[l.EP] = d
+		if l.Tool == "" && !l.Elsewhere { // else more counts than an application shows
+			rc.shown[l.EP] = shown
+		}
 	}
 	return rc, nil
 }
@@ -246,12 +260,10 @@ func (c *Cache) fileDigest(ctx context.Context, path string) (cas.Digest, error)
 
 // openDigest hashes an open file, or remembers it by its stamp for the user whose it is.
 func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
-	key, believable := memoKey(uid, f)
-	if believable {
-		if raw, ok := c.index.Memo(append([]byte("file:"), key[:]...)); ok && len(raw) == 32 {
-			return cas.Digest(raw), nil
-		}
+	if d, ok := c.memoDigest(uid, f); ok {
+		return d, nil
 	}
+	key, believable := memoKey(uid, f)
 	began := c.now()
 	if err := witness.Settle(f); err != nil {
 		return cas.Digest{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
@@ -273,6 +285,19 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
 	}
 	return d, nil
+}
+
+// memoDigest gives the digest of an open file that is remembered by its stamp.
+func (c *Cache) memoDigest(uid uint32, f *os.File) (cas.Digest, bool) {
+	key, believable := memoKey(uid, f)
+	if !believable {
+		return cas.Digest{}, false
+	}
+	raw, ok := c.index.Memo(append([]byte("file:"), key[:]...))
+	if !ok || len(raw) != 32 {
+		return cas.Digest{}, false
+	}
+	return cas.Digest(raw), true
 }
 
 // epFacts describes the EP libraries of a build.

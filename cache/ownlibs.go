@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/epcached/epcached/cas"
@@ -77,7 +78,9 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 	if found.answer != nil || err != nil {
 		return c.finish(found.answer, r, id, p, rt), err
 	}
-	c.index.Count("misses", 1)
+	if r.OnMiss != Wait || r.shows() {
+		c.index.Count("misses", 1) // else the client asks again, and shows its libraries
+	}
 	switch {
 	case found.doubted >= maxRounds:
 		return nil, errDoubted(r, p)
@@ -134,59 +137,103 @@ func (c *Cache) planOwn(ctx context.Context, r *Request, model cas.Digest, phase
 // it is known by the very file and its path as well: another place may have another SDK around an equal library.
 // It never equals a digest of libraries that are run here.
 func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (digest cas.Digest, library cas.Stamp, err error) {
-	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
-		return digest, library, refusal.New(refusal.BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
-	}
-	b := []byte("own")
-	add := func(name string, f *os.File) (cas.Stamp, error) {
-		d, s, err := c.shownDigest(ctx, uid, f)
-		if err != nil {
-			return s, shownError(ctx, err, ref, name)
-		}
-		b = append(appendInt(b, uint64(len(name))), name...)
-		b = append(b, d[:]...)
-		return s, nil
-	}
-	if library, err = add("", ref.File); err != nil {
+	all, err := c.shownContents(ctx, uid, ref)
+	if err != nil {
 		return digest, library, err
 	}
-	if len(ref.Beside) == 0 {
+	if library, err = cas.StampOf(ref.File); err != nil {
+		return digest, library, shownError(ctx, err, ref, "")
+	}
+	b := []byte("own")
+	if len(ref.Beside) == 0 && !ref.Complete {
 		b = append(appendStamp(b, library), ref.Path...)
 	}
-	for _, name := range sortedKeys(ref.Beside) {
-		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
-			return digest, library, refusal.New(refusal.BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
-		}
-		if _, err := add(name, ref.Beside[name]); err != nil {
-			return digest, library, err
-		}
+	for _, name := range sortedKeys(all) {
+		d := all[name]
+		b = append(appendInt(b, uint64(len(name))), name...)
+		b = append(b, d[:]...)
 	}
 	return cas.Digest(digestOf(b)), library, nil
 }
 
+// shownContents gives what a client shows: the library under the empty name, and those beside it.
+func (c *Cache) shownContents(ctx context.Context, uid uint32, ref *EPLibraryRef) (contents, error) {
+	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
+		return nil, refusal.New(refusal.BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
+	}
+	out := make(contents, 1+len(ref.Beside))
+	var err error
+	if out[""], err = c.shownDigest(ctx, uid, ref.File); err != nil {
+		return nil, shownError(ctx, err, ref, "")
+	}
+	for _, name := range sortedKeys(ref.Beside) {
+		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
+			return nil, refusal.New(refusal.BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
+		}
+		if out[name], err = c.shownDigest(ctx, uid, ref.Beside[name]); err != nil {
+			return nil, shownError(ctx, err, ref, name)
+		}
+	}
+	return out, nil
+}
+
+// of gives the contents as those of a runtime are given: the library by its name, and nothing that is no part of it.
+func (shown contents) of(ref *EPLibraryRef) contents {
+	out := make(contents, len(shown))
+	for name, d := range shown {
+		if name != "" && !compilers.Foreign(name) {
+			out[name] = d
+		}
+	}
+	out[filepath.Base(ref.Path)] = shown[""]
+	return out
+}
+
 var errReplacedOpen = errors.New("it has been replaced since it was opened")
 
-// shownDigest hashes a library that a client has open, or remembers it.
-func (c *Cache) shownDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, cas.Stamp, error) {
+// shownDigest hashes a library that a client has open, or remembers it. It may lie on a file system that never answers,
+// so one of an owner's is read at a time, on a goroutine of its own.
+func (c *Cache) shownDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
 	before, err := cas.StampOf(f)
 	if err != nil {
-		return cas.Digest{}, before, err
+		return cas.Digest{}, err
 	}
 	if before.Size > maxLibrary {
-		return cas.Digest{}, before, fmt.Errorf("%d bytes, more than %d", before.Size, int64(maxLibrary))
+		return cas.Digest{}, fmt.Errorf("%d bytes, more than %d", before.Size, int64(maxLibrary))
 	}
 	if gone, err := unlinked(f); gone || err != nil {
-		return cas.Digest{}, before, errors.Join(err, errReplacedOpen)
+		return cas.Digest{}, errors.Join(err, errReplacedOpen)
 	}
-	d, err := c.openDigest(ctx, uid, f)
-	if err != nil {
-		return d, before, err
+	d, ok := c.memoDigest(uid, f)
+	if !ok {
+		leave, err := c.reading.enter(ctx, c.reports.owners.of(uid), nil)
+		if err != nil {
+			return cas.Digest{}, err
+		}
+		type read struct {
+			digest cas.Digest
+			err    error
+		}
+		done := make(chan read, 1)
+		go func() {
+			defer leave()
+			d, err := c.openDigest(ctx, uid, f)
+			done <- read{d, err}
+		}()
+		select {
+		case r := <-done:
+			if d = r.digest; r.err != nil {
+				return d, r.err
+			}
+		case <-ctx.Done():
+			return cas.Digest{}, ctx.Err()
+		}
 	}
 	after, err := cas.StampOf(f)
 	if err == nil && after != before {
 		err = errReplacedOpen
 	}
-	return d, before, err
+	return d, err
 }
 
 func shownError(ctx context.Context, err error, ref *EPLibraryRef, name string) error {

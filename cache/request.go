@@ -98,6 +98,7 @@ type EPLibraryRef struct {
 	EP, Path string
 	File     *os.File
 	Beside   map[string]*os.File // other libraries that carry its SDK, by their paths from its folder
+	Complete bool                // Beside is all that compilers.Beside lists
 }
 
 // terms are what of the request decides what is compiled of a model.

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -94,7 +95,7 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 	}
 	if found == nil {
 		if !own {
-			return nil, nil, c.notMine(dir)
+			return nil, nil, c.notMine(r, dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
 			return nil, nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err}
@@ -118,13 +119,43 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 // mayName: only a client that is the daemon's own user may bring libraries, for they are executed as that user.
 func (c *Cache) mayName(p Peer) bool { return p.UID == c.uid }
 
-func (c *Cache) notMine(what string) error {
-	return refusal.New(refusal.Unavailable, nil, "runtime %q is not registered with this daemon", what).
+// factInstead of an error lists what the client can do instead, the best first, separated by spaces.
+const (
+	factInstead  = "instead"
+	insteadShow  = "show"  // ask again, and show all libraries beside those of the EPs
+	insteadClaim = "claim" // ask again with on_miss claim, and compile with the client's own libraries
+	insteadOwn   = "own"   // ask a daemon of the user's own, which may run the user's libraries
+)
+
+func (c *Cache) notMine(r *Request, what string) error {
+	var instead []string
+	if !r.shows() {
+		instead = append(instead, insteadShow)
+	}
+	if r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none" {
+		instead = append(instead, insteadClaim)
+	}
+	instead = append(instead, insteadOwn)
+	if !slices.ContainsFunc(c.runtimes.all(), func(rt *runtime) bool { return rt.registered }) {
+		slices.Reverse(instead) // a daemon that can compile nothing for this user steps aside
+	}
+	return refusal.New(refusal.Unavailable, nil, "runtime %q is not registered with this daemon, nor one of equal libraries", what).
+		WithFact(factInstead, strings.Join(instead, " ")).
 		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
 }
 
-// resolveLibraries finds a runtime that has the very files that the caller will load as EP libraries. Equal bytes
-// in another place are another runtime: what stands beside a library counts too, and only its own folder tells.
+// shows tells whether the caller shows the whole libraries of all EPs of the request, and not only their paths.
+func (r *Request) shows() bool {
+	for _, ep := range r.EPs {
+		if ref := r.Runtime.library(ep.Name); ref == nil || ref.File == nil || !ref.Complete {
+			return false
+		}
+	}
+	return len(r.EPs) > 0
+}
+
+// resolveLibraries finds a runtime that has the files that the caller will load as EP libraries, or files of the same
+// content in another place. What is beside an EP library carries its SDK, so its content counts too.
 func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
 	likely, unknown := c.candidates(r)
 	for _, rt := range likely {
@@ -143,14 +174,59 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 	if path := c.replacedPath(r); path != "" {
 		return nil, nil, replaced(path)
 	}
+	if rt, rc, err := c.equalRuntime(ctx, r, progress); rc != nil || err != nil {
+		return rt, rc, err
+	}
 	if !c.mayName(r.Peer) {
-		return nil, nil, c.notMine(r.Runtime.EPLibraries[0].Path)
+		return nil, nil, c.notMine(r, r.Runtime.EPLibraries[0].Path)
 	}
 	if r.Runtime.ORTLibrary == "" {
 		return nil, nil, refusal.New(refusal.Unavailable, nil, "runtime of %q: the application names no libonnxruntime, which a compile needs", r.Runtime.EPLibraries[0].Path).
 			WithHint("where it was packed, libonnxruntime.so.VERSION belongs beside the other files of onnxruntime/capi; epcached --runtime DIR names another runtime with this library")
 	}
 	return c.nameLibraries(ctx, r, progress)
+}
+
+// equalRuntime finds a runtime whose libraries have the content that the caller shows, one with the caller's ONNX Runtime
+// first; nil where there is none. A client of the daemon's own user names its libraries by path instead.
+func (c *Cache) equalRuntime(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+	if c.mayName(r.Peer) || !r.shows() {
+		return nil, nil, nil
+	}
+	shown := make(map[string]contents)
+	for _, ep := range r.EPs {
+		ref := r.Runtime.library(ep.Name)
+		all, err := c.shownContents(ctx, r.Peer.UID, ref)
+		if err != nil {
+			return nil, nil, err
+		}
+		shown[ep.Name] = all.of(ref)
+	}
+	var found *runtime
+	var content *runtimeContent
+	for _, rt := range c.runtimes.all() {
+		rc, err := c.content(ctx, rt, progress)
+		if err != nil || !rc.equals(shown) {
+			continue // probe shows the error of a runtime, and another one may do
+		}
+		if rc.spec.ORTVersion == r.Runtime.ORTVersion {
+			return rt, rc, nil
+		}
+		if found == nil {
+			found, content = rt, rc
+		}
+	}
+	return found, content, nil
+}
+
+// equals tells whether an application that shows these libraries, by EP, has what this runtime has.
+func (rc *runtimeContent) equals(shown map[string]contents) bool {
+	for ep, have := range shown {
+		if want := rc.shown[ep]; want == nil || !maps.Equal(want, have) {
+			return false
+		}
+	}
+	return true
 }
 
 // carrying gives the runtime's contents if they have all that the request needs, and the caller's very libraries.

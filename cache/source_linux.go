@@ -44,7 +44,10 @@ func openKept(path string, uid uint32, own bool) (*os.File, error) {
 	}
 	var st unix.Stat_t
 	var on unix.Statfs_t
-	if err = unix.Fstat(fd, &st); err == nil {
+	if err = unix.SetNonblock(fd, false); err == nil { // or Go's runtime tries to poll it
+		err = unix.Fstat(fd, &st)
+	}
+	if err == nil {
 		err = unix.Fstatfs(fd, &on)
 	}
 	switch {

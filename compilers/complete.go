@@ -20,7 +20,7 @@ func Complete(r Runtime) (Runtime, error) {
 		if err := library(l.EP, l.Path); err != nil {
 			return Runtime{}, err
 		}
-		full.EPs = append(full.EPs, EPLibrary{EP: l.EP, Path: l.Path, Files: identityFiles(l.Path)})
+		full.EPs = append(full.EPs, ownLibrary(l.EP, l.Path))
 	}
 	if len(full.EPs) == 0 {
 		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w: none is named", r.ORTLibrary, ErrNotFound)

@@ -169,7 +169,7 @@ func findEPs(folders []string) []EPLibrary {
 			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
 				continue // a dangling link is a library that is not there
 			}
-			libs = append(libs, EPLibrary{EP: ep, Path: path, Files: identityFiles(path)})
+			libs = append(libs, ownLibrary(ep, path))
 		}
 	}
 	slices.SortFunc(libs, func(a, b EPLibrary) int { return strings.Compare(a.EP, b.EP) })

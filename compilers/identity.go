@@ -8,27 +8,47 @@ import (
 	"strings"
 )
 
-// identityFiles lists the files that make an EP library what it is: itself, the shared libraries in its folder, and what the run paths of all
+// ownLibrary describes the EP library at a path. Its Files are itself, the shared libraries in its folder, and what the run paths of all
 // of them reach by a way that starts at $ORIGIN. libonnxruntime and its Python module are not among them, nor other EPs' plugin libraries: a build
 // does not depend on those. System libraries are not either; they change with every update and have never been seen to matter.
-func identityFiles(library string) []string {
-	queue := append([]string{library}, sharedObjects(filepath.Dir(library))...)
-	var files []string
+func ownLibrary(ep, library string) EPLibrary {
+	l := EPLibrary{EP: ep, Path: library}
+	folder := filepath.Dir(library)
+	queue := append([]string{library}, sharedObjects(folder)...)
 	for len(queue) > 0 {
 		file := queue[0]
 		queue = queue[1:]
-		if slices.Contains(files, file) || file != library && foreign(file) {
+		if slices.Contains(l.Files, file) || file != library && Foreign(file) {
 			continue
 		}
-		files = append(files, file)
-		queue = append(queue, reached(file)...)
+		l.Files = append(l.Files, file)
+		more, folders := reached(file)
+		queue = append(queue, more...)
+		l.Elsewhere = l.Elsewhere || slices.ContainsFunc(folders, func(f string) bool { return f != folder && f != bundled(folder) })
 	}
-	slices.Sort(files)
-	return files
+	slices.Sort(l.Files)
+	return l
 }
 
-// foreign tells files of ONNX Runtime itself and of other EPs.
-func foreign(file string) bool {
+// bundled is the folder in which Python wheels keep the libraries that they brought along.
+func bundled(folder string) string { return folder + ".libs" }
+
+// Beside lists the shared libraries that an application shows to a daemon that may have other libraries: those in the
+// folder of an EP library and in the bundled one, by their paths relative to the folder. The clients in other languages
+// show the same ones.
+func Beside(library string) []string {
+	folder := filepath.Dir(library)
+	var names []string
+	for _, file := range append(sharedObjects(folder), sharedObjects(bundled(folder))...) {
+		if name, err := filepath.Rel(folder, file); err == nil && file != library {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Foreign tells files of ONNX Runtime itself and of other EPs, which are no part of an EP library beside them.
+func Foreign(file string) bool {
 	base := filepath.Base(file)
 	if _, isEP := epOfLibrary(base); isEP {
 		return true
@@ -56,20 +76,20 @@ func sharedObjects(folder string) []string {
 	return files
 }
 
-// reached lists what the loader finds for a library by its run path. A file that is no ELF reaches nothing: whether it loads is for a worker to
-// find out.
-func reached(file string) []string {
+// reached lists what the loader finds for a library by its run path, and the folders of that. A file that is no ELF reaches nothing: whether it loads
+// is for a worker to find out.
+func reached(file string) (files, folders []string) {
 	f, err := elf.Open(file)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	defer f.Close() // read only
 	needed, err := f.ImportedLibraries()
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	var files []string
-	for _, folder := range runPaths(f, filepath.Dir(file)) {
+	folders = runPaths(f, filepath.Dir(file))
+	for _, folder := range folders {
 		if strings.HasSuffix(folder, ".libs") { // where Python wheels keep what they brought along; some of it is opened by name
 			files = append(files, sharedObjects(folder)...)
 			continue
@@ -81,7 +101,7 @@ func reached(file string) []string {
 			}
 		}
 	}
-	return files
+	return files, folders
 }
 
 func runPaths(f *elf.File, origin string) []string {

@@ -77,7 +77,7 @@ func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
 	}
 	ref := cache.RuntimeRef{Directory: w.Directory, ORTVersion: w.OrtVersion, ORTLibrary: w.OrtLibrary}
 	for _, l := range w.EpLibraries {
-		one := cache.EPLibraryRef{EP: l.Ep, Path: l.Path}
+		one := cache.EPLibraryRef{EP: l.Ep, Path: l.Path, Complete: l.Complete}
 		if l.Fd != nil && int(*l.Fd) < len(fds) {
 			one.File = fds[*l.Fd]
 		}

@@ -1858,9 +1858,12 @@ type EpLibrary struct {
 	Ep    string                 `protobuf:"bytes,1,opt,name=ep,proto3" json:"ep,omitempty"`        // the name it is registered under
 	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`    // absolute path, as the client sees it
 	Fd    *uint32                `protobuf:"varint,3,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // the library itself, opened for reading
-	// Where the daemon does not have the runtime: the other libraries that carry its SDK, those in its folder first of all. location is
-	// the path from that folder. They tell one SDK from another, which fd alone may not.
-	Beside        []*ExternalFile `protobuf:"bytes,4,rep,name=beside,proto3" json:"beside,omitempty"`
+	// The other libraries that carry its SDK. location is the path from the library's folder. They tell one SDK from
+	// another, which fd alone may not.
+	Beside []*ExternalFile `protobuf:"bytes,4,rep,name=beside,proto3" json:"beside,omitempty"`
+	// beside has every shared library (*.so, *.so.*) in the library's folder, and those in the folder FOLDER.libs beside
+	// it. Only then can the daemon tell that a runtime of its own has equal libraries.
+	Complete      bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1921,6 +1924,13 @@ func (x *EpLibrary) GetBeside() []*ExternalFile {
 		return x.Beside
 	}
 	return nil
+}
+
+func (x *EpLibrary) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
 }
 
 type Acquire struct {
@@ -8674,12 +8684,13 @@ const file_epcached_proto_rawDesc = "" +
 	"ortVersion\x12\x1f\n" +
 	"\vort_library\x18\x03 \x01(\tR\n" +
 	"ortLibrary\x129\n" +
-	"\fep_libraries\x18\x04 \x03(\v2\x16.epcached.v1.EpLibraryR\vepLibraries\"~\n" +
+	"\fep_libraries\x18\x04 \x03(\v2\x16.epcached.v1.EpLibraryR\vepLibraries\"\x9a\x01\n" +
 	"\tEpLibrary\x12\x0e\n" +
 	"\x02ep\x18\x01 \x01(\tR\x02ep\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x13\n" +
 	"\x02fd\x18\x03 \x01(\rH\x00R\x02fd\x88\x01\x01\x121\n" +
-	"\x06beside\x18\x04 \x03(\v2\x19.epcached.v1.ExternalFileR\x06besideB\x05\n" +
+	"\x06beside\x18\x04 \x03(\v2\x19.epcached.v1.ExternalFileR\x06beside\x12\x1a\n" +
+	"\bcomplete\x18\x05 \x01(\bR\bcompleteB\x05\n" +
 	"\x03_fd\"\xc3\b\n" +
 	"\aAcquire\x12(\n" +
 	"\x05model\x18\x01 \x01(\v2\x12.epcached.v1.ModelR\x05model\x120\n" +

@@ -1,0 +1,156 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
+	"github.com/epcached/epcached/refusal"
+)
+
+// showing has the request show what is beside the application's library, as clients do.
+func (a *application) showing(r *Request) *Request {
+	ref := &r.Runtime.EPLibraries[0]
+	ref.Beside, ref.Complete = make(map[string]*os.File), true
+	for _, name := range compilers.Beside(ref.Path) {
+		ref.Beside[name] = a.openFile(filepath.Join(filepath.Dir(ref.Path), name))
+	}
+	return r
+}
+
+// beside adds a library to a runtime's folder.
+func (b *bench) beside(folder, name, text string) {
+	path := filepath.Join(folder, name)
+	require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(b, os.WriteFile(path, []byte(text), 0o644))
+}
+
+// Another user's libraries of equal content are the registered runtime, wherever they are: the daemon compiles, and the
+// build is shared.
+func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
+	b := newBenchWith(t, nil)
+	app := b.application(stranger, "1.0") // as the registered one; its ONNX Runtime is another version
+	for _, folder := range []string{b.runtime, app.folder} {
+		b.beside(folder, "libsdk.so.5", "an SDK")
+	}
+	b.beside(app.folder, "libonnxruntime_providers_shared.so", "no part of an EP's library")
+	ask := func() *Request {
+		r := app.showing(app.ask(b.model(1)))
+		r.OnMiss = Wait
+		return r
+	}
+	a := b.acquire(ask())
+	require.Equal(t, Compiled, a.Outcome)
+	require.Equal(t, b.runtime, a.Runtime)
+	require.Equal(t, "shared", a.Build.Scope)
+	require.Equal(t, compilers.Passed, a.Build.LoadCheck)
+	again := b.acquire(ask())
+	require.Equal(t, Hit, again.Outcome)
+	require.Equal(t, compilers.Optimal, again.Compatibility.Verdict)
+	require.Equal(t, Hit, b.acquire(b.request(b.model(1))).Outcome, "it is everybody's")
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+
+	b.beside(b.runtime, "libsdk.so.5", "an update")
+	_, err := b.cache.Acquire(context.Background(), ask(), nil)
+	require.Equal(t, refusal.Unavailable, refusal.ClassOf(err), "the registered runtime is another by now")
+	b.beside(app.folder, "libsdk.so.5", "an update")
+	require.Equal(t, b.runtime, b.acquire(ask()).Runtime, "both are updated")
+}
+
+// What is beside an EP library carries its SDK: a difference there is another runtime, and its builds are not served.
+func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
+	for name, change := range map[string]func(b *bench, app *application){
+		"another":        func(b *bench, app *application) { b.beside(app.folder, "libsdk.so.5", "another SDK") },
+		"one is missing": func(b *bench, app *application) { require.NoError(b, os.Remove(filepath.Join(app.folder, "libsdk.so.5"))) },
+		"one more":       func(b *bench, app *application) { b.beside(app.folder, "libplugin.so", "a plugin") },
+		"one more, brought along": func(b *bench, app *application) {
+			b.beside(app.folder+".libs", "libc++-71bc.so.1", "a runtime library")
+		},
+		"another library": func(b *bench, app *application) {
+			_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "1.1", Hardware: "sim-1"})
+			require.NoError(b, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			app := b.application(stranger, "1.0")
+			b.beside(b.runtime, "libsdk.so.5", "an SDK")
+			b.beside(app.folder, "libsdk.so.5", "an SDK")
+			model := b.model(1)
+			r := app.showing(app.ask(model))
+			r.OnMiss = Wait
+			require.Equal(t, Compiled, b.acquire(r).Outcome)
+			change(b, app)
+			r = app.showing(app.ask(model))
+			r.OnMiss = Wait
+			_, err := b.cache.Acquire(context.Background(), r, nil)
+			require.Equal(t, refusal.Unavailable, refusal.ClassOf(err))
+			require.Equal(t, "claim own", factsOf(err)[factInstead])
+			r.OnMiss = Fail
+			_, err = b.cache.Acquire(context.Background(), r, nil)
+			require.Equal(t, refusal.NotFound, refusal.ClassOf(err))
+			app.claim(app.showing(app.ask(model)))
+		})
+	}
+}
+
+func factsOf(err error) map[string]string {
+	var e *refusal.Error
+	_ = errors.As(err, &e)
+	return e.Facts
+}
+
+// The daemon says what a client can do whose libraries it may not run.
+func TestClientsAreToldWhatToDoInstead(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "7.1")
+	instead := func(change func(*Request)) string {
+		r := app.ask(b.model(1))
+		r.OnMiss = Wait
+		change(r)
+		_, err := b.cache.Acquire(context.Background(), r, nil)
+		require.Equal(t, refusal.Unavailable, refusal.ClassOf(err))
+		return factsOf(err)[factInstead]
+	}
+	require.Equal(t, "show claim own", instead(func(*Request) {}))
+	require.Equal(t, "claim own", instead(func(r *Request) { app.showing(r) }))
+	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).OnMiss = Background }), "only a daemon can compile in the background")
+	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).Store = "none" }), "a claim is for what is kept")
+	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).Group = []ModelFiles{{Name: "2.onnx", Graph: b.model(2)}} }))
+	require.Equal(t, "show claim own", instead(func(r *Request) { r.Runtime = RuntimeRef{Directory: app.folder} }))
+	options := b.options()
+	options.Runtimes = nil
+	require.NoError(t, b.cache.Reload(options))
+	require.Equal(t, "own claim", instead(func(r *Request) { app.showing(r) }), "it can compile for nobody, and steps aside")
+}
+
+// A library on a file system that never answers holds up its user's requests until their deadlines, and no others.
+func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "1.0")
+	stuck := unansweredFile(t, "libsdk.so.5")
+	for range 2 {
+		r := app.showing(app.ask(b.model(1)))
+		r.OnMiss = Wait
+		r.Runtime.EPLibraries[0].Beside["libsdk.so.5"] = stuck
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		_, err := b.cache.Acquire(ctx, r, nil)
+		require.Contains(t, []refusal.Class{refusal.Cancelled, refusal.Deadline}, refusal.ClassOf(err))
+	}
+	other := b.application(stranger+1, "1.0")
+	r := other.showing(other.ask(b.model(1)))
+	r.OnMiss = Wait
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	s, err := cas.StampOf(stuck)
+	require.NoError(t, err)
+	require.NotZero(t, s.Size)
+}
