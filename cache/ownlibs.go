@@ -35,7 +35,7 @@ func (c *Cache) bringsLibraries(r *Request, err error) bool {
 		return false
 	}
 	switch r.OnMiss {
-	case Wait, ForClaim, Fail, KeyOnly, Explain:
+	case Wait, ForClaim, Fail, KeyOnly, Explain, Background:
 	default:
 		return false
 	}
@@ -78,7 +78,7 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 	if found.answer != nil || err != nil {
 		return c.finish(found.answer, r, id, p, rt), err
 	}
-	if r.OnMiss != Wait || r.shows() {
+	if r.shows() || r.OnMiss != Wait && r.OnMiss != Background {
 		c.index.Count("misses", 1) // else the client asks again, and shows its libraries
 	}
 	switch {
@@ -87,6 +87,8 @@ func (c *Cache) answerOwn(ctx context.Context, r *Request, id identity, missing 
 	case r.OnMiss == Fail:
 		return nil, refusal.New(refusal.NotFound, nil, "no build for model %q: %s", r.Name, found.why).WithFact("request_key", p.requestKey.String()).
 			WithHint("compile it: ask again with on_miss claim")
+	case r.OnMiss == Background:
+		return nil, missing // no job of the daemon's can compile it
 	case r.OnMiss == ForClaim:
 		a, err := c.claimOrWait(ctx, r, id, p, nil, found.why, t, phase)
 		return c.finish(a, r, id, p, rt), err

@@ -95,6 +95,9 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 	}
 	if found == nil {
 		if !own {
+			if rt, rc, err := c.equalRuntime(ctx, r, progress); rc != nil || err != nil {
+				return rt, rc, err
+			}
 			return nil, nil, c.notMine(r, dir)
 		}
 		if _, err := compilers.Find(dir); err != nil {
@@ -135,10 +138,11 @@ func (c *Cache) notMine(r *Request, what string) error {
 	if r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none" {
 		instead = append(instead, insteadClaim)
 	}
-	instead = append(instead, insteadOwn)
+	at := len(instead)
 	if !slices.ContainsFunc(c.runtimes.all(), func(rt *runtime) bool { return rt.registered }) {
-		slices.Reverse(instead) // a daemon that can compile nothing for this user steps aside
+		at = 0 // a daemon that can compile nothing for this user steps aside
 	}
+	instead = slices.Insert(instead, at, insteadOwn)
 	return refusal.New(refusal.Unavailable, nil, "runtime %q is not registered with this daemon, nor one of equal libraries", what).
 		WithFact(factInstead, strings.Join(instead, " ")).
 		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")

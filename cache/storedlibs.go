@@ -28,11 +28,17 @@ func librariesIn(ctx context.Context, dir string) (*libraries, error) {
 	}
 	out := &libraries{spec: spec, digests: make(map[string]cas.Digest)}
 	for _, l := range spec.EPs {
-		if out.digests[l.EP], err = libraryDigest(l, func(path string) (cas.Digest, error) { return cas.SumFile(ctx, path) }); err != nil {
+		if out.digests[l.EP], err = LibraryDigest(ctx, l); err != nil {
 			return nil, refusal.New(refusal.Unavailable, err, "runtime %q", dir)
 		}
 	}
 	return out, nil
+}
+
+// LibraryDigest hashes an EP library and the libraries beside it that carry its SDK. Libraries of equal digests are the
+// same, wherever they are.
+func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
+	return libraryDigest(l, func(path string) (cas.Digest, error) { return cas.SumFile(ctx, path) })
 }
 
 // made tells whether these libraries made the build.

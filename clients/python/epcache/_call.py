@@ -147,8 +147,16 @@ class Question(Call[_wire.Message]):
         return reply
 
 
+class _OwnDaemon(_errors.Unavailable):
+    """The daemon has no such libraries, and one of the user's own may run them."""
+
+
 class Acquire(Call[Artefact]):
-    """One acquire, with the external data that the daemon asks for."""
+    """One acquire, with the external data that the daemon asks for.
+
+    A daemon that does not have the libraries says what can be asked instead (the fact "instead"): with all libraries
+    shown, for a claim, if `claims` says that the caller can compile, or of a daemon of the user's own.
+    """
 
     def __init__(
         self,
@@ -159,17 +167,51 @@ class Acquire(Call[Artefact]):
         request: _wire.Message,
         deadline: float,
         progress: Callable[[Progress], None] | None,
+        claims: bool = False,
     ) -> None:
         super().__init__(client, deadline, progress)
         self.models = models  # more than one: a group
         self.eps = eps
-        self.runtime = runtime
+        self.runtime = client._shown(runtime)
+        self.claims = claims
         self.request = request
         # Who waits for a compile waits for who does it; others only as long as for a daemon that is there.
         self.patience = PATIENCE if request["on_miss"] in _PATIENT else 0.0
+        self.own = client._may_start_own(self.patience)
         self.sources: dict[str, tuple[int, ...]] = {}  # path -> stamp of what was sent last
 
+    def run(self) -> Artefact:
+        try:
+            return super().run()
+        except _OwnDaemon:
+            self.own = False
+            connection = self.client._start_own(self.deadline, self.patience or 0.0)
+            return super().run() if connection is None else self._with(connection)
+
     def _rounds(self, connection: Connection) -> Artefact:
+        """Asks, and asks for what the daemon can do instead if it does not have the libraries."""
+        while True:
+            try:
+                return self._located(connection)
+            except _errors.Unavailable as error:
+                if not self._instead(error):
+                    raise
+
+    def _instead(self, error: _errors.Unavailable) -> bool:
+        """Turns the request into the first that the daemon proposes instead and that can be asked; False where there is none."""
+        for way in error.facts.get("instead", "").split():
+            if way == "show" and self.runtime is not None and (shown := self.runtime.showing()) is not None:
+                self.runtime = shown
+                self.client._show(shown)
+                return True
+            if way == "claim" and self.claims and self.request["on_miss"] == ENUMS["OnMiss"]["WAIT"]:
+                self.request = {**self.request, "on_miss": ENUMS["OnMiss"]["CLAIM"]}
+                return True
+            if way == "own" and self.own:
+                raise _OwnDaemon(error.text, error.hint, error.facts) from error
+        return False
+
+    def _located(self, connection: Connection) -> Artefact:
         """Asks, and once more with the external data that the daemon said the model refers to."""
         locations = [self.client._known_locations(model.stamp) for model in self.models]
         for _ in range(3):

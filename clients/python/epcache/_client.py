@@ -64,6 +64,9 @@ class Client:
         self._idle: list[Connection] = []  # guarded by _lock
         # What external data a model refers to, by the graph file's stamp: saves asking twice. Guarded by _lock.
         self._locations: OrderedDict[tuple[int, ...], list[str]] = OrderedDict()
+        # Libraries of execution providers, by path, that a daemon wanted to see with those beside them: saves asking
+        # twice. Guarded by _lock.
+        self._beside: set[str] = set()
 
     def acquire(
         self,
@@ -88,6 +91,7 @@ class Client:
         external: Callable[[str], int] | None = None,
         output: Output | None = None,
         group: Sequence[ModelSource] = (),
+        may_claim: bool = False,
     ) -> Artefact:
         """Returns the compiled form of a model, with a lease on it.
 
@@ -118,6 +122,8 @@ class Client:
           closed afterwards. Without it locations are meant from the model's folder on, those of bytes from the working directory.
         - `group` are further models that are compiled together with this one, after it and in this order, so that all share what is
           equal in them: `members` of the answer has their graphs.
+        - `may_claim` says that the answer to on_miss="wait" may be a claim too, where the daemon runs as another user and does not have the
+          libraries. Without it a daemon of the user's own is started for them, if there can be one.
 
         Raises an epcache.Error: NoDaemon when none answers, DeadlineExceeded at the timeout, CompileFailed with the compiler's own words,
         NotFound with on_miss="fail", BadModel and BadRequest for what makes no sense, Unavailable where the daemon has no such
@@ -148,7 +154,7 @@ class Client:
             version = where.ort_version if where is not None else ""
             sources = [stack.enter_context(open_model(model, external, folder, version))]
             sources += [stack.enter_context(open_model(one, None, folder, version)) for one in group]
-            return Acquire(self, sources, providers(eps), where, request, deadline, progress).run()
+            return Acquire(self, sources, providers(eps), where, request, deadline, progress, may_claim).run()
 
     def explain(self, model: ModelSource, eps: EPSpec | Sequence[EPSpec], **request: Any) -> Explanation:
         """Returns what the daemon would do for a request, and why; nothing is compiled. It takes what acquire takes."""
@@ -285,6 +291,18 @@ class Client:
                 tried.append(f"none can be started: {error}")
         raise _errors.NoDaemon("no daemon: " + "; ".join(tried))
 
+    def _may_start_own(self, patience: float | None) -> bool:
+        named = self._socket or os.environ.get(SOCKET_VARIABLE)
+        return patience is not None and not named and _autostart.switched_on()
+
+    def _start_own(self, deadline: float, patience: float) -> Connection | None:
+        """Returns a connection to the user's own daemon, for what another user's does not do; None where there can be none."""
+        until = min(deadline, time.monotonic() + self._hello_limit + patience)
+        try:
+            return _autostart.connect(lambda path: self._dial(path, until), until)
+        except (_errors.NoDaemon, ImportError):  # an import fails in a process that gave up the rights to read the module
+            return None
+
     def _reach(self, path: str, limit: float, deadline: float, waits: bool) -> Connection:
         """Returns a connection. Who waits for a compile waits for a daemon that is new, too: it is busy with all those who wanted it."""
         while True:
@@ -316,6 +334,16 @@ class Client:
                 self._idle.append(connection)
                 return
         connection.close()
+
+    def _shown(self, runtime: Runtime | None) -> Runtime | None:
+        """Returns the runtime with its libraries shown, where a daemon wanted that before."""
+        with self._lock:
+            wanted = runtime is not None and any(one.path in self._beside for one in runtime.libraries)
+        return (runtime.showing() or runtime) if runtime is not None and wanted else runtime
+
+    def _show(self, runtime: Runtime) -> None:
+        with self._lock:
+            self._beside.update(one.path for one in runtime.libraries)
 
     def _known_locations(self, stamp: tuple[int, ...]) -> list[str]:
         with self._lock:

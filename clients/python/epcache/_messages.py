@@ -140,6 +140,7 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(2, "path", "string"),
         Field(3, "fd", "uint32", "optional"),
         Field(4, "beside", "ExternalFile", "repeated"),
+        Field(5, "complete", "bool"),
     ),
     "Acquire": (
         Field(1, "model", "Model"),

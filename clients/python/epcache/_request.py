@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from . import _wire
 from ._model import open_regular
-from ._fields import dataclass, field
+from ._fields import dataclass, field, replace
 
 Send = Callable[[int], int]  # adds a descriptor to the request; returns its index there
 
-_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 MAX_BESIDE = 512
 
 
@@ -138,7 +136,7 @@ class Output:
 class Library:
     """A plugin library as this process has it: `fd`, if any, is a descriptor of the very file, and stays open.
 
-    With `beside` the libraries in its folder are shown as well: they tell its SDK to a daemon that does not have them.
+    With `beside` the libraries beside it are shown as well: they tell its SDK to a daemon that does not have this file.
     """
 
     ep: str  # the execution provider's name
@@ -146,16 +144,31 @@ class Library:
     fd: int | None = None
     beside: bool = False
 
-    def neighbours(self) -> dict[str, str]:
-        """Returns the other libraries in the folder by their names. None where there are too many: then it is known by its path."""
-        folder, own = os.path.dirname(self.path), os.path.realpath(self.path)
+    def neighbours(self) -> dict[str, str] | None:
+        """Returns the other shared libraries in the folder, and in FOLDER.libs, where wheels keep what they brought along.
+
+        The keys are paths relative to the folder. None where there are too many: then it is known by its path. The daemon
+        and the clients in other languages take the same ones (compilers.Beside).
+        """
+        folder = os.path.dirname(self.path)
+        bundled = folder + ".libs"
         found: dict[str, str] = {}
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            # A link inside the folder is another name for what is found anyway.
-            library = _LIBRARY.search(entry.name) and entry.is_file() and not entry.is_symlink()
-            if library and os.path.realpath(entry.path) != own:
-                found[entry.name] = entry.path
-        return found if len(found) <= MAX_BESIDE else {}
+        for place, prefix in ((folder, ""), (bundled, f"../{os.path.basename(bundled)}/")):
+            for entry in sorted(_entries(place), key=lambda entry: entry.name):
+                if _is_library(entry.name) and entry.is_file() and entry.path != self.path:
+                    found[prefix + entry.name] = entry.path
+        return found if len(found) <= MAX_BESIDE else None
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except OSError:
+        return []
+
+
+def _is_library(name: str) -> bool:
+    return not name.startswith(".") and (name.endswith(".so") or ".so." in name)
 
 
 @dataclass(frozen=True)
@@ -173,13 +186,19 @@ class Runtime:
         for library, described in zip(self.libraries, message["ep_libraries"], strict=True):
             if library.fd is not None:
                 described["fd"] = send(library.fd)
-            if library.beside:
-                described["beside"] = []
-                for name, path in library.neighbours().items():
+            if library.beside and (neighbours := library.neighbours()) is not None:
+                described["beside"], described["complete"] = [], True
+                for name, path in neighbours.items():
                     descriptor = open_regular(path)
                     stack.callback(os.close, descriptor)
                     described["beside"].append({"location": name, "fd": send(descriptor)})
         return message
+
+    def showing(self) -> Runtime | None:
+        """Returns the same with all libraries shown to a daemon that does not have them; None where that changes nothing."""
+        if not self.libraries or all(one.beside for one in self.libraries) or any(one.fd is None for one in self.libraries):
+            return None
+        return replace(self, libraries=tuple(replace(one, beside=True) for one in self.libraries))
 
     def described(self) -> _wire.Message:
         """Returns the message without descriptors."""

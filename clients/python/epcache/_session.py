@@ -60,7 +60,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
 
     With on_miss="claim" a model that is not there is compiled with this process's own libraries, which the daemon need not have, and
     given to the cache: by epcached's worker as a child of this process, or in this process where there is no worker, or the
-    execution provider is part of ONNX Runtime. Others who ask for it meanwhile wait.
+    execution provider is part of ONNX Runtime. Others who ask for it meanwhile wait. With "wait" this happens by itself where the daemon
+    runs as another user and has no equal libraries.
 
     Raises what ONNX Runtime raises; Unavailable where the execution provider or its device is missing, rather than
     running on the CPU; and CompileFailed when the model made the execution provider crash in the daemon's compiler: it
@@ -103,7 +104,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         else:
             asked = client if isinstance(client, Client) else shared_client()
             wishes = {"on_miss": on_miss, "embed": embed, "output": output, "store": store}
-            wishes |= {"keep_going": keep_going, "adopt": adopt}
+            wishes |= {"keep_going": keep_going, "adopt": adopt, "may_claim": output is None}
             with shown(progress, model_name(path_or_bytes)) as step:
                 self._load_cached(asked, timeout=timeout, progress=step, **wishes)
         if not (self._report.outcome == "background" and meanwhile):

@@ -56,7 +56,8 @@ class Wanted:
             "dims": record.dims,
             "dims_by_denotation": record.dims_by_denotation,
             "graph_optimization_level": record.compile_level(),
-            "runtime": _plugins.runtime(self.plugins, beside=wishes.get("on_miss") == "claim"),
+            # Answers that compile nothing are right for equal libraries only if these are shown.
+            "runtime": _plugins.runtime(self.plugins, beside=wishes.get("on_miss") in ("claim", "fail", "explain")),
         }
         return functools.partial(client.acquire, self.source, [p.ep for p in self.plugins], **asked, **wishes)
 

@@ -39,8 +39,12 @@ class Daemon:
 
     def start(self) -> None:
         runtimes = [argument for runtime in RUNTIMES for argument in ("--runtime", str(runtime))]
+        # Else the daemon itself has a lease for a while, to measure what a build gained.
+        self.folder.joinpath("config").write_text("[policy]\nmeasure_gain = false\n")
         command = [
             f"{BIN}/epcached",
+            "--config",
+            str(self.folder / "config"),
             "--state",
             str(self.state),
             "--socket",

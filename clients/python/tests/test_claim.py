@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +174,12 @@ def test_claim_knows_what_it_was_given_for(model: str, tmp_path: Path) -> None:
 def test_libraries_beside_are_shown(tmp_path: Path, model: str, view: Path) -> None:
     folder = tmp_path / "ep"
     folder.mkdir()
-    for name in ("libep.so", "libsdk.so.2.1", "libother.so", "notes.txt", "libep.so.bak"):
+    for name in ("libep.so", "libsdk.so.2.1", "libother.so", "notes.txt", ".libhidden.so"):
         (folder / name).write_text(name)
     (folder / "liblink.so").symlink_to("libsdk.so.2.1")
     (folder / "folder.so").mkdir()
+    (tmp_path / "ep.libs").mkdir()
+    (tmp_path / "ep.libs" / "libc++-71bc.so.1.0").write_text("brought along")
     seen: list[tuple[dict[str, Any], list[str]]] = []
 
     def script(peer: Peer) -> None:
@@ -194,7 +196,72 @@ def test_libraries_beside_are_shown(tmp_path: Path, model: str, view: Path) -> N
     ((request, contents),) = seen
     (shown,) = request["runtime"]["ep_libraries"]
     assert contents[shown["fd"]] == "libep.so"
+    assert shown["complete"]
     assert {one["location"]: contents[one["fd"]] for one in shown["beside"]} == {
         "libsdk.so.2.1": "libsdk.so.2.1",
+        "liblink.so": "libsdk.so.2.1",
         "libother.so": "libother.so",
+        "../ep.libs/libc++-71bc.so.1.0": "brought along",
     }
+
+
+def unavailable(peer: Peer, request: dict[str, Any], instead: str) -> None:
+    error = {"class": 11, "text": "not registered", "facts": {"instead": instead}}
+    peer.send({"request": request["request"], "error": error})
+
+
+class Without:
+    """A daemon that does not have the client's libraries, and what it was asked: whether they were shown, and on_miss."""
+
+    def __init__(self, *instead: str) -> None:
+        self.instead = list(instead)
+        self.asked: list[tuple[bool, int]] = []
+
+    def script(self, peer: Peer) -> None:
+        peer.hello()
+        while True:
+            request = peer.acquire()
+            (library,) = request["acquire"]["runtime"]["ep_libraries"]
+            self.asked.append((library["complete"], request["acquire"]["on_miss"]))
+            if self.instead:
+                unavailable(peer, request, self.instead.pop(0))
+            else:
+                peer.send({"request": request["request"], "acquire_reply": REPLY})
+
+
+WAIT, CLAIMING = 0, 6
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[epcache.Runtime]:
+    """Libraries that the daemon does not have."""
+    path = tmp_path / "other" / "libep.so"
+    path.parent.mkdir()
+    path.write_text("library")
+    library = os.open(path, os.O_RDONLY)
+    yield epcache.Runtime(ort_version="1.31.1", libraries=(epcache.Library("E", str(path), library),))
+    os.close(library)
+
+
+def test_libraries_are_shown_when_the_daemon_asks_for_them(model: str, other: epcache.Runtime) -> None:
+    daemon = Without("show claim own")
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        client.acquire(model, "E", runtime=other).close()
+        client.acquire(model, "E", runtime=other).close()
+    assert daemon.asked == [(False, WAIT), (True, WAIT), (True, WAIT)], "the second time they are shown at once"
+
+
+def test_a_claim_is_asked_for_where_the_caller_can_compile(model: str, other: epcache.Runtime) -> None:
+    daemon = Without("show claim own", "claim own")
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client:
+        answered = client.acquire(model, "E", runtime=other, may_claim=True)
+        assert answered.outcome == "claim"
+        answered.close()
+    assert daemon.asked == [(False, WAIT), (True, WAIT), (True, CLAIMING)]
+
+
+def test_without_anything_to_do_instead_the_error_is_raised(model: str, other: epcache.Runtime) -> None:
+    daemon = Without("show claim own", "claim own")
+    with FakeDaemon(daemon.script) as fake, connect(fake) as client, pytest.raises(epcache.Unavailable, match="not registered"):
+        client.acquire(model, "E", runtime=other)  # which cannot compile; and this socket was named, so no other daemon is started
+    assert daemon.asked == [(False, WAIT), (True, WAIT)]

@@ -174,7 +174,7 @@ def test_request_says_everything(model: str, view: Path) -> None:
     assert first == {"name": "E", "devices": [], "options": {"a": "1", "b": "1"}, "option_fds": {}}
     assert second["devices"] == [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}]
     assert second["option_fds"] == {"f": 1}
-    assert request["runtime"]["ep_libraries"] == [{"ep": "E", "path": "/e.so", "fd": 2, "beside": []}]
+    assert request["runtime"]["ep_libraries"] == [{"ep": "E", "path": "/e.so", "fd": 2, "beside": [], "complete": False}]
     assert contents[0] == contents[1] == Path(model).read_bytes()
     assert contents[2] == Path(__file__).read_bytes()[:100]
     assert (request["session_options"], request["free_dimensions"]) == ({"s": "1"}, {"batch": 1})

@@ -52,7 +52,7 @@ def test_report_says_everything() -> None:
     report = envelope["report"]
     assert (report["build"], report["code"], report["text"]) == ("b" * 64, 10, "INVALID_GRAPH")
     assert (report["graph"], report["ort_version"]) == ("abc/x_ctx.onnx", "1.31.1")
-    assert report["runtime"]["ep_libraries"] == [{"ep": "E", "path": "/e.so", "beside": []}], "it carries no descriptors"
+    assert report["runtime"]["ep_libraries"] == [{"ep": "E", "path": "/e.so", "beside": [], "complete": False}], "it carries no descriptors"
 
 
 def test_report_of_an_artefact(model: str, view: Path) -> None:
