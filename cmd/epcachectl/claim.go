@@ -8,8 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -26,9 +26,6 @@ const giveUpTime = 2 * time.Second
 
 // maxBeside is how many libraries beside an execution provider's own the daemon takes.
 const maxBeside = 512
-
-// library matches shared libraries' names.
-var library = regexp.MustCompile(`\.so(\.\d+)*$`)
 
 // claimant compiles under claims, in worker processes of this program's own, with the libraries in a folder that the daemon
 // need not know.
@@ -47,76 +44,69 @@ type claimWorker interface {
 // newClaimWorker makes the worker; tests have another.
 var newClaimWorker = func() claimWorker { return compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(workerVariable)}) }
 
-func newClaimant(dir string) (*claimant, error) {
-	rt, err := compilers.Find(dir)
+func newClaimant(r *request) (*claimant, error) {
+	rt, err := compilers.Find(r.runtime)
 	if err != nil {
 		return nil, err
+	}
+	for _, ep := range r.eps {
+		if _, err := rt.Library(ep.Name); err != nil {
+			return nil, err
+		}
 	}
 	return &claimant{runtime: rt, worker: newClaimWorker(), places: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
 func (cl *claimant) close() error { return cl.worker.Close() }
 
-// show adds to a request what the claim is to be for: the libraries, and those beside them, which tell one SDK from
-// another. The files are opened here and are the caller's to close, like those that it gave.
-func (cl *claimant) show(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
-	a.Runtime.OrtVersion, a.Runtime.OrtLibrary = cl.runtime.ORTVersion, cl.runtime.ORTLibrary
+// showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by their content whether it
+// has equal ones, and otherwise knows by it what is compiled under a claim. The files are opened here and are the
+// caller's to close, like those that it gave. Without such libraries it is for the daemon to say what is wrong.
+func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
+	rt, err := compilers.Find(a.Runtime.Directory)
+	if err != nil {
+		return files, nil
+	}
+	a.Runtime.OrtVersion, a.Runtime.OrtLibrary = rt.ORTVersion, rt.ORTLibrary
+	open := func(path string) (uint32, error) {
+		f, err := openRegular(path)
+		if err != nil {
+			return 0, fmt.Errorf("library %q: %w", path, err)
+		}
+		files = append(files, f)
+		return uint32(len(files) - 1), nil
+	}
 	for _, ep := range a.Eps {
-		lib, err := cl.runtime.Library(ep.Name)
+		lib, err := rt.Library(ep.Name)
 		if err != nil {
+			continue
+		}
+		shown := &wire.EpLibrary{Ep: ep.Name, Path: lib.Path, Fd: new(uint32)}
+		if *shown.Fd, err = open(lib.Path); err != nil {
 			return files, err
 		}
-		shown := &wire.EpLibrary{Ep: ep.Name, Path: lib.Path}
-		f, err := openRegular(lib.Path)
-		if err != nil {
-			return files, fmt.Errorf("library %q: %w", lib.Path, err)
-		}
-		shown.Fd, files = new(uint32), append(files, f)
-		*shown.Fd = uint32(len(files) - 1)
-		beside, err := neighbours(lib.Path)
-		if err != nil {
-			return files, err
-		}
-		for _, name := range beside {
-			if f, err = openRegular(filepath.Join(filepath.Dir(lib.Path), name)); err != nil {
-				return files, fmt.Errorf("library %q: %w", name, err)
+		if beside := compilers.Beside(lib.Path); len(beside) <= maxBeside { // else it is known by its path
+			shown.Complete = true
+			for _, name := range beside {
+				one := &wire.ExternalFile{Location: name}
+				if one.Fd, err = open(filepath.Join(filepath.Dir(lib.Path), name)); err != nil {
+					return files, err
+				}
+				shown.Beside = append(shown.Beside, one)
 			}
-			files = append(files, f)
-			shown.Beside = append(shown.Beside, &wire.ExternalFile{Location: name, Fd: uint32(len(files) - 1)})
 		}
 		a.Runtime.EpLibraries = append(a.Runtime.EpLibraries, shown)
 	}
 	return files, nil
 }
 
-// neighbours lists the other libraries in a library's folder; none where there are too many: then it is known by its path. The
-// clients in other languages take the same ones, so that they are served each other's builds.
-func neighbours(path string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return nil, err
+// instead lists what the daemon proposes where it does not have the libraries, the best first: "show", "claim", "own".
+func instead(err error) []string {
+	var e *unixsock.Error
+	if !errors.Is(err, unixsock.ErrUnavailable) || !errors.As(err, &e) {
+		return nil
 	}
-	own, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, e := range entries {
-		if !e.Type().IsRegular() || !library.MatchString(e.Name()) { // a link inside the folder is another name for what is found anyway
-			continue
-		}
-		info, err := e.Info()
-		if err != nil {
-			return nil, err
-		}
-		if !os.SameFile(info, own) {
-			names = append(names, e.Name())
-		}
-	}
-	if len(names) > maxBeside {
-		return nil, nil
-	}
-	return names, nil
+	return strings.Fields(e.Facts["instead"])
 }
 
 // work compiles what a claim is for, and puts it. What fails is told to the daemon, so that the next who waits may try. own: where the daemon has no

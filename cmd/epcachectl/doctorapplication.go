@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -53,7 +54,7 @@ func (x *examination) known(ctx context.Context, subject string, r compilers.Run
 		return
 	}
 	for _, ep := range r.EPs {
-		at := daemonsRuntime(reply.GetRuntimes(), ep)
+		at := daemonsRuntime(ctx, reply.GetRuntimes(), ep)
 		switch {
 		case at != nil && at.GetError() != "":
 			x.problem(subject, fmt.Sprintf("the daemon has %s of it, and cannot use it: %s", ep.EP, ending(at.GetError())), "see epcachectl probe")
@@ -62,18 +63,18 @@ func (x *examination) known(ctx context.Context, subject string, r compilers.Run
 		case x.own:
 			x.ok(subject, "the daemon does not have its %s yet; it runs as this user, and takes it when a request names it", ep.EP)
 		default:
-			x.problem(subject, fmt.Sprintf("the daemon has no runtime with this very library of %s, and takes none from other users: requests that name it are answered "+
-				"\"unavailable\", and the application compiles for itself", ep.EP),
-				fmt.Sprintf("add it to the daemon's configuration ([[runtime]] with directory = %q), or have the application use one of: %s", r.Directory, strings.Join(directories(reply.GetRuntimes()), ", ")))
+			x.ok(subject, "the daemon has no equal %s: its models are compiled by the application itself, once, and the daemon keeps the builds for this user; "+
+				"add [[runtime]] with directory = %q to the daemon's configuration for it to compile for all users", ep.EP, r.Directory)
 		}
 	}
 }
 
-// daemonsRuntime finds the runtime that has the very same file: equal bytes in another place have other libraries beside them.
-func daemonsRuntime(runtimes []*wire.RuntimeFacts, ep compilers.EPLibrary) *wire.RuntimeFacts {
+// daemonsRuntime finds the runtime that has the library, or one of equal content with equal libraries beside it.
+func daemonsRuntime(ctx context.Context, runtimes []*wire.RuntimeFacts, ep compilers.EPLibrary) *wire.RuntimeFacts {
+	digest, err := cache.LibraryDigest(ctx, ep)
 	for _, r := range runtimes {
 		for _, has := range r.GetEps() {
-			if has.GetName() == ep.EP && sameFile(has.GetLibrary(), ep.Path) {
+			if has.GetName() == ep.EP && (sameFile(has.GetLibrary(), ep.Path) || err == nil && has.GetLibraryDigest() == digest.String()) {
 				return r
 			}
 		}
@@ -88,19 +89,6 @@ func sameFile(a, b string) bool {
 	one, errA := os.Stat(a)
 	two, errB := os.Stat(b)
 	return errA == nil && errB == nil && os.SameFile(one, two)
-}
-
-func directories(runtimes []*wire.RuntimeFacts) []string {
-	out := []string{}
-	for _, r := range runtimes {
-		if r.GetRegistered() {
-			out = append(out, printable(r.GetDirectory()))
-		}
-	}
-	if len(out) == 0 {
-		return []string{"(it has none)"}
-	}
-	return out
 }
 
 // packageVersion reads the version of the Python package that an execution provider's library stands in from the name of the folder that pip leaves

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,8 +36,9 @@ type getCall struct {
 	keep     bool
 	share    bool
 	adopt    bool
-	program  []string  // behind "--", empty: none
-	claimant *claimant // for --on-miss claim
+	program  []string // behind "--", empty: none
+	claims   sync.Mutex
+	claimant *claimant // compiles under claims; nil until there is one; guarded by claims
 	state    string    // of a store that is read without a daemon; empty: the daemon is asked
 	build    string    // with state: how the build's key begins
 	unpackTo string    // with state: a folder for what is unpacked; empty: where programs keep what can be made again
@@ -106,7 +108,8 @@ A MODEL that is compiled already is passed through. With --adopt it is stored, w
 refers to: they are checked as a stranger's, loaded once, and then served, shared and collected as
 those of any build. A model that is not adopted is passed through, with a warning that says why.
 
-claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which has to be given. The model is
+claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which has to be given. wait turns
+into it by itself where the daemon runs as another user and has no equal libraries. The model is
 compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
 checks and keeps it for all programs of the same user with the same libraries. Where the daemon has no room for it at once it is waited for, half a minute at most; with --out
 what was compiled is written at once, kept or not.
@@ -160,11 +163,15 @@ func (g *getCall) run(ctx context.Context, models []string) (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if g.claimant != nil {
+			err = errors.Join(err, g.claimant.close())
+		}
+	}()
 	if g.onMiss == "claim" {
-		if g.claimant, err = newClaimant(g.request.runtime); err != nil {
+		if _, err := g.claiming(); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, g.claimant.close()) }()
 	}
 	if g.state != "" {
 		return g.app.withTimeout(ctx, func(ctx context.Context) error {
@@ -284,15 +291,6 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	files = addGroup(message, files, models[1:]) // which closeModels closes
 	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keep, g.adopt
 	message.HoldsView = !g.app.json // which prints the view's path, and so leaves it to others; else it is for this process, and what that becomes
-	if g.claimant != nil {
-		before := len(files)
-		files, err = g.claimant.show(message, files)
-		defer closeFiles(files[before:])
-		if err != nil {
-			result.err = verbError{g.name(), path, err}
-			return result
-		}
-	}
 	start := time.Now()
 	external := func(i int, location string) (*os.File, error) { return models[i].external(location) }
 	var last atomic.Pointer[wire.Progress]
@@ -303,8 +301,16 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	ask := func(c *unixsock.Client) error {
 		message.OnMiss = onMiss
 		result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress)
-		if err == nil && g.claimant != nil && result.reply.GetClaim() != nil {
-			result.reply, result.view, result.own, err = g.claimant.work(ctx, c, models[0], g, result.reply, progress)
+		if g.mayClaim(err, onMiss, paths) {
+			message.OnMiss = wire.OnMiss_CLAIM
+			result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress)
+		}
+		if err == nil && result.reply.GetClaim() != nil {
+			cl, claimErr := g.claiming()
+			if claimErr != nil {
+				return errors.Join(claimErr, giveUp(ctx, c, result.reply.GetClaim(), claimErr))
+			}
+			result.reply, result.view, result.own, err = cl.work(ctx, c, models[0], g, result.reply, progress)
 		}
 		if err == nil && result.reply.GetOutcome() == outcomeQueued {
 			if err = awaitKept(ctx, c, result.reply.GetJob(), progress); err != nil {
@@ -321,6 +327,11 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	if unixsock.WentAway(err) {
 		err = g.app.again(ctx, ask)
 	}
+	if slices.Contains(instead(err), "own") {
+		if own, ownErr := g.app.connectOwn(ctx); ownErr == nil {
+			err = errors.Join(ask(own), own.Close())
+		}
+	}
 	result.elapsed = time.Since(start)
 	result.graph = result.reply.GetGraph()
 	if result.own != nil {
@@ -334,6 +345,27 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 		result.err = g.app.endedEarly(ctx, verbError{g.name(), path, g.withHint(err, paths)}, func() (string, string) { return g.fate(last.Load()) })
 	}
 	return result
+}
+
+// mayClaim tells whether the daemon proposes a claim instead, which this call can take: for one model, with --runtime. A
+// daemon that can compile nothing for this user proposes one of the user's own before that.
+func (g *getCall) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
+	ways := instead(err)
+	if len(ways) > 0 && ways[0] == "own" && g.app.daemonProgram() != "" {
+		return false
+	}
+	return slices.Contains(ways, "claim") && onMiss == wire.OnMiss_WAIT && len(paths) == 1
+}
+
+// claiming gives what compiles under claims.
+func (g *getCall) claiming() (*claimant, error) {
+	g.claims.Lock()
+	defer g.claims.Unlock()
+	var err error
+	if g.claimant == nil {
+		g.claimant, err = newClaimant(&g.request)
+	}
+	return g.claimant, err
 }
 
 // withHint tells how to get what is missing with this program; the daemon's own hint is in the protocol's words.

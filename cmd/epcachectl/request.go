@@ -303,6 +303,13 @@ func (r *request) message(m *modelFile) (*wire.Acquire, []*os.File, error) {
 			return nil, nil, err
 		}
 	}
+	if a.Runtime != nil {
+		var err error
+		if files, err = showLibraries(a, files); err != nil {
+			closeExtra(files)
+			return nil, nil, err
+		}
+	}
 	return a, files, nil
 }
 
