@@ -36,9 +36,8 @@ type getCall struct {
 	keep     bool
 	share    bool
 	adopt    bool
-	program  []string // behind "--", empty: none
-	claims   sync.Mutex
-	claimant *claimant // compiles under claims; nil until there is one; guarded by claims
+	program  []string  // behind "--", empty: none
+	claimant *claimant // compiles under claims; nil until there is one; guarded by claimants
 	state    string    // of a store that is read without a daemon; empty: the daemon is asked
 	build    string    // with state: how the build's key begins
 	unpackTo string    // with state: a folder for what is unpacked; empty: where programs keep what can be made again
@@ -357,10 +356,13 @@ func (g *getCall) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 	return slices.Contains(ways, "claim") && onMiss == wire.OnMiss_WAIT && len(paths) == 1
 }
 
+// claimants guards getCall.claimant: several models of one call may each be given a claim.
+var claimants sync.Mutex
+
 // claiming gives what compiles under claims.
 func (g *getCall) claiming() (*claimant, error) {
-	g.claims.Lock()
-	defer g.claims.Unlock()
+	claimants.Lock()
+	defer claimants.Unlock()
 	var err error
 	if g.claimant == nil {
 		g.claimant, err = newClaimant(&g.request)
