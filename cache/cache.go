@@ -168,7 +168,8 @@ func Open(dir string, o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{dir: dir, uid: uint32(os.Getuid()), options: o, log: o.Log, lock: lock, started: o.Now(), now: o.Now,
-		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), opening: make(chan struct{}, maxBlocking), searches: make(chan struct{}, maxSearches), naming: make(chan struct{}, 1), tidied: make(chan struct{}), explaining: newExplaining(),
+		compiler: o.Compiler, checks: make(chan struct{}, o.Jobs), opening: make(chan struct{}, maxBlocking),
+		searches: make(chan struct{}, maxSearches), naming: make(chan struct{}, 1), tidied: make(chan struct{}), explaining: newExplaining(),
 		maxGraph: epmodel.MaxGraph, places: newPlaces(), attend: newAttending(), uprooted: make(chan string, 1)}
 	c.settings.Store(first)
 	c.configured.Store(&Configured{})

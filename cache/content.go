@@ -29,8 +29,9 @@ type runtimeContent struct {
 	folders []stampedFolder       // the same files, for looking often
 	ort     cas.Digest            // of libonnxruntime; in no build key, for builds do not depend on it
 	digests map[string]cas.Digest // by EP: over all files that its library's identity covers
-	shown   map[string]contents   // by EP: what an application shows that has a library of this content
-	past    atomic.Bool           // other files are in its place: nothing can be run with it any more
+	// by EP: what an application shows that has a library of this content
+	shown map[string]contents
+	past  atomic.Bool // other files are in its place: nothing can be run with it any more
 
 	plans  plans  // requests thought through for exactly these contents
 	judged judged // what is known of builds that others made
@@ -156,7 +157,8 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	if err != nil {
 		return nil, err
 	}
-	rc := &runtimeContent{spec: spec, find: find, machine: c.machine.now(), now: c.machine.now, digests: make(map[string]cas.Digest), shown: make(map[string]contents)}
+	rc := &runtimeContent{spec: spec, find: find, machine: c.machine.now(), now: c.machine.now,
+		digests: make(map[string]cas.Digest), shown: make(map[string]contents)}
 	seen := make(map[string]bool)
 	add := func(path string) error {
 		if seen[path] {

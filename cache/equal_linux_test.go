@@ -33,11 +33,13 @@ func (b *bench) beside(folder, name, text string) {
 	require.NoError(b, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// Another user's libraries of equal content are the registered runtime, wherever they are: the daemon compiles, and the
+// Another user's libraries of equal content are the registered runtime, wherever they are: the
+// daemon compiles, and the
 // build is shared.
 func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	b := newBenchWith(t, nil)
-	app := b.application(stranger, "1.0") // as the registered one; its ONNX Runtime is another version
+	// as the registered one; its ONNX Runtime is another version
+	app := b.application(stranger, "1.0")
 	for _, folder := range []string{b.runtime, app.folder} {
 		b.beside(folder, "libsdk.so.5", "an SDK")
 	}
@@ -60,22 +62,33 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 
 	b.beside(b.runtime, "libsdk.so.5", "an update")
 	_, err := b.cache.Acquire(context.Background(), ask(), nil)
-	require.Equal(t, refusal.Unavailable, refusal.ClassOf(err), "the registered runtime is another by now")
+	require.Equal(t, refusal.Unavailable, refusal.ClassOf(err),
+		"the registered runtime is another by now")
 	b.beside(app.folder, "libsdk.so.5", "an update")
 	require.Equal(t, b.runtime, b.acquire(ask()).Runtime, "both are updated")
 }
 
-// What is beside an EP library carries its SDK: a difference there is another runtime, and its builds are not served.
+// What is beside an EP library carries its SDK: a difference there is another runtime, and its
+// builds are not served.
 func TestLibrariesBesideTellRuntimesApart(t *testing.T) {
 	for name, change := range map[string]func(b *bench, app *application){
-		"another":        func(b *bench, app *application) { b.beside(app.folder, "libsdk.so.5", "another SDK") },
-		"one is missing": func(b *bench, app *application) { require.NoError(b, os.Remove(filepath.Join(app.folder, "libsdk.so.5"))) },
-		"one more":       func(b *bench, app *application) { b.beside(app.folder, "libplugin.so", "a plugin") },
+		"another": func(b *bench, app *application) {
+			b.beside(app.folder, "libsdk.so.5",
+				"another SDK")
+		},
+		"one is missing": func(b *bench, app *application) {
+			require.NoError(b, os.Remove(filepath.Join(app.folder, "libsdk.so.5")))
+		},
+		"one more": func(b *bench, app *application) {
+			b.beside(app.folder, "libplugin.so",
+				"a plugin")
+		},
 		"one more, brought along": func(b *bench, app *application) {
 			b.beside(app.folder+".libs", "libc++-71bc.so.1", "a runtime library")
 		},
 		"another library": func(b *bench, app *application) {
-			_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "1.1", Hardware: "sim-1"})
+			_, err := standin.Library(app.folder, "1.30.0", standin.SDK{Version: "1.1",
+				Hardware: "sim-1"})
 			require.NoError(b, err)
 		},
 	} {
@@ -122,17 +135,26 @@ func TestClientsAreToldWhatToDoInstead(t *testing.T) {
 	}
 	require.Equal(t, "show claim own", instead(func(*Request) {}))
 	require.Equal(t, "claim own", instead(func(r *Request) { app.showing(r) }))
-	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).OnMiss = Background }), "only a daemon can compile in the background")
-	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).Store = "none" }), "a claim is for what is kept")
-	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).Group = []ModelFiles{{Name: "2.onnx", Graph: b.model(2)}} }))
-	require.Equal(t, "show claim own", instead(func(r *Request) { r.Runtime = RuntimeRef{Directory: app.folder} }))
+	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).OnMiss = Background }),
+		"only a daemon can compile in the background")
+	require.Equal(t, "own", instead(func(r *Request) { app.showing(r).Store = "none" }),
+		"a claim is for what is kept")
+	require.Equal(t, "own",
+		instead(func(r *Request) {
+			app.showing(r).Group = []ModelFiles{{Name: "2.onnx",
+				Graph: b.model(2)}}
+		}))
+	require.Equal(t, "show claim own",
+		instead(func(r *Request) { r.Runtime = RuntimeRef{Directory: app.folder} }))
 	options := b.options()
 	options.Runtimes = nil
 	require.NoError(t, b.cache.Reload(options))
-	require.Equal(t, "own claim", instead(func(r *Request) { app.showing(r) }), "it can compile for nobody, and steps aside")
+	require.Equal(t, "own claim", instead(func(r *Request) { app.showing(r) }),
+		"it can compile for nobody, and steps aside")
 }
 
-// A library on a file system that never answers holds up its user's requests until their deadlines, and no others.
+// A library on a file system that never answers holds up its user's requests until their deadlines,
+// and no others.
 func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "1.0")
@@ -144,7 +166,8 @@ func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		defer cancel()
 		_, err := b.cache.Acquire(ctx, r, nil)
-		require.Contains(t, []refusal.Class{refusal.Cancelled, refusal.Deadline}, refusal.ClassOf(err))
+		require.Contains(t, []refusal.Class{refusal.Cancelled, refusal.Deadline},
+			refusal.ClassOf(err))
 	}
 	other := b.application(stranger+1, "1.0")
 	r := other.showing(other.ask(b.model(1)))

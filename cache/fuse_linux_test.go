@@ -22,7 +22,8 @@ const (
 	fuseInit    = 26
 )
 
-// unansweredFile is an open file of a file system whose server answers everything but reads. The server is this
+// unansweredFile is an open file of a file system whose server answers everything but reads. The
+// server is this
 // process; it ends with the test.
 func unansweredFile(t *testing.T, name string) *os.File {
 	if os.Getuid() != 0 {
@@ -49,7 +50,8 @@ func unansweredFile(t *testing.T, name string) *os.File {
 		defer close(served)
 		serveUnanswered(device, stop)
 	}()
-	// Not os.Open, which asks this process whether it can poll the file while it holds up all goroutines.
+	// Not os.Open, which asks this process whether it can poll the file while it holds up all
+	// goroutines.
 	fd, err := unix.Open(filepath.Join(folder, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	f := os.NewFile(uintptr(fd), name)
@@ -60,8 +62,10 @@ func unansweredFile(t *testing.T, name string) *os.File {
 func serveUnanswered(device, stop int) {
 	request := make([]byte, 1<<20)
 	for {
-		ready := []unix.PollFd{{Fd: int32(device), Events: unix.POLLIN}, {Fd: int32(stop), Events: unix.POLLIN}}
-		if _, err := unix.Poll(ready, -1); err != nil && err != unix.EINTR || ready[1].Revents != 0 {
+		ready := []unix.PollFd{{Fd: int32(device), Events: unix.POLLIN}, {Fd: int32(stop),
+			Events: unix.POLLIN}}
+		if _, err := unix.Poll(ready, -1); err != nil && err != unix.EINTR ||
+			ready[1].Revents != 0 {
 			return
 		}
 		if ready[0].Revents == 0 {
@@ -71,7 +75,8 @@ func serveUnanswered(device, stop int) {
 		if err != nil || n < 40 {
 			continue
 		}
-		opcode, unique, node := binary.LittleEndian.Uint32(request[4:]), request[8:16], binary.LittleEndian.Uint64(request[16:])
+		opcode, unique := binary.LittleEndian.Uint32(request[4:]), request[8:16]
+		node := binary.LittleEndian.Uint64(request[16:])
 		var body []byte
 		var errno int32
 		switch opcode {

@@ -13,19 +13,25 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// gains compares the processor time of loading a compiled model and of loading its source. Processor time does not depend
-// on what else the machine does. A build is measured at most once, right after it was stored and while nothing is
-// compiled: at the lowest priority, in one worker for both loads. A compile that begins ends the measurement for good.
+// gains compares the processor time of loading a compiled model and of loading its source.
+// Processor time does not depend
+// on what else the machine does. A build is measured at most once, right after it was stored and
+// while nothing is
+// compiled: at the lowest priority, in one worker for both loads. A compile that begins ends the
+// measurement for good.
 // The result is remembered beside the index, and may be lost.
 type gains struct {
 	c    *Cache
 	ctx  context.Context
 	work sync.WaitGroup
 
-	mu    sync.Mutex             // flights.mu may be held when it is taken, and is never taken with it
+	// flights.mu may be held when it is taken, and is never taken with it
+	mu    sync.Mutex
 	known map[index.BuildID]Gain // zero: nothing is remembered either; guarded by mu
-	next  *measurement           // the build that was stored last; nil: it has been measured; guarded by mu
-	stop  context.CancelFunc     // ends the measurement under way; nil: there is none; guarded by mu
+	// the build that was stored last; nil: it has been measured; guarded by mu
+	next *measurement
+	// ends the measurement under way; nil: there is none; guarded by mu
+	stop context.CancelFunc
 }
 
 // measurement is a build that is to be loaded beside its source model.
@@ -37,21 +43,24 @@ type measurement struct {
 
 const gainEntries = 1 << 16
 
-// Bounds of noise, of two loads measured one after the other in the same process: they differ by more than a quarter
+// Bounds of noise, of two loads measured one after the other in the same process: they differ by
+// more than a quarter
 // and by more than these processor seconds.
 const (
 	gainRatio  = 1.25
 	gainMargin = 0.01
 )
 
-// Loses tells whether the compiled form takes more processor time to load than the source model, by a clear margin.
+// Loses tells whether the compiled form takes more processor time to load than the source model, by
+// a clear margin.
 func (g Gain) Loses() bool {
 	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
 }
 
 // warning says so.
 func (g Gain) warning() string {
-	return fmt.Sprintf("compiling gained nothing: the compiled model takes %.3f s of processor time to load, the source model %.3f s", g.Load, g.SourceLoad)
+	return fmt.Sprintf("compiling gained nothing: the compiled model takes %.3f s of processor "+
+		"time to load, the source model %.3f s", g.Load, g.SourceLoad)
 }
 
 func gainKey(id index.BuildID) []byte { return append([]byte("loads:"), id[:]...) }
@@ -105,7 +114,8 @@ func (gs *gains) warnings(id index.BuildID) []string {
 	return nil
 }
 
-// after notes the build that the job just stored as the next one to measure. over: its request's files are closed.
+// after notes the build that the job just stored as the next one to measure. over: its request's
+// files are closed.
 func (gs *gains) after(j *job, b *index.Build, over bool) {
 	if over || len(b.Members) > 0 || b.LoadCheck != compilers.Passed {
 		return // a group's models have no load of their own to compare with
@@ -115,7 +125,8 @@ func (gs *gains) after(j *job, b *index.Build, over bool) {
 	}
 	own, err := j.request.own()
 	if err != nil {
-		gs.c.log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(), "error", err)
+		gs.c.log.Info("gain not measured", "model", b.ModelName, "build", b.BuildKey.String(),
+			"error", err)
 		return
 	}
 	gs.mu.Lock()
@@ -190,11 +201,13 @@ func (gs *gains) measure(ctx context.Context, m *measurement) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		gs.c.log.Info("gain not measured", "model", m.build.ModelName, "build", m.build.BuildKey.String(), "error", err)
+		gs.c.log.Info("gain not measured", "model", m.build.ModelName, "build",
+			m.build.BuildKey.String(), "error", err)
 	default:
 		gs.save(m.build.ID, g)
 		if g.Loses() {
-			gs.c.log.Info("compiling gained nothing", "model", m.build.ModelName, "build", m.build.BuildKey.String(), "load", g.Load, "source", g.SourceLoad)
+			gs.c.log.Info("compiling gained nothing", "model", m.build.ModelName, "build",
+				m.build.BuildKey.String(), "load", g.Load, "source", g.SourceLoad)
 		}
 	}
 }
@@ -223,7 +236,8 @@ func (gs *gains) compare(ctx context.Context, m *measurement) (Gain, error) {
 	})
 }
 
-// source copies the source model into a folder, which the caller removes, and returns the path of the copy. The copy has
+// source copies the source model into a folder, which the caller removes, and returns the path of
+// the copy. The copy has
 // to fit above the free space that is kept: otherwise a collection would evict builds for it.
 func (gs *gains) source(ctx context.Context, m *measurement) (folder, graph string, err error) {
 	if err := gs.c.fitsAboveFloor(m.request.files()); err != nil {

@@ -15,12 +15,16 @@ import (
 	"github.com/epcached/epcached/requests"
 )
 
-// A build of a real EP is loaded beside its source once it is stored, and found to be the faster one.
+// A build of a real EP is loaded beside its source once it is stored, and found to be the faster
+// one.
 func TestGainOfARealBuildIsMeasured(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	ort := compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})
 	t.Cleanup(func() { require.NoError(t, ort.Close()) })
-	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes, o.Policies = ort, []compilers.Runtime{r}, nil })
+	b := newBenchWith(t, func(o *Options) {
+		o.Compiler, o.Runtimes, o.Policies = ort,
+			[]compilers.Runtime{r}, nil
+	})
 	path := filepath.Join(b.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, tinymodel.Dense(64, 256, 1), 0o644))
 	request := b.request(b.openFile(path))

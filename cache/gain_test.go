@@ -41,7 +41,8 @@ func TestGainIsMeasured(t *testing.T) {
 	b := measuring(t, 0.25, 8, nil)
 	first := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Gain{Load: 0.25, SourceLoad: 8}, b.measured())
-	require.Eventually(t, func() bool { return len(b.staged()) == 0 }, soon, time.Millisecond, "the copy is removed")
+	require.Eventually(t, func() bool { return len(b.staged()) == 0 }, soon, time.Millisecond,
+		"the copy is removed")
 	require.EqualValues(t, 1, b.compiler.LoadComparisons.Load())
 	require.Empty(t, b.list()[0].Build.Warnings)
 	require.Empty(t, b.acquire(b.request(b.model(1))).Warnings)
@@ -54,7 +55,8 @@ func TestLossIsSaid(t *testing.T) {
 	b := measuring(t, 2, 0.5, nil)
 	b.acquire(b.request(b.model(1)))
 	b.measured()
-	want := []string{"compiling gained nothing: the compiled model takes 2.000 s of processor time to load, the source model 0.500 s"}
+	want := []string{"compiling gained nothing: the compiled model takes 2.000 s of processor " +
+		"time to load, the source model 0.500 s"}
 	require.Equal(t, want, b.list()[0].Build.Warnings)
 	hit := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, hit.Outcome)
@@ -92,7 +94,8 @@ type slowComparison struct {
 	fast  chan struct{} // closed: it does
 }
 
-func (s *slowComparison) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult, error) {
+func (s *slowComparison) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,
+	error) {
 	if job.Against != "" {
 		s.begun <- struct{}{}
 		select {

@@ -77,7 +77,8 @@ func TestRealGroupsCompute(t *testing.T) {
 				eps := []compilers.EP{{Name: c.ep.Name, Devices: c.ep.Devices, Options: a.ProviderOptions[c.ep.Name]}}
 				var want []byte
 				for i := range request.models() {
-					source := compilers.CheckJob{Runtime: r, EPs: eps, Graph: request.model(i).Graph.Name()}
+					source := compilers.CheckJob{Runtime: r, EPs: eps,
+						Graph: request.model(i).Graph.Name()}
 					want = append(want, b.outputs(ort, source)...)
 				}
 				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), SessionOptions: a.Build.LoadOptions(0)}
@@ -170,7 +171,8 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 	eps := []compilers.EP{{Name: ep.Name, Options: a.ProviderOptions[ep.Name]}}
 	var want []byte
 	for i := range request.models() {
-		want = append(want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: request.model(i).Graph.Name()})...)
+		want = append(want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps,
+			Graph: request.model(i).Graph.Name()})...)
 	}
 	require.Equal(t, want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph),
 		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, SessionOptions: a.Build.LoadOptions(0)}))

@@ -64,7 +64,8 @@ func TestModelsThatWrapIRAreCompiled(t *testing.T) {
 					require.NotContains(t, n.CacheContext, ".xml")
 				}
 				eps := []compilers.EP{{Name: request.EPs[0].Name, Options: a.ProviderOptions[request.EPs[0].Name]}}
-				require.Equal(t, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: request.Graph.Name()}),
+				require.Equal(t, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps,
+					Graph: request.Graph.Name()}),
 					b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, filepath.FromSlash(a.Graph))}))
 				require.Equal(t, Hit, b.acquire(func() *Request { r := b.wrapped(form.seed); form.change(r); return r }()).Outcome)
 			}

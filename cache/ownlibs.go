@@ -159,9 +159,12 @@ func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (d
 }
 
 // shownContents gives what a client shows: the library under the empty name, and those beside it.
-func (c *Cache) shownContents(ctx context.Context, uid uint32, ref *EPLibraryRef) (contents, error) {
+func (c *Cache) shownContents(ctx context.Context, uid uint32, ref *EPLibraryRef) (contents,
+	error) {
 	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
-		return nil, refusal.New(refusal.BadRequest, nil, "library of %s: more than %d libraries beside it, or a path of more than %d bytes", ref.EP, maxBeside, maxLibraryName)
+		return nil, refusal.New(refusal.BadRequest, nil,
+			"library of %s: more than %d libraries beside it, or a path of more than %d bytes",
+			ref.EP, maxBeside, maxLibraryName)
 	}
 	out := make(contents, 1+len(ref.Beside))
 	var err error
@@ -170,7 +173,8 @@ func (c *Cache) shownContents(ctx context.Context, uid uint32, ref *EPLibraryRef
 	}
 	for _, name := range sortedKeys(ref.Beside) {
 		if name == "" || len(name) > maxLibraryName || ref.Beside[name] == nil {
-			return nil, refusal.New(refusal.BadRequest, nil, "library of %s: %.80q beside it: not a name", ref.EP, name)
+			return nil, refusal.New(refusal.BadRequest, nil,
+				"library of %s: %.80q beside it: not a name", ref.EP, name)
 		}
 		if out[name], err = c.shownDigest(ctx, uid, ref.Beside[name]); err != nil {
 			return nil, shownError(ctx, err, ref, name)
@@ -179,7 +183,8 @@ func (c *Cache) shownContents(ctx context.Context, uid uint32, ref *EPLibraryRef
 	return out, nil
 }
 
-// of gives the contents as those of a runtime are given: the library by its name, and nothing that is no part of it.
+// of gives the contents as those of a runtime are given: the library by its name, and nothing that
+// is no part of it.
 func (shown contents) of(ref *EPLibraryRef) contents {
 	out := make(contents, len(shown))
 	for name, d := range shown {
@@ -193,7 +198,8 @@ func (shown contents) of(ref *EPLibraryRef) contents {
 
 var errReplacedOpen = errors.New("it has been replaced since it was opened")
 
-// shownDigest hashes a library that a client has open, or remembers it. It may lie on a file system that never answers,
+// shownDigest hashes a library that a client has open, or remembers it. It may lie on a file system
+// that never answers,
 // so one of an owner's is read at a time, on a goroutine of its own.
 func (c *Cache) shownDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
 	before, err := cas.StampOf(f)

@@ -122,12 +122,14 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 // mayName: only a client that is the daemon's own user may bring libraries, for they are executed as that user.
 func (c *Cache) mayName(p Peer) bool { return p.UID == c.uid }
 
-// factInstead of an error lists what the client can do instead, the best first, separated by spaces.
+// factInstead of an error lists what the client can do instead, the best first, separated by
+// spaces.
 const (
-	factInstead  = "instead"
-	insteadShow  = "show"  // ask again, and show all libraries beside those of the EPs
-	insteadClaim = "claim" // ask again with on_miss claim, and compile with the client's own libraries
-	insteadOwn   = "own"   // ask a daemon of the user's own, which may run the user's libraries
+	factInstead = "instead"
+	insteadShow = "show" // ask again, and show all libraries beside those of the EPs
+	// ask again with on_miss claim, and compile with the client's own libraries
+	insteadClaim = "claim"
+	insteadOwn   = "own" // ask a daemon of the user's own, which may run the user's libraries
 )
 
 func (c *Cache) notMine(r *Request, what string) error {
@@ -143,12 +145,14 @@ func (c *Cache) notMine(r *Request, what string) error {
 		at = 0 // a daemon that can compile nothing for this user steps aside
 	}
 	instead = slices.Insert(instead, at, insteadOwn)
-	return refusal.New(refusal.Unavailable, nil, "runtime %q is not registered with this daemon, nor one of equal libraries", what).
+	return refusal.New(refusal.Unavailable, nil,
+		"runtime %q is not registered with this daemon, nor one of equal libraries", what).
 		WithFact(factInstead, strings.Join(instead, " ")).
 		WithHint("the daemon runs as another user and loads only what its administrator registered: --runtime DIR, or [[runtime]] in its configuration")
 }
 
-// shows tells whether the caller shows the whole libraries of all EPs of the request, and not only their paths.
+// shows tells whether the caller shows the whole libraries of all EPs of the request, and not only
+// their paths.
 func (r *Request) shows() bool {
 	for _, ep := range r.EPs {
 		if ref := r.Runtime.library(ep.Name); ref == nil || ref.File == nil || !ref.Complete {
@@ -158,8 +162,10 @@ func (r *Request) shows() bool {
 	return len(r.EPs) > 0
 }
 
-// resolveLibraries finds a runtime that has the files that the caller will load as EP libraries, or files of the same
-// content in another place. What is beside an EP library carries its SDK, so its content counts too.
+// resolveLibraries finds a runtime that has the files that the caller will load as EP libraries, or
+// files of the same
+// content in another place. What is beside an EP library carries its SDK, so its content counts
+// too.
 func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
 	likely, unknown := c.candidates(r)
 	for _, rt := range likely {
@@ -191,9 +197,12 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 	return c.nameLibraries(ctx, r, progress)
 }
 
-// equalRuntime finds a runtime whose libraries have the content that the caller shows, one with the caller's ONNX Runtime
-// first; nil where there is none. A client of the daemon's own user names its libraries by path instead.
-func (c *Cache) equalRuntime(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
+// equalRuntime finds a runtime whose libraries have the content that the caller shows, one with the
+// caller's ONNX Runtime
+// first; nil where there is none. A client of the daemon's own user names its libraries by path
+// instead.
+func (c *Cache) equalRuntime(ctx context.Context, r *Request, progress func(string)) (*runtime,
+	*runtimeContent, error) {
 	if c.mayName(r.Peer) || !r.shows() {
 		return nil, nil, nil
 	}

@@ -19,8 +19,9 @@ import (
 
 // How source models are kept: Options.KeepSource.
 const (
-	KeepReference = "reference" // remember the paths of files of the daemon's own user, and of files that all may read
-	KeepCopy      = "copy"      // put every file into the store
+	// remember the paths of files of the daemon's own user, and of files that all may read
+	KeepReference = "reference"
+	KeepCopy      = "copy" // put every file into the store
 	KeepNone      = "none"
 )
 
@@ -34,7 +35,8 @@ func checkKeepSource(how string) (string, error) {
 	return "", fmt.Errorf("source models are kept as %q: it is one of %s, %s, %s", how, KeepReference, KeepCopy, KeepNone)
 }
 
-// keepSource says where one of the job's models will be found again. A source that cannot be kept fails nothing: the
+// keepSource says where one of the job's models will be found again. A source that cannot be kept
+// fails nothing: the
 // build then waits for its next request when it has to be compiled again, and says why.
 // hold keeps the blobs of a copy until the build is published.
 func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
@@ -70,14 +72,18 @@ func (j *job) reference(ctx context.Context, member int) index.Source {
 	for _, location := range j.copies[member].locations {
 		external[location] = r.External[location]
 	}
-	s, err := j.c.reference(ctx, r.Graph, external, !j.request.foreign && j.request.Peer.UID == j.c.uid)
+	s, err := j.c.reference(ctx, r.Graph, external, !j.request.foreign &&
+		j.request.Peer.UID == j.c.uid)
 	return j.keptOr(s, err, member)
 }
 
-// reference remembers the paths of a model's files. They come from the descriptors: a path that a client states is not
-// used. own: the request is of the daemon's own user. Of other users' requests only files that all may read are
+// reference remembers the paths of a model's files. They come from the descriptors: a path that a
+// client states is not
+// used. own: the request is of the daemon's own user. Of other users' requests only files that all
+// may read are
 // remembered, because the daemon may be able to open others, and the client may not.
-func (c *Cache) reference(ctx context.Context, graph *os.File, external map[string]*os.File, own bool) (index.Source, error) {
+func (c *Cache) reference(ctx context.Context, graph *os.File, external map[string]*os.File,
+	own bool) (index.Source, error) {
 	s := index.Source{Kind: index.SourceReference}
 	var err error
 	if s.Path, err = c.keptPath(ctx, graph, own); err != nil {
@@ -120,7 +126,7 @@ const (
 	whyNoPath      = "the application gave bytes, or a file without a path that the daemon sees"
 	whyPrivate     = "other users may not read the model"
 	whyClosed      = "the daemon's user may not open the model"
-	whyElsewhere   = "the model is on a file system of a user's (FUSE), or on one that does not answer"
+	whyElsewhere   = "the model is on FUSE, which a user serves, or on a file system that does not answer"
 	whyAnothers    = "the model was another user's, whose build was converted"
 	whyFailed      = "the model could not be kept; the daemon's log says why"
 )
@@ -163,7 +169,8 @@ func (c *Cache) openBounded(ctx context.Context, open func() (*os.File, error)) 
 	select {
 	case c.opening <- struct{}{}:
 	default:
-		return nil, fmt.Errorf("%w: %d opens of other files have not returned", errUnanswered, maxBlocking)
+		return nil, fmt.Errorf("%w: %d opens of other files have not returned", errUnanswered,
+			maxBlocking)
 	}
 	ctx, end := context.WithTimeout(ctx, openTime)
 	defer end()
@@ -342,9 +349,13 @@ func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, 
 	return errNoSource
 }
 
-func (c *Cache) openReference(ctx context.Context, b *index.Build, s *index.Source, r *Request) error {
+func (c *Cache) openReference(ctx context.Context, b *index.Build, s *index.Source,
+	r *Request) error {
 	open := func(path string) (*os.File, error) {
-		return c.openBounded(ctx, func() (*os.File, error) { return openKept(path, c.uid, b.UID == c.uid) })
+		return c.openBounded(ctx, func() (*os.File,
+			error) {
+			return openKept(path, c.uid, b.UID == c.uid)
+		})
 	}
 	var err error
 	if r.Graph, err = open(s.Path); err != nil {

@@ -42,7 +42,8 @@ func TestWhoseModelsAreRemembered(t *testing.T) {
 			require.NoError(b, err)
 			r.Graph = b.openFile(fmt.Sprintf("/proc/self/fd/%d", fd))
 		}, whyNoPath},
-		"deleted": {func(b *bench, r *Request) { require.NoError(b, os.Remove(r.Graph.Name())) }, whyNoPath},
+		"deleted": {func(b *bench, r *Request) { require.NoError(b, os.Remove(r.Graph.Name())) },
+			whyNoPath},
 		"replaced": {func(b *bench, r *Request) {
 			other := r.Graph.Name() + ".new"
 			require.NoError(b, os.WriteFile(other, []byte("another"), 0o644))
@@ -115,7 +116,8 @@ func TestWhatStandsAtAPathIsNotTrusted(t *testing.T) {
 	}
 }
 
-// A shared model of another user's is compiled again in the background after an update, without a request.
+// A shared model of another user's is compiled again in the background after an update, without a
+// request.
 func TestSharedModelsOfOtherUsersAreRebuilt(t *testing.T) {
 	b := rebuilding(t, nil)
 	r := b.request(b.model(1))
@@ -166,7 +168,8 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	require.Contains(t, advice[i].Text, "1: "+whyPrivate)
 }
 
-// A file system that another user serves may never answer. It holds up one goroutine, and neither job nor rebuild.
+// A file system that another user serves may never answer. It holds up one goroutine, and neither
+// job nor rebuild.
 func TestOpensOfOtherUsersFilesAreBounded(t *testing.T) {
 	b := newBench(t)
 	stuck := make(chan struct{})
@@ -180,7 +183,8 @@ func TestOpensOfOtherUsersFilesAreBounded(t *testing.T) {
 	}
 	_, err := b.cache.openBounded(context.Background(), never)
 	require.ErrorContains(t, err, "8 opens of other files have not returned")
-	require.Equal(t, whyElsewhere, b.acquire(b.request(b.model(1))).Build.Source.Why, "the compile goes on")
+	require.Equal(t, whyElsewhere, b.acquire(b.request(b.model(1))).Build.Source.Why,
+		"the compile goes on")
 }
 
 func copyOver(b *bench, from, to string) {

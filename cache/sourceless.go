@@ -13,7 +13,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// Sourceless counts the builds that the daemon cannot compile again without a request, because it does not have their
+// Sourceless counts the builds that the daemon cannot compile again without a request, because it
+// does not have their
 // source models.
 type Sourceless struct {
 	Builds int            // that are without
@@ -21,7 +22,8 @@ type Sourceless struct {
 	Why    map[string]int // how many are without, by the reason
 }
 
-// sourcelessTime bounds the look at the builds. Of a store with more of them the count is of a part, in order of ids,
+// sourcelessTime bounds the look at the builds. Of a store with more of them the count is of a
+// part, in order of ids,
 // which are random.
 const sourcelessTime = 25 * time.Millisecond
 
@@ -56,7 +58,10 @@ func (c *Cache) sourceless(ctx context.Context) (Sourceless, error) {
 // Reasons lists why builds are without their sources: the most frequent first.
 func (s Sourceless) Reasons() []string {
 	reasons := slices.Collect(maps.Keys(s.Why))
-	slices.SortFunc(reasons, func(a, b string) int { return cmp.Or(s.Why[b]-s.Why[a], strings.Compare(a, b)) })
+	slices.SortFunc(reasons, func(a,
+		b string) int {
+		return cmp.Or(s.Why[b]-s.Why[a], strings.Compare(a, b))
+	})
 	return reasons
 }
 
@@ -73,16 +78,19 @@ func (c *Cache) adviseSources(ctx context.Context) []Advice {
 	for _, reason := range s.Reasons() {
 		why = append(why, fmt.Sprintf("%d: %s", s.Why[reason], reason))
 	}
-	a := fine("rebuilds", "%d of %d builds cannot be compiled again in the background after an update, only by their next request: %s",
+	a := fine("rebuilds",
+		"%d of %d builds cannot be compiled again in the background, only by their next request: %s",
 		s.Builds, s.Looked, strings.Join(why, "; "))
 	if s.Why[whyPrivate]+s.Why[whyClosed]+s.Why[whySwitchedOff] > 0 {
 		a.Severity = SeverityWarning
-		a = a.hint(`let the daemon's user read the models and pass the directories above them, or set keep_source = "copy"; a build has it from its next compile on`)
+		a = a.hint("let the daemon's user read the models and pass the directories above them, " +
+			"or set keep_source = \"copy\"; a build has it from its next compile on")
 	}
 	return []Advice{a}
 }
 
-// whySourceless says why a build cannot be compiled again without a request; "" if it can, as far as is known.
+// whySourceless says why a build cannot be compiled again without a request; "" if it can, as far
+// as is known.
 func whySourceless(b *index.Build, missing bool) string {
 	sources := []index.Source{b.Source}
 	for i := 1; i < len(b.Members); i++ {

@@ -48,7 +48,8 @@ func (c *Cache) keepWanted(f *flight, r *Request, p *plan) {
 		StrictORT: r.StrictORT, Queued: f.queued, Starts: r.starts}
 	for i := range r.models() {
 		m := r.model(i)
-		s, err := c.reference(context.Background(), m.Graph, m.External, !r.foreign && r.Peer.UID == c.uid)
+		s, err := c.reference(context.Background(), m.Graph, m.External, !r.foreign &&
+			r.Peer.UID == c.uid)
 		if err == nil && !validPaths(s) {
 			err = errors.New("a path is not UTF-8")
 		}

@@ -12,9 +12,11 @@ import (
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
-// queuedBefore has a compile of a file with this mode queued by the daemon's own user, or another, and ends the daemon
+// queuedBefore has a compile of a file with this mode queued by the daemon's own user, or another,
+// and ends the daemon
 // while it runs.
-func queuedBefore(t *testing.T, uid func(*bench) uint32, mode os.FileMode) (b *bench, g *gate, later *Answer, model *os.File) {
+func queuedBefore(t *testing.T, uid func(*bench) uint32, mode os.FileMode) (b *bench, g *gate,
+	later *Answer, model *os.File) {
 	b, g = jobbing(t, 1)
 	r := b.laterRequest(1, uid(b))
 	require.NoError(t, os.Chmod(r.Graph.Name(), mode))
@@ -52,7 +54,8 @@ func (b *bench) noneWanted() {
 }
 
 func TestQueuedJobsOutliveTheDaemon(t *testing.T) {
-	t.Run("of its own user", func(t *testing.T) { testQueuedJobOutlivesTheDaemon(t, itself, 0o600) })
+	t.Run("of its own user",
+		func(t *testing.T) { testQueuedJobOutlivesTheDaemon(t, itself, 0o600) })
 	t.Run("of another user, with a model that all may read", func(t *testing.T) {
 		testQueuedJobOutlivesTheDaemon(t, func(*bench) uint32 { return somebody }, 0o644)
 	})

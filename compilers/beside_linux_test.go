@@ -17,7 +17,8 @@ import (
 func TestRegisteredBesideAnother(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{Fault: "fail@register"})
-	job := compilers.CheckJob{Runtime: r, EPs: []compilers.EP{testEP(nil)}, Graph: filepath.Join(t.TempDir(), "none.onnx")}
+	job := compilers.CheckJob{Runtime: r, EPs: []compilers.EP{testEP(nil)},
+		Graph: filepath.Join(t.TempDir(), "none.onnx")}
 	job.Ready = make(chan struct{})
 
 	job.Beside = true

@@ -20,7 +20,8 @@ func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{Outcome: NotCheckable, Text: "builds with " + option + " do not load where the device that they are for is absent"}, nil
 	}
 	result, err := o.check(ctx, job)
-	if err != nil || result.Outcome == Passed || job.GraphOptimizationLevel == disableAll || job.Against != "" {
+	if err != nil || result.Outcome == Passed || job.GraphOptimizationLevel == disableAll ||
+		job.Against != "" {
 		return result, err
 	}
 	job.GraphOptimizationLevel = disableAll
@@ -88,7 +89,8 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	}
 	if job.Against != "" {
 		if !filepath.IsAbs(job.Against) || len(job.Share) > 0 {
-			return dialogue.Request{}, fmt.Errorf("load %q against %q: not an absolute path, or a group", job.Graph, job.Against)
+			return dialogue.Request{}, fmt.Errorf("load %q against %q: not an absolute path, or a group",
+				job.Graph, job.Against)
 		}
 		req.Against, req.Readable = job.Against, append(req.Readable, job.Against)
 	}

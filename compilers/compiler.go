@@ -149,7 +149,8 @@ type CheckJob struct {
 	EPs     []EP
 	Graph   string // absolute path; sidecars, or external data, stand beside it
 
-	// Against is the absolute path of the model that Graph was compiled from; "": none. It is loaded in the same worker
+	// Against is the absolute path of the model that Graph was compiled from; "": none. It is
+	// loaded in the same worker
 	// once Graph is, to compare what both take. Free dimensions are fixed for it alone.
 	Against string
 
@@ -186,9 +187,10 @@ type CheckResult struct {
 	GraphOptimizationLevel string  // "disable_all" when it loads only so; else as asked
 	Seconds                float64 // ORT's part: from session options to session
 	CPUSeconds             float64 // of all processors, of the workers
-	LoadCPU, AgainstCPU    float64 // processor seconds of one load of Graph and of Against; 0: not compared
-	MaxRSS                 int64   // bytes, of the worker at its most; 0: it did not tell
-	ReadyRSS               int64   // bytes that it had taken when its EPs were registered; likewise
+	// processor seconds of one load of Graph and of Against; 0: not compared
+	LoadCPU, AgainstCPU float64
+	MaxRSS              int64 // bytes, of the worker at its most; 0: it did not tell
+	ReadyRSS            int64 // bytes that it had taken when its EPs were registered; likewise
 
 	absent bool // the worker itself found that it cannot be tried
 }

@@ -101,7 +101,7 @@ func (o *ORT) conform(ctx context.Context, r Runtime, ep EP, guideline,
 	if err != nil {
 		return answer{}, "", err
 	}
-	r.EPs = []EPLibrary{{EP: ep.Name, Path: ep.Library, Files: identityFiles(ep.Library)}}
+	r.EPs = []EPLibrary{ownLibrary(ep.Name, ep.Library)}
 	folder, err := o.scratch()
 	if err != nil {
 		return answer{}, "", err

@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// ownLibrary describes the EP library at a path. Its Files are itself, the shared libraries in its folder, and what the run paths of all
+// ownLibrary describes the EP library at a path. Its Files are itself, the shared libraries in its
+// folder, and what the run paths of all
 // of them reach by a way that starts at $ORIGIN. libonnxruntime and its Python module are not among them, nor other EPs' plugin libraries: a build
 // does not depend on those. System libraries are not either; they change with every update and have never been seen to matter.
 func ownLibrary(ep, library string) EPLibrary {
@@ -24,7 +25,8 @@ func ownLibrary(ep, library string) EPLibrary {
 		l.Files = append(l.Files, file)
 		more, folders := reached(file)
 		queue = append(queue, more...)
-		l.Elsewhere = l.Elsewhere || slices.ContainsFunc(folders, func(f string) bool { return f != folder && f != bundled(folder) })
+		l.Elsewhere = l.Elsewhere || slices.ContainsFunc(folders,
+			func(f string) bool { return f != folder && f != bundled(folder) })
 	}
 	slices.Sort(l.Files)
 	return l
@@ -33,8 +35,10 @@ func ownLibrary(ep, library string) EPLibrary {
 // bundled is the folder in which Python wheels keep the libraries that they brought along.
 func bundled(folder string) string { return folder + ".libs" }
 
-// Beside lists the shared libraries that an application shows to a daemon that may have other libraries: those in the
-// folder of an EP library and in the bundled one, by their paths relative to the folder. The clients in other languages
+// Beside lists the shared libraries that an application shows to a daemon that may have other
+// libraries: those in the
+// folder of an EP library and in the bundled one, by their paths relative to the folder. The
+// clients in other languages
 // show the same ones.
 func Beside(library string) []string {
 	folder := filepath.Dir(library)
@@ -47,7 +51,8 @@ func Beside(library string) []string {
 	return names
 }
 
-// Foreign tells files of ONNX Runtime itself and of other EPs, which are no part of an EP library beside them.
+// Foreign tells files of ONNX Runtime itself and of other EPs, which are no part of an EP library
+// beside them.
 func Foreign(file string) bool {
 	base := filepath.Base(file)
 	if _, isEP := epOfLibrary(base); isEP {
@@ -76,7 +81,8 @@ func sharedObjects(folder string) []string {
 	return files
 }
 
-// reached lists what the loader finds for a library by its run path, and the folders of that. A file that is no ELF reaches nothing: whether it loads
+// reached lists what the loader finds for a library by its run path, and the folders of that. A
+// file that is no ELF reaches nothing: whether it loads
 // is for a worker to find out.
 func reached(file string) (files, folders []string) {
 	f, err := elf.Open(file)

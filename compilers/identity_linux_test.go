@@ -14,7 +14,8 @@ import (
 	"github.com/epcached/epcached/compilers/compilertest"
 )
 
-// What an application shows of its libraries tells whether they are a runtime's only if no run path leads elsewhere.
+// What an application shows of its libraries tells whether they are a runtime's only if no run path
+// leads elsewhere.
 func TestRunPathsThatLeadElsewhere(t *testing.T) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -29,23 +30,29 @@ func TestRunPathsThatLeadElsewhere(t *testing.T) {
 			folder := filepath.Join(dir, "ep")
 			require.NoError(t, os.MkdirAll(folder+".libs", 0o700))
 			require.NoError(t, os.Mkdir(folder, 0o700))
-			source, library := filepath.Join(dir, "ep.c"), filepath.Join(folder, "libonnxruntime_providers_qnn.so")
+			source, library := filepath.Join(dir, "ep.c"), filepath.Join(folder,
+				"libonnxruntime_providers_qnn.so")
 			require.NoError(t, os.WriteFile(source, []byte("int x;\n"), 0o600))
-			out, err := exec.Command(cc, "-shared", "-Wl,-rpath,"+path, "-o", library, source).CombinedOutput()
+			out, err := exec.Command(cc, "-shared", "-Wl,-rpath,"+path, "-o", library,
+				source).CombinedOutput()
 			require.NoError(t, err, "%s", out)
-			for _, name := range []string{"libonnxruntime.so.1.31.1", "libsdk.so.2", ".hidden.so", "notes.txt"} {
+			for _, name := range []string{"libonnxruntime.so.1.31.1", "libsdk.so.2", ".hidden.so",
+				"notes.txt"} {
 				require.NoError(t, os.WriteFile(filepath.Join(folder, name), nil, 0o600))
 			}
-			require.NoError(t, os.WriteFile(filepath.Join(folder+".libs", "libc++-71bc.so.1"), nil, 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(folder+".libs", "libc++-71bc.so.1"), nil,
+				0o600))
 			r, err := compilers.Find(folder)
 			require.NoError(t, err)
 			require.Equal(t, elsewhere, r.EPs[0].Elsewhere)
-			require.Equal(t, []string{"../ep.libs/libc++-71bc.so.1", "libonnxruntime.so.1.31.1", "libsdk.so.2"}, slices.Sorted(slices.Values(compilers.Beside(library))))
+			require.Equal(t, []string{"../ep.libs/libc++-71bc.so.1", "libonnxruntime.so.1.31.1",
+				"libsdk.so.2"}, slices.Sorted(slices.Values(compilers.Beside(library))))
 		})
 	}
 }
 
-// The Python client shows what this one does, so that both are served the same builds; and that is all of a real library.
+// The Python client shows what this one does, so that both are served the same builds; and that is
+// all of a real library.
 func TestClientsShowTheSameLibraries(t *testing.T) {
 	python := os.Getenv("EPCACHED_PYTHON")
 	if python == "" {
@@ -64,9 +71,12 @@ func TestClientsShowTheSameLibraries(t *testing.T) {
 			}
 			clients, err := filepath.Abs(filepath.Join("..", "clients", "python"))
 			require.NoError(t, err)
-			cmd := exec.Command(python, "-c", "import json, sys; from epcache._request import Library\n"+
-				"print(json.dumps(sorted(Library('E', sys.argv[1]).neighbours())))", lib.Path)
-			cmd.Env = append(os.Environ(), "PYTHONPATH="+clients+":"+filepath.Dir(filepath.Dir(lib.Path)), "PYTHONDONTWRITEBYTECODE=1")
+			cmd := exec.Command(python, "-c",
+				"import json, sys; from epcache._request import Library\n"+
+					"print(json.dumps(sorted(Library('E', sys.argv[1]).neighbours())))", lib.Path)
+			cmd.Env = append(os.Environ(),
+				"PYTHONPATH="+clients+":"+filepath.Dir(filepath.Dir(lib.Path)),
+				"PYTHONDONTWRITEBYTECODE=1")
 			out, err := cmd.Output()
 			require.NoError(t, err)
 			var shown []string

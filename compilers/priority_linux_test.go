@@ -135,14 +135,16 @@ func TestSourceLoads(t *testing.T) {
 	c := newORT(t, compilers.ORTOptions{})
 	job := writeJob(t, r, compilers.EP{Name: openVINO}, tinymodel.Dense(1, 64, 1))
 	idle := make(chan struct{})
-	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model, GraphOptimizationLevel: "all", Pace: compilers.Pace{Idle: idle}})
+	checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
+		Graph: job.Model, GraphOptimizationLevel: "all", Pace: compilers.Pace{Idle: idle}})
 	require.NoError(t, err)
 	require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 	require.Positive(t, checked.Seconds)
 	require.Positive(t, checked.CPUSeconds)
 }
 
-// The gain of a build is judged by what both loads take of the processor: on a machine that does other work, at the
+// The gain of a build is judged by what both loads take of the processor: on a machine that does
+// other work, at the
 // lowest priority, both take many times as long by the clock.
 func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
@@ -151,12 +153,14 @@ func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 	made, err := c.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
 	compare := func() compilers.CheckResult {
-		checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, made.Graph),
+		checked, err := c.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs,
+			Graph:   filepath.Join(job.Folder, made.Graph),
 			Against: job.Model, GraphOptimizationLevel: "all", Pace: compilers.Pace{Idle: make(chan struct{})}})
 		require.NoError(t, err)
 		require.Equal(t, compilers.Passed, checked.Outcome, checked.Text)
 		require.Positive(t, checked.LoadCPU)
-		require.Greater(t, checked.AgainstCPU, checked.LoadCPU, "the source model is compiled when it is loaded")
+		require.Greater(t, checked.AgainstCPU, checked.LoadCPU,
+			"the source model is compiled when it is loaded")
 		return checked
 	}
 	alone := compare()
@@ -168,7 +172,8 @@ func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 		t.Cleanup(func() { _ = spin.Wait() })
 	}
 	busy := compare()
-	t.Logf("alone %.4f and %.4f s, busy %.4f and %.4f s", alone.LoadCPU, alone.AgainstCPU, busy.LoadCPU, busy.AgainstCPU)
+	t.Logf("alone %.4f and %.4f s, busy %.4f and %.4f s", alone.LoadCPU, alone.AgainstCPU,
+		busy.LoadCPU, busy.AgainstCPU)
 	require.Less(t, busy.LoadCPU, 3*alone.LoadCPU)
 	require.Less(t, busy.AgainstCPU, 3*alone.AgainstCPU)
 }

@@ -94,7 +94,8 @@ func TestGroupComputes(t *testing.T) {
 			group := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), SessionOptions: compilers.ShareOptions()}
 			var want []byte
 			for i, source := range append([]compilers.ShareMember{{Model: job.Model}}, job.Share...) {
-				want = append(want, run(t, c, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: source.Model})...)
+				want = append(want, run(t, c, compilers.CheckJob{Runtime: r, EPs: job.EPs,
+					Graph: source.Model})...)
 				if i > 0 {
 					group.Share = append(group.Share, filepath.Join(job.Folder, result.Graphs[i]))
 				}

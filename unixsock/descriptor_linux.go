@@ -10,8 +10,10 @@ import (
 
 // CheckDescriptor tells whether a descriptor that a client sent may be read: a regular file (a sealed or plain
 // memory file is one), opened for reading. O_PATH descriptors are refused before anything else looks at them: a
-// privileged daemon that reopened one would read what its sender may not. The error matches ErrBadRequest. O_NONBLOCK is
-// cleared: Go's runtime polls such files as they become an [os.File], and a file system of another user's may never
+// privileged daemon that reopened one would read what its sender may not. The error matches
+// ErrBadRequest. O_NONBLOCK is
+// cleared: Go's runtime polls such files as they become an [os.File], and a file system of another
+// user's may never
 // answer that, which would stop the whole process.
 func CheckDescriptor(f *os.File) error {
 	raw, err := f.SyscallConn() // and not Fd, which would take a descriptor out of non-blocking mode
@@ -41,7 +43,8 @@ func checkFD(fd int) error {
 	if flags&unix.O_ACCMODE == unix.O_WRONLY {
 		return refused("was opened for writing only, not for reading")
 	}
-	if flags&unix.O_NONBLOCK != 0 { // means nothing for a regular file, but Go's runtime would try to poll it
+	// means nothing for a regular file, but Go's runtime would try to poll it
+	if flags&unix.O_NONBLOCK != 0 {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_NONBLOCK); err != nil {
 			return refused("cannot be made blocking: %v", err)
 		}

@@ -61,7 +61,8 @@ func TestDescriptorsThatAreRefused(t *testing.T) {
 }
 
 // The error names the descriptor as the request does, whatever the descriptor is for.
-// Go's runtime asks a file system whether a non-blocking file can be polled, and holds up all goroutines meanwhile.
+// Go's runtime asks a file system whether a non-blocking file can be polled, and holds up all
+// goroutines meanwhile.
 func TestDescriptorsAreNotPolled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, nil, 0o600))

@@ -56,14 +56,16 @@ func (a *app) connectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	return c, err
 }
 
-// connectOwn connects to the user's own daemon, and has it started if need be: for what another user's does not do.
+// connectOwn connects to the user's own daemon, and has it started if need be: for what another
+// user's does not do.
 func (a *app) connectOwn(ctx context.Context) (*unixsock.Client, error) {
 	program := a.daemonProgram()
 	if program == "" {
 		return nil, errors.New("no daemon of this user's can be started")
 	}
 	dial := func() (*unixsock.Client, error) {
-		return unixsock.Dialer{Name: "epcachectl " + version, HelloTimeout: helloTimeout}.Dial(ctx, unixsock.UserSockets()...)
+		return unixsock.Dialer{Name: "epcachectl " + version, HelloTimeout: helloTimeout}.Dial(ctx,
+			unixsock.UserSockets()...)
 	}
 	err := startDaemon(ctx, program, func() bool {
 		c, err := dial()

@@ -39,8 +39,8 @@ type buildResult struct {
 	CompatibilityReason  string          `json:"compatibility_reason"`
 	CompatibilityRuntime string          `json:"compatibility_runtime"`
 	JudgedMs             int64           `json:"judged_ms"`           // Unix time; 0: never
-	LoadSeconds          float64         `json:"load_seconds"`        // processor time, of the compiled form; 0: not measured
-	SourceLoadSeconds    float64         `json:"source_load_seconds"` // processor time, of the source model; 0: not measured
+	LoadSeconds          float64         `json:"load_seconds"`        // of the processor; 0: not measured
+	SourceLoadSeconds    float64         `json:"source_load_seconds"` // of the source model; likewise
 	DriverVersion        string          `json:"driver_version"`
 	ConvertedFrom        string          `json:"converted_from,omitempty"`  // build key of the other form, which it was made of
 	VerifiedOutput       float64         `json:"verified_output,omitempty"` // the tolerance at which it was compared with its model; 0: it was not

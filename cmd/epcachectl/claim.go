@@ -59,9 +59,12 @@ func newClaimant(r *request) (*claimant, error) {
 
 func (cl *claimant) close() error { return cl.worker.Close() }
 
-// showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by their content whether it
-// has equal ones, and otherwise knows by it what is compiled under a claim. The files are opened here and are the
-// caller's to close, like those that it gave. Without such libraries it is for the daemon to say what is wrong.
+// showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by
+// their content whether it
+// has equal ones, and otherwise knows by it what is compiled under a claim. The files are opened
+// here and are the
+// caller's to close, like those that it gave. Without such libraries it is for the daemon to say
+// what is wrong.
 func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	rt, err := compilers.Find(a.Runtime.Directory)
 	if err != nil {
@@ -85,7 +88,8 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 		if *shown.Fd, err = open(lib.Path); err != nil {
 			return files, err
 		}
-		if beside := compilers.Beside(lib.Path); len(beside) <= maxBeside { // else it is known by its path
+		// else it is known by its path
+		if beside := compilers.Beside(lib.Path); len(beside) <= maxBeside {
 			shown.Complete = true
 			for _, name := range beside {
 				one := &wire.ExternalFile{Location: name}
@@ -100,7 +104,8 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	return files, nil
 }
 
-// instead lists what the daemon proposes where it does not have the libraries, the best first: "show", "claim", "own".
+// instead lists what the daemon proposes where it does not have the libraries, the best first:
+// "show", "claim", "own".
 func instead(err error) []string {
 	var e *unixsock.Error
 	if !errors.Is(err, unixsock.ErrUnavailable) || !errors.As(err, &e) {

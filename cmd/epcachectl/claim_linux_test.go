@@ -41,27 +41,32 @@ func TestClaimShowsTheLibraries(t *testing.T) {
 	for _, x := range lib.GetBeside() {
 		beside = append(beside, x.GetLocation())
 	}
-	require.Equal(t, []string{"libonnxruntime.so.1.31.1", "libopenvino.so.2641", "libtbb.so", "libtbb.so.12", "libtbb.so.bak"}, beside)
+	require.Equal(t, []string{"libonnxruntime.so.1.31.1", "libopenvino.so.2641", "libtbb.so",
+		"libtbb.so.12", "libtbb.so.bak"}, beside)
 	require.True(t, lib.GetComplete())
 }
 
 // Where the daemon does not have the libraries, get compiles under a claim by itself.
 func TestGetTakesAClaimInstead(t *testing.T) {
 	worker := filepath.Join(t.TempDir(), "worker")
-	require.NoError(t, os.WriteFile(worker, []byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
+	require.NoError(t, os.WriteFile(worker,
+		[]byte("#!/bin/sh\necho last words >&2\nkill -SEGV $$\n"), 0o700))
 	t.Setenv(workerVariable, worker)
 	b := newStandIn(t)
 	var asked []wire.OnMiss
 	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
 		asked = append(asked, a.GetOnMiss())
 		if a.GetOnMiss() == wire.OnMiss_WAIT {
-			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "not registered", Facts: map[string]string{"instead": "claim own"}}
+			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_UNAVAILABLE,
+				Text: "not registered", Facts: map[string]string{"instead": "claim own"}}
 		}
-		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000, Route: "compile_api"}
+		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000,
+			Route: "compile_api"}
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "claim", Claim: claim}}, nil
 	}
 	b.serve()
-	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--runtime", ownRuntime(t))
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "OpenVINOExecutionProvider", "--runtime",
+		ownRuntime(t))
 	require.Equal(t, []wire.OnMiss{wire.OnMiss_WAIT, wire.OnMiss_CLAIM}, asked)
 	require.Contains(t, r.err, "last words", "the worker was started")
 	require.Len(t, b.changed(), 1, "and the claim given up")

@@ -204,14 +204,20 @@ func TestDoctorOfARuntime(t *testing.T) {
 	require.NoError(t, err)
 	others := &examination{client: client} // a daemon that runs as another user
 	others.known(t.Context(), "runtime", r)
-	require.Contains(t, find(t, doctorResult{Findings: others.list}, "ok", "has no equal OpenVINOExecutionProvider").Text, fmt.Sprintf("directory = %q", dir))
+	require.Contains(t, find(t, doctorResult{Findings: others.list}, "ok",
+		"has no equal OpenVINOExecutionProvider").Text, fmt.Sprintf("directory = %q", dir))
 	digest, err := cache.LibraryDigest(t.Context(), r.EPs[0])
 	require.NoError(t, err)
-	equal := &wire.EpFacts{Name: "OpenVINOExecutionProvider", Library: "/opt/another/place.so", LibraryDigest: digest.String()}
-	b.set(func() { b.runtimes = []*wire.RuntimeFacts{{Directory: "/opt/another", Eps: []*wire.EpFacts{equal}}} })
+	equal := &wire.EpFacts{Name: "OpenVINOExecutionProvider", Library: "/opt/another/place.so",
+		LibraryDigest: digest.String()}
+	b.set(func() {
+		b.runtimes = []*wire.RuntimeFacts{{Directory: "/opt/another",
+			Eps: []*wire.EpFacts{equal}}}
+	})
 	others = &examination{client: client}
 	others.known(t.Context(), "runtime", r)
-	find(t, doctorResult{Findings: others.list}, "ok", "the daemon has its OpenVINOExecutionProvider")
+	find(t, doctorResult{Findings: others.list}, "ok",
+		"the daemon has its OpenVINOExecutionProvider")
 	b.set(func() { b.runtimes = nil })
 
 	library := filepath.Join(dir, "onnxruntime_ep_openvino", "libonnxruntime_providers_openvino_plugin.so")

@@ -63,18 +63,22 @@ func (x *examination) known(ctx context.Context, subject string, r compilers.Run
 		case x.own:
 			x.ok(subject, "the daemon does not have its %s yet; it runs as this user, and takes it when a request names it", ep.EP)
 		default:
-			x.ok(subject, "the daemon has no equal %s: its models are compiled by the application itself, once, and the daemon keeps the builds for this user; "+
-				"add [[runtime]] with directory = %q to the daemon's configuration for it to compile for all users", ep.EP, r.Directory)
+			x.ok(subject, "the daemon has no equal %s: applications compile their models themselves, "+
+				"once, and the daemon keeps the builds for this user; [[runtime]] with directory = %q "+
+				"in the daemon's configuration has it compile for all users", ep.EP, r.Directory)
 		}
 	}
 }
 
-// daemonsRuntime finds the runtime that has the library, or one of equal content with equal libraries beside it.
-func daemonsRuntime(ctx context.Context, runtimes []*wire.RuntimeFacts, ep compilers.EPLibrary) *wire.RuntimeFacts {
+// daemonsRuntime finds the runtime that has the library, or one of equal content with equal
+// libraries beside it.
+func daemonsRuntime(ctx context.Context, runtimes []*wire.RuntimeFacts,
+	ep compilers.EPLibrary) *wire.RuntimeFacts {
 	digest, err := cache.LibraryDigest(ctx, ep)
 	for _, r := range runtimes {
 		for _, has := range r.GetEps() {
-			if has.GetName() == ep.EP && (sameFile(has.GetLibrary(), ep.Path) || err == nil && has.GetLibraryDigest() == digest.String()) {
+			if has.GetName() == ep.EP && (sameFile(has.GetLibrary(), ep.Path) || err == nil &&
+				has.GetLibraryDigest() == digest.String()) {
 				return r
 			}
 		}

@@ -107,9 +107,9 @@ A MODEL that is compiled already is passed through. With --adopt it is stored, w
 refers to: they are checked as a stranger's, loaded once, and then served, shared and collected as
 those of any build. A model that is not adopted is passed through, with a warning that says why.
 
-claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which has to be given. wait turns
-into it by itself where the daemon runs as another user and has no equal libraries. The model is
-compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
+claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which
+has to be given. wait turns into it by itself where the daemon runs as another user and has no equal
+libraries. The model is compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
 checks and keeps it for all programs of the same user with the same libraries. Where the daemon has no room for it at once it is waited for, half a minute at most; with --out
 what was compiled is written at once, kept or not.
 
@@ -309,7 +309,8 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 			if claimErr != nil {
 				return errors.Join(claimErr, giveUp(ctx, c, result.reply.GetClaim(), claimErr))
 			}
-			result.reply, result.view, result.own, err = cl.work(ctx, c, models[0], g, result.reply, progress)
+			result.reply, result.view, result.own, err = cl.work(ctx, c, models[0], g, result.reply,
+				progress)
 		}
 		if err == nil && result.reply.GetOutcome() == outcomeQueued {
 			if err = awaitKept(ctx, c, result.reply.GetJob(), progress); err != nil {
@@ -346,7 +347,8 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	return result
 }
 
-// mayClaim tells whether the daemon proposes a claim instead, which this call can take: for one model, with --runtime. A
+// mayClaim tells whether the daemon proposes a claim instead, which this call can take: for one
+// model, with --runtime. A
 // daemon that can compile nothing for this user proposes one of the user's own before that.
 func (g *getCall) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 	ways := instead(err)

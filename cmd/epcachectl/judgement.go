@@ -47,7 +47,8 @@ func sourceName(source string) string {
 	return printable(source) // "rule NAME"
 }
 
-// gain compares the processor time of loading the compiled form with that of its source. A loss is said as plainly as a
+// gain compares the processor time of loading the compiled form with that of its source. A loss is
+// said as plainly as a
 // gain.
 func gain(b *wire.Build) string {
 	load, source := b.GetLoadSeconds(), b.GetSourceLoadSeconds()
@@ -55,9 +56,11 @@ func gain(b *wire.Build) string {
 	case load <= 0 || source <= 0:
 		return "not measured"
 	case load > source:
-		return fmt.Sprintf("the compiled form loads slower than the source: %s of processor time, the source %s", loadTime(load), loadTime(source))
+		return fmt.Sprintf("the compiled form loads slower than the source: "+
+			"%s of processor time, the source %s", loadTime(load), loadTime(source))
 	}
-	return fmt.Sprintf("loads in %s of processor time, the source in %s", loadTime(load), loadTime(source))
+	return fmt.Sprintf("loads in %s of processor time, the source in %s", loadTime(load),
+		loadTime(source))
 }
 
 // loadTime has the same unit for both sides, so that they compare at a glance.

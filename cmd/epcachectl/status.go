@@ -34,7 +34,8 @@ type statusResult struct {
 	Runtimes            []runtimeResult `json:"runtimes"`
 	Warnings            []string        `json:"warnings"`
 	Sandbox             []string        `json:"sandbox"`
-	Sourceless          sourcelessJSON  `json:"sourceless"` // builds that only a request can have compiled again
+	// builds that only a request can have compiled again
+	Sourceless sourcelessJSON `json:"sourceless"`
 }
 
 type sourcelessJSON struct {
@@ -44,7 +45,8 @@ type sourcelessJSON struct {
 }
 
 func sourcelessOf(s *wire.Sourceless) sourcelessJSON {
-	out := sourcelessJSON{Builds: s.GetBuilds(), Looked: s.GetLooked(), Why: make(map[string]uint64)}
+	out := sourcelessJSON{Builds: s.GetBuilds(), Looked: s.GetLooked(),
+		Why: make(map[string]uint64)}
 	for _, why := range s.GetWhy() {
 		out.Why[why.GetText()] = why.GetBuilds()
 	}
@@ -60,7 +62,8 @@ func sourcelessLine(s *wire.Sourceless) string {
 	for _, one := range s.GetWhy() {
 		why = append(why, fmt.Sprintf("%d: %s", one.GetBuilds(), printable(one.GetText())))
 	}
-	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(), counted(s.GetLooked(), "build"), strings.Join(why, "; "))
+	return fmt.Sprintf("%d of %s cannot be compiled again without a request (%s)", s.GetBuilds(),
+		counted(s.GetLooked(), "build"), strings.Join(why, "; "))
 }
 
 // spaceResult has a number for each name, also where it is 0: scripts do sums with them.

@@ -167,7 +167,9 @@ func TestJudgement(t *testing.T) {
 	require.Equal(t, "prefer recompilation, says rule newer-loads-older", judgement(&wire.Build{Compatibility: "prefer_recompilation", CompatibilitySource: "rule newer-loads-older"}))
 	require.Equal(t, "optimal, says a load check", judgement(&wire.Build{Compatibility: "optimal", CompatibilitySource: "load check"}))
 	require.Equal(t, "not measured", gain(&wire.Build{SourceLoadSeconds: 1}))
-	require.Equal(t, "the compiled form loads slower than the source: 0.52 s of processor time, the source 0.10 s", gain(&wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}))
+	slower := &wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}
+	require.Equal(t, "the compiled form loads slower than the source: "+
+		"0.52 s of processor time, the source 0.10 s", gain(slower))
 	require.Equal(t, "5.2x", gainColumn(&wire.Build{LoadSeconds: 0.1, SourceLoadSeconds: 0.52}))
 	require.Equal(t, "5.2x slower", gainColumn(&wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}))
 }

@@ -144,9 +144,11 @@ func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (
 	for i := range s.Runtimes {
 		reply.Runtimes = append(reply.Runtimes, runtimeReply(&s.Runtimes[i]))
 	}
-	reply.Sourceless = &wire.Sourceless{Builds: uint64(s.Sourceless.Builds), Looked: uint64(s.Sourceless.Looked)}
+	reply.Sourceless = &wire.Sourceless{Builds: uint64(s.Sourceless.Builds),
+		Looked: uint64(s.Sourceless.Looked)}
 	for _, why := range s.Sourceless.Reasons() {
-		reply.Sourceless.Why = append(reply.Sourceless.Why, &wire.Sourceless_Why{Text: why, Builds: uint64(s.Sourceless.Why[why])})
+		reply.Sourceless.Why = append(reply.Sourceless.Why, &wire.Sourceless_Why{Text: why,
+			Builds: uint64(s.Sourceless.Why[why])})
 	}
 	reply.Sandbox = b.sandbox(ctx)
 	return reply, nil

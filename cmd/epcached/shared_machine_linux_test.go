@@ -24,7 +24,8 @@ const (
 	openVINOOnOlderORT = "openvino-1.8.0-ort-1.24.4"
 )
 
-// machine is one that several users share, with the service of systemd/. Its directories are mounted over the real ones
+// machine is one that several users share, with the service of systemd/. Its directories are
+// mounted over the real ones
 // for its processes alone, and each process runs under its user's real uid.
 type machine struct {
 	testing.TB
@@ -50,7 +51,8 @@ func newMachine(t *testing.T, runtime string) *machine {
 	require.NoError(t, err)
 	t.Cleanup(func() { removeAll(t, base) })
 	m := &machine{TB: t, base: base, users: make(map[string]int)}
-	for _, dir := range []string{"run/epcached", "home", "srv/models", "opt/epcached/bin", "opt/epcached/etc", "var/lib/epcached"} {
+	for _, dir := range []string{"run/epcached", "home", "srv/models", "opt/epcached/bin",
+		"opt/epcached/etc", "var/lib/epcached"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(base, dir), 0o755))
 	}
 	openAbove(t, base, filepath.Join(base, "var", "lib"))
@@ -59,7 +61,8 @@ func newMachine(t *testing.T, runtime string) *machine {
 	for _, name := range []string{"epcached", "epcachectl", "epcached-ort"} {
 		program, err := os.ReadFile(filepath.Join(programs, name))
 		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(base, "opt/epcached/bin", name), program, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(base, "opt/epcached/bin", name), program,
+			0o755))
 	}
 	settings, err := os.ReadFile(filepath.Join("..", "..", "systemd", "epcached.toml"))
 	require.NoError(t, err)
@@ -67,7 +70,8 @@ func newMachine(t *testing.T, runtime string) *machine {
 		m.install(runtime)
 		settings = append(settings, "\n[[runtime]]\ndirectory = \"/opt/epcached/runtime\"\n"...)
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(base, "opt/epcached/etc/epcached.toml"), settings, 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(base, "opt/epcached/etc/epcached.toml"), settings,
+		0o644))
 	m.serve()
 	return m
 }
@@ -107,14 +111,16 @@ func unit(t testing.TB, name, entry string) string {
 	return string(found[1])
 }
 
-// mounts begins a process of this machine's. What is protected from the service is protected from it.
+// mounts begins a process of this machine's. What is protected from the service is protected from
+// it.
 func (m *machine) mounts(service bool) string {
 	script := "set -e; mount --make-rprivate /\n"
 	for _, dir := range []string{"run", "home", "srv", "opt"} {
 		script += fmt.Sprintf("mount --bind %s/%s /%s\n", m.base, dir, dir)
 	}
 	if service { // StateDirectory, ProtectHome=read-only, PrivateTmp=yes
-		script += fmt.Sprintf("mount --bind %s/var/lib /var/lib\nmount -o remount,bind,ro /home\nmount -t tmpfs tmpfs /tmp\nmount -t tmpfs tmpfs /var/tmp\n", m.base)
+		script += "mount --bind " + m.base + "/var/lib /var/lib\nmount -o remount,bind,ro /home\n" +
+			"mount -t tmpfs tmpfs /tmp\nmount -t tmpfs tmpfs /var/tmp\n"
 	}
 	return script
 }
@@ -132,12 +138,16 @@ func (m *machine) serve() {
 	passed, err := m.listener.File()
 	require.NoError(m, err)
 	defer passed.Close()
-	start := strings.NewReplacer("/usr/bin/", "/opt/epcached/bin/", "/etc/epcached/", "/opt/epcached/etc/").Replace(unit(m, "epcached.service", "ExecStart"))
-	script := m.mounts(true) + "cd /; umask " + unit(m, "epcached.service", "UMask") + "\nLISTEN_PID=$$ LISTEN_FDS=1 exec setpriv --no-new-privs --bounding-set -all " +
+	start := strings.NewReplacer("/usr/bin/", "/opt/epcached/bin/", "/etc/epcached/",
+		"/opt/epcached/etc/").Replace(unit(m, "epcached.service", "ExecStart"))
+	script := m.mounts(true) + "cd /; umask " + unit(m, "epcached.service", "UMask") +
+		"\nLISTEN_PID=$$ LISTEN_FDS=1 exec setpriv --no-new-privs --bounding-set -all " +
 		fmt.Sprintf("--reuid %d --regid %d --clear-groups %s", daemonUID, daemonUID, start)
-	d := &epcached{TB: m, site: &site{state: filepath.Join(m.base, "var/lib/epcached"), socket: socket}, log: new(syncBuffer), done: make(chan struct{})}
+	d := &epcached{TB: m, site: &site{state: filepath.Join(m.base, "var/lib/epcached"),
+		socket: socket}, log: new(syncBuffer), done: make(chan struct{})}
 	d.cmd = exec.Command("unshare", "--mount", "sh", "-c", script)
-	d.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/var/lib/epcached", "USER=epcached"} // of the sysusers file
+	// of the sysusers file
+	d.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/var/lib/epcached", "USER=epcached"}
 	d.cmd.ExtraFiles = []*os.File{passed}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	d.run(m)
@@ -159,10 +169,13 @@ import json, os, sys, warnings
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     import epcache
-    session = epcache.InferenceSession(sys.argv[1], epcache.SessionOptions(), ep="OpenVINOExecutionProvider:CPU")
-    group = [s.epcache.outcome for s in epcache.SessionGroup(sys.argv[1:], epcache.SessionOptions(), ep="OpenVINOExecutionProvider:CPU")] if len(sys.argv) > 2 else []
+    session = epcache.InferenceSession(sys.argv[1], epcache.SessionOptions(),
+	ep="OpenVINOExecutionProvider:CPU")
+    group = [s.epcache.outcome for s in epcache.SessionGroup(sys.argv[1:], epcache.SessionOptions(),
+	ep="OpenVINOExecutionProvider:CPU")] if len(sys.argv) > 2 else []
 report = session.epcache
-print(json.dumps({"Outcome": ",".join([report.outcome, *group]), "Why": report.why, "Build": report.build, "UID": os.getuid(),
+print(json.dumps({"Outcome": ",".join([report.outcome, *group]), "Why": report.why,
+	"Build": report.build, "UID": os.getuid(),
     "Warnings": [str(w.message) for w in seen if issubclass(w.category, epcache.EpcacheWarning)]}))
 `
 
@@ -182,13 +195,20 @@ func (m *machine) starts(user, libraries string, models ...string) toldSession {
 	reach := ""
 	real, err := filepath.EvalSymlinks(python)
 	require.NoError(m, err)
-	if err := (&compilers.Credential{UID: uint32(uid), GID: uint32(uid)}).CanPass(real); err != nil {
+	if err := (&compilers.Credential{UID: uint32(uid),
+		GID: uint32(uid)}).CanPass(real); err != nil {
 		reach = "--inh-caps +dac_read_search --ambient-caps +dac_read_search"
 	}
-	script := m.mounts(false) + fmt.Sprintf(`cd /home/%s; exec setpriv %s --reuid %d --regid %d --clear-groups "$@"`, user, reach, uid, uid)
-	cmd := exec.Command("unshare", append([]string{"--mount", "sh", "-c", script, "sh", python, "-c", application}, models...)...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/" + user, "PYTHONPATH=" + libraries + ":" + clients, "PYTHONDONTWRITEBYTECODE=1",
-		"EPCACHE_DAEMON=/opt/epcached/bin/epcached", "EPCACHE_WORKER=/opt/epcached/bin/epcached-ort", "ORT_DISABLE_TELEMETRY=1"}
+	script := m.mounts(false) +
+		fmt.Sprintf(`cd /home/%s; exec setpriv %s --reuid %d --regid %d --clear-groups "$@"`, user,
+			reach, uid, uid)
+	cmd := exec.Command("unshare",
+		append([]string{"--mount", "sh", "-c", script, "sh", python, "-c", application},
+			models...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/" + user, "PYTHONPATH=" +
+		libraries + ":" + clients, "PYTHONDONTWRITEBYTECODE=1",
+		"EPCACHE_DAEMON=/opt/epcached/bin/epcached", "EPCACHE_WORKER=/opt/epcached/bin/epcached-ort",
+		"ORT_DISABLE_TELEMETRY=1"}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	require.NoError(m, cmd.Run(), errs.String())
@@ -218,7 +238,8 @@ func (m *machine) model(name string, seed uint64) string {
 	return "/srv/models/" + name
 }
 
-// own gives a user a directory with these libraries, such as a virtual environment has, and returns its path there.
+// own gives a user a directory with these libraries, such as a virtual environment has, and returns
+// its path there.
 func (m *machine) own(user, runtime string) string {
 	m.home(user)
 	path := filepath.Join("/home", user, "libraries")
@@ -226,13 +247,16 @@ func (m *machine) own(user, runtime string) string {
 	return path
 }
 
-// Users with libraries of their own, and one with the registered ones: each has hits from the second start on, and
-// nothing to be warned of. After another runtime was installed its builds are there without a request.
+// Users with libraries of their own, and one with the registered ones: each has hits from the
+// second start on, and
+// nothing to be warned of. After another runtime was installed its builds are there without a
+// request.
 func TestUsersOfASharedMachine(t *testing.T) {
 	m := newMachine(t, openVINOBefore)
 	model := m.model("shared.onnx", 1)
 	libraries := map[string]string{
-		"equal": m.own("equal", openVINOBefore), "newer": m.own("newer", openVINO), "older": m.own("older", olderOpenVINO),
+		"equal": m.own("equal", openVINOBefore), "newer": m.own("newer",
+			openVINO), "older": m.own("older", olderOpenVINO),
 		"apart": m.own("apart", openVINOOnOlderORT), "none": "/opt/epcached/runtime",
 	}
 	starts := func(user, outcome string) toldSession {
@@ -243,19 +267,22 @@ func TestUsersOfASharedMachine(t *testing.T) {
 		return told
 	}
 	first := starts("equal", "compiled")
-	starts("none", "hit")  // the build is everybody's who has these libraries
-	starts("apart", "hit") // an execution provider's build does not depend on the version of ONNX Runtime
+	starts("none", "hit") // the build is everybody's who has these libraries
+	// an execution provider's build does not depend on the version of ONNX Runtime
+	starts("apart", "hit")
 	starts("newer", "put")
 	starts("older", "put")
 	for user := range libraries {
 		starts(user, "hit")
 	}
-	require.EqualValues(t, 2, m.daemon.status().GetSourceless().GetBuilds(), "those that applications compiled")
+	require.EqualValues(t, 2, m.daemon.status().GetSourceless().GetBuilds(),
+		"those that applications compiled")
 
 	events, _ := m.daemon.follow(t)
 	starts("none", "hit") // the subscription has begun by then
 	m.install(olderOpenVINO)
-	require.NotNil(t, hear(events, "rebuilt", "shared.onnx", patience), "the shared build is compiled again without a request")
+	require.NotNil(t, hear(events, "rebuilt", "shared.onnx", patience),
+		"the shared build is compiled again without a request")
 	require.NotEqual(t, first.Build, starts("none", "hit").Build)
 	starts("older", "hit") // its libraries are the registered ones by now
 	starts("newer", "hit")
@@ -263,7 +290,8 @@ func TestUsersOfASharedMachine(t *testing.T) {
 	starts("equal", "hit")
 }
 
-// A service without a runtime steps aside: users have daemons of their own, as if it were not there.
+// A service without a runtime steps aside: users have daemons of their own, as if it were not
+// there.
 func TestServiceWithoutARuntimeStepsAside(t *testing.T) {
 	m := newMachine(t, "")
 	model := m.model("shared.onnx", 1)
@@ -294,15 +322,20 @@ func TestGroupsWithOwnLibrariesAreForTheUsersOwnDaemon(t *testing.T) {
 
 // endDaemonOf ends the daemon that a user's application started.
 func (m *machine) endDaemonOf(user string) {
-	m.runs(user, "epcachectl", "--socket", "/home/"+user+"/.local/state/epcached/epcached.sock", "stop")
+	m.runs(user, "epcachectl", "--socket", "/home/"+user+"/.local/state/epcached/epcached.sock",
+		"stop")
 }
 
 // runs runs a program of epcached's as a user, and returns what it prints.
 func (m *machine) runs(user, program string, args ...string) string {
 	m.Helper()
 	uid := m.home(user)
-	script := m.mounts(false) + fmt.Sprintf(`cd /home/%s; exec setpriv --reuid %d --regid %d --clear-groups "$@"`, user, uid, uid)
-	cmd := exec.Command("unshare", append([]string{"--mount", "sh", "-c", script, "sh", "/opt/epcached/bin/" + program}, args...)...)
+	script := m.mounts(false) +
+		fmt.Sprintf(`cd /home/%s; exec setpriv --reuid %d --regid %d --clear-groups "$@"`, user,
+			uid, uid)
+	cmd := exec.Command("unshare",
+		append([]string{"--mount", "sh", "-c", script, "sh", "/opt/epcached/bin/" + program},
+			args...)...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/" + user}
 	out, err := cmd.CombinedOutput()
 	require.NoError(m, err, string(out))
@@ -314,7 +347,8 @@ func TestCommandLineOfAUserWithOwnLibraries(t *testing.T) {
 	m := newMachine(t, openVINOBefore)
 	equal, other := m.own("equal", openVINOBefore), m.own("other", openVINO)
 	get := func(user, libraries, model string) string {
-		return m.runs(user, "epcachectl", "get", "--ep", "OpenVINOExecutionProvider:CPU", "--runtime", libraries, model)
+		return m.runs(user, "epcachectl", "get", "--ep", "OpenVINOExecutionProvider:CPU",
+			"--runtime", libraries, model)
 	}
 	one, two := m.model("one.onnx", 1), m.model("two.onnx", 2)
 	require.Contains(t, get("equal", equal, one), "compiled")
@@ -324,5 +358,6 @@ func TestCommandLineOfAUserWithOwnLibraries(t *testing.T) {
 	require.Equal(t, "hit", m.starts("other", other, one).Outcome)
 	require.Equal(t, "put", m.starts("other", other, two).Outcome)
 	require.Contains(t, get("other", other, two), "hit")
-	require.Contains(t, m.runs("other", "epcachectl", "why", "--ep", "OpenVINOExecutionProvider:CPU", "--runtime", other, one), "is served from the cache")
+	require.Contains(t, m.runs("other", "epcachectl", "why", "--ep",
+		"OpenVINOExecutionProvider:CPU", "--runtime", other, one), "is served from the cache")
 }

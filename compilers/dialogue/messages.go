@@ -78,7 +78,8 @@ type Request struct {
 	Keep    Keep     // Compile
 	Options Session  // Compile, Load, Run
 	Share   []Member // Compile, Load, Run: further models, in order, in the same process. Compile: all share one context binary
-	Against string   // Load: the model that Model was compiled from, loaded after it to compare what both take; "": none
+	// Load: the model that Model was compiled from, loaded after it to compare both; "": none
+	Against string
 	Infos   []string // Compatibility: the strings to judge
 
 	Guideline string  // Conformance: "SECTION/NAME" of the one to prove; empty: find out which models the EP takes, and list all
@@ -148,11 +149,12 @@ type Result struct {
 	ORTVersion string
 	ORTBuild   string // ONNX Runtime's own build information
 	EPs        []EPResult
-	Seconds    float64     // of the part that the request is about: compile, load
-	Verdicts   []int       // Compatibility: one per string
-	Outputs    []Tensor    // Run
-	RunSeconds []float64   // Run: one per round
-	LoadCPU    []float64   `json:",omitempty"` // Load with Against: processor seconds of one load of each form
+	Seconds    float64   // of the part that the request is about: compile, load
+	Verdicts   []int     // Compatibility: one per string
+	Outputs    []Tensor  // Run
+	RunSeconds []float64 // Run: one per round
+	// Load with Against: processor seconds of one load of each form
+	LoadCPU    []float64   `json:",omitempty"`
 	PeakMemory int64       // bytes, resident, of the worker so far
 	Confined   *Confined   `json:",omitempty"` // Try
 	Compared   *Compared   `json:",omitempty"` // Compare

@@ -1858,10 +1858,12 @@ type EpLibrary struct {
 	Ep    string                 `protobuf:"bytes,1,opt,name=ep,proto3" json:"ep,omitempty"`        // the name it is registered under
 	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`    // absolute path, as the client sees it
 	Fd    *uint32                `protobuf:"varint,3,opt,name=fd,proto3,oneof" json:"fd,omitempty"` // the library itself, opened for reading
-	// The other libraries that carry its SDK. location is the path from the library's folder. They tell one SDK from
+	// The other libraries that carry its SDK. location is the path from the library's folder. They
+	// tell one SDK from
 	// another, which fd alone may not.
 	Beside []*ExternalFile `protobuf:"bytes,4,rep,name=beside,proto3" json:"beside,omitempty"`
-	// beside has every shared library (*.so, *.so.*) in the library's folder, and those in the folder FOLDER.libs beside
+	// beside has every shared library (*.so, *.so.*) in the library's folder, and those in the folder
+	// FOLDER.libs beside
 	// it. Only then can the daemon tell that a runtime of its own has equal libraries.
 	Complete      bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3807,19 +3809,21 @@ type Build struct {
 	CompatibilityReason  string                 `protobuf:"bytes,25,opt,name=compatibility_reason,json=compatibilityReason,proto3" json:"compatibility_reason,omitempty"`
 	JudgedMs             int64                  `protobuf:"varint,26,opt,name=judged_ms,json=judgedMs,proto3" json:"judged_ms,omitempty"`                                    // Unix time, milliseconds; 0: never
 	CompatibilityRuntime string                 `protobuf:"bytes,27,opt,name=compatibility_runtime,json=compatibilityRuntime,proto3" json:"compatibility_runtime,omitempty"` // the runtime that it is said for
-	LoadSeconds          float64                `protobuf:"fixed64,28,opt,name=load_seconds,json=loadSeconds,proto3" json:"load_seconds,omitempty"`                          // processor time of one load of the compiled form; 0: not measured
-	SourceLoadSeconds    float64                `protobuf:"fixed64,29,opt,name=source_load_seconds,json=sourceLoadSeconds,proto3" json:"source_load_seconds,omitempty"`      // processor time of one load of the source model with the same execution provider; 0: not measured
-	DriverVersion        string                 `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
-	ConvertedFrom        string                 `protobuf:"bytes,31,opt,name=converted_from,json=convertedFrom,proto3" json:"converted_from,omitempty"`      // the build key of the build whose other form this is, embedded or not; empty: it was compiled
-	VerifiedOutput       float64                `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
-	Pinned               bool                   `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
-	OwnBytes             int64                  `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; not of what was removed
-	KeptAs               string                 `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole", "packed" or "compressed", with ", with a copy" where an unpacked one is served
-	KeptText             string                 `protobuf:"bytes,37,opt,name=kept_text,json=keptText,proto3" json:"kept_text,omitempty"`                     // of Show and Why: the same in more words, with whether and when that is compressed by itself
-	MadeBy               string                 `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
-	Members              []*Member              `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Processor time of one load of the compiled form, and of one of the source model with the same
+	// execution provider; 0: not measured.
+	LoadSeconds       float64   `protobuf:"fixed64,28,opt,name=load_seconds,json=loadSeconds,proto3" json:"load_seconds,omitempty"`
+	SourceLoadSeconds float64   `protobuf:"fixed64,29,opt,name=source_load_seconds,json=sourceLoadSeconds,proto3" json:"source_load_seconds,omitempty"`
+	DriverVersion     string    `protobuf:"bytes,30,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
+	ConvertedFrom     string    `protobuf:"bytes,31,opt,name=converted_from,json=convertedFrom,proto3" json:"converted_from,omitempty"`      // the build key of the build whose other form this is, embedded or not; empty: it was compiled
+	VerifiedOutput    float64   `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
+	Pinned            bool      `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
+	OwnBytes          int64     `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; not of what was removed
+	KeptAs            string    `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole", "packed" or "compressed", with ", with a copy" where an unpacked one is served
+	KeptText          string    `protobuf:"bytes,37,opt,name=kept_text,json=keptText,proto3" json:"kept_text,omitempty"`                     // of Show and Why: the same in more words, with whether and when that is compressed by itself
+	MadeBy            string    `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
+	Members           []*Member `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Build) Reset() {
@@ -6572,7 +6576,8 @@ func (x *StopReply) GetFd() uint32 {
 	return 0
 }
 
-// Sourceless counts the builds that the daemon cannot compile again without a request, because it does not have their
+// Sourceless counts the builds that the daemon cannot compile again without a request, because it
+// does not have their
 // source models.
 type Sourceless struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
