@@ -34,8 +34,7 @@ func (b *bench) beside(folder, name, text string) {
 }
 
 // Another user's libraries of equal content are the registered runtime, wherever they are: the
-// daemon compiles, and the
-// build is shared.
+// daemon compiles, and the build is shared.
 func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	b := newBenchWith(t, nil)
 	// as the registered one; its ONNX Runtime is another version

@@ -14,12 +14,10 @@ import (
 )
 
 // gains compares the processor time of loading a compiled model and of loading its source.
-// Processor time does not depend
-// on what else the machine does. A build is measured at most once, right after it was stored and
-// while nothing is
-// compiled: at the lowest priority, in one worker for both loads. A compile that begins ends the
-// measurement for good.
-// The result is remembered beside the index, and may be lost.
+// Processor time does not depend on what else the machine does. A build is measured at most once,
+// right after it was stored and while nothing is compiled: at the lowest priority, in one worker
+// for both loads. A compile that begins ends the measurement for good. The result is remembered
+// beside the index, and may be lost.
 type gains struct {
 	c    *Cache
 	ctx  context.Context
@@ -44,8 +42,7 @@ type measurement struct {
 const gainEntries = 1 << 16
 
 // Bounds of noise, of two loads measured one after the other in the same process: they differ by
-// more than a quarter
-// and by more than these processor seconds.
+// more than a quarter and by more than these processor seconds.
 const (
 	gainRatio  = 1.25
 	gainMargin = 0.01
@@ -237,8 +234,8 @@ func (gs *gains) compare(ctx context.Context, m *measurement) (Gain, error) {
 }
 
 // source copies the source model into a folder, which the caller removes, and returns the path of
-// the copy. The copy has
-// to fit above the free space that is kept: otherwise a collection would evict builds for it.
+// the copy. The copy has to fit above the free space that is kept: otherwise a collection would
+// evict builds for it.
 func (gs *gains) source(ctx context.Context, m *measurement) (folder, graph string, err error) {
 	if err := gs.c.fitsAboveFloor(m.request.files()); err != nil {
 		return "", "", err

@@ -159,8 +159,8 @@ func (c *Cache) ownDigest(ctx context.Context, uid uint32, ref *EPLibraryRef) (d
 }
 
 // shownContents gives what a client shows: the library under the empty name, and those beside it.
-func (c *Cache) shownContents(ctx context.Context, uid uint32, ref *EPLibraryRef) (contents,
-	error) {
+func (c *Cache) shownContents(ctx context.Context, uid uint32,
+	ref *EPLibraryRef) (contents, error) {
 	if len(ref.Beside) > maxBeside || len(ref.Path) > maxLibraryName {
 		return nil, refusal.New(refusal.BadRequest, nil,
 			"library of %s: more than %d libraries beside it, or a path of more than %d bytes",
@@ -199,8 +199,7 @@ func (shown contents) of(ref *EPLibraryRef) contents {
 var errReplacedOpen = errors.New("it has been replaced since it was opened")
 
 // shownDigest hashes a library that a client has open, or remembers it. It may lie on a file system
-// that never answers,
-// so one of an owner's is read at a time, on a goroutine of its own.
+// that never answers, so one of an owner's is read at a time, on a goroutine of its own.
 func (c *Cache) shownDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
 	before, err := cas.StampOf(f)
 	if err != nil {

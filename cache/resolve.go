@@ -163,9 +163,8 @@ func (r *Request) shows() bool {
 }
 
 // resolveLibraries finds a runtime that has the files that the caller will load as EP libraries, or
-// files of the same
-// content in another place. What is beside an EP library carries its SDK, so its content counts
-// too.
+// files of the same content in another place. What is beside an EP library carries its SDK, so its
+// content counts too.
 func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(string)) (*runtime, *runtimeContent, error) {
 	likely, unknown := c.candidates(r)
 	for _, rt := range likely {
@@ -198,11 +197,10 @@ func (c *Cache) resolveLibraries(ctx context.Context, r *Request, progress func(
 }
 
 // equalRuntime finds a runtime whose libraries have the content that the caller shows, one with the
-// caller's ONNX Runtime
-// first; nil where there is none. A client of the daemon's own user names its libraries by path
-// instead.
-func (c *Cache) equalRuntime(ctx context.Context, r *Request, progress func(string)) (*runtime,
-	*runtimeContent, error) {
+// caller's ONNX Runtime first; nil where there is none. A client of the daemon's own user names its
+// libraries by path instead.
+func (c *Cache) equalRuntime(ctx context.Context, r *Request,
+	progress func(string)) (*runtime, *runtimeContent, error) {
 	if c.mayName(r.Peer) || !r.shows() {
 		return nil, nil, nil
 	}

@@ -36,9 +36,8 @@ func checkKeepSource(how string) (string, error) {
 }
 
 // keepSource says where one of the job's models will be found again. A source that cannot be kept
-// fails nothing: the
-// build then waits for its next request when it has to be compiled again, and says why.
-// hold keeps the blobs of a copy until the build is published.
+// fails nothing: the build then waits for its next request when it has to be compiled again, and
+// says why. hold keeps the blobs of a copy until the build is published.
 func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.Source {
 	how := j.c.settings.Load().keepSource
 	if member < len(j.sources) && how != KeepNone && j.sources[member].Kind == index.SourceCopy && keepAll(ctx, hold, j.sources[member].Files) {
@@ -78,10 +77,9 @@ func (j *job) reference(ctx context.Context, member int) index.Source {
 }
 
 // reference remembers the paths of a model's files. They come from the descriptors: a path that a
-// client states is not
-// used. own: the request is of the daemon's own user. Of other users' requests only files that all
-// may read are
-// remembered, because the daemon may be able to open others, and the client may not.
+// client states is not used. own: the request is of the daemon's own user. Of other users' requests
+// only files that all may read are remembered, because the daemon may be able to open others, and
+// the client may not.
 func (c *Cache) reference(ctx context.Context, graph *os.File, external map[string]*os.File,
 	own bool) (index.Source, error) {
 	s := index.Source{Kind: index.SourceReference}
@@ -352,8 +350,7 @@ func (c *Cache) openModel(ctx context.Context, b *index.Build, s *index.Source, 
 func (c *Cache) openReference(ctx context.Context, b *index.Build, s *index.Source,
 	r *Request) error {
 	open := func(path string) (*os.File, error) {
-		return c.openBounded(ctx, func() (*os.File,
-			error) {
+		return c.openBounded(ctx, func() (*os.File, error) {
 			return openKept(path, c.uid, b.UID == c.uid)
 		})
 	}

@@ -34,12 +34,9 @@ func pathOf(f *os.File) (string, error) {
 }
 
 // openKept opens a file by a remembered path. Anything may be there by now: a link, which is not
-// followed, or a pipe,
-// which must not block. own: the path was remembered for a request of this user, the daemon's; then
-// the file has to be
-// this user's or root's, or one that all may read. Otherwise it has to be one that all may read,
-// and not on a file
-// system that another user serves.
+// followed, or a pipe, which must not block. own: the path was remembered for a request of this
+// user, the daemon's; then the file has to be this user's or root's, or one that all may read.
+// Otherwise it has to be one that all may read, and not on a file system that another user serves.
 func openKept(path string, uid uint32, own bool) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {

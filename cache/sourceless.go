@@ -14,8 +14,7 @@ import (
 )
 
 // Sourceless counts the builds that the daemon cannot compile again without a request, because it
-// does not have their
-// source models.
+// does not have their source models.
 type Sourceless struct {
 	Builds int            // that are without
 	Looked int            // builds that were looked at
@@ -23,8 +22,7 @@ type Sourceless struct {
 }
 
 // sourcelessTime bounds the look at the builds. Of a store with more of them the count is of a
-// part, in order of ids,
-// which are random.
+// part, in order of ids, which are random.
 const sourcelessTime = 25 * time.Millisecond
 
 // sourceless looks at the builds of the store.
@@ -58,8 +56,7 @@ func (c *Cache) sourceless(ctx context.Context) (Sourceless, error) {
 // Reasons lists why builds are without their sources: the most frequent first.
 func (s Sourceless) Reasons() []string {
 	reasons := slices.Collect(maps.Keys(s.Why))
-	slices.SortFunc(reasons, func(a,
-		b string) int {
+	slices.SortFunc(reasons, func(a, b string) int {
 		return cmp.Or(s.Why[b]-s.Why[a], strings.Compare(a, b))
 	})
 	return reasons

@@ -36,8 +36,7 @@ func librariesIn(ctx context.Context, dir string) (*libraries, error) {
 }
 
 // LibraryDigest hashes an EP library and the libraries beside it that carry its SDK. Libraries of
-// equal digests are the
-// same, wherever they are.
+// equal digests are the same, wherever they are.
 func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, error) {
 	return libraryDigest(l, func(path string) (cas.Digest, error) { return cas.SumFile(ctx, path) })
 }

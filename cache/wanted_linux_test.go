@@ -13,8 +13,7 @@ import (
 )
 
 // queuedBefore has a compile of a file with this mode queued by the daemon's own user, or another,
-// and ends the daemon
-// while it runs.
+// and ends the daemon while it runs.
 func queuedBefore(t *testing.T, uid func(*bench) uint32, mode os.FileMode) (b *bench, g *gate,
 	later *Answer, model *os.File) {
 	b, g = jobbing(t, 1)

@@ -150,8 +150,8 @@ type CheckJob struct {
 	Graph   string // absolute path; sidecars, or external data, stand beside it
 
 	// Against is the absolute path of the model that Graph was compiled from; "": none. It is
-	// loaded in the same worker
-	// once Graph is, to compare what both take. Free dimensions are fixed for it alone.
+	// loaded in the same worker once Graph is, to compare what both take. Free dimensions are fixed
+	// for it alone.
 	Against string
 
 	// Share are further graphs, loaded after Graph and in this order, in the same process and with the same options; they stand beside it. All

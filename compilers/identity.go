@@ -9,9 +9,10 @@ import (
 )
 
 // ownLibrary describes the EP library at a path. Its Files are itself, the shared libraries in its
-// folder, and what the run paths of all
-// of them reach by a way that starts at $ORIGIN. libonnxruntime and its Python module are not among them, nor other EPs' plugin libraries: a build
-// does not depend on those. System libraries are not either; they change with every update and have never been seen to matter.
+// folder, and what the run paths of all of them reach by a way that starts at $ORIGIN.
+// libonnxruntime and its Python module are not among them, nor other EPs' plugin libraries: a build
+// does not depend on those. System libraries are not either; they change with every update and have
+// never been seen to matter.
 func ownLibrary(ep, library string) EPLibrary {
 	l := EPLibrary{EP: ep, Path: library}
 	folder := filepath.Dir(library)
@@ -36,10 +37,8 @@ func ownLibrary(ep, library string) EPLibrary {
 func bundled(folder string) string { return folder + ".libs" }
 
 // Beside lists the shared libraries that an application shows to a daemon that may have other
-// libraries: those in the
-// folder of an EP library and in the bundled one, by their paths relative to the folder. The
-// clients in other languages
-// show the same ones.
+// libraries: those in the folder of an EP library and in the bundled one, by their paths relative
+// to the folder. The clients in other languages show the same ones.
 func Beside(library string) []string {
 	folder := filepath.Dir(library)
 	var names []string
@@ -82,8 +81,7 @@ func sharedObjects(folder string) []string {
 }
 
 // reached lists what the loader finds for a library by its run path, and the folders of that. A
-// file that is no ELF reaches nothing: whether it loads
-// is for a worker to find out.
+// file that is no ELF reaches nothing: whether it loads is for a worker to find out.
 func reached(file string) (files, folders []string) {
 	f, err := elf.Open(file)
 	if err != nil {

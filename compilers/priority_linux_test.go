@@ -144,8 +144,7 @@ func TestSourceLoads(t *testing.T) {
 }
 
 // The gain of a build is judged by what both loads take of the processor: on a machine that does
-// other work, at the
-// lowest priority, both take many times as long by the clock.
+// other work, at the lowest priority, both take many times as long by the clock.
 func TestComparedLoadsDoNotDependOnOtherWork(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
 	c := newORT(t, compilers.ORTOptions{})

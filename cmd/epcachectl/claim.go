@@ -60,11 +60,9 @@ func newClaimant(r *request) (*claimant, error) {
 func (cl *claimant) close() error { return cl.worker.Close() }
 
 // showLibraries adds the libraries of --runtime to a request. A daemon of another user's tells by
-// their content whether it
-// has equal ones, and otherwise knows by it what is compiled under a claim. The files are opened
-// here and are the
-// caller's to close, like those that it gave. Without such libraries it is for the daemon to say
-// what is wrong.
+// their content whether it has equal ones, and otherwise knows by it what is compiled under a
+// claim. The files are opened here and are the caller's to close, like those that it gave. Without
+// such libraries it is for the daemon to say what is wrong.
 func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	rt, err := compilers.Find(a.Runtime.Directory)
 	if err != nil {

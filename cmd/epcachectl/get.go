@@ -348,8 +348,8 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 }
 
 // mayClaim tells whether the daemon proposes a claim instead, which this call can take: for one
-// model, with --runtime. A
-// daemon that can compile nothing for this user proposes one of the user's own before that.
+// model, with --runtime. A daemon that can compile nothing for this user proposes one of the user's
+// own before that.
 func (g *getCall) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 	ways := instead(err)
 	if len(ways) > 0 && ways[0] == "own" && g.app.daemonProgram() != "" {

@@ -48,8 +48,7 @@ func sourceName(source string) string {
 }
 
 // gain compares the processor time of loading the compiled form with that of its source. A loss is
-// said as plainly as a
-// gain.
+// said as plainly as a gain.
 func gain(b *wire.Build) string {
 	load, source := b.GetLoadSeconds(), b.GetSourceLoadSeconds()
 	switch {

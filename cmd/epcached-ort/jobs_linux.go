@@ -271,10 +271,8 @@ func (j *job) load() error {
 }
 
 // compareLoads measures the processor time of one load of the compiled graph and of one of its
-// source. The time does
-// not depend on what else the machine does. The graph is loaded once before, because the first
-// session in a process
-// also pays for what the EP sets up once.
+// source. The time does not depend on what else the machine does. The graph is loaded once before,
+// because the first session in a process also pays for what the EP sets up once.
 func (j *job) compareLoads() error {
 	sizes := j.req.Options
 	fixed := sizes

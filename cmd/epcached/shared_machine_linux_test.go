@@ -25,8 +25,8 @@ const (
 )
 
 // machine is one that several users share, with the service of systemd/. Its directories are
-// mounted over the real ones
-// for its processes alone, and each process runs under its user's real uid.
+// mounted over the real ones for its processes alone, and each process runs under its user's real
+// uid.
 type machine struct {
 	testing.TB
 	base     string // has what is mounted
@@ -248,9 +248,8 @@ func (m *machine) own(user, runtime string) string {
 }
 
 // Users with libraries of their own, and one with the registered ones: each has hits from the
-// second start on, and
-// nothing to be warned of. After another runtime was installed its builds are there without a
-// request.
+// second start on, and nothing to be warned of. After another runtime was installed its builds are
+// there without a request.
 func TestUsersOfASharedMachine(t *testing.T) {
 	m := newMachine(t, openVINOBefore)
 	model := m.model("shared.onnx", 1)
