@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -358,7 +357,7 @@ func openBolt(path string, noSync bool) (*bbolt.DB, error) {
 }
 
 func initialMapping() int {
-	if strconv.IntSize < 64 || runtime.GOOS == "windows" { // there the file itself grows with it
+	if strconv.IntSize < 64 {
 		return 0
 	}
 	return math.MaxInt & (64 << 30) // the mask is for 32 bits, where the constant would not fit

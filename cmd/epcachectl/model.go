@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
@@ -41,7 +42,7 @@ func openModel(path string) (*modelFile, error) {
 
 // openRegular does not wait for the other end of a FIFO, and takes nothing but files.
 func openRegular(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|nonBlocking, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, plainPathError(err)
 	}
