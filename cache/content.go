@@ -157,7 +157,9 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	if err != nil {
 		return nil, err
 	}
-	rc := &runtimeContent{spec: spec, find: find, machine: c.machine.now(), now: c.machine.now,
+	c.recallNoticed(rt)
+	now := func() machine { return rt.on(c.machine.now()) }
+	rc := &runtimeContent{spec: spec, find: find, machine: now(), now: now,
 		digests: make(map[string]cas.Digest), shown: make(map[string]contents)}
 	seen := make(map[string]bool)
 	add := func(path string) error {

@@ -376,7 +376,11 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (
 	}
 	var out []RuntimeFacts
 	for _, rt := range list {
-		out = append(out, c.probeRuntime(ctx, rt, fresh))
+		if fresh {
+			out = append(out, c.refresh(ctx, rt))
+		} else {
+			out = append(out, c.probeRuntime(ctx, rt, false))
+		}
 		if ctx.Err() != nil {
 			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "probe")
 		}

@@ -27,7 +27,16 @@ type runtime struct {
 	looking chan struct{}                  // holds one token while the files are looked at anew
 	facts   atomic.Pointer[runtimeContent] // nil until looked at
 	state   atomic.Pointer[string]
-	due     atomic.Bool // an assessment of what was found began, and none has come to its end since
+	due     atomic.Bool             // an assessment of what was found began, and none has come to its end since
+	noticed atomic.Pointer[machine] // what a probe found changed last, though neither files nor machine did; nil: nothing
+}
+
+// on is the machine as it counts for this runtime: with what only a probe notices.
+func (rt *runtime) on(m machine) machine {
+	if seen := rt.noticed.Load(); seen != nil {
+		return digestOf(append(m[:], seen[:]...))
+	}
+	return m
 }
 
 // The states of a runtime, as Probe gives them.
@@ -72,7 +81,7 @@ func (c *Cache) content(ctx context.Context, rt *runtime, progress func(string))
 
 // holds tells whether the files and the machine are what they were.
 func (c *Cache) holds(rc *runtimeContent) bool {
-	return rc.machine == c.machine.now() && rc.unchanged()
+	return rc.machine == rc.now() && rc.unchanged()
 }
 
 // changing says once that a runtime's files are being replaced.

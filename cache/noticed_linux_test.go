@@ -1,0 +1,55 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/requests"
+)
+
+// forTestEP asks for a model.
+func (b *bench) forTestEP() *Request {
+	path := filepath.Join(b.TempDir(), "m.onnx")
+	require.NoError(b, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o644))
+	r := b.request(b.openFile(path))
+	r.EPs = []requests.EP{{Name: compilertest.TestEP}}
+	return r
+}
+
+// elsewhereUpdated changes what the test EP says of itself, but none of its libraries, and has the runtime probed again.
+func (b *bench) elsewhereUpdated(r compilers.Runtime, release string) {
+	b.Helper()
+	path := r.EPs[0].Path[:len(r.EPs[0].Path)-len(".so")] + ".release"
+	require.NoError(b, os.WriteFile(path, []byte(release), 0o644))
+	_, err := b.cache.Probe(b.Context(), b.self(), RuntimeRef{}, true)
+	require.NoError(b, err)
+}
+
+// The SDK is another one though no file of the runtime is: no plan and no verdict of before counts any more.
+func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
+	b, _, runtime := newTestEPBench(t)
+	first := b.acquire(b.forTestEP())
+	require.Equal(t, "1.0.0", first.Build.EPs[0].SDKVersion)
+	b.elsewhereUpdated(runtime, "sdk = 1.1.0\n")
+	judged := b.acquire(b.forTestEP())
+	require.Equal(t, Hit, judged.Outcome)
+	require.Equal(t, compilers.PreferRecompilation, judged.Compatibility.Verdict, judged.Compatibility.Reason)
+	b.elsewhereUpdated(runtime, "sdk = 2.0.0\n")
+	b.reopen()
+	again := b.acquire(b.forTestEP())
+	require.Equal(t, Compiled, again.Outcome)
+	require.Equal(t, "2.0.0", again.Build.EPs[0].SDKVersion)
+	b.elsewhereUpdated(runtime, "sdk = 1.0.0\n")
+	back := b.acquire(b.forTestEP())
+	require.Equal(t, Hit, back.Outcome)
+	require.Equal(t, first.Build.ID, back.Build.ID)
+	require.Equal(t, compilers.Optimal, back.Compatibility.Verdict)
+}
