@@ -28,7 +28,7 @@ type EPInfo struct {
 	// Hardware takes the hardware architecture out of the compatibility string: its first group, or named groups joined by "/".
 	Hardware       *regexp.Regexp
 	Aliases        []string // other values of attribute "source" under which the EP takes EPContext nodes, in any case
-	DriverMetadata []string // keys of device metadata that hold a driver version
+	DriverMetadata []string // keys of device metadata that hold a driver version, besides os_driver_version
 	TargetAbsent   string   // device type on which builds are made for a device that is elsewhere; load checks prove nothing there
 }
 

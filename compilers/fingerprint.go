@@ -82,13 +82,16 @@ func readFingerprint(graph *epmodel.Model, ep string, info EPInfo) Fingerprint {
 	return p
 }
 
+// driverMetadata is the key under which ONNX Runtime has every EP tell a driver's version.
+const driverMetadata = "os_driver_version"
+
 func (p *Fingerprint) describe(used EPUsed, info EPInfo) {
 	p.EPVersion, p.Devices = used.Version, used.Devices
 	for i, d := range used.Devices {
 		if i == 0 {
 			p.Device = d
 		}
-		for _, key := range info.DriverMetadata {
+		for _, key := range append([]string{driverMetadata}, info.DriverMetadata...) {
 			for _, metadata := range []map[string]string{d.DeviceMetadata, d.EPMetadata} {
 				if p.DriverVersion == "" {
 					p.DriverVersion = metadata[key]

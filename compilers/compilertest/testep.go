@@ -26,7 +26,6 @@ const TestEPTable = `
 libraries = ["` + testEPLibrary + `"]
 fingerprint_options = ["target"]
 hardware = ';hw=(.+)$'
-driver_metadata = ["os_driver_version"]
 
 [ep.` + TestEP + `.options]
 ops = { policy = "allowed", kind = "string" }
