@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-
-	"github.com/epcached/epcached/epmodel"
 )
 
 // Fingerprint implements Compiler.
@@ -60,26 +58,9 @@ func fingerprintOf(ctx context.Context, job Job, done Result) (Fingerprint, erro
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	info, _ := EPByName(job.EPs[0].Name)
-	print := readFingerprint(graph, job.EPs[0].Name, info)
-	print.Seconds = done.Seconds
-	return print, nil
-}
-
-// readFingerprint takes what the compiled model says of itself.
-func readFingerprint(graph *epmodel.Model, ep string, info EPInfo) Fingerprint {
-	var p Fingerprint
-	for _, c := range graph.Contexts {
-		if c.Source == ep || c.Source == "" {
-			p.SDKVersion, p.HardwareArchitecture = c.SDKVersion, c.HardwareArchitecture
-			break
-		}
-	}
-	p.CompatibilityString = graph.Metadata["ep_compatibility_info."+ep]
-	if p.HardwareArchitecture == "" {
-		p.HardwareArchitecture = info.HardwareOf(p.CompatibilityString)
-	}
-	return p
+	stated, _, _ := StatedBy(job.EPs[0].Name, graph) // of a contradiction the first part counts
+	return Fingerprint{SDKVersion: stated.SDKVersion, HardwareArchitecture: stated.HardwareArchitecture,
+		CompatibilityString: stated.CompatibilityString, Seconds: done.Seconds}, nil
 }
 
 // driverMetadata is the key under which ONNX Runtime has every EP tell a driver's version.

@@ -111,6 +111,7 @@ func marshalBuild(b Build) ([]byte, error) {
 			Name: e.Name, Version: e.Version, Library: e.Library, LibraryDigest: e.LibraryDigest[:],
 			SdkVersion: e.SDKVersion, HardwareArchitecture: e.HardwareArchitecture,
 			CompatibilityString: e.CompatibilityString, DriverVersion: e.DriverVersion, Devices: e.Devices,
+			TookNone: e.TookNone,
 		})
 	}
 	m.Source, m.Members = marshalSource(b.Source), marshalMembers(b.Members)
@@ -157,7 +158,7 @@ func unmarshalBuild(body []byte) (Build, error) {
 		facts := EPFacts{
 			Name: e.Name, Version: e.Version, Library: e.Library, SDKVersion: e.SdkVersion,
 			HardwareArchitecture: e.HardwareArchitecture, CompatibilityString: e.CompatibilityString,
-			DriverVersion: e.DriverVersion, Devices: e.Devices,
+			DriverVersion: e.DriverVersion, Devices: e.Devices, TookNone: e.TookNone,
 		}
 		err = firstOf(err, fixed("eps.library_digest", facts.LibraryDigest[:], e.LibraryDigest))
 		b.EPs = append(b.EPs, facts)

@@ -69,7 +69,8 @@ type File struct {
 }
 
 // EPFacts is what is known of one execution provider that made a build, in the
-// order of the request.
+// order of the request. SDK version, hardware and compatibility string are what
+// the build's own graphs state.
 type EPFacts struct {
 	Name, Version, Library string
 	LibraryDigest          cas.Digest
@@ -78,6 +79,7 @@ type EPFacts struct {
 	CompatibilityString    string
 	DriverVersion          string
 	Devices                []string
+	TookNone               bool // it took no node of the model, and states nothing
 }
 
 // Build is one compiled result: the whole record that its manifest holds.
@@ -132,6 +134,11 @@ func (b *Build) Compiled() time.Time {
 		return b.Converted.Created
 	}
 	return b.Created
+}
+
+// Maker is the first execution provider that took nodes of the model.
+func (b *Build) Maker() *EPFacts {
+	return &b.EPs[max(0, slices.IndexFunc(b.EPs, func(ep EPFacts) bool { return !ep.TookNone }))]
 }
 
 // Blobs returns every blob that the build refers to: its files, and those of

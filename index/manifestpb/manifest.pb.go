@@ -639,6 +639,7 @@ type EP struct {
 	CompatibilityString  string                 `protobuf:"bytes,7,opt,name=compatibility_string,json=compatibilityString,proto3" json:"compatibility_string,omitempty"`
 	DriverVersion        string                 `protobuf:"bytes,8,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
 	Devices              []string               `protobuf:"bytes,9,rep,name=devices,proto3" json:"devices,omitempty"`
+	TookNone             bool                   `protobuf:"varint,10,opt,name=took_none,json=tookNone,proto3" json:"took_none,omitempty"` // it took no node of the model, and states nothing
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -734,6 +735,13 @@ func (x *EP) GetDevices() []string {
 		return x.Devices
 	}
 	return nil
+}
+
+func (x *EP) GetTookNone() bool {
+	if x != nil {
+		return x.TookNone
+	}
+	return false
 }
 
 type Options struct {
@@ -1352,7 +1360,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\fR\x06digest\"\xbd\x02\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\"\xda\x02\n" +
 	"\x02EP\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x18\n" +
@@ -1363,7 +1371,9 @@ const file_manifest_proto_rawDesc = "" +
 	"\x15hardware_architecture\x18\x06 \x01(\tR\x14hardwareArchitecture\x121\n" +
 	"\x14compatibility_string\x18\a \x01(\tR\x13compatibilityString\x12%\n" +
 	"\x0edriver_version\x18\b \x01(\tR\rdriverVersion\x12\x18\n" +
-	"\adevices\x18\t \x03(\tR\adevices\"\x84\x01\n" +
+	"\adevices\x18\t \x03(\tR\adevices\x12\x1b\n" +
+	"\ttook_none\x18\n" +
+	" \x01(\bR\btookNone\"\x84\x01\n" +
 	"\aOptions\x12>\n" +
 	"\x06values\x18\x01 \x03(\v2&.epcached.index.v1.Options.ValuesEntryR\x06values\x1a9\n" +
 	"\vValuesEntry\x12\x10\n" +

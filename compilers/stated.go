@@ -1,0 +1,44 @@
+package compilers
+
+import (
+	"fmt"
+
+	"github.com/epcached/epcached/epmodel"
+)
+
+// Stated is what compiled graphs say of themselves about one EP.
+type Stated struct {
+	SDKVersion           string // attribute ep_sdk_version of the EP's nodes
+	HardwareArchitecture string // attribute hardware_architecture, else the part of CompatibilityString that names it
+	CompatibilityString  string // metadata ep_compatibility_info.<EP>
+}
+
+// StatedBy reads what the graphs of one build state about an EP. took is false, and nothing is
+// stated, if the EP took no node: a string about such an EP is left over from the source model.
+// The error says that nodes or graphs contradict each other; the first statement is returned with it.
+func StatedBy(ep string, graphs ...*epmodel.Model) (s Stated, took bool, err error) {
+	for _, graph := range graphs {
+		took, err = s.add(ep, graph, took, err)
+	}
+	if info, known := EPByName(ep); known && s.HardwareArchitecture == "" {
+		s.HardwareArchitecture = info.HardwareOf(s.CompatibilityString)
+	}
+	return s, took, err
+}
+
+// add reads one more graph.
+func (s *Stated) add(ep string, graph *epmodel.Model, took bool, err error) (bool, error) {
+	for _, node := range graph.Contexts {
+		if node.Source != ep && node.Source != "" {
+			continue
+		}
+		one := Stated{node.SDKVersion, node.HardwareArchitecture, graph.Metadata["ep_compatibility_info."+ep]}
+		if took && *s != one && err == nil {
+			err = fmt.Errorf("nodes of %s are of two SDK versions, hardware architectures or compatibility strings", ep)
+		}
+		if !took {
+			*s, took = one, true
+		}
+	}
+	return took, err
+}
