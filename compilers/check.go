@@ -20,8 +20,8 @@ func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{Outcome: NotCheckable, Text: "builds with " + option + " do not load where the device that they are for is absent"}, nil
 	}
 	result, err := o.check(ctx, job)
-	if err != nil || result.Outcome == Passed || job.GraphOptimizationLevel == disableAll ||
-		job.Against != "" {
+	settled := result.Outcome == Passed || job.Run && result.Outcome == NotCheckable
+	if err != nil || settled || job.GraphOptimizationLevel == disableAll || job.Against != "" {
 		return result, err
 	}
 	job.GraphOptimizationLevel = disableAll
@@ -43,12 +43,15 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{}, err
 	}
 	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
-	done, err := o.scratchJob(ctx, req, job.Pace)
+	done, err := o.scratchPhases(ctx, req, job.Pace, func(phase string) { result.Ran = phase == dialogue.PhaseRunning })
 	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu, done.PeakMemory, done.before
 	if len(done.LoadCPU) == 2 {
 		result.LoadCPU, result.AgainstCPU = done.LoadCPU[0], done.LoadCPU[1]
 	}
 	if err == nil {
+		if done.NotRun != "" {
+			result.Outcome, result.Text, result.Ran = NotCheckable, done.NotRun, false
+		}
 		return result, nil
 	}
 	var refused *RefusedError
@@ -81,7 +84,7 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	if !filepath.IsAbs(job.Graph) {
 		return dialogue.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
-	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps), Beside: job.Beside,
+	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Run,
 		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.Entries = maps.Clone(req.Options.Entries)

@@ -1,6 +1,7 @@
 package compilers
 
 import (
+	"cmp"
 	"context"
 	"os"
 
@@ -148,6 +149,7 @@ type CheckJob struct {
 	Runtime Runtime
 	EPs     []EP
 	Graph   string // absolute path; sidecars, or external data, stand beside it
+	Run     bool   // once it is loaded it is run on zeros; free dimensions are 1
 
 	// Against is the absolute path of the model that Graph was compiled from; "": none. It is
 	// loaded in the same worker once Graph is, to compare what both take. Free dimensions are fixed
@@ -191,6 +193,7 @@ type CheckResult struct {
 	LoadCPU, AgainstCPU float64
 	MaxRSS              int64 // bytes, of the worker at its most; 0: it did not tell
 	ReadyRSS            int64 // bytes that it had taken when its EPs were registered; likewise
+	Ran                 bool  // it was loaded, and run as far as the outcome says
 
 	absent bool // the worker itself found that it cannot be tried
 }
@@ -206,11 +209,15 @@ type Fingerprint struct {
 	HardwareArchitecture string // attribute hardware_architecture, else the part of CompatibilityString that names it
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 	EPVersion            string
+	MachineClass         string // of the devices: the hardware where the EP states none; "": it counts for nothing, or cannot be told
 	DriverVersion        string // device metadata "os_driver_version" where the EP gives one
 	Device               DeviceFacts
 	Devices              []DeviceFacts
 	Seconds              float64
 }
+
+// Hardware is what builds are for: as the EP states it, else the class of the machine.
+func (f *Fingerprint) Hardware() string { return cmp.Or(f.HardwareArchitecture, f.MachineClass) }
 
 // Facts is what a probe found.
 type Facts struct {

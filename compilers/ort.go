@@ -243,12 +243,17 @@ type answer struct {
 
 // scratchJob runs a request that leaves no files, in a folder that is removed afterwards.
 func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, pace Pace) (answer, error) {
+	return o.scratchPhases(ctx, req, pace, nil)
+}
+
+// scratchPhases is scratchJob for a caller that is told the phases.
+func (o *ORT) scratchPhases(ctx context.Context, req dialogue.Request, pace Pace, progress func(string)) (answer, error) {
 	folder, err := o.scratch()
 	if err != nil {
 		return answer{}, err
 	}
 	defer o.drop(folder)
-	return o.work(ctx, req, folder, pace, nil)
+	return o.work(ctx, req, folder, pace, progress)
 }
 
 func (o *ORT) scratch() (string, error) {

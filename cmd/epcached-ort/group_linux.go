@@ -55,11 +55,16 @@ func (j *job) compileMember(m dialogue.Member, entries [][2]string) error {
 	return err
 }
 
-// loadGroup loads all graphs, and ends their sessions.
+// loadGroup loads all graphs, runs them if that is asked for, and ends their sessions.
 func (j *job) loadGroup() error {
 	sessions, err := j.sessions()
 	if err != nil {
 		return err
+	}
+	if j.req.Zeros {
+		if err := j.runOnZeros(sessions); err != nil {
+			return err
+		}
 	}
 	release(sessions)
 	return nil

@@ -266,8 +266,11 @@ func (j *job) load() error {
 	if j.req.Against != "" {
 		return j.compareLoads()
 	}
-	_, err := j.session()
-	return err
+	s, err := j.session()
+	if err != nil || !j.req.Zeros {
+		return err
+	}
+	return j.runOnZeros([]*ort.Session{s})
 }
 
 // compareLoads measures the processor time of one load of the compiled graph and of one of its

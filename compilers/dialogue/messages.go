@@ -3,7 +3,7 @@ package dialogue
 import "os"
 
 // Version must be equal on both ends.
-const Version = 3
+const Version = 4
 
 // The worker's exit statuses. They are unlike those of the Go runtime (2) and of shells (126 and above), so that a crash in vendor code is never
 // mistaken for an answer.
@@ -90,6 +90,7 @@ type Request struct {
 
 	Waits  bool // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
 	Beside bool // Load: the EPs are registered before that: none of them keeps a device for itself
+	Zeros  bool // Load: what is loaded is then run once on zeros
 
 	Args []string // Command: the program, an absolute path, and its arguments
 	Tell bool     // Command: the beginning of what it prints to standard output is wanted; else that goes where its errors go, in the order of both
@@ -163,6 +164,7 @@ type Result struct {
 	Family     string      `json:",omitempty"` // Conformance: of models that the EP takes
 	Finding    *Finding    `json:",omitempty"` // Conformance
 	Printed    string      `json:",omitempty"` // Command: the beginning of what it printed to standard output
+	NotRun     string      `json:",omitempty"` // Load with Zeros: why it could not be run on zeros, which says nothing of the graph
 }
 
 // Compared is what a comparison found.
