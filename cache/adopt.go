@@ -174,5 +174,6 @@ func adopted(b *index.Build) bool {
 // unknownMaker leaves of the facts what the graph of an adopted model states itself.
 func unknownMaker(f *index.EPFacts) {
 	*f = index.EPFacts{Name: f.Name, Devices: f.Devices, SDKVersion: f.SDKVersion,
-		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString}
+		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString,
+		TookNone: f.TookNone}
 }

@@ -89,7 +89,7 @@ func (c *Cache) summary(facts *RuntimeFacts) probed {
 	for _, ep := range facts.Facts.EPs {
 		mark := facts.Marks[ep.Name]
 		one := probedEP{Version: mark.EPVersion, LibraryDigest: facts.Digests[ep.Name], SDKVersion: mark.SDKVersion,
-			Hardware: mark.HardwareArchitecture, Compatibility: mark.CompatibilityString, Error: ep.Error}
+			Hardware: mark.Hardware(), Compatibility: mark.CompatibilityString, Error: ep.Error}
 		if one.Error == "" {
 			one.Error = facts.MarkErrors[ep.Name]
 		}
@@ -160,7 +160,7 @@ func makerOf(b *index.Build) maker {
 	var s strings.Builder
 	for i := range b.EPs {
 		f := &b.EPs[i]
-		fmt.Fprintf(&s, "%q %x %q %q %q %q ", f.Name, f.LibraryDigest, f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString, f.DriverVersion)
+		fmt.Fprintf(&s, "%q %t %x %q %q %q %q ", f.Name, f.TookNone, f.LibraryDigest, f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString, f.DriverVersion)
 	}
 	return maker(s.String() + b.ORTVersion)
 }

@@ -175,7 +175,7 @@ func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *pla
 	if err != nil {
 		return nil, flightError(ctx, r, claimError(r, err))
 	}
-	return c.waited(ctx, r, result, phase)
+	return c.waited(ctx, r, p, result, phase)
 }
 
 // handed answers a request that was given the claim. err is how its wait ended: who gave the job up at that moment has given the claim
@@ -278,12 +278,15 @@ func (c *Cache) awaitClaim(ctx context.Context, r *Request, id identity, p *plan
 	if err != nil {
 		return nil, flightError(ctx, r, claimError(r, err))
 	}
-	return c.waited(ctx, r, result, phase)
+	return c.waited(ctx, r, p, result, phase)
 }
 
 // waited answers with what another brought.
-func (c *Cache) waited(ctx context.Context, r *Request, result *compiled, phase func(string)) (*Answer, error) {
+func (c *Cache) waited(ctx context.Context, r *Request, p *plan, result *compiled, phase func(string)) (*Answer, error) {
 	defer c.attend.taken(result.build.ID)
+	if result.build.Put && !p.outside && p.marks.elsewhere(result.build) {
+		return nil, errGone // the request begins again: it brings the model with which the build is judged
+	}
 	a, err := c.serveCompiled(ctx, result, phase)
 	if err != nil {
 		return nil, unservable(err, r.Name, "compiled")

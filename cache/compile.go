@@ -46,7 +46,7 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 		return nil, flightError(ctx, r, claimError(r, err))
 	}
 	if !first && result.build.Put {
-		return c.waited(ctx, r, result, phase)
+		return c.waited(ctx, r, p, result, phase)
 	}
 	defer c.attend.taken(result.build.ID)
 	a, err := c.serveCompiled(ctx, result, phase)

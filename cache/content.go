@@ -312,7 +312,7 @@ func (rc *runtimeContent) epFacts(eps []compilers.EP, marks []compilers.Fingerpr
 		out[i] = index.EPFacts{
 			Name: ep.Name, Library: lib.Path, LibraryDigest: rc.digests[ep.Name],
 			Version: marks[i].EPVersion, SDKVersion: marks[i].SDKVersion,
-			HardwareArchitecture: marks[i].HardwareArchitecture,
+			HardwareArchitecture: marks[i].Hardware(),
 			CompatibilityString:  marks[i].CompatibilityString,
 			DriverVersion:        marks[i].DriverVersion,
 		}

@@ -240,7 +240,10 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 // record is the build's record but for its files' digests: that of what it is made from, under the keys of this form.
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
-	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, requests.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
+	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, v.plan.buildKey
+	if v.c.inOtherForm(v.plan, v.rc).buildKey != v.from.BuildKey { // other libraries made it, or another machine
+		b.BuildKey = requests.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
+	}
 	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
 	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.graph(), m.IRVersion, v.c.now()
 	b.ModelName = v.request.Name

@@ -66,6 +66,38 @@ func TestADriverThatMayNotDoIsTried(t *testing.T) {
 	require.Contains(t, a.Compatibility.Reason, "32.0.1 is later")
 }
 
+// An equal library with another driver: the execution provider has no verdict, so the build is loaded, once.
+func TestAnotherDriverIsTriedOnce(t *testing.T) {
+	for name, c := range map[string]struct{ load, outcome string }{
+		"loads":         {compilers.Passed, Hit},
+		"does not load": {compilers.Failed, Compiled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &opinion{load: c.load}
+			b := newOpinion(t, o, Policy{})
+			b.close()
+			file := filepath.Join(t.TempDir(), "version")
+			require.NoError(t, os.WriteFile(file, []byte("1.0\n"), 0o644))
+			b.drivers = []DriverSource{{EP: standin.EP, File: file}}
+			b.open()
+			first := b.acquire(b.request(b.model(1)))
+			checks := o.checks.Load()
+			require.NoError(t, os.WriteFile(file, []byte("2.0\n"), 0o644))
+			b.cache.lookAtMachine(t.Context())
+			a := b.acquire(b.request(b.model(1)))
+			require.Equal(t, c.outcome, a.Outcome)
+			require.Positive(t, o.Verdicts.Load(), "it was asked")
+			require.Greater(t, o.checks.Load(), checks)
+			checks = o.checks.Load()
+			again := b.acquire(b.request(b.model(1)))
+			require.Equal(t, Hit, again.Outcome)
+			require.Equal(t, compilers.Optimal, again.Compatibility.Verdict)
+			require.Equal(t, c.outcome == Hit, again.Build.ID == first.Build.ID)
+			require.Equal(t, checks, o.checks.Load())
+		})
+	}
+}
+
 // In the middle of a compile the driver is another one: what was made is said of neither.
 func TestAnotherDriverDuringACompile(t *testing.T) {
 	b, driver := driven(t, "unsupported")

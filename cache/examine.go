@@ -259,12 +259,12 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		if a.model == nil {
 			return "", nil // there is nothing to try it with, so what happened is believed
 		}
-		graph, remove, err := c.copied(ctx, a.model, a.request)
+		copies, remove, err := c.copied(ctx, a.model, a.request)
 		defer remove()
 		if err != nil {
 			return "", err
 		}
-		own = ownJob(a.request, graph)
+		own = ownJob(a.request, copies[0].path)
 	}
 	folder, err := os.MkdirTemp(c.path("staging"), "control-")
 	if err != nil {

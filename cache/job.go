@@ -1,12 +1,14 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -371,7 +373,7 @@ func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Bu
 	b := &index.Build{
 		RequestKey: j.plan.requestKey, BuildKey: j.plan.buildKey, Scope: j.scope, UID: r.Peer.UID,
 		ModelDigest: j.plan.canonical.Model, ModelName: r.Name, Record: j.plan.record, RecordJSON: j.plan.recordJSON,
-		EPs: j.plan.facts, ORTVersion: result.ORTVersion, Route: j.plan.canonical.Route, Graph: result.Graph,
+		EPs: j.plan.stated(models), ORTVersion: result.ORTVersion, Route: j.plan.canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
 		CompileSeconds: result.Seconds, Created: j.c.now(), IRVersion: m.IRVersion, Embed: r.Embed,
 	}
@@ -395,6 +397,29 @@ func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Bu
 	}
 	b.Warnings = append(b.Warnings, groupWarnings(models)...)
 	return b
+}
+
+// stated is what the execution providers state in the graphs, with the libraries that the plan is for. The class of this
+// machine is the hardware where they state none.
+func (p *plan) stated(models []*epmodel.Model) []index.EPFacts {
+	facts := slices.Clone(p.facts)
+	for i := range facts {
+		says, took, _ := compilers.StatedBy(facts[i].Name, p.writes(i), models...) // of a contradiction the first part counts
+		state(&facts[i], says, took)
+		if took && !p.outside {
+			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture, p.marks[i].MachineClass)
+		}
+	}
+	return facts
+}
+
+// writes tells whether an execution provider writes compatibility strings, as far as is known.
+func (p *plan) writes(i int) bool { return p.outside || p.marks[i].CompatibilityString != "" }
+
+// state replaces what a one-node compile said by what the graphs of a build do.
+func state(f *index.EPFacts, says compilers.Stated, took bool) {
+	f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString = says.SDKVersion, says.HardwareArchitecture, says.CompatibilityString
+	f.TookNone = !took
 }
 
 // untaken tells what of a model the execution providers left.

@@ -40,21 +40,29 @@ const (
 
 // against is what a build is judged against: a runtime, with the execution providers and options of a request.
 type against struct {
-	runtime string
-	rc      *runtimeContent
-	eps     []compilers.EP
-	facts   []index.EPFacts
-	request requests.Record
+	runtime  string
+	rc       *runtimeContent
+	eps      []compilers.EP
+	marks    fingerprints
+	facts    []index.EPFacts // of what would be made now
+	buildKey index.BuildKey  // likewise
+	request  requests.Record
+	seen     [32]byte // digest of marks and drivers
 
 	onModel bool     // an execution provider takes none of the tiny models
-	model   *Request // then: a request that has its model with it, for the control; nil: there is none
+	model   *Request // a request that has its models with it, for controls; nil: there is none
 }
 
 func (p *plan) against(rt string, rc *runtimeContent) *against {
-	return &against{runtime: rt, rc: rc, eps: p.eps, facts: p.facts, request: p.canonical, onModel: p.onModel}
+	return &against{runtime: rt, rc: rc, eps: p.eps, marks: p.marks, facts: p.facts, buildKey: p.buildKey, request: p.canonical, seen: p.seen, onModel: p.onModel}
 }
 
-// with is a with the model of a request.
+// key is for what is remembered of a judgement: with all that a probe can notice, such as another SDK or driver.
+func (a *against) key(c *Cache, kind string, more []byte) string {
+	return c.probes.key(kind, a.rc, append(a.seen[:], more...))
+}
+
+// with is a with the models of a request.
 func (a *against) with(r *Request) *against {
 	a.model = r
 	return a
@@ -173,7 +181,7 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 	if b.Put {
 		j.firm = false // what it says of itself is what its maker wrote: it is loaded before it is believed
 	}
-	if c.worthTrying(a.eps, j) {
+	if c.worthTrying(a, b, j) {
 		if j, err = c.tryLoading(ctx, a, b, j); err != nil {
 			return j, err
 		}
@@ -183,13 +191,13 @@ func (c *Cache) judge(ctx context.Context, a *against, b *index.Build) (Judgemen
 }
 
 // worthTrying tells whether a load check could change what becomes of the build. Who refuses what is unknown does so
-// whatever loads.
-func (c *Cache) worthTrying(eps []compilers.EP, j Judgement) bool {
-	if j.firm || j.Verdict == compilers.Unsupported {
+// whatever loads. A build of another machine is tried whatever is said of it.
+func (c *Cache) worthTrying(a *against, b *index.Build, j Judgement) bool {
+	policy := c.policyOf(a.eps).Unknown
+	if j.Verdict == compilers.Unsupported || policy == PolicyRefuse && j.Verdict == compilers.Unknown {
 		return false
 	}
-	policy := c.policyOf(eps).Unknown
-	return policy != PolicyServe && (policy != PolicyRefuse || j.Verdict != compilers.Unknown)
+	return a.marks.elsewhere(b) || !j.firm && policy != PolicyServe
 }
 
 // glance judges without loading the build. With several execution providers the worst counts.
@@ -215,39 +223,74 @@ func (c *Cache) glance(ctx context.Context, a *against, b *index.Build) (Judgeme
 
 func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b *index.Build) (Judgement, error) {
 	made, now := &b.EPs[i], &a.facts[i]
+	if made.TookNone {
+		return tookNone(made, now), nil
+	}
 	rule := c.rules().Judge(ruleFacts(made, b.ORTVersion), ruleFacts(now, a.rc.spec.ORTVersion))
 	byRule := Judgement{Verdict: rule.Verdict, Source: sourceRule + rule.Rule, Reason: rule.Reason}
 	if rule.Rule == "" {
 		byRule.Source = ""
 	}
-	if sameMaker(made, now) {
-		if made.DriverVersion != now.DriverVersion && rule.Rule != "" && rule.Verdict != compilers.Optimal {
-			return byRule, nil
-		}
-		return Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by an equal library of " + made.Name, firm: true}, nil
+	own, equal := a.ownLibrary(i, b)
+	if own.firm {
+		return own, nil
 	}
-	verdict, err := c.verdict(ctx, a.rc, a.eps[i], made.CompatibilityString)
+	verdict, err := c.verdict(ctx, a, i, made.CompatibilityString)
 	if err != nil {
 		if unsettled(ctx, err) {
 			return Judgement{}, err
 		}
 		verdict = compilers.Unknown // an execution provider that cannot say is no reason to give up
 	}
+	j := byRule
 	switch {
 	case verdict != compilers.Unknown:
-		return Judgement{Verdict: verdict, Source: sourceEP, firm: true,
-			Reason: fmt.Sprintf("%s %s, asked about what %s made, says %s", made.Name, now.Version, makerName(made), verdict)}, nil
+		j = Judgement{Verdict: verdict, Source: sourceEP, firm: true,
+			Reason: fmt.Sprintf("%s %s, asked about what %s made, says %s", made.Name, now.Version, makerName(made), verdict)}
+	case equal:
+		j = own
 	case made.CompatibilityString != "" && made.CompatibilityString == now.CompatibilityString:
-		return Judgement{Verdict: compilers.Optimal, Source: sourceFingerprint, firm: true,
-			Reason: fmt.Sprintf("what %s compiles now says the same of itself: %s", made.Name, shown(made.CompatibilityString))}, nil
+		j = Judgement{Verdict: compilers.Optimal, Source: sourceFingerprint, firm: true,
+			Reason: fmt.Sprintf("what %s compiles now says the same of itself: %s", made.Name, shown(made.CompatibilityString))}
 	}
-	return byRule, nil
+	if equal && rule.Rule != "" && badness(rule.Verdict) > badness(j.Verdict) {
+		return byRule, nil // such as one about drivers
+	}
+	return j, nil
 }
 
-// sameMaker tells whether the same library, on the same hardware, made the one and would make the other.
-func sameMaker(a, b *index.EPFacts) bool {
-	return a.LibraryDigest == b.LibraryDigest && a.SDKVersion == b.SDKVersion &&
-		a.HardwareArchitecture == b.HardwareArchitecture && a.CompatibilityString == b.CompatibilityString
+// tookNone judges the part of an execution provider that took no node of the model.
+func tookNone(made, now *index.EPFacts) Judgement {
+	j := Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: made.Name + " took no node of it", firm: true}
+	if made.LibraryDigest != now.LibraryDigest && !made.LibraryDigest.IsZero() {
+		j.Verdict, j.Reason = compilers.PreferRecompilation, j.Reason+"; the library is another one now, which may take some"
+	}
+	return j
+}
+
+// ownLibrary judges what an equal library made, and tells whether one did. It is firm where nothing else
+// changed: the driver and, for execution providers that state no hardware, the machine.
+func (a *against) ownLibrary(i int, b *index.Build) (j Judgement, equal bool) {
+	made, now := &b.EPs[i], &a.facts[i]
+	elsewhere := a.marks.elsewhereEP(i, made)
+	if b.BuildKey != a.buildKey && (made.LibraryDigest != now.LibraryDigest || made.SDKVersion != now.SDKVersion ||
+		made.CompatibilityString != now.CompatibilityString || made.HardwareArchitecture != now.HardwareArchitecture && !elsewhere) {
+		return Judgement{}, false
+	}
+	j = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by an equal library of " + made.Name, firm: true}
+	if made.DriverVersion != now.DriverVersion {
+		j.firm = false
+		j.Reason += fmt.Sprintf(" with driver %s, and this machine has %s", orNone(made.DriverVersion), orNone(now.DriverVersion))
+	}
+	switch {
+	case elsewhere && made.HardwareArchitecture == "":
+		j.firm = false
+		j.Reason += " on a machine that it does not state"
+	case elsewhere:
+		j.firm, j.Verdict = false, compilers.PreferRecompilation
+		j.Reason += fmt.Sprintf(" on another class of machine, %s", made.HardwareArchitecture)
+	}
+	return j, true
 }
 
 // makerName says for people what made a build.
@@ -267,21 +310,31 @@ func shown(s string) string {
 	return s
 }
 
-// tryLoading loads the build in a process of its own. Where the target device is here, that proves whether it loads;
-// that it loads does not prove that it is the best there could be.
+// tryLoading loads the build in a process of its own, and runs it where it may be of another machine. Where the target
+// device is here, that proves whether it loads; that it loads does not prove that it is the best there could be.
 func (c *Cache) tryLoading(ctx context.Context, a *against, b *index.Build, glance Judgement) (Judgement, error) {
 	checked, err := c.loadCheck(ctx, a, b)
 	if err != nil {
 		return glance, err
 	}
 	out := Judgement{At: c.now(), Runtime: a.runtime, Source: sourceLoadCheck}
+	loads := "it loads"
+	if checked.Ran {
+		loads = "it loads and runs"
+	}
 	switch checked.Outcome {
 	case compilers.Failed:
 		out.Verdict, out.Reason = compilers.Unsupported, "it does not load: "+checked.Text
+		if checked.Ran {
+			out.Reason = "it loads and does not run: " + checked.Text
+		}
 	case compilers.Passed:
-		out.Verdict, out.Reason = compilers.PreferRecompilation, fmt.Sprintf("it loads, though another library made it: %s", makerNames(b))
-		if glance.Verdict == compilers.Optimal {
-			out.Verdict, out.Reason = glance.Verdict, "it loads, and "+glance.Reason
+		out.Verdict, out.Reason = compilers.PreferRecompilation, loads
+		if !a.rc.made(b) {
+			out.Reason += ", though another library made it: " + makerNames(b)
+		}
+		if glance.Source == sourceLibrary || glance.Verdict == compilers.Optimal {
+			out.Verdict, out.Reason = glance.Verdict, loads+"; "+glance.Reason
 		} else if glance.Source != "" {
 			out.Reason += "; " + glance.Source + ": " + glance.Reason
 		}
@@ -292,6 +345,10 @@ func (c *Cache) tryLoading(ctx context.Context, a *against, b *index.Build, glan
 		out = glance
 		if out.Source == "" {
 			out.Reason = "no rule tells, and whether it loads cannot be tried on this machine"
+		}
+		if a.marks.elsewhere(b) {
+			out.Verdict, out.Source = compilers.Unknown, ""
+			out.Reason = "whether it runs on this machine cannot be tried: " + checked.Text
 		}
 	}
 	return out, nil
@@ -308,25 +365,34 @@ func makerNames(b *index.Build) string {
 	return out
 }
 
-// loadCheck loads the build's graph with the libraries that it is judged for, once for each pair.
+// loadCheck loads the build's graph with the libraries that it is judged for, once for each pair. What may be of
+// another machine is run as well.
 func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (compilers.CheckResult, error) {
+	if a.marks.elsewhere(b) {
+		return c.runCheck(ctx, a, b)
+	}
 	return c.loadCheckAs(ctx, a, b, "load", a.checkJobOf)
 }
 
 // loadCheckAs is loadCheck in one of the ways in which a build is loaded.
 func (c *Cache) loadCheckAs(ctx context.Context, a *against, b *index.Build, way string,
 	job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
-	key := c.probes.key(way, a.rc, b.ID[:])
+	key := a.key(c, way, b.ID[:])
 	return remember(ctx, c.probes, byItself(), "", key, false, proven, func(ctx context.Context) (compilers.CheckResult, error) {
 		c.checks <- struct{}{} // after an update many may be asked for at a time
 		defer func() { <-c.checks }()
-		answer, err := c.serve(ctx, b, func(string) {})
-		if err != nil {
-			return compilers.CheckResult{}, err
-		}
-		defer answer.View.Close()
-		return c.believed(ctx, a, job(b, answer))
+		return c.tryView(ctx, a, b, job)
 	})
+}
+
+// tryView loads a build from its view.
+func (c *Cache) tryView(ctx context.Context, a *against, b *index.Build, job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
+	answer, err := c.serve(ctx, b, func(string) {})
+	if err != nil {
+		return compilers.CheckResult{}, err
+	}
+	defer answer.View.Close()
+	return c.believed(ctx, a, job(b, answer))
 }
 
 // checkJob loads a graph as an application would that asked for what is judged.
@@ -364,11 +430,12 @@ func (a *against) spelled() []byte {
 }
 
 // verdict asks the execution provider itself what it thinks of a compatibility string, once for each distinct string.
-func (c *Cache) verdict(ctx context.Context, rc *runtimeContent, ep compilers.EP, info string) (compilers.Verdict, error) {
+func (c *Cache) verdict(ctx context.Context, a *against, i int, info string) (compilers.Verdict, error) {
 	if info == "" {
 		return compilers.Unknown, nil
 	}
-	key := c.probes.key("verdict", rc, []byte(ep.Name+"\x00"+info))
+	rc, ep := a.rc, a.eps[i]
+	key := a.key(c, "verdict", []byte(ep.Name+"\x00"+info))
 	return remember(ctx, c.probes, byItself(), "", key, false, always, func(ctx context.Context) (compilers.Verdict, error) {
 		return still(rc, func() (compilers.Verdict, error) {
 			verdicts, err := c.compiler.Compatibility(ctx, rc.spec, ep, []string{info})

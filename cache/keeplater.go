@@ -298,7 +298,7 @@ func (c *Cache) answerWaiting(ctx context.Context, r *Request, id identity, p *p
 	if result == nil {
 		return nil, nil
 	}
-	a, err := c.waited(ctx, r, result, phase)
+	a, err := c.waited(ctx, r, p, result, phase)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -24,7 +25,8 @@ func (b *bench) forTestEP() *Request {
 	return r
 }
 
-// elsewhereUpdated changes what the test EP says of itself, but none of its libraries, and has the runtime probed again.
+// elsewhereUpdated changes what the test EP says of itself, but none of its libraries, and has the
+// runtime probed again.
 func (b *bench) elsewhereUpdated(r compilers.Runtime, release string) {
 	b.Helper()
 	path := r.EPs[0].Path[:len(r.EPs[0].Path)-len(".so")] + ".release"
@@ -33,7 +35,8 @@ func (b *bench) elsewhereUpdated(r compilers.Runtime, release string) {
 	require.NoError(b, err)
 }
 
-// The SDK is another one though no file of the runtime is: no plan and no verdict of before counts any more.
+// The SDK is another one though no file of the runtime is: no plan and no verdict of before counts
+// any more.
 func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
 	b, _, runtime := newTestEPBench(t)
 	first := b.acquire(b.forTestEP())
@@ -41,7 +44,7 @@ func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
 	b.elsewhereUpdated(runtime, "sdk = 1.1.0\n")
 	judged := b.acquire(b.forTestEP())
 	require.Equal(t, Hit, judged.Outcome)
-	require.Equal(t, compilers.PreferRecompilation, judged.Compatibility.Verdict, judged.Compatibility.Reason)
+	require.Equal(t, compilers.PreferRecompilation, judged.Compatibility.Verdict)
 	b.elsewhereUpdated(runtime, "sdk = 2.0.0\n")
 	b.reopen()
 	again := b.acquire(b.forTestEP())
@@ -52,4 +55,37 @@ func TestRefreshThatFindsAnotherSDKForgetsVerdicts(t *testing.T) {
 	require.Equal(t, Hit, back.Outcome)
 	require.Equal(t, first.Build.ID, back.Build.ID)
 	require.Equal(t, compilers.Optimal, back.Compatibility.Verdict)
+}
+
+// With an equal library and another driver the execution provider is asked, and where it cannot say
+// the build is loaded once.
+func TestAnotherDriverIsJudged(t *testing.T) {
+	for name, c := range map[string]struct{ verdict, source, reason string }{
+		"optimal": {"optimal", sourceEP, "says optimal"},
+		"no verdict": {"not_applicable", sourceLoadCheck, "it loads; made by an equal library of " +
+			compilertest.TestEP + " with driver 1.0, and this machine has 2.0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _, runtime := newTestEPBench(t)
+			first := b.acquire(b.forTestEP())
+			require.Equal(t, "1.0", first.Build.EPs[0].DriverVersion)
+			b.elsewhereUpdated(runtime, "driver = 2.0\nverdict = "+c.verdict+"\n")
+			a := b.acquire(b.forTestEP())
+			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, first.Build.ID, a.Build.ID)
+			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
+			require.Equal(t, c.source, a.Compatibility.Source)
+			require.Contains(t, a.Compatibility.Reason, c.reason)
+		})
+	}
+	t.Run("unsupported", func(t *testing.T) {
+		b, _, runtime := newTestEPBench(t)
+		b.acquire(b.forTestEP())
+		b.elsewhereUpdated(runtime, "driver = 2.0\nverdict = unsupported\n")
+		r := b.forTestEP()
+		r.OnMiss = Fail
+		e := b.refused(r)
+		require.Equal(t, refusal.Stale, e.Class)
+		require.Contains(t, e.Text, "says unsupported")
+	})
 }

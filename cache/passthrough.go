@@ -97,7 +97,7 @@ func (c *Cache) judgeOwn(ctx context.Context, r *Request, a *against, m *epmodel
 			continue // a string about an execution provider that made no node is about something else
 		}
 		made = true
-		verdict, err := c.verdict(ctx, a.rc, a.eps[i], infos[ep.Name])
+		verdict, err := c.verdict(ctx, a, i, infos[ep.Name])
 		if unsettled(ctx, err) {
 			return said, err
 		}
@@ -150,8 +150,9 @@ func (j Judgement) ofString() string {
 
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
 func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
-	key := c.probes.key("own", a.rc, append(a.request.Model[:], a.spelled()...))
-	return onCopy(ctx, c, onModel{r, a.request, key}, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
+	key := a.key(c, "own", append(a.request.Model[:], a.spelled()...))
+	of := onModel{r, a.request, key}
+	return onCopy(ctx, c, of, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
 	})
 }
@@ -175,7 +176,8 @@ func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool
 	case <-ctx.Done():
 		return out, ctx.Err()
 	}
-	graph, removeCopy := "", func() {}
+	var copies []modelCopy
+	removeCopy := func() {}
 	remove := func() {
 		removeCopy()
 		<-c.checks
@@ -189,7 +191,7 @@ func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool
 	if known, ok := c.probes.load(of.key).(T); ok {
 		return known, nil // by another request, meanwhile
 	}
-	if graph, removeCopy, err = c.copied(ctx, of.request, of.record); err != nil {
+	if copies, removeCopy, err = c.copied(ctx, of.request, of.record); err != nil {
 		return out, err
 	}
 	return remember(ctx, c.probes, byItself(), "", of.key, false, lasts, func(ctx context.Context) (T, error) {
@@ -197,18 +199,18 @@ func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool
 			return out, context.Canceled
 		}
 		defer remove()
-		return find(ctx, graph)
+		return find(ctx, copies[0].path)
 	})
 }
 
-// copied makes a private copy of the request's model, proven to be what its key was made of.
-func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (graph string, remove func(), err error) {
+// copied makes private copies of the request's models, proven to be what its key was made of.
+func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (copies []modelCopy, remove func(), err error) {
 	folder, err := os.MkdirTemp(c.path("staging"), "own-")
 	if err != nil {
-		return "", func() {}, storeError(err, r.Name)
+		return nil, func() {}, storeError(err, r.Name)
 	}
 	remove = func() { _ = os.RemoveAll(folder) } // what stays is removed at the next start
 	j := &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16], folder: folder}
-	graph, err = j.copyProven(ctx)
-	return graph, remove, err
+	_, err = j.copyProven(ctx)
+	return j.copies, remove, err
 }

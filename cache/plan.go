@@ -2,7 +2,9 @@ package cache
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 
@@ -21,13 +23,49 @@ type plan struct {
 	recordJSON string
 	requestKey index.RequestKey
 	eps        []compilers.EP // resolved: library, devices, options as the EP gets them
-	marks      []compilers.Fingerprint
+	marks      fingerprints
+	seen       [32]byte // digest of the marks and drivers
 	facts      []index.EPFacts
 	buildKey   index.BuildKey
 	onModel    bool                 // an EP takes none of the tiny models: its mark was made with the request's own
 	beside     bool                 // the execution providers have no device to keep for themselves
 	outside    bool                 // for libraries that are not run here
 	libraries  map[string]cas.Stamp // then: those that were hashed, by EP
+}
+
+// fingerprints are those of a plan's execution providers, in their order.
+type fingerprints []compilers.Fingerprint
+
+// digest covers what a probe can notice of the execution providers: SDK, devices with their metadata, drivers.
+func (f fingerprints) digest(facts []index.EPFacts) [32]byte {
+	all := slices.Clone(f)
+	for i := range all {
+		all[i].Seconds, all[i].DriverVersion = 0, facts[i].DriverVersion
+	}
+	raw, err := json.Marshal(all)
+	if err != nil {
+		return [32]byte{} // texts and numbers can always be marshalled
+	}
+	return digestOf(raw)
+}
+
+// elsewhere tells whether one of the execution providers may have made its part of the build on a machine
+// of another class, and does not state the hardware: then the build may load here and fail when it is run.
+func (f fingerprints) elsewhere(b *index.Build) bool {
+	for i := range b.EPs {
+		if f.elsewhereEP(i, &b.EPs[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+func (f fingerprints) elsewhereEP(i int, made *index.EPFacts) bool {
+	class, hardware := f[i].MachineClass, made.HardwareArchitecture
+	if made.TookNone || class == "" || hardware == class {
+		return false
+	}
+	return hardware == "" || compilers.IsMachineClass(hardware) || f[i].HardwareArchitecture == ""
 }
 
 // plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
@@ -161,6 +199,7 @@ func (c *Cache) name(p *plan, rc *runtimeContent) {
 		p.facts[i].DriverVersion, _ = c.machine.driver(p.facts[i].Name, p.marks[i])
 	}
 	p.buildKey = requests.BuildKey(p.requestKey, p.facts, p.canonical.Route)
+	p.seen = p.marks.digest(p.facts)
 }
 
 // resolveEPs gives the execution providers as the worker gets them.

@@ -205,7 +205,14 @@ func (p printed) of(eps []compilers.EP, err error) ([]compilers.Fingerprint, err
 	if err == nil && len(p.Marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")
 	}
-	return p.Marks, err
+	if err != nil {
+		return nil, err
+	}
+	marks := slices.Clone(p.Marks)
+	for i := range marks { // not remembered, because every earlier fingerprint lacks it
+		marks[i].MachineClass = compilers.MachineClass(eps[i], marks[i].Devices)
+	}
+	return marks, nil
 }
 
 // marks are the fingerprints that a request's plan needs. Where an EP takes none of the tiny models they are made with the request's own.

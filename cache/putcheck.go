@@ -99,8 +99,11 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 	if err := cl.suits(m); err != nil {
 		return nil, notThis(cl, err)
 	}
-	facts, err := cl.made(m, put)
-	if err != nil {
+	facts, err := cl.made(ctx, m, put)
+	switch {
+	case unsettled(ctx, err):
+		return nil, cmp.Or(ctx.Err(), cl.moved())
+	case err != nil:
 		return nil, notThis(cl, err)
 	}
 	j := &job{c: c, request: cl.request, plan: cl.plan, scope: cl.outsider.key.scope, name: strings.TrimSuffix(cl.Output, "_ctx.onnx")}
@@ -226,56 +229,52 @@ func (cl *claim) suits(m *epmodel.Model) error {
 	return suitsOutput(cl.plan.canonical.Output, m)
 }
 
-// made says what made the artefact, as far as it tells itself. Where the libraries are here as well, it has to say what
-// they would.
-func (cl *claim) made(m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
+// made says what made the artefact, as far as it states that itself. Where the libraries are here as
+// well, it must be made by their SDK for their hardware.
+func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
 	facts := slices.Clone(cl.plan.facts)
-	strings := m.CompatibilityInfo()
 	for i := range facts {
 		f := &facts[i]
-		said := index.EPFacts{CompatibilityString: strings[f.Name]}
-		if len(said.CompatibilityString) > maxClaimText {
-			return nil, fmt.Errorf("a compatibility string of %d bytes", len(said.CompatibilityString))
+		stated, took, err := compilers.StatedBy(f.Name, cl.adopts || cl.plan.writes(i), m)
+		if err != nil {
+			return nil, err
 		}
-		first := true
-		for j := range m.Contexts {
-			n := &m.Contexts[j]
-			if n.Source != f.Name {
-				continue
-			}
-			if first {
-				said.SDKVersion, said.HardwareArchitecture = n.SDKVersion, n.HardwareArchitecture
-			} else if n.SDKVersion != said.SDKVersion || n.HardwareArchitecture != said.HardwareArchitecture {
-				return nil, fmt.Errorf("nodes of %s are of two SDK versions or hardware architectures", f.Name)
-			}
-			first = false
+		if len(stated.CompatibilityString) > maxClaimText {
+			return nil, fmt.Errorf("a compatibility string of %d bytes", len(stated.CompatibilityString))
 		}
-		if said.HardwareArchitecture == "" {
-			info, _ := compilers.EPByName(f.Name)
-			said.HardwareArchitecture = info.HardwareOf(said.CompatibilityString)
-		}
-		if cl.plan.outside {
-			f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString = said.SDKVersion, said.HardwareArchitecture, said.CompatibilityString
-			if i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
-				f.Version = shownText(put.MadeBy[i].Version[:min(len(put.MadeBy[i].Version), maxVersion)])
-			}
-			continue
+		state(f, stated, took)
+		if cl.plan.outside && i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
+			f.Version = shownText(put.MadeBy[i].Version[:min(len(put.MadeBy[i].Version), maxVersion)])
 		}
 		if cl.adopts {
-			f.SDKVersion, f.HardwareArchitecture = said.SDKVersion, said.HardwareArchitecture
-			f.CompatibilityString = said.CompatibilityString
 			unknownMaker(f)
+		}
+		if cl.plan.outside || cl.adopts || !took {
 			continue
 		}
-		if first { // it took no node
-			continue
-		}
-		if f.SDKVersion != said.SDKVersion || f.HardwareArchitecture != said.HardwareArchitecture || f.CompatibilityString != said.CompatibilityString {
-			return nil, fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for make SDK %q, %q (%s)", f.Name,
-				said.SDKVersion, said.HardwareArchitecture, shown(said.CompatibilityString), f.SDKVersion, f.HardwareArchitecture, shown(f.CompatibilityString))
+		if err := cl.like(ctx, facts, i); err != nil {
+			return nil, err
 		}
 	}
 	return facts, nil
+}
+
+// like compares what an execution provider states in the artefact with the libraries that the claim is
+// for. Options and the model may change its compatibility string, so another string is judged.
+func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
+	f, mark := &facts[i], &cl.plan.marks[i]
+	j := Judgement{Verdict: compilers.Unsupported}
+	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
+		var err error
+		if j, err = cl.outsider.c.glanceEP(ctx, cl.plan.against("", cl.rc), i, &index.Build{EPs: facts}); err != nil {
+			return err
+		}
+	}
+	if j.Verdict == compilers.Optimal || j.Verdict == compilers.Unknown {
+		return nil
+	}
+	return fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for make SDK %q, %q (%s)", f.Name,
+		f.SDKVersion, f.HardwareArchitecture, shown(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture, shown(mark.CompatibilityString))
 }
 
 // loadPut loads the artefact in a worker, as applications will.
@@ -287,12 +286,19 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 		return ctx.Err()
 	}
 	a := cl.plan.against("", cl.rc)
-	checked, err := c.believed(ctx, a, a.checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel)))
+	job := a.checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel))
+	job.Run = a.marks.elsewhere(b)
+	checked, err := c.believed(ctx, a, job)
+	if err == nil && job.Run && checked.Outcome != compilers.Passed {
+		// Without the model nothing tells whether zeros are to blame: it is tried with that before it is served again.
+		job.Run = false
+		checked, err = c.believed(ctx, a, job)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case !cl.rc.stands():
-		return refusal.New(refusal.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", b.ModelName).WithHint("ask for the model again")
+		return cl.moved()
 	case err != nil:
 		return workerError(err, "model %q: load check", b.ModelName)
 	case checked.Outcome == compilers.Failed:
@@ -302,7 +308,18 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 		b.GraphOptimizationLevel = "disable_all"
 	}
 	b.LoadCheck = checked.Outcome
+	for i := range b.EPs {
+		if checked.Ran && !b.EPs[i].TookNone && b.EPs[i].HardwareArchitecture == "" {
+			b.EPs[i].HardwareArchitecture = a.marks[i].MachineClass
+		}
+	}
 	return nil
+}
+
+// moved refuses what is put because other libraries are in the place of those that it is for.
+func (cl *claim) moved() error {
+	return refusal.New(refusal.Unavailable, errMoving, "model %q: the runtime's libraries changed since the claim was given", cl.request.Name).
+		WithHint("ask for the model again")
 }
 
 func doesNotLoad(cl *claim) string {

@@ -8,16 +8,16 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// refresh probes a runtime again, whatever is remembered. Where it finds another SDK, driver or device
-// although neither the files nor the machine changed, the runtime counts as another one: no plan, verdict
-// or load check of before is used for it.
+// refresh probes a runtime again, whatever is remembered. Where it finds another SDK, driver or
+// device although neither the files nor the machine changed, the runtime counts as another one: no
+// plan, verdict or load check of before is used for it.
 func (c *Cache) refresh(ctx context.Context, rt *runtime) RuntimeFacts {
 	before := c.probeRuntime(ctx, rt, false)
 	after := c.probeRuntime(ctx, rt, true)
-	if ctx.Err() != nil || after.unsettled || before.unsettled || after.likeness(&before) == before.likeness(&after) {
+	seen := machine(after.likeness(&before))
+	if ctx.Err() != nil || after.unsettled || before.unsettled || seen == before.likeness(&after) {
 		return after
 	}
-	seen := machine(after.likeness(&before))
 	// Not saved costs what it prevents only if the daemon starts again before the next refresh.
 	_ = c.probes.book.SaveMemo(noticedKey(rt), seen[:])
 	rt.noticed.Store(&seen)

@@ -176,5 +176,10 @@ func TestSeveralExecutionProviders(t *testing.T) {
 	other := ask(second, first)
 	require.NotEqual(t, a.RequestKey, other.RequestKey)
 	require.Contains(t, other.Warnings[0], compilertest.TestEP+" took no node")
+	none := other.Build.EPs[1]
+	require.True(t, none.TookNone)
+	require.Empty(t, none.SDKVersion+none.HardwareArchitecture+none.CompatibilityString, "it states nothing")
+	require.NotEmpty(t, other.Build.EPs[0].SDKVersion)
+	require.Equal(t, Hit, ask(second, first).Outcome)
 	require.Equal(t, Hit, ask(first, second).Outcome)
 }

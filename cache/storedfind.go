@@ -75,10 +75,31 @@ func (f *finding) fitting(wanted *requests.Record) (fitting []*index.Build) {
 			f.why = "the model was compiled for other requests only"
 			continue
 		}
+		if why := ofAnotherMachine(b); why != "" {
+			f.pass(b, refusal.New(refusal.NotFound, nil, "build %.12s: %s", b.BuildKey.String(), why).
+				WithHint("a daemon runs it once before it serves it: the same without --state"))
+			continue
+		}
 		fitting = append(fitting, b)
 	}
 	slices.SortStableFunc(fitting, func(a, b *index.Build) int { return b.Created.Compare(a.Created) })
 	return fitting
+}
+
+// ofAnotherMachine says why a build may load here and fail when it is run: its execution provider states no hardware, and
+// the processor that it was made on is of another class, or not known.
+func ofAnotherMachine(b *index.Build) string {
+	for i := range b.EPs {
+		ep := &b.EPs[i]
+		switch info, _ := compilers.EPByName(ep.Name); {
+		case ep.TookNone, slices.ContainsFunc(ep.Devices, func(d string) bool { return info.TargetAbsent != "" && strings.HasPrefix(d, info.TargetAbsent+" ") }):
+		case ep.HardwareArchitecture == "":
+			return fmt.Sprintf("%s states no hardware, and the machine that it was made on is not known", ep.Name)
+		case compilers.IsMachineClass(ep.HardwareArchitecture) && strings.Contains(ep.HardwareArchitecture, "cpu:") && !strings.Contains(ep.HardwareArchitecture, compilers.ProcessorClass()):
+			return fmt.Sprintf("it was made on a machine of class %s, and this one is %s", ep.HardwareArchitecture, compilers.ProcessorClass())
+		}
+	}
+	return ""
 }
 
 // several tells whether there are different builds, among which nobody can choose without running an execution provider.

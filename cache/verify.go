@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync/atomic"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -80,24 +79,8 @@ func (c *Cache) compareOnce(ctx context.Context, r *Request, p *plan, rc *runtim
 	if !a.Build.ID.IsZero() {
 		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(r.VerifyOutput)) // whichever view it is
 	}
-	own, err := r.own() // who asked may leave before the end
-	if err != nil {
-		return compilers.VerifyResult{}, err
-	}
-	var taken atomic.Bool // own, by whoever closes it
-	defer func() {
-		if taken.CompareAndSwap(false, true) {
-			own.close()
-		}
-	}()
 	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
-	return remember(ctx, c.probes, byItself(), "", c.probes.key("output", rc, what), false, compared, func(ctx context.Context) (compilers.VerifyResult, error) {
-		if !taken.CompareAndSwap(false, true) {
-			return compilers.VerifyResult{}, context.Canceled
-		}
-		defer own.close()
-		c.checks <- struct{}{}
-		defer func() { <-c.checks }()
+	return rememberOwn(ctx, c, r, c.probes.key("output", rc, what), compared, func(ctx context.Context, own *Request) (compilers.VerifyResult, error) {
 		return c.compare(ctx, v, own, p, rc, a.Build, graph)
 	})
 }

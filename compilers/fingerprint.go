@@ -58,7 +58,7 @@ func fingerprintOf(ctx context.Context, job Job, done Result) (Fingerprint, erro
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	stated, _, _ := StatedBy(job.EPs[0].Name, graph) // of a contradiction the first part counts
+	stated, _, _ := StatedBy(job.EPs[0].Name, true, graph) // of a contradiction the first part counts
 	return Fingerprint{SDKVersion: stated.SDKVersion, HardwareArchitecture: stated.HardwareArchitecture,
 		CompatibilityString: stated.CompatibilityString, Seconds: done.Seconds}, nil
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// MachineClass names the hardware that an EP's builds depend on, for EPs that do not state it: for a
-// processor "cpu:" and a digest of the instruction sets that compilers choose between, otherwise the
-// type, vendor and device, such as "npu:8086:7d1d". It is "" where the EP compiles for a device that is
-// not in this machine, and where the instruction sets cannot be read.
+// MachineClass names the hardware that an EP's builds depend on, for EPs that do not state it: for
+// a processor "cpu:" and a digest of the instruction sets that compilers choose between, otherwise
+// the type, vendor and device, such as "npu:8086:7d1d". It is "" where the EP compiles for a device
+// that is not in this machine, and where the instruction sets cannot be read.
 func MachineClass(ep EP, devices []DeviceFacts) string {
 	if targetAbsent([]dialogue.EPResult{{Name: ep.Name, Devices: devices}}, []EP{ep}) {
 		return ""
@@ -38,7 +38,8 @@ func MachineClass(ep EP, devices []DeviceFacts) string {
 
 var machineClass = regexp.MustCompile(`^(cpu|gpu|npu):[0-9a-f:]+(,|$)`)
 
-// IsMachineClass tells whether a hardware architecture is what MachineClass gives, and not what an EP states.
+// IsMachineClass tells whether a hardware architecture is what MachineClass gives, and not what an
+// EP states.
 func IsMachineClass(hardware string) bool { return machineClass.MatchString(hardware) }
 
 // ProcessorClass is the MachineClass of an EP that uses the processor.
@@ -47,13 +48,13 @@ func ProcessorClass() string {
 	if len(sets) == 0 {
 		return ""
 	}
-	sum := blake3.Sum256([]byte(strings.Join(sets, " ") + " " + strings.Join(InstructionLimits(), " ")))
+	sum := blake3.Sum256([]byte(strings.Join(append(sets, InstructionLimits()...), " ")))
 	return fmt.Sprintf("cpu:%x", sum[:8])
 }
 
 // InstructionLimits gives those variables of this process's environment, as "NAME=value", that keep
-// oneDNN from instruction sets which the processor has. Workers get them as well, and they are part of
-// the processor's class, because an EP then compiles for less.
+// oneDNN from instruction sets which the processor has. Workers get them as well, and they are part
+// of the processor's class, because an EP then compiles for less.
 func InstructionLimits() (limits []string) {
 	for _, name := range []string{"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"} {
 		if value, set := os.LookupEnv(name); set {

@@ -8,8 +8,8 @@ import (
 )
 
 // instructionSets lists what the processor's compilers and kernels choose between: SSE4, AVX, FMA,
-// VNNI, AMX, and on Arm all features. Neither model nor microcode is among it, because builds do not
-// depend on these.
+// VNNI, AMX, and on Arm all features. Neither model nor microcode is among it, because builds do
+// not depend on these.
 func instructionSets() []string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

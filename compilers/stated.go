@@ -9,16 +9,21 @@ import (
 // Stated is what compiled graphs say of themselves about one EP.
 type Stated struct {
 	SDKVersion           string // attribute ep_sdk_version of the EP's nodes
-	HardwareArchitecture string // attribute hardware_architecture, else the part of CompatibilityString that names it
+	HardwareArchitecture string // attribute hardware_architecture, else a part of CompatibilityString
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 }
 
 // StatedBy reads what the graphs of one build state about an EP. took is false, and nothing is
-// stated, if the EP took no node: a string about such an EP is left over from the source model.
-// The error says that nodes or graphs contradict each other; the first statement is returned with it.
-func StatedBy(ep string, graphs ...*epmodel.Model) (s Stated, took bool, err error) {
+// stated, if the EP took no node. writes tells whether the EP writes compatibility strings: the
+// metadata of the source model survive a compile, so that another's string may be left over from
+// there. The error says that nodes or graphs contradict each other; the first statement is returned
+// with it.
+func StatedBy(ep string, writes bool, graphs ...*epmodel.Model) (s Stated, took bool, err error) {
 	for _, graph := range graphs {
 		took, err = s.add(ep, graph, took, err)
+	}
+	if !writes {
+		s.CompatibilityString = ""
 	}
 	if info, known := EPByName(ep); known && s.HardwareArchitecture == "" {
 		s.HardwareArchitecture = info.HardwareOf(s.CompatibilityString)
@@ -32,9 +37,11 @@ func (s *Stated) add(ep string, graph *epmodel.Model, took bool, err error) (boo
 		if node.Source != ep && node.Source != "" {
 			continue
 		}
-		one := Stated{node.SDKVersion, node.HardwareArchitecture, graph.Metadata["ep_compatibility_info."+ep]}
+		said := graph.Metadata["ep_compatibility_info."+ep]
+		one := Stated{node.SDKVersion, node.HardwareArchitecture, said}
 		if took && *s != one && err == nil {
-			err = fmt.Errorf("nodes of %s are of two SDK versions, hardware architectures or compatibility strings", ep)
+			err = fmt.Errorf("nodes of %s are of two SDK versions, hardware architectures or "+
+				"compatibility strings", ep)
 		}
 		if !took {
 			*s, took = one, true

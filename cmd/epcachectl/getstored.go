@@ -230,7 +230,8 @@ func storedReply(a *cache.Answer) *wire.AcquireReply {
 		reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
 	}
 	reply.RequestKey, reply.Build, reply.CompileSeconds = a.RequestKey.String(), b.BuildKey.String(), b.CompileSeconds
-	reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = b.EPs[0].Name, b.EPs[0].SDKVersion, b.EPs[0].HardwareArchitecture
+	ep := b.Maker()
+	reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
 	folder := ""
 	if a.View != nil {
 		id, _, _ := strings.Cut(a.Graph, "/")

@@ -120,7 +120,7 @@ func acquireReply(a *cache.Answer) *wire.AcquireReply {
 	}
 	if b := a.Build; b != nil {
 		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
-		ep := b.EPs[0]
+		ep := b.Maker()
 		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
 		id, _, _ := strings.Cut(a.Graph, "/")
 		for _, f := range b.Files {
@@ -193,7 +193,7 @@ func runtimeReply(f *cache.RuntimeFacts) *wire.RuntimeFacts {
 			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor, DeviceId: d.DeviceID,
 				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
 			if i == 0 && marked {
-				dev.SdkVersion, dev.HardwareArchitecture, dev.CompatibilityString = mark.SDKVersion, mark.HardwareArchitecture, mark.CompatibilityString
+				dev.SdkVersion, dev.HardwareArchitecture, dev.CompatibilityString = mark.SDKVersion, mark.Hardware(), mark.CompatibilityString
 			}
 			if i == 0 {
 				dev.Error = f.MarkErrors[ep.Name]

@@ -7206,7 +7206,7 @@ type DeviceFacts struct {
 	EpMetadata           map[string]string      `protobuf:"bytes,5,rep,name=ep_metadata,json=epMetadata,proto3" json:"ep_metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	DeviceMetadata       map[string]string      `protobuf:"bytes,6,rep,name=device_metadata,json=deviceMetadata,proto3" json:"device_metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	SdkVersion           string                 `protobuf:"bytes,7,opt,name=sdk_version,json=sdkVersion,proto3" json:"sdk_version,omitempty"`                               // from the fingerprint compile
-	HardwareArchitecture string                 `protobuf:"bytes,8,opt,name=hardware_architecture,json=hardwareArchitecture,proto3" json:"hardware_architecture,omitempty"` // from the fingerprint compile
+	HardwareArchitecture string                 `protobuf:"bytes,8,opt,name=hardware_architecture,json=hardwareArchitecture,proto3" json:"hardware_architecture,omitempty"` // from the fingerprint compile, else the class of the machine
 	CompatibilityString  string                 `protobuf:"bytes,9,opt,name=compatibility_string,json=compatibilityString,proto3" json:"compatibility_string,omitempty"`
 	Error                string                 `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"` // of the fingerprint compile
 	unknownFields        protoimpl.UnknownFields

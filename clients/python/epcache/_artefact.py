@@ -67,7 +67,7 @@ class Artefact:
     model_digest: str  # BLAKE3 over graph and external data, 64 hex digits
     ep: str  # name of the first execution provider
     sdk_version: str  # of the vendor's SDK that made it; "" where it says none
-    hardware_architecture: str  # that it was made for; "" where it says none
+    hardware_architecture: str  # that it was made for; where the EP states none, the class of the machine
     compatibility: str  # "optimal", "prefer_recompilation", "unsupported", "unknown"
     compatibility_source: str  # who says so: "same library", "execution provider", "fingerprint", ...
     compatibility_reason: str  # in words, for people

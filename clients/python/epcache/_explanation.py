@@ -27,7 +27,7 @@ class Candidate:
     state: str  # "current", "withheld", "damaged"
     ep_version: str  # as the execution provider's library says
     sdk_version: str  # "" where it says none
-    hardware_architecture: str  # "" where it says none
+    hardware_architecture: str  # where the EP states none, the class of the machine
     ort_version: str  # ONNX Runtime that compiled it
     compatibility: str  # with the runtime: "optimal", "prefer_recompilation", "unsupported", "unknown"
     compatibility_source: str  # who says so: "same library", "execution provider", ...

@@ -17,13 +17,14 @@ func TestMachineClass(t *testing.T) {
 	processor := compilers.ProcessorClass()
 	require.Regexp(t, "^cpu:[0-9a-f]{16}$", processor)
 	require.Equal(t, processor, class(openVINO, cpu))
-	require.Equal(t, processor, class("SomeExecutionProvider", cpu, cpu), "the table need not know the EP")
+	require.Equal(t, processor, class("SomeExecutionProvider", cpu, cpu), "it may be unknown")
 	require.Equal(t, "npu:8086:7d1d", class(openVINO, npu))
 	require.Equal(t, "npu:8086:7d1d,"+processor, class(openVINO, npu, cpu))
 	require.Equal(t, "npu:8086:7d1d", class(qnn, npu))
 	require.Empty(t, class(qnn, cpu), "what is compiled ahead of time is for a device elsewhere")
 	require.Empty(t, class(openVINO), "no device tells anything")
-	virtual := compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "NPU", Metadata: map[string]string{compilers.IsVirtual: "1"}}}}
+	asked := compilers.Device{Type: "NPU", Metadata: map[string]string{compilers.IsVirtual: "1"}}
+	virtual := compilers.EP{Name: openVINO, Devices: []compilers.Device{asked}}
 	require.Empty(t, compilers.MachineClass(virtual, []compilers.DeviceFacts{npu}))
 
 	for _, hardware := range []string{processor, "npu:8086:7d1d", "npu:8086:7d1d," + processor} {
@@ -33,5 +34,5 @@ func TestMachineClass(t *testing.T) {
 		require.False(t, compilers.IsMachineClass(hardware), hardware)
 	}
 	t.Setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-	require.NotEqual(t, processor, compilers.ProcessorClass(), "fewer instruction sets are another class")
+	require.NotEqual(t, processor, compilers.ProcessorClass(), "fewer sets are another class")
 }

@@ -1,0 +1,231 @@
+//go:build linux && (amd64 || arm64)
+
+package cache
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/requests"
+)
+
+const openVINO = "OpenVINOExecutionProvider"
+
+// lesserProcessor has every EP that uses oneDNN compile and run as on a processor without AVX.
+func lesserProcessor(t *testing.T) { t.Setenv("ONEDNN_MAX_CPU_ISA", "SSE41") }
+
+// runCounter is a compiler that counts how often something is run on zeros.
+type runCounter struct {
+	*compilers.ORT
+	runs atomic.Int64
+}
+
+func (r *runCounter) Check(ctx context.Context, job compilers.CheckJob) (
+	compilers.CheckResult, error) {
+	if job.Run {
+		r.runs.Add(1)
+	}
+	return r.ORT.Check(ctx, job)
+}
+
+// newOpenVINOBench is a cache over one release of OpenVINO's EP.
+func newOpenVINOBench(t *testing.T, name string) (*bench, *runCounter) {
+	r := compilertest.Runtime(t, name)
+	ort := &runCounter{ORT: compilers.NewORT(compilers.ORTOptions{Worker: compilertest.Worker(t)})}
+	t.Cleanup(func() { require.NoError(t, ort.Close()) })
+	b := newBenchWith(t, func(o *Options) { o.Compiler, o.Runtimes = ort, []compilers.Runtime{r} })
+	return b, ort
+}
+
+// forOpenVINO asks for a model that ONNX Runtime leaves as it is.
+func (b *bench) forOpenVINO(path string, miss OnMiss) *Request {
+	r := b.request(b.openFile(path))
+	r.EPs, r.OnMiss, r.GraphOptimizationLevel = []requests.EP{{Name: openVINO}}, miss, "disable_all"
+	return r
+}
+
+// collected is a real model.
+func collected(t *testing.T, name string) string {
+	path := filepath.Join(os.Getenv("EPCACHED_MODELS"), name, "model.onnx")
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("NOT TESTED WITH A REAL MODEL: %v; testdata/fetch-models gets it", err)
+	}
+	return path
+}
+
+// requireRuns has an answer run as an application does.
+func (b *bench) requireRuns(ort *runCounter, a *Answer) {
+	b.Helper()
+	rt := b.cache.runtimes.all()[0].facts.Load().spec
+	ep := compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "CPU"}}}
+	job := compilers.CheckJob{Runtime: rt, EPs: []compilers.EP{ep}, Graph: filepath.Join(a.Path, a.Graph),
+		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel}
+	_, err := ort.Run(b.Context(), compilers.RunJob{CheckJob: job, Seed: 1})
+	require.NoError(b, err)
+}
+
+// requireStale has a build refused, and gives the reason.
+func (b *bench) requireStale(path string) string {
+	b.Helper()
+	e := b.refused(b.forOpenVINO(path, Fail))
+	require.Equal(b, refusal.Stale, e.Class)
+	return e.Text
+}
+
+// These releases state no hardware: what was compiled for a greater processor may fail on a lesser
+// one as late as in Run. Nothing of a store of another machine is answered before it was run once.
+func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
+	runs, doesNotRun := collected(t, "tiny-convolution"), collected(t, "minilm-int8")
+	doesNotLoad := collected(t, "silero-vad")
+	notOnZeros := collected(t, "rapidocr-cls") // its free dimensions have to be larger than 1
+	const equal = "made by an equal library of " + openVINO
+	for name, models := range map[string][]string{
+		"openvino-1.4.0": {runs, doesNotRun, doesNotLoad, notOnZeros},
+		"openvino-1.6.1": {runs, doesNotRun},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, ort := newOpenVINOBench(t, name)
+			for _, path := range models {
+				a := b.acquire(b.forOpenVINO(path, Wait))
+				require.Regexp(t, "^cpu:[0-9a-f]{16}$", a.Build.EPs[0].HardwareArchitecture)
+				require.Equal(t, Hit, b.acquire(b.forOpenVINO(path, Fail)).Outcome)
+			}
+			require.Zero(t, ort.runs.Load(), "this machine's own builds need no trial")
+			change, copies := b.change, b.copies()
+			lesserProcessor(t)
+			other := copies(t)
+			e := other.notFound(other.forOpenVINO(runs, Fail), "")
+			require.Contains(t, e.Text, "made on a machine of class cpu:", "without a daemon none runs it")
+			other.change = change
+			other.openSound()
+
+			a := other.acquire(other.forOpenVINO(runs, Fail))
+			require.Equal(t, Hit, a.Outcome)
+			require.Equal(t, compilers.PreferRecompilation, a.Compatibility.Verdict)
+			require.Contains(t, a.Compatibility.Reason, "it loads and runs; "+equal+" on another class of machine")
+			other.requireRuns(ort, a)
+			why := other.requireStale(doesNotRun)
+			require.Contains(t, why, "is unsupported: it loads and does not run: ")
+			if len(models) > 2 {
+				why = other.requireStale(doesNotLoad)
+				require.Contains(t, why, "is unsupported: it does not load: ")
+				why = other.requireStale(notOnZeros)
+				require.Contains(t, why, "is unknown: whether it runs on this machine cannot be tried: "+
+					"it does not run on zeros")
+			}
+			a = other.acquire(other.forOpenVINO(doesNotRun, Wait))
+			require.Equal(t, Compiled, a.Outcome)
+			other.requireRuns(ort, a)
+
+			tried := ort.runs.Load()
+			other.reopen()
+			for _, path := range []string{runs, doesNotRun} {
+				require.Equal(t, Hit, other.acquire(other.forOpenVINO(path, Fail)).Outcome)
+			}
+			require.Equal(t, tried, ort.runs.Load(), "a build is tried once")
+			if len(models) == 2 {
+				return
+			}
+			serving := copies(t)
+			serving.change = func(o *Options) {
+				change(o)
+				o.Policies[""] = Policy{Unknown: PolicyServe, MeasureGain: new(bool)}
+			}
+			serving.openSound()
+			why = serving.requireStale(doesNotRun)
+			require.Contains(t, why, "it loads and does not run: ", "no policy has it served")
+			a = serving.acquire(serving.forOpenVINO(notOnZeros, Fail))
+			require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
+			require.Contains(t, a.Compatibility.Reason, "and neither does its source model")
+		})
+	}
+}
+
+// recordedEarlier has the answer's build recorded as epcached did before it knew machine classes.
+func (b *bench) recordedEarlier(a *Answer) {
+	b.Helper()
+	earlier := *a.Build
+	earlier.EPs = slices.Clone(a.Build.EPs)
+	earlier.EPs[0].HardwareArchitecture = ""
+	earlier.ID[0] ^= 1
+	earlier.BuildKey = requests.BuildKey(earlier.RequestKey, earlier.EPs, earlier.Route)
+	require.NoError(b, b.cache.index.Publish(b.Context(), earlier))
+	names := []string{a.Build.BuildKey.String()}
+	_, _, err := b.cache.Remove(b.Context(), b.self(), names, false, false)
+	require.NoError(b, err)
+}
+
+// Where a build was made is not known of those that are there already: each is run once, and stays
+// the best there is.
+func TestBuildsOfUnknownMachinesAreRunOnce(t *testing.T) {
+	b, ort := newOpenVINOBench(t, "openvino-1.4.0")
+	path := collected(t, "tiny-convolution")
+	b.recordedEarlier(b.acquire(b.forOpenVINO(path, Wait)))
+	for range 2 {
+		a := b.acquire(b.forOpenVINO(path, Fail))
+		require.Equal(t, Hit, a.Outcome)
+		require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
+		require.Contains(t, a.Compatibility.Reason, "it loads and runs; made by an equal library of "+
+			openVINO+" on a machine that it does not state")
+		require.EqualValues(t, 1, ort.runs.Load())
+		b.reopen()
+	}
+	b.close()
+	e := b.notFound(b.forOpenVINO(path, Fail), "")
+	require.Contains(t, e.Text, "the machine that it was made on is not known")
+}
+
+// What an application puts states no hardware either: it is run before others get it.
+func TestPutIsRunWhereItStatesNoHardware(t *testing.T) {
+	b, ort := newOpenVINOBench(t, "openvino-1.4.0")
+	path := collected(t, "tiny-convolution")
+	claim := b.acquire(b.forOpenVINO(path, ForClaim))
+	folder := t.TempDir()
+	rt := b.cache.runtimes.all()[0].facts.Load().spec
+	made, err := ort.Compile(t.Context(), compilers.Job{Runtime: rt, Model: path, Folder: folder,
+		EPs: []compilers.EP{{Name: openVINO}}, Output: claim.Claim.Output, Route: claim.Claim.Route,
+		GraphOptimizationLevel: "disable_all"}, nil)
+	require.NoError(t, err)
+	taken, err := b.cache.Put(t.Context(), b.self(), b.putOf(claim, folder, made), nil)
+	require.NoError(t, err)
+	defer taken.View.Close()
+	require.Regexp(t, "^cpu:", taken.Build.EPs[0].HardwareArchitecture)
+	require.Equal(t, Hit, b.acquire(b.forOpenVINO(path, Fail)).Outcome)
+	require.EqualValues(t, 1, ort.runs.Load())
+}
+
+// Every model of a group is run.
+func TestGroupOfAnotherMachineClassIsRun(t *testing.T) {
+	b, ort := newOpenVINOBench(t, "openvino-1.6.1")
+	group := func(last string) *Request {
+		r := b.forOpenVINO(collected(t, "tiny-convolution"), Wait)
+		r.Group = []ModelFiles{{Name: "second", Graph: b.openFile(collected(t, last))}}
+		return r
+	}
+	for _, last := range []string{"tiny-mlp", "minilm-int8"} {
+		require.Equal(t, Compiled, b.acquire(group(last)).Outcome)
+	}
+	change, copies := b.change, b.copies()
+	lesserProcessor(t)
+	other := copies(t)
+	other.change = change
+	other.openSound()
+	r := group("tiny-mlp")
+	r.OnMiss = Fail
+	a := other.acquire(r)
+	require.Equal(t, Hit, a.Outcome)
+	require.Contains(t, a.Compatibility.Reason, "it loads and runs")
+	require.EqualValues(t, 1, ort.runs.Load())
+	r = group("minilm-int8")
+	r.OnMiss = Fail
+	require.Contains(t, other.refused(r).Text, "it loads and does not run")
+}
