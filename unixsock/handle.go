@@ -164,6 +164,9 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 
 // failure logs what the client must not be told, and says the rest.
 func (c *connection) failure(r *request, err error) *wire.Error {
+	if refused := c.server.refused(); refused != nil {
+		err = refused
+	}
 	if ClassOf(err) == wire.ErrorClass_INTERNAL {
 		c.server.Log.Error("request", "uid", c.peer.UID, "pid", c.peer.PID, "number", r.number, "error", err)
 	}

@@ -128,6 +128,17 @@ func (c *connection) cancelRequest(number uint64) {
 	}
 }
 
+// cancelRequests cancels what is being answered.
+func (c *connection) cancelRequests() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.requests {
+		if r.cancel != nil {
+			r.cancel()
+		}
+	}
+}
+
 // attach keeps descriptors for the Acquire or Put that follows.
 func (c *connection) attach(number uint64, fds []int) error {
 	c.mu.Lock()
@@ -224,6 +235,8 @@ func (c *connection) overLimits(r *request) error {
 		return &Error{Class: wire.ErrorClass_BUSY, Text: fmt.Sprintf(format, args...), Hint: "wait for answers before asking for more"}
 	}
 	switch {
+	case c.server.refused() != nil:
+		return c.server.refused()
 	case c.server.draining():
 		return &Error{Class: wire.ErrorClass_BUSY, Text: "the daemon is stopping"}
 	case flying > int64(limits.Requests):

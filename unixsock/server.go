@@ -28,6 +28,7 @@ type Server struct {
 	running sync.WaitGroup // connections, and the waits for what they left unread
 
 	overseer overseer
+	refusal  atomic.Pointer[Error] // what every request is answered with; nil: the backend answers
 
 	mu        sync.Mutex // guards what follows; taken last
 	listeners map[net.Listener]struct{}
@@ -130,6 +131,30 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
+// Refuse has every request answered with err: those under way, which are cancelled, and those that
+// come. New connections get err instead of a HelloReply. nil: the backend answers again.
+func (s *Server) Refuse(err *Error) {
+	s.refusal.Store(err)
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.users {
+		for c := range u.connections {
+			c.cancelRequests()
+		}
+	}
+}
+
+// refused returns the error that every request is answered with, or nil.
+func (s *Server) refused() error {
+	if err := s.refusal.Load(); err != nil {
+		return err
+	}
+	return nil
+}
+
 func (s *Server) closeListeners() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +228,9 @@ func (s *Server) admit(accepted net.Conn) {
 			c.turnAway()
 			return
 		}
-		s.Log.Warn("connection refused", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
+		if s.refused() == nil { // else all are
+			s.Log.Warn("connection refused", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
+		}
 		c.refuse(err)
 		return
 	}
@@ -228,6 +255,8 @@ func (s *Server) register(c *connection) error {
 	switch {
 	case s.leaving:
 		return errLeaving
+	case s.refused() != nil:
+		return s.refused()
 	case s.draining():
 		busy.Text, busy.Hint = "the daemon is stopping", ""
 		return busy

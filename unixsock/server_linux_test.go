@@ -471,6 +471,32 @@ func TestShutdown(t *testing.T) {
 	})
 }
 
+// A server that refuses answers requests under way, those that come, and new connections with its
+// reason, until it serves again.
+func TestRefusalAnswersEveryRequest(t *testing.T) {
+	s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
+	c, model := dial(t, s), modelFile(t)
+	underWay := make(chan error, 1)
+	go func() {
+		_, _, err := c.Acquire(context.Background(), acquireModel(), []*os.File{model}, nil, nil)
+		underWay <- err
+	}()
+	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
+	s.Refuse(&Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "the index is damaged", Hint: "wait"})
+	status := func() error { _, err := c.Status(background(t)); return err }
+	_, newcomer := Dial(background(t), s.path)
+	for name, err := range map[string]error{"under way": <-underWay, "later": status(), "new connection": newcomer} {
+		require.ErrorIs(t, err, ErrUnavailable, name)
+		var refused *Error
+		require.ErrorAs(t, err, &refused, name)
+		require.Equal(t, "the index is damaged", refused.Text, name)
+		require.Equal(t, "wait", refused.Hint, name)
+	}
+	s.Refuse(nil)
+	require.NoError(t, status())
+	_ = dial(t, s)
+}
+
 // Under socket activation the listener comes as a descriptor, and its file is not ours to remove.
 func TestActivatedListener(t *testing.T) {
 	dir, err := os.MkdirTemp("", "us")

@@ -356,6 +356,18 @@ def test_any_error_leads_to_a_plain_session(provider: Provider, source: str, num
     assert equal(session.run(None, INPUTS), run_plain(provider, source))
 
 
+def test_a_daemon_that_makes_its_index_leads_to_a_plain_session(provider: Provider, source: str) -> None:
+    def starting(peer: Peer) -> None:
+        peer.read()
+        peer.send({"request": 0, "error": {"class": 11, "text": "the daemon is starting: 7 builds, 3 %"}})
+        peer.wait_for_end()
+
+    with FakeDaemon(starting) as daemon:
+        with pytest.warns(epcache.EpcacheWarning, match="the daemon is starting: 7 builds, 3 %"):
+            session = epcache.InferenceSession(source, ep=provider.spec, client=client(daemon))
+    assert equal(session.run(None, INPUTS), run_plain(provider, source))
+
+
 @pytest.mark.parametrize(
     ("why", "raises"),
     [
