@@ -76,9 +76,6 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	if err := r.fold(); err != nil {
 		return nil, err
 	}
-	if c.index.Making() { // which takes minutes where there are a million builds: who asks is better off alone
-		return nil, refusal.New(refusal.Unavailable, nil, "the index was broken, and is being made anew").WithHint("the daemon's log tells how far it is; compile without it until then")
-	}
 	for attempt := 1; ; attempt++ {
 		a, err := c.acquire(ctx, r, t)
 		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)

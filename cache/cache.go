@@ -59,9 +59,14 @@ type Options struct {
 	Conditions       string        // the configuration that compiles depend on, in any words: what failed under another is tried again
 	ReportQuorum     int           // distinct users whose reports withhold a build from all, where it cannot be checked; 0: 3
 
-	// Opening is told every few seconds how far it is while Open takes long, for the index is made from all manifests; also later, should
-	// it break in use. It must not wait. nil: nobody is told.
+	// Opening is called every few seconds with the progress while Open makes the index from all
+	// manifests, which takes long. It must not wait. It may be nil.
 	Opening func(what string)
+
+	// Broken is called once if the index turns out to be damaged after Open: no request can be
+	// answered from then on, and Close may block. The process should end, because its next start
+	// makes the index again. Broken must not wait. It may be nil.
+	Broken func(error)
 
 	Log *slog.Logger
 	Now func() time.Time // nil: time.Now
@@ -181,13 +186,11 @@ func Open(dir string, o Options) (*Cache, error) {
 
 func (c *Cache) open() error {
 	var err error
-	if c.index, err = index.Open(c.dir, index.Options{FS: c.options.fs, Log: c.log, Waits: c.places.waits, Heard: c.stream.add, Disk: c.diskBytes, Making: c.indexMaking}); err != nil {
+	if c.index, err = index.Open(c.dir, index.Options{FS: c.options.fs, Log: c.log,
+		Heard: c.stream.add, Disk: c.diskBytes, Making: c.indexMaking, Broken: c.indexBroken}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
-	if why := c.index.Rebuilt(); why != "" {
-		c.log.Warn("index rebuilt from the manifests", "why", why)
-	}
-	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index, Waits: c.places.waits}); err != nil {
+	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index.Stamps(), Waits: c.places.waits}); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
 	if err := c.openForms(); err != nil {
@@ -235,6 +238,12 @@ func (c *Cache) open() error {
 func (c *Cache) indexMaking(builds uint64, percent int) {
 	if c.options.Opening != nil {
 		c.options.Opening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%", builds, percent))
+	}
+}
+
+func (c *Cache) indexBroken(err *index.BrokenError) {
+	if c.options.Broken != nil {
+		c.options.Broken(err)
 	}
 }
 

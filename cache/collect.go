@@ -151,13 +151,11 @@ func (c *Cache) batch(plan *Collection, first int) (batch []removal, n int) {
 
 // recordsOf gives the records of the builds of some steps, nil for each that is gone.
 func (c *Cache) recordsOf(steps []space.Step) []*index.Build {
-	ids := make([]index.BuildID, len(steps))
+	builds := make([]*index.Build, len(steps))
 	for i := range steps {
-		ids[i] = steps[i].ID
-	}
-	builds, err := c.index.GetAll(ids)
-	if err != nil {
-		return make([]*index.Build, len(steps)) // as one that cannot be read
+		if b, err := c.index.Get(steps[i].ID); err == nil { // one that cannot be read counts as gone
+			builds[i] = &b
+		}
 	}
 	return builds
 }

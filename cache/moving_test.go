@@ -15,7 +15,7 @@ func TestChangeWhileAHitIsVerified(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.request(b.model(1)))
 	for _, f := range first.Build.Files {
-		require.NoError(t, b.cache.index.ForgetStamp(f.Digest))
+		require.NoError(t, b.cache.index.Stamps().ForgetStamp(f.Digest))
 	}
 	b.reopen()
 	b.assessed(func(RuntimeFacts) bool { return true })

@@ -368,7 +368,7 @@ func TestAReportOfADamageWithoutATrace(t *testing.T) {
 	require.NoError(t, f.Sync())
 	stamp, err := cas.StampOf(f)
 	require.NoError(t, err)
-	require.NoError(t, b.cache.index.SaveStamp(a.Build.Files[len(a.Build.Files)-1].Digest, stamp))
+	require.NoError(t, b.cache.index.Stamps().SaveStamp(a.Build.Files[len(a.Build.Files)-1].Digest, stamp))
 	b.reopen()
 	require.Equal(t, Hit, b.acquire(b.others(bob, 1)).Outcome, "the test is of nothing if this is noticed")
 

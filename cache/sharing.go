@@ -19,7 +19,7 @@ import (
 
 // What blobs share is looked for after their builds were answered, one blob at a time, while nobody asks for anything and nothing is
 // compiled. The queue is the index: a blob without a share has not been looked at, so a restart goes on where the last run ended. All of it is
-// read at the start, when settings have changed, and when the index has lost what it knew; else those blobs are looked at that have come since, or have
+// read at the start, and when settings have changed; else those blobs are looked at that have come since, or have
 // another form, so that a build costs the same in a store of a million.
 
 // When builds are packed.
@@ -81,7 +81,6 @@ type sharing struct {
 	failed []cas.Digest // could not be looked at; guarded by mu
 	all    bool         // there may be others besides; guarded by mu
 	due    bool         // builds may be cold that were not; guarded by mu
-	made   uint64       // how often the index had been made anew when all was read; guarded by mu
 
 	pace sync.Mutex // one read at a time begins
 	last time.Time  // when the gate last opened; guarded by pace
@@ -106,9 +105,6 @@ func (s *sharing) tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.due = true
-	if s.made != s.c.index.Remade() {
-		s.all = true // shares were lost with it
-	}
 	for _, d := range s.failed {
 		s.remember(d)
 	}
@@ -312,9 +308,6 @@ func (s *sharing) todo(ctx context.Context) ([]cas.Digest, error) {
 	s.mu.Lock()
 	all, fresh := s.all, s.fresh
 	s.all, s.fresh = false, nil
-	if all {
-		s.made = s.c.index.Remade()
-	}
 	s.mu.Unlock()
 	if all {
 		return s.unknown(ctx)

@@ -43,9 +43,6 @@ func readBuild(tx *bbolt.Tx, id BuildID) (Build, error) {
 	return b, nil
 }
 
-// page bounds a read transaction: so many builds take well below 5 ms.
-const page = 64
-
 type lookupKey struct {
 	request RequestKey
 	scope   string
@@ -75,7 +72,7 @@ func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 func buildsOf(tx *bbolt.Tx, k lookupKey) ([]Build, error) {
 	prefix := requestPrefix(k.request, k.scope)
 	// An entry's builds are few: one for each EP library that was ever in use.
-	keys, err := keysFrom(tx, bucketRequests, prefix, nil, 4*page)
+	keys, err := keysOf(tx, bucketRequests, prefix, maxSharers)
 	if err != nil {
 		return nil, err
 	}
@@ -117,26 +114,6 @@ func (x *Index) Get(id BuildID) (Build, error) {
 	return read(x.db, func(tx *bbolt.Tx) (Build, error) { return readBuild(tx, id) })
 }
 
-// GetAll is Get of several builds, in one transaction; the error is nil where
-// some are not there: those are nil.
-func (x *Index) GetAll(ids []BuildID) ([]*Build, error) {
-	return read(x.db, func(tx *bbolt.Tx) ([]*Build, error) {
-		out := make([]*Build, len(ids))
-		for i, id := range ids {
-			if x.isGone(id) {
-				continue
-			}
-			b, err := readBuild(tx, id)
-			if err == nil {
-				out[i] = &b
-			} else if !errors.Is(err, ErrNotFound) {
-				return nil, err
-			}
-		}
-		return out, nil
-	})
-}
-
 // Each calls fn with every build, in order of ids, and stops at its first
 // error, which it returns. No transaction is open during fn, which may call
 // any method. Builds published or retracted meanwhile may be given or not.
@@ -147,7 +124,7 @@ func (x *Index) Each(ctx context.Context, fn func(Build) error) error {
 // EachAfter is Each of the builds whose ids follow this one. The zero id, which
 // no build has, is before all.
 func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error) error {
-	return x.rowsAfter(ctx, bucketBuilds, id[:], func(key, value []byte) error {
+	return x.rowsFrom(ctx, bucketBuilds, nil, id[:], func(key, value []byte) error {
 		b, err := unmarshalBuild(value)
 		if err != nil || !bytes.Equal(b.ID[:], key) {
 			return &DamageError{"index.db", fmt.Sprintf("the record of build %x is none", key)}
@@ -162,65 +139,38 @@ func (x *Index) EachAfter(ctx context.Context, id BuildID, fn func(Build) error)
 	})
 }
 
-// Needs returns the builds that refer to the blob. None does not
-// mean that the blob may go unless Complete is true.
-func (x *Index) Needs(d cas.Digest) ([]BuildID, error) {
-	var ids []BuildID
-	for after := []byte(nil); ; {
-		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) {
-			return keysFrom(tx, bucketBlobs, d[:], after, 16*page)
-		})
-		if err != nil {
-			return nil, err
-		}
-		for _, key := range keys {
-			id, err := idAtEnd(key)
-			if err != nil {
-				return nil, err
-			}
-			if !x.isGone(id) {
-				ids = append(ids, id)
-			}
-		}
-		if len(keys) < 16*page {
-			return ids, nil
-		}
-		after = keys[len(keys)-1]
-	}
+// idsOf returns the builds whose ids end the keys that begin with prefix, in order of keys.
+func (x *Index) idsOf(ctx context.Context, bucket, prefix []byte) (ids []BuildID, err error) {
+	err = x.rowsFrom(ctx, bucket, prefix, nil, func(key, _ []byte) error {
+		id, err := idAtEnd(key)
+		ids = append(ids, id)
+		return err
+	})
+	return ids, err
 }
 
-// NeededBy returns for each of these blobs builds that refer to it, as many as
-// that at most.
-func (x *Index) NeededBy(all []cas.Digest, most int) (map[cas.Digest][]BuildID, error) {
-	out := make(map[cas.Digest][]BuildID, len(all))
-	for len(all) > 0 {
-		part := all[:min(page, len(all))]
-		all = all[len(part):]
-		found, err := read(x.db, func(tx *bbolt.Tx) ([][][]byte, error) {
-			found := make([][][]byte, len(part))
-			for i, d := range part {
-				keys, err := keysFrom(tx, bucketBlobs, d[:], nil, most+1) // one of them may be going
-				if err != nil {
-					return nil, err
-				}
-				found[i] = keys
-			}
-			return found, nil
-		})
-		if err != nil {
-			return nil, err
-		}
-		for i, keys := range found {
-			ids := make([]BuildID, 0, len(keys))
-			for _, key := range keys {
-				if id, err := idAtEnd(key); err == nil && len(ids) < most && !x.isGone(id) {
-					ids = append(ids, id)
-				}
-			}
-			out[part[i]] = ids
+// Needs returns the builds that refer to the blob. If there are none, the blob may still be needed
+// unless Complete is true.
+func (x *Index) Needs(d cas.Digest) ([]BuildID, error) {
+	ids, err := x.idsOf(context.Background(), bucketBlobs, d[:])
+	return slices.DeleteFunc(ids, x.isGone), err
+}
+
+// NeedsSome is Needs for at most so many builds.
+func (x *Index) NeedsSome(d cas.Digest, most int) ([]BuildID, error) {
+	keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) {
+		return keysOf(tx, bucketBlobs, d[:], most+1) // one of them may be going
+	})
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]BuildID, 0, most)
+	for _, key := range keys {
+		if id, err := idAtEnd(key); err == nil && len(ids) < most && !x.isGone(id) {
+			ids = append(ids, id)
 		}
 	}
-	return out, nil
+	return ids, nil
 }
 
 // Need is a blob that a build needs.
@@ -234,42 +184,40 @@ type Need struct {
 // for each build that needs it, and stops at fn's first error, which it returns.
 // No transaction is open during fn.
 func (x *Index) EachNeed(ctx context.Context, fn func(Need) error) error {
-	return x.eachNeedFrom(ctx, nil, fn)
+	return x.eachNeed(ctx, nil, fn)
 }
 
-func (x *Index) eachNeedFrom(ctx context.Context, after []byte, fn func(Need) error) error {
-	return x.rowsAfter(ctx, bucketBlobs, after, func(key, value []byte) error {
-		id, err := idAtEnd(key)
-		f := fields{b: value}
-		size, disk := f.i64(), f.i64()
-		if err != nil || !f.end() || len(key) != len(cas.Digest{})+len(id) {
-			return firstOf(err, errBlobRow)
+func (x *Index) eachNeed(ctx context.Context, prefix []byte, fn func(Need) error) error {
+	return x.rowsFrom(ctx, bucketBlobs, prefix, nil, func(key, value []byte) error {
+		n, err := decodeNeed(key, value)
+		if err != nil || x.isGone(n.Build) {
+			return err
 		}
-		if x.isGone(id) {
-			return nil
-		}
-		return fn(Need{cas.Digest(key[:len(key)-len(id)]), size, disk, id})
+		return fn(n)
 	})
+}
+
+func decodeNeed(key, value []byte) (n Need, err error) {
+	f := fields{b: value}
+	n.Size, n.Disk = f.i64(), f.i64()
+	if !f.end() || len(key) != len(n.Blob)+len(n.Build) {
+		return n, errBlobRow
+	}
+	copy(n.Blob[:], key)
+	copy(n.Build[:], key[len(n.Blob):])
+	return n, nil
 }
 
 // NeededIn returns the blobs that are needed whose digests begin with that byte, and
 // the bytes that are accounted for each on the disk.
 func (x *Index) NeededIn(ctx context.Context, first byte) (map[cas.Digest]int64, error) {
 	out := make(map[cas.Digest]int64)
-	err := x.eachNeedFrom(ctx, []byte{first}, func(n Need) error {
-		if n.Blob[0] != first {
-			return errPast
-		}
+	err := x.eachNeed(ctx, []byte{first}, func(n Need) error {
 		out[n.Blob] = n.Disk
 		return nil
 	})
-	if errors.Is(err, errPast) {
-		err = nil
-	}
 	return out, err
 }
-
-var errPast = errors.New("the next ones begin otherwise")
 
 // Space returns the store's size as far as builds tell it.
 func (x *Index) Space() (Space, error) { return read(x.db, readSpace) }

@@ -7,15 +7,13 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
 // Check reads every manifest, the journal and every row of the database, and
-// returns what is not as it should be. It changes nothing, except that a
-// database whose rows are wrong is made anew, as any read would. told is called now
-// and then; it may be nil.
+// returns what is not as it should be. It changes nothing. A row that is wrong is an error and no
+// finding: as with any read, the database is given up then. told is called now and then; it may be
+// nil.
 func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 	found := x.Problems()
 	space, err := x.Space()
@@ -42,7 +40,13 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 	found = append(found, more...)
 	rows := uint64(0)
 	for _, bucket := range buckets {
-		if rows, err = x.checkBucket(ctx, bucket, rows, told); err != nil {
+		err := x.rows(ctx, bucket, func(_, _ []byte) error { // which verifies the checksum of each
+			rows++
+			told.often("rows of the index", rows, 0)
+			return nil
+		})
+		told.tell("rows of the index", rows, 0)
+		if err != nil {
 			return found, err
 		}
 	}
@@ -53,8 +57,8 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 // how many it looked at.
 func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, builds uint64, err error) {
 	f := &x.folders[i]
-	f.turn.lock(x.db.waits)
-	defer f.turn.unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	names, err := x.fs.ReadDir(x.folderPath(i))
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", x.folderPath(i), "the folder is not there; it is made again at the next start"}}, 0, nil
@@ -80,7 +84,7 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 	if err != nil {
 		return nil, 0, err
 	}
-	for _, id := range known {
+	for id := range known {
 		if !there[id] && !x.isGone(id) {
 			found = append(found, Finding{"missing", id.String(), "the build has no manifest any more; the next start drops it"})
 		}
@@ -103,9 +107,14 @@ func (x *Index) checkManifest(id BuildID, path string) []Finding {
 	return nil
 }
 
-// known returns the builds that the database has for a folder.
-func (x *Index) known(i byte) ([]BuildID, error) {
-	return x.idsOf(context.Background(), rowPrefix{bucketBuilds, []byte{i}})
+// known returns the builds that the database has of a directory of manifests.
+func (x *Index) known(i byte) (map[BuildID]bool, error) {
+	ids, err := x.idsOf(context.Background(), bucketBriefs, []byte{i})
+	known := make(map[BuildID]bool, len(ids))
+	for _, id := range ids {
+		known[id] = true
+	}
+	return known, err
 }
 
 func (x *Index) leftovers() []string {
@@ -138,22 +147,4 @@ func (x *Index) checkJournal() ([]Finding, error) {
 		return []Finding{{"leftover", "journal", fmt.Sprintf("%d bytes end within a record", len(file))}}, nil
 	}
 	return nil, nil
-}
-
-// checkBucket reads every row, for its checksum, a page at a time. It counts on from rows.
-func (x *Index) checkBucket(ctx context.Context, bucket []byte, rows uint64, told Told) (uint64, error) {
-	for after := []byte(nil); ; {
-		if err := ctx.Err(); err != nil {
-			return rows, err
-		}
-		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) {
-			return keysFrom(tx, bucket, nil, after, 8*page)
-		})
-		rows += uint64(len(keys))
-		told.tell("rows of the index", rows, 0)
-		if err != nil || len(keys) < 8*page {
-			return rows, err
-		}
-		after = keys[len(keys)-1]
-	}
 }

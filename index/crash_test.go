@@ -133,14 +133,6 @@ var operations = []operation{
 		maybe: func(old, _ Build) []outcome { return together(old, outcome{ghost: true}) },
 		more:  2,
 	},
-	{
-		name: "make the database anew",
-		run: func(x *Index, _, _ Build) error {
-			return x.db.replace(x.db.handle, &faultError{"a test"})
-		},
-		done:  func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
-		maybe: func(old, _ Build) []outcome { return []outcome{{build: old, there: true}} },
-	},
 }
 
 // requireIndex opens what a crash has left.
@@ -260,16 +252,20 @@ func TestFailAtEveryStep(t *testing.T) {
 }
 
 func TestStopWhileOpening(t *testing.T) {
-	for _, lost := range []string{"nothing", "index.db"} {
-		t.Run(fmt.Sprintf("%s is missing", lost), func(t *testing.T) {
+	for name, spoil := range map[string]func(dir string) error{
+		"sound":   func(string) error { return nil },
+		"missing": func(dir string) error { return os.Remove(filepath.Join(dir, "index.db")) },
+		"marked as damaged": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "index.db.damaged"), []byte("a test"), 0o600)
+		},
+	} {
+		t.Run("the database is "+name, func(t *testing.T) {
 			for step := 1; ; step += crashfs.Stride {
 				fs, x, old := start(t, 0)
 				require.NoError(t, x.SetState(old.ID, State{Name: Withheld}))
 				require.NoError(t, x.Close())
 				dir := x.dir
-				if lost != "nothing" {
-					require.NoError(t, os.Remove(filepath.Join(dir, lost)))
-				}
+				require.NoError(t, spoil(dir))
 				// The journal ends within a record, so that it is written anew.
 				journal := filepath.Join(dir, "journal")
 				b, err := os.ReadFile(journal)
@@ -284,5 +280,22 @@ func TestStopWhileOpening(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A process that gives its database up may be stopped at any step of that.
+func TestStopWhileGivingTheDatabaseUp(t *testing.T) {
+	for step := 1; ; step += crashfs.Stride {
+		fs, x, old := start(t, 0)
+		before := fs.Steps()
+		fs.StopAt(before + step)
+		broken := new(BrokenError)
+		require.ErrorAs(t, x.db.fail(&faultError{"a test"}), &broken)
+		requireAfterCrash(t, fs, []outcome{{build: old, there: true}})
+		_ = x.Close() // it has stopped
+		if fs.Steps() < before+step {
+			require.Greater(t, step, 2)
+			return
+		}
 	}
 }

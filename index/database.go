@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,76 +21,65 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// How long a call into bbolt may take before its handle is given up. Reads
-// take microseconds; a write waits for the disk.
-const (
-	readLimit  = 5 * time.Second
-	writeLimit = time.Minute
-	openLimit  = 2 * time.Minute
-	lockWait   = time.Second // for another process that has index.db open
-)
+// lockWait is how long Open waits for another process that has index.db open.
+const lockWait = time.Second
 
-// database is index.db behind a handle that can be replaced.
+// database is index.db.
 //
-// bbolt reads through a mapping. Where a page cannot be read, or the file has
-// been cut short, that is a fault in the middle of bbolt, which then holds its
-// locks for ever: even Close hangs. So every call runs in a goroutine of its
-// own that turns faults into errors, and after one the handle is abandoned,
-// not closed, the file set aside, and a new database filled from the manifests.
+// bbolt reads through a mapping, so a page that cannot be read, or a file that was cut short, faults
+// in the middle of bbolt, which may hold its locks from then on: later transactions and Close would
+// block forever. Therefore a database that turns out to be damaged is never used again: each later
+// call fails with a *BrokenError, and a mark beside the file has the next Open make a new one from
+// the manifests.
 type database struct {
 	fs      cas.FS
-	dir     string // the state folder
+	dir     string // the state directory
 	path    string
 	reserve *reserve                 // of the disk
-	fill    func(db *bbolt.DB) error // from manifests
-	// lost is told why a database was replaced while it was in use.
-	lost func(cause error)
+	fill    func(db *bbolt.DB) error // from the manifests
+	failed  func(*BrokenError)       // is called once
 
-	writing turn       // one write at a time, so that none waits inside a handle that is given up
-	waits   *cas.Waits // for a Retract, here and at a folder
+	// writing has one write at a time, so that none blocks on a lock of bbolt's that a damaged
+	// database keeps.
+	writing sync.Mutex
 
-	making atomic.Bool  // a database is being made in the place of one that was in use
-	mu     sync.RWMutex // guards handle; held for writing while a database is made
+	mu     sync.RWMutex // guards the rest
 	handle *bbolt.DB    // nil: closed
+	broken *BrokenError // nil: not that we know
 }
 
-// faultError is a panic out of bbolt, or a call that did not come back.
+// BrokenError says that index.db turned out to be damaged while it was open. The index answers
+// nothing more; the next Open makes a new database from the manifests.
+type BrokenError struct{ Cause error }
+
+func (e *BrokenError) Error() string { return "index.db cannot be used: " + e.Cause.Error() }
+
+// Unwrap returns what was wrong.
+func (e *BrokenError) Unwrap() error { return e.Cause }
+
+// faultError is a panic out of bbolt.
 type faultError struct{ cause string }
 
-func (e *faultError) Error() string { return "index.db: " + e.cause }
+func (e *faultError) Error() string { return e.cause }
 
-// guard runs fn where a fault is an error, for at most limit. fn may go on
-// running after that, so it shares nothing that is written.
-func guard[T any](limit time.Duration, fn func() (T, error)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		debug.SetPanicOnFault(true) // of this goroutine only
-		var r result
-		defer func() {
-			if p := recover(); p != nil {
-				r = result{err: &faultError{fmt.Sprint(p)}}
-			}
-			done <- r
-		}()
-		r.value, r.err = fn()
+// guard runs fn, and returns a fault or another panic as an error.
+func guard(fn func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // of this goroutine only
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }: // of package runtime
+			err = &faultError{"fault: a page cannot be read, or the file was cut short"}
+		default:
+			err = &faultError{fmt.Sprint(p)}
+		}
 	}()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-timer.C:
-		return *new(T), &faultError{fmt.Sprintf("no answer within %v", limit)}
-	}
+	return fn()
 }
 
-// broken reports whether err says that the database is no good, and not the
-// disk full or a value refused.
-func broken(err error) bool {
+// damages reports whether err says that the database is damaged, and not that the disk is full or
+// a value is refused. After an I/O error it is not known what of a transaction is on the disk.
+func damages(err error) bool {
 	var fault *faultError
 	var damage *DamageError
 	return errors.As(err, &fault) || errors.As(err, &damage) ||
@@ -99,207 +88,201 @@ func broken(err error) bool {
 		errors.Is(err, syscall.EIO)
 }
 
-// read runs fn in a short read transaction. What it returns is its own, never
-// a slice of the transaction's. fn may run again, on a new database.
-func read[T any](d *database, fn func(tx *bbolt.Tx) (T, error)) (T, error) {
-	return try(d, readLimit, func(db *bbolt.DB) (v T, err error) {
-		err = db.View(func(tx *bbolt.Tx) error {
+// read runs fn in a short read transaction. fn returns no slice of the transaction's.
+func read[T any](d *database, fn func(tx *bbolt.Tx) (T, error)) (v T, err error) {
+	err = d.use(func(db *bbolt.DB) error {
+		return db.View(func(tx *bbolt.Tx) (err error) {
 			v, err = fn(tx)
 			return err
 		})
-		return v, err
 	})
+	return v, err
 }
 
-// write runs fn in a write transaction, durable when it returns. fn must bear
-// to run again, and must not wait for the disk or for anybody.
+// write runs fn in a write transaction, which is durable when write returns. fn must not wait for
+// the disk.
 func (d *database) write(fn func(tx *bbolt.Tx) error) error {
-	d.writing.lock(d.waits)
-	return d.writeInTurn(fn)
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	return d.use(func(db *bbolt.DB) error { return db.Update(fn) })
 }
 
-// writeInTurn gives the turn back.
-func (d *database) writeInTurn(fn func(tx *bbolt.Tx) error) error {
-	defer d.writing.unlock()
-	_, err := try(d, writeLimit, func(db *bbolt.DB) (struct{}, error) {
-		return struct{}{}, db.Update(fn)
-	})
+// use calls fn with the open database, unless that is known to be damaged.
+func (d *database) use(fn func(db *bbolt.DB) error) error {
+	d.mu.RLock()
+	db, broken := d.handle, d.broken
+	d.mu.RUnlock()
+	switch {
+	case broken != nil:
+		return broken
+	case db == nil:
+		return fmt.Errorf("index.db: %w", os.ErrClosed)
+	}
+	err := guard(func() error { return fn(db) })
+	if damages(err) {
+		return d.fail(err)
+	}
 	return err
 }
 
-func try[T any](d *database, limit time.Duration, fn func(db *bbolt.DB) (T, error)) (T, error) {
-	for again := false; ; again = true {
-		d.mu.RLock()
-		db := d.handle
-		d.mu.RUnlock()
-		if db == nil {
-			return *new(T), fmt.Errorf("index.db: %w", os.ErrClosed)
-		}
-		work := func() (done func()) { return func() {} }
-		if d.waits.Working() { // and so does who does it for them
-			work = d.waits.Work
-		}
-		v, err := guard(limit, func() (T, error) {
-			defer work()()
-			return fn(db)
-		})
-		if !broken(err) || again {
-			return v, err
-		}
-		if replaceErr := d.replace(db, err); replaceErr != nil {
-			return v, errors.Join(err, replaceErr)
-		}
-	}
+// isBroken returns the error that the database was given up with, or nil.
+func (d *database) isBroken() *BrokenError {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.broken
 }
 
-// replace makes a new database, unless somebody has done so since failed was
-// taken.
-func (d *database) replace(failed *bbolt.DB, cause error) error {
+// fail gives the database up, and durably notes that beside it.
+func (d *database) fail(cause error) error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.handle != failed {
-		return nil
+	broken, first := d.broken, d.broken == nil
+	if first {
+		if err := d.reserve.use(func() error { return d.putMark(cause.Error()) }); err != nil {
+			cause = fmt.Errorf("%w; it cannot be marked as damaged: %w", cause, err)
+		}
+		broken = &BrokenError{cause}
+		d.broken = broken
 	}
-	d.making.Store(true)
-	defer d.making.Store(false)
-	db, err := d.remake(cause.Error())
-	if err != nil {
-		return err
+	d.mu.Unlock()
+	if first {
+		d.failed(broken)
 	}
-	d.handle = db
-	d.lost(cause)
-	return nil
+	return broken
 }
 
-// open opens the database, or makes a new one and says why.
+// open opens the database. If it is missing, marked as damaged or of no use, open makes a new one
+// and returns why.
 func (d *database) open() (why string, err error) {
-	if err := d.removeTemp(); err != nil {
+	if err := d.remove(d.temp()); err != nil {
 		return "", err
 	}
-	info, err := os.Lstat(d.path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		why = "it was missing"
-	case err != nil:
+	why, err = d.unusable()
+	if err != nil || why == "" {
 		return "", err
-	case info.Size() == 0 || !info.Mode().IsRegular():
-		why = "it was empty or no file"
-	}
-	if why == "" {
-		db, err := guard(openLimit, func() (*bbolt.DB, error) { return openBolt(d.path, false) })
-		if err == nil {
-			if err = addBuckets(db); err == nil {
-				why, err = schemaProblem(db)
-			}
-		}
-		switch {
-		case err == nil && why == "":
-			d.handle = db
-			return "", nil
-		case errors.Is(err, bolterrors.ErrTimeout):
-			return "", fmt.Errorf("index.db is in use by another process: %w", err)
-		case err != nil && !broken(err):
-			return "", err
-		case err != nil:
-			why = err.Error()
-		}
 	}
 	d.handle, err = d.remake(why)
 	return why, err
 }
 
-// addBuckets makes the younger buckets.
-func addBuckets(db *bbolt.DB) error {
-	there, err := guard(readLimit, func() (there bool, err error) {
-		err = db.View(func(tx *bbolt.Tx) error {
-			there = true
-			for _, name := range younger {
-				there = there && tx.Bucket(name) != nil
-			}
-			there = there || tx.Bucket(bucketMeta) == nil // then it is no database of ours
-			return nil
-		})
-		return there, err
-	})
-	if err != nil || there {
-		return err
+// unusable opens the database that is there, or says why it cannot be used.
+func (d *database) unusable() (why string, err error) {
+	if why = d.mark(); why != "" {
+		return why, nil
 	}
-	_, err = guard(writeLimit, func() (struct{}, error) {
-		return struct{}{}, db.Update(func(tx *bbolt.Tx) error {
-			for _, name := range younger {
-				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+	info, err := os.Lstat(d.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "it was missing", nil
+	case err != nil:
+		return "", err
+	case info.Size() == 0 || !info.Mode().IsRegular():
+		return "it was empty or no file", nil
+	}
+	var db *bbolt.DB
+	err = guard(func() (err error) {
+		if db, err = openBolt(d.path, false); err == nil {
+			why, err = schemaProblem(db)
+		}
+		return err
 	})
-	return err
+	switch {
+	case errors.Is(err, bolterrors.ErrTimeout):
+		return "", fmt.Errorf("index.db is in use by another process: %w", err)
+	case damages(err):
+		return err.Error(), nil // the handle is abandoned: closing it could block
+	case err != nil:
+		return "", err
+	case why != "":
+		return why, db.Close()
+	}
+	d.handle = db
+	return "", nil
 }
 
 // schemaProblem says why a database cannot be used though it opens.
-func schemaProblem(db *bbolt.DB) (string, error) {
-	return guard(readLimit, func() (why string, err error) {
-		err = db.View(func(tx *bbolt.Tx) error {
-			for _, name := range buckets {
-				if tx.Bucket(name) == nil {
-					why = fmt.Sprintf("it has no bucket %s", name)
-					return nil
-				}
+func schemaProblem(db *bbolt.DB) (why string, err error) {
+	return why, db.View(func(tx *bbolt.Tx) error {
+		for _, name := range buckets {
+			if tx.Bucket(name) == nil {
+				why = fmt.Sprintf("it has no bucket %s", name)
+				return nil
 			}
-			v, err := get(tx, bucketMeta, []byte("schema"))
-			if err != nil {
-				return err
-			}
-			if len(v) != 4 {
-				why = "it has no schema version"
-			} else if got := binary.LittleEndian.Uint32(v); got != schemaVersion {
-				why = fmt.Sprintf("its schema is %d, this epcached's is %d", got, schemaVersion)
-			}
-			return nil
-		})
-		return why, err
+		}
+		v, err := get(tx, bucketMeta, []byte("schema"))
+		if err != nil {
+			return err
+		}
+		if len(v) != 4 {
+			why = "it has no schema version"
+		} else if got := binary.LittleEndian.Uint32(v); got != schemaVersion {
+			why = fmt.Sprintf("its schema is %d, this epcached's is %d", got, schemaVersion)
+		}
+		return nil
 	})
 }
 
-func (d *database) temp() string { return d.path + ".new" }
+func (d *database) temp() string     { return d.path + ".new" }
+func (d *database) markPath() string { return d.path + ".damaged" }
 
-// spill is where the rows of a new database wait that memory does not hold.
-func (d *database) spill() string { return d.path + ".rows" }
-
-func (d *database) removeTemp() error {
-	for _, path := range []string{d.temp(), d.spill()} {
-		if err := d.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+func (d *database) remove(path string) error {
+	if err := d.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
 
-// remake sets aside what has the database's name and makes a new one under
-// another name. The rename is the commit point: a crash before it leaves a
-// temporary file and no database, and the next start does all this again.
+// maxMark bounds what is written into a mark.
+const maxMark = 4 << 10
+
+// putMark durably notes beside the database that it is damaged, and why.
+func (d *database) putMark(why string) error {
+	if err := d.remove(d.markPath()); err != nil {
+		return err
+	}
+	if err := writeFile(d.fs, d.markPath(), []byte(shorten(why, maxMark))); err != nil {
+		return err
+	}
+	return d.fs.SyncDir(d.dir)
+}
+
+// mark returns what putMark noted; "": nothing.
+func (d *database) mark() string {
+	b, err := readFile(d.fs, d.markPath(), maxMark)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return cmp.Or(string(b), "it was marked as damaged")
+}
+
+// remake moves the old database into the quarantine and makes a new one under another name. The
+// rename is the commit point: a crash before it leaves a temporary file and no database, and the
+// next start does all this again. So does a crash before the mark is removed.
 func (d *database) remake(why string) (*bbolt.DB, error) {
 	err := cas.SetAside(d.fs, d.dir, d.path, why)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	var db *bbolt.DB
-	err = d.reserve.use(func() (err error) {
-		if err = d.removeTemp(); err == nil {
-			db, err = guard(math.MaxInt64, func() (*bbolt.DB, error) { return d.make(nil) })
-		}
-		return err
+	err = d.reserve.use(func() error {
+		return guard(func() (err error) {
+			db, err = d.make()
+			return err
+		})
 	})
+	if err == nil {
+		err = d.remove(d.markPath())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make index.db: %w", err)
 	}
 	return db, nil
 }
 
-// make makes a database from the manifests, with what may be lost from an old one;
-// nil: there is none.
-func (d *database) make(old *bbolt.DB) (db *bbolt.DB, err error) {
+// make makes a database from the manifests.
+func (d *database) make() (db *bbolt.DB, err error) {
+	if err := d.remove(d.temp()); err != nil {
+		return nil, err
+	}
 	if db, err = openBolt(d.temp(), true); err != nil {
 		return nil, err
 	}
@@ -315,16 +298,10 @@ func (d *database) make(old *bbolt.DB) (db *bbolt.DB, err error) {
 			}
 		}
 		schema := binary.LittleEndian.AppendUint32(nil, schemaVersion)
-		if err := put(tx, bucketMeta, []byte("schema"), schema); err != nil {
-			return err
-		}
-		return put(tx, bucketMeta, []byte("space"), encodeSpace(Space{}))
+		return put(tx, bucketMeta, []byte("schema"), schema)
 	})
 	if err == nil {
 		err = d.fill(db)
-	}
-	if err == nil && old != nil {
-		err = keepSoft(db, old)
 	}
 	if err == nil {
 		err = db.Sync()
@@ -339,10 +316,10 @@ func (d *database) make(old *bbolt.DB) (db *bbolt.DB, err error) {
 	return db, err
 }
 
-// openBolt opens or makes a database file. The large mapping is address space
-// only: it keeps a growing file from being mapped anew, for which bbolt would
-// wait until every reader is done, and every new reader for it. The freelist
-// stays synced: finding it again cost 382 ms at a million entries.
+// openBolt opens or makes a database file. The large mapping is address space only. It keeps a
+// growing file from being mapped again, for which bbolt would block until every reader is done, and
+// every new reader behind it. The freelist stays synced, because finding it again cost 382 ms at a
+// million entries.
 func openBolt(path string, noSync bool) (*bbolt.DB, error) {
 	o := &bbolt.Options{
 		Timeout: lockWait, NoSync: noSync, FreelistType: bbolt.FreelistMapType, NoStatistics: true,
@@ -363,21 +340,22 @@ func initialMapping() int {
 	return math.MaxInt & (64 << 30) // the mask is for 32 bits, where the constant would not fit
 }
 
-// close closes the database, unless it has been given up or hangs.
+// close closes the database, unless it is damaged: then Close could block.
 func (d *database) close() error {
-	d.writing.lock(d.waits)
-	defer d.writing.unlock()
+	d.writing.Lock()
+	defer d.writing.Unlock()
 	d.mu.Lock()
 	db := d.handle
-	d.handle = nil
+	if d.handle = nil; d.broken != nil {
+		db = nil
+	}
 	d.mu.Unlock()
 	if db == nil {
 		return nil
 	}
-	_, err := guard(writeLimit, func() (struct{}, error) { return struct{}{}, db.Close() })
-	return err
+	return guard(db.Close)
 }
 
-func newDatabase(fsys cas.FS, dir string, reserve *reserve, waits *cas.Waits) *database {
-	return &database{fs: fsys, waits: waits, dir: dir, reserve: reserve, path: filepath.Join(dir, "index.db")}
+func newDatabase(fsys cas.FS, dir string, reserve *reserve) *database {
+	return &database{fs: fsys, dir: dir, reserve: reserve, path: filepath.Join(dir, "index.db")}
 }

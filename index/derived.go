@@ -9,8 +9,6 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-var _ cas.StampBook = (*Index)(nil)
-
 // maxMemos bounds the memo. A model's memo has a few hundred bytes.
 const maxMemos = 1 << 16
 
@@ -33,23 +31,35 @@ func (x *Index) SaveMemo(key, value []byte) error {
 // DropMemo forgets a memo.
 func (x *Index) DropMemo(key []byte) { x.soft.drop(bucketMemo, key) }
 
-// LoadStamp, SaveStamp and ForgetStamp remember what package cas has verified.
-func (x *Index) LoadStamp(d cas.Digest) (cas.Stamp, bool) {
-	v, ok := x.soft.get(bucketStamps, d[:])
+// Stamps remembers the stamps of blobs that package cas has verified.
+func (x *Index) Stamps() cas.StampBook { return stamps{x, bucketStamps} }
+
+// UnpackedStamps remembers those of unpacked copies, which are other files.
+func (x *Index) UnpackedStamps() cas.StampBook { return stamps{x, bucketUnpacked} }
+
+// RecipeStamps remembers those of recipes that were found to rebuild their blobs, by the digests of
+// these.
+func (x *Index) RecipeStamps() cas.StampBook { return stamps{x, bucketProven} }
+
+type stamps struct {
+	x      *Index
+	bucket []byte
+}
+
+func (s stamps) LoadStamp(d cas.Digest) (cas.Stamp, bool) {
+	v, ok := s.x.soft.get(s.bucket, d[:])
 	if !ok {
 		return cas.Stamp{}, false
 	}
 	return decodeStamp(v)
 }
 
-// SaveStamp keeps the stamp of a verified blob; written within seconds.
-func (x *Index) SaveStamp(d cas.Digest, s cas.Stamp) error {
-	return x.soft.put(bucketStamps, d[:], encodeStamp(s))
+func (s stamps) SaveStamp(d cas.Digest, stamp cas.Stamp) error {
+	return s.x.soft.put(s.bucket, d[:], encodeStamp(stamp))
 }
 
-// ForgetStamp drops the stamp of a blob.
-func (x *Index) ForgetStamp(d cas.Digest) error {
-	x.soft.drop(bucketStamps, d[:])
+func (s stamps) ForgetStamp(d cas.Digest) error {
+	s.x.soft.drop(s.bucket, d[:])
 	return nil
 }
 
@@ -104,9 +114,6 @@ func (x *Index) LastUse(id BuildID) (time.Time, uint64) {
 	return u.Last, u.Hits
 }
 
-// Usage returns all that is known of a build's use.
-func (x *Index) Usage(id BuildID) Usage { return x.usage(id) }
-
 func (x *Index) usage(id BuildID) Usage {
 	v, ok := x.soft.get(bucketUse, id[:])
 	if !ok {
@@ -146,4 +153,87 @@ func (x *Index) saveCounters() error {
 	}
 	x.counted = false
 	return nil
+}
+
+// maxFailures and maxWanted bound how many rows are read.
+const (
+	maxFailures = 1 << 14
+	maxWanted   = 1 << 12
+)
+
+// Failures returns every failure that was saved and not lost, by its key.
+func (x *Index) Failures() (map[string][]byte, error) { return x.all(bucketFailures, maxFailures) }
+
+// SaveFailure keeps what is known of a compile that failed under a key,
+// together at most some 60 KiB; written within seconds.
+func (x *Index) SaveFailure(key, value []byte) error { return x.soft.put(bucketFailures, key, value) }
+
+// DropFailure forgets a failure.
+func (x *Index) DropFailure(key []byte) { x.soft.drop(bucketFailures, key) }
+
+// Wanted returns the jobs that were saved and not dropped, by their ids, as far as they were not
+// lost.
+func (x *Index) Wanted() (map[string][]byte, error) { return x.all(bucketWanted, maxWanted) }
+
+// SaveWanted keeps the record of a background job, at most some 60 KiB, durably when it returns.
+func (x *Index) SaveWanted(id string, value []byte) error {
+	if err := x.soft.put(bucketWanted, []byte(id), value); err != nil {
+		return err
+	}
+	return x.soft.flush()
+}
+
+// DropWanted forgets a job within seconds. A job that comes back after a crash is found to be done.
+func (x *Index) DropWanted(id string) { x.soft.drop(bucketWanted, []byte(id)) }
+
+// Beside its bytes, a blob has a sketch, by which blobs with equal parts are found, and a share:
+// what was found. A blob without a share has not been looked at.
+
+// Sketch returns what SaveSketch saved for a blob.
+func (x *Index) Sketch(d cas.Digest) ([]byte, bool) { return x.soft.get(bucketSketches, d[:]) }
+
+// SaveSketch keeps a blob's sketch, at most some 60 KiB; written within seconds.
+func (x *Index) SaveSketch(d cas.Digest, sketch []byte) error {
+	return x.soft.put(bucketSketches, d[:], sketch)
+}
+
+// EachSketch calls fn with every sketch, in order of digests, and stops at its first error, which
+// it returns. fn must not keep the bytes; no transaction is open while it runs.
+func (x *Index) EachSketch(ctx context.Context, fn func(d cas.Digest, sketch []byte) error) error {
+	return x.eachBlob(ctx, bucketSketches, fn)
+}
+
+// Share returns what SaveShare saved for a blob.
+func (x *Index) Share(d cas.Digest) ([]byte, bool) { return x.soft.get(bucketShares, d[:]) }
+
+// SaveShare keeps what a blob shares with others, at most some 60 KiB; written
+// within seconds.
+func (x *Index) SaveShare(d cas.Digest, share []byte) error {
+	return x.soft.put(bucketShares, d[:], share)
+}
+
+// EachShare is EachSketch for shares.
+func (x *Index) EachShare(ctx context.Context, fn func(d cas.Digest, share []byte) error) error {
+	return x.eachBlob(ctx, bucketShares, fn)
+}
+
+// DropShare forgets what a blob shares, and keeps its sketch.
+func (x *Index) DropShare(d cas.Digest) { x.soft.drop(bucketShares, d[:]) }
+
+// DropSharing forgets a blob's sketch and share: it is looked at again, if it is still there.
+func (x *Index) DropSharing(d cas.Digest) {
+	x.soft.drop(bucketSketches, d[:])
+	x.soft.drop(bucketShares, d[:])
+}
+
+func (x *Index) eachBlob(ctx context.Context, bucket []byte, fn func(d cas.Digest, value []byte) error) error {
+	if err := x.soft.flush(); err != nil {
+		return err
+	}
+	return x.rows(ctx, bucket, func(key, value []byte) error {
+		if len(key) != len(cas.Digest{}) {
+			return nil
+		}
+		return fn(cas.Digest(key), value)
+	})
 }

@@ -1,9 +1,10 @@
 // Package index maps requests to the builds that answer them.
 //
 // One manifest a build, and a journal, are the truth. The database index.db is
-// made from them, and made again when it is missing, damaged or of an older
-// schema. Only what nothing else knows is lost with it: memo, last use,
-// counters, stamps and views, all of which are remade in use.
+// made from them, and Open makes it again when it is missing, damaged or of
+// another schema. Only what nothing else knows is lost with it: memo, last use,
+// counters, stamps and views, all of which are made again in use. Damage that
+// is found after Open ends the use of the index, see BrokenError.
 //
 // Publish and Retract return when their effect is durable: the manifest is the
 // commit point both ways. SetState is durable when it returns. Everything else

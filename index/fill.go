@@ -15,42 +15,39 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// A new database is filled from all manifests: they are read on all cores, and
-// every bucket is written from its first row to its last. Inserted one build
-// after the other, rows that begin with digests would go to pages all over the file,
-// and each transaction would write most of them once more.
+// A new database is filled from all manifests: they are read on all cores, and every bucket is
+// written from its first row to its last, so that each page is written once. Inserted build by
+// build, rows that begin with digests go to pages all over the file, and each transaction writes
+// most of them again: of 100,000 builds that took three times as long, of more it took more each.
 
 // filler is the filling of one database.
 type filler struct {
 	x  *Index
 	db *bbolt.DB
 
-	requests, names, blobs sorter
-	spill                  spill
+	// Rows whose keys come in another order than builds: each is a key and its value. Together they
+	// take some 500 bytes for each build, while the database is made.
+	requests, names, blobs [][]byte
+	entries                []RequestKey // of each build
 
-	space Space
-	users map[uint32]UserSpace
-	told  time.Time // when the progress was last told
-	steps int       // done, of the folders and of 64 for each bucket that is sorted
+	space   Space
+	users   map[uint32]UserSpace
+	written int       // of these rows
+	told    time.Time // when the progress was last reported
 }
 
 const (
-	fillRows = 1 << 13         // rows a transaction
-	fullness = 0.9             // of pages: some room is left for what comes
-	tellFill = 5 * time.Second // how often the progress is told
+	fillRows = 1 << 13         // rows in a transaction
+	fullness = 0.9             // of pages: some space is left for later rows
+	tellFill = 2 * time.Second // how often the progress is reported
 )
 
-// fillAll fills a new database from all manifests. It is called for one
-// database at a time.
-func (x *Index) fillAll(db *bbolt.DB) (err error) {
-	f := &filler{x: x, db: db, users: make(map[uint32]UserSpace), told: x.now(), spill: spill{fs: x.fs, path: x.db.spill()}}
-	defer func() { err = firstOf(err, f.spill.close()) }()
-	f.requests = sorter{of: byFirstByte, spill: &f.spill}
-	f.blobs = sorter{of: byFirstByte, spill: &f.spill}
-	f.names = sorter{of: func(key []byte) int { return (int(key[0])*256 + int(key[1])) / int(nameKinds) }, spill: &f.spill}
+// fillAll fills a new database from all manifests.
+func (x *Index) fillAll(db *bbolt.DB) error {
+	f := &filler{x: x, db: db, users: make(map[uint32]UserSpace), told: x.now()}
 	var times [256]folderTimes
 	for i := range x.folders {
-		times[i] = x.lookAt(byte(i)) // before listing: a later change shows
+		times[i] = x.lookAt(byte(i)) // before listing, so that a later change shows
 		ids, err := x.list(byte(i))
 		if err != nil {
 			return err
@@ -58,14 +55,20 @@ func (x *Index) fillAll(db *bbolt.DB) (err error) {
 		if err := f.folder(ids); err != nil {
 			return err
 		}
-		f.tell()
+		f.tell(60 * i / len(x.folders)) // reading takes most of the time
 	}
-	err = f.putSorted(&f.requests, bucketRequests, f.countEntries)
+	for _, rows := range [][][]byte{f.requests, f.names, f.blobs} {
+		slices.SortFunc(rows, bytes.Compare) // no key begins as a whole other one
+	}
+	slices.SortFunc(f.entries, func(a, b RequestKey) int { return bytes.Compare(a[:], b[:]) })
+	f.space.Entries = uint64(len(slices.Compact(f.entries)))
+	err := f.put(bucketRequests, f.requests, 0)
 	if err == nil {
-		err = f.putSorted(&f.names, bucketNames, nil)
+		err = f.put(bucketNames, f.names, 0)
 	}
 	if err == nil {
-		err = f.putSorted(&f.blobs, bucketBlobs, f.measure)
+		f.measure()
+		err = f.put(bucketBlobs, f.blobs, blobValue)
 	}
 	if err != nil {
 		return err
@@ -85,20 +88,15 @@ func (x *Index) fillAll(db *bbolt.DB) (err error) {
 	})
 }
 
-// tell says how far it is, every few seconds. It is called for each folder, and for each
-// 64th part of each of the three buckets that are sorted: reading takes most of the time.
-func (f *filler) tell() {
-	f.steps++
-	now := f.x.now()
-	if now.Sub(f.told) < tellFill {
-		return
+// tell reports the progress every few seconds.
+func (f *filler) tell(percent int) {
+	if now := f.x.now(); now.Sub(f.told) >= tellFill {
+		f.told = now
+		f.x.tellMaking(f.space.Builds, percent)
 	}
-	f.told = now
-	percent := f.steps * 100 / (len(f.x.folders) + 3*64)
-	f.x.tellMaking(f.space.Builds, percent)
 }
 
-// tellMaking says how many builds the database has taken in, and how far it is.
+// tellMaking reports how many builds the database has taken in, and how far it is.
 func (x *Index) tellMaking(builds uint64, percent int) {
 	x.log.Info("index.db is being made from the manifests", "store", x.dir, "builds", builds, "percent", percent)
 	if x.making != nil {
@@ -118,9 +116,7 @@ type filled struct {
 // so do the ids in them.
 func (f *filler) folder(ids []BuildID) error {
 	slices.SortFunc(ids, func(a, b BuildID) int { return bytes.Compare(a[:], b[:]) })
-	for len(ids) > 0 {
-		part := ids[:min(flushPage, len(ids))]
-		ids = ids[len(part):]
+	for part := range slices.Chunk(ids, flushPage) {
 		builds, err := f.load(part)
 		if err == nil {
 			err = f.db.Update(func(tx *bbolt.Tx) error {
@@ -136,11 +132,11 @@ func (f *filler) folder(ids []BuildID) error {
 				return nil
 			})
 		}
-		for i := range builds {
-			err = firstOf(err, f.take(&builds[i]))
-		}
 		if err != nil {
 			return err
+		}
+		for i := range builds {
+			f.take(&builds[i])
 		}
 	}
 	return nil
@@ -155,153 +151,119 @@ func inOrder(tx *bbolt.Tx, buckets ...[]byte) {
 	}
 }
 
-// few is how many manifests one goroutine reads as fast as several.
+// few is how many things one goroutine does as fast as several.
 const few = 16
 
-// load reads manifests. What is no good is left out.
-func (f *filler) load(ids []BuildID) ([]filled, error) {
-	all := make([]filled, len(ids))
+// onAllCores calls fn with each number below n.
+func onAllCores(n int, fn func(i int)) {
 	var group sync.WaitGroup
 	var next atomic.Int64
-	for range max(1, min(runtime.NumCPU(), len(ids)/few)) {
+	for range max(1, min(runtime.NumCPU(), n/few)) {
 		group.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(ids)); i = next.Add(1) - 1 {
-				all[i].read(f.x, ids[i])
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				fn(int(i))
 			}
 		})
 	}
 	group.Wait()
+}
+
+// load reads manifests, and leaves out those that are damaged or newer.
+func (f *filler) load(ids []BuildID) ([]filled, error) {
+	all := make([]filled, len(ids))
+	onAllCores(len(ids), func(i int) {
+		one := &all[i]
+		if one.build, one.err = f.x.readManifest(ids[i]); one.err == nil {
+			one.set(f.x)
+		}
+	})
 	out := all[:0]
 	for i := range all {
-		if one := &all[i]; one.err != nil {
-			b, ok := f.x.loadManifest(ids[i]) // which says what is wrong, and moves it away
+		one := &all[i]
+		if one.err != nil {
+			b, ok := f.x.loadManifest(ids[i]) // which reports what is wrong, and moves it away
 			if !ok {
 				continue
 			}
-			if one.set(f.x, b); one.err != nil {
+			if one.build = b; one.set(f.x) != nil {
 				return nil, one.err
 			}
 		}
-		out = append(out, all[i])
+		out = append(out, *one)
 	}
 	return out, nil
 }
 
-func (one *filled) read(x *Index, id BuildID) {
-	b, err := x.readManifest(id)
-	if one.err = err; err == nil {
-		one.set(x, b)
-	}
+func (one *filled) set(x *Index) error {
+	one.brief = briefOf(&one.build)
+	one.brief.manifest = x.manifestBytes(one.build.ID)
+	one.body, one.err = marshalBuild(one.build)
+	return one.err
 }
 
-func (one *filled) set(x *Index, b Build) {
-	one.build, one.brief = b, briefOf(&b)
-	one.brief.manifest = x.manifestBytes(b.ID)
-	one.body, one.err = marshalBuild(b)
-}
-
-// take counts a build, and takes the rows that are put when all are known.
-func (f *filler) take(one *filled) error {
+// take counts a build, and keeps the rows that are put when all are known.
+func (f *filler) take(one *filled) {
 	b := &one.build
 	f.space.Builds++
 	f.space.ManifestBytes += one.brief.manifest
 	f.space.LogicalBytes += one.brief.LogicalBytes
 	f.users[b.UID] = f.users[b.UID].with(&one.brief, 1)
-	err := eachRequestRow(b, func(key []byte) error {
-		own := byte(0)
-		if bytes.HasPrefix(key, b.RequestKey[:]) {
-			own = 1
-		}
-		return f.requests.add(key, own)
-	})
-	err = firstOf(err, eachNameRow(b, func(key []byte) error { return f.names.add(key) }))
+	f.entries = append(f.entries, b.RequestKey)
+	for _, key := range b.keys() {
+		f.requests = append(f.requests, requestRow(b, key))
+	}
+	f.names = append(f.names, b.nameRows()...)
 	for d, size := range distinct(*b) {
-		err = firstOf(err, f.blobs.add(blobKey(d, b.ID), numbers(uint64(size))...))
+		f.blobs = append(f.blobs, append(blobKey(d, b.ID), numbers(uint64(size), 0)...))
 	}
-	return err
 }
 
-// putSorted writes a bucket. finish makes the values of a part's rows from what
-// was kept of them; nil: they have none.
-func (f *filler) putSorted(s *sorter, bucket []byte, finish func(rows []sortRow)) error {
-	parts := 0
-	return s.each(func(rows []sortRow) error {
-		if parts++; parts%4 == 0 {
-			f.tell()
-		}
-		if finish != nil {
-			finish(rows)
-		}
-		for len(rows) > 0 {
-			part := rows[:min(fillRows, len(rows))]
-			rows = rows[len(part):]
-			err := f.db.Update(func(tx *bbolt.Tx) error {
-				inOrder(tx, bucket)
-				for i := range part {
-					if err := put(tx, bucket, part[i].key, part[i].value); err != nil {
-						return err
-					}
+// put writes a bucket, whose rows are in order. So many bytes at the end of each are its value.
+func (f *filler) put(bucket []byte, rows [][]byte, value int) error {
+	for part := range slices.Chunk(rows, fillRows) {
+		err := f.db.Update(func(tx *bbolt.Tx) error {
+			inOrder(tx, bucket)
+			for _, row := range part {
+				key := row[:len(row)-value]
+				if err := put(tx, bucket, key, row[len(key):]); err != nil {
+					return err
 				}
-				return nil
-			})
-			if err != nil {
-				return err
 			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
-		return nil
+		f.written += len(part)
+		f.tell(60 + 40*f.written/(len(f.requests)+len(f.names)+len(f.blobs)))
+	}
+	return nil
+}
+
+// measure asks what each blob takes on the disk, and completes the rows.
+func (f *filler) measure() {
+	var first []int // of each blob's rows
+	for i, row := range f.blobs {
+		if i == 0 || !bytes.HasPrefix(f.blobs[i-1], row[:len(cas.Digest{})]) {
+			first = append(first, i)
+		}
+	}
+	sizes, disks := make([]int64, len(first)), make([]int64, len(first))
+	onAllCores(len(first), func(i int) {
+		row := f.blobs[first[i]]
+		v := fields{b: row[len(row)-blobValue:]}
+		sizes[i] = v.i64()
+		disks[i] = f.x.blobBytes(cas.Digest(row[:len(cas.Digest{})]), sizes[i])
 	})
-}
-
-// countEntries counts request keys that are some build's own.
-func (f *filler) countEntries(rows []sortRow) {
-	var last RequestKey
-	counted := false
-	for i := range rows {
-		if key := RequestKey(rows[i].key[:len(last)]); key != last || i == 0 {
-			last, counted = key, false
+	for i, from := range first {
+		f.space.StoredBytes += sizes[i]
+		f.space.DiskBytes += disks[i]
+		to := len(f.blobs)
+		if i+1 < len(first) {
+			to = first[i+1]
 		}
-		if rows[i].value[0] == 1 && !counted {
-			f.space.Entries++
-			counted = true
+		for _, row := range f.blobs[from:to] {
+			binary.LittleEndian.PutUint64(row[len(row)-8:], uint64(disks[i]))
 		}
-		rows[i].value = nil
-	}
-}
-
-// measure asks what each blob takes on the disk, on all cores.
-func (f *filler) measure(rows []sortRow) {
-	var group sync.WaitGroup
-	sums := make([]Space, max(1, min(runtime.NumCPU(), len(rows)/few)))
-	for turn := range sums {
-		from, to := firstOfBlob(rows, len(rows)*turn/len(sums)), firstOfBlob(rows, len(rows)*(turn+1)/len(sums))
-		group.Go(func() { f.x.measureRows(rows[from:to], &sums[turn]) })
-	}
-	group.Wait()
-	for _, s := range sums {
-		f.space.StoredBytes += s.StoredBytes
-		f.space.DiskBytes += s.DiskBytes
-	}
-}
-
-// firstOfBlob gives the first row at this place or after it that is another blob's than the one before.
-func firstOfBlob(rows []sortRow, i int) int {
-	for i > 0 && i < len(rows) && bytes.Equal(rows[i].key[:len(cas.Digest{})], rows[i-1].key[:len(cas.Digest{})]) {
-		i++
-	}
-	return i
-}
-
-func (x *Index) measureRows(rows []sortRow, sum *Space) {
-	var last cas.Digest
-	disk := int64(0)
-	for i := range rows {
-		v := fields{b: rows[i].value}
-		size := v.i64()
-		if d := cas.Digest(rows[i].key[:len(last)]); d != last || i == 0 {
-			last, disk = d, x.blobBytes(d, size)
-			sum.StoredBytes += size
-			sum.DiskBytes += disk
-		}
-		rows[i].value = numbers(uint64(size), uint64(disk))
 	}
 }

@@ -3,7 +3,7 @@ package index
 import (
 	"bytes"
 	"context"
-	"math/rand/v2"
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,40 +81,10 @@ func TestMakingADatabaseIsTold(t *testing.T) {
 		told = append(told, percent)
 	}})
 	require.NoError(t, err)
-	require.False(t, x.Making(), "it is there")
 	require.True(t, slices.IsSorted(told))
 	require.GreaterOrEqual(t, len(told), 256, "once for each folder, at the least")
 	require.LessOrEqual(t, told[len(told)-1], 100)
 	require.NoError(t, x.Close())
-}
-
-// Rows come out in order whatever they come in, and as many as came, also where memory does not hold them.
-func TestRowsAreSorted(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	spilled := spill{fs: cas.OS{}, path: filepath.Join(memoryDir(t), "rows")}
-	s := sorter{of: byFirstByte, spill: &spilled}
-	var want, got []string
-	for i := range 4000 {
-		key := make([]byte, 20+random.IntN(40))
-		for j := range key {
-			key[j] = byte(random.Uint32())
-		}
-		key[0] %= 3 // into three parts, of more than memory holds
-		require.NoError(t, s.add(key, byte(i), byte(i>>8)))
-		want = append(want, string(key)+string([]byte{byte(i), byte(i >> 8)}))
-	}
-	require.Positive(t, spilled.size)
-	require.NoError(t, s.each(func(rows []sortRow) error {
-		for _, r := range rows {
-			got = append(got, string(r.key)+string(r.value))
-		}
-		return nil
-	}))
-	slices.Sort(want)
-	require.True(t, slices.Equal(want, got), "%d rows came, %d went", len(want), len(got))
-	require.NoError(t, spilled.close())
-	_, err := os.Stat(spilled.path)
-	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 // A bucket of several pages is read in order and whole, from anywhere on, and no further than is wanted.
@@ -135,7 +105,7 @@ func TestALongBucketIsReadPageByPage(t *testing.T) {
 		if from > 0 {
 			after = bigEndian(from - 1)
 		}
-		require.NoError(t, x.rowsAfter(context.Background(), bucketMemo, after, func(key, value []byte) error {
+		require.NoError(t, x.rowsFrom(context.Background(), bucketMemo, nil, after, func(key, value []byte) error {
 			require.Equal(t, bigEndian(next), key)
 			require.Equal(t, numbers(next), value)
 			next++
@@ -159,4 +129,85 @@ func bigEndian(i uint64) []byte {
 	b := numbers(i)[:8:8]
 	slices.Reverse(b)
 	return bytes.Clone(b)
+}
+
+// putManifests writes so many manifests beside a database that does not know them.
+func putManifests(t *testing.T, dir string, from, n int) (last Build) {
+	for i := from; i < from+n; i++ {
+		b := sampleBuild()
+		binary.BigEndian.PutUint32(b.ID[:], uint32(i)*2654435761) // all over the folders
+		binary.BigEndian.PutUint32(b.RequestKey[:], uint32(i))
+		b.ID[15] = 1
+		file, err := encodeManifest(b)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+		last = b
+	}
+	return last
+}
+
+// Many manifests that were put beside a database are taken in, and what only the database knew is
+// kept.
+func TestManyUnknownManifestsAreTakenIn(t *testing.T) {
+	dir := memoryDir(t)
+	x := open(t, dir)
+	stays := publish(t, x)
+	goes := publish(t, x, func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{7}, BuildKey{7} })
+	at := time.Unix(1e9, 0).UTC()
+	for _, b := range []Build{stays, goes} {
+		require.NoError(t, x.Use(b.ID, at, 3, 1))
+		require.NoError(t, x.SaveView(b.ID, "view of "+b.ID.String()))
+	}
+	require.NoError(t, x.Close())
+	const many = 3*flushPage + 7
+	require.NoError(t, os.Remove(manifestFile(dir, goes.ID)))
+	last := putManifests(t, dir, 0, many)
+	x = open(t, dir)
+	require.Empty(t, x.Rebuilt(), "nothing was lost")
+	space, err := x.Space()
+	require.NoError(t, err)
+	require.EqualValues(t, 1+many, space.Builds)
+	_, err = x.Get(last.ID)
+	require.NoError(t, err)
+	used, hits := x.LastUse(stays.ID)
+	require.Equal(t, at, used)
+	require.EqualValues(t, 3, hits)
+	view, ok := x.View(stays.ID)
+	require.True(t, ok)
+	require.Equal(t, "view of "+stays.ID.String(), view)
+	require.NotContains(t, bucketRows(t, x, bucketViews), string(goes.ID[:]))
+	closeSound(t, x)
+}
+
+// What was taken in is known from then on, also where a folder's builds take several transactions.
+func TestAFolderThatWasTakenInIsNotListedAgain(t *testing.T) {
+	dir := memoryDir(t)
+	closeSound(t, open(t, dir))
+	const n = flushPage + 3
+	var last BuildID
+	for range n {
+		b := sampleBuild()
+		b.ID[0] = 7
+		file, err := encodeManifest(b)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(manifestFile(dir, b.ID), file, 0o600))
+		last = b.ID
+	}
+	later := func() time.Time { return time.Now().Add(2 * fresh) } // the times of the folder have settled
+	for _, want := range []uint64{n, n - 1} {
+		x, err := Open(dir, Options{now: later})
+		require.NoError(t, err)
+		space, err := x.Space()
+		require.NoError(t, err)
+		require.Equal(t, want, space.Builds)
+		closeSound(t, x)
+		fs := &listed{}
+		x, err = Open(dir, Options{FS: fs, now: later})
+		require.NoError(t, err)
+		require.Empty(t, fs.folders)
+		require.NoError(t, x.Close())
+		if want == n {
+			require.NoError(t, os.Remove(manifestFile(dir, last)))
+		}
+	}
 }

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,7 +21,7 @@ import (
 // folders that have not changed, and notices manifests that a crash kept from
 // the database, or that somebody deleted.
 type folder struct {
-	turn    turn // held from a change in the folder until the database has it
+	mu      sync.Mutex // held from a change in the folder until the database has it
 	seen    folderTimes
 	touched bool // seen is so fresh that another change could have the same times
 
@@ -75,11 +77,11 @@ func (x *Index) lookAt(i byte) folderTimes {
 func (x *Index) settleFolders() {
 	for i := range x.folders {
 		f := &x.folders[i]
-		f.turn.lock(x.db.waits)
+		f.mu.Lock()
 		if f.touched {
 			x.settle(byte(i), f)
 		}
-		f.turn.unlock()
+		f.mu.Unlock()
 	}
 }
 
@@ -100,9 +102,17 @@ func (x *Index) settle(i byte, f *folder) {
 	}
 }
 
-// reconcile compares the database with every folder that is not as it was, and
-// looks at no name of the others. A database that was made just now, of the
-// folders as they are, is taken as it is. One that lacks many builds is made anew.
+// difference is one thing that the database has to learn.
+type difference struct {
+	id   BuildID // of a build that it lacks, or has without a manifest
+	gone bool
+
+	folder byte
+	done   *folderTimes // no build: the database now has what the folder had at these times
+}
+
+// reconcile compares the database with every folder that has changed, and reads no name in the
+// others. A database that was made just now, from the folders as they are, is not compared.
 func (x *Index) reconcile(made bool) error {
 	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
 		for i := range kept {
@@ -119,138 +129,92 @@ func (x *Index) reconcile(made bool) error {
 	if err != nil {
 		return err
 	}
-	var work []difference
-	missing := 0
+	var all []difference
 	for i := range x.folders {
-		now := x.lookAt(byte(i))
-		if !made && !kept[i].same(now) {
-			d, err := x.compare(byte(i), now)
-			if err != nil {
+		if now := x.lookAt(byte(i)); !made && !kept[i].same(now) {
+			if all, err = x.compare(all, byte(i), now); err != nil {
 				return err
 			}
-			work, missing = append(work, d), missing+len(d.add)
 			kept[i] = now
-			if x.lacksMany(missing) {
-				x.log.Info("index.db is made anew: it lacks many of the builds that are there", "store", x.dir)
-				if err := x.db.refill(); err != nil {
-					return err
-				}
-				return x.reconcile(true)
-			}
 		}
 		if f := &x.folders[i]; kept[i].at-kept[i].mtime < int64(fresh) {
 			f.seen, f.touched = kept[i], true
 			x.wake()
 		}
 	}
-	return x.settleAll(work, missing)
+	return x.learn(all)
 }
 
-// difference is what the database has to learn of one folder.
-type difference struct {
-	folder byte
-	now    folderTimes
-	add    []BuildID
-	gone   []BuildID
-}
-
-// settleAll has the database learn everything: one transaction, and its sync, for many
-// small differences, and several for a large one.
-func (x *Index) settleAll(all []difference, missing int) error {
-	var work []settled
-	size, done, told := 0, 0, x.now()
-	for _, d := range all {
-		for last := false; !last; {
-			part := d.add[:min(len(d.add), flushPage)]
-			d.add = d.add[len(part):]
-			last = len(d.add) == 0
-			s := settled{folder: d.folder}
-			for _, id := range part {
-				if b, ok := x.loadManifest(id); ok {
-					s.add = append(s.add, b)
-				}
-			}
-			if last {
-				s.gone, s.now = d.gone, &d.now
-			}
-			work, size, done = append(work, s), size+1+len(part)+len(s.gone), done+len(part)
-			if size < flushPage {
-				continue
-			}
-			if err := x.settleDifferences(work); err != nil {
-				return err
-			}
-			work, size = nil, 0
-			if now := x.now(); now.Sub(told) >= tellFill {
-				told = now
-				x.tellMaking(uint64(done), done*100/max(missing, 1))
-			}
-		}
-	}
-	return x.settleDifferences(work)
-}
-
-// settled is what the database learns of a folder in one transaction.
-type settled struct {
-	folder byte
-	now    *folderTimes // when it has all; nil: more follows
-	add    []Build
-	gone   []BuildID
-}
-
-func (x *Index) compare(i byte, now folderTimes) (difference, error) {
-	d := difference{folder: i, now: now}
+// compare adds what the database has to learn of a folder.
+func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference, error) {
 	there, err := x.list(i)
 	if err != nil {
-		return d, err
+		return nil, err
 	}
-	ids, err := x.known(i)
+	known, err := x.known(i)
 	if err != nil {
-		return d, err
-	}
-	known := make(map[BuildID]bool, len(ids))
-	for _, id := range ids {
-		known[id] = true
+		return nil, err
 	}
 	for _, id := range there {
-		if known[id] {
-			delete(known, id)
-		} else {
-			d.add = append(d.add, id)
+		if !known[id] {
+			all = append(all, difference{id: id})
 		}
+		delete(known, id)
 	}
-	for id := range known { // its manifest is gone
-		d.gone = append(d.gone, id)
+	for id := range known {
+		all = append(all, difference{id: id, gone: true})
 	}
-	return d, nil
+	return append(all, difference{folder: i, done: &now}), nil
 }
 
-func (x *Index) settleDifferences(work []settled) error {
-	if len(work) == 0 {
-		return nil
-	}
-	write := func(tx *bbolt.Tx) error {
-		for _, d := range work {
-			for _, b := range d.add {
-				if err := x.addBuild(tx, b); err != nil {
-					return err
-				}
-			}
-			for _, id := range d.gone {
-				if err := removeBuild(tx, id); err != nil {
-					return err
-				}
-			}
-			if d.now == nil {
+// learn writes differences into the database, many in one transaction, because each costs a sync. A
+// folder's times follow its builds, so that they are noted only when the database has all of them.
+func (x *Index) learn(all []difference) error {
+	done, told := 0, x.now()
+	for part := range slices.Chunk(all, flushPage) {
+		var came []Build
+		for _, d := range part {
+			if d.done != nil || d.gone {
 				continue
 			}
-			if err := x.noteFolder(tx, d.folder, *d.now); err != nil {
-				return err
+			if b, ok := x.loadManifest(d.id); ok {
+				came = append(came, b)
 			}
 		}
-		return nil
+		err := x.reserve.use(func() error {
+			return x.db.write(func(tx *bbolt.Tx) error { return x.learnPart(tx, part, came) })
+		})
+		if err != nil {
+			return err
+		}
+		done += len(part)
+		if now := x.now(); now.Sub(told) >= tellFill {
+			told = now
+			x.tellMaking(uint64(done), done*100/len(all))
+		}
 	}
-	return x.reserve.use(func() error { return x.db.write(write) })
+	return nil
+}
+
+func (x *Index) learnPart(tx *bbolt.Tx, part []difference, came []Build) error {
+	for _, b := range came {
+		if err := x.addBuild(tx, b); err != nil {
+			return err
+		}
+	}
+	for _, d := range part {
+		var err error
+		switch {
+		case d.done != nil:
+			err = x.noteFolder(tx, d.folder, *d.done)
+		case d.gone:
+			err = removeBuild(tx, d.id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // noteFolder notes that the database has all that the folder had at that time.

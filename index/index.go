@@ -13,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/epcached/epcached/cas"
 )
 
@@ -22,8 +20,6 @@ import (
 type Options struct {
 	FS  cas.FS       // nil: the operating system's
 	Log *slog.Logger // nil: nothing is logged
-
-	Waits *cas.Waits // nil: nobody wants to know how long was waited for a Retract
 
 	// Heard is told of each event, one at a time and in order, also of those
 	// that the index notes itself. It must not wait, nor call the index.
@@ -33,10 +29,15 @@ type Options struct {
 	// in blocks of 4 KiB.
 	Disk func(cas.Digest) (int64, error)
 
-	// Making is told every few seconds how far it is while a database is made
-	// from the manifests: builds so far, and of the whole work per cent. nil: nobody
-	// is told.
+	// Making is called every few seconds while Open makes the database from the manifests, with the
+	// builds so far and the percentage of the whole work. It may be nil.
 	Making func(builds uint64, percent int)
+
+	// Broken is called once if the database turns out to be damaged after Open: from then on all
+	// calls that need it fail with a *BrokenError, and Close does not wait for those that block in
+	// it. The process should end, so that its next start opens the index with a new database. Broken
+	// must not wait. It may be nil.
+	Broken func(*BrokenError)
 
 	now func() time.Time // nil: time.Now
 }
@@ -56,6 +57,7 @@ type Index struct {
 	heard     func(Event)
 	disk      func(cas.Digest) (int64, error)
 	making    func(builds uint64, percent int)
+	broken    func(*BrokenError)
 
 	db      *database
 	reserve *reserve
@@ -70,11 +72,11 @@ type Index struct {
 	counts  map[string]uint64
 	counted bool // since they were last saved
 
-	knownMu  sync.Mutex // guards the rest
+	knownMu  sync.Mutex // guards the next two
 	gone     map[BuildID]bool
-	rebuilt  string
-	remade   uint64
 	problems []Finding
+
+	rebuilt string // set by Open
 
 	woken   chan struct{} // something is to be flushed
 	stop    context.CancelFunc
@@ -89,11 +91,19 @@ const (
 	flushEvery    = 3 * time.Second
 )
 
-// Open opens the index in the state folder dir or makes one. What a crash has
-// left is finished or removed; a database that is missing, damaged or of
-// another schema is made anew, see Rebuilt. It fails with a *NewerError if the
-// journal was written by a newer epcached.
+// Open opens the index in the state directory dir or makes one. It finishes or removes what a crash
+// has left. A database that is missing, damaged or of another schema is moved into the quarantine
+// and made again from the manifests, see Rebuilt. It fails with a *NewerError if the journal was
+// written by a newer epcached.
 func Open(dir string, o Options) (*Index, error) {
+	x, err := openOnce(dir, o)
+	if errors.As(err, new(*BrokenError)) {
+		x, err = openOnce(dir, o) // what the first one read is marked as damaged now
+	}
+	return x, err
+}
+
+func openOnce(dir string, o Options) (*Index, error) {
 	x := &Index{
 		dir: dir, manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
 		fs: o.FS, log: o.Log, now: o.now, heard: o.Heard, disk: o.Disk, making: o.Making,
@@ -110,8 +120,8 @@ func Open(dir string, o Options) (*Index, error) {
 		x.now = time.Now
 	}
 	x.reserve = newReserve(x.fs, dir)
-	x.db = newDatabase(x.fs, dir, x.reserve, o.Waits)
-	x.db.fill, x.db.lost = x.fillAll, x.wasRebuilt
+	x.db = newDatabase(x.fs, dir, x.reserve)
+	x.db.fill, x.db.failed = x.fillAll, x.isBroken
 	x.soft = newSoft(x.db, x.wake)
 	if err := x.open(); err != nil {
 		if x.journal != nil {
@@ -119,6 +129,7 @@ func Open(dir string, o Options) (*Index, error) {
 		}
 		return nil, fmt.Errorf("open index %s: %w", dir, errors.Join(err, x.db.close()))
 	}
+	x.broken = o.Broken
 	ctx, stop := context.WithCancel(context.Background())
 	x.stop = stop
 	x.stopped.Go(func() { x.flushUntil(ctx) })
@@ -148,7 +159,8 @@ func (x *Index) open() error {
 		return err
 	}
 	if why != "" && !first {
-		x.wasRebuilt(errors.New(why))
+		x.rebuilt = why
+		x.log.Warn("index.db was made again from the manifests", "store", x.dir, "reason", why)
 	}
 	if err := x.reconcile(why != ""); err != nil {
 		return err
@@ -195,17 +207,12 @@ func (x *Index) makeFolders() error {
 }
 
 func (x *Index) loadCounters() error {
-	keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) { return keysFrom(tx, bucketCounters, nil, nil, 1024) })
-	if err != nil {
-		return err
+	rows, err := x.all(bucketCounters, 1024)
+	for name, v := range rows {
+		f := fields{b: v}
+		x.counts[name] = f.u64()
 	}
-	for _, key := range keys {
-		if v, ok := x.soft.get(bucketCounters, key); ok {
-			f := fields{b: v}
-			x.counts[string(key)] = f.u64()
-		}
-	}
-	return nil
+	return err
 }
 
 // Close writes what is in memory and closes the files. Calls that are still
@@ -213,6 +220,10 @@ func (x *Index) loadCounters() error {
 func (x *Index) Close() (err error) {
 	x.closing.Do(func() {
 		x.stop()
+		if broken := x.db.isBroken(); broken != nil {
+			err = errors.Join(broken, x.journal.close()) // what waits for the database may do so forever
+			return
+		}
 		x.stopped.Wait()
 		err = errors.Join(x.flush(), x.journal.close(), x.db.close())
 	})
@@ -248,7 +259,7 @@ func (x *Index) flushUntil(ctx context.Context) {
 		}
 		if x.memos.Load() > maxMemos/8 {
 			x.memos.Store(0)
-			if err := x.soft.trimMemo(maxMemos); err != nil {
+			if err := x.trimMemo(maxMemos); err != nil {
 				x.log.Warn("old memos could not be dropped", "store", x.dir, "error", err)
 			}
 		}
@@ -261,24 +272,8 @@ func (x *Index) flush() error {
 	return errors.Join(err, x.soft.flush())
 }
 
-// Rebuilt says why the database had to be made anew, at Open or since, or "".
-func (x *Index) Rebuilt() string {
-	x.knownMu.Lock()
-	defer x.knownMu.Unlock()
-	return x.rebuilt
-}
-
-// Remade returns how often the database had to be made anew, at Open or since: what
-// only it knew is lost each time.
-func (x *Index) Remade() uint64 {
-	x.knownMu.Lock()
-	defer x.knownMu.Unlock()
-	return x.remade
-}
-
-// Making reports whether the database is being made anew, from all manifests, in
-// the place of one that was in use. Until it is there every other call waits.
-func (x *Index) Making() bool { return x.db.making.Load() }
+// Rebuilt returns why Open made the database again, or "".
+func (x *Index) Rebuilt() string { return x.rebuilt }
 
 // Problems returns what was found wrong with manifests and journal at Open and
 // since: damaged ones are in the quarantine, newer ones where they were.
@@ -288,12 +283,13 @@ func (x *Index) Problems() []Finding {
 	return append([]Finding(nil), x.problems...)
 }
 
-func (x *Index) wasRebuilt(cause error) {
-	x.knownMu.Lock()
-	x.rebuilt = cause.Error()
-	x.remade++
-	x.knownMu.Unlock()
-	x.log.Warn("index.db was made anew from the manifests", "store", x.dir, "reason", cause)
+// isBroken is called once, when the database turned out to be damaged.
+func (x *Index) isBroken(err *BrokenError) {
+	x.log.Error("index.db is damaged; the next start makes it again from the manifests",
+		"store", x.dir, "cause", err.Cause)
+	if x.broken != nil {
+		x.broken(err)
+	}
 }
 
 // maxProblems bounds the memory that a folder full of rubbish can take.

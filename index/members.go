@@ -6,8 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
 )
@@ -40,23 +38,9 @@ func (b *Build) keys() []RequestKey {
 	return keys
 }
 
-// eachRequestRow goes through the build's rows of bucketRequests.
-func eachRequestRow(b *Build, fn func(key []byte) error) error {
-	for _, k := range b.keys() {
-		if err := fn(append(requestPrefix(k, b.Scope), b.ID[:]...)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// putRequests writes the rows by which the build is looked up.
-func putRequests(tx *bbolt.Tx, b *Build) error {
-	return eachRequestRow(b, func(key []byte) error { return put(tx, bucketRequests, key, nil) })
-}
-
-func dropRequests(tx *bbolt.Tx, b *Build) error {
-	return eachRequestRow(b, func(key []byte) error { return drop(tx, bucketRequests, key) })
+// requestRow returns the key of the build's row in bucketRequests for one of its keys.
+func requestRow(b *Build, k RequestKey) []byte {
+	return append(requestPrefix(k, b.Scope), b.ID[:]...)
 }
 
 // dropEntries forgets the look-ups that found the build, or will find it now.

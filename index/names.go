@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/zeebo/blake3"
-	"go.etcd.io/bbolt"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -67,30 +66,14 @@ func modelNameKey(name string, id []byte) []byte {
 	return nameKey(nameModel, sum[:], id)
 }
 
-// eachNameRow goes through the build's rows of bucketNames.
-func eachNameRow(b *Build, fn func(key []byte) error) error {
-	err := fn(nameKey(nameBuildKey, b.BuildKey[:], b.ID[:]))
-	models := make(map[cas.Digest]bool)
-	names := make(map[string]bool)
+// nameRows returns the keys of the build's rows in bucketNames, each once.
+func (b *Build) nameRows() [][]byte {
+	rows := [][]byte{nameKey(nameBuildKey, b.BuildKey[:], b.ID[:])}
 	for _, m := range b.Models() {
-		if err == nil && !models[m.ModelDigest] {
-			models[m.ModelDigest] = true
-			err = fn(nameKey(nameModelDigest, m.ModelDigest[:], b.ID[:]))
-		}
-		if err == nil && !names[m.ModelName] {
-			names[m.ModelName] = true
-			err = fn(modelNameKey(m.ModelName, b.ID[:]))
-		}
+		rows = append(rows, nameKey(nameModelDigest, m.ModelDigest[:], b.ID[:]), modelNameKey(m.ModelName, b.ID[:]))
 	}
-	return err
-}
-
-func putNames(tx *bbolt.Tx, b *Build) error {
-	return eachNameRow(b, func(key []byte) error { return put(tx, bucketNames, key, nil) })
-}
-
-func dropNames(tx *bbolt.Tx, b *Build) error {
-	return eachNameRow(b, func(key []byte) error { return drop(tx, bucketNames, key) })
+	slices.SortFunc(rows, bytes.Compare)
+	return slices.CompactFunc(rows, bytes.Equal)
 }
 
 // Named calls fn with every build that the name means, see Means, in order of
@@ -132,7 +115,7 @@ func (x *Index) prefixesOf(name string) []rowPrefix {
 func (x *Index) eachOf(ctx context.Context, name string, rows []rowPrefix, fn func(Build) error) error {
 	var ids []BuildID
 	for _, r := range rows {
-		more, err := x.idsOf(ctx, r)
+		more, err := x.idsOf(ctx, r.bucket, r.prefix)
 		if err != nil {
 			return fmt.Errorf("look for a name: %w", err)
 		}
@@ -155,28 +138,4 @@ func (x *Index) eachOf(ctx context.Context, name string, rows []rowPrefix, fn fu
 		}
 	}
 	return nil
-}
-
-// idsOf lists the builds at the ends of these rows' keys.
-func (x *Index) idsOf(ctx context.Context, r rowPrefix) (ids []BuildID, err error) {
-	for after := []byte(nil); ; {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) { return keysFrom(tx, r.bucket, r.prefix, after, 16*page) })
-		if err != nil {
-			return nil, err
-		}
-		for _, key := range keys {
-			id, err := idAtEnd(key)
-			if err != nil {
-				return nil, err
-			}
-			ids = append(ids, id)
-		}
-		if len(keys) < 16*page {
-			return ids, nil
-		}
-		after = keys[len(keys)-1]
-	}
 }

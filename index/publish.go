@@ -31,8 +31,8 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 		return fmt.Errorf("publish build %s: %w", b.ID, err)
 	}
 	f := &x.folders[b.ID[0]]
-	f.turn.lock(x.db.waits)
-	defer f.turn.unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if err := x.commit(b.ID, file); err != nil {
 		return fmt.Errorf("publish build %s: %w", b.ID, err)
 	}
@@ -56,10 +56,9 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 // replacing, folder synced.
 func (x *Index) commit(id BuildID, file []byte) error {
 	temp := filepath.Join(x.incoming, id.String())
-	if err := x.stage(temp, file); err != nil {
-		// Whatever failed, a sync above all, leaves bytes that nobody can
-		// trust: once more, into a new file.
-		if err = x.stage(temp, file); err != nil {
+	if err := writeFile(x.fs, temp, file); err != nil {
+		// After a failed sync the file's bytes cannot be trusted: try again with a new one.
+		if err = writeFile(x.fs, temp, file); err != nil {
 			return err
 		}
 	}
@@ -75,22 +74,6 @@ func (x *Index) commit(id BuildID, file []byte) error {
 	// if this fails is removed by the next Open.
 	_ = x.fs.Remove(temp)
 	return nil
-}
-
-func (x *Index) stage(path string, file []byte) error {
-	f, err := x.fs.Create(path)
-	if err != nil {
-		return err
-	}
-	_, err = x.fs.WriteAt(f, file, 0)
-	if err == nil {
-		err = x.fs.Sync(f)
-	}
-	err = errors.Join(err, f.Close())
-	if err != nil {
-		err = errors.Join(err, x.fs.Remove(path))
-	}
-	return err
 }
 
 func (x *Index) uncommit(id BuildID) error {

@@ -8,9 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -92,7 +92,7 @@ func TestLookup(t *testing.T) {
 func TestEachGivesEveryBuildOnce(t *testing.T) {
 	x := open(t, memoryDir(t))
 	want := make(map[BuildID]bool)
-	for range page + 5 {
+	for range 70 {
 		want[publish(t, x).ID] = true
 	}
 	got := make(map[BuildID]bool)
@@ -169,12 +169,12 @@ func TestWhatMayBeLostIsKeptOverARestart(t *testing.T) {
 	require.NoError(t, x.SaveMemo([]byte("dropped"), nil))
 	x.DropMemo([]byte("dropped"))
 	require.NoError(t, x.SaveView(b.ID, "shared/x/1"))
-	require.NoError(t, x.SaveStamp(cas.Digest{1}, stamp))
-	require.NoError(t, x.SaveStamp(cas.Digest{2}, stamp))
-	require.NoError(t, x.ForgetStamp(cas.Digest{2}))
+	require.NoError(t, x.Stamps().SaveStamp(cas.Digest{1}, stamp))
+	require.NoError(t, x.Stamps().SaveStamp(cas.Digest{2}, stamp))
+	require.NoError(t, x.Stamps().ForgetStamp(cas.Digest{2}))
 	require.ErrorIs(t, x.SaveMemo([]byte("huge"), make([]byte, maxSoftRow)), errRowTooLarge)
 	for range 2 {
-		require.Equal(t, Usage{Last: at, Hits: 3, SavedSeconds: 2}, x.Usage(b.ID))
+		require.Equal(t, Usage{Last: at, Hits: 3, SavedSeconds: 2}, x.usage(b.ID))
 		last, hits := x.LastUse(b.ID)
 		require.Equal(t, at, last)
 		require.Equal(t, uint64(3), hits)
@@ -187,10 +187,10 @@ func TestWhatMayBeLostIsKeptOverARestart(t *testing.T) {
 		view, ok := x.View(b.ID)
 		require.True(t, ok)
 		require.Equal(t, "shared/x/1", view)
-		got, ok := x.LoadStamp(cas.Digest{1})
+		got, ok := x.Stamps().LoadStamp(cas.Digest{1})
 		require.True(t, ok)
 		require.Equal(t, stamp, got)
-		_, ok = x.LoadStamp(cas.Digest{2})
+		_, ok = x.Stamps().LoadStamp(cas.Digest{2})
 		require.False(t, ok)
 		closeSound(t, x)
 		x = open(t, dir)
@@ -211,7 +211,7 @@ func TestOldMemosMakeRoom(t *testing.T) {
 		require.NoError(t, x.SaveMemo([]byte{byte(i)}, []byte("v")))
 	}
 	require.NoError(t, x.soft.flush())
-	require.NoError(t, x.soft.trimMemo(10))
+	require.NoError(t, x.trimMemo(10))
 	for i := range 30 {
 		_, ok := x.Memo([]byte{byte(i)})
 		require.Equal(t, i >= 20, ok, "memo %d", i)
@@ -279,50 +279,131 @@ func changeSchema(version uint32) func(string) error {
 	}
 }
 
+// broken opens an index that reports when its database is damaged.
+func broken(t *testing.T, dir string) (x *Index, reported chan *BrokenError) {
+	t.Helper()
+	reported = make(chan *BrokenError, 2)
+	x, err := Open(dir, Options{Broken: func(err *BrokenError) { reported <- err }})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = x.Close() }) // it cannot be written to
+	require.Empty(t, x.Rebuilt())
+	return x, reported
+}
+
+// requireBroken requires that the database was given up, and that the next start makes it again.
+func requireBroken(t *testing.T, x *Index, reported chan *BrokenError, cause string, builds ...Build) {
+	t.Helper()
+	require.Contains(t, (<-reported).Error(), cause)
+	require.Empty(t, reported, "it is reported once")
+	for _, b := range builds {
+		_, err := x.Get(b.ID)
+		require.ErrorAs(t, err, new(*BrokenError))
+	}
+	require.ErrorAs(t, x.Publish(ctx, sampleBuild()), new(*BrokenError))
+	require.ErrorAs(t, x.Close(), new(*BrokenError))
+	for range 2 {
+		next := open(t, x.dir)
+		require.Contains(t, next.Rebuilt(), cause)
+		for _, b := range builds {
+			got, err := next.Get(b.ID)
+			require.NoError(t, err)
+			require.Equal(t, b, got)
+		}
+		space, err := next.Space()
+		require.NoError(t, err)
+		require.EqualValues(t, len(builds), space.Builds)
+		closeSound(t, next)
+		cause = "" // the second start has a sound one
+	}
+	aside, err := filepath.Glob(filepath.Join(x.dir, "quarantine", "*-index.db"))
+	require.NoError(t, err)
+	require.Len(t, aside, 1)
+	left, err := filepath.Glob(filepath.Join(x.dir, "index.db?*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// swapRecords gives a build the record of another one, as a flipped bit in a page can.
+func swapRecords(dir string, a, b BuildID) error {
+	return inDatabase(filepath.Join(dir, "index.db"), func(tx *bbolt.Tx) error {
+		bucket := tx.Bucket(bucketBuilds)
+		return bucket.Put(a[:], bytes.Clone(bucket.Get(b[:])))
+	})
+}
+
 func TestARowOfAnotherKeyIsNotBelieved(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	a, b := publish(t, x), publish(t, x, func(b *Build) { b.RequestKey = RequestKey{5} })
 	require.NoError(t, x.Close())
+	require.NoError(t, swapRecords(dir, a.ID, b.ID))
+	x, reported := broken(t, dir)
+	_, err := x.Lookup(a.RequestKey, a.Scope)
+	require.ErrorAs(t, err, new(*BrokenError))
+	requireBroken(t, x, reported, "wrong checksum", a, b)
+}
+
+// What a start reads itself of a damaged database has it made again at once.
+func TestDamageFoundByAStartIsRepairedByIt(t *testing.T) {
+	dir := memoryDir(t)
+	x := open(t, dir)
+	b := publish(t, x)
+	x.Count("hits", 3)
+	require.NoError(t, x.Close())
 	require.NoError(t, inDatabase(filepath.Join(dir, "index.db"), func(tx *bbolt.Tx) error {
-		bucket := tx.Bucket(bucketBuilds)
-		return bucket.Put(a.ID[:], bytes.Clone(bucket.Get(b.ID[:])))
+		return tx.Bucket(bucketCounters).Put([]byte("hits"), make([]byte, sealSize+8))
 	}))
-	x = open(t, dir)
-	got, err := x.Get(a.ID)
+	reported := false
+	x, err := Open(dir, Options{Broken: func(*BrokenError) { reported = true }})
 	require.NoError(t, err)
-	require.Equal(t, a, got)
 	require.Contains(t, x.Rebuilt(), "wrong checksum")
+	require.False(t, reported, "it is of use")
+	got, err := x.Get(b.ID)
+	require.NoError(t, err)
+	require.Equal(t, b, got)
 	closeSound(t, x)
 }
 
-// TestTheFileIsCutShortInUse takes the pages away under the mapping: bbolt
-// faults in the middle of a read, and its handle hangs from then on.
+// TestTheFileIsCutShortInUse takes the pages away under the mapping: bbolt faults in the middle of
+// a call, and may hold its locks from then on.
 func TestTheFileIsCutShortInUse(t *testing.T) {
 	for name, size := range map[string]int64{"all of it": 0, "all but the first pages": 8192} {
-		t.Run(name, func(t *testing.T) {
-			dir := memoryDir(t)
-			x := open(t, dir)
-			var builds []Build
-			for i := range 40 {
-				builds = append(builds, publish(t, x, func(b *Build) { b.RequestKey = RequestKey{byte(i)} }))
-			}
-			require.NoError(t, os.Truncate(filepath.Join(dir, "index.db"), size))
-			var wg sync.WaitGroup
-			for _, b := range builds {
-				wg.Go(func() {
-					got, err := x.Get(b.ID)
-					if err != nil || got.RequestKey != b.RequestKey {
-						t.Errorf("build %s: %v", b.ID, err)
-					}
-				})
-			}
-			wg.Wait()
-			require.NotEmpty(t, x.Rebuilt())
-			publish(t, x)
-			closeSound(t, x)
-		})
+		for first, call := range map[string]func(x *Index, b Build) error{
+			"read":  func(x *Index, b Build) error { _, err := x.Get(b.ID); return err },
+			"write": func(x *Index, _ Build) error { return x.Publish(ctx, sampleBuild()) },
+		} {
+			t.Run(name+", found by a "+first, func(t *testing.T) {
+				dir := memoryDir(t)
+				var builds []Build
+				x := open(t, dir)
+				for i := range 40 {
+					builds = append(builds, publish(t, x, func(b *Build) { b.RequestKey = RequestKey{byte(i)} }))
+				}
+				require.NoError(t, x.Close())
+				x, reported := broken(t, dir)
+				require.NoError(t, os.Truncate(filepath.Join(dir, "index.db"), size))
+				require.ErrorAs(t, call(x, builds[0]), new(*BrokenError))
+				requireBroken(t, x, reported, "fault", builds...)
+			})
+		}
 	}
+}
+
+// A disk that is slow is no damage: however long a transaction takes, the database stays in use.
+func TestASlowDatabaseIsNotDamaged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := Open(memoryDir(t), Options{Broken: func(err *BrokenError) { t.Error(err) }})
+		require.NoError(t, err)
+		b := publish(t, x)
+		_, err = read(x.db, func(tx *bbolt.Tx) (Build, error) {
+			time.Sleep(time.Hour)
+			return readBuild(tx, b.ID)
+		})
+		require.NoError(t, err)
+		_, err = x.Get(b.ID)
+		require.NoError(t, err)
+		require.NoError(t, x.Close())
+	})
 }
 
 func TestASecondProcessIsTold(t *testing.T) {

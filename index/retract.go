@@ -42,19 +42,14 @@ func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
 // publishes in one of the folders waits, so there should not be many at once.
 func (x *Index) RetractAll(list []Retraction) {
 	defer x.enterFolders(list)()
-	ids := make([]BuildID, len(list))
-	for i := range list {
-		ids[i] = list[i].ID
-	}
-	builds, err := x.GetAll(ids)
+	builds := make([]Build, len(list))
 	unlinked := make(map[byte][]int) // by folder
 	for i := range list {
-		r := &list[i]
+		r, err := &list[i], error(nil)
+		builds[i], err = x.Get(r.ID)
 		switch {
 		case err != nil:
 			r.fail(err)
-		case builds[i] == nil:
-			r.fail(ErrNotFound)
 		case r.May != nil && !r.May():
 		default:
 			// One without a manifest was unlinked by an earlier Retract that failed to sync, or deleted by somebody: make that durable.
@@ -88,7 +83,7 @@ func (x *Index) RetractAll(list []Retraction) {
 	// These are gone, whatever becomes of the rest.
 	x.dropRows(builds, gone)
 	for _, i := range gone {
-		b := builds[i]
+		b := &builds[i]
 		note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, Text: list[i].Why,
 			BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
 		if err := x.journal.note(note); err != nil {
@@ -99,37 +94,36 @@ func (x *Index) RetractAll(list []Retraction) {
 
 func (r *Retraction) fail(err error) { r.Err = fmt.Errorf("retract build %s: %w", r.ID, err) }
 
-// enterFolders takes the turns of all folders that the builds are in: in the
-// order of folders, or two who do so would wait for each other.
+// enterFolders locks all folders that the builds are in, in their order, because two calls would
+// block each other otherwise.
 func (x *Index) enterFolders(list []Retraction) (leave func()) {
 	folders := make(map[byte]bool)
 	for i := range list {
 		folders[list[i].ID[0]] = true
 	}
 	for _, i := range slices.Sorted(maps.Keys(folders)) {
-		x.folders[i].turn.lockToRetract()
+		x.folders[i].mu.Lock()
 	}
 	return func() {
 		for i := range folders {
-			x.folders[i].turn.unlock()
+			x.folders[i].mu.Unlock()
 		}
 	}
 }
 
 // dropRows takes the rows of builds that are gone out of the database, in one
-// transaction. The turns of their folders are held.
-func (x *Index) dropRows(builds []*Build, gone []int) {
+// transaction. The locks of their folders are held.
+func (x *Index) dropRows(builds []Build, gone []int) {
 	times := make(map[byte]folderTimes)
 	for _, i := range gone {
-		x.forget(*builds[i])
+		x.forget(&builds[i])
 		times[builds[i].ID[0]] = folderTimes{}
 	}
 	for i := range times {
 		times[i] = x.lookAt(i)
 	}
 	err := x.reserve.use(func() error { // pages are taken before others are free
-		x.db.writing.lockToRetract()
-		return x.db.writeInTurn(func(tx *bbolt.Tx) error {
+		return x.db.write(func(tx *bbolt.Tx) error {
 			for _, i := range gone {
 				if err := removeBuild(tx, builds[i].ID); err != nil {
 					return err
@@ -154,7 +148,7 @@ func (x *Index) dropRows(builds []*Build, gone []int) {
 	for _, i := range gone {
 		// A look-up that read the rows before they went must not be kept once
 		// the mark is off.
-		x.dropEntries(builds[i])
+		x.dropEntries(&builds[i])
 		x.knownMu.Lock()
 		delete(x.gone, builds[i].ID)
 		x.knownMu.Unlock()
@@ -162,11 +156,11 @@ func (x *Index) dropRows(builds []*Build, gone []int) {
 }
 
 // forget drops all that memory holds of a build.
-func (x *Index) forget(b Build) {
+func (x *Index) forget(b *Build) {
 	x.knownMu.Lock()
 	x.gone[b.ID] = true
 	x.knownMu.Unlock()
-	x.dropEntries(&b)
+	x.dropEntries(b)
 	x.soft.drop(bucketUse, b.ID[:])
 	x.soft.drop(bucketViews, b.ID[:])
 	x.journal.forget(b.ID)

@@ -46,9 +46,8 @@ var (
 var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs, bucketUsers, bucketFolders,
 	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures, bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
 
-// younger are the buckets that databases of this schema once did without: what
-// they hold may be lost, so that they were never there is no damage.
-var younger = [][]byte{bucketFailures, bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
+// blobValue is the length of a value in bucketBlobs.
+const blobValue = 16
 
 const sealSize = 16
 
@@ -90,12 +89,20 @@ func rowSum(room *[]byte, bucket, key, value []byte) [32]byte {
 	return blake3.Sum256(*room)
 }
 
-// get returns a row's value, which is good until the transaction ends, or nil
-// if there is none.
-func get(tx *bbolt.Tx, bucket, key []byte) ([]byte, error) {
-	b := tx.Bucket(bucket)
+// bucketOf returns a bucket, which each database has.
+func bucketOf(tx *bbolt.Tx, name []byte) (*bbolt.Bucket, error) {
+	b := tx.Bucket(name)
 	if b == nil {
-		return nil, &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
+		return nil, &DamageError{"index.db", fmt.Sprintf("no bucket %s", name)}
+	}
+	return b, nil
+}
+
+// get returns a row's value, which is valid until the transaction ends, or nil if there is none.
+func get(tx *bbolt.Tx, bucket, key []byte) ([]byte, error) {
+	b, err := bucketOf(tx, bucket)
+	if err != nil {
+		return nil, err
 	}
 	sealed := b.Get(key)
 	if sealed == nil {
@@ -105,44 +112,35 @@ func get(tx *bbolt.Tx, bucket, key []byte) ([]byte, error) {
 }
 
 func put(tx *bbolt.Tx, bucket, key, value []byte) error {
-	b := tx.Bucket(bucket)
-	if b == nil {
-		return &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
+	b, err := bucketOf(tx, bucket)
+	if err != nil {
+		return err
 	}
 	return b.Put(key, seal(bucket, key, value))
 }
 
 func drop(tx *bbolt.Tx, bucket, key []byte) error {
-	b := tx.Bucket(bucket)
-	if b == nil {
-		return &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
+	b, err := bucketOf(tx, bucket)
+	if err != nil {
+		return err
 	}
 	return b.Delete(key)
 }
 
-// keysFrom returns up to limit keys of a bucket that begin with prefix and
-// follow after, checked, and copied, so that they outlive the transaction.
-func keysFrom(tx *bbolt.Tx, bucket, prefix, after []byte, limit int) ([][]byte, error) {
-	b := tx.Bucket(bucket)
-	if b == nil {
-		return nil, &DamageError{"index.db", fmt.Sprintf("no bucket %s", bucket)}
-	}
-	var keys [][]byte
-	c := b.Cursor()
-	from := prefix
-	if bytes.Compare(after, from) > 0 {
-		from = after
-	}
-	for k, v := c.Seek(from); k != nil && bytes.HasPrefix(k, prefix) && len(keys) < limit; k, v = c.Next() {
-		if bytes.Equal(k, after) {
-			continue
+// keysOf returns up to limit keys of a bucket that begin with prefix, checked, and copied, so that
+// they outlive the transaction.
+func keysOf(tx *bbolt.Tx, bucket, prefix []byte, limit int) (keys [][]byte, err error) {
+	err = eachRow(tx, bucket, prefix, nil, func(k, v []byte) (bool, error) {
+		if len(keys) == limit {
+			return false, nil
 		}
 		if _, err := unseal(bucket, k, v); err != nil {
-			return nil, err
+			return false, err
 		}
 		keys = append(keys, bytes.Clone(k))
-	}
-	return keys, nil
+		return true, nil
+	})
+	return keys, err
 }
 
 func requestPrefix(k RequestKey, scope string) []byte {

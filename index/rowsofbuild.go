@@ -6,8 +6,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// addBuild writes the rows of a build. A build that is there already is left,
-// for after a fault a transaction may run twice.
+// addBuild writes the rows of a build, unless it has them already.
 func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	there, err := get(tx, bucketBuilds, b.ID[:])
 	if there != nil || err != nil {
@@ -21,7 +20,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	if err != nil {
 		return err
 	}
-	first, err := keysFrom(tx, bucketRequests, b.RequestKey[:], nil, 1)
+	first, err := keysOf(tx, bucketRequests, b.RequestKey[:], 1)
 	if err != nil {
 		return err
 	}
@@ -34,7 +33,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	space.ManifestBytes += brief.manifest
 	space.LogicalBytes += brief.LogicalBytes
 	for d, size := range distinct(b) {
-		others, err := keysFrom(tx, bucketBlobs, d[:], nil, 1)
+		others, err := keysOf(tx, bucketBlobs, d[:], 1)
 		if err != nil {
 			return err
 		}
@@ -54,8 +53,12 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 		}
 	}
 	err = put(tx, bucketBuilds, b.ID[:], body)
-	err = firstOf(err, putRequests(tx, &b))
-	err = firstOf(err, putNames(tx, &b))
+	for _, k := range b.keys() {
+		err = firstOf(err, put(tx, bucketRequests, requestRow(&b, k), nil))
+	}
+	for _, key := range b.nameRows() {
+		err = firstOf(err, put(tx, bucketNames, key, nil))
+	}
 	err = firstOf(err, put(tx, bucketBriefs, b.ID[:], encodeBrief(&brief)))
 	err = firstOf(err, changeUser(tx, &brief, 1))
 	return firstOf(err, put(tx, bucketMeta, []byte("space"), encodeSpace(space)))
@@ -84,33 +87,36 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 	space.LogicalBytes -= brief.LogicalBytes
 	space.ManifestBytes -= brief.manifest
 	for d, size := range distinct(b) {
-		disk, err := diskOfRow(tx, blobKey(d, id))
+		n, err := needOf(tx, blobKey(d, id))
 		if err != nil {
 			return err
 		}
 		if err := drop(tx, bucketBlobs, blobKey(d, id)); err != nil {
 			return err
 		}
-		others, err := keysFrom(tx, bucketBlobs, d[:], nil, 1)
+		others, err := keysOf(tx, bucketBlobs, d[:], 1)
 		if err != nil {
 			return err
 		}
 		if len(others) == 0 {
 			space.StoredBytes -= size
-			space.DiskBytes -= disk
+			space.DiskBytes -= n.Disk
 		}
 	}
-	err = drop(tx, bucketBuilds, id[:])
-	err = firstOf(err, dropRequests(tx, &b))
-	err = firstOf(err, dropNames(tx, &b))
-	err = firstOf(err, drop(tx, bucketUse, id[:]))
-	err = firstOf(err, drop(tx, bucketViews, id[:]))
-	err = firstOf(err, drop(tx, bucketBriefs, id[:]))
+	for _, k := range b.keys() {
+		err = firstOf(err, drop(tx, bucketRequests, requestRow(&b, k)))
+	}
+	for _, key := range b.nameRows() {
+		err = firstOf(err, drop(tx, bucketNames, key))
+	}
+	for _, bucket := range [][]byte{bucketBuilds, bucketBriefs, bucketUse, bucketViews} {
+		err = firstOf(err, drop(tx, bucket, id[:]))
+	}
 	err = firstOf(err, changeUser(tx, &brief, -1))
 	if err != nil {
 		return err
 	}
-	left, err := keysFrom(tx, bucketRequests, b.RequestKey[:], nil, 1)
+	left, err := keysOf(tx, bucketRequests, b.RequestKey[:], 1)
 	if err != nil {
 		return err
 	}
@@ -144,58 +150,32 @@ func (x *Index) manifestBytes(id BuildID) int64 {
 
 var errBlobRow = &DamageError{"index.db", "a row of a blob without its sizes"}
 
-// diskOfRow reads the bytes on disk from a row of bucketBlobs.
-func diskOfRow(tx *bbolt.Tx, key []byte) (int64, error) {
-	v, err := get(tx, bucketBlobs, key)
-	if err != nil {
-		return 0, err
-	}
-	f := fields{b: v}
-	_, disk := f.i64(), f.i64()
-	if !f.end() {
-		return 0, errBlobRow
-	}
-	return disk, nil
-}
-
 // DiskBytes returns what is accounted for a blob on the disk, and whether any
 // build needs it.
 func (x *Index) DiskBytes(d cas.Digest) (disk int64, needed bool, err error) {
-	type result struct {
-		disk   int64
-		needed bool
-	}
-	r, err := read(x.db, func(tx *bbolt.Tx) (r result, err error) {
-		keys, err := keysFrom(tx, bucketBlobs, d[:], nil, 1)
-		if err != nil || len(keys) == 0 {
-			return r, err
-		}
-		r.needed = true
-		r.disk, err = diskOfRow(tx, keys[0])
-		return r, err
-	})
-	return r.disk, r.needed, err
+	n, err := x.blob(d)
+	return n.Disk, !n.Build.IsZero(), err
 }
 
 // BlobBytes returns how many bytes the content of a blob has, by the manifests
 // of the builds that need it. needed is false where none does.
 func (x *Index) BlobBytes(d cas.Digest) (size int64, needed bool, err error) {
-	row, err := read(x.db, func(tx *bbolt.Tx) ([]byte, error) {
-		keys, err := keysFrom(tx, bucketBlobs, d[:], nil, 1)
-		if err != nil || len(keys) == 0 {
-			return nil, err
-		}
-		return get(tx, bucketBlobs, keys[0])
+	n, err := x.blob(d)
+	return n.Size, !n.Build.IsZero(), err
+}
+
+// blob returns the first row of a blob; the zero Need if it has none.
+func (x *Index) blob(d cas.Digest) (Need, error) {
+	return read(x.db, func(tx *bbolt.Tx) (n Need, err error) {
+		err = eachRow(tx, bucketBlobs, d[:], nil, func(key, sealed []byte) (bool, error) {
+			v, err := unseal(bucketBlobs, key, sealed)
+			if err == nil {
+				n, err = decodeNeed(key, v)
+			}
+			return false, err
+		})
+		return n, err
 	})
-	if row == nil || err != nil {
-		return 0, false, err
-	}
-	f := fields{b: row}
-	size, _ = f.i64(), f.i64()
-	if !f.end() {
-		return 0, false, errBlobRow
-	}
-	return size, true, nil
 }
 
 // Remeasure asks the file system again what a blob takes on the disk, after it
@@ -218,26 +198,32 @@ func (x *Index) Remeasure(d cas.Digest) error {
 // resize writes the bytes on disk into all rows of a blob, and returns how many
 // more these are.
 func resize(tx *bbolt.Tx, d cas.Digest, disk int64) (more int64, err error) {
-	keys, err := keysFrom(tx, bucketBlobs, d[:], nil, maxSharers)
-	if err != nil || len(keys) == 0 {
-		return 0, err
-	}
-	before, err := diskOfRow(tx, keys[0])
-	if err != nil || before == disk {
+	keys, err := keysOf(tx, bucketBlobs, d[:], maxSharers)
+	if err != nil {
 		return 0, err
 	}
 	for _, key := range keys {
-		v, err := get(tx, bucketBlobs, key)
+		n, err := needOf(tx, key)
 		if err != nil {
 			return 0, err
 		}
-		f := fields{b: v}
-		if err := put(tx, bucketBlobs, key, numbers(f.u64(), uint64(disk))); err != nil {
+		if more = disk - n.Disk; more == 0 {
+			break // all rows of a blob say the same
+		}
+		if err := put(tx, bucketBlobs, key, numbers(uint64(n.Size), uint64(disk))); err != nil {
 			return 0, err
 		}
 	}
-	return disk - before, nil
+	return more, nil
 }
 
-// maxSharers bounds the builds of one blob that are written in a transaction.
+func needOf(tx *bbolt.Tx, key []byte) (Need, error) {
+	v, err := get(tx, bucketBlobs, key)
+	if err != nil {
+		return Need{}, err
+	}
+	return decodeNeed(key, v)
+}
+
+// maxSharers bounds the builds of one blob, or of one request, that a transaction goes through.
 const maxSharers = 1 << 20

@@ -2,8 +2,10 @@ package index
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
-	"math"
+	"slices"
 	"sync"
 
 	"go.etcd.io/bbolt"
@@ -172,63 +174,36 @@ func (s *soft) putBack(rows []softKey) {
 	s.taken = nil
 }
 
-// trimMemo drops memos, oldest first, until at most limit of them are left.
-// It looks at the age of all of them, page by page, then removes.
-func (s *soft) trimMemo(limit int) error {
-	ages := make(map[int64]int) // seconds -> rows of that age
-	total := 0
-	err := s.eachMemo(func(_ []byte, at int64) { ages[at]++; total++ })
-	if err != nil || total <= limit {
-		return err
+// all returns the rows of a bucket, at most so many, by their keys.
+func (x *Index) all(bucket []byte, most int) (map[string][]byte, error) {
+	if err := x.soft.flush(); err != nil {
+		return nil, err
 	}
-	cut := int64(math.MinInt64)
-	for left := total; left > limit; {
-		oldest := int64(math.MaxInt64)
-		for at := range ages {
-			oldest = min(oldest, at)
+	rows := make(map[string][]byte)
+	err := x.rows(context.Background(), bucket, func(key, value []byte) error {
+		if len(rows) < most {
+			rows[string(key)] = bytes.Clone(value)
 		}
-		left -= ages[oldest]
-		delete(ages, oldest)
-		cut = oldest
-	}
-	return s.eachMemo(func(key []byte, at int64) {
-		if at <= cut {
-			s.drop(bucketMemo, key)
-		}
+		return nil
 	})
+	return rows, err
 }
 
-func (s *soft) eachMemo(fn func(key []byte, at int64)) error {
-	type row struct {
+// trimMemo drops memos, oldest first, until at most limit of them are left.
+func (x *Index) trimMemo(limit int) error {
+	type memo struct {
 		key []byte
 		at  int64
 	}
-	for after := []byte(nil); ; {
-		rows, err := read(s.db, func(tx *bbolt.Tx) ([]row, error) {
-			keys, err := keysFrom(tx, bucketMemo, nil, after, 16*page)
-			if err != nil {
-				return nil, err
-			}
-			rows := make([]row, 0, len(keys))
-			for _, key := range keys {
-				v, err := get(tx, bucketMemo, key)
-				if err != nil {
-					return nil, err
-				}
-				f := fields{b: v}
-				rows = append(rows, row{key, f.i64()})
-			}
-			return rows, nil
-		})
-		if err != nil {
-			return err
-		}
-		for _, r := range rows {
-			fn(r.key, r.at)
-		}
-		if len(rows) < 16*page {
-			return nil
-		}
-		after = bytes.Clone(rows[len(rows)-1].key)
+	var memos []memo
+	err := x.rows(context.Background(), bucketMemo, func(key, value []byte) error {
+		f := fields{b: value}
+		memos = append(memos, memo{bytes.Clone(key), f.i64()})
+		return nil
+	})
+	slices.SortFunc(memos, func(a, b memo) int { return cmp.Compare(a.at, b.at) })
+	for _, m := range memos[:max(0, len(memos)-limit)] {
+		x.soft.drop(bucketMemo, m.key)
 	}
+	return err
 }

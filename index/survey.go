@@ -103,7 +103,7 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 // returns. fn must not keep what it gets; it may call any method.
 func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) error) error {
 	texts := make(map[string]string)
-	return x.rowsAfter(ctx, bucketBriefs, after[:], func(key, value []byte) error {
+	return x.rowsFrom(ctx, bucketBriefs, nil, after[:], func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
 		if err != nil || x.isGone(b.ID) {
 			return err

@@ -54,7 +54,7 @@ func TestASurveyIsTheRecords(t *testing.T) {
 			require.Equal(t, Blob{9000, 12288, needs}, s.Blobs[b.Blobs[1]])
 			require.Equal(t, b.Blobs[1], s.At[shared])
 			require.Equal(t, w.ModelDigest, b.ModelDigest)
-			u := x.Usage(w.ID)
+			u := x.usage(w.ID)
 			require.Equal(t, u, b.Use)
 		}
 		space, err := x.Space()

@@ -40,7 +40,7 @@ func open(t *testing.T) *shop {
 	s.index, err = index.Open(s.dir, index.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.index.Close()) })
-	s.blobs, err = cas.Open(s.dir, cas.Options{Stamps: s.index})
+	s.blobs, err = cas.Open(s.dir, cas.Options{Stamps: s.index.Stamps()})
 	require.NoError(t, err)
 	s.build = index.Build{ID: index.BuildID{1}, Scope: "shared", Graph: "m_ctx.onnx"}
 	for name, text := range map[string]string{"m_ctx.onnx": "graph", "sub/m.bin": "binary"} {

@@ -216,7 +216,8 @@ func TestASocketThatIsRemovedAtOnceIsMissed(t *testing.T) {
 	p := &process{idle: 10 * time.Second, ready: func() { require.NoError(t, os.Remove(socket)) }}
 	var said strings.Builder
 	nothing := func() func() { return func() {} }
-	_, err := p.answer(limited(t), &config.Settings{Socket: socket}, in.cache, slog.New(slog.NewTextHandler(&said, nil)), nothing)
+	e := p.newEntrance(socket, slog.New(slog.NewTextHandler(&said, nil)))
+	_, err := p.answer(limited(t), &config.Settings{Socket: socket}, in.cache, e, nothing)
 	require.NoError(t, err)
 	require.Contains(t, said.String(), "is not there any more")
 }

@@ -27,6 +27,7 @@ var version = "0.1.0-dev"
 const (
 	exitFailure = 1
 	exitUsage   = 2
+	exitDamage  = 4
 )
 
 func main() {
@@ -68,7 +69,8 @@ file, and changed rules, are put into force as soon as they are at rest, and upo
 With --autostart it starts the user's own daemon as a process of its own, with $XDG_CONFIG_HOME/epcached/epcached.toml, and returns when that
 answers: so clients do that find no daemon. It logs to epcached.log in the state folder and leaves when it was idle for 15 minutes.
 
-Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
+Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration, 4 the index turned out to
+be damaged: start it again, and it makes the index again from its manifests before it serves.`,
 		Example:       "  epcached --runtime ./runtime --state ./state --socket ./epcached.sock",
 		Version:       version,
 		Args:          noArguments,
@@ -106,6 +108,11 @@ Exit status: 0 stopped as asked, 1 failed, 2 wrong flags or configuration.`,
 	if errors.As(err, &usage) {
 		complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: epcached --help", err))
 		return exitUsage
+	}
+	if errors.As(err, new(damagedError)) {
+		complain(stderr, fmt.Sprintf("epcached: %v\nepcached: hint: start it again: "+
+			"it makes the index from the manifests before it serves", err))
+		return exitDamage
 	}
 	complain(stderr, fmt.Sprintf("epcached: %v", err))
 	return exitFailure

@@ -23,6 +23,7 @@ import (
 	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // stopGrace is how long requests under way may take after SIGTERM; systemd kills after 90 s by default.
@@ -45,7 +46,19 @@ type process struct {
 	opening atomic.Bool // systemd was told how far the opening of a large store is
 
 	remade string // why the state folder is opened once more; "": it is the first time
+
+	broken func(error)                                             // ends the process because the index is damaged
+	open   func(dir string, o cache.Options) (*cache.Cache, error) // nil: cache.Open
 }
+
+// lastAnswers is how long a daemon whose index is damaged may take to answer the requests under way
+// and to end its workers. What blocks in the index would do so forever.
+const lastAnswers = 2 * time.Second
+
+// damagedError is why a daemon ends that could run: its next start repairs the damage.
+type damagedError struct{ error }
+
+func (e damagedError) Unwrap() error { return e.error }
 
 // uprooted is why a store that was removed while the daemon ran is opened anew, and with what.
 type uprooted struct {
@@ -54,20 +67,47 @@ type uprooted struct {
 	rules    *rules.Set
 }
 
-// serve runs the daemon until the context ends, or nobody needs it any more. Where its state folder is removed it begins again, with an empty
-// one: to stop would leave those without a daemon who started it by hand, and to go on would have every request compiled.
+// serve runs the daemon until the context ends, until no client needs it, or until its index turns
+// out to be damaged, with a damagedError.
 func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set) error {
 	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP) // from here on it ends nobody
+	signal.Notify(hangup, syscall.SIGHUP) // from here on it does not end the process
 	defer signal.Stop(hangup)
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	p.stop = func(end *os.File) {
 		p.mu.Lock()
 		p.ends = append(p.ends, end)
 		p.mu.Unlock()
-		stop()
+		stop(nil)
 	}
+	damaged := make(chan error, 1) // has one at most
+	p.broken = func(err error) {
+		damaged <- damagedError{err}
+		stop(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.again(ctx, s, set, hangup) }()
+	select {
+	case err := <-ended:
+		select {
+		case err = <-damaged:
+		default:
+		}
+		return err
+	case err := <-damaged:
+		select {
+		case <-ended:
+		case <-time.After(lastAnswers): // the rest is left as a crash would leave it
+		}
+		return err
+	}
+}
+
+// again runs the daemon, and begins again with an empty state directory when that is removed: to
+// stop would leave those without a daemon who started it by hand, and to go on would have every
+// request compiled.
+func (p *process) again(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) error {
 	for {
 		gone, err := p.once(ctx, s, set, hangup)
 		if gone == nil || ctx.Err() != nil {
@@ -107,19 +147,30 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	if err != nil {
 		return nil, errors.Join(err, ort.Close())
 	}
+	e := p.newEntrance(s.Socket, log)
 	options := optionsOf(s, set, compiler, log)
 	options.Remade = p.remade
 	options.Opening = func(what string) {
 		p.opening.Store(true)
 		notify(log, stillOpening(what))
+		e.turnAway(what)
 	}
-	c, err := cache.Open(s.State, options)
+	options.Broken = func(err error) {
+		e.server.Refuse(unavailable("the index is damaged, and the daemon ends",
+			"its next start repairs that; compile without it until then"))
+		p.broken(err)
+	}
+	open := p.open
+	if open == nil {
+		open = cache.Open
+	}
+	c, err := open(s.State, options)
 	if err != nil {
-		return nil, errors.Join(err, compiler.Close())
+		return nil, errors.Join(err, e.close(), compiler.Close())
 	}
 	r := &reloader{read: p.read, cache: c, level: level, log: log, started: s, inForce: s, rules: set,
 		options: func(s *config.Settings, set *rules.Set) cache.Options { return optionsOf(s, set, compiler, log) }}
-	why, err := p.answer(ctx, s, c, log, func() func() { return r.follow(ctx, hangup) })
+	why, err := p.answer(ctx, s, c, e, func() func() { return r.follow(ctx, hangup) })
 	err = errors.Join(err, c.Close(), compiler.Close())
 	if why == "" {
 		return nil, err
@@ -130,36 +181,27 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	return &uprooted{why, r.inForce, r.rules}, nil
 }
 
-// answer serves the socket until the context ends, and then lets requests under way finish, or until nobody needs it, or the store is gone, which
+// answer serves the socket until the context ends, and then lets requests under way finish, or until no client needs it, or the store is gone, which
 // it says. begin is called when it is ready, and gives what ends what it began.
-func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, log *slog.Logger, begin func() func()) (gone string, err error) {
-	l, err := p.listen(s.Socket)
-	if err != nil {
+func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, e *entrance, begin func() func()) (gone string, err error) {
+	if err := e.open(c); err != nil {
 		return "", err
 	}
-	socket := l.Addr().String()
-	places := placesOf(socket)
-	b := &backend{cache: c, socket: socket, startedBy: p.startedBy, stop: p.stop}
-	server := &unixsock.Server{Backend: b, Name: "epcached " + version, Log: log}
-	b.server = server
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(context.Background(), l) }()
-	log.Info("ready", "version", version, "socket", socket, "started_by", p.startedBy, "state", c.Directory(), "runtimes", len(s.Runtimes))
+	server, log := e.server, e.log
+	log.Info("ready", "version", version, "socket", e.backend.socket, "started_by", p.startedBy,
+		"state", c.Directory(), "runtimes", len(s.Runtimes))
 	ready := daemon.SdNotifyReady
 	if p.opening.Swap(false) {
 		ready += "\nSTATUS=" // what was said is over
 	}
 	notify(log, ready)
-	if p.ready != nil {
-		p.ready()
-	}
 	defer watchdog(ctx, log)()
-	unneeded, stop := p.untilUnneeded(places, server, c)
+	unneeded, stop := p.untilUnneeded(e.places, server, c)
 	defer stop()
 	end := begin()
 	defer end()
 	select {
-	case err := <-failed:
+	case err := <-e.ended:
 		stop()
 		select {
 		case why := <-unneeded: // the server has ended for that
@@ -170,7 +212,7 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	case why := <-unneeded:
 		end()
 		log.Info("leaving", "why", why)
-		return "", <-failed // it has no clients any more
+		return "", <-e.ended // it has no clients any more
 	case gone = <-c.Uprooted():
 		end()
 		log.Warn("beginning again with an empty state folder", "state", c.Directory(), "why", gone)
@@ -185,7 +227,67 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	if err := server.Shutdown(grace); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return gone, err
 	}
-	return gone, <-failed
+	return gone, <-e.ended
+}
+
+// entrance is the socket, with what answers there.
+type entrance struct {
+	server  *unixsock.Server
+	backend *backend
+	log     *slog.Logger
+	listen  func() error // begins to serve, once
+	places  []place      // as they were before a client could know of the socket; set by listen
+	ended   chan error   // why the server has ended
+}
+
+func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
+	e := &entrance{backend: &backend{stop: p.stop}, log: log, ended: make(chan error, 1)}
+	e.server = &unixsock.Server{Backend: e.backend, Name: "epcached " + version, Log: log}
+	e.backend.server = e.server
+	e.listen = sync.OnceValue(func() error {
+		l, err := p.listen(socket)
+		if err != nil {
+			return err
+		}
+		e.backend.socket, e.backend.startedBy = l.Addr().String(), p.startedBy
+		e.places = placesOf(e.backend.socket)
+		go func() { e.ended <- e.server.Serve(context.Background(), l) }()
+		if p.ready != nil {
+			p.ready()
+		}
+		return nil
+	})
+	return e
+}
+
+// turnAway has clients go on without the daemon while opening the store takes long. Before that
+// they wait: it is open within a moment.
+func (e *entrance) turnAway(what string) {
+	e.server.Refuse(unavailable("the daemon is starting: "+what, "compile without it until then"))
+	if err := e.listen(); err != nil {
+		e.log.Warn("clients cannot be told that the daemon is starting", "error", err)
+	}
+}
+
+// open has clients answered from the cache.
+func (e *entrance) open(c *cache.Cache) error {
+	e.backend.cache = c
+	e.server.Refuse(nil)
+	return e.listen()
+}
+
+// close ends what turnAway began.
+func (e *entrance) close() error {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := e.server.Shutdown(now); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+func unavailable(text, hint string) *unixsock.Error {
+	return &unixsock.Error{Class: wire.ErrorClass_UNAVAILABLE, Text: text, Hint: hint}
 }
 
 // listen takes the socket that systemd passed, or makes one. The former is kept open, for systemd does not pass it again.
