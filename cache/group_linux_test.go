@@ -5,6 +5,7 @@ package cache
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -81,7 +82,7 @@ func TestRealGroupsCompute(t *testing.T) {
 						Graph: request.model(i).Graph.Name()}
 					want = append(want, b.outputs(ort, source)...)
 				}
-				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), SessionOptions: a.Build.LoadOptions(0)}
+				together := compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph), SessionOptions: loadOptions(a)}
 				for _, m := range a.Members[1:] {
 					together.Share = append(together.Share, filepath.Join(a.Path, m.Graph))
 				}
@@ -175,8 +176,16 @@ func TestRealGroupsOfOneWeightFileCompute(t *testing.T) {
 			Graph: request.model(i).Graph.Name()})...)
 	}
 	require.Equal(t, want, b.outputs(ort, compilers.CheckJob{Runtime: r, EPs: eps, Graph: filepath.Join(a.Path, a.Members[0].Graph),
-		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, SessionOptions: a.Build.LoadOptions(0)}))
+		Share: []string{filepath.Join(a.Path, a.Members[1].Graph)}, SessionOptions: loadOptions(a)}))
 
 	_, err := b.cache.Acquire(t.Context(), b.sharing(ep, 2, t.TempDir(), t.TempDir()), nil)
 	require.ErrorContains(t, err, `different files of theirs are called "weights.bin"`)
+}
+
+// loadOptions are those of a group's first model, when it is loaded beside the others.
+func loadOptions(a *Answer) map[string]string {
+	all := make(map[string]string)
+	maps.Copy(all, a.Build.SessionOptions)
+	maps.Copy(all, a.Build.Members[0].SessionOptions)
+	return all
 }

@@ -26,11 +26,11 @@ const lockWait = time.Second
 
 // database is index.db.
 //
-// bbolt reads through a mapping, so a page that cannot be read, or a file that was cut short, faults
-// in the middle of bbolt, which may hold its locks from then on: later transactions and Close would
-// block forever. Therefore a database that turns out to be damaged is never used again: each later
-// call fails with a *BrokenError, and a mark beside the file has the next Open make a new one from
-// the manifests.
+// bbolt reads through a mapping. A page that cannot be read, or a file that was cut short, therefore
+// faults in the middle of bbolt, which may hold its locks from then on, so that later transactions
+// and Close would block forever. A database that turns out to be damaged is never used again: each
+// later call fails with a *BrokenError, and a mark beside the file has the next Open make a new one
+// from the manifests.
 type database struct {
 	fs      cas.FS
 	dir     string // the state directory
@@ -162,6 +162,15 @@ func (d *database) open() (why string, err error) {
 	}
 	d.handle, err = d.remake(why)
 	return why, err
+}
+
+// openNew makes a new database instead of the one that is open, which is not in use yet.
+func (d *database) openNew(why string) error {
+	err := d.handle.Close()
+	if err == nil {
+		d.handle, err = d.remake(why)
+	}
+	return err
 }
 
 // unusable opens the database that is there, or says why it cannot be used.

@@ -226,7 +226,9 @@ func (x *Index) DropSharing(d cas.Digest) {
 	x.soft.drop(bucketShares, d[:])
 }
 
-func (x *Index) eachBlob(ctx context.Context, bucket []byte, fn func(d cas.Digest, value []byte) error) error {
+func (x *Index) eachBlob(
+	ctx context.Context, bucket []byte, fn func(d cas.Digest, value []byte) error,
+) error {
 	if err := x.soft.flush(); err != nil {
 		return err
 	}

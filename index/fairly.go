@@ -3,42 +3,37 @@ package index
 import (
 	"cmp"
 	"slices"
-	"sort"
 )
 
-// fairly gives those events that are kept where there is room for so many, of so many bytes: the latest of each user. Who
-// causes many loses the oldest of its own, and pushes nobody else's out. The order stays, and events is not changed.
+// fairly returns those events that are kept where there is space for so many, of so many bytes: the
+// latest of each user. A user who causes many loses the oldest of them, and no other user's. The
+// order stays, and events is not changed.
 func fairly(events []Event, most, bytes int) []Event {
-	place, count := make([]int, len(events)), make(map[string]int) // place: how many of the same user's are later
+	type ranked struct{ at, later int } // later: how many events of the same user follow
+	list, count := make([]ranked, 0, len(events)), make(map[string]int)
 	for i := len(events) - 1; i >= 0; i-- {
-		whose := events[i].whose()
-		place[i] = count[whose]
-		count[whose]++
+		user := events[i].user()
+		list = append(list, ranked{i, count[user]})
+		count[user]++
 	}
-	room := func(each int) bool {
-		n, size := 0, 0
-		for i := range events {
-			if place[i] < each {
-				n, size = n+1, size+events[i].size()
-			}
+	slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Compare(a.later, b.later) })
+	n := 0
+	for ; n < min(most, len(list)); n++ {
+		if bytes -= events[list[n].at].size(); bytes < 0 {
+			break
 		}
-		return n <= most && size <= bytes
 	}
-	each := sort.Search(len(events), func(each int) bool { return !room(each + 1) })
-	if each == 0 {
-		return slices.Clone(events[max(0, len(events)-most):]) // more users than room: the latest of all
-	}
-	kept := make([]Event, 0, min(len(events), most))
-	for i := range events {
-		if place[i] < each {
-			kept = append(kept, events[i])
-		}
+	list = list[:n]
+	slices.SortFunc(list, func(a, b ranked) int { return cmp.Compare(a.at, b.at) })
+	kept := make([]Event, n)
+	for i, r := range list {
+		kept[i] = events[r.at]
 	}
 	return kept
 }
 
-// whose is the user whose doing it was; "": the machine's.
-func (e *Event) whose() string { return cmp.Or(e.By, e.Scope) }
+// user is whose doing it was; "": the machine's.
+func (e *Event) user() string { return cmp.Or(e.By, e.Scope) }
 
 // size is roughly what the event takes in the file.
 func (e *Event) size() int {

@@ -80,7 +80,8 @@ func (x *Index) fillAll(db *bbolt.DB) error {
 			}
 		}
 		for _, uid := range slices.Sorted(maps.Keys(f.users)) {
-			if err := put(tx, bucketUsers, binary.BigEndian.AppendUint32(nil, uid), encodeUser(f.users[uid])); err != nil {
+			key := binary.BigEndian.AppendUint32(nil, uid)
+			if err := put(tx, bucketUsers, key, encodeUser(f.users[uid])); err != nil {
 				return err
 			}
 		}
@@ -98,7 +99,8 @@ func (f *filler) tell(percent int) {
 
 // tellMaking reports how many builds the database has taken in, and how far it is.
 func (x *Index) tellMaking(builds uint64, percent int) {
-	x.log.Info("index.db is being made from the manifests", "store", x.dir, "builds", builds, "percent", percent)
+	x.log.Info("index.db is being made from the manifests",
+		"store", x.dir, "builds", builds, "percent", percent)
 	if x.making != nil {
 		x.making(builds, percent)
 	}

@@ -146,9 +146,9 @@ func putManifests(t *testing.T, dir string, from, n int) (last Build) {
 	return last
 }
 
-// Many manifests that were put beside a database are taken in, and what only the database knew is
-// kept.
-func TestManyUnknownManifestsAreTakenIn(t *testing.T) {
+// A few manifests that were put beside a database are taken in, and what only the database knew is
+// kept. Where it lacks many it is made again.
+func TestUnknownManifestsAreTakenIn(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	stays := publish(t, x)
@@ -159,14 +159,14 @@ func TestManyUnknownManifestsAreTakenIn(t *testing.T) {
 		require.NoError(t, x.SaveView(b.ID, "view of "+b.ID.String()))
 	}
 	require.NoError(t, x.Close())
-	const many = 3*flushPage + 7
+	const few = flushPage + 7
 	require.NoError(t, os.Remove(manifestFile(dir, goes.ID)))
-	last := putManifests(t, dir, 0, many)
+	last := putManifests(t, dir, 0, few)
 	x = open(t, dir)
 	require.Empty(t, x.Rebuilt(), "nothing was lost")
 	space, err := x.Space()
 	require.NoError(t, err)
-	require.EqualValues(t, 1+many, space.Builds)
+	require.EqualValues(t, 1+few, space.Builds)
 	_, err = x.Get(last.ID)
 	require.NoError(t, err)
 	used, hits := x.LastUse(stays.ID)
@@ -177,6 +177,18 @@ func TestManyUnknownManifestsAreTakenIn(t *testing.T) {
 	require.Equal(t, "view of "+stays.ID.String(), view)
 	require.NotContains(t, bucketRows(t, x, bucketViews), string(goes.ID[:]))
 	closeSound(t, x)
+
+	last = putManifests(t, dir, few, manyMissing)
+	x = open(t, dir)
+	require.Equal(t, "it lacked 1024 of the builds that are there", x.Rebuilt())
+	space, err = x.Space()
+	require.NoError(t, err)
+	require.EqualValues(t, 1+few+manyMissing, space.Builds)
+	_, err = x.Get(last.ID)
+	require.NoError(t, err)
+	publish(t, x, func(b *Build) { b.RequestKey, b.BuildKey = RequestKey{9}, BuildKey{9} }) // it can be written to
+	closeSound(t, x)
+	require.Empty(t, open(t, dir).Rebuilt())
 }
 
 // What was taken in is known from then on, also where a folder's builds take several transactions.

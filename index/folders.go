@@ -111,9 +111,9 @@ type difference struct {
 	done   *folderTimes // no build: the database now has what the folder had at these times
 }
 
-// reconcile compares the database with every folder that has changed, and reads no name in the
+// differences compares the database with every folder that has changed, and reads no name in the
 // others. A database that was made just now, from the folders as they are, is not compared.
-func (x *Index) reconcile(made bool) error {
+func (x *Index) differences(made bool) (all []difference, err error) {
 	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
 		for i := range kept {
 			v, err := get(tx, bucketFolders, []byte{byte(i)})
@@ -127,13 +127,12 @@ func (x *Index) reconcile(made bool) error {
 		return kept, nil
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var all []difference
 	for i := range x.folders {
 		if now := x.lookAt(byte(i)); !made && !kept[i].same(now) {
 			if all, err = x.compare(all, byte(i), now); err != nil {
-				return err
+				return nil, err
 			}
 			kept[i] = now
 		}
@@ -142,7 +141,31 @@ func (x *Index) reconcile(made bool) error {
 			x.wake()
 		}
 	}
-	return x.learn(all)
+	return all, nil
+}
+
+// manyMissing is how many builds a database lacks before it is better made again. Taken in one by
+// one, their rows go to pages all over the file: of 50,000 builds that took three times as long, of
+// more it takes more each.
+const manyMissing = 1 << 10
+
+// lacksMany says why the database is to be made again, as after a restore of manifests beside an
+// older index.db; "": it is not.
+func (x *Index) lacksMany(all []difference) (why string, err error) {
+	missing := 0
+	for _, d := range all {
+		if d.done == nil && !d.gone {
+			missing++
+		}
+	}
+	if missing < manyMissing {
+		return "", nil
+	}
+	space, err := x.Space()
+	if err == nil && uint64(missing) > space.Builds/8 {
+		why = fmt.Sprintf("it lacked %d of the builds that are there", missing)
+	}
+	return why, err
 }
 
 // compare adds what the database has to learn of a folder.

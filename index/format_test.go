@@ -242,9 +242,6 @@ func TestParseIDs(t *testing.T) {
 	got, err := ParseBuildID(id.String())
 	require.NoError(t, err)
 	require.Equal(t, id, got)
-	key, err := ParseRequestKey(RequestKey{3}.String())
-	require.NoError(t, err)
-	require.Equal(t, RequestKey{3}, key)
 	for _, bad := range []string{"", "ab", strings.ToUpper(id.String()), strings.Repeat("g", 32), id.String() + "00"} {
 		_, err := ParseBuildID(bad)
 		require.Error(t, err, bad)

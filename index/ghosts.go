@@ -56,7 +56,19 @@ func (x *Index) Haunt(ctx context.Context, list []Ghost) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return x.journal.haunt(list)
+	records := make([]*manifestpb.Record, len(list))
+	for i := range list {
+		g := &list[i]
+		g.At, g.LastUsed, g.Reason = trimTime(g.At), trimTime(g.LastUsed), shorten(g.Reason, maxText)
+		g.ModelName, g.Scope = shorten(g.ModelName, maxName), shorten(g.Scope, 64)
+		records[i] = ghostRecord(g)
+	}
+	j := x.journal
+	return j.change(func() {
+		for _, g := range list {
+			j.ghosts.add(g)
+		}
+	}, records...)
 }
 
 // Exorcise forgets the ghost of a build that stays after all. The file need
@@ -80,33 +92,6 @@ func (x *Index) Ghosts(match func(*Ghost) bool) []Ghost {
 		}
 	}
 	return out
-}
-
-func (j *journal) haunt(list []Ghost) error {
-	j.appending.Lock()
-	var first error
-	for i := range list {
-		g := &list[i]
-		g.At, g.LastUsed, g.Reason = trimTime(g.At), trimTime(g.LastUsed), shorten(g.Reason, maxText)
-		g.ModelName, g.Scope = shorten(g.ModelName, maxName), shorten(g.Scope, 64)
-		j.mu.Lock()
-		j.ghosts.add(*g)
-		j.mu.Unlock()
-		if err := j.appendSurely(ghostRecord(g)); err != nil && first == nil {
-			first = err
-		}
-	}
-	if first != nil && j.file != nil {
-		// Some of them are in memory only: the next append writes all that memory holds.
-		_ = j.file.Close() // what it has is kept; what closing could report is written anew
-		j.file = nil
-	}
-	upTo := j.written
-	j.appending.Unlock()
-	if first != nil {
-		return first
-	}
-	return j.sync(upTo)
 }
 
 func ghostOf(m *manifestpb.Ghost) (Ghost, error) {

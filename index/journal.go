@@ -36,7 +36,7 @@ type journal struct {
 	file      *os.File   // nil: it has to be written anew before anything is appended
 	size      int64
 	limit     int64  // from which size on it is written anew
-	written   uint64 // records appended since the start
+	written   uint64 // appends since the start
 	synced    uint64 // how many of them are durable
 
 	mu     sync.Mutex        // guards all below
@@ -182,20 +182,25 @@ func shorten(s string, limit int) string {
 	return strings.ToValidUTF8(s, "")
 }
 
-// state notes what is known of a build, durably when it returns. In memory it
-// counts even if that fails: better not served than wrongly served.
+// state notes what is known of a build, durably when it returns. In memory it counts even if that
+// fails, because a build that may be bad must not be served.
 func (j *journal) state(id BuildID, s State) error {
 	return j.change(func() { j.setState(id, s) }, stateRecord(id, s))
 }
 
-// change does something to what memory holds, and appends the record of it,
-// durably when it returns. In memory it is done even if that fails.
-func (j *journal) change(do func(), rec *manifestpb.Record) error {
+// change does something to what memory holds, and appends the records of it, durably when it
+// returns; on a full disk it takes of the reserve. After an error it is done in memory only, and the
+// next append writes all that memory holds.
+func (j *journal) change(do func(), records ...*manifestpb.Record) error {
 	j.appending.Lock()
 	j.mu.Lock()
 	do()
 	j.mu.Unlock()
-	err := j.appendSurely(rec)
+	err := j.reserve.use(func() error { return j.append(records...) })
+	if err != nil && j.file != nil {
+		_ = j.file.Close() // what it has is kept; what closing could report is written again
+		j.file = nil
+	}
 	upTo := j.written
 	j.appending.Unlock()
 	if err != nil {
@@ -219,16 +224,8 @@ func (j *journal) forget(id BuildID) {
 func (j *journal) prune(there func(BuildID) bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for id := range j.states {
-		if !there(id) {
-			delete(j.states, id)
-		}
-	}
-	for id := range j.pins {
-		if !there(id) {
-			delete(j.pins, id)
-		}
-	}
+	maps.DeleteFunc(j.states, func(id BuildID, _ State) bool { return !there(id) })
+	maps.DeleteFunc(j.pins, func(id BuildID, _ Pin) bool { return !there(id) })
 	j.ghosts.drop(func(g *Ghost) bool { return there(g.BuildID) })
 }
 
@@ -258,39 +255,26 @@ func (j *journal) note(e Event) error {
 	return j.append(eventRecord(e))
 }
 
-// since returns the events of that time and later, oldest first.
-func (j *journal) since(t time.Time) []Event {
+// eventsThat returns the events that match, oldest first.
+func (j *journal) eventsThat(match func(*Event) bool) []Event {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var events []Event
-	for _, e := range j.events {
-		if !e.At.Before(t) { // one by one: a clock may have been set back
-			events = append(events, e)
+	for i := range j.events {
+		if match(&j.events[i]) {
+			events = append(events, j.events[i])
 		}
 	}
 	return events
 }
 
-func (j *journal) history(k RequestKey) []Event {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	var events []Event
-	for _, e := range j.events {
-		if e.RequestKey == k {
-			events = append(events, e)
-		}
-	}
-	return events
-}
-
-// append writes one record, which memory holds already. If the file cannot be
-// trusted any more, all that memory holds is written to a new one. appending
-// is held.
-func (j *journal) append(rec *manifestpb.Record) error {
+// append writes records, which memory holds already, all or none. If the file cannot be trusted any
+// more, it writes all that memory holds to a new one. appending is held.
+func (j *journal) append(records ...*manifestpb.Record) error {
 	if j.file == nil || j.size >= j.limit {
 		return j.rewrite()
 	}
-	b, err := appendRecord(nil, rec)
+	b, err := appendRecords(nil, records...)
 	if err != nil {
 		return err
 	}
@@ -303,12 +287,6 @@ func (j *journal) append(rec *manifestpb.Record) error {
 	j.size += int64(len(b))
 	j.written++
 	return nil
-}
-
-// appendSurely is append of what must not be missing: on a full disk it takes
-// of the reserve.
-func (j *journal) appendSurely(rec *manifestpb.Record) error {
-	return j.reserve.use(func() error { return j.append(rec) })
 }
 
 // sync makes so many records durable. Those who wait for the same sync have it
@@ -414,29 +392,20 @@ func (j *journal) replace(b []byte) (err error) {
 // state, pin and ghost, and the latest events up to half the limit.
 func (j *journal) image() ([]byte, error) {
 	states, pins, ghosts, events := j.kept()
-	b := appendJournalHeader(nil)
-	var err error
+	var records []*manifestpb.Record
 	for id, s := range states {
-		if b, err = appendRecord(b, stateRecord(id, s)); err != nil {
-			return nil, err
-		}
+		records = append(records, stateRecord(id, s))
 	}
 	for id, p := range pins {
-		if b, err = appendRecord(b, pinRecord(id, p, false)); err != nil {
-			return nil, err
-		}
+		records = append(records, pinRecord(id, p, false))
 	}
 	for i := range ghosts {
-		if b, err = appendRecord(b, ghostRecord(&ghosts[i])); err != nil {
-			return nil, err
-		}
+		records = append(records, ghostRecord(&ghosts[i]))
 	}
 	for _, e := range events {
-		if b, err = appendRecord(b, eventRecord(e)); err != nil {
-			return nil, err
-		}
+		records = append(records, eventRecord(e))
 	}
-	return b, nil
+	return appendRecords(appendJournalHeader(nil), records...)
 }
 
 // kept drops what is too old to be kept, and gives copies of the rest, so that

@@ -3,7 +3,6 @@ package index
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/epcached/epcached/cas"
@@ -123,15 +122,4 @@ func (b *Build) sources() []File {
 		files = append(files, b.Members[i].Source.Files...)
 	}
 	return files
-}
-
-// LoadOptions gives the session options for a member that is loaded beside
-// others of its group in one process.
-func (b *Build) LoadOptions(member int) map[string]string {
-	all := maps.Clone(b.SessionOptions)
-	if all == nil {
-		all = make(map[string]string)
-	}
-	maps.Copy(all, b.Members[member].SessionOptions)
-	return all
 }

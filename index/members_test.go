@@ -97,11 +97,9 @@ func TestPublishRefusesAGroupThatIsNone(t *testing.T) {
 	}
 }
 
-func TestLoadOptionsAreThoseOfTheBuildAndTheMember(t *testing.T) {
+func TestAMemberIsFoundByItsModel(t *testing.T) {
 	b := sampleBuild()
 	group(&b)
-	require.Equal(t, map[string]string{"k": "v", "share": "1"}, b.LoadOptions(1))
-	require.Equal(t, map[string]string{"k": "v"}, b.SessionOptions)
 	require.Equal(t, 1, b.MemberOf(cas.Digest{8}))
 	require.Equal(t, -1, b.MemberOf(cas.Digest{9}))
 }

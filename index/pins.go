@@ -25,7 +25,7 @@ func (x *Index) Pin(id BuildID, p Pin) error {
 		p.At = x.now()
 	}
 	p.At = trimTime(p.At)
-	if err := x.journal.pin(id, p); err != nil {
+	if err := x.journal.pin(id, p, false); err != nil {
 		return fmt.Errorf("pin build %s: %w", id, err)
 	}
 	return nil
@@ -34,7 +34,11 @@ func (x *Index) Pin(id BuildID, p Pin) error {
 // Unpin takes that back, durably when it returns. It is no error if the build
 // was not pinned.
 func (x *Index) Unpin(id BuildID) error {
-	if err := x.journal.unpin(id); err != nil {
+	p, ok := x.Pinned(id)
+	if !ok {
+		return nil
+	}
+	if err := x.journal.pin(id, p, true); err != nil {
 		return fmt.Errorf("unpin build %s: %w", id, err)
 	}
 	return nil
@@ -62,43 +66,28 @@ func (x *Index) NotServed() []BuildID {
 	return slices.Collect(maps.Keys(x.journal.states))
 }
 
-// pin notes a wish, durably when it returns. If that fails nothing is pinned:
-// whoever asked is told so.
-func (j *journal) pin(id BuildID, p Pin) error {
+// pin notes a wish, or takes it back, durably when it returns. After an error nothing has changed,
+// because the caller is told so.
+func (j *journal) pin(id BuildID, p Pin, off bool) error {
+	set := func(p Pin, pinned bool) {
+		if pinned {
+			j.pins[id] = p
+		} else {
+			delete(j.pins, id)
+		}
+	}
 	var before Pin
-	was := false
+	var was bool
 	err := j.change(func() {
 		before, was = j.pins[id]
-		j.pins[id] = p
-	}, pinRecord(id, p, false))
+		set(p, !off)
+	}, pinRecord(id, p, off))
 	if err != nil {
-		j.setPin(id, before, was)
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		set(before, was)
 	}
 	return err
-}
-
-func (j *journal) unpin(id BuildID) error {
-	j.mu.Lock()
-	before, was := j.pins[id]
-	j.mu.Unlock()
-	if !was {
-		return nil
-	}
-	err := j.change(func() { delete(j.pins, id) }, pinRecord(id, before, true))
-	if err != nil {
-		j.setPin(id, before, true)
-	}
-	return err
-}
-
-func (j *journal) setPin(id BuildID, p Pin, is bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if is {
-		j.pins[id] = p
-	} else {
-		delete(j.pins, id)
-	}
 }
 
 func (j *journal) applyPin(m *manifestpb.Pin) error {

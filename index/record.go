@@ -129,17 +129,20 @@ func appendJournalHeader(b []byte) []byte {
 	return append(b, sum[:16]...)
 }
 
-func appendRecord(b []byte, rec *manifestpb.Record) ([]byte, error) {
-	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(rec)
-	if err != nil {
-		return b, err
+func appendRecords(b []byte, records ...*manifestpb.Record) ([]byte, error) {
+	for _, rec := range records {
+		body, err := proto.MarshalOptions{Deterministic: true}.Marshal(rec)
+		if err != nil {
+			return b, err
+		}
+		if len(body) > maxRecord {
+			return b, fmt.Errorf("journal record of %d bytes, more than %d", len(body), maxRecord)
+		}
+		start := len(b)
+		b = append(b, recordMarker...)
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
+		sum := recordSum(b[start:], body)
+		b = append(append(b, sum[:]...), body...)
 	}
-	if len(body) > maxRecord {
-		return b, fmt.Errorf("journal record of %d bytes, more than %d", len(body), maxRecord)
-	}
-	start := len(b)
-	b = append(b, recordMarker...)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
-	sum := recordSum(b[start:], body)
-	return append(append(b, sum[:]...), body...), nil
+	return b, nil
 }

@@ -31,7 +31,9 @@ func (x *Index) rows(ctx context.Context, bucket []byte, fn func(key, value []by
 }
 
 // rowsFrom is rows for those whose keys begin with prefix and follow after.
-func (x *Index) rowsFrom(ctx context.Context, bucket, prefix, after []byte, fn func(key, value []byte) error) error {
+func (x *Index) rowsFrom(
+	ctx context.Context, bucket, prefix, after []byte, fn func(key, value []byte) error,
+) error {
 	type result struct {
 		scanned
 		err error
@@ -42,7 +44,8 @@ func (x *Index) rowsFrom(ctx context.Context, bucket, prefix, after []byte, fn f
 			<-next
 		}
 	}()
-	page, err := x.scan(bucket, prefix, after)
+	var spare scanned // was looked at, and can be filled again
+	page, err := x.scan(bucket, prefix, after, spare)
 	for {
 		if err == nil {
 			err = ctx.Err()
@@ -51,10 +54,10 @@ func (x *Index) rowsFrom(ctx context.Context, bucket, prefix, after []byte, fn f
 			return err
 		}
 		if page.more {
-			reading, last := make(chan result, 1), page.lastKey()
+			reading, last, into := make(chan result, 1), page.lastKey(), spare
 			next = reading
 			go func() {
-				page, err := x.scan(bucket, prefix, last)
+				page, err := x.scan(bucket, prefix, last, into)
 				reading <- result{page, err}
 			}()
 		}
@@ -62,13 +65,14 @@ func (x *Index) rowsFrom(ctx context.Context, bucket, prefix, after []byte, fn f
 			return err
 		}
 		r := <-next
-		next, page, err = nil, r.scanned, r.err
+		next, spare, page, err = nil, page, r.scanned, r.err
 	}
 }
 
-// scan reads the page that follows a key.
-func (x *Index) scan(bucket, prefix, after []byte) (scanned, error) {
+// scan reads the page that follows a key, into the memory of another page.
+func (x *Index) scan(bucket, prefix, after []byte, into scanned) (scanned, error) {
 	return read(x.db, func(tx *bbolt.Tx) (p scanned, err error) {
+		p.data, p.ends = into.data[:0], into.ends[:0]
 		var room []byte // for checksums
 		err = eachRow(tx, bucket, prefix, after, func(k, v []byte) (bool, error) {
 			if len(p.ends) >= 2*scanRows || len(p.data) >= scanBytes {
@@ -110,7 +114,9 @@ func (p *scanned) lastKey() []byte {
 
 // eachRow calls fn, within a transaction, with the rows whose keys begin with prefix and follow
 // after, as they are stored, until it returns false or an error.
-func eachRow(tx *bbolt.Tx, bucket, prefix, after []byte, fn func(key, sealed []byte) (bool, error)) error {
+func eachRow(
+	tx *bbolt.Tx, bucket, prefix, after []byte, fn func(key, sealed []byte) (more bool, err error),
+) error {
 	b, err := bucketOf(tx, bucket)
 	if err != nil {
 		return err

@@ -97,10 +97,11 @@ func (s *soft) drop(bucket, key []byte) {
 
 func (s *soft) later(k softKey, value []byte) {
 	s.mu.Lock()
-	if _, there := s.pending[k]; !there && len(s.pending) >= maxPending {
-		s.forgetOne()
+	// When nothing can be written, on a full disk, new values are lost. Removals are kept, because a
+	// row that should be gone could be wrong.
+	if _, there := s.pending[k]; there || value == nil || len(s.pending) < maxPending {
+		s.pending[k] = value
 	}
-	s.pending[k] = value
 	half := len(s.pending) >= maxPending/2
 	s.mu.Unlock()
 	s.wake()
@@ -108,17 +109,6 @@ func (s *soft) later(k softKey, value []byte) {
 		select {
 		case s.full <- struct{}{}:
 		default: // asked for already
-		}
-	}
-}
-
-// forgetOne makes room when nothing can be written, on a full disk. Removals
-// stay: a row that should be gone could be wrong.
-func (s *soft) forgetOne() {
-	for k, v := range s.pending {
-		if v != nil {
-			delete(s.pending, k)
-			return
 		}
 	}
 }
@@ -136,8 +126,7 @@ func (s *soft) flush() error {
 	}
 	taken := s.taken
 	s.mu.Unlock()
-	for len(rows) > 0 {
-		part := rows[:min(flushPage, len(rows))]
+	for part := range slices.Chunk(rows, flushPage) {
 		err := s.db.write(func(tx *bbolt.Tx) error {
 			for _, k := range part {
 				if err := writeRow(tx, k, taken[k]); err != nil {
@@ -147,12 +136,15 @@ func (s *soft) flush() error {
 			return nil
 		})
 		if err != nil {
-			s.putBack(rows)
+			s.putBack()
 			return err
 		}
-		rows = rows[len(part):]
+		s.mu.Lock()
+		for _, k := range part {
+			delete(taken, k)
+		}
+		s.mu.Unlock()
 	}
-	s.putBack(nil)
 	return nil
 }
 
@@ -163,12 +155,13 @@ func writeRow(tx *bbolt.Tx, k softKey, value []byte) error {
 	return put(tx, []byte(k.bucket), []byte(k.key), value)
 }
 
-func (s *soft) putBack(rows []softKey) {
+// putBack has what was taken, and could not be written, pending again.
+func (s *soft) putBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, k := range rows {
+	for k, v := range s.taken {
 		if _, newer := s.pending[k]; !newer && len(s.pending) < maxPending {
-			s.pending[k] = s.taken[k]
+			s.pending[k] = v
 		}
 	}
 	s.taken = nil

@@ -17,9 +17,6 @@ type RequestKey [32]byte
 // String returns the key as 64 lower-case hexadecimal digits.
 func (k RequestKey) String() string { return hex.EncodeToString(k[:]) }
 
-// ParseRequestKey reads what RequestKey.String wrote.
-func ParseRequestKey(s string) (k RequestKey, err error) { return k, parseHex("request key", s, k[:]) }
-
 // BuildKey is the request key and what makes the build: EP library, SDK
 // version, hardware architecture, route.
 type BuildKey [32]byte

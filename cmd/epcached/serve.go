@@ -47,8 +47,9 @@ type process struct {
 
 	remade string // why the state folder is opened once more; "": it is the first time
 
-	broken func(error)                                             // ends the process because the index is damaged
-	open   func(dir string, o cache.Options) (*cache.Cache, error) // nil: cache.Open
+	broken func(error) // ends the process because the index is damaged
+
+	open func(dir string, o cache.Options) (*cache.Cache, error) // nil: cache.Open
 }
 
 // lastAnswers is how long a daemon whose index is damaged may take to answer the requests under way
@@ -107,7 +108,9 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 // again runs the daemon, and begins again with an empty state directory when that is removed: to
 // stop would leave those without a daemon who started it by hand, and to go on would have every
 // request compiled.
-func (p *process) again(ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal) error {
+func (p *process) again(
+	ctx context.Context, s *config.Settings, set *rules.Set, hangup <-chan os.Signal,
+) error {
 	for {
 		gone, err := p.once(ctx, s, set, hangup)
 		if gone == nil || ctx.Err() != nil {
@@ -181,9 +184,12 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	return &uprooted{why, r.inForce, r.rules}, nil
 }
 
-// answer serves the socket until the context ends, and then lets requests under way finish, or until no client needs it, or the store is gone, which
-// it says. begin is called when it is ready, and gives what ends what it began.
-func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, e *entrance, begin func() func()) (gone string, err error) {
+// answer serves the socket until the context ends, and then lets requests under way finish, or until
+// no client needs it, or until the store is gone, which it says. begin is called when it is ready, and
+// gives what ends what it began.
+func (p *process) answer(
+	ctx context.Context, s *config.Settings, c *cache.Cache, e *entrance, begin func() func(),
+) (gone string, err error) {
 	if err := e.open(c); err != nil {
 		return "", err
 	}
