@@ -37,7 +37,10 @@ type database struct {
 	path    string
 	reserve *reserve                 // of the disk
 	fill    func(db *bbolt.DB) error // from the manifests
-	failed  func(*BrokenError)       // is called once
+
+	// failed is called once. unmarked is why the next Open may use the database again; nil: it will
+	// not.
+	failed func(broken *BrokenError, unmarked error)
 
 	// writing has one write at a time, so that none blocks on a lock of bbolt's that a damaged
 	// database keeps.
@@ -137,15 +140,13 @@ func (d *database) fail(cause error) error {
 	d.mu.Lock()
 	broken, first := d.broken, d.broken == nil
 	if first {
-		if err := d.reserve.use(func() error { return d.putMark(cause.Error()) }); err != nil {
-			cause = fmt.Errorf("%w; it cannot be marked as damaged: %w", cause, err)
-		}
 		broken = &BrokenError{cause}
 		d.broken = broken
 	}
 	d.mu.Unlock()
 	if first {
-		d.failed(broken)
+		err := d.reserve.use(func() error { return d.putMark(cause.Error()) })
+		d.failed(broken, err)
 	}
 	return broken
 }
@@ -267,12 +268,12 @@ func (d *database) mark() string {
 // rename is the commit point: a crash before it leaves a temporary file and no database, and the
 // next start does all this again. So does a crash before the mark is removed.
 func (d *database) remake(why string) (*bbolt.DB, error) {
-	err := cas.SetAside(d.fs, d.dir, d.path, why)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
 	var db *bbolt.DB
-	err = d.reserve.use(func() error {
+	err := d.reserve.use(func() error {
+		err := cas.SetAside(d.fs, d.dir, d.path, why)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 		return guard(func() (err error) {
 			db, err = d.make()
 			return err

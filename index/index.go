@@ -296,9 +296,13 @@ func (x *Index) Problems() []Finding {
 }
 
 // isBroken is called once, when the database turned out to be damaged.
-func (x *Index) isBroken(err *BrokenError) {
+func (x *Index) isBroken(err *BrokenError, unmarked error) {
 	x.log.Error("index.db is damaged; the next start makes it again from the manifests",
 		"store", x.dir, "cause", err.Cause)
+	if unmarked != nil {
+		x.log.Error("index.db cannot be marked as damaged: remove it before the next start",
+			"store", x.dir, "error", unmarked)
+	}
 	if x.broken != nil {
 		x.broken(err)
 	}

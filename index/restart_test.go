@@ -595,3 +595,32 @@ func TestHistoryIsCutOffNotLost(t *testing.T) {
 	require.Len(t, events[0].Text, maxText)
 	closeSound(t, x)
 }
+
+// While nothing can be written, values that may be lost are, and a job that is saved is not: it is
+// acknowledged. Removals are kept.
+func TestAJobIsSavedThoughTooManyRowsArePending(t *testing.T) {
+	dir := memoryDir(t)
+	x := open(t, dir)
+	gone := cas.Digest{7}
+	require.NoError(t, x.Stamps().SaveStamp(gone, cas.Stamp{Ino: 2, Size: 3, Boot: "b"}))
+	require.NoError(t, x.soft.flush())
+	x.db.writing.Lock() // as long as the disk does not answer
+	require.NoError(t, x.Stamps().ForgetStamp(gone))
+	for i := range 2*maxPending + 5 { // half of them are on their way
+		require.NoError(t, x.SaveMemo(binary.AppendUvarint(nil, uint64(i)), nil))
+	}
+	saved := make(chan error)
+	go func() { saved <- x.SaveWanted("job", []byte("record")) }()
+	require.Eventually(t, func() bool {
+		_, ok := x.soft.get(bucketWanted, []byte("job"))
+		return ok
+	}, time.Minute, time.Millisecond)
+	x.db.writing.Unlock()
+	require.NoError(t, <-saved)
+	_, ok := x.Stamps().LoadStamp(gone)
+	require.False(t, ok)
+	wanted, err := x.Wanted()
+	require.NoError(t, err)
+	require.Equal(t, map[string][]byte{"job": []byte("record")}, wanted)
+	closeSound(t, x)
+}

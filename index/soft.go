@@ -97,11 +97,17 @@ func (s *soft) drop(bucket, key []byte) {
 
 func (s *soft) later(k softKey, value []byte) {
 	s.mu.Lock()
-	// When nothing can be written, on a full disk, new values are lost. Removals are kept, because a
-	// row that should be gone could be wrong.
-	if _, there := s.pending[k]; there || value == nil || len(s.pending) < maxPending {
-		s.pending[k] = value
+	if _, there := s.pending[k]; !there && len(s.pending) >= maxPending {
+		// Nothing can be written, on a full disk: any other value is lost. Removals are kept, because
+		// a row that should be gone could be wrong.
+		for other, v := range s.pending {
+			if v != nil {
+				delete(s.pending, other)
+				break
+			}
+		}
 	}
+	s.pending[k] = value
 	half := len(s.pending) >= maxPending/2
 	s.mu.Unlock()
 	s.wake()
@@ -160,7 +166,7 @@ func (s *soft) putBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, v := range s.taken {
-		if _, newer := s.pending[k]; !newer && len(s.pending) < maxPending {
+		if _, newer := s.pending[k]; !newer && (v == nil || len(s.pending) < maxPending) {
 			s.pending[k] = v
 		}
 	}
