@@ -91,10 +91,11 @@ func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), e
 	}, err
 }
 
-// Reserve is forms.Owner's.
-func (o blobOwner) Reserve(ctx context.Context, disk, instead int64, how forms.Urgency) (release func(), err error) {
+// Reserve is forms.Owner's. Builds are evicted for what a request waits for, and not for what takes
+// the place of something.
+func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release func(), err error) {
 	place := &reservation{c: o.c, above: instead}
-	err = place.resizeTo(ctx, how == forms.Wait, disk, 0)
+	err = place.resizeTo(ctx, instead == 0, disk, 0)
 	return place.release, err
 }
 

@@ -53,7 +53,6 @@ type Options struct {
 	Space            SpaceOptions
 	Pack             string        // when builds are packed: PackCold (default), PackAlways, PackOff
 	PackAfter        time.Duration // without use, for PackCold, and until an unpacked form goes; 0: two hours
-	CompressAfter    time.Duration // without use, until what a packed build has of its own is compressed; 0: seven days, less than 0: never
 	UnpackedDir      string        // folder for the unpacked forms of packed builds, perhaps in memory; "": in the state directory
 	Remade           string        // why this process opens the state folder once more; "": it does not
 	Conditions       string        // the configuration that compiles depend on, in any words: what failed under another is tried again

@@ -166,7 +166,7 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 		if o.judgement.Runtime != "" {
 			one.Listing.Judgement = o.judgement
 		}
-		one.Listing.KeptAs, one.Listing.KeptText = c.formWord(o.build), c.keptAs(ctx, o.build)
+		one.Listing.KeptAs, one.Listing.KeptText = c.formWord(o.build), c.keptAs(o.build)
 		if one.Reason == "" {
 			one.Reason = c.unsound(ctx, o.build)
 		}

@@ -151,7 +151,7 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) ([]Listing, []str
 	c.flushUses() // when something is done by itself goes by them
 	for _, b := range builds {
 		one := c.listing(b)
-		one.KeptAs, one.KeptText = c.formWord(&b), c.keptAs(ctx, &b)
+		one.KeptAs, one.KeptText = c.formWord(&b), c.keptAs(&b)
 		out = append(out, one)
 		if told[b.RequestKey] {
 			continue

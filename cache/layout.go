@@ -430,17 +430,22 @@ func firstAt(all []Piece, off int64) int {
 	return i
 }
 
+// byteRange is a part of a holder.
+type byteRange struct{ From, Length int64 }
+
 // relative is a file of another build, with what it has of which holders.
 type relative struct {
-	same bool                          // it is the same blob
-	has  map[cas.Digest][]dedupe.Range // by holder, in order and apart from each other
+	same bool                       // it is the same blob
+	has  map[cas.Digest][]byteRange // by holder, in order and apart from each other
 }
 
 // overlap counts the bytes of some pieces that the relative has too.
 func (r *relative) overlap(parts []Piece) (sum int64) {
 	for _, part := range parts {
 		all := r.has[part.Holder]
-		i, _ := slices.BinarySearchFunc(all, part.From, func(has dedupe.Range, from int64) int { return cmp.Compare(has.From+has.Length-1, from) })
+		i, _ := slices.BinarySearchFunc(all, part.From, func(has byteRange, from int64) int {
+			return cmp.Compare(has.From+has.Length-1, from)
+		})
 		for ; i < len(all) && all[i].From < part.From+part.Length; i++ {
 			sum += min(part.From+part.Length, all[i].From+all[i].Length) - max(part.From, all[i].From)
 		}
@@ -449,15 +454,15 @@ func (r *relative) overlap(parts []Piece) (sum int64) {
 }
 
 // rangesIn gives what pieces have of each of these holders.
-func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]dedupe.Range {
-	out := make(map[cas.Digest][]dedupe.Range)
+func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
+	out := make(map[cas.Digest][]byteRange)
 	for _, p := range pieces {
 		if holders[p.Holder] {
-			out[p.Holder] = append(out[p.Holder], dedupe.Range{From: p.From, Length: p.Length})
+			out[p.Holder] = append(out[p.Holder], byteRange{From: p.From, Length: p.Length})
 		}
 	}
 	for holder, all := range out {
-		slices.SortFunc(all, func(a, b dedupe.Range) int { return cmp.Compare(a.From, b.From) })
+		slices.SortFunc(all, func(a, b byteRange) int { return cmp.Compare(a.From, b.From) })
 		apart := all[:1]
 		for _, r := range all[1:] {
 			last := &apart[len(apart)-1]
@@ -491,7 +496,7 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 		if err != nil {
 			return nil, err
 		}
-		var has map[cas.Digest][]dedupe.Range
+		var has map[cas.Digest][]byteRange
 		for _, id := range ids {
 			b, err := k.c.index.Get(id)
 			if err != nil || id == f.Build.ID || !k.c.maySee(p, &b) {
@@ -511,7 +516,7 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 				}
 				has = rangesIn(pieces, holders)
 				if holders[d] { // it has all of itself, whatever it would take from others if it were packed
-					has[d] = []dedupe.Range{{Length: b.Files[i].Size}}
+					has[d] = []byteRange{{Length: b.Files[i].Size}}
 				}
 			}
 			out = append(out, relative{same: d == f.Digest, has: has})

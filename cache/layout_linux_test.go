@@ -14,7 +14,6 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
-	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 )
@@ -134,7 +133,7 @@ func (b *bench) stateFiles() map[string]string {
 func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 	h, other := cas.Digest{1}, cas.Digest{2}
 	has := rangesIn([]Piece{{Length: 60, Holder: h, From: 1030}, {Length: 60, Holder: h, From: 1000}, {Length: 5, Holder: h, From: 1140}, {Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
-	require.Equal(t, map[cas.Digest][]dedupe.Range{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
+	require.Equal(t, map[cas.Digest][]byteRange{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
 	r := relative{has: has}
 	require.EqualValues(t, 90, r.overlap([]Piece{{Length: 140, Holder: h, From: 1000}}))
 	require.EqualValues(t, 95, r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))
@@ -197,7 +196,7 @@ func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 		}
 		require.Equal(t, large(builds[1]), f.Digest)
 		require.Less(t, f.Own, f.Size/2)
-		require.Contains(t, b.cache.keptAs(context.Background(), builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesText(f.Own), bytesText(f.Size)))
+		require.Contains(t, b.cache.keptAs(builds[1]), fmt.Sprintf("packed, %s of %s its own", bytesText(f.Own), bytesText(f.Size)))
 	}
 }
 

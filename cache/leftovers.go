@@ -11,8 +11,10 @@ import (
 	"github.com/epcached/epcached/views"
 )
 
-// removeLeftovers removes blobs that no manifest refers to, what a put left that was never acknowledged, and brings the account of the others to what
-// they take: a crash may have come between a change of form and its being accounted for. Each file is looked at once for both.
+// removeLeftovers removes blobs that no manifest refers to, what a put left that was never
+// acknowledged, and recipes of blobs that are whole, and brings the account of the others to what
+// they take: a crash may have come between a change of form and its being accounted for. Each file
+// is looked at once for both.
 func (c *Cache) removeLeftovers(ctx context.Context) error {
 	if !c.index.Complete() {
 		c.log.Warn("leftovers stay: there are builds that this version cannot read")
@@ -20,7 +22,8 @@ func (c *Cache) removeLeftovers(ctx context.Context) error {
 	}
 	l := leftovers{c: c, pace: pace{last: time.Now()}}
 	// Recipes first: their containers may be left over as well.
-	err := errors.Join(c.forms.EachPacked(ctx, l.recipe), l.wholeBlobs(ctx))
+	err := errors.Join(c.forms.RemoveDoubles(ctx), c.forms.EachPacked(ctx, l.recipe))
+	err = errors.Join(err, l.wholeBlobs(ctx))
 	for _, d := range l.lost {
 		if freed, err2 := c.forms.Remove(d); err2 != nil {
 			err = errors.Join(err, err2)

@@ -92,9 +92,11 @@ func BenchmarkUnpackCompressed(b *testing.B) {
 	require.NoError(b, os.WriteFile(object, plain, 0o644))
 	shelf, err := dedupe.OpenShelf(dir, nil)
 	require.NoError(b, err)
-	r := dedupe.AllInward(digestOf(plain), size)
-	stored, err := shelf.PutCompressed(ctx, r, dedupe.NewSource(bytes.NewReader(plain), size), size, nil)
-	require.NoError(b, err)
+	r := &dedupe.Recipe{Blob: digestOf(plain), Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
+		Frames: &dedupe.Frames{Size: size, Each: 256 << 10}}
+	require.NoError(b, shelf.Put(ctx, r, dedupe.NewSource(bytes.NewReader(plain), size), nil))
+	packed, _ := shelf.Has(r.Blob)
+	stored := packed.Stored
 	if r, err = shelf.Get(r.Blob); err != nil {
 		b.Fatal(err)
 	}

@@ -20,11 +20,10 @@ type PackResult struct {
 	Later   int64       // of a build that is in use, or was given out lately: what packing would free once it is not
 }
 
-// The outcomes of packing, compressing and unpacking.
+// The outcomes of packing and unpacking.
 const (
-	PackedNow     = "packed"
-	CompressedNow = "compressed"
-	UnpackedNow   = "unpacked"
+	PackedNow   = "packed"
+	UnpackedNow = "unpacked"
 )
 
 // Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds

@@ -57,10 +57,11 @@ func newSettings(o *Options) (*settings, error) {
 	return s, err
 }
 
-// Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators, TrustedReporters,
-// Publishers, Claims, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter, CompressAfter, Drivers and Runtimes. The other options are for Open alone and are not looked at. Where
-// builds are judged otherwise by now, they are judged anew: at once when they are asked for, and all of them in the
-// background. An error leaves everything as it was.
+// Reload puts other options into force: Rules, Policies, Rebuild, AllowOptions, Administrators,
+// TrustedReporters, Publishers, Claims, ReportQuorum, KeepSource, Failures, Space, Pack, PackAfter,
+// Drivers and Runtimes. The other options are for Open alone and are not looked at. Where builds
+// are judged otherwise by now, they are judged anew: at once when they are asked for, and all of
+// them in the background. An error leaves everything as it was.
 func (c *Cache) Reload(o Options) error {
 	next, err := newSettings(&o)
 	if err != nil {

@@ -40,12 +40,10 @@ const (
 type packWhen struct {
 	when  string
 	after time.Duration // without use
-
-	compressAfter time.Duration // without use; 0 or less: never
 }
 
 func (o *Options) packWhen() (packWhen, error) {
-	p := packWhen{when: o.Pack, after: o.PackAfter, compressAfter: o.CompressAfter}
+	p := packWhen{when: o.Pack, after: o.PackAfter}
 	switch p.when {
 	case "":
 		p.when = PackCold
@@ -59,9 +57,6 @@ func (o *Options) packWhen() (packWhen, error) {
 	if p.after == 0 {
 		p.after = defaultPackAfter
 	}
-	if p.compressAfter == 0 {
-		p.compressAfter = defaultCompressAfter
-	}
 	return p, nil
 }
 
@@ -72,9 +67,9 @@ type sharing struct {
 	asked atomic.Int64  // requests under way
 	left  atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
 
-	sweeping sync.Mutex          // held while blobs are looked at and builds are packed
-	renewed  bool                // sketches of other versions are gone; guarded by sweeping
-	futile   map[forms.Pair]bool // what could not be exchanged; guarded by sweeping
+	sweeping sync.Mutex            // held while blobs are looked at and builds are packed
+	renewed  bool                  // sketches of other versions are gone; guarded by sweeping
+	futile   map[forms.Family]bool // what could not be compacted; guarded by sweeping
 
 	mu     sync.Mutex
 	fresh  []cas.Digest // of builds that were stored, and whose form has changed, in that order; guarded by mu
@@ -87,7 +82,7 @@ type sharing struct {
 }
 
 func (s *sharing) start(ctx context.Context, c *Cache) {
-	s.c, s.again, s.futile = c, make(chan struct{}, 1), make(map[forms.Pair]bool)
+	s.c, s.again, s.futile = c, make(chan struct{}, 1), make(map[forms.Family]bool)
 	c.work.Go(func() { s.run(ctx) })
 	s.wake()
 }
@@ -200,43 +195,18 @@ func (s *sharing) gate(ctx context.Context) error {
 	}
 }
 
-// errTurn ends what has the turn for nobody when somebody waits for that.
-var errTurn = errors.New("somebody waits for the turn in which forms are changed")
-
-// yield is the gate of what has the turn and can be given up between two pieces at no other cost than that of beginning anew: it is shut for good when
-// somebody waits for the turn. What would leave more on the disk than was there before, half done, has the other one, and comes to its end.
+// yield is the gate of what has the turn and can be given up between two pieces: it closes for
+// good, with forms.ErrInUse, when a caller waits for the turn. The blob is packed another time.
+// Compacting, which would leave more on the disk than was there before, half done, has the other
+// gate.
 func (s *sharing) yield(ctx context.Context) error {
 	if err := s.gate(ctx); err != nil {
 		return err
 	}
 	if s.c.forms.TurnWanted() {
-		return errTurn
+		return fmt.Errorf("%w: the turn in which forms are changed", forms.ErrInUse)
 	}
 	return nil
-}
-
-// mostTurns bounds how often in a row something is begun anew that was given up for who waited for the turn. It is tried again with what else is cold.
-const mostTurns = 8
-
-// inTurn does something behind yield, and does it anew when it was given up, after who waited. In the end the error is forms.ErrInUse.
-func (s *sharing) inTurn(ctx context.Context, do func(gate forms.Gate) error) error {
-	for turns := 1; ; turns++ {
-		err := do(s.yield)
-		if !errors.Is(err, errTurn) {
-			return err
-		}
-		if turns == mostTurns {
-			return fmt.Errorf("%w: %w", forms.ErrInUse, err)
-		}
-		for s.c.forms.TurnWanted() {
-			if err := sleep(ctx, gateWait); err != nil {
-				return err
-			}
-		}
-		if err := s.gate(ctx); err != nil {
-			return err
-		}
-	}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -374,14 +344,10 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 // pack packs the builds that have not been used for long enough. A blob that a warm build needs as well stays.
 func (s *sharing) pack(ctx context.Context, when packWhen) error {
 	s.c.flushUses() // the latest ones count as well
-	var worth, settled []cas.Digest
+	var worth []cas.Digest
 	err := s.c.forms.EachShare(ctx, func(d cas.Digest, found forms.Share) error {
-		switch {
-		case s.c.forms.DropStale(d, found): // it is looked at again, the next time
-		case found.Little || len(s.c.forms.Users(d)) > 0:
-			settled = append(settled, d)
-		default:
-			worth = append(worth, d)
+		if !s.c.forms.DropStale(d, found) && !found.Little {
+			worth = append(worth, d) // what is stale is looked at again, the next time
 		}
 		return nil
 	})
@@ -404,10 +370,7 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 		if err := s.gate(ctx); err != nil {
 			return err
 		}
-		err := s.inTurn(ctx, func(gate forms.Gate) error {
-			_, err := s.c.packBuildWith(ctx, id, when, gate)
-			return err
-		})
+		_, err := s.c.packBuildWith(ctx, id, when, s.yield)
 		if err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -415,51 +378,10 @@ func (s *sharing) pack(ctx context.Context, when packWhen) error {
 			s.c.log.Warn("build not packed", "build", id.String(), "error", err)
 		}
 	}
-	if err := s.c.thaw(ctx, when.after, s.gate); err != nil {
+	if err := s.compact(ctx, when.after); err != nil {
 		return err
 	}
-	if err := s.c.exchangeAll(ctx, when.after, s.gate); err != nil {
-		return err
-	}
-	if err := s.dropCold(ctx, when.after); err != nil {
-		return err
-	}
-	if err := s.c.forms.RewriteDead(ctx, s.gate); err != nil {
-		return err
-	}
-	if err := s.packSettled(ctx, settled, when); err != nil {
-		return err
-	}
-	return s.c.compressCold(ctx, when, s.gate)
-}
-
-// packSettled packs of what has not been used for very long also what others take from, and what frees little. It is made whole again when it is used.
-func (s *sharing) packSettled(ctx context.Context, all []cas.Digest, when packWhen) error {
-	if when.compressAfter <= 0 {
-		return nil
-	}
-	for _, d := range all {
-		needed, err := s.c.index.Needs(d)
-		if err != nil {
-			return err
-		}
-		if cold, err := s.c.allCold(d, packWhen{when: PackCold, after: when.compressAfter}); err != nil {
-			return err
-		} else if !cold || len(needed) == 0 {
-			continue
-		}
-		err = s.inTurn(ctx, func(gate forms.Gate) error {
-			_, err := s.c.forms.Pack(ctx, d, forms.Little, gate)
-			return err
-		})
-		if err != nil && !errors.Is(err, forms.ErrInUse) {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			s.c.log.Warn("blob not packed", "digest", d.String(), "error", err)
-		}
-	}
-	return nil
+	return s.dropCold(ctx, when.after)
 }
 
 // dropCold removes the unpacked forms of builds that were not used for so long, however soon builds are packed: the next request makes them again,

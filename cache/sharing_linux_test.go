@@ -123,36 +123,6 @@ func TestALargeVariantIsComparedAndNotSearched(t *testing.T) {
 	}
 }
 
-// A container that no build needs any more keeps only what recipes need of it.
-func TestADeadContainerIsRewritten(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	builds, files := b.stores([]*Request{b.dense(640, 1), b.dense(300, 1)})
-	require.Positive(t, b.pack(builds[1]))
-	require.NoError(t, b.cache.forms.RewriteDead(ctx, nil))
-	require.True(t, b.cache.cas.Has(large(builds[0])), "its build needs all of it")
-	err := b.cache.retract(ctx, builds[0], "a test", 0)
-	require.NoError(t, err)
-	before, err := b.cache.objectBytes(ctx)
-	require.NoError(t, err)
-	require.NoError(t, b.cache.forms.RewriteDead(ctx, nil))
-	require.False(t, b.cache.cas.Has(large(builds[0])))
-	after, err := b.cache.objectBytes(ctx)
-	require.NoError(t, err)
-	require.InDelta(t, 4*(640*640-300*300), before-after, 64<<10)
-	a := b.acquire(b.dense(300, 1))
-	require.Equal(t, Hit, a.Outcome)
-	require.Equal(t, files[1], b.read(a))
-	b.requireSound()
-	require.NoError(t, a.View.Close())
-	b.later.Add(int64(time.Hour))
-	err = b.cache.retract(ctx, builds[1], "a test", 0)
-	require.NoError(t, err)
-	left, err := b.cache.objectBytes(ctx)
-	require.NoError(t, err)
-	require.Zero(t, left)
-}
-
 // quietSharing makes a cache whose sharing does nothing by itself any more, after it has looked at everything.
 func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = PackCold, time.Hour })

@@ -44,7 +44,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 		out.Decision, out.Reason = decidedStale, "nothing can be compiled for this entry here: "+err.Error()
 		for i := range builds[:min(len(builds), maxCandidates)] {
 			one := Candidate{Listing: c.listing(builds[i]), Reason: err.Error()}
-			one.Listing.KeptAs, one.Listing.KeptText = c.formWord(&builds[i]), c.keptAs(ctx, &builds[i])
+			one.Listing.KeptAs, one.Listing.KeptText = c.formWord(&builds[i]), c.keptAs(&builds[i])
 			out.Candidates = append(out.Candidates, one)
 		}
 	} else {

@@ -267,6 +267,15 @@ func (s *Store) gone(d Digest, err error) error {
 	return nil
 }
 
+// SyncName makes the name of a blob durable, for one that was found and not put: a
+// crash may have come before its folder was synced.
+func (s *Store) SyncName(d Digest) error {
+	if err := s.fs.SyncDir(s.folder(d)); err != nil {
+		return s.wrap(d, err)
+	}
+	return nil
+}
+
 // Quarantine moves the blob out of the store, with a note why. Views that have
 // a further name of the file keep it: they are the caller's to drop.
 func (s *Store) Quarantine(d Digest, why string) error {

@@ -251,7 +251,6 @@ window = "22:00-06:00"
 [space]
 pack = "always"
 pack_after = "5d"
-compress_after = ""
 unpacked_dir = "/dev/shm"
 `
 
@@ -267,6 +266,27 @@ func TestPrintReadsBack(t *testing.T) {
 	require.Equal(t, map[string]string{"QNNExecutionProvider": "/q.so", "My.ExecutionProvider": "/m.so"}, again.Runtimes[1].EPLibraries)
 	s.File, s.fields, again.fields = file, nil, nil
 	require.Equal(t, s, again)
+}
+
+// A field that an earlier version had is accepted, whatever its value is, with a warning that says
+// what it meant.
+func TestARemovedFieldIsAWarning(t *testing.T) {
+	for _, value := range []string{`"7d"`, `""`, "3"} {
+		s, file, err := load(t, "jobs = 3\n[space]\n compress_after = "+value+"\npack = \"off\"\n")
+		require.NoError(t, err)
+		require.Equal(t, "off", s.Space.Pack)
+		require.Len(t, s.Warnings(), 1)
+		says := s.Warnings()[0].Error()
+		require.True(t, strings.HasPrefix(says, file+`:3:2: field "space.compress_after": it has no effect any more: it said `), says)
+		var text bytes.Buffer
+		require.NoError(t, s.Print(&text))
+		require.Contains(t, text.String(), "# warning: "+says+"\n")
+		again, _, err := load(t, text.String())
+		require.NoError(t, err)
+		require.Empty(t, again.Warnings())
+	}
+	_, _, err := load(t, "compress_after = \"7d\"\n")
+	require.ErrorContains(t, err, "unknown field")
 }
 
 func TestPrintSaysWhereFrom(t *testing.T) {
@@ -317,7 +337,7 @@ func FuzzLoad(f *testing.F) {
 		again := Defaults()
 		again.read(again.root(d))
 		require.Empty(t, d.errs, printed.String())
-		s.fields, again.fields = nil, nil
+		s.fields, again.fields, s.warnings = nil, nil, nil
 		require.Equal(t, s, again)
 	})
 }

@@ -19,6 +19,9 @@ var whenEmpty = map[string]string{
 // Print writes the settings in force as a file that would make them, with a comment behind each value that says where it is from.
 func (s *Settings) Print(w io.Writer) error {
 	var text strings.Builder
+	for _, w := range s.warnings {
+		fmt.Fprintf(&text, "# warning: %s\n", oneLine(w.Error()))
+	}
 	header := ""
 	for _, f := range s.Fields() {
 		table := f.path[:len(f.path)-1]

@@ -46,7 +46,8 @@ type Settings struct {
 	Failures         Failures
 	Space            Space
 
-	fields []field
+	fields   []field
+	warnings Errors
 }
 
 // Runtime is one [[runtime]]: a directory, or the libraries one by one.
@@ -167,10 +168,9 @@ type Space struct {
 	MaxEntries uint64
 	UserBytes  string // of all builds that one user asked for
 
-	Pack          string // "cold", "always", "off"
-	PackAfter     string // time without use after which a build is cold, as ParseDuration reads it
-	CompressAfter string // time without use after which what a build has of its own is compressed; "": never
-	UnpackedDir   string // "": in the state directory
+	Pack        string // "cold", "always", "off"
+	PackAfter   string // time without use after which a build is cold, as ParseDuration reads it
+	UnpackedDir string // "": in the state directory
 }
 
 // Defaults are the settings of an empty file.
@@ -191,7 +191,7 @@ func Defaults() *Settings {
 		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
-		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h", CompressAfter: "7d"},
+		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h"},
 	}
 }
 
@@ -208,6 +208,7 @@ func Load(file string) (*Settings, error) {
 		d.errs.sort()
 		return nil, d.errs
 	}
+	s.warnings.sort()
 	return s, nil
 }
 
@@ -312,7 +313,6 @@ func (x *Space) read(t *table) {
 	t.text("user_bytes", &x.UserBytes, checkBudget)
 	t.choice("pack", &x.Pack, "cold", "always", "off")
 	t.text("pack_after", &x.PackAfter, checkPause)
-	t.text("compress_after", &x.CompressAfter, checkUnused)
 	t.file("unpacked_dir", &x.UnpackedDir)
 	t.done()
 }

@@ -75,6 +75,11 @@ func (t *table) done() {
 		if t.taken[name] {
 			continue
 		}
+		if why, was := removed[t.spell(name)]; was {
+			t.settings.warnings = append(t.settings.warnings, &Error{File: t.document.file,
+				Position: t.at(name), Field: t.spell(name), Text: "it has no effect any more: " + why})
+			continue
+		}
 		text := fmt.Sprintf("unknown field %q", t.spell(name))
 		if like := spelling.Closest(name, maps.Keys(t.taken)); like != "" {
 			text += fmt.Sprintf("; is it %q?", like)

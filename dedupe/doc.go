@@ -7,8 +7,7 @@
 // directly. Recipes have depth one: what a recipe refers to is never itself
 // packed. A short run that is repeated, such as zeros, is one extent with a
 // period. Or a recipe has its own literals in its own file, compressed, for
-// itself alone (Frames): cold ones, of which nobody else takes. doc/format.md has
-// the bytes of a recipe.
+// itself alone (Frames). doc/format.md has the bytes of a recipe.
 //
 // A Sketch is a few hundred numbers that tell which stored blobs are likely to
 // share bytes with a new one; Candidates ranks them in memory that does not

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -51,8 +52,7 @@ func putSample(t testing.TB) (dir string, r *Recipe, plain []byte) {
 	s, err := OpenShelf(dir, nil)
 	require.NoError(t, err)
 	r, plain, own := framedSample()
-	_, err = s.PutCompressed(context.Background(), r, NewSource(bytes.NewReader(own), int64(len(own))), 1<<20, nil)
-	require.NoError(t, err)
+	require.NoError(t, s.Put(context.Background(), r, NewSource(bytes.NewReader(own), int64(len(own))), nil))
 	return dir, r, plain
 }
 
@@ -124,80 +124,73 @@ func TestFramesAreReadInAnyRange(t *testing.T) {
 	requireAnyRange(t, a, plain)
 }
 
-// A recipe whose literals are a container becomes one that has them itself, and gives the same bytes; so does one that nothing else is in.
-func TestInward(t *testing.T) {
+// A plan becomes a recipe that has the literals itself, whose frames are written with it, and that
+// is proven before it gets its name.
+func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 	ctx := context.Background()
-	r, plain := sampleRecipe()
-	in, err := r.Inward()
-	require.NoError(t, err)
-	_, err = in.Inward()
-	var fe *FormatError
-	require.ErrorAs(t, err, &fe)
-	for name, c := range map[string]struct {
-		r   *Recipe
-		own []byte
-	}{"shared": {in, literals}, "alone": {AllInward(r.Blob, r.Size), plain}} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			s, err := OpenShelf(dir, nil)
+	noise := func(seed byte, n int) []byte {
+		b := make([]byte, n)
+		_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
+		return b
+	}
+	container, own := noise(1, 1<<20), bytes.Repeat([]byte("what stands nowhere else, "), 20000)
+	plain := slices.Concat(own[:300000], container, own[300000:])
+	target := NewSource(bytes.NewReader(plain), int64(len(plain)))
+	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)), Source: NewSource(bytes.NewReader(container), int64(len(container)))}
+	for _, candidates := range [][]Candidate{{candidate}, nil} {
+		plan, err := Match(ctx, target, candidates, Options{})
+		require.NoError(t, err)
+		r := plan.Framed(cas.Digest(blake3.Sum256(plain)))
+		require.Len(t, r.Containers, len(candidates))
+		dir := t.TempDir()
+		s, err := OpenShelf(dir, nil)
+		require.NoError(t, err)
+		open := func(cas.Digest) (Source, error) { return candidate.Source, nil }
+		proven := false
+		require.Error(t, s.Put(ctx, r, nil, nil), "the literals are missing")
+		require.NoError(t, s.Put(ctx, r, plan.Literals(target), func(staged *Recipe) error {
+			a, err := Assemble(staged, open)
 			require.NoError(t, err)
-			proven := false
-			_, err = s.PutCompressed(ctx, c.r, NewSource(bytes.NewReader(c.own), int64(len(c.own))), int64(len(c.own)), func(staged *Recipe) error {
-				a, err := Assemble(staged, openSample)
-				require.NoError(t, err)
-				got, err := cas.Sum(ctx, a, 0, a.Size())
-				require.NoError(t, err)
-				require.Equal(t, r.Blob, got)
-				_, there := s.Has(r.Blob)
-				require.False(t, there, "it has its name before it is proven")
-				proven = true
-				return a.Close()
-			})
+			got, err := cas.Sum(ctx, a, 0, a.Size())
 			require.NoError(t, err)
-			require.True(t, proven)
-			got, err := restored(t, dir, r.Blob, false)
-			require.NoError(t, err)
-			require.True(t, bytes.Equal(plain, got))
-			for _, one := range c.r.Containers {
-				require.Equal(t, []cas.Digest{r.Blob}, s.Users(one.Digest))
-			}
-			// Written once more, as an exchange of containers does, it is the same.
-			again, err := s.Get(r.Blob)
-			require.NoError(t, err)
-			_, err = s.Put(again)
-			require.NoError(t, err)
-			got, err = restored(t, dir, r.Blob, true)
-			require.NoError(t, err)
-			require.True(t, bytes.Equal(plain, got))
-		})
+			require.Equal(t, r.Blob, got)
+			_, there := s.Has(r.Blob)
+			require.False(t, there, "it has its name before it is proven")
+			proven = true
+			return a.Close()
+		}))
+		require.True(t, proven)
+		again, err := s.Get(r.Blob)
+		require.NoError(t, err)
+		require.True(t, again.Same(r))
+		a, err := Assemble(again, open)
+		require.NoError(t, err)
+		requireAnyRange(t, a, plain)
+		for _, one := range r.Containers {
+			require.Equal(t, []cas.Digest{r.Blob}, s.Users(one.Digest))
+		}
 	}
 }
 
-// What takes more than it may, or is not proven, leaves what was there.
-func TestPutCompressedLeavesThingsAsTheyWere(t *testing.T) {
+// A recipe that is not proven leaves what was there.
+func TestPutLeavesThingsAsTheyWere(t *testing.T) {
 	ctx := context.Background()
-	for name, c := range map[string]struct {
-		most  int64
-		prove func(*Recipe) error
-		err   error
-	}{
-		"no gain":    {20, nil, ErrNoGain},
-		"not proven": {1 << 20, func(*Recipe) error { return os.ErrInvalid }, os.ErrInvalid},
-	} {
+	framed, _, own := framedSample()
+	for name, put := range map[string]struct {
+		r        *Recipe
+		literals Source
+	}{"frames": {framed, NewSource(bytes.NewReader(own), int64(len(own)))}, "none": {later(framed.Blob, framed.Size), nil}} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			s, err := OpenShelf(dir, nil)
 			require.NoError(t, err)
-			r, _ := sampleRecipe()
-			_, err = s.Put(r)
+			before := later(framed.Blob, framed.Size)
+			before.Containers[0].Digest[0] ^= 1
+			require.NoError(t, s.Put(ctx, before, nil, nil))
+			require.ErrorIs(t, s.Put(ctx, put.r, put.literals, func(*Recipe) error { return os.ErrInvalid }), os.ErrInvalid)
+			got, err := s.Get(framed.Blob)
 			require.NoError(t, err)
-			in, err := r.Inward()
-			require.NoError(t, err)
-			_, err = s.PutCompressed(ctx, in, NewSource(bytes.NewReader(literals), int64(len(literals))), c.most, c.prove)
-			require.ErrorIs(t, err, c.err)
-			got, err := s.Get(r.Blob)
-			require.NoError(t, err)
-			require.Equal(t, r, got)
+			require.Equal(t, before, got)
 			left, err := os.ReadDir(filepath.Join(dir, recipesName, incomingName))
 			require.NoError(t, err)
 			require.Empty(t, left)
@@ -205,39 +198,9 @@ func TestPutCompressedLeavesThingsAsTheyWere(t *testing.T) {
 	}
 }
 
-// A recipe that took from a container takes from where that has its bytes, and keeps its frames.
-func TestThroughKeepsFrames(t *testing.T) {
-	r, plain, own := framedSample()
-	half := int64(len(base) / 2)
-	first := Container{cas.Digest{1}, half}
-	second := Container{cas.Digest{2}, int64(len(base)) - half}
-	made := &Recipe{Blob: r.Containers[0].Digest, Size: int64(len(base)), Literals: NoLiterals, Containers: []Container{second, first},
-		Extents: []Extent{{Length: half, Container: 1}, {At: half, Length: second.Size}}}
-	dir := t.TempDir()
-	s, err := OpenShelf(dir, nil)
-	require.NoError(t, err)
-	_, err = s.PutCompressed(context.Background(), r, NewSource(bytes.NewReader(own), int64(len(own))), 1<<20, nil)
-	require.NoError(t, err)
-	read, err := s.Get(r.Blob)
-	require.NoError(t, err)
-	moved, err := read.Through(made)
-	require.NoError(t, err)
-	a, err := Assemble(moved, func(d cas.Digest) (Source, error) {
-		b := base[:half]
-		if d == second.Digest {
-			b = base[half:]
-		}
-		return NewSource(bytes.NewReader(b), int64(len(b))), nil
-	})
-	require.NoError(t, err)
-	got := make([]byte, len(plain))
-	require.NoError(t, readFull(a, got, 0))
-	require.True(t, bytes.Equal(plain, got))
-	require.NoError(t, a.Close())
-	var fe *FormatError
-	made.Frames = r.Frames
-	_, err = read.Through(made)
-	require.ErrorAs(t, err, &fe, "frames are nobody else's to take from")
+// later is a recipe of a blob that takes all of it from one container.
+func later(blob cas.Digest, size int64) *Recipe {
+	return &Recipe{Blob: blob, Size: size, Literals: NoLiterals, Containers: []Container{{cas.Digest{7}, size}}, Extents: []Extent{{Length: size}}}
 }
 
 // frame makes a frame of Zstandard of b.

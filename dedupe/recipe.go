@@ -206,13 +206,3 @@ func (r *Recipe) Taken() []int64 {
 	}
 	return taken
 }
-
-// Needs calls fn with each range of a container that the recipe needs, in order
-// of extents: what a container has to keep.
-func (r *Recipe) Needs(fn func(c cas.Digest, from, length int64)) {
-	for _, e := range r.Extents {
-		if e.Container < len(r.Containers) {
-			fn(r.Containers[e.Container].Digest, e.From, e.used())
-		}
-	}
-}

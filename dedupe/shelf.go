@@ -236,77 +236,29 @@ func (s *Shelf) giveUpLocked(d cas.Digest, containers []Container) {
 	}
 }
 
-// Put keeps the recipe in the place of one that the blob may have had, and
-// returns the length of its file in bytes when it is durable. From then on Users
-// tells of its containers, which have to be durable before.
-//
-// Frames are copied from the file that the recipe was read from.
-func (s *Shelf) Put(r *Recipe) (int64, error) {
-	return s.put(r, func(f *os.File) error {
-		b, err := r.Encode()
-		if err == nil {
-			_, err = decodeHead(b, r.fileBytes(int64(len(b)))) // what cannot be read again is not stored
-		}
-		if err == nil {
-			_, err = s.fs.WriteAt(f, b, 0)
-		}
-		if err == nil && r.Frames != nil {
-			err = r.Frames.copyTo(context.Background(), int64(len(b)), s.writeTo(f))
-		}
-		return err
-	}, nil)
-}
-
-// PutCompressed is Put of a recipe that Inward or AllInward gave, with the
-// literals that it is about, which are compressed. prove is called with what was
-// written, before that gets its name; its error leaves things as they were. So
-// does ErrNoGain: the literals take more than most bytes, compressed.
-func (s *Shelf) PutCompressed(ctx context.Context, r *Recipe, literals Source, most int64, prove func(*Recipe) error) (int64, error) {
-	if r.Frames == nil || literals.Size() != r.Frames.Size {
-		return 0, fmt.Errorf("store the recipe of blob %s: %w", r.Blob, invalid("literals", "%d bytes", literals.Size()))
-	}
-	write := func(f *os.File) error {
-		head, err := r.headBytes()
-		if err == nil {
-			err = r.Frames.compressTo(ctx, literals, head, most, s.writeTo(f))
-		}
-		var b []byte
-		if err == nil {
-			b, err = r.Encode()
-		}
-		if err == nil {
-			_, err = s.fs.WriteAt(f, b, 0)
-		}
-		return err
-	}
-	return s.put(r, write, prove)
-}
-
-// fileBytes returns how long the recipe's file is, given what stands before frames.
-func (r *Recipe) fileBytes(head int64) int64 {
-	if r.Frames != nil {
-		head += r.Frames.stored()
-	}
-	return head
-}
-
-func (s *Shelf) writeTo(f *os.File) func(p []byte, off int64) error {
-	return func(p []byte, off int64) error { _, err := s.fs.WriteAt(f, p, off); return err }
-}
-
-func (s *Shelf) put(r *Recipe, write func(*os.File) error, prove func(*Recipe) error) (int64, error) {
-	path, stored, err := s.stage(r.Blob, write, prove) // whoever puts or removes others need not wait for that
+// Put makes the recipe durable, in the place of one that the blob may have had.
+// literals are the bytes that come out of r.Frames; they are compressed into the
+// file. They are nil where the recipe has no frames. prove, which may be nil, is
+// called with the recipe as it was written, before that gets its name; its error
+// leaves things as they were. From then on Users tells of the recipe's
+// containers, which have to be durable before.
+func (s *Shelf) Put(
+	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
+) error {
+	path, stored, err := s.stage(ctx, r, literals, prove) // others put and remove meanwhile
 	if err == nil {
 		err = s.place(r, path, stored)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("store the recipe of blob %s: %w", r.Blob, err)
+		return fmt.Errorf("store the recipe of blob %s: %w", r.Blob, err)
 	}
-	return stored, nil
+	return nil
 }
 
 // stage makes the bytes of the file durable, under no name that anybody looks under.
-func (s *Shelf) stage(d cas.Digest, write func(*os.File) error, prove func(*Recipe) error) (path string, stored int64, err error) {
+func (s *Shelf) stage(
+	ctx context.Context, r *Recipe, literals Source, prove func(*Recipe) error,
+) (path string, stored int64, err error) {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
 	path = filepath.Join(s.incoming, hex.EncodeToString(id[:]))
@@ -314,7 +266,7 @@ func (s *Shelf) stage(d cas.Digest, write func(*os.File) error, prove func(*Reci
 	if err != nil {
 		return "", 0, err
 	}
-	err = write(f)
+	err = s.write(ctx, f, r, literals)
 	if err == nil {
 		err = s.fs.Chmod(f, 0o444)
 	}
@@ -328,15 +280,45 @@ func (s *Shelf) stage(d cas.Digest, write func(*os.File) error, prove func(*Reci
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil && prove != nil {
-		var r *Recipe
-		if r, _, err = readRecipe(s.fs, path, d); err == nil {
-			err = prove(r)
+		var written *Recipe
+		if written, _, err = readRecipe(s.fs, path, r.Blob); err == nil {
+			err = prove(written)
 		}
 	}
 	if err != nil {
 		return "", 0, errors.Join(err, s.fs.Remove(path))
 	}
 	return path, stored, nil
+}
+
+// fileOf is a file that is written through a file system.
+type fileOf struct {
+	fs cas.FS
+	f  *os.File
+}
+
+// WriteAt is io.WriterAt.
+func (w *fileOf) WriteAt(p []byte, off int64) (int, error) { return w.fs.WriteAt(w.f, p, off) }
+
+// write writes the recipe with its frames.
+func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Source) error {
+	if r.Frames != nil {
+		if literals == nil || literals.Size() != r.Frames.Size {
+			return invalid("literals", "not the %d bytes of its frames", r.Frames.Size)
+		}
+		head, err := r.headBytes()
+		if err != nil {
+			return err
+		}
+		if err := r.Frames.compressTo(ctx, literals, head, &fileOf{s.fs, f}); err != nil {
+			return err
+		}
+	}
+	b, err := r.Encode()
+	if err == nil {
+		_, err = s.fs.WriteAt(f, b, 0)
+	}
+	return err
 }
 
 // place gives what was staged its name, durably. After an error a crash may bring

@@ -44,7 +44,8 @@ var (
 	other = shelved("other blob", "container", 500)
 
 	text       = bytes.Repeat([]byte("the name of a layer, "), 40<<10) // of several frames
-	compressed = dedupe.AllInward(blake3.Sum256(text), int64(len(text)))
+	compressed = &dedupe.Recipe{Blob: blake3.Sum256(text), Size: int64(len(text)), Literals: dedupe.NoLiterals,
+		Extents: []dedupe.Extent{{Length: int64(len(text))}}, Frames: &dedupe.Frames{Size: int64(len(text)), Each: 256 << 10}}
 )
 
 // shelfOperation is one call; what may stand under the blob's name when it was not acknowledged is in may, nil for nothing, and
@@ -59,13 +60,12 @@ type shelfOperation struct {
 
 func shelfOperations() []shelfOperation {
 	put := func(r *dedupe.Recipe) func(s *dedupe.Shelf) error {
-		return func(s *dedupe.Shelf) error { _, err := s.Put(r); return err }
+		return func(s *dedupe.Shelf) error { return s.Put(context.Background(), r, nil, nil) }
 	}
 	return []shelfOperation{
 		{"put", put(other), other.Blob, []*dedupe.Recipe{nil, other}, other},
 		{"compress", func(s *dedupe.Shelf) error {
-			_, err := s.PutCompressed(context.Background(), compressed, dedupe.NewSource(bytes.NewReader(text), compressed.Size), compressed.Size, nil)
-			return err
+			return s.Put(context.Background(), compressed, dedupe.NewSource(bytes.NewReader(text), compressed.Size), nil)
 		}, compressed.Blob, []*dedupe.Recipe{nil, compressed}, compressed},
 		{"replace", put(later), early.Blob, []*dedupe.Recipe{early, later}, later},
 		{"remove", func(s *dedupe.Shelf) error { return s.Remove(early.Blob) }, early.Blob, []*dedupe.Recipe{early, nil}, nil},
@@ -119,7 +119,7 @@ func startShelf(t *testing.T) (fs *crashfs.FS, s *dedupe.Shelf) {
 	require.NoError(t, os.MkdirAll(filepath.Join(state, "quarantine"), 0o700))
 	s, err := dedupe.OpenShelf(state, nil)
 	require.NoError(t, err)
-	_, err = s.Put(early)
+	err = s.Put(context.Background(), early, nil, nil)
 	require.NoError(t, err)
 	fs, err = crashfs.New(root)
 	require.NoError(t, err)
@@ -210,7 +210,7 @@ func TestShelfKeepsItsFirstRecipe(t *testing.T) {
 		}
 		s, err := dedupe.OpenShelf(state, fs)
 		require.NoError(t, err)
-		_, err = s.Put(early)
+		err = s.Put(context.Background(), early, nil, nil)
 		require.NoError(t, err)
 		requireShelfAfterCrash(t, fs, early.Blob, early)
 	}
@@ -237,11 +237,12 @@ func TestShelfKnowsWhoNeedsWhat(t *testing.T) {
 	s, err := dedupe.OpenShelf(dir, nil)
 	require.NoError(t, err)
 	for _, r := range []*dedupe.Recipe{early, other} {
-		size, err := s.Put(r)
-		require.NoError(t, err)
+		require.NoError(t, s.Put(context.Background(), r, nil, nil))
 		p, ok := s.Has(r.Blob)
 		require.True(t, ok)
-		require.Equal(t, size, p.Stored)
+		info, err := os.Stat(dedupe.RecipePath(dir, r.Blob))
+		require.NoError(t, err)
+		require.Equal(t, info.Size(), p.Stored)
 		require.Equal(t, r.Size, p.Size)
 		require.Equal(t, []int64{r.Size}, p.Taken)
 	}
@@ -254,7 +255,7 @@ func TestShelfKnowsWhoNeedsWhat(t *testing.T) {
 		s, err = dedupe.OpenShelf(dir, nil) // the same after a restart
 		require.NoError(t, err)
 	}
-	_, err = s.Put(later)
+	err = s.Put(context.Background(), later, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, []cas.Digest{other.Blob}, s.Users(early.Containers[0].Digest))
 	require.Equal(t, []cas.Digest{early.Blob}, s.Users(later.Containers[0].Digest))
@@ -343,7 +344,7 @@ func TestShelfLeavesWhatTheSystemDoesNotGive(t *testing.T) {
 			require.True(t, known)
 		},
 		"another takes its place": func(t *testing.T, s *dedupe.Shelf, _ *failsAt) {
-			_, err := s.Put(later)
+			err := s.Put(context.Background(), later, nil, nil)
 			require.NoError(t, err)
 		},
 		"it is put aside": func(t *testing.T, s *dedupe.Shelf, _ *failsAt) {
@@ -361,7 +362,7 @@ func TestShelfLeavesWhatTheSystemDoesNotGive(t *testing.T) {
 				dir := memoryDir(t)
 				s, err := dedupe.OpenShelf(dir, nil)
 				require.NoError(t, err)
-				_, err = s.Put(early)
+				err = s.Put(context.Background(), early, nil, nil)
 				require.NoError(t, err)
 				fs := fails
 				s, err = dedupe.OpenShelf(dir, &fs)

@@ -31,15 +31,21 @@ type account struct {
 }
 
 func newAccount() account {
-	return account{between: between{holds: make(map[*cas.Hold]bool), departing: make(map[cas.Digest]int), changing: make(map[cas.Digest]int)}}
+	return account{between: between{
+		holds: make(map[*cas.Hold]bool), moving: make(map[cas.Digest]int),
+	}}
 }
 
-// between are blobs that have a file and may be in nobody's account just then: neither does a build need them nor, yet or any more, a recipe.
+// between are blobs that are accounted for by what they take, whatever else says so.
 type between struct {
-	mu        sync.Mutex
-	holds     map[*cas.Hold]bool // what these keep stays, whoever has been removed that needed it; guarded by mu
-	departing map[cas.Digest]int // what the last recipe gives up that takes from it, until it is removed; how many say so; guarded by mu
-	changing  map[cas.Digest]int // whose form is another than the index accounts for, until it is measured anew; likewise
+	mu sync.Mutex // guards the rest
+
+	// holds keep blobs, though no build and no recipe may need these any more.
+	holds map[*cas.Hold]bool
+
+	// moving are blobs that get another form, or are removed if they are not needed then, with
+	// how many calls say so.
+	moving map[cas.Digest]int
 }
 
 // hold is cas.Store.Hold of blobs that are accounted for as long as they are held. done is Release, and the end of that.
@@ -57,34 +63,29 @@ func (s *Store) hold() (hold *cas.Hold, done func()) {
 	}
 }
 
-// departs says of a blob that it is to be removed if nobody needs it then: until done it is accounted for, though no recipe takes from it any more.
-func (s *Store) departs(d cas.Digest) (done func()) {
-	return s.account.between.note(s.account.between.departing, d)
+// moves has blobs accounted for by what they take until done, though a build may account for
+// another form, or no recipe may take from them any more.
+func (s *Store) moves(all ...cas.Digest) (done func()) {
+	b := &s.account.between
+	b.add(all, 1)
+	return func() { b.add(all, -1) }
 }
 
-// changes says of a blob that it gets another form, or loses one, which its builds account for when that is done.
-func (s *Store) changes(d cas.Digest) (done func()) {
-	return s.account.between.note(s.account.between.changing, d)
-}
-
-func (b *between) note(in map[cas.Digest]int, d cas.Digest) (done func()) {
+func (b *between) add(all []cas.Digest, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	in[d]++
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if in[d]--; in[d] == 0 {
-			delete(in, d)
+	for _, d := range all {
+		if b.moving[d] += n; b.moving[d] == 0 {
+			delete(b.moving, d)
 		}
 	}
 }
 
-// all lists the blobs that are held or depart.
+// all lists them.
 func (b *between) all() (out []cas.Digest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	out = slices.Collect(maps.Keys(b.departing))
+	out = slices.Collect(maps.Keys(b.moving))
 	for hold := range b.holds {
 		out = append(out, hold.Kept()...)
 	}
@@ -94,16 +95,14 @@ func (b *between) all() (out []cas.Digest) {
 // Ahead is by how many bytes on disk the builds' account is above what their blobs take, of those whose form is being changed: it is brought to that when
 // it is durable.
 func (s *Store) Ahead() (sum int64, err error) {
-	b := &s.account.between
-	b.mu.Lock()
-	changing := slices.Collect(maps.Keys(b.changing))
-	b.mu.Unlock()
-	for _, d := range changing {
+	counted := make(map[cas.Digest]bool)
+	for _, d := range s.account.between.all() {
 		accounted, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return 0, err
 		}
-		if needed {
+		if needed && !counted[d] {
+			counted[d] = true
 			disk, _ := cas.DiskBytesIn(s.dir, d) // of one that is not there, none
 			sum += accounted - disk
 		}

@@ -125,6 +125,7 @@ func TestEverythingIsAccountedForWhileFormsChange(t *testing.T) {
 					require.Greater(t, a.times, 2)
 					if steps == 0 {
 						steps, step = taken, taken // nobody was evicted
+						require.Positive(t, steps)
 					}
 				}
 			}

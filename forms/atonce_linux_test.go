@@ -154,19 +154,12 @@ func (m *member) doSomething() {
 			_, err := m.Pack(ctx, d, []Gain{Worth, Little}[m.random.IntN(2)], gate)
 			m.expect(err, append(lost(), ErrInUse, ErrNoRoom, errStopped)...)
 		})
-	case n < 76:
-		m.do("thaw", []cas.Digest{d}, func(lost func() []error) {
-			err := m.Thaw(ctx, d, gate)
-			m.expect(err, append(lost(), ErrNoRoom, errStopped)...)
+	case n < 77:
+		m.do("make whole", []cas.Digest{d}, func(lost func() []error) {
+			m.expect(m.MakeWhole(ctx, d), append(lost(), ErrNoRoom)...)
 		})
-	case n < 82:
-		m.exchange(ctx, gate)
-	case n < 86:
-		m.finish(ctx, gate)
-	case n < 89:
-		m.do("rewrite", nil, func(func() []error) { m.expect(m.RewriteDead(ctx, nil)) })
 	case n < 94:
-		m.compress(ctx, gate)
+		m.compact(ctx, gate)
 	default:
 		m.serve(ctx, d)
 	}
@@ -236,40 +229,21 @@ func (m *member) store(ctx context.Context, d cas.Digest, needs bool) {
 	})
 }
 
-func (m *member) exchange(ctx context.Context, gate Gate) {
-	pairs, err := m.Exchangeable(ctx, func(Pair) bool { return true })
-	m.expect(err)
-	if len(pairs) == 0 {
-		return
-	}
-	p := pairs[m.random.IntN(len(pairs))]
-	m.do("exchange", []cas.Digest{p.Used, p.Idle}, func(lost func() []error) {
-		err := m.Exchange(ctx, p, gate)
-		m.expect(err, append(lost(), ErrInUse, errNotWorth, errLimits, errStopped)...)
-	})
-}
-
-func (m *member) finish(ctx context.Context, gate Gate) {
-	left, err := m.Unfinished(ctx)
-	m.expect(err)
-	for _, d := range left {
-		m.do("finish the exchange of", []cas.Digest{d}, func(lost func() []error) {
-			err := m.FinishExchange(ctx, d, gate)
-			m.expect(err, append(lost(), ErrInUse, errNotWorth, errLimits, errStopped)...)
-		})
-	}
-}
-
-func (m *member) compress(ctx context.Context, gate Gate) {
-	all, err := m.Compressibles(ctx)
+// compact compacts a family, as if all were used and all were idle.
+func (m *member) compact(ctx context.Context, gate Gate) {
+	always := func(cas.Digest) bool { return true }
+	all, err := m.Families(ctx, always, always)
 	m.expect(err)
 	if len(all) == 0 {
 		return
 	}
-	x := all[m.random.IntN(len(all))]
-	m.do("compress", []cas.Digest{x.Blob, x.Bytes}, func(func() []error) {
-		_, err := m.Compress(ctx, x, gate)
-		m.expect(err, ErrInUse, ErrNoRoom, errStopped)
+	f := all[m.random.IntN(len(all))]
+	about := []cas.Digest{f.Hot, f.Base}
+	if !f.Base.IsZero() {
+		about = append(about, m.Users(f.Base)...)
+	}
+	m.do("compact", about, func(func() []error) { // a zero digest is never needed: any may be gone
+		m.expect(m.Compact(ctx, f, gate), cas.ErrNotFound, ErrInUse, errNotWorth, errStopped)
 	})
 }
 
@@ -383,11 +357,11 @@ func (fickle) LetGo(cas.Digest) error {
 
 func (fickle) InHand(cas.Digest) bool { return rand.IntN(16) == 0 }
 
-func (o fickle) Reserve(ctx context.Context, disk, instead int64, how Urgency) (func(), error) {
+func (o fickle) Reserve(ctx context.Context, disk, instead int64) (func(), error) {
 	if rand.IntN(16) == 0 {
 		return func() {}, ErrNoRoom
 	}
-	return o.user.Reserve(ctx, disk, instead, how)
+	return o.user.Reserve(ctx, disk, instead)
 }
 
 func (o fickle) Needed(d cas.Digest) (bool, error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
 )
 
 // bench is a store of which a test is the owner.
@@ -108,17 +109,18 @@ type user struct {
 	of     map[cas.Digest]string // whose it is; "": everybody's
 
 	mu       sync.Mutex
-	full     bool      // there is no room; guarded by mu
-	once     bool      // likewise, for who asks next; guarded by mu
-	reserved int64     // guarded by mu
-	passing  int64     // of what is about to go; guarded by mu
-	asked    []Urgency // guarded by mu
-	places   []place   // guarded by mu
-	fits     error     // of everything
-	goes     []int64   // what Fits was told that goes instead; guarded by mu
-	leaves   int64     // bytes on disk of what is being evicted; guarded by mu
+	full     bool    // there is no room; guarded by mu
+	once     bool    // likewise, for who asks next; guarded by mu
+	reserved int64   // guarded by mu
+	passing  int64   // of what is about to go; guarded by mu
+	asked    int     // how often it was asked for; guarded by mu
+	places   []place // guarded by mu
+	fits     error   // of everything
+	goes     []int64 // what Fits was told that goes instead; guarded by mu
+	leaves   int64   // bytes on disk of what is being evicted; guarded by mu
 
 	letGo func()              // is called when something was let go; may be nil
+	asks  func()              // is called when room is asked for; may be nil
 	needs func(cas.Digest)    // is called when it is asked whether something is needed, before that is answered; may be nil
 	given map[cas.Digest]bool // somebody is being given it
 }
@@ -191,10 +193,13 @@ func (u *user) InHand(d cas.Digest) bool { return u.held[d] || u.given[d] }
 // place is room that was asked for.
 type place struct{ disk, instead int64 }
 
-func (u *user) Reserve(_ context.Context, disk, instead int64, how Urgency) (func(), error) {
+func (u *user) Reserve(_ context.Context, disk, instead int64) (func(), error) {
+	if u.asks != nil {
+		u.asks()
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.asked, u.places = append(u.asked, how), append(u.places, place{disk, instead})
+	u.asked, u.places = u.asked+1, append(u.places, place{disk, instead})
 	if once := u.once; u.full || once {
 		u.once = false
 		return func() {}, ErrNoRoom
@@ -352,4 +357,9 @@ func (m *memory) measure(d cas.Digest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.measured[d], _ = cas.DiskBytesIn(m.dir, d) // of one that is not there, none
+}
+
+// source reads bytes in memory.
+func (b *bench) source(content []byte) dedupe.Source {
+	return dedupe.NewSource(bytes.NewReader(content), int64(len(content)))
 }

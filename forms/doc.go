@@ -1,16 +1,26 @@
-// Package forms keeps the blobs of one store in the form that serves best for what it takes on the disk, and changes one form into another.
+// Package forms keeps the blobs of one store in the representation that serves best for what it
+// takes on the disk. Four operations change it:
 //
-// A blob may be whole, packed, or both. Where it is whole, that form is served and the recipe waits for it to go; where it
-// is only packed, it is rebuilt into a file of its own before anybody can be given it: the unpacked form, a copy, which is not
-// synced and may vanish at any time. The blobs that recipes take bytes from are containers: they are whole, and stay
-// while a recipe needs them, whether anybody else does or not. Recipes have depth one.
+//   - Store.Pack replaces the whole form of a blob by a recipe: ranges of other blobs, its bases,
+//     and literals, which no other blob has.
+//   - Store.Unpack makes a copy of a packed blob for a request. It is not synced, and may vanish at
+//     any time.
+//   - Store.MakeWhole stores a packed blob whole again.
+//   - Store.Compact makes a blob whole that is used, and packs the idle base that it took from,
+//     and what else took from that, again, by matching; or it removes a base that no build needs.
 //
-// Package cas keeps the whole forms and the copies, package dedupe the recipes; this one knows what each blob has, and in which order forms
-// come and go, so that there is one that serves it at any time, also after a crash. It knows digests, files, stamps and
-// room, and nothing of what blobs are kept for: who knows that is its Owner, which it asks before anything goes, or takes bytes
-// of something else. What has been found out of blobs lies in its Memory.
+// A blob is whole or packed; both at once only while its form is changed, or after a crash, and
+// then it is served whole. Bases are whole, and stay as long as a recipe needs them; recipes have
+// depth one. Literals are stored as a blob of their own, which later recipes take from, or, where
+// none does yet and a sample of them gains an eighth, compressed in the recipe's file.
 //
-// A Store may be used by any number of goroutines. What changes the form of a blob takes the store's turn, so one
-// blob is changed at a time; who opens, verifies or copies blobs waits for nobody. What is said to be packed, whole or removed is so durably,
-// but for copies. Start with Store.Pack (pack.go) and Store.Unpack (unpack.go).
+// Package cas keeps the whole forms and the copies, package dedupe the recipes. This package
+// knows which forms each blob has, and changes them in an order in which one of them serves the
+// blob at any time, also after a crash. It knows digests, files, stamps and space, and nothing of
+// what blobs are kept for: its Owner does, which it asks before it removes anything, or has a blob
+// take bytes of another one. What was found out about blobs lies in its Memory.
+//
+// A Store may be used by any number of goroutines. Operations that change the form of a blob take
+// the store's turn, one at a time; opening, verifying and copying blobs never blocks on it. What
+// is reported as packed, whole or removed is so durably, but for copies.
 package forms

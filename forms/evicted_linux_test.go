@@ -3,7 +3,6 @@ package forms
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -90,27 +89,24 @@ func formChanges(ctx context.Context) []formChange {
 			_, err := b.Pack(ctx, all[0], Worth, gate)
 			return err
 		}},
-		{name: "exchange", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
-			b.pack(all[1])
-			b.pack(all[2])
-			return b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, gate)
-		}},
-		{name: "rewrite", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
-			b.pack(all[1])
-			b.evict(all[0])
-			return b.rewrite(ctx, all[0], gate)
-		}},
 		{name: "compress", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
-			b.pack(all[1])
-			list, err := b.Compressibles(ctx)
-			require.NoError(b, err)
-			require.NotEmpty(b, list)
-			_, err = b.Compress(ctx, list[0], gate)
+			_, err := b.Pack(ctx, all[1], Worth, gate)
 			return err
 		}},
-		{name: "thaw", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
+		{name: "compact", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
 			b.pack(all[1])
-			return b.Thaw(ctx, all[1], gate)
+			b.pack(all[2])
+			return b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, gate)
+		}},
+		{name: "compact what no build needs", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			b.pack(all[1])
+			b.pack(all[2])
+			b.evict(all[0])
+			return b.Compact(ctx, Family{Base: all[0]}, gate)
+		}},
+		{name: "make whole", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
+			require.Positive(b, b.pack(all[2]))
+			return b.Compact(ctx, Family{Hot: all[1]}, gate)
 		}},
 	}
 }
@@ -118,21 +114,25 @@ func formChanges(ctx context.Context) []formChange {
 // blobs stores what the change is made with.
 func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
 	const part = 256 << 10
-	shared, own := noise(1, part), []byte(hex.EncodeToString(noise(2, part/2)))
+	shared, own := noise(1, part), digits(2, part)
 	for i := range c.n {
 		content := slices.Concat(noise(uint64(10+i), 4096), shared, noise(uint64(20+i), 300), shared)
 		switch {
-		case c.name == "rewrite" && i == 0:
+		case c.name == "compact what no build needs" && i == 0:
 			content = slices.Concat(noise(3, 2*part), shared, noise(4, part))
 		case c.name == "compress" && i == 1:
 			content = slices.Concat(own, shared)
+		case c.name == "make whole" && i > 0: // the last one takes from what the other has of its own
+			content = slices.Concat(noise(uint64(20+i), 300), noise(5, part), shared[:part*(2-i)])
 		case c.name != "pack" && i == c.n-1:
 			content = slices.Concat(shared, shared) // has nothing of its own, that would go with it
 		}
 		d := b.put(content)
 		_, err := b.LookAt(ctx, d, nil)
 		require.NoError(b, err)
-		all = append(all, d)
+		if all = append(all, d); c.name == "make whole" && i == 1 {
+			b.pack(d)
+		}
 	}
 	return all
 }
@@ -179,17 +179,14 @@ func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
 	all, _ := b.variants(2, mib)
 	ctx := context.Background()
 	packing := b.whole.Hold()
-	worth, err := b.ensureRecipe(ctx, all[1], Worth, packing, nil)
-	require.NoError(t, err)
-	require.True(t, worth)
+	require.NoError(t, b.makeRecipe(ctx, all[1], search{}, packing))
 	made, err := b.Recipe(all[1])
 	require.NoError(t, err)
 	require.NoError(t, b.shelf.Remove(all[1])) // packing is as far as to have stored its literals
 	b.needs = func(d cas.Digest) {
 		if d == all[1] {
 			b.needs = nil
-			_, err := b.shelf.Put(made)
-			require.NoError(t, err)
+			require.NoError(t, b.shelf.Put(ctx, made, nil, nil))
 		}
 	}
 	delete(b.needed, all[1])
@@ -204,28 +201,27 @@ func TestNothingStaysOfWhatIsEvictedBeforeItIsRemoved(t *testing.T) {
 	b.requireNothingLeft()
 }
 
-// Nor does anything stay of what is evicted right before its compressed recipe gets its name.
+// Nor does anything stay of what is evicted right before its recipe gets its name, wherever its
+// literals are.
 func TestNothingStaysOfWhatIsEvictedBeforeItHasItsName(t *testing.T) {
 	ctx := context.Background()
-	order := &inOrder{}
-	b := newBenchOn(t, inMemory(t), order)
-	d := b.put([]byte(hex.EncodeToString(noise(9, mib/4))))
-	_, err := b.LookAt(ctx, d, nil)
-	require.NoError(t, err)
-	list, err := b.Compressibles(ctx)
-	require.NoError(t, err)
-	require.Len(t, list, 1)
-	order.names = func() { b.evict(d) }
-	_, err = b.Compress(ctx, list[0], nil)
-	require.NoError(t, err)
-	require.Empty(t, b.needed)
-	b.requireNothingLeft()
+	for _, own := range [][]byte{noise(9, mib/4), digits(9, mib/4)} {
+		order := &inOrder{}
+		b := newBenchOn(t, inMemory(t), order)
+		common := noise(1, mib/2)
+		b.looked(common)
+		d, _ := b.looked(slices.Concat(own, common))
+		order.names = func() { b.evict(d) }
+		_, err := b.Pack(ctx, d, Worth, nil)
+		require.True(t, err == nil || errors.Is(err, cas.ErrNotFound), "%v", err)
+		require.Nil(t, order.names)
+		b.requireNothingLeft()
+	}
 }
 
 // A container can be packed while it is not yet durable that the last recipe that takes from it has gone: it is when that is.
 func TestAContainerIsPackedWhileWhoTakesFromItGoes(t *testing.T) {
 	b := newBenchIn(t, inMemory(t))
-	ctx := context.Background()
 	part := noise(3, mib)
 	container, _ := b.looked(slices.Concat(part, noise(4, 300), part))
 	taker, _ := b.looked(slices.Concat(part, part))
@@ -238,7 +234,7 @@ func TestAContainerIsPackedWhileWhoTakesFromItGoes(t *testing.T) {
 	require.True(t, b.whole.Has(container), "the recipe may come back")
 	_, err = r.End()
 	require.NoError(t, err)
-	require.NoError(t, b.FinishExchange(ctx, container, nil))
+	require.Positive(t, b.pack(container))
 	require.True(t, b.OnlyPacked(container))
 	b.requireNothingLeft()
 }

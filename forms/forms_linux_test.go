@@ -2,9 +2,11 @@ package forms
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -99,42 +101,60 @@ func TestTheOwnerIsAskedBeforeAnythingGoes(t *testing.T) {
 	require.Empty(t, b.objects(), "the last recipe takes its containers with it")
 }
 
-// The whole form stays when a container has gone since the recipe was proven.
+// The whole form stays when a container was lost since the recipe was proven.
 func TestAWholeFormThatTheRecipeIsNoSubstituteForStays(t *testing.T) {
 	b := newBench(t)
 	all, contents := b.variants(2, mib)
-	hold := b.whole.Hold()
-	worth, err := b.ensureRecipe(context.Background(), all[1], Worth, hold, nil)
-	require.NoError(t, err)
-	require.True(t, worth)
-	b.Release(hold)
-	require.True(t, b.whole.Has(all[0]))
-	require.NoError(t, b.whole.Quarantine(all[0], "its bytes are others"))
-	_, err = b.removeWhole(all[1])
+	b.letGo = func() { require.NoError(t, b.whole.Quarantine(all[0], "its bytes are others")) }
+	_, err := b.Pack(context.Background(), all[1], Worth, nil)
 	require.ErrorIs(t, err, cas.ErrNotFound)
 	var gone *dedupe.ContainerError
 	require.ErrorAs(t, err, &gone)
 	require.Equal(t, all[0], gone.Digest)
-	require.True(t, b.whole.Has(all[1]))
+	require.Equal(t, []cas.Digest{all[1]}, b.objects(), "nothing is left of the recipe")
+	_, packed := b.Packed(all[1])
+	require.False(t, packed)
 	require.Equal(t, contents[1], b.read(all[1]))
 }
 
-// A recipe that does not give its blob is not kept, whatever it was made of.
+// A recipe that does not give its blob gets no name, and takes no place.
 func TestARecipeThatGivesOtherBytesIsNotKept(t *testing.T) {
 	b := newBench(t)
 	all, _ := b.variants(2, mib)
 	b.pack(all[1])
-	r, err := b.shelf.Get(all[1])
+	before, err := b.shelf.Get(all[1])
 	require.NoError(t, err)
-	r.Blob[0] ^= 1
-	require.Error(t, b.writeRecipe(context.Background(), r))
-	_, there := b.shelf.Has(r.Blob)
+	wrong := *before
+	wrong.Extents = slices.Clone(wrong.Extents)
+	for i := range wrong.Extents {
+		if e := &wrong.Extents[i]; e.Container != wrong.Literals && e.From >= 4 {
+			e.From -= 4
+		}
+	}
+	require.False(t, wrong.Same(before))
+	require.True(t, Broken(b.putRecipe(context.Background(), &wrong, nil)))
+	wrong = *before
+	wrong.Blob[0] ^= 1
+	require.True(t, Broken(b.putRecipe(context.Background(), &wrong, nil)))
+	_, there := b.shelf.Has(wrong.Blob)
 	require.False(t, there)
-	require.NotContains(t, b.Users(all[0]), r.Blob)
-	require.NoError(t, b.Check(context.Background(), all[1]), "the other one is as it was")
+	require.NotContains(t, b.Users(all[0]), wrong.Blob)
+	require.NoError(t, b.Check(context.Background(), all[1]), "the one that was there is as it was")
 }
 
-// A container that goes with the last recipe that takes from it may have a recipe as well, where packing it was begun: its literals go, too.
+// halfPacked leaves a blob as a crash may: with a recipe, and whole.
+func (b *bench) halfPacked(d cas.Digest) {
+	b.Helper()
+	hold, done := b.hold()
+	defer done()
+	require.NoError(b, b.makeRecipe(context.Background(), d, search{least: Little}, hold))
+	require.True(b, b.whole.Has(d))
+	_, packed := b.Packed(d)
+	require.True(b, packed)
+}
+
+// A container that is removed with the last recipe that takes from it may have a recipe as well,
+// where packing it was begun: its literals are removed, too.
 func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -144,12 +164,7 @@ func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
 	_, err := b.LookAt(ctx, taker, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(taker))
-	hold := b.whole.Hold()
-	worth, err := b.ensureRecipe(ctx, container, Little, hold, nil)
-	require.NoError(t, err)
-	require.True(t, worth)
-	b.Release(hold)
-	require.True(t, b.whole.Has(container), "it was only begun")
+	b.halfPacked(container)
 
 	delete(b.needed, container)
 	delete(b.needed, taker)
@@ -160,35 +175,86 @@ func TestNothingStaysOfAContainerThatWasBeingPacked(t *testing.T) {
 	require.False(t, there)
 }
 
+// A blob that a crash left whole and with a recipe is packed as if it had none, and is whole
+// without it, durably before the recipe is removed: the crash may have come before it was.
+func TestABlobInBothFormsLosesItsRecipe(t *testing.T) {
+	ctx := context.Background()
+	for name, remove := range map[string]func(b *bench, d cas.Digest) error{
+		"at the start": func(b *bench, _ cas.Digest) error { return b.RemoveDoubles(ctx) },
+		"made whole":   func(b *bench, d cas.Digest) error { return b.MakeWhole(ctx, d) },
+		"packed": func(b *bench, d cas.Digest) error {
+			_, err := b.Pack(ctx, d, Worth, nil)
+			return err
+		},
+	} {
+		order := &inOrder{}
+		b := newBenchOn(t, t.TempDir(), order)
+		all, contents := b.variants(3, mib)
+		b.halfPacked(all[1])
+		order.done = nil
+		require.NoError(t, remove(b, all[1]))
+		if name == "packed" {
+			require.True(t, b.OnlyPacked(all[1]))
+		} else {
+			require.ElementsMatch(t, all, b.objects())
+		}
+		synced := "sync " + filepath.Join(b.Store.dir, "objects", all[1].String()[:2])
+		removed := slices.Index(order.done, "unlink "+dedupe.RecipePath(b.Store.dir, all[1]))
+		require.Contains(t, order.done[:max(removed, 0)], synced, name)
+		for i, d := range all {
+			require.Equal(t, contents[i], b.read(d))
+		}
+		b.requireNothingLeft()
+	}
+}
+
 // A wrong recipe of a blob that is sound is no damage: the blob stays whole, it is noted that nothing is to be had of it, and packing goes on. With a container
 // whose bytes are others it is an error like any other.
 func TestAWrongRecipeOfASoundBlobIsNoDamage(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	all, contents := b.variants(3, mib)
-	require.Positive(t, b.Saving(all[1]))
-	wrong := &dedupe.Recipe{Blob: all[1], Size: int64(len(contents[1])), Literals: dedupe.NoLiterals, Containers: []dedupe.Container{{Digest: all[0], Size: int64(len(contents[0]))}},
-		Extents: []dedupe.Extent{{Length: int64(len(contents[1]))}}}
-	require.Equal(t, len(contents[0]), len(contents[1]))
-
-	sound, err := b.tryRecipe(ctx, wrong)
-	require.NoError(t, err)
-	require.False(t, sound)
-	require.Zero(t, b.Saving(all[1]))
-	require.True(t, b.whole.Has(all[1]))
-	_, there := b.shelf.Has(all[1])
-	require.False(t, there)
-	require.Equal(t, contents[1], b.read(all[1]))
-	require.Positive(t, b.pack(all[2]))
-
-	path := filepath.Join(b.Store.dir, "objects", all[0].String()[:2], all[0].String())
-	require.NoError(t, os.Chmod(path, 0o600))
-	contents[0][0] ^= 1
-	require.NoError(t, os.WriteFile(path, contents[0], 0o600))
-	wrong.Extents[0].Length-- // the last byte stands elsewhere: another recipe
-	wrong.Extents = append(wrong.Extents, dedupe.Extent{At: wrong.Size - 1, Length: 1})
-	_, err = b.tryRecipe(ctx, wrong)
-	require.True(t, Lost(err), err)
+	for _, damaged := range []bool{false, true} {
+		b := newBench(t)
+		ctx := context.Background()
+		common, own := noise(0, mib), noise(7, mib/4)
+		content := slices.Concat(common, own)
+		base, d := b.put(common), b.put(content)
+		for _, one := range []cas.Digest{base, d} {
+			_, err := b.LookAt(ctx, one, nil)
+			require.NoError(t, err)
+		}
+		path := filepath.Join(b.Store.dir, "objects", base.String()[:2], base.String())
+		write := func(at []byte) {
+			require.NoError(t, os.Chmod(path, 0o600))
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			require.NoError(t, err)
+			_, err = f.WriteAt(at, mib/2)
+			require.NoError(t, errors.Join(err, f.Close()))
+		}
+		var begun sync.Once
+		b.asks = func() { // it has been compared; whoever reads from here on finds what was stored
+			if b.asks = nil; damaged {
+				write(noise(8, mib/4))
+			} else {
+				write(common[mib/2 : mib*3/4])
+			}
+		}
+		freed, err := b.Pack(ctx, d, Worth, func(context.Context) error {
+			begun.Do(func() { write(own) }) // as if the comparison had found it there
+			return nil
+		})
+		require.Nil(t, b.asks)
+		require.Zero(t, freed)
+		require.True(t, b.whole.Has(d))
+		_, there := b.shelf.Has(d)
+		require.False(t, there)
+		if damaged {
+			require.True(t, Lost(err), err)
+			continue
+		}
+		require.NoError(t, err)
+		require.Zero(t, b.Saving(d))
+		require.True(t, b.LookedAt(d))
+		require.Equal(t, content, b.read(d))
+	}
 }
 
 // Nothing is read, or stays, for the sake of a blob that may not take from it.
@@ -217,12 +283,12 @@ func TestACopyHasAPlace(t *testing.T) {
 	for _, d := range all[1:] {
 		require.Positive(t, b.pack(d))
 	}
-	b.asked = nil
+	b.asked = 0
 	require.Equal(t, contents[1], b.read(all[1]))
-	require.Equal(t, []Urgency{Wait}, b.asked)
-	b.held[all[1]], b.full, b.asked = true, true, nil
+	require.Equal(t, 1, b.asked)
+	b.held[all[1]], b.full, b.asked = true, true, 0
 	require.ErrorIs(t, b.Unpack(ctx, all[2], nil, nil), ErrNoRoom)
-	require.Equal(t, []Urgency{Wait, AtOnce}, b.asked, "whoever makes room is waited for once")
+	require.Equal(t, 1, b.asked, "nothing was removed for it")
 	_, _, first := b.Bytes(all[1])
 	_, _, second := b.Bytes(all[2])
 	require.True(t, first > 0 && second == 0, "the one that is held stays, and nothing goes beyond")
@@ -243,58 +309,9 @@ func TestACopyHasAPlace(t *testing.T) {
 
 	b.fits = syscall.ENOSPC
 	require.NoError(t, b.DropCopy(all[3]))
-	b.asked = nil
+	b.asked = 0
 	require.ErrorIs(t, b.Unpack(ctx, all[3], nil, nil), syscall.ENOSPC)
-	require.Empty(t, b.asked)
-}
-
-// What is used becomes whole, and its container is packed with what it has; where there is no room for both for a moment, another time.
-func TestContainersAreExchanged(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	all, contents := b.variants(3, mib)
-	require.Positive(t, b.pack(all[1]))
-	require.Positive(t, b.pack(all[2]))
-	pairs, err := b.Exchangeable(ctx, func(p Pair) bool { return p.Used == all[2] })
-	require.NoError(t, err)
-	require.Equal(t, []Pair{{all[2], all[0]}}, pairs)
-
-	b.full = true
-	require.ErrorIs(t, b.Exchange(ctx, pairs[0], nil), ErrInUse)
-	require.True(t, b.OnlyPacked(all[2]))
-	b.full = false
-	require.NoError(t, b.Exchange(ctx, pairs[0], nil))
-	require.True(t, b.whole.Has(all[2]))
-	require.True(t, b.OnlyPacked(all[0]) && b.OnlyPacked(all[1]))
-	left, err := b.Unfinished(ctx)
-	require.NoError(t, err)
-	require.Empty(t, left)
-	for i, d := range all {
-		require.NoError(t, b.Check(ctx, d))
-		require.Equal(t, contents[i], b.read(d))
-	}
-}
-
-// Of a container that nobody needs any more nothing stays when another one has taken its place.
-func TestNothingStaysOfAContainerThatIsNotNeeded(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	all, contents := b.variants(3, mib)
-	require.Positive(t, b.pack(all[1]))
-	require.Positive(t, b.pack(all[2]))
-	delete(b.needed, all[0])
-	require.NoError(t, b.Exchange(ctx, Pair{Used: all[2], Idle: all[0]}, nil))
-	require.True(t, b.whole.Has(all[2]))
-	_, packed := b.Packed(all[0])
-	require.False(t, packed || b.whole.Has(all[0]))
-	for _, i := range []int{1, 2} {
-		require.NoError(t, b.Check(ctx, all[i]))
-		require.Equal(t, contents[i], b.read(all[i]))
-	}
-	for _, d := range b.objects() {
-		_, needed := b.needed[d]
-		require.True(t, needed || len(b.shelf.Users(d)) > 0, "%s", d)
-	}
+	require.Zero(t, b.asked)
 }
 
 // A blob whose sketch is not known is not read once more for that: it is looked at with as many reads as when the sketch is known.
@@ -317,90 +334,6 @@ func TestABlobIsReadOnceForSketchAndMatch(t *testing.T) {
 	unknown := look(true)
 	require.Positive(t, unknown)
 	require.Equal(t, look(true), unknown)
-}
-
-// A container that nobody but recipes needs any more keeps only what these need of it.
-func TestADeadContainerIsRewritten(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	large := noise(0, 2*mib)
-	container := b.put(large)
-	_, err := b.LookAt(ctx, container, nil)
-	require.NoError(t, err)
-	content := slices.Concat(large[:mib/2], noise(1, 4096), large[mib:mib+mib/4])
-	small := b.put(content)
-	require.Positive(t, b.pack(small))
-	require.NoError(t, b.RewriteDead(ctx, nil))
-	require.True(t, b.whole.Has(container), "all of it is needed")
-	delete(b.needed, container)
-	require.NoError(t, b.RewriteDead(ctx, nil))
-	require.False(t, b.whole.Has(container))
-	require.True(t, b.OnlyPacked(small))
-	var left int64
-	for _, d := range b.objects() {
-		whole, _, _ := b.Bytes(d)
-		left += whole
-	}
-	require.InDelta(t, mib*3/4, left, 64<<10)
-	require.Equal(t, content, b.read(small))
-}
-
-// A container of which more than half is needed stays as it is: to write most of it once more frees too little.
-func TestAContainerThatIsMostlyNeededIsNotRewritten(t *testing.T) {
-	b := newBench(t)
-	large := noise(0, 2*mib)
-	container := b.put(large)
-	_, err := b.LookAt(context.Background(), container, nil)
-	require.NoError(t, err)
-	small := b.put(slices.Concat(large[:mib+mib/4], noise(1, 4096)))
-	require.Positive(t, b.pack(small))
-	delete(b.needed, container)
-	require.NoError(t, b.RewriteDead(context.Background(), nil))
-	require.True(t, b.whole.Has(container))
-}
-
-// A recipe is not replaced by one that takes other bytes.
-func TestARecipeMovesOnlyToTheSameBytes(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	all, _ := b.variants(2, mib)
-	b.pack(all[1])
-	r, err := b.shelf.Get(all[1])
-	require.NoError(t, err)
-	recipes := []*dedupe.Recipe{r}
-	ranges := dedupe.Needed(all[0], recipes)
-	live := int64(0)
-	for _, one := range ranges {
-		live += one.Length
-	}
-	other := b.put(noise(9, int(live)))
-	require.Error(t, b.moveAll(ctx, recipes, all[0], dedupe.Container{Digest: other, Size: live}, ranges))
-	require.Contains(t, b.Users(all[0]), all[1], "it takes from where it did")
-	require.NoError(t, b.Check(ctx, all[1]))
-}
-
-// Where a blob is all that is needed of such a container it becomes whole, and what else takes from there takes from it.
-func TestABlobThatIsAllThatIsNeededOfAContainerBecomesWhole(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	large := noise(0, 2*mib)
-	container := b.put(large)
-	_, err := b.LookAt(ctx, container, nil)
-	require.NoError(t, err)
-	part, other := b.put(large[:mib/2]), b.put(append(noise(1, 4096), large[:mib/2]...))
-	require.Positive(t, b.pack(part))
-	require.Positive(t, b.pack(other))
-	require.Equal(t, []cas.Digest{container}, b.containers(part))
-	require.Contains(t, b.containers(other), container)
-	delete(b.needed, container)
-	require.NoError(t, b.RewriteDead(ctx, nil))
-	require.False(t, b.whole.Has(container))
-	require.True(t, b.whole.Has(part))
-	_, packed := b.Packed(part)
-	require.False(t, packed)
-	require.Contains(t, b.containers(other), part)
-	require.Equal(t, large[:mib/2], b.read(part))
-	require.NoError(t, b.Check(ctx, other))
 }
 
 func (b *bench) containers(d cas.Digest) (all []cas.Digest) {

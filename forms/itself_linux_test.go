@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/dedupe"
 )
 
 // looked stores bytes, and looks at what they share.
@@ -60,9 +59,6 @@ func TestAContainerThatRepeatsItselfIsPacked(t *testing.T) {
 		require.NotContains(t, b.containers(d), container)
 		require.Contains(t, b.containers(d), literals[0])
 	}
-	left, err := b.Unfinished(ctx)
-	require.NoError(t, err)
-	require.Empty(t, left)
 	b.requireAll(all)
 
 	// What comes later takes from what is left of it.
@@ -102,7 +98,7 @@ func TestLiteralsOfAContainerStayAsLongAsTheyAreTakenFrom(t *testing.T) {
 	require.Empty(t, b.objects())
 }
 
-// What frees little is packed where that is wanted, and is on the list of what should be whole when it is used.
+// What frees little is packed where that is wanted.
 func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -116,50 +112,13 @@ func TestWhatFreesLittleIsPackedWhereThatIsWanted(t *testing.T) {
 	freed, err := b.Pack(ctx, d, Little, nil)
 	require.NoError(t, err)
 	require.InDelta(t, 128<<10, freed, 8<<10)
-	own, err := b.MostlyOwn(ctx)
-	require.NoError(t, err)
-	require.Equal(t, []cas.Digest{d}, own)
 	b.requireAll(map[cas.Digest][]byte{d: content})
-	require.NoError(t, b.Thaw(ctx, d, nil))
-	require.True(t, b.whole.Has(d))
-	require.Equal(t, []cas.Digest{d}, b.objects())
-
-	all, _ := b.variants(2, mib)
-	require.Positive(t, b.pack(all[1]))
-	own, err = b.MostlyOwn(ctx)
-	require.NoError(t, err)
-	require.Empty(t, own, "most of it stands elsewhere")
 
 	none, found := b.looked(slices.Concat(noise(8, mib), noise(9, 64<<10)))
 	require.Zero(t, found.Saving)
 	freed, err = b.Pack(ctx, none, Little, nil)
 	require.NoError(t, err)
 	require.Zero(t, freed)
-}
-
-// Where what others take from a container could not be taken from elsewhere within the limits of a recipe, it stays as it is, and is not tried again.
-func TestAContainerThatOthersCannotDoWithoutStays(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	const part = mib / 2
-	twice := noise(1, part)
-	content := slices.Concat(twice, noise(2, part), twice)
-	container, _ := b.looked(content)
-	// Over where the second copy begins, again and again: of a recipe each time two extents.
-	const at, period, times = 2*part - 50, 100, 5000
-	repeated := bytes.Repeat(content[at:at+period], times)
-	user := b.put(repeated)
-	r := &dedupe.Recipe{Blob: user, Size: int64(len(repeated)), Literals: dedupe.NoLiterals, Containers: []dedupe.Container{{Digest: container, Size: int64(len(content))}},
-		Extents: []dedupe.Extent{{Length: int64(len(repeated)), From: at, Period: period}}}
-	require.NoError(t, b.writeRecipe(ctx, r))
-	_, err := b.removeWhole(user)
-	require.NoError(t, err)
-	require.Zero(t, b.pack(container))
-	require.Zero(t, b.Saving(container))
-	_, packed := b.Packed(container)
-	require.False(t, packed)
-	require.Equal(t, []cas.Digest{container}, b.objects(), "nothing is left of the trial")
-	b.requireAll(map[cas.Digest][]byte{container: content, user: repeated})
 }
 
 // A container that came first, and is a part of a larger one which came later and shares little else, takes from that.
@@ -185,7 +144,7 @@ func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	b.requireAll(map[cas.Digest][]byte{container: small, user: content, later: large})
 }
 
-// What an earlier version found to be worth nothing is looked at again, and what it found out besides stays known.
+// What an earlier version found to be worth nothing is looked at again.
 func TestWhatAnEarlierVersionFoundNothingInIsLookedAtAgain(t *testing.T) {
 	b := newBench(t)
 	d := b.put(noise(1, mib))
@@ -195,18 +154,15 @@ func TestWhatAnEarlierVersionFoundNothingInIsLookedAtAgain(t *testing.T) {
 	for _, c := range []struct {
 		raw    []byte
 		looked bool
-	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), true}, {Share{}.encode(), true}, {Share{dense: true}.encode(), true}, {[]byte{4, 0}, false}, {nil, false}} {
+	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), true}, {Share{}.encode(), true}, {[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
 		b.shares[d] = c.raw
 		require.Equal(t, c.looked, b.LookedAt(d), "%x", c.raw)
 	}
 	b.shares[d] = old(1, 0)
-	require.NoError(t, b.noteDense(d))
-	require.Equal(t, old(2, 0), b.shares[d])
 	_, err := b.LookAt(context.Background(), d, nil)
 	require.NoError(t, err)
 	require.True(t, b.LookedAt(d))
-	require.True(t, b.dense(d))
-	for _, want := range []Share{{}, {Saving: 5, Little: true}, {Saving: 1 << 40, From: []cas.Digest{d}}, {dense: true, Little: true, Saving: 7}} {
+	for _, want := range []Share{{}, {Saving: 5, Little: true}, {Saving: 1 << 40, From: []cas.Digest{d}}, {Little: true, Saving: 7}} {
 		got, ok := decodeShare(want.encode())
 		require.True(t, ok)
 		require.Equal(t, want, got)

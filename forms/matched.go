@@ -10,8 +10,18 @@ import (
 // Matched is what a blob shares with others, as a recipe of it would say. The files are open until Close.
 type Matched struct {
 	Plan   *dedupe.Plan // the container without a digest is what stands nowhere else
-	target *dedupe.File
+	target Source
 	files  []*dedupe.File
+}
+
+// search says what a blob is compared with, and what a recipe of it has to save.
+type search struct {
+	least Gain
+	also  []cas.Digest // besides those that its sketch says, as far as it may take from them
+	not   []cas.Digest // nor with these
+	users []cas.Digest // that are to take from the same: only what they may take from counts
+	alone bool         // no other blob takes from it yet: its literals may be compressed
+	gate  Gate
 }
 
 // Close closes them.
@@ -45,16 +55,26 @@ func (m *Matched) frees(least Gain) bool {
 	return m.Plan.Shares() && m.saving() >= least.of(m.Plan.Size)
 }
 
-// Match finds what a blob shares with those that it may take bytes from, all of them whole, and with itself: a weight-sharing group may have
-// its weights once for each member. nil: it is too small for that. The blob is read once, whether its sketch is known or not. gate, which may be nil, is asked before
-// each piece that is read.
+// Match finds what a whole blob shares with those that it may take bytes from, all of them whole,
+// and with itself: a weight-sharing group may have its weights once for each member. nil: it is too
+// small for that. The blob is read once, whether its sketch is known or not. gate, which may be
+// nil, is asked before each piece that is read.
 func (s *Store) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched, error) {
-	f, err := s.openWhole(ctx, d)
+	return s.match(ctx, d, search{gate: gate})
+}
+
+// match is Match of a blob in whichever form. The bytes of one that is packed are not verified.
+func (s *Store) match(ctx context.Context, d cas.Digest, how search) (*Matched, error) {
+	open := func() (Source, error) { return s.openWhole(ctx, d) }
+	if s.OnlyPacked(d) {
+		open = func() (Source, error) { return s.Look(d) }
+	}
+	target, err := open()
 	if err != nil {
 		return nil, err
 	}
-	m := &Matched{target: f}
-	if m.Plan, err = s.planFor(ctx, m, d, gate); m.Plan == nil || err != nil {
+	m := &Matched{target: target}
+	if m.Plan, err = s.planFor(ctx, m, d, how); m.Plan == nil || err != nil {
 		m.Close()
 		return nil, err
 	}
@@ -62,14 +82,16 @@ func (s *Store) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched, e
 }
 
 // planFor is nil where a blob is too small. What it opens is m's.
-func (s *Store) planFor(ctx context.Context, m *Matched, d cas.Digest, gate Gate) (*dedupe.Plan, error) {
-	target := behind(ctx, m.target, gate)
+func (s *Store) planFor(
+	ctx context.Context, m *Matched, d cas.Digest, how search,
+) (*dedupe.Plan, error) {
+	target := behind(ctx, m.target, how.gate)
 	sketch, known := s.knownSketch(d)
 	var scanned *dedupe.Scanned
 	if !known {
 		var err error
 		similar := func(ctx context.Context, parts dedupe.Sketch) ([]dedupe.Similar, error) {
-			return s.similar(ctx, m, d, parts, gate)
+			return s.similar(ctx, m, d, parts, how)
 		}
 		if scanned, err = dedupe.Scan(ctx, target, dedupe.Options{Digest: d, Similar: similar}); err != nil {
 			return nil, err
@@ -82,11 +104,11 @@ func (s *Store) planFor(ctx context.Context, m *Matched, d cas.Digest, gate Gate
 	if sketch.Size < Least {
 		return nil, nil //nolint:nilnil // none
 	}
-	near, err := s.near(ctx, d, sketch)
+	near, err := s.near(ctx, d, sketch, how)
 	if err != nil {
 		return nil, err
 	}
-	candidates, err := s.openCandidates(ctx, m, near, gate)
+	candidates, err := s.openCandidates(ctx, m, near, how.gate)
 	if err != nil {
 		return nil, err
 	}
@@ -97,12 +119,14 @@ func (s *Store) planFor(ctx context.Context, m *Matched, d cas.Digest, gate Gate
 }
 
 // similar opens the blob that one is probably much the same as, as far as some parts of it tell.
-func (s *Store) similar(ctx context.Context, m *Matched, d cas.Digest, parts dedupe.Sketch, gate Gate) ([]dedupe.Similar, error) {
-	near, err := s.near(ctx, d, parts)
+func (s *Store) similar(
+	ctx context.Context, m *Matched, d cas.Digest, parts dedupe.Sketch, how search,
+) ([]dedupe.Similar, error) {
+	near, err := s.near(ctx, d, parts, how)
 	if err != nil || len(near) == 0 {
 		return nil, err
 	}
-	open, err := s.openCandidates(ctx, m, near[:1], gate)
+	open, err := s.openCandidates(ctx, m, near[:1], how.gate)
 	if err != nil || len(open) == 0 {
 		return nil, err
 	}

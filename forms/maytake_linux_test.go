@@ -44,71 +44,60 @@ func TestNobodyIsMovedToWhatItMayNotTakeFrom(t *testing.T) {
 	require.NotContains(t, b.containers(another), later)
 	_, packed := b.Packed(container)
 	require.False(t, packed)
-	left, err := b.Unfinished(ctx)
-	require.NoError(t, err)
-	require.Empty(t, left)
 	b.requireAll(contents)
 
 	b.of[another] = "one"
-	_, err = b.LookAt(ctx, container, nil)
+	_, err := b.LookAt(ctx, container, nil)
 	require.NoError(t, err)
 	require.Positive(t, b.pack(container))
 	require.Contains(t, b.containers(another), later)
 	b.requireAll(contents)
 }
 
-// What a crash has left of that is not finished, and not tried for ever.
-func TestWhatMayNotBeFinishedIsNotTriedAgain(t *testing.T) {
+// Nor does what takes from a base become that of a blob that may not take from it.
+func TestABaseStaysForThoseThatMayNotTakeFromAnother(t *testing.T) {
 	b := newBench(t)
-	ctx := context.Background()
-	container, another, later, contents := b.passedOn()
-	hold := b.whole.Hold()
-	worth, err := b.ensureRecipe(ctx, container, Worth, hold, nil)
-	require.NoError(t, err)
-	require.True(t, worth)
-	b.Release(hold)
-	require.ErrorIs(t, b.FinishExchange(ctx, container, nil), errLimits)
-	left, err := b.Unfinished(ctx)
-	require.NoError(t, err)
-	require.Empty(t, left)
-	require.NotContains(t, b.containers(another), later)
-	b.requireAll(contents)
+	all, contents := b.variants(3, mib)
+	require.Positive(t, b.pack(all[1]))
+	require.Positive(t, b.pack(all[2]))
+	require.Len(t, b.families(all[1]), 1)
+	b.of[all[1]] = "one"
+	require.Empty(t, b.families(all[1]))
+	for _, d := range all {
+		b.of[d] = "one"
+	}
+	require.Len(t, b.families(all[1]), 1)
+	for i, d := range all {
+		require.Equal(t, contents[i], b.read(d))
+	}
 }
 
-// Who takes from the literals of a packed blob that becomes whole, and may not take from that, has them still.
-func TestLiteralsStayForWhoMayNotTakeFromTheBlob(t *testing.T) {
-	for name, become := range map[string]func(b *bench, d cas.Digest) error{
-		"made whole": func(b *bench, d cas.Digest) error { return b.MakeWhole(context.Background(), d) },
-		"exchanged": func(b *bench, d cas.Digest) error {
-			hold := b.whole.Hold()
-			defer b.Release(hold)
-			return b.becomeWhole(context.Background(), d, hold, nil)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			common, own := noise(1, mib), noise(2, mib)
-			first, _ := b.looked(common)
-			content := slices.Concat(common, own)
-			d, _ := b.looked(content)
-			require.Positive(t, b.pack(d))
-			p, _ := b.Packed(d)
-			literals := p.Containers[p.Literals].Digest
-			taken := slices.Concat(noise(3, 4096), own)
-			another := b.put(taken)
-			b.of[another] = "another"
-			_, err := b.LookAt(context.Background(), another, nil)
-			require.NoError(t, err)
-			require.Positive(t, b.pack(another))
-			require.Contains(t, b.containers(another), literals)
-			b.of[d] = "one"
-			require.NoError(t, become(b, d))
-			require.True(t, b.whole.Has(d))
-			_, packed := b.Packed(d)
-			require.False(t, packed)
-			require.Contains(t, b.containers(another), literals)
-			require.NotContains(t, b.containers(another), d)
-			b.requireAll(map[cas.Digest][]byte{first: common, d: content, another: taken})
-		})
-	}
+// What takes from the literals of a packed blob that becomes whole, and may not take from that,
+// takes nothing from it: it has the bytes itself.
+func TestWhatMayNotTakeFromABlobThatBecomesWholeHasItsOwnBytes(t *testing.T) {
+	b := newBench(t)
+	common, own := noise(1, mib), noise(2, mib)
+	first, _ := b.looked(common)
+	content := slices.Concat(common, own)
+	d, _ := b.looked(content)
+	require.Positive(t, b.pack(d))
+	p, _ := b.Packed(d)
+	literals := p.Containers[p.Literals].Digest
+	taken := slices.Concat(noise(3, 4096), own)
+	another := b.put(taken)
+	b.of[another] = "another"
+	_, err := b.LookAt(context.Background(), another, nil)
+	require.NoError(t, err)
+	require.Positive(t, b.pack(another))
+	require.Contains(t, b.containers(another), literals)
+	b.of[d] = "one"
+	require.NoError(t, b.MakeWhole(context.Background(), d))
+	require.True(t, b.whole.Has(d))
+	_, packed := b.Packed(d)
+	require.False(t, packed)
+	require.Empty(t, b.Users(d))
+	require.True(t, b.whole.Has(another))
+	require.False(t, b.whole.Has(literals))
+	b.requireAll(map[cas.Digest][]byte{first: common, d: content, another: taken})
+	b.requireNothingLeft()
 }

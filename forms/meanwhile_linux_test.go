@@ -1,10 +1,7 @@
 package forms
 
 import (
-	"bytes"
 	"context"
-	"encoding/hex"
-	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -55,137 +52,6 @@ func TestAContainerGoesWhileItIsComparedWith(t *testing.T) {
 	_, packed := b.Packed(all[1])
 	require.False(t, packed)
 	require.Equal(t, contents[1], b.read(all[1]))
-}
-
-// Nor are the literals of a packed blob compressed when a container has gone meanwhile: its recipe could not be proven.
-func TestAContainerGoesBeforeLiteralsAreCompressed(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	common, own := noise(0, mib), []byte(hex.EncodeToString(noise(9, mib/4)))
-	first, second := b.put(common), b.put(append(bytes.Clone(own), common...))
-	for _, d := range []cas.Digest{first, second} {
-		_, err := b.LookAt(ctx, d, nil)
-		require.NoError(t, err)
-	}
-	require.Positive(t, b.pack(second))
-	list, err := b.Compressibles(ctx)
-	require.NoError(t, err)
-	require.Len(t, list, 1)
-	before, _ := b.Packed(second)
-	once := true
-	_, err = b.Compress(ctx, list[0], func(context.Context) error {
-		if once {
-			once = false
-			require.NoError(t, b.whole.Quarantine(first, "test"))
-		}
-		return nil
-	})
-	require.False(t, once)
-	require.ErrorIs(t, err, ErrInUse)
-	after, _ := b.Packed(second)
-	require.Equal(t, before, after)
-	require.True(t, b.whole.Has(list[0].Bytes), "the recipe that is there needs them")
-}
-
-// An exchange that ends when the one is whole, and before the other has a recipe, leaves two blobs of which either could be packed with the other: what was
-// known of them goes for neither.
-func TestAnExchangeThatEndsHalfWayLeavesNothingWrongKnown(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	all, contents := b.variants(2, mib)
-	require.Zero(t, b.Saving(all[0]), "it stood alone")
-	require.Positive(t, b.pack(all[1]))
-	stopped := errors.New("stopped")
-	err := b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, func(context.Context) error {
-		if _, packed := b.Packed(all[1]); !packed {
-			return stopped
-		}
-		return nil
-	})
-	require.ErrorIs(t, err, stopped)
-	for i, d := range all {
-		require.True(t, b.whole.Has(d))
-		require.False(t, b.LookedAt(d), "it is looked at anew")
-		require.Equal(t, contents[i], b.read(d))
-	}
-	_, err = b.LookAt(ctx, all[0], nil)
-	require.NoError(t, err)
-	require.Positive(t, b.pack(all[0]))
-}
-
-// One that was never packed takes the place of its container as well: what was known of it, that it could go, goes first.
-func TestABlobThatWasNeverPackedIsExchanged(t *testing.T) {
-	b := newBench(t)
-	ctx := context.Background()
-	all, contents := b.variants(2, mib)
-	require.Positive(t, b.Saving(all[1]))
-	b.full = true
-	require.ErrorIs(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil), ErrInUse, "there may be room another time")
-	b.full, b.fits = false, syscall.ENOSPC
-	_, err := b.LookAt(ctx, all[1], nil)
-	require.NoError(t, err)
-	require.ErrorIs(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil), ErrInUse)
-	b.fits = nil
-	require.NoError(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil))
-	require.True(t, b.whole.Has(all[1]))
-	require.True(t, b.OnlyPacked(all[0]))
-	for i, d := range all {
-		require.NoError(t, b.Check(ctx, d))
-		require.Equal(t, contents[i], b.read(d))
-	}
-}
-
-// What a blob took from, besides its container, and nobody needs any more goes when the two have changed places. So does the container, if nobody needs it.
-func TestWhatNobodyNeedsGoesWithAnExchange(t *testing.T) {
-	ctx := context.Background()
-	for _, c := range []struct {
-		evicted int
-		objects []int
-	}{{evicted: 1, objects: []int{2}}, {evicted: 0, objects: []int{1, 2}}} {
-		b := newBenchIn(t, inMemory(t))
-		one, other := noise(1, mib/2), noise(2, mib/2)
-		var all []cas.Digest
-		for _, content := range [][]byte{one, other, slices.Concat(noise(3, 4096), one, other)} {
-			d := b.put(content)
-			_, err := b.LookAt(ctx, d, nil)
-			require.NoError(t, err)
-			all = append(all, d)
-		}
-		require.Positive(t, b.pack(all[2]))
-		b.evict(all[c.evicted])
-		require.True(t, b.whole.Has(all[c.evicted]), "it is taken from")
-		require.NoError(t, b.Exchange(ctx, Pair{Used: all[2], Idle: all[0]}, nil))
-		var want []cas.Digest
-		for _, i := range c.objects {
-			want = append(want, all[i])
-		}
-		require.ElementsMatch(t, want, b.objects())
-		b.requireNothingLeft()
-	}
-}
-
-// What has got another form since it was listed is not compressed, and that is no fault.
-func TestWhatHasChangedSinceItWasListedIsNotCompressed(t *testing.T) {
-	b := newBenchIn(t, inMemory(t))
-	ctx := context.Background()
-	text := []byte(hex.EncodeToString(noise(1, mib/8)))
-	one, another := b.put(text), b.put(slices.Concat(text, text))
-	for _, d := range []cas.Digest{one, another} {
-		_, err := b.LookAt(ctx, d, nil)
-		require.NoError(t, err)
-	}
-	require.Positive(t, b.pack(another))
-	p, _ := b.Packed(another)
-	require.Equal(t, dedupe.NoLiterals, p.Literals)
-	_, err := b.Compress(ctx, Compressible{another, one, int64(len(text))}, nil)
-	require.ErrorIs(t, err, ErrInUse, "those were literals of it")
-	require.NoError(t, b.MakeWhole(ctx, another))
-	_, err = b.Compress(ctx, Compressible{another, one, int64(len(text))}, nil)
-	require.ErrorIs(t, err, ErrInUse, "it has no recipe")
-	b.evict(one)
-	_, err = b.Compress(ctx, Compressible{one, one, int64(len(text))}, nil)
-	require.ErrorIs(t, err, ErrInUse, "it is not there")
-	b.requireNothingLeft()
 }
 
 // opening is a file system that tells of each file that is about to be opened for reading.
@@ -296,10 +162,6 @@ func TestNothingIsKnownOfWhatIsEvictedWhileItIsLookedAt(t *testing.T) {
 	for i, look := range []func(d cas.Digest, gate Gate) error{
 		func(d cas.Digest, gate Gate) error { _, err := b.LookAt(ctx, d, gate); return err },
 		func(d cas.Digest, gate Gate) error { _, err := b.Pack(ctx, d, Worth, gate); return err },
-		func(d cas.Digest, gate Gate) error {
-			_, err := b.Expected(ctx, Compressible{d, d, mib / 2}, gate)
-			return err
-		},
 	} {
 		d := b.put(slices.Concat(noise(uint64(10+i), 4096), common))
 		var once sync.Once

@@ -1,6 +1,7 @@
 package forms
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -16,10 +17,10 @@ type Gain int8
 // The gains.
 const (
 	Worth  Gain = iota // an eighth of the blob, and 64 KiB: for what may be asked for again soon
-	Little             // 64 KiB: for what is cold for long, and what somebody wants packed
+	Little             // 64 KiB: for what an administrator wants packed
 )
 
-// of gives the least of it for a blob of so many bytes.
+// of returns the least of it for a blob of so many bytes.
 func (g Gain) of(size int64) int64 {
 	if g == Little {
 		return minSaving
@@ -32,13 +33,19 @@ const (
 	minSavingPart = 8 // an eighth
 )
 
-// Pack replaces the whole form of a blob by a recipe, if that saves at least as much and nobody has the blob, and tells how many bytes on disk that
-// freed: 0 for one that is packed, or not worth it. ErrInUse: somebody has it. It takes as long as reading the blob and what it
-// shares, a few times; ctx and gate end it between two steps, and leave the blob in a form that serves it. The order is what keeps it safe: the
-// recipe's own literals are durable, then the recipe is, then it is proven to give the blob, and only then does the whole form go.
+// errNotWorth reports that a recipe of a blob would save too little.
+var errNotWorth = errors.New("a recipe saves too little")
+
+// Pack replaces the whole form of a blob by a recipe, if that saves at least as much and the
+// blob is not in use, and returns how many bytes on disk that freed: 0 for one that is packed,
+// or not worth it. ErrInUse: the blob is in use. It takes as long as reading the blob and what
+// it shares, a few times; ctx and gate end it between two steps, and leave the blob in a form
+// that serves it. The whole form is removed last, when the recipe's literals and the recipe
+// are durable and the recipe was proven to give the blob.
 //
-// Of a blob that others take from, they take from its literals then, and where it takes from itself: each of their recipes is proven
-// before it takes the place of its former self, and that before the whole form goes. What a crash leaves of that, FinishExchange finishes.
+// Blobs that take from the whole form are packed again before, by matching: most of it stands
+// in the recipe's literals then. A crash on the way leaves a blob that is whole and has a
+// recipe, which is removed the next time, and blobs that take from either.
 func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64, err error) {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {
@@ -49,119 +56,164 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	if err != nil {
 		return 0, ignoreNotFound(err) // it is packed already
 	}
-	taken := len(s.shelf.Users(d)) > 0
-	if taken && s.Saving(d) < least.of(size) {
-		return 0, nil // most containers: they need not be read again for that
+	if len(s.shelf.Users(d)) > 0 && s.Saving(d) < least.of(size) {
+		return 0, nil // most bases: they need not be read again for that
 	}
-	hold, done := s.hold()
-	defer done()
-	if worth, err := s.ensureRecipe(ctx, d, least, hold, gate); !worth || err != nil {
-		return 0, err
-	}
-	if !taken {
-		return s.removeWhole(d)
-	}
-	if freed, err = s.giveWay(ctx, d, gate); errors.Is(err, errLimits) {
-		s.log.Info("container not packed", "digest", d.String(), "why", err)
-		return 0, errors.Join(ignoreNotFound(s.removeRecipe(d)), s.saveShare(d, Share{})) // it would not be another time, too
+	freed, err = s.pack(ctx, d, least, nil, gate)
+	if errors.Is(err, errNotWorth) {
+		err = nil
 	}
 	return freed, err
 }
 
-// ensureRecipe sees to it that the blob has a recipe that gives it, and has the hold keep what that needs. false: there is none that would be
-// worth it.
-func (s *Store) ensureRecipe(ctx context.Context, d cas.Digest, least Gain, hold *cas.Hold, gate Gate) (bool, error) {
-	if p, ok := s.shelf.Has(d); ok {
-		// Of an earlier time when it was packed. Since then other users may have come, or a container may be gone.
-		// Of one with compressed literals nobody can take what others take from the blob.
-		if len(s.shelf.Users(d)) == 0 || p.Compressed == 0 {
-			if ok, err := s.stillGood(ctx, d, p, hold); ok || err != nil {
-				return ok, err
-			}
-		}
-		s.Release(hold)
-		if err := s.giveUpRecipe(d, p); err != nil {
-			return false, err
-		}
+// pack is Pack, and errNotWorth if nothing came of it; the caller has the turn. The blobs of
+// also are compared with it besides those that it is probably like.
+func (s *Store) pack(
+	ctx context.Context, d cas.Digest, least Gain, also []cas.Digest, gate Gate,
+) (freed int64, err error) {
+	if err := s.removeDouble(ctx, d); err != nil {
+		return 0, err
 	}
-	return s.makeRecipe(ctx, d, least, hold, gate)
+	defer s.moves(d)()
+	hold, done := s.hold()
+	defer done()
+	users := s.shelf.Users(d)
+	before := s.takes(append(users, d))
+	how := search{least: least, also: also, users: users, alone: len(users) == 0, gate: gate}
+	if err = s.makeRecipe(ctx, d, how, hold); err == nil {
+		err = s.packAgain(ctx, d, search{least: least, gate: gate})
+	}
+	removed := false
+	if err == nil {
+		removed, err = s.removeWhole(d)
+	}
+	if !removed { // after an error it may be, and not durably: then the recipe stays
+		return 0, errors.Join(err, s.removeDouble(context.WithoutCancel(ctx), d))
+	}
+	freed = before - s.takes(append(users, d))
+	s.log.Info("blob packed", "digest", d.String(), "users", len(users), "freed", freed)
+	return freed, nil
 }
 
-// stillGood tells whether a recipe gives its blob, from containers that the blob may refer to.
-func (s *Store) stillGood(ctx context.Context, d cas.Digest, p dedupe.Packed, hold *cas.Hold) (bool, error) {
-	may, err := s.owner.MayTake(d)
+// takes sums what blobs take on the disk: their whole forms, their recipes, and the literals
+// of these.
+func (s *Store) takes(all []cas.Digest) (sum int64) {
+	for _, d := range all {
+		whole, recipe, _ := s.Bytes(d)
+		sum += whole + recipe
+		if p, ok := s.shelf.Has(d); ok && p.Literals != dedupe.NoLiterals {
+			own, _ := cas.DiskBytesIn(s.dir, p.Containers[p.Literals].Digest)
+			sum += own // of a removed one, none
+		}
+	}
+	return sum
+}
+
+// packAgain packs the blobs again, by matching, that take bytes from a base, and has them take
+// nothing from it: from what the base's own recipe takes from, from the blobs that the search
+// names, or from any other. A blob that would save too little becomes whole. The caller has the
+// turn.
+func (s *Store) packAgain(ctx context.Context, base cas.Digest, how search) error {
+	if p, packed := s.shelf.Has(base); packed {
+		how.also = append(how.also, digestsOf(p.Containers)...)
+	}
+	how.not, how.alone = []cas.Digest{base}, true
+	for _, d := range s.takers(base) {
+		was, packed := s.shelf.Has(d)
+		if !packed || !slices.Contains(s.shelf.Users(base), d) {
+			continue // it was removed, durably or not yet, or was packed again for another base
+		}
+		if err := s.packWithout(ctx, d, was, how); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takers lists the blobs whose recipes take from a base, the one that takes most first: it may
+// become the base of the others.
+func (s *Store) takers(base cas.Digest) []cas.Digest {
+	taken := func(d cas.Digest) int64 {
+		p, _ := s.shelf.Has(d) // of one that was just removed, nothing
+		if at := slices.Index(digestsOf(p.Containers), base); at >= 0 {
+			return p.Taken[at]
+		}
+		return 0
+	}
+	all := s.shelf.Users(base)
+	slices.SortStableFunc(all, func(a, b cas.Digest) int { return cmp.Compare(taken(b), taken(a)) })
+	return all
+}
+
+func (s *Store) packWithout(
+	ctx context.Context, d cas.Digest, was dedupe.Packed, how search,
+) error {
+	hold, done := s.hold()
+	defer done()
+	how.also, how.not = slices.Clone(how.also), slices.Clone(how.not)
+	for i, one := range was.Containers {
+		if i == was.Literals && len(s.shelf.Users(one.Digest)) == 1 {
+			how.not = append(how.not, one.Digest) // they are written again, in one piece
+		} else {
+			how.also = append(how.also, one.Digest)
+		}
+	}
+	err := errNotWorth
+	if !s.whole.Has(d) {
+		err = s.makeRecipe(ctx, d, how, hold)
+	}
+	if errors.Is(err, errNotWorth) {
+		err = s.makeWhole(ctx, d, hold, how.gate)
+	}
+	return err
+}
+
+// makeRecipe looks for what a blob shares with others, and puts a recipe of that in the place
+// of the one that the blob may have, durably, if it saves enough; else errNotWorth. The hold
+// keeps what the recipe takes from. The caller has the turn.
+func (s *Store) makeRecipe(
+	ctx context.Context, d cas.Digest, how search, hold *cas.Hold,
+) error {
+	found, err := s.match(ctx, d, how)
 	if err != nil {
-		return false, err
+		return err
 	}
-	if ok, err := s.keepContainers(ctx, p.Containers, hold); !ok || err != nil || !allMay(may, p.Containers) {
-		return false, err
-	}
-	err = s.proveRecipe(ctx, d)
-	return err == nil, ctx.Err()
-}
-
-// keepContainers has the hold keep blobs, and tells whether all are there.
-func (s *Store) keepContainers(ctx context.Context, all []dedupe.Container, hold *cas.Hold) (bool, error) {
-	for _, one := range all {
-		if one.Digest.IsZero() {
-			continue // literals that are not stored yet
-		}
-		if there, err := hold.Keep(ctx, one.Digest); !there || err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-// makeRecipe looks for what the blob shares with others, and writes a recipe if that saves at least as much.
-func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, least Gain, hold *cas.Hold, gate Gate) (bool, error) {
-	found, err := s.Match(ctx, d, gate)
-	if found == nil || err != nil {
-		return false, err
+	if found == nil {
+		return errNotWorth
 	}
 	defer found.Close()
-	if !found.frees(least) {
-		return false, nil
+	if !found.frees(how.least) {
+		return errNotWorth
 	}
-	if there, err := s.keepContainers(ctx, found.Plan.Containers, hold); !there || err != nil {
-		return false, err // one went meanwhile: another time
+	for _, one := range found.digests() {
+		if there, err := hold.Keep(ctx, one); err != nil {
+			return err
+		} else if !there {
+			return errNotWorth // it was removed meanwhile: another time
+		}
 	}
-	whole, _ := cas.DiskBytesIn(s.dir, d) // of one that has just gone, none
-	s.shrinks(whole)
-	release, err := s.owner.Reserve(ctx, cas.OnDisk(found.Plan.LiteralSize())+cas.OnDisk(found.recipeBytes()), whole, AtOnce)
+	now := s.takes([]cas.Digest{d})
+	s.shrinks(now)
+	needs := cas.OnDisk(found.Plan.LiteralSize()) + cas.OnDisk(found.recipeBytes())
+	release, err := s.owner.Reserve(ctx, needs, now)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer release()
 	defer s.account.changed() // before the room is given back: what was written counts by then
-	literals, err := s.keepLiterals(ctx, found, hold)
+	r, literals, err := s.planned(ctx, d, found, how, hold)
 	if err != nil {
-		return false, err
+		return err
 	}
-	r, err := found.Plan.Recipe(d, literals)
-	if err != nil {
-		return false, err
-	}
-	if sound, err := s.tryRecipe(ctx, r); !sound || err != nil {
-		return false, err // literals that are for nothing go with the hold
-	}
-	if !literals.IsZero() {
-		_, err := s.sketchOf(ctx, literals, gate) // later recipes take from them, too
-		return err == nil, err
-	}
-	return true, nil
-}
-
-// tryRecipe writes a recipe of a blob that is whole. One that does not give the blob, though that and the containers are as they were stored, is a fault
-// of who made it and no damage: the blob stays whole, and it is noted that nothing is to be had of it.
-func (s *Store) tryRecipe(ctx context.Context, r *dedupe.Recipe) (sound bool, err error) {
-	err = s.writeRecipe(ctx, r)
+	err = s.putRecipe(ctx, r, literals)
 	var other *cas.CorruptError
-	if err == nil || !errors.As(err, &other) || other.Digest != r.Blob || s.anyDamaged(ctx, r) {
-		return err == nil, err
+	if errors.As(err, &other) && other.Digest == d && !s.anyDamaged(ctx, r) {
+		// The blob stays as it is, and that nothing can be had of it is noted.
+		s.log.Error("not packed: the recipe does not give the file; please report this",
+			"digest", d.String(), "error", err)
+		return errors.Join(errNotWorth, s.saveShare(d, Share{}))
 	}
-	s.log.Error("not packed: the recipe that was made does not give the file; please report this", "digest", r.Blob.String(), "error", err)
-	return false, s.saveShare(r.Blob, Share{})
+	return err
 }
 
 // anyDamaged reads a blob and all that its recipe takes from.
@@ -169,48 +221,64 @@ func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 	if s.whole.Check(ctx, r.Blob) != nil {
 		return true
 	}
-	return slices.ContainsFunc(r.Containers, func(one dedupe.Container) bool { return s.whole.Check(ctx, one.Digest) != nil })
+	return slices.ContainsFunc(digestsOf(r.Containers), func(one cas.Digest) bool {
+		return s.whole.Check(ctx, one) != nil
+	})
 }
 
-// keepLiterals stores the bytes of the blob that stand nowhere else.
-func (s *Store) keepLiterals(ctx context.Context, m *Matched, hold *cas.Hold) (cas.Digest, error) {
+// planned returns the recipe of a plan. Its literals are stored as a blob of their own, which
+// others can take from; where none does yet, and a sample of them gains enough, they are
+// returned, to be compressed into the recipe's own file.
+func (s *Store) planned(
+	ctx context.Context, d cas.Digest, m *Matched, how search, hold *cas.Hold,
+) (*dedupe.Recipe, dedupe.Source, error) {
 	size := m.Plan.LiteralSize()
 	if size == 0 {
-		return cas.Digest{}, nil
+		r, err := m.Plan.Recipe(d, cas.Digest{})
+		return r, nil, err
 	}
 	if err := s.owner.Fits(s.dir, "what the file does not share", size, m.Plan.Size); err != nil {
-		return cas.Digest{}, err
+		return nil, nil, err
 	}
-	d, _, err := hold.Put(ctx, io.NewSectionReader(m.Plan.Literals(m.target), 0, size))
-	return d, err
+	literals := m.Plan.Literals(m.target)
+	if how.alone && worthCompressing(size, 0) {
+		stored, err := dedupe.Compressed(ctx, literals)
+		if err != nil {
+			return nil, nil, err
+		}
+		if worthCompressing(size, stored) {
+			return m.Plan.Framed(d), literals, nil
+		}
+	}
+	own, _, err := hold.Put(ctx, io.NewSectionReader(literals, 0, size))
+	if err == nil {
+		_, err = s.sketchOf(ctx, own, how.gate) // later recipes take from them, too
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := m.Plan.Recipe(d, own)
+	return r, nil, err
 }
 
-// writeRecipe makes the recipe durable, reads it again, and proves that what was read gives the blob.
-func (s *Store) writeRecipe(ctx context.Context, r *dedupe.Recipe) error {
-	if err := s.putRecipe(r); err != nil {
-		return errors.Join(err, ignoreNotFound(s.removeRecipe(r.Blob)))
-	}
-	if err := s.proveRecipe(ctx, r.Blob); err != nil {
-		return errors.Join(err, ignoreNotFound(s.removeRecipe(r.Blob)))
-	}
-	return nil
+// worthCompressing reports whether compressing to so many bytes is worth it: packing has to
+// save as much, for the same reason.
+func worthCompressing(size, stored int64) bool {
+	return cas.OnDisk(size)-cas.OnDisk(stored) >= Worth.of(size)
 }
 
 // removeWhole removes the whole form of a blob that has a sound recipe.
-func (s *Store) removeWhole(d cas.Digest) (freed int64, err error) {
+func (s *Store) removeWhole(d cas.Digest) (removed bool, err error) {
 	if err := s.owner.LetGo(d); err != nil {
-		return 0, err
+		return false, err
 	}
-	was, _ := cas.DiskBytesIn(s.dir, d) // of one that is gone already, none
-	defer s.changes(d)()
-	var p dedupe.Packed
-	removed, err := s.whole.RemoveUnless(d, func() (bool, error) {
+	removed, err = s.whole.RemoveUnless(d, func() (bool, error) {
 		if !s.shelf.Complete() {
 			return true, nil // a recipe that cannot be read may take from it
 		}
-		var ok bool
-		if p, ok = s.shelf.Has(d); !ok || len(s.shelf.Users(d)) > 0 || s.owner.InHand(d) {
-			return true, nil // another recipe takes from it by now, or somebody is being given it
+		p, ok := s.shelf.Has(d)
+		if !ok || len(s.shelf.Users(d)) > 0 || s.owner.InHand(d) {
+			return true, nil // another recipe takes from it by now, or a request is being given it
 		}
 		for _, container := range p.Containers {
 			if !s.whole.Has(container.Digest) {
@@ -220,26 +288,19 @@ func (s *Store) removeWhole(d cas.Digest) (freed int64, err error) {
 		return false, nil
 	})
 	if !removed || err != nil {
-		return 0, err
-	}
-	freed = was - p.Disk
-	if p.Literals != dedupe.NoLiterals {
-		own, _ := cas.DiskBytesIn(s.dir, p.Containers[p.Literals].Digest) // of one that has just gone, none
-		freed -= own
+		return false, err
 	}
 	s.account.changed()
 	s.memory.DropShare(d)
 	if err := s.memory.Remeasure(d); err != nil {
 		s.log.Warn("space of a packed blob not accounted for", "digest", d.String(), "error", err)
 	}
-	s.log.Info("blob packed", "digest", d.String(), "bytes", p.Size, "containers", len(p.Containers), "freed", freed)
-	return freed, nil
+	return true, nil
 }
 
-// allMay tells whether bytes may be taken of each container.
-func allMay(may func(cas.Digest) (bool, error), all []dedupe.Container) bool {
-	return !slices.ContainsFunc(all, func(one dedupe.Container) bool {
-		ok, err := may(one.Digest)
-		return err != nil || !ok
-	})
+func digestsOf(all []dedupe.Container) (out []cas.Digest) {
+	for _, one := range all {
+		out = append(out, one.Digest)
+	}
+	return out
 }

@@ -3,7 +3,6 @@ package forms
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,7 +15,7 @@ import (
 func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
-	common, own := noise(0, mib), []byte(hex.EncodeToString(noise(9, mib/4)))
+	common, own := noise(0, mib), noise(9, mib/2)
 	content := append(bytes.Clone(own), common...)
 	asked := func() (all []place) {
 		all, b.places = b.places, nil
@@ -47,24 +46,15 @@ func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
 	require.NoError(t, b.DropCopy(all[1]))
 	require.Empty(t, asked())
 	require.NoError(t, b.MakeWhole(ctx, all[1]))
-	require.Equal(t, []place{{whole, 0}}, asked())
+	require.Equal(t, []place{{whole, cas.OnDisk(literals) + p.Disk}}, asked(), "no build is evicted for it")
 
-	require.NoError(t, b.LookAgain(ctx, all[1], nil))
+	// Compacting writes the one whole, and then what the other has of its own.
 	require.Positive(t, b.pack(all[1]))
 	asked()
-	list, err := b.Compressibles(ctx)
-	require.NoError(t, err)
-	require.Len(t, list, 1)
-	before, _ := b.Packed(all[1])
-	freed, err = b.Compress(ctx, list[0], nil)
-	require.NoError(t, err)
-	require.Equal(t, []place{{cas.OnDisk(literals - Worth.of(literals)), cas.OnDisk(literals)}}, asked())
-	after, _ := b.Packed(all[1])
-	require.Equal(t, cas.OnDisk(literals)+before.Disk-after.Disk, freed)
-
-	// An exchange writes the one whole, and then what the other has of its own.
-	require.NoError(t, b.Exchange(ctx, Pair{Used: all[1], Idle: all[0]}, nil))
-	require.Equal(t, place{whole, 0}, asked()[0])
+	require.NoError(t, b.Compact(ctx, Family{Hot: all[1], Base: all[0]}, nil))
+	require.True(t, b.OnlyPacked(all[0]))
+	recipe, _ := b.Packed(all[0])
+	require.Equal(t, []place{{whole, cas.OnDisk(literals) + p.Disk}, {recipe.Disk, mib}}, asked())
 	require.Zero(t, b.reserved)
 	for _, d := range all {
 		delete(b.needed, d)
@@ -74,24 +64,19 @@ func TestWhatIsWrittenHasAPlaceOfItsSize(t *testing.T) {
 	}
 }
 
-// A smaller container has a place, and the larger one goes for it.
-func TestARewrittenContainerHasAPlace(t *testing.T) {
+// What is to be compressed has the place that it would take as it is.
+func TestWhatIsCompressedHasAPlace(t *testing.T) {
 	b := newBench(t)
-	ctx := context.Background()
-	large := noise(0, 2*mib)
-	container := b.put(large)
-	_, err := b.LookAt(ctx, container, nil)
-	require.NoError(t, err)
-	user := b.put(large[:mib/2])
-	_, err = b.LookAt(ctx, user, nil)
-	require.NoError(t, err)
-	require.Positive(t, b.pack(user))
-	delete(b.needed, container)
+	common := noise(1, mib)
+	b.looked(common)
+	content := append(digits(2, mib/2), common...)
+	d, _ := b.looked(content)
 	b.places = nil
-	require.NoError(t, b.RewriteDead(ctx, nil))
-	require.Equal(t, []place{{mib / 2, 2 * mib}}, b.places)
-	require.False(t, b.whole.Has(container))
-	require.Equal(t, large[:mib/2], b.read(user))
+	require.Positive(t, b.pack(d))
+	require.Equal(t, []place{{mib/2 + 4096, cas.OnDisk(int64(len(content)))}}, b.places)
+	p, _ := b.Packed(d)
+	require.Positive(t, p.Compressed)
+	require.Less(t, p.Disk, int64(mib/2))
 }
 
 // A recipe that was left beside the whole form is used only as long as its blob may take from where it does.
@@ -127,9 +112,8 @@ func TestWhatIsTakenWhenItWasLetGoStays(t *testing.T) {
 	b.given = nil
 	size := int64(len(contents[1]))
 	b.letGo = func() {
-		_, err := b.shelf.Put(&dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
-			Containers: []dedupe.Container{{Digest: all[1], Size: size}}, Extents: []dedupe.Extent{{Length: 9}}})
-		require.NoError(t, err)
+		require.NoError(t, b.shelf.Put(ctx, &dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
+			Containers: []dedupe.Container{{Digest: all[1], Size: size}}, Extents: []dedupe.Extent{{Length: 9}}}, nil, nil))
 	}
 	stays()
 	require.NoError(t, b.shelf.Remove(all[2]))

@@ -43,11 +43,26 @@ func (s *Store) provenAs(d cas.Digest, stamp cas.Stamp) {
 	_ = s.memory.RecipeStamps().SaveStamp(d, stamp) // what is forgotten is hashed again
 }
 
-// putRecipe is Shelf.Put. Who needed the blob last, and was removed before the recipe was there, has not taken that away: it goes at once.
-func (s *Store) putRecipe(r *dedupe.Recipe) error {
-	defer s.settle(r.Blob)
-	_, err := s.shelf.Put(r)
-	return err
+// putRecipe makes a recipe durable that takes the place of the one that the blob may have, after
+// it was proven to give the blob, and removes what only that one took from. literals are as
+// for Shelf.Put.
+func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe, literals dedupe.Source) error {
+	was, _ := s.shelf.Has(r.Blob)
+	err := s.giveUp(was, func() error {
+		// The last build that needed the blob may have been removed before the recipe was there,
+		// and has not removed that.
+		defer s.settle(r.Blob)
+		return s.shelf.Put(ctx, r, literals, func(written *dedupe.Recipe) error {
+			return s.prove(ctx, written)
+		})
+	})
+	if err != nil {
+		return err
+	}
+	if written, stamp, _, err := s.recipe(r.Blob); err == nil && written.Same(r) {
+		s.provenAs(r.Blob, stamp) // else it is proven again when it is used
+	}
+	return nil
 }
 
 // removeRecipe is Shelf.Remove. A stamp that stayed would fit no later file.

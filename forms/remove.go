@@ -1,6 +1,7 @@
 package forms
 
 import (
+	"context"
 	"errors"
 
 	"github.com/epcached/epcached/cas"
@@ -15,7 +16,7 @@ type Removal struct {
 	whole      *cas.Removal
 	recipes    *dedupe.Removal
 	containers []cas.Digest // of recipes that were removed
-	done       []func()     // of departs, for each of them
+	done       []func()     // of moves, for each of them
 }
 
 // Removal begins to remove blobs.
@@ -80,6 +81,40 @@ func (s *Store) Remove(d cas.Digest) (freed int64, err error) {
 	return freed + more, errors.Join(err, err2)
 }
 
+// RemoveDoubles removes the recipes of blobs that are whole: a crash leaves them.
+func (s *Store) RemoveDoubles(ctx context.Context) error {
+	return s.shelf.Walk(ctx, func(d cas.Digest, _ dedupe.Packed) error {
+		if !s.whole.Has(d) {
+			return nil // mostly
+		}
+		leave, err := s.TakeTurn(ctx) // it may just be changing its form
+		if err != nil {
+			return err
+		}
+		defer leave()
+		if err := s.removeDouble(ctx, d); !Lost(err) { // else check tells of it
+			return err
+		}
+		return nil
+	})
+}
+
+// removeDouble removes the recipe of a blob that is whole, if its whole form is sound, and after
+// that is durable: a crash may have come before it was. The caller has the turn.
+func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
+	was, packed := s.shelf.Has(d)
+	if !packed || !s.whole.Has(d) {
+		return nil
+	}
+	if err := s.whole.Verify(ctx, d, nil); err != nil {
+		return err
+	}
+	if err := s.whole.SyncName(d); err != nil {
+		return err
+	}
+	return s.giveUpRecipe(d, was)
+}
+
 // giveUpRecipe removes a recipe, durably, and then what it took from, unless somebody needs it.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
 	return s.giveUp(was, func() error { return ignoreNotFound(s.removeRecipe(d)) })
@@ -87,9 +122,7 @@ func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
 
 // giveUp removes what a recipe took from, unless somebody needs it, when take has taken that away.
 func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
-	for _, one := range was.Containers {
-		defer s.departs(one.Digest)()
-	}
+	defer s.moves(digestsOf(was.Containers)...)()
 	err := take()
 	if err != nil {
 		return err
@@ -107,9 +140,7 @@ func (s *Store) giveUp(was dedupe.Packed, take func() error) error {
 // was removed meanwhile, which had to leave it because of this very hold.
 func (s *Store) Release(hold *cas.Hold) {
 	kept := hold.Kept()
-	for _, d := range kept {
-		defer s.departs(d)()
-	}
+	defer s.moves(kept...)()
 	hold.Release()
 	for _, d := range kept {
 		s.settle(d)
@@ -149,10 +180,8 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 	if p, ok := s.shelf.Has(d); ok {
 		_ = s.memory.RecipeStamps().ForgetStamp(d) // one that stayed would fit no later file
 		containers, err := r.recipes.Remove(d)     // of what is there now: packing may have written another one since
-		for _, container := range containers {
-			r.containers = append(r.containers, container.Digest)
-			r.done = append(r.done, s.departs(container.Digest))
-		}
+		r.containers = append(r.containers, digestsOf(containers)...)
+		r.done = append(r.done, s.moves(digestsOf(containers)...))
 		if ignoreNotFound(err) != nil {
 			return 0, err
 		}

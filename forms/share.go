@@ -65,14 +65,26 @@ func (s *Store) forgetIfGone(d cas.Digest) {
 
 // near lists the blobs that probably share bytes with one and that it may refer to, the best first. They are whole, and have no
 // recipe and none that is worth it: a blob that could go itself is no good container, and what it shares stands elsewhere. One that shares
-// with itself only has all of it.
-func (s *Store) near(ctx context.Context, d cas.Digest, own dedupe.Sketch) ([]cas.Digest, error) {
+// with itself only has all of it. Those that the search names come first.
+func (s *Store) near(
+	ctx context.Context, d cas.Digest, own dedupe.Sketch, how search,
+) ([]cas.Digest, error) {
 	if own.Size < Least {
 		return nil, nil
 	}
-	may, err := s.owner.MayTake(d)
+	may, err := s.mayTake(append(how.users, d))
 	if err != nil {
 		return nil, err
+	}
+	var out []cas.Digest
+	for _, other := range how.also {
+		if s.whole.Has(other) && !slices.Contains(how.not, other) && !slices.Contains(out, other) {
+			if ok, err := may(other); err != nil {
+				return nil, err
+			} else if ok {
+				out = append(out, other)
+			}
+		}
 	}
 	var failed error
 	known := func(yield func(cas.Digest, dedupe.Sketch) bool) {
@@ -80,6 +92,9 @@ func (s *Store) near(ctx context.Context, d cas.Digest, own dedupe.Sketch) ([]ca
 			theirs, err := dedupe.DecodeSketch(raw)
 			if err != nil || other == d || !common(own.Keys, theirs.Keys) || s.mayGo(other) {
 				return nil //nolint:nilerr // made again when that blob is looked at
+			}
+			if slices.Contains(how.not, other) || slices.Contains(out, other) {
+				return nil
 			}
 			// Before they are ranked: one that is out of reach must not stand for another that is not.
 			if ok, err := may(other); !ok {
@@ -91,7 +106,6 @@ func (s *Store) near(ctx context.Context, d cas.Digest, own dedupe.Sketch) ([]ca
 			return nil
 		})
 	}
-	var out []cas.Digest
 	for _, one := range dedupe.Candidates(own, known, mostNear) {
 		out = append(out, one.Digest)
 	}
@@ -99,6 +113,26 @@ func (s *Store) near(ctx context.Context, d cas.Digest, own dedupe.Sketch) ([]ca
 		failed = nil
 	}
 	return out, failed
+}
+
+// mayTake returns what reports whether all of these blobs may take bytes of another one.
+func (s *Store) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error), error) {
+	var each []func(cas.Digest) (bool, error)
+	for _, d := range all {
+		may, err := s.owner.MayTake(d)
+		if err != nil {
+			return nil, err
+		}
+		each = append(each, may)
+	}
+	return func(from cas.Digest) (bool, error) {
+		for _, may := range each {
+			if ok, err := may(from); !ok || err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	}, nil
 }
 
 // common tells whether two ascending lists have a key in common.
@@ -132,31 +166,25 @@ func (s *Store) mayGo(d cas.Digest) bool {
 type Share struct {
 	Saving int64 // bytes on disk; 0: it is worth it for nobody
 	From   []cas.Digest
-	Little bool // only for what is cold for long, or by hand: see Gain
+	Little bool // it saves little, which is worth it only by hand: see Gain
 
-	dense bool // compressing it gains too little; known only of what has been cold for long
-	old   bool // an earlier version looked, which saw less
+	old bool // an earlier version looked, which saw less
 }
 
-// A share, a value of the index: version u8, 3; flags u8: 1 if it is little, 2 if it is dense; saving i64; digests of the containers, 32 each.
-// Versions 1 and 2, the second of what is dense, have no flags, and know nothing of what is little.
+// A share, a value of the index: version u8, 3; flags u8: 1 if it is little; saving i64; digests of
+// the containers, 32 each. Bit 2 of the flags was set by earlier versions, which noted by it what
+// compressing had gained too little of. Versions 1 and 2 have no flags, and know nothing of what is
+// little.
 const (
 	shareVersion = 3
 	shareLittle  = 1
-	shareDense   = 2
+	shareFlags   = 3
 )
 
 func (o Share) encode() []byte {
-	flags := byte(0)
+	head := []byte{shareVersion, 0}
 	if o.Little {
-		flags |= shareLittle
-	}
-	if o.dense {
-		flags |= shareDense
-	}
-	head := []byte{shareVersion, flags}
-	if o.old { // which something was added to
-		head = []byte{1 + flags>>1}
+		head[1] = shareLittle
 	}
 	b := binary.LittleEndian.AppendUint64(head, uint64(o.Saving))
 	for _, d := range o.From {
@@ -168,9 +196,9 @@ func (o Share) encode() []byte {
 func decodeShare(b []byte) (o Share, ok bool) {
 	switch {
 	case len(b) > 0 && (b[0] == 1 || b[0] == 2):
-		o.old, o.dense, b = true, b[0] == 2, b[1:]
-	case len(b) > 1 && b[0] == shareVersion && b[1] <= shareLittle|shareDense:
-		o.Little, o.dense, b = b[1]&shareLittle != 0, b[1]&shareDense != 0, b[2:]
+		o.old, b = true, b[1:]
+	case len(b) > 1 && b[0] == shareVersion && b[1] <= shareFlags:
+		o.Little, b = b[1]&shareLittle != 0, b[2:]
 	default:
 		return o, false
 	}
@@ -234,15 +262,11 @@ func (s *Store) DropStale(d cas.Digest, found Share) bool {
 
 // LookAt finds out what a whole blob shares with those that are there, and keeps that: its sketch first, so that later ones find it.
 func (s *Store) LookAt(ctx context.Context, d cas.Digest, gate Gate) (Share, error) {
-	if err := s.thawSimilar(ctx, d, gate); err != nil {
-		return Share{}, err
-	}
 	m, err := s.Match(ctx, d, gate)
 	if err != nil {
 		return Share{}, err
 	}
-	was, _ := s.share(d)
-	out := Share{dense: was.dense}
+	var out Share
 	if m != nil {
 		defer m.Close()
 		if m.frees(Little) {

@@ -39,10 +39,12 @@ type Owner interface {
 	// MayTake gives what tells whether a blob may take bytes of another one, which is read, and stays, for its sake. It is used at once.
 	MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error)
 
-	// Reserve sets room aside for another form, of so many bytes in whole blocks, until release, which may be called more than once.
-	// instead is what goes for it when it is there, likewise; 0: nothing does. An error that is ErrNoRoom says that there is none within
-	// what may be taken; others are the context's or the system's.
-	Reserve(ctx context.Context, disk, instead int64, how Urgency) (release func(), err error)
+	// Reserve sets space aside for another form, of so many bytes in whole blocks, until release,
+	// which may be called more than once. instead is what is removed when it is there, likewise;
+	// 0: nothing is, a request waits for it, and other blobs may be removed for it. An error that
+	// is ErrNoRoom says that there is no space within the budget; others are the context's or the
+	// system's.
+	Reserve(ctx context.Context, disk, instead int64) (release func(), err error)
 
 	// Shrinks tells that bytes on the disk, in whole blocks, are about to go for something smaller, until done: nothing else has to go for what is
 	// written of that beside them.
@@ -52,15 +54,6 @@ type Owner interface {
 	// instead is what goes from there when it is written; 0: nothing does.
 	Fits(folder, what string, size, instead int64) error
 }
-
-// Urgency says what becomes of who finds no room.
-type Urgency int8
-
-// The urgencies.
-const (
-	AtOnce Urgency = iota // it is refused
-	Wait                  // it is refused if none was made in the time that the owner has for that
-)
 
 // Memory is what is remembered of blobs beside them. All of it but sizes may be lost, and is found out again then. *index.Index is one.
 type Memory interface {

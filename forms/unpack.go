@@ -26,15 +26,9 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 	if begins != nil {
 		begins()
 	}
-	err = s.fillCopy(ctx, store, d, Wait, progress)
-	if cas.Full(err) || errors.Is(err, ErrNoRoom) {
-		if s.dropIdleCopies(ctx, store) == 0 && cas.Full(err) {
-			return err // the disk is as full as before
-		}
-		first := err
-		if err = s.fillCopy(ctx, store, d, AtOnce, progress); errors.Is(err, ErrNoRoom) { // whoever makes room was waited for
-			return first // which says what had to stay
-		}
+	err = s.fillCopy(ctx, store, d, progress)
+	if (cas.Full(err) || errors.Is(err, ErrNoRoom)) && s.dropIdleCopies(ctx, store) > 0 {
+		err = s.fillCopy(ctx, store, d, progress)
 	}
 	if errors.Is(err, cas.ErrNotFound) && s.whole.Has(d) {
 		return nil // it has become whole meanwhile, and its recipe is gone
@@ -43,7 +37,9 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 }
 
 // fillCopy writes the unpacked form, which has its place within what may be taken as everything else has.
-func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, how Urgency, progress func(done, total int64)) error {
+func (s *Store) fillCopy(
+	ctx context.Context, store *cas.Store, d cas.Digest, progress func(done, total int64),
+) error {
 	release := func() {}
 	defer func() { release() }() // when what was written is in the account
 	defer s.account.changed()
@@ -56,7 +52,7 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, ho
 			return fmt.Errorf("%w in %s", err, s.folder)
 		}
 		if !s.apart {
-			place, err := s.owner.Reserve(ctx, cas.OnDisk(r.Size), 0, how)
+			place, err := s.owner.Reserve(ctx, cas.OnDisk(r.Size), 0)
 			if err != nil {
 				return err
 			}

@@ -25,12 +25,12 @@ func (b *bench) forge(d cas.Digest) *dedupe.Recipe {
 			e.From -= 4
 		}
 	}
-	_, err = b.shelf.Put(r)
-	require.NoError(b, err)
+	require.NoError(b, b.shelf.Put(context.Background(), r, nil, nil))
 	return r
 }
 
-// A recipe that gives other bytes is found when its blob is made whole, and when others change places; it stays as it is, for who looks into it.
+// A recipe that gives other bytes is found when its blob is made whole, and when its family is
+// compacted; it stays as it is, for who looks into it.
 func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
 	ctx := context.Background()
 	b := newBench(t)
@@ -40,7 +40,7 @@ func TestARecipeThatGivesOtherBytesIsMovedNowhere(t *testing.T) {
 	forged := b.forge(all[1])
 	require.True(t, Broken(b.MakeWhole(ctx, all[1])))
 	require.True(t, b.OnlyPacked(all[1]))
-	require.True(t, Broken(b.Exchange(ctx, Pair{Used: all[2], Idle: all[0]}, nil)))
+	require.True(t, Broken(b.Compact(ctx, Family{Hot: all[2], Base: all[0]}, nil)))
 	now, err := b.shelf.Get(all[1])
 	require.NoError(t, err)
 	require.True(t, now.Same(forged))

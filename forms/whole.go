@@ -10,45 +10,61 @@ import (
 	"github.com/epcached/epcached/dedupe"
 )
 
-// wholeForm is what there has to be room for.
-const wholeForm = "the whole form of a packed file"
-
-// MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe. Who took from its literals takes from the blob. Errors
-// are ErrNoRoom, those that cas.Full knows, those of which Lost tells, and the system's.
+// MakeWhole stores the whole form of a packed blob again, durably, and then removes the recipe.
+// Blobs that took from its literals take from the blob. Errors are ErrNoRoom, those that
+// cas.Full knows, those of which Lost tells, and the system's.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	leave, err := s.TakeTurn(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	was, ok := s.shelf.Has(d)
-	if !ok {
-		return nil
-	}
-	if err := s.owner.Fits(s.dir, wholeForm, was.Size, 0); err != nil {
+	hold, done := s.hold()
+	defer done()
+	return s.makeWhole(ctx, d, hold, nil)
+}
+
+// makeWhole is MakeWhole; the hold keeps the whole form. The caller has the turn.
+func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) error {
+	was, packed := s.shelf.Has(d)
+	there, err := hold.Keep(ctx, d)
+	if !packed || err != nil {
 		return err
 	}
-	release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), 0, Wait)
+	defer s.moves(d)()
+	if there { // a crash came before the recipe was removed
+		err = s.removeDouble(ctx, d)
+	} else {
+		err = s.replaceRecipe(ctx, d, was, hold)
+	}
+	if err != nil || was.Literals == dedupe.NoLiterals {
+		return err
+	}
+	literals := was.Containers[was.Literals].Digest
+	err = s.packAgain(ctx, literals, search{also: []cas.Digest{d}, gate: gate})
+	if Lost(err) || errors.Is(anotherTime(err), ErrInUse) {
+		return nil // they take from literals that no blob calls its own: Compact tries again
+	}
+	return err
+}
+
+// replaceRecipe stores the whole form of a blob, which the hold keeps, and removes its recipe.
+func (s *Store) replaceRecipe(
+	ctx context.Context, d cas.Digest, was dedupe.Packed, hold *cas.Hold,
+) error {
+	if err := s.owner.Fits(s.dir, "the whole form of a packed file", was.Size, 0); err != nil {
+		return err
+	}
+	release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), s.takes([]cas.Digest{d}))
 	if err != nil {
 		return err
 	}
 	defer release()
 	defer s.account.changed() // before the room is given back: what was written counts by then
-	hold, done := s.hold()    // until the recipe is gone: as long as there is one, the whole form might be packed
-	defer done()
-	defer s.changes(d)()
-	if there, err := hold.Keep(ctx, d); err != nil {
+	if err := s.putWhole(ctx, d, hold); err != nil {
 		return err
-	} else if !there { // else an earlier call got as far as that
-		if err := s.putWhole(ctx, d, hold); err != nil {
-			return err
-		}
 	}
 	if err := s.memory.Remeasure(d); err != nil {
-		return err
-	}
-	// Where that cannot be, the literals stay for who takes from them.
-	if err := s.giveUpLiterals(ctx, d, nil); err != nil && !Lost(err) && !errors.Is(err, errLimits) {
 		return err
 	}
 	return s.giveUpRecipe(d, was)
@@ -78,36 +94,4 @@ func (s *Store) putWhole(ctx context.Context, d cas.Digest, hold *cas.Hold) erro
 		return &cas.CorruptError{Digest: d, Got: got}
 	}
 	return nil
-}
-
-// becomeWhole stores the whole form of a packed blob; its recipe goes, and so do its literals, for whoever else takes from them
-// takes from the blob now, and what else nobody needs any more. The caller has the turn.
-func (s *Store) becomeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) error {
-	was, packed := s.shelf.Has(d)
-	if !packed {
-		_, err := hold.Keep(ctx, d)
-		return err
-	}
-	defer s.changes(d)()
-	if !s.whole.Has(d) {
-		if err := s.owner.Fits(s.dir, wholeForm, was.Size, 0); err != nil {
-			return err
-		}
-		release, err := s.owner.Reserve(ctx, cas.OnDisk(was.Size), 0, AtOnce)
-		if err != nil {
-			return err
-		}
-		defer release()
-		defer s.account.changed() // before the room is given back: what was written counts by then
-		if err = s.putWhole(ctx, d, hold); err == nil {
-			err = s.memory.Remeasure(d)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if err := s.giveUpLiterals(ctx, d, gate); ignoreNotFound(err) != nil && !errors.Is(err, errLimits) { // it may be gone, and not durably
-		return err
-	}
-	return s.giveUpRecipe(d, was)
 }

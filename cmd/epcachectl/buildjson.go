@@ -31,7 +31,7 @@ type buildResult struct {
 	LoadCheck            string          `json:"load_check"`
 	Leased               bool            `json:"leased"`
 	Pinned               bool            `json:"pinned"`
-	KeptAs               string          `json:"kept_as,omitempty"`    // "whole", "packed" or "compressed", with ", with a copy" where one is served
+	KeptAs               string          `json:"kept_as,omitempty"`    // "whole" or "packed", with ", with a copy" where one is served
 	KeptText             string          `json:"kept_text,omitempty"`  // of builds that are shown or explained: that in more words, with what will become of it
 	OwnBytes             int64           `json:"own_bytes"`            // on disk: what its removal would free now; 0 of what was removed
 	Compatibility        string          `json:"compatibility"`        // for the runtime named below; "": not judged

@@ -13,8 +13,9 @@ import (
 
 // configResult is what config check prints with --json.
 type configResult struct {
-	File   string        `json:"file"`
-	Errors []configError `json:"errors"`
+	File     string        `json:"file"`
+	Errors   []configError `json:"errors"`
+	Warnings []configError `json:"warnings"` // of fields that have no effect any more
 }
 
 type configError struct {
@@ -56,7 +57,10 @@ func (a *app) configCheckCommand() *cobra.Command {
 		Short: "print all that is wrong with a configuration file",
 		Long: `check prints every mistake in the file, and in the files of rules that it names, each with file, line and column, and looks
 whether [space] unpacked_dir is a folder that the caller may write: call it as the daemon's user. It opens and makes nothing else that the file names; whether the
-state folder can be made is seen when the daemon starts.` + statusHelp(configCodes...),
+state folder can be made is seen when the daemon starts.
+
+It prints a warning for each field that was removed and has no effect any more; that is no
+mistake.` + statusHelp(configCodes...),
 		Example: "  epcachectl config check\n  epcachectl config check ./epcached.toml",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -69,7 +73,11 @@ state folder can be made is seen when the daemon starts.` + statusHelp(configCod
 			} else if wrong := (config.Errors)(nil); !errors.As(err, &wrong) {
 				return withConfigHint(err)
 			}
-			return a.printConfigErrors(file, err)
+			var warnings config.Errors
+			if s != nil {
+				warnings = s.Warnings()
+			}
+			return a.printConfigErrors(file, warnings, err)
 		},
 	}
 }
@@ -124,18 +132,29 @@ func withConfigHint(err error) error {
 	return err
 }
 
+func jsonErrors(all config.Errors) []configError {
+	out := []configError{}
+	for _, e := range all {
+		out = append(out, configError{e.Line, e.Column, e.Field, e.Text})
+	}
+	return out
+}
+
 // printConfigErrors prints mistakes as a result: to find them is what was asked for.
-func (a *app) printConfigErrors(file string, err error) error {
-	result := configResult{File: file, Errors: []configError{}}
+func (a *app) printConfigErrors(file string, warnings config.Errors, err error) error {
+	result := configResult{File: file, Errors: []configError{}, Warnings: jsonErrors(warnings)}
 	var wrong config.Errors
 	switch {
 	case errors.As(err, &wrong):
-		for _, e := range wrong {
-			result.Errors = append(result.Errors, configError{e.Line, e.Column, e.Field, e.Text})
-		}
+		result.Errors = jsonErrors(wrong)
 	case err != nil:
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			result.Errors = append(result.Errors, configError{Field: "rules", Text: line})
+		}
+	}
+	for _, w := range warnings {
+		if !a.json {
+			a.print.line("warning: %s", printable(w.Error()))
 		}
 	}
 	switch {

@@ -32,6 +32,14 @@ func TestConfigCheck(t *testing.T) {
 
 	write("epcached.toml", "jobs = 1\n")
 	require.Equal(t, result{exitDone, file + ": nothing is wrong\n", ""}, call(t, "config", "check", file))
+	write("epcached.toml", "[space]\npack = \"always\"\ncompress_after = \"3d\"\n")
+	r = call(t, "config", "check", file)
+	require.Equal(t, exitDone, r.code, "a field of the version before is no mistake")
+	require.Contains(t, r.out, "warning: "+file+":3:1: field \"space.compress_after\": it has no effect any more: ")
+	out = configResult{}
+	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "check", file, "--json").out), &out))
+	require.Empty(t, out.Errors)
+	require.Equal(t, "space.compress_after", out.Warnings[0].Field)
 	require.Equal(t, exitNotFound, call(t, "config", "check", file+".none").code)
 	require.Equal(t, exitUsage, call(t, "config", "check", file, file).code)
 }

@@ -205,9 +205,6 @@ func (b *standIn) Pack(_ context.Context, _ unixsock.Peer, r *wire.Pack, _ func(
 	if r.GetUnpack() {
 		outcome, frees = "unpacked", -8192
 	}
-	if r.GetCompress() {
-		outcome = "compressed"
-	}
 	if !r.GetDryRun() {
 		b.changes = append(b.changes, fmt.Sprintf("%s %q %t", outcome, r.GetEntries(), r.GetAll()))
 	}
@@ -231,11 +228,7 @@ func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect, _
 		}
 		b.changes, outcome = append(b.changes, "collect "+to), "removed"
 	}
-	var compressing *wire.Compressing
-	if r.GetDryRun() {
-		compressing = &wire.Compressing{Files: 1, Bytes: 8192, StoredBytes: 4096, Waiting: 2, WaitingBytes: 1 << 20}
-	}
-	return &wire.CollectReply{Compressing: compressing, UsedBytes: 8192, FreedBytes: 4096, BudgetBytes: r.GetToBytes(), ShortBytes: 1024, Removed: 1,
+	return &wire.CollectReply{UsedBytes: 8192, FreedBytes: 4096, BudgetBytes: r.GetToBytes(), ShortBytes: 1024, Removed: 1,
 		Steps: []*wire.CollectStep{{Action: "remove", Build: "cdcdcdcdcdcdcdcd", ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", FreesBytes: 4096, Reason: "why", Outcome: outcome, Models: 2}},
 		Kept:  []*wire.Kept{{Reason: "pinned", Builds: 1, Bytes: 4096, Keys: []string{"ab"}}, {Reason: "needed by builds that are not planned for", Bytes: 1024}}}, b.err
 }

@@ -70,7 +70,7 @@ func (a *app) duCommand() *cobra.Command {
 		Use:   "du [ENTRY|MODEL...] [--svg]",
 		Short: "tell where the space goes",
 		Long: `du lists the builds that are kept by model, the largest first: what the removal of each would free (own), and what other builds
-need as well (shared; in the row of a model once, also where several of its builds have it), on disk in whole blocks, and whether it is packed or compressed, with a copy that is served or without; then what the builds of each user and execution provider take together.
+need as well (shared; in the row of a model once, also where several of its builds have it), on disk in whole blocks, and whether it is packed, with a copy that is served or without; then what the builds of each user and execution provider take together.
 ENTRY is as for show. Two entries, and no more, are compared: their files are read, and what they have in common is told,
 file by file, wherever it stands in them. A weight-sharing group is one build. With --svg it prints a picture instead of which parts
 of the files are shared among which, of the 60 largest; with --json what is drawn. Files that have bytes in common have them twice on disk

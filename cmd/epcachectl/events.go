@@ -49,8 +49,8 @@ func (a *app) eventsCommand() *cobra.Command {
 		Short: "print what happened",
 		Long: `events prints what the daemon did and noticed, a line each, oldest first: compiles, damage, changes of runtimes and
 drivers, judgements, builds that were withheld, rebuilt or deleted, reports. Of builds it shows those that the caller may
-see. Hits are no events; status counts them. Nor is what changes no build: that one is packed, compressed, unpacked, or loses its copy;
-show tells how each is kept, and since when it is compressed.
+see. Hits are no events; status counts them. Nor is what changes no build: that one is packed, unpacked, or loses its copy;
+show tells how each is kept.
 
 --since takes a duration (2h, 3d), a time of day, a day, or a time (14:30, 2026-11-21, 2026-11-21T14:30:00Z). --follow goes on
 with what happens, without --since from now on, until it is interrupted; it waits for a daemon that is restarted, and

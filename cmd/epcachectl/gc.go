@@ -27,17 +27,6 @@ type gcResult struct {
 	Steps       []stepResult `json:"steps"`
 	More        uint32       `json:"more"` // steps that are not listed
 	Kept        []keptResult `json:"kept"`
-
-	Compressing *compressingResult `json:"compressing,omitempty"` // with -n: what is no part of the plan
-}
-
-type compressingResult struct {
-	Files        uint64 `json:"files"`         // that are kept compressed
-	Bytes        int64  `json:"bytes"`         // that come out of what is compressed
-	StoredBytes  int64  `json:"stored_bytes"`  // that it takes, with the recipes
-	Waiting      uint64 `json:"waiting"`       // files that may be compressed when they are cold
-	WaitingBytes int64  `json:"waiting_bytes"` // of these
-	NextMs       int64  `json:"next_ms"`       // when the first of them is; Unix time; 0: none, or it is switched off
 }
 
 type stepResult struct {
@@ -145,29 +134,10 @@ func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 	}
 	a.print.line("%s of %s %s: %s removed, %d packed, %s dropped", byteSize(r.GetFreedBytes()), byteSize(r.GetUsedBytes()), done,
 		counted(r.GetRemoved(), "build"), r.GetPacked(), counted(r.GetCopies(), "unpacked form"))
-	if x := r.GetCompressing(); x != nil {
-		a.print.line("%s", compressingLine(x))
-	}
 	if n := r.GetShortBytes(); n > 0 {
 		a.print.line("%s above %s: nothing more may go", byteSize(n), byteSize(r.GetBudgetBytes()))
 	}
 	return nil
-}
-
-// compressingLine says what the daemon does by itself besides, and not for room.
-func compressingLine(x *wire.Compressing) string {
-	text, noun := "nothing is kept compressed", "file"
-	if n := x.GetFiles(); n > 0 {
-		noun = "other"
-		text = fmt.Sprintf("%s kept compressed: %s to %s", counted(n, "file"), byteSize(x.GetBytes()), byteSize(x.GetStoredBytes()))
-	}
-	switch n := x.GetWaiting(); {
-	case n > 0 && x.GetNextMs() > 0:
-		text += fmt.Sprintf("; %s, %s, may be when not used for long enough, the first from %s on", counted(n, noun), byteSize(x.GetWaitingBytes()), timeOf(x.GetNextMs()))
-	case n > 0:
-		text += fmt.Sprintf("; %s, %s, may be, by hand only", counted(n, noun), byteSize(x.GetWaitingBytes()))
-	}
-	return text
 }
 
 // stepLine says what is done with one build, or was.
@@ -194,9 +164,6 @@ func collectionOf(dryRun bool, r *wire.CollectReply) gcResult {
 	for _, one := range r.GetSteps() {
 		out.Steps = append(out.Steps, stepResult{one.GetAction(), one.GetBuild(), one.GetModelName(), one.GetEp(), one.GetScope(), one.GetModels(),
 			one.GetFreesBytes(), one.GetReason(), one.GetOutcome(), one.GetCompileSeconds(), one.GetLastUsedMs()})
-	}
-	if x := r.GetCompressing(); x != nil {
-		out.Compressing = &compressingResult{x.GetFiles(), x.GetBytes(), x.GetStoredBytes(), x.GetWaiting(), x.GetWaitingBytes(), x.GetNextMs()}
 	}
 	for _, k := range r.GetKept() {
 		out.Kept = append(out.Kept, keptResult{k.GetReason(), k.GetBuilds(), k.GetBytes(), append([]string{}, k.GetKeys()...)})

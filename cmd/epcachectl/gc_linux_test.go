@@ -5,8 +5,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func TestGC(t *testing.T) {
@@ -16,7 +14,6 @@ func TestGC(t *testing.T) {
 kept, pinned: 1 build, 4.0 KiB
 kept, needed by builds that are not planned for: 1.0 KiB
 4.0 KiB of 8.0 KiB would be freed: 1 build removed, 0 packed, 0 unpacked forms dropped
-1 file kept compressed: 8.0 KiB to 4.0 KiB; 2 others, 1.0 MiB, may be, by hand only
 1.0 KiB above 3.0 KiB: nothing more may go
 `, call(t, "gc", "--to", "3KiB", "-n").out)
 	require.Empty(t, b.changed())
@@ -25,8 +22,6 @@ kept, needed by builds that are not planned for: 1.0 KiB
 	var out gcResult
 	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "-n", "--json").out), &out))
 	require.Equal(t, []keptResult{{Reason: "pinned", Builds: 1, Bytes: 4096, Keys: []string{"ab"}}, {Reason: "needed by builds that are not planned for", Bytes: 1024, Keys: []string{}}}, out.Kept)
-	require.Equal(t, &compressingResult{Files: 1, Bytes: 8192, StoredBytes: 4096, Waiting: 2, WaitingBytes: 1 << 20}, out.Compressing)
-	require.Contains(t, compressingLine(&wire.Compressing{Waiting: 1, WaitingBytes: 1, NextMs: 1}), "nothing is kept compressed; 1 file, 1 B, may be when not used for long enough, the first from ")
 	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "--to", "1.5MiB", "--json").out), &out))
 	require.Equal(t, "removed", out.Steps[0].Outcome)
 	require.Equal(t, []string{"collect 1572864"}, b.changed())

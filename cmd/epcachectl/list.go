@@ -19,7 +19,7 @@ func (a *app) listCommand() *cobra.Command {
 		Short: "list what is kept",
 		Long: `list prints one line for each build that the daemon keeps and the caller may see: its key, the model's name,
 the execution provider with its version and SDK, what it is good for on this machine, size, hits, how many times faster than
-its source it loads, how it is kept (whole, packed or compressed, and whether there is a copy that requests are served from until it is
+its source it loads, how it is kept (whole or packed, and whether there is a copy that requests are served from until it is
 dropped), and state, with whether it is pinned. A weight-sharing group is one build: its first model is named, with the number of the others. --json prints a list of objects.` + statusHelp(exitDone, exitFailed, exitUsage, exitNoDaemon, exitNotAllowed),
 		Example: "  epcachectl list --ep OpenVINOExecutionProvider",
 		Args:    usageArgs(cobra.NoArgs),

@@ -27,8 +27,8 @@ type packedBuilds struct {
 	ModelName  string `json:"model_name"`
 	EP         string `json:"ep"`
 	Scope      string `json:"scope"`
-	Action     string `json:"action"` // "pack", "compress", "unpack": what is done, or would be if it were not kept
-	State      string `json:"state"`  // "packed", "compressed", "unpacked", or "kept", as it was; with -n as it would be
+	Action     string `json:"action"` // "pack", "unpack": also of what is kept
+	State      string `json:"state"`  // "packed", "unpacked", or "kept", as it was; with -n as it would be
 	Why        string `json:"why"`    // of "kept", in words
 	FreesBytes int64  `json:"frees_bytes"`
 	LaterBytes int64  `json:"later_bytes"`
@@ -37,27 +37,26 @@ type packedBuilds struct {
 func (a *app) packCommand() *cobra.Command {
 	var request wire.Pack
 	cmd := &cobra.Command{
-		Use:   "pack ENTRY|MODEL...|--all [--compress] [-n]",
+		Use:   "pack ENTRY|MODEL...|--all [-n]",
 		Short: "keep builds as what they share with others",
-		Long: `pack keeps builds as recipes: most of their bytes stand in other builds of the same model, or of one like it, and are not
-stored again. The next request for a packed build unpacks it, which takes as long as a copy. The daemon packs by itself what was
-not used for a while; see [space] in its configuration. What is in use, or was given out in the last ten minutes, stays as it is,
-and so does what would free less than 64 KiB. What others take their bytes from is packed for what it has twice. ENTRY is as for show; --all means all builds of yours,
-and for administrators all there are. With --compress what packed builds have of their own is compressed then, and builds that share
-nothing are, where that saves an eighth; the next request waits for decoding as well. The daemon does that by itself with what was not used for
-compress_after. With -n it prints what would be freed, after comparing builds where that has not been
-done yet, what would be besides of builds that are in use or were given out lately, and until when these stay, and with --compress after sampling what may be compressed as it is now.` + statusHelp(askingCodes...),
+		Long: `pack keeps builds as recipes: most of their bytes stand in other builds of the same
+model, or of one like it, and are not stored again; the rest is compressed where that saves an
+eighth of it. The next request for a packed build unpacks it, which takes as long as a copy.
+
+The daemon packs builds by itself that were not used for a while; see [space] in its
+configuration. Builds that are in use, or were given out in the last ten minutes, stay as they
+are, and so do those of which packing would free less than 64 KiB.
+
+ENTRY is as for show; --all means all builds of yours, and for administrators all there are.
+With -n it compares builds where that has not been done yet, and prints what would be freed now,
+and what would be of builds that are in use or were given out lately, and until when these
+stay.` + statusHelp(askingCodes...),
 		Example: `  epcachectl pack --all -n
-  epcachectl pack --compress mobilenet.onnx`,
+  epcachectl pack mobilenet.onnx`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			done := "packed"
-			if request.Compress {
-				done = "packed or compressed"
-			}
-			return a.changePacked(cmd.Context(), args, &request, done)
+			return a.changePacked(cmd.Context(), args, &request, "packed")
 		},
 	}
-	cmd.Flags().BoolVar(&request.Compress, "compress", false, "compress what they have of their own, too")
 	cmd.Flags().BoolVar(&request.All, "all", false, "all builds that you may change")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "pack nothing, print what would be freed")
 	return cmd
@@ -162,11 +161,8 @@ func freedText(would bool, bytes int64) string {
 	return ""
 }
 
-// actionOf names what is done so that a build is packed, compressed or unpacked; what might have been either is packing first.
-func actionOf(done string) string {
-	done, _, _ = strings.Cut(done, " ")
-	return strings.TrimSuffix(done, "ed")
-}
+// actionOf names what is done so that a build is packed or unpacked.
+func actionOf(done string) string { return strings.TrimSuffix(done, "ed") }
 
 // keptMark stands before why a build stays as it is.
 const keptMark = "kept: "

@@ -34,14 +34,7 @@ and 3 more
 	require.Equal(t, "kept", planned.Builds[1].State)
 	require.Equal(t, "in use", planned.Builds[1].Why)
 	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`}, b.changed())
-	require.Contains(t, call(t, "pack", "--compress", "--all", "-n").out, "would be compressed, which would free 4.0 KiB\n")
-	require.Contains(t, call(t, "pack", "--compress", "--all", "-n").out, "\n1 build would be packed or compressed, which would free 4.0 KiB; ")
-	require.NoError(t, json.Unmarshal([]byte(call(t, "pack", "--compress", "x", "--json").out), &out))
-	require.Equal(t, "compressed", out.Builds[0].State)
-	require.Equal(t, "compress", out.Builds[0].Action)
-	require.Equal(t, "pack", out.Builds[1].Action, "of what was kept")
-	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`, `compressed ["x"] false`}, b.changed())
-	for _, args := range [][]string{{"pack"}, {"unpack"}, {"pack", "--all", "x"}} {
+	for _, args := range [][]string{{"pack"}, {"unpack"}, {"pack", "--all", "x"}, {"pack", "--compress", "x"}} {
 		require.Equal(t, exitUsage, call(t, args...).code, args)
 	}
 }

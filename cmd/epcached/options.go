@@ -22,7 +22,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, 
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild:  cache.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs), CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]cache.Policy, len(s.Policies)),
-		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), CompressAfter: compressAfter(s.Space.CompressAfter), UnpackedDir: s.Space.UnpackedDir,
+		Pack:     s.Space.Pack, PackAfter: pause(s.Space.PackAfter), UnpackedDir: s.Space.UnpackedDir,
 		Space:    spaceOptions(s.Space),
 		Failures: failureOptions(s.Failures), Conditions: conditions(s),
 	}
@@ -82,11 +82,3 @@ func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 }
 
 func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-// compressAfter is less than 0 for "", which means never.
-func compressAfter(text string) time.Duration {
-	if text == "" {
-		return -1
-	}
-	return pause(text)
-}

@@ -80,7 +80,6 @@ max_entries = 77
 user_bytes = "8 MiB"
 pack = "always"
 pack_after = "6h"
-compress_after = "3d"
 unpacked_dir = "/unpacked"
 `), 0o600))
 	s, err := config.Load(file)
@@ -97,7 +96,7 @@ unpacked_dir = "/unpacked"
 		Jobs: 3, JobsMemory: 12, Standby: 1500 * time.Millisecond, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
 		Space: cache.SpaceOptions{Budget: cache.Amount{Percent: 30}, Floor: cache.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: cache.Amount{Bytes: 8 << 20}},
-		Pack:  cache.PackAlways, PackAfter: 6 * time.Hour, CompressAfter: 72 * time.Hour, UnpackedDir: "/unpacked",
+		Pack:  cache.PackAlways, PackAfter: 6 * time.Hour, UnpackedDir: "/unpacked",
 		Publishers: []uint32{9}, Claims: cache.ClaimOptions{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14, Open: 15},
 		Drivers:  []cache.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild:  cache.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},

@@ -15,13 +15,8 @@ const maxPacked = 256
 // Pack packs builds, or makes them whole again.
 func (b *backend) Pack(ctx context.Context, p unixsock.Peer, w *wire.Pack, progress func(*wire.Progress)) (*wire.PackReply, error) {
 	do, phase := b.cache.Pack, "packing"
-	switch {
-	case w.Unpack && w.Compress:
-		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "pack: either compress or unpack"}
-	case w.Unpack:
+	if w.Unpack {
 		do, phase = b.cache.Unpack, "unpacking"
-	case w.Compress:
-		do, phase = b.cache.Compress, "compressing"
 	}
 	results, err := do(ctx, peer(p), w.Entries, w.All, w.DryRun, func(done, total int64) {
 		progress(&wire.Progress{Phase: phase, Detail: fmt.Sprintf("build %d of %d", done+1, total), Done: uint64(done), Total: uint64(total)})
@@ -34,7 +29,7 @@ func (b *backend) Pack(ctx context.Context, p unixsock.Peer, w *wire.Pack, progr
 		r := &results[i]
 		reply.FreedBytes += r.Frees
 		reply.LaterBytes += r.Later
-		if r.Outcome == cache.PackedNow || r.Outcome == cache.CompressedNow || r.Outcome == cache.UnpackedNow {
+		if r.Outcome == cache.PackedNow || r.Outcome == cache.UnpackedNow {
 			reply.Changed++
 		}
 		if i >= maxPacked {

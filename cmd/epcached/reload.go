@@ -157,6 +157,7 @@ func (r *reloader) accept(s *config.Settings, set *rules.Set) {
 	if !news {
 		return
 	}
+	logWarnings(r.log, s)
 	r.log.Info("configuration read again", "in_force_now", strings.Join(changed, ", "), "at_the_next_start", strings.Join(r.waiting, ", "))
 	r.cache.TellConfiguration(accepted(changed, r.waiting))
 }
@@ -195,7 +196,7 @@ func (r *reloader) refuse(err error) {
 
 // atOnce are the fields and tables that take effect while the daemon runs. All others wait for the next start.
 var atOnce = []string{"log_level", "administrators", "publishers", "allow_options", "rules", "keep_source", "trusted_reporters", "report_quorum",
-	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack", "space.pack_after", "space.compress_after", "space.budget", "space.free_floor",
+	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack", "space.pack_after", "space.budget", "space.free_floor",
 	"space.max_unused", "space.max_entries", "space.user_bytes"}
 
 // differences names the fields that have other values: those that may change at run time, and those that may not. What

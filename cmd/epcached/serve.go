@@ -131,6 +131,7 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	level := &slog.LevelVar{}
 	level.Set(s.Level())
 	log := newLog(p.stderr, level)
+	logWarnings(log, s)
 	worker, err := findWorker(s.Worker)
 	if err != nil {
 		return nil, err

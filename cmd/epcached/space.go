@@ -50,13 +50,6 @@ func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect,
 			reply.Kept[i].Keys = append(reply.Kept[i].Keys, key.String())
 		}
 	}
-	if w.DryRun {
-		x, err := b.cache.Compressing(ctx, peer(p))
-		if err != nil {
-			return nil, wireError(err)
-		}
-		reply.Compressing = &wire.Compressing{Files: x.Files, Bytes: x.Bytes, StoredBytes: x.Stored, Waiting: x.Waiting, WaitingBytes: x.WaitingBytes, NextMs: milliseconds(x.Next)}
-	}
 	return reply, nil
 }
 

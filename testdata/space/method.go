@@ -32,28 +32,27 @@ type method struct {
 
 // order is that of the table.
 var order = []string{
-	"bound", "least", "whole", "store", "store-compressed", "epcached", "epcached-hashed", "fastcdc-8k", "fastcdc-64k", "gear-64k",
+	"bound", "least", "whole", "store", "epcached", "epcached-hashed", "fastcdc-8k", "fastcdc-64k", "gear-64k",
 	"restic-off", "restic", "borg-none", "borg-64k", "casync",
 }
 
 func methods() map[string]method {
 	return map[string]method{
-		"bound":            {takeIn: bound},
-		"least":            {takeIn: leastIn},
-		"whole":            {nil, wholeIn, wholeOut},
-		"store":            {nil, storeIn, storeOut},
-		"store-compressed": {nil, storeColdIn, storeOut},
-		"epcached":         {nil, extentsIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, true) }},
-		"epcached-shared":  {publish, sharedIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, true) }},
-		"epcached-hashed":  {nil, extentsIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, false) }},
-		"fastcdc-8k":       chunked(fastCDC(8 << 10)),
-		"fastcdc-64k":      chunked(fastCDC(64 << 10)),
-		"gear-64k":         chunked(gear64),
-		"restic-off":       restic("off"),
-		"restic":           restic("auto"),
-		"borg-none":        borg(),
-		"borg-64k":         borg("--chunker-params", "buzhash,14,18,16,4095"),
-		"casync":           {nil, casyncIn, casyncOut},
+		"bound":           {takeIn: bound},
+		"least":           {takeIn: leastIn},
+		"whole":           {nil, wholeIn, wholeOut},
+		"store":           {nil, storeIn, storeOut},
+		"epcached":        {nil, extentsIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, true) }},
+		"epcached-shared": {publish, sharedIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, true) }},
+		"epcached-hashed": {nil, extentsIn, func(c corpus, store, into string) error { return extentsOut(c, store, into, false) }},
+		"fastcdc-8k":      chunked(fastCDC(8 << 10)),
+		"fastcdc-64k":     chunked(fastCDC(64 << 10)),
+		"gear-64k":        chunked(gear64),
+		"restic-off":      restic("off"),
+		"restic":          restic("auto"),
+		"borg-none":       borg(),
+		"borg-64k":        borg("--chunker-params", "buzhash,14,18,16,4095"),
+		"casync":          {nil, casyncIn, casyncOut},
 	}
 }
 

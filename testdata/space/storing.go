@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,28 +47,6 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 		}
 	}
 	return nil, err
-}
-
-// storeColdIn is storeIn, and then nothing is used for more than a week, so that what the builds have of their own is compressed where that
-// gains. It stands beside a bound that compresses nothing, so it may come below it.
-func storeColdIn(c corpus, store string) ([]int64, error) {
-	if _, err := storeIn(c, store); err != nil {
-		return nil, err
-	}
-	later := new(atomic.Int64)
-	later.Store(int64(8 * 24 * time.Hour))
-	s, err := openStanding(c, store, later, cache.Options{Pack: cache.PackCold})
-	if err != nil {
-		return nil, err
-	}
-	if err := errors.Join(s.cache.PackNow(context.Background()), s.cache.Close()); err != nil {
-		return nil, err
-	}
-	sum, err := onDisk(s.dir)
-	if err == nil {
-		err = printParts(os.Stderr, s.dir)
-	}
-	return []int64{sum}, err
 }
 
 // storeOut asks for every artefact. What comes out stays where it is in the store: a view is what applications load from.

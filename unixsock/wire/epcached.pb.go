@@ -3818,8 +3818,8 @@ type Build struct {
 	VerifiedOutput    float64   `protobuf:"fixed64,32,opt,name=verified_output,json=verifiedOutput,proto3" json:"verified_output,omitempty"` // the tolerance at which its output was found to be the source model's; 0: nobody asked when it was made
 	Pinned            bool      `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`                                        // it is not collected
 	OwnBytes          int64     `protobuf:"varint,34,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`                    // on disk: what its removal would free now; not of what was removed
-	KeptAs            string    `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole", "packed" or "compressed", with ", with a copy" where an unpacked one is served
-	KeptText          string    `protobuf:"bytes,37,opt,name=kept_text,json=keptText,proto3" json:"kept_text,omitempty"`                     // of Show and Why: the same in more words, with whether and when that is compressed by itself
+	KeptAs            string    `protobuf:"bytes,36,opt,name=kept_as,json=keptAs,proto3" json:"kept_as,omitempty"`                           // how its files are kept on the disk: "whole" or "packed", with ", with a copy" where an unpacked one is served
+	KeptText          string    `protobuf:"bytes,37,opt,name=kept_text,json=keptText,proto3" json:"kept_text,omitempty"`                     // of Show and Why: the same in more words
 	MadeBy            string    `protobuf:"bytes,40,opt,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"`                           // empty: the daemon; else who compiled it with libraries of its own, and put it: "uid 1000"
 	Members           []*Member `protobuf:"bytes,50,rep,name=members,proto3" json:"members,omitempty"`                                       // of a group: all its members in order, the first is model_name; their graphs are named as in files
 	unknownFields     protoimpl.UnknownFields
@@ -4639,10 +4639,9 @@ type CollectReply struct {
 	ShortBytes    int64                  `protobuf:"varint,7,opt,name=short_bytes,json=shortBytes,proto3" json:"short_bytes,omitempty"`    // not 0: so much more should go, and may not
 	Kept          []*Kept                `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`                                   // what stays, by reason: their bytes and freed_bytes add up to used_bytes
 	PlanSeconds   float64                `protobuf:"fixed64,9,opt,name=plan_seconds,json=planSeconds,proto3" json:"plan_seconds,omitempty"`
-	Considered    uint64                 `protobuf:"varint,10,opt,name=considered,proto3" json:"considered,omitempty"`  // builds that were looked at
-	Packed        uint64                 `protobuf:"varint,11,opt,name=packed,proto3" json:"packed,omitempty"`          // builds that were packed, or would be
-	Copies        uint64                 `protobuf:"varint,12,opt,name=copies,proto3" json:"copies,omitempty"`          // builds whose unpacked copy went, or would
-	Compressing   *Compressing           `protobuf:"bytes,13,opt,name=compressing,proto3" json:"compressing,omitempty"` // with dry_run: of files that builds have which the caller may collect
+	Considered    uint64                 `protobuf:"varint,10,opt,name=considered,proto3" json:"considered,omitempty"` // builds that were looked at
+	Packed        uint64                 `protobuf:"varint,11,opt,name=packed,proto3" json:"packed,omitempty"`         // builds that were packed, or would be
+	Copies        uint64                 `protobuf:"varint,12,opt,name=copies,proto3" json:"copies,omitempty"`         // builds whose unpacked copy went, or would
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4761,98 +4760,6 @@ func (x *CollectReply) GetCopies() uint64 {
 	return 0
 }
 
-func (x *CollectReply) GetCompressing() *Compressing {
-	if x != nil {
-		return x.Compressing
-	}
-	return nil
-}
-
-// Compressing is no part of a plan: the daemon compresses by itself what has not been used for long.
-type Compressing struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Files         uint64                 `protobuf:"varint,1,opt,name=files,proto3" json:"files,omitempty"`                                // that are kept compressed
-	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`                                // that come out of what is compressed
-	StoredBytes   int64                  `protobuf:"varint,3,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"` // that it takes, with the recipes
-	Waiting       uint64                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`                            // files that may be compressed when they are cold for long enough, if a sample gains an eighth
-	WaitingBytes  int64                  `protobuf:"varint,5,opt,name=waiting_bytes,json=waitingBytes,proto3" json:"waiting_bytes,omitempty"`
-	NextMs        int64                  `protobuf:"varint,6,opt,name=next_ms,json=nextMs,proto3" json:"next_ms,omitempty"` // when the first of them is, if nobody uses it; Unix time, milliseconds; 0: none, or compressing is switched off
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Compressing) Reset() {
-	*x = Compressing{}
-	mi := &file_epcached_proto_msgTypes[47]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Compressing) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Compressing) ProtoMessage() {}
-
-func (x *Compressing) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[47]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Compressing.ProtoReflect.Descriptor instead.
-func (*Compressing) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{47}
-}
-
-func (x *Compressing) GetFiles() uint64 {
-	if x != nil {
-		return x.Files
-	}
-	return 0
-}
-
-func (x *Compressing) GetBytes() int64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-func (x *Compressing) GetStoredBytes() int64 {
-	if x != nil {
-		return x.StoredBytes
-	}
-	return 0
-}
-
-func (x *Compressing) GetWaiting() uint64 {
-	if x != nil {
-		return x.Waiting
-	}
-	return 0
-}
-
-func (x *Compressing) GetWaitingBytes() int64 {
-	if x != nil {
-		return x.WaitingBytes
-	}
-	return 0
-}
-
-func (x *Compressing) GetNextMs() int64 {
-	if x != nil {
-		return x.NextMs
-	}
-	return 0
-}
-
 // Pack keeps builds as recipes, as far as that saves something and nobody holds them, or makes them whole again.
 type Pack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4860,14 +4767,13 @@ type Pack struct {
 	All           bool                   `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`                     // instead: every build that the caller may change
 	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // find out, and change nothing
 	Unpack        bool                   `protobuf:"varint,4,opt,name=unpack,proto3" json:"unpack,omitempty"`               // make them whole again
-	Compress      bool                   `protobuf:"varint,5,opt,name=compress,proto3" json:"compress,omitempty"`           // once they are packed, compress what they have of their own, as far as that gains
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4879,7 +4785,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[48]
+	mi := &file_epcached_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4892,7 +4798,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{48}
+	return file_epcached_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Pack) GetEntries() []string {
@@ -4923,13 +4829,6 @@ func (x *Pack) GetUnpack() bool {
 	return false
 }
 
-func (x *Pack) GetCompress() bool {
-	if x != nil {
-		return x.Compress
-	}
-	return false
-}
-
 type PackReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Builds        []*PackedBuild         `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`                            // the list is cut where the frame is full
@@ -4943,7 +4842,7 @@ type PackReply struct {
 
 func (x *PackReply) Reset() {
 	*x = PackReply{}
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4955,7 +4854,7 @@ func (x *PackReply) String() string {
 func (*PackReply) ProtoMessage() {}
 
 func (x *PackReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[49]
+	mi := &file_epcached_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4968,7 +4867,7 @@ func (x *PackReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackReply.ProtoReflect.Descriptor instead.
 func (*PackReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{49}
+	return file_epcached_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PackReply) GetBuilds() []*PackedBuild {
@@ -5012,7 +4911,7 @@ type PackedBuild struct {
 	ModelName     string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	Ep            string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
 	Scope         string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"`
-	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`                          // "packed", "compressed", "unpacked", or "kept: <why>"
+	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`                          // "packed", "unpacked", or "kept: <why>"
 	FreesBytes    int64                  `protobuf:"varint,6,opt,name=frees_bytes,json=freesBytes,proto3" json:"frees_bytes,omitempty"` // on disk; less than 0: that it takes
 	LaterBytes    int64                  `protobuf:"varint,7,opt,name=later_bytes,json=laterBytes,proto3" json:"later_bytes,omitempty"` // as in PackReply
 	unknownFields protoimpl.UnknownFields
@@ -5021,7 +4920,7 @@ type PackedBuild struct {
 
 func (x *PackedBuild) Reset() {
 	*x = PackedBuild{}
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5033,7 +4932,7 @@ func (x *PackedBuild) String() string {
 func (*PackedBuild) ProtoMessage() {}
 
 func (x *PackedBuild) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[50]
+	mi := &file_epcached_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5046,7 +4945,7 @@ func (x *PackedBuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackedBuild.ProtoReflect.Descriptor instead.
 func (*PackedBuild) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{50}
+	return file_epcached_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PackedBuild) GetBuild() string {
@@ -5118,7 +5017,7 @@ type CollectStep struct {
 
 func (x *CollectStep) Reset() {
 	*x = CollectStep{}
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5130,7 +5029,7 @@ func (x *CollectStep) String() string {
 func (*CollectStep) ProtoMessage() {}
 
 func (x *CollectStep) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[51]
+	mi := &file_epcached_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5143,7 +5042,7 @@ func (x *CollectStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectStep.ProtoReflect.Descriptor instead.
 func (*CollectStep) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{51}
+	return file_epcached_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CollectStep) GetBuild() string {
@@ -5236,7 +5135,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +5147,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[52]
+	mi := &file_epcached_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +5160,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{52}
+	return file_epcached_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Kept) GetReason() string {
@@ -5303,7 +5202,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5315,7 +5214,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[53]
+	mi := &file_epcached_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5328,7 +5227,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{53}
+	return file_epcached_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Usage) GetEntries() []string {
@@ -5361,7 +5260,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5373,7 +5272,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[54]
+	mi := &file_epcached_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5386,7 +5285,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{54}
+	return file_epcached_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *UsageReply) GetSpace() *Space {
@@ -5459,7 +5358,7 @@ type BuildUsage struct {
 
 func (x *BuildUsage) Reset() {
 	*x = BuildUsage{}
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5471,7 +5370,7 @@ func (x *BuildUsage) String() string {
 func (*BuildUsage) ProtoMessage() {}
 
 func (x *BuildUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[55]
+	mi := &file_epcached_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5484,7 +5383,7 @@ func (x *BuildUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildUsage.ProtoReflect.Descriptor instead.
 func (*BuildUsage) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{55}
+	return file_epcached_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *BuildUsage) GetBuild() *Build {
@@ -5543,7 +5442,7 @@ type UsageSum struct {
 
 func (x *UsageSum) Reset() {
 	*x = UsageSum{}
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5555,7 +5454,7 @@ func (x *UsageSum) String() string {
 func (*UsageSum) ProtoMessage() {}
 
 func (x *UsageSum) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[56]
+	mi := &file_epcached_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5568,7 +5467,7 @@ func (x *UsageSum) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSum.ProtoReflect.Descriptor instead.
 func (*UsageSum) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{56}
+	return file_epcached_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *UsageSum) GetName() string {
@@ -5626,7 +5525,7 @@ type SharedBlob struct {
 
 func (x *SharedBlob) Reset() {
 	*x = SharedBlob{}
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5638,7 +5537,7 @@ func (x *SharedBlob) String() string {
 func (*SharedBlob) ProtoMessage() {}
 
 func (x *SharedBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[57]
+	mi := &file_epcached_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5651,7 +5550,7 @@ func (x *SharedBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedBlob.ProtoReflect.Descriptor instead.
 func (*SharedBlob) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{57}
+	return file_epcached_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SharedBlob) GetDigest() string {
@@ -5702,7 +5601,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5714,7 +5613,7 @@ func (x *Layout) String() string {
 func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[58]
+	mi := &file_epcached_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5727,7 +5626,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{58}
+	return file_epcached_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Layout) GetEntries() []string {
@@ -5764,7 +5663,7 @@ type LayoutReply struct {
 
 func (x *LayoutReply) Reset() {
 	*x = LayoutReply{}
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5776,7 +5675,7 @@ func (x *LayoutReply) String() string {
 func (*LayoutReply) ProtoMessage() {}
 
 func (x *LayoutReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[59]
+	mi := &file_epcached_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5789,7 +5688,7 @@ func (x *LayoutReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutReply.ProtoReflect.Descriptor instead.
 func (*LayoutReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{59}
+	return file_epcached_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LayoutReply) GetFiles() []*LaidFile {
@@ -5854,7 +5753,7 @@ type LaidFile struct {
 
 func (x *LaidFile) Reset() {
 	*x = LaidFile{}
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5866,7 +5765,7 @@ func (x *LaidFile) String() string {
 func (*LaidFile) ProtoMessage() {}
 
 func (x *LaidFile) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[60]
+	mi := &file_epcached_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5879,7 +5778,7 @@ func (x *LaidFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaidFile.ProtoReflect.Descriptor instead.
 func (*LaidFile) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{60}
+	return file_epcached_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LaidFile) GetBuild() string {
@@ -6027,7 +5926,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6039,7 +5938,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[61]
+	mi := &file_epcached_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6052,7 +5951,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{61}
+	return file_epcached_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Piece) GetAt() int64 {
@@ -6102,7 +6001,7 @@ type Placed struct {
 
 func (x *Placed) Reset() {
 	*x = Placed{}
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6114,7 +6013,7 @@ func (x *Placed) String() string {
 func (*Placed) ProtoMessage() {}
 
 func (x *Placed) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[62]
+	mi := &file_epcached_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6127,7 +6026,7 @@ func (x *Placed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placed.ProtoReflect.Descriptor instead.
 func (*Placed) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{62}
+	return file_epcached_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Placed) GetName() string {
@@ -6219,7 +6118,7 @@ type Sharer struct {
 
 func (x *Sharer) Reset() {
 	*x = Sharer{}
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6231,7 +6130,7 @@ func (x *Sharer) String() string {
 func (*Sharer) ProtoMessage() {}
 
 func (x *Sharer) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[63]
+	mi := &file_epcached_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6244,7 +6143,7 @@ func (x *Sharer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharer.ProtoReflect.Descriptor instead.
 func (*Sharer) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{63}
+	return file_epcached_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Sharer) GetBuild() string {
@@ -6283,7 +6182,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6295,7 +6194,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[64]
+	mi := &file_epcached_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6308,7 +6207,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{64}
+	return file_epcached_proto_rawDescGZIP(), []int{63}
 }
 
 type StatusReply struct {
@@ -6339,7 +6238,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6351,7 +6250,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[65]
+	mi := &file_epcached_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6364,7 +6263,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{65}
+	return file_epcached_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -6503,7 +6402,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6515,7 +6414,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6528,7 +6427,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
+	return file_epcached_proto_rawDescGZIP(), []int{65}
 }
 
 type StopReply struct {
@@ -6541,7 +6440,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6553,7 +6452,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6566,7 +6465,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StopReply) GetFd() uint32 {
@@ -6590,7 +6489,7 @@ type Sourceless struct {
 
 func (x *Sourceless) Reset() {
 	*x = Sourceless{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6602,7 +6501,7 @@ func (x *Sourceless) String() string {
 func (*Sourceless) ProtoMessage() {}
 
 func (x *Sourceless) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6615,7 +6514,7 @@ func (x *Sourceless) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
 func (*Sourceless) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Sourceless) GetBuilds() uint64 {
@@ -6670,7 +6569,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6682,7 +6581,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6695,7 +6594,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -6869,7 +6768,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6881,7 +6780,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6894,7 +6793,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -6923,7 +6822,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6935,7 +6834,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6948,7 +6847,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -6985,7 +6884,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6997,7 +6896,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7010,7 +6909,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -7113,7 +7012,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7125,7 +7024,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7138,7 +7037,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *EpFacts) GetName() string {
@@ -7215,7 +7114,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7227,7 +7126,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7240,7 +7139,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -7329,7 +7228,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7341,7 +7240,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7354,7 +7253,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Report) GetBuild() string {
@@ -7413,7 +7312,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7425,7 +7324,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7438,7 +7337,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -7486,7 +7385,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7498,7 +7397,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7511,7 +7410,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Why) GetEntry() string {
@@ -7538,7 +7437,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7550,7 +7449,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7563,7 +7462,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -7634,7 +7533,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +7545,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +7558,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -7702,7 +7601,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7714,7 +7613,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7727,7 +7626,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -7770,7 +7669,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7782,7 +7681,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7795,7 +7694,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Difference) GetField() string {
@@ -7835,7 +7734,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7847,7 +7746,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7860,7 +7759,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -7929,7 +7828,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7941,7 +7840,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7954,7 +7853,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -7980,7 +7879,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7992,7 +7891,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8005,7 +7904,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -8026,7 +7925,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8038,7 +7937,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8051,7 +7950,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 // Doctor looks for what is wrong on this machine, as far as the daemon can see it.
@@ -8063,7 +7962,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8075,7 +7974,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8088,7 +7987,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 type DoctorReply struct {
@@ -8100,7 +7999,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8112,7 +8011,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8125,7 +8024,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -8147,7 +8046,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8159,7 +8058,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8172,7 +8071,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -8214,7 +8113,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8226,7 +8125,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8239,7 +8138,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Check) GetDeep() bool {
@@ -8277,7 +8176,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8289,7 +8188,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8302,7 +8201,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -8360,7 +8259,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8372,7 +8271,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8385,7 +8284,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -8428,7 +8327,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8440,7 +8339,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8453,7 +8352,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{92}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Finding) GetKind() string {
@@ -8494,7 +8393,7 @@ type Sourceless_Why struct {
 
 func (x *Sourceless_Why) Reset() {
 	*x = Sourceless_Why{}
-	mi := &file_epcached_proto_msgTypes[105]
+	mi := &file_epcached_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8506,7 +8405,7 @@ func (x *Sourceless_Why) String() string {
 func (*Sourceless_Why) ProtoMessage() {}
 
 func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[105]
+	mi := &file_epcached_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8519,7 +8418,7 @@ func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
 func (*Sourceless_Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{67, 0}
 }
 
 func (x *Sourceless_Why) GetText() string {
@@ -8975,7 +8874,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\aCollect\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\x12\x1e\n" +
 	"\bto_bytes\x18\x02 \x01(\x03H\x00R\atoBytes\x88\x01\x01B\v\n" +
-	"\t_to_bytes\"\xc6\x03\n" +
+	"\t_to_bytes\"\x9d\x03\n" +
 	"\fCollectReply\x12.\n" +
 	"\x05steps\x18\x01 \x03(\v2\x18.epcached.v1.CollectStepR\x05steps\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
@@ -8994,21 +8893,12 @@ const file_epcached_proto_rawDesc = "" +
 	" \x01(\x04R\n" +
 	"considered\x12\x16\n" +
 	"\x06packed\x18\v \x01(\x04R\x06packed\x12\x16\n" +
-	"\x06copies\x18\f \x01(\x04R\x06copies\x12:\n" +
-	"\vcompressing\x18\r \x01(\v2\x18.epcached.v1.CompressingR\vcompressing\"\xb4\x01\n" +
-	"\vCompressing\x12\x14\n" +
-	"\x05files\x18\x01 \x01(\x04R\x05files\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12!\n" +
-	"\fstored_bytes\x18\x03 \x01(\x03R\vstoredBytes\x12\x18\n" +
-	"\awaiting\x18\x04 \x01(\x04R\awaiting\x12#\n" +
-	"\rwaiting_bytes\x18\x05 \x01(\x03R\fwaitingBytes\x12\x17\n" +
-	"\anext_ms\x18\x06 \x01(\x03R\x06nextMs\"\x7f\n" +
+	"\x06copies\x18\f \x01(\x04R\x06copiesJ\x04\b\r\x10\x0eR\vcompressing\"s\n" +
 	"\x04Pack\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x16\n" +
-	"\x06unpack\x18\x04 \x01(\bR\x06unpack\x12\x1a\n" +
-	"\bcompress\x18\x05 \x01(\bR\bcompress\"\xad\x01\n" +
+	"\x06unpack\x18\x04 \x01(\bR\x06unpackJ\x04\b\x05\x10\x06R\bcompress\"\xad\x01\n" +
 	"\tPackReply\x120\n" +
 	"\x06builds\x18\x01 \x03(\v2\x18.epcached.v1.PackedBuildR\x06builds\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\x12\x18\n" +
@@ -9405,7 +9295,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),           // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),               // 1: epcached.v1.OnMiss
@@ -9456,67 +9346,66 @@ var file_epcached_proto_goTypes = []any{
 	(*Unpin)(nil),             // 46: epcached.v1.Unpin
 	(*Collect)(nil),           // 47: epcached.v1.Collect
 	(*CollectReply)(nil),      // 48: epcached.v1.CollectReply
-	(*Compressing)(nil),       // 49: epcached.v1.Compressing
-	(*Pack)(nil),              // 50: epcached.v1.Pack
-	(*PackReply)(nil),         // 51: epcached.v1.PackReply
-	(*PackedBuild)(nil),       // 52: epcached.v1.PackedBuild
-	(*CollectStep)(nil),       // 53: epcached.v1.CollectStep
-	(*Kept)(nil),              // 54: epcached.v1.Kept
-	(*Usage)(nil),             // 55: epcached.v1.Usage
-	(*UsageReply)(nil),        // 56: epcached.v1.UsageReply
-	(*BuildUsage)(nil),        // 57: epcached.v1.BuildUsage
-	(*UsageSum)(nil),          // 58: epcached.v1.UsageSum
-	(*SharedBlob)(nil),        // 59: epcached.v1.SharedBlob
-	(*Layout)(nil),            // 60: epcached.v1.Layout
-	(*LayoutReply)(nil),       // 61: epcached.v1.LayoutReply
-	(*LaidFile)(nil),          // 62: epcached.v1.LaidFile
-	(*Piece)(nil),             // 63: epcached.v1.Piece
-	(*Placed)(nil),            // 64: epcached.v1.Placed
-	(*Sharer)(nil),            // 65: epcached.v1.Sharer
-	(*Status)(nil),            // 66: epcached.v1.Status
-	(*StatusReply)(nil),       // 67: epcached.v1.StatusReply
-	(*Stop)(nil),              // 68: epcached.v1.Stop
-	(*StopReply)(nil),         // 69: epcached.v1.StopReply
-	(*Sourceless)(nil),        // 70: epcached.v1.Sourceless
-	(*Space)(nil),             // 71: epcached.v1.Space
-	(*Probe)(nil),             // 72: epcached.v1.Probe
-	(*ProbeReply)(nil),        // 73: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),      // 74: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),           // 75: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),       // 76: epcached.v1.DeviceFacts
-	(*Report)(nil),            // 77: epcached.v1.Report
-	(*ReportReply)(nil),       // 78: epcached.v1.ReportReply
-	(*Why)(nil),               // 79: epcached.v1.Why
-	(*Explanation)(nil),       // 80: epcached.v1.Explanation
-	(*Candidate)(nil),         // 81: epcached.v1.Candidate
-	(*Neighbour)(nil),         // 82: epcached.v1.Neighbour
-	(*Difference)(nil),        // 83: epcached.v1.Difference
-	(*Event)(nil),             // 84: epcached.v1.Event
-	(*Events)(nil),            // 85: epcached.v1.Events
-	(*EventsReply)(nil),       // 86: epcached.v1.EventsReply
-	(*Subscribe)(nil),         // 87: epcached.v1.Subscribe
-	(*Doctor)(nil),            // 88: epcached.v1.Doctor
-	(*DoctorReply)(nil),       // 89: epcached.v1.DoctorReply
-	(*Advice)(nil),            // 90: epcached.v1.Advice
-	(*Check)(nil),             // 91: epcached.v1.Check
-	(*CheckReply)(nil),        // 92: epcached.v1.CheckReply
-	(*SpaceLine)(nil),         // 93: epcached.v1.SpaceLine
-	(*Finding)(nil),           // 94: epcached.v1.Finding
-	nil,                       // 95: epcached.v1.Error.FactsEntry
-	nil,                       // 96: epcached.v1.Device.MetadataEntry
-	nil,                       // 97: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                       // 98: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                       // 99: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                       // 100: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                       // 101: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                       // 102: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                       // 103: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                       // 104: epcached.v1.Member.SessionOptionsEntry
-	nil,                       // 105: epcached.v1.StringMap.EntriesEntry
-	nil,                       // 106: epcached.v1.Failure.FactsEntry
-	(*Sourceless_Why)(nil),    // 107: epcached.v1.Sourceless.Why
-	nil,                       // 108: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                       // 109: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Pack)(nil),              // 49: epcached.v1.Pack
+	(*PackReply)(nil),         // 50: epcached.v1.PackReply
+	(*PackedBuild)(nil),       // 51: epcached.v1.PackedBuild
+	(*CollectStep)(nil),       // 52: epcached.v1.CollectStep
+	(*Kept)(nil),              // 53: epcached.v1.Kept
+	(*Usage)(nil),             // 54: epcached.v1.Usage
+	(*UsageReply)(nil),        // 55: epcached.v1.UsageReply
+	(*BuildUsage)(nil),        // 56: epcached.v1.BuildUsage
+	(*UsageSum)(nil),          // 57: epcached.v1.UsageSum
+	(*SharedBlob)(nil),        // 58: epcached.v1.SharedBlob
+	(*Layout)(nil),            // 59: epcached.v1.Layout
+	(*LayoutReply)(nil),       // 60: epcached.v1.LayoutReply
+	(*LaidFile)(nil),          // 61: epcached.v1.LaidFile
+	(*Piece)(nil),             // 62: epcached.v1.Piece
+	(*Placed)(nil),            // 63: epcached.v1.Placed
+	(*Sharer)(nil),            // 64: epcached.v1.Sharer
+	(*Status)(nil),            // 65: epcached.v1.Status
+	(*StatusReply)(nil),       // 66: epcached.v1.StatusReply
+	(*Stop)(nil),              // 67: epcached.v1.Stop
+	(*StopReply)(nil),         // 68: epcached.v1.StopReply
+	(*Sourceless)(nil),        // 69: epcached.v1.Sourceless
+	(*Space)(nil),             // 70: epcached.v1.Space
+	(*Probe)(nil),             // 71: epcached.v1.Probe
+	(*ProbeReply)(nil),        // 72: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),      // 73: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),           // 74: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),       // 75: epcached.v1.DeviceFacts
+	(*Report)(nil),            // 76: epcached.v1.Report
+	(*ReportReply)(nil),       // 77: epcached.v1.ReportReply
+	(*Why)(nil),               // 78: epcached.v1.Why
+	(*Explanation)(nil),       // 79: epcached.v1.Explanation
+	(*Candidate)(nil),         // 80: epcached.v1.Candidate
+	(*Neighbour)(nil),         // 81: epcached.v1.Neighbour
+	(*Difference)(nil),        // 82: epcached.v1.Difference
+	(*Event)(nil),             // 83: epcached.v1.Event
+	(*Events)(nil),            // 84: epcached.v1.Events
+	(*EventsReply)(nil),       // 85: epcached.v1.EventsReply
+	(*Subscribe)(nil),         // 86: epcached.v1.Subscribe
+	(*Doctor)(nil),            // 87: epcached.v1.Doctor
+	(*DoctorReply)(nil),       // 88: epcached.v1.DoctorReply
+	(*Advice)(nil),            // 89: epcached.v1.Advice
+	(*Check)(nil),             // 90: epcached.v1.Check
+	(*CheckReply)(nil),        // 91: epcached.v1.CheckReply
+	(*SpaceLine)(nil),         // 92: epcached.v1.SpaceLine
+	(*Finding)(nil),           // 93: epcached.v1.Finding
+	nil,                       // 94: epcached.v1.Error.FactsEntry
+	nil,                       // 95: epcached.v1.Device.MetadataEntry
+	nil,                       // 96: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                       // 97: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                       // 98: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                       // 99: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                       // 100: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                       // 101: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                       // 102: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                       // 103: epcached.v1.Member.SessionOptionsEntry
+	nil,                       // 104: epcached.v1.StringMap.EntriesEntry
+	nil,                       // 105: epcached.v1.Failure.FactsEntry
+	(*Sourceless_Why)(nil),    // 106: epcached.v1.Sourceless.Why
+	nil,                       // 107: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                       // 108: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -9537,22 +9426,22 @@ var file_epcached_proto_depIdxs = []int32{
 	42,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
 	43,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
 	44,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	66,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	67,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	72,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	73,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	91,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	92,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	77,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	78,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	79,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	80,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	85,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	86,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	87,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	84,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	88,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	89,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	65,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	66,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	71,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	72,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	90,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	91,  // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	76,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	77,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	78,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	79,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	84,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	85,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	86,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	83,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	87,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	88,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	30,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	33,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	34,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -9565,44 +9454,44 @@ var file_epcached_proto_depIdxs = []int32{
 	46,  // 43: epcached.v1.Envelope.unpin:type_name -> epcached.v1.Unpin
 	47,  // 44: epcached.v1.Envelope.collect:type_name -> epcached.v1.Collect
 	48,  // 45: epcached.v1.Envelope.collect_reply:type_name -> epcached.v1.CollectReply
-	55,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
-	56,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
-	60,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
-	61,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
-	50,  // 50: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
-	51,  // 51: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	68,  // 52: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
-	69,  // 53: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	54,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
+	55,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
+	59,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
+	60,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
+	49,  // 50: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
+	50,  // 51: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
+	67,  // 52: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	68,  // 53: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
 	0,   // 54: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	95,  // 55: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	94,  // 55: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
 	9,   // 56: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	96,  // 57: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	95,  // 57: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
 	11,  // 58: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	97,  // 59: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	98,  // 60: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	96,  // 59: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	97,  // 60: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
 	14,  // 61: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
 	9,   // 62: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
 	10,  // 63: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
 	12,  // 64: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	99,  // 65: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	100, // 66: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	101, // 67: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	98,  // 65: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	99,  // 66: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	100, // 67: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
 	13,  // 68: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
 	1,   // 69: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
 	10,  // 70: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
 	16,  // 71: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
 	17,  // 72: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	102, // 73: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	103, // 74: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	80,  // 75: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	101, // 73: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	102, // 74: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	79,  // 75: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
 	20,  // 76: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
 	19,  // 77: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	104, // 78: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	105, // 79: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	103, // 78: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	104, // 79: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
 	26,  // 80: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
 	27,  // 81: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
 	5,   // 82: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	106, // 83: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	105, // 83: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
 	31,  // 84: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
 	32,  // 85: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
 	17,  // 86: epcached.v1.Build.files:type_name -> epcached.v1.File
@@ -9610,48 +9499,47 @@ var file_epcached_proto_depIdxs = []int32{
 	38,  // 88: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
 	38,  // 89: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
 	38,  // 90: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	53,  // 91: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
-	54,  // 92: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	49,  // 93: epcached.v1.CollectReply.compressing:type_name -> epcached.v1.Compressing
-	52,  // 94: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	71,  // 95: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	57,  // 96: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	58,  // 97: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	58,  // 98: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	59,  // 99: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	38,  // 100: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	62,  // 101: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
-	65,  // 102: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
-	63,  // 103: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
-	64,  // 104: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
-	65,  // 105: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
-	71,  // 106: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	74,  // 107: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	70,  // 108: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
-	107, // 109: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
-	13,  // 110: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	74,  // 111: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	75,  // 112: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	76,  // 113: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	108, // 114: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	109, // 115: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 116: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	81,  // 117: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	82,  // 118: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	84,  // 119: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	38,  // 120: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	83,  // 121: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	83,  // 122: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	84,  // 123: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	90,  // 124: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	94,  // 125: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	93,  // 126: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 127: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	128, // [128:128] is the sub-list for method output_type
-	128, // [128:128] is the sub-list for method input_type
-	128, // [128:128] is the sub-list for extension type_name
-	128, // [128:128] is the sub-list for extension extendee
-	0,   // [0:128] is the sub-list for field type_name
+	52,  // 91: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	53,  // 92: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	51,  // 93: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	70,  // 94: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	56,  // 95: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	57,  // 96: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	57,  // 97: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	58,  // 98: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	38,  // 99: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	61,  // 100: epcached.v1.LayoutReply.files:type_name -> epcached.v1.LaidFile
+	64,  // 101: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
+	62,  // 102: epcached.v1.LaidFile.pieces:type_name -> epcached.v1.Piece
+	63,  // 103: epcached.v1.LaidFile.tensors:type_name -> epcached.v1.Placed
+	64,  // 104: epcached.v1.LaidFile.sharers:type_name -> epcached.v1.Sharer
+	70,  // 105: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	73,  // 106: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	69,  // 107: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	106, // 108: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 109: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	73,  // 110: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	74,  // 111: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	75,  // 112: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	107, // 113: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	108, // 114: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 115: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	80,  // 116: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	81,  // 117: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	83,  // 118: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	38,  // 119: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	82,  // 120: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	82,  // 121: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	83,  // 122: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	89,  // 123: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	93,  // 124: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	92,  // 125: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 126: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	127, // [127:127] is the sub-list for method output_type
+	127, // [127:127] is the sub-list for method input_type
+	127, // [127:127] is the sub-list for extension type_name
+	127, // [127:127] is the sub-list for extension extendee
+	0,   // [0:127] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -9718,14 +9606,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[12].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[45].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[91].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[90].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   108,
+			NumMessages:   107,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,7 +14,8 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// family is a bench with variants of one model, the first of them the container of the others; nobody has asked for any of them for a day.
+// family is a bench with variants of one model, the first of them the container of the others;
+// nobody has asked for any of them for a day.
 func family(t *testing.T, n int) (b *bench, builds []*index.Build, files []map[string]string) {
 	b = newBench(t)
 	builds, files = b.similar(n)
@@ -97,7 +99,7 @@ func TestAVariantThatWasNeverPackedBecomesTheContainer(t *testing.T) {
 }
 
 // Who has the unpacked form open keeps it, and it goes when nobody has.
-func TestAnExchangeLeavesViewsAlone(t *testing.T) {
+func TestCompactingLeavesViewsAlone(t *testing.T) {
 	b, builds, files := family(t, 2)
 	a := b.acquire(b.variant(2))
 	b.packCold(2 * time.Hour)
@@ -113,7 +115,7 @@ func TestAnExchangeLeavesViewsAlone(t *testing.T) {
 	b.askFor(2, files[1])
 }
 
-func TestWhatIsNotExchanged(t *testing.T) {
+func TestWhatIsNotCompacted(t *testing.T) {
 	for name, c := range map[string]func(b *bench, builds []*index.Build, files []map[string]string){
 		"nobody uses the other": func(*bench, []*index.Build, []map[string]string) {},
 		"the container is used today": func(b *bench, _ []*index.Build, files []map[string]string) {
@@ -162,23 +164,65 @@ func TestAUsersOwnDoesNotReplaceASharedContainer(t *testing.T) {
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
 }
 
-// An exchange that a crash interrupted, after the container had a recipe, is finished though nobody uses either of the two any more.
-func TestAnInterruptedExchangeIsFinished(t *testing.T) {
+// Compacting that was interrupted goes on after a restart, though no build of the two is used any
+// more.
+func TestInterruptedCompactingGoesOn(t *testing.T) {
 	b, builds, files := family(t, 3)
 	stopped := errors.New("stopped")
-	err := b.cache.forms.Exchange(context.Background(), forms.Pair{Used: large(builds[1]), Idle: large(builds[0])}, func(context.Context) error {
-		if _, ok := b.cache.forms.Packed(large(builds[0])); ok {
+	base := large(builds[0])
+	err := b.cache.forms.Compact(context.Background(), forms.Family{Hot: large(builds[1]), Base: base}, func(context.Context) error {
+		if b.cache.cas.Has(large(builds[1])) {
 			return stopped
 		}
 		return nil
 	})
 	require.ErrorIs(t, err, stopped)
-	require.True(t, b.cache.cas.Has(large(builds[0])) && b.cache.cas.Has(large(builds[1])))
+	require.True(t, b.cache.cas.Has(base) && b.cache.cas.Has(large(builds[1])))
 	b.reopen()
-	require.NotEmpty(t, b.cache.forms.Users(large(builds[0])))
+	for _, build := range builds[:2] { // as is done by itself
+		_, err := b.cache.forms.LookAt(context.Background(), large(build), nil)
+		require.NoError(t, err)
+	}
 	b.packCold(2 * time.Hour)
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	require.NotEqual(t, b.cache.cas.Has(base), b.cache.cas.Has(large(builds[1])), "one of them is packed with the other")
 	for i := range builds {
 		b.askFor(i+1, files[i])
 	}
+}
+
+// A base that no build needs any more is removed: a build that took from it becomes whole.
+func TestABaseThatNoBuildNeedsIsRemoved(t *testing.T) {
+	b, builds, files := family(t, 3)
+	before := b.objects()
+	require.NoError(t, b.cache.retract(context.Background(), builds[0], "a test", 0))
+	require.True(t, b.cache.cas.Has(large(builds[0])), "others take from it")
+	b.packCold(2 * time.Hour)
+	require.False(t, b.cache.cas.Has(large(builds[0])))
+	require.NotEqual(t, b.cache.cas.Has(large(builds[1])), b.cache.cas.Has(large(builds[2])))
+	require.InDelta(t, before, b.objects(), 32<<10, "one variant is whole, as before")
+	b.exact()
+	for i := range 2 {
+		b.askFor(i+2, files[i+1])
+	}
+	require.EqualValues(t, 3, b.compiler.Compiles.Load())
+}
+
+// What a crash has left whole, with a recipe, has none any more after the start.
+func TestARecipeOfABlobThatIsWholeIsRemoved(t *testing.T) {
+	b, builds, files := family(t, 2)
+	d := large(builds[1])
+	recipe := b.recipePath(d)
+	raw, err := os.ReadFile(recipe)
+	require.NoError(t, err)
+	require.NoError(t, b.cache.forms.MakeWhole(context.Background(), d))
+	b.close()
+	require.NoError(t, os.WriteFile(recipe, raw, 0o444))
+	b.open()
+	require.NoError(t, b.cache.removeLeftovers(context.Background()))
+	require.True(t, b.cache.cas.Has(d))
+	require.Empty(t, b.cache.forms.Users(large(builds[0])))
+	_, packed := b.cache.forms.Packed(d)
+	require.False(t, packed)
+	b.exact()
+	b.askFor(2, files[1])
 }
