@@ -135,6 +135,16 @@ func TestFlagsGoBeforeTheFile(t *testing.T) {
 	require.NotContains(t, d.log.String(), "level=INFO", "the log level is the file's")
 }
 
+// A file of an earlier version starts the daemon, and the log says what has no effect any more.
+func TestARemovedFieldIsLoggedAtTheStart(t *testing.T) {
+	s := newSite(t)
+	s.config = "[space]\ncompress_after = \"7d\"\n"
+	d := s.start(t)
+	d.stop()
+	require.Contains(t, d.log.String(), "space.compress_after")
+	require.Contains(t, d.log.String(), "it has no effect any more")
+}
+
 func TestCheckConfig(t *testing.T) {
 	dir := shortFolder(t)
 	path := filepath.Join(dir, "epcached.toml")
