@@ -35,7 +35,6 @@ type Options struct {
 	AllowOptions   []string            // "EP/option" and "session/key": options that are passed on though nothing is known of them
 	Jobs           int                 // compiles at the same time; 0: one per processor
 	JobsMemory     int64               // bytes that compiles may take together, as far as can be told; 0: half of the machine's memory; negative: no bound
-	Standby        time.Duration       // how long a worker is kept ready after a compile; 0: none is
 	PathAccess     bool                // shared views may be reached by path by every local user, not only by descriptor
 	Administrators []uint32            // besides root and the daemon's own user
 
@@ -116,7 +115,6 @@ type Cache struct {
 	gains        gains
 	guards       witness.Guards
 	failures     *failure.Remembered
-	standbys     standbys
 	opening      chan struct{} // one token for each open of a remembered path
 	reading      turns         // of libraries that clients show
 	checks       chan struct{} // one token for each load check, or conversion, that requests wait for
@@ -295,7 +293,6 @@ func (c *Cache) Close() error {
 	c.stop()
 	c.rebuilds.close() // it starts flights
 	c.flights.close()
-	c.standbys.close()
 	c.gains.close()
 	err := c.watcher.Close()
 	c.work.Wait()

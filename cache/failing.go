@@ -82,7 +82,7 @@ func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	if err := emptied(spec.Folder); err != nil {
 		return result, err
 	}
-	spec.Standby, spec.Written = nil, nil // a load may have begun with what the first one wrote
+	spec.Written = nil // a load may have begun with what the first one wrote
 	result, err = j.c.compiler.Compile(ctx, spec, phase)
 	j.spent(result.CPUSeconds)
 	return result, err

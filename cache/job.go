@@ -32,8 +32,7 @@ type job struct {
 	scope   string // "" to keep nothing
 	id      string // that users know it by already; "": they do not
 	folder  string
-	standby *standby // that is to compile it, in that folder; nil: none
-	name    string   // 16 hex digits of the build key: EPs write file names into what they make
+	name    string // 16 hex digits of the build key: EPs write file names into what they make
 
 	urgent     <-chan struct{} // closed as soon as a request waits for this job
 	copied     bool            // the model is copied, for compiling the original failed
@@ -72,7 +71,6 @@ func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 		return nil, j.failed(ctx, err)
 	}
 	j.succeeded()
-	c.standBy(j)
 	if !waits(j.urgent) && result.alone == nil {
 		// Once for all who wait, so that nothing is left to do for them but to take it. What is wrong they find themselves.
 		_, _ = c.viewOf(ctx, result.build, f.tell)
@@ -126,10 +124,7 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error)
 // stagedOnce compiles in a folder of its own, which is gone afterwards.
 func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*compiled, error) {
 	c := j.c
-	if j.standby = j.takeStandby(); j.standby != nil {
-		j.folder = j.standby.folder
-		defer j.standby.worker.Close()
-	} else if err := j.makeFolder(); err != nil {
+	if err := j.makeFolder(); err != nil {
 		return nil, storeError(err, j.request.Name)
 	}
 	defer func() {
@@ -147,8 +142,19 @@ func (j *job) makeFolder() (err error) {
 	if j.folder, err = os.MkdirTemp(j.c.path("staging"), "job-"); err != nil {
 		return err
 	}
-	return layOut(j.folder)
+	for _, name := range []string{outFolder, modelsFolder} {
+		if err := os.Mkdir(filepath.Join(j.folder, name), 0o700); err != nil {
+			return err
+		}
+	}
+	return nil
 }
+
+// The folders of a job.
+const (
+	outFolder    = "out"   // what is compiled
+	modelsFolder = "model" // what it is compiled from
+)
 
 // facts are what is told of the job.
 func (j *job) facts() jobFacts {
@@ -192,7 +198,7 @@ func (j *job) compile(ctx context.Context, phase func(string)) (*compiled, error
 		FreeDimensionsByDenotation: j.request.FreeDimensionsByDenotation,
 		GraphOptimizationLevel:     j.plan.canonical.GraphOptimizationLevel, Embed: j.request.Embed, Route: j.plan.canonical.Route,
 		Initializers: j.plan.canonical.Output.Initializers(),
-		Pace:         compilers.Pace{Idle: j.urgent}, Standby: j.standby.job(),
+		Pace:         compilers.Pace{Idle: j.urgent},
 	}
 	o := j.original(ctx, spec)
 	defer o.close()

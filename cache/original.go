@@ -30,10 +30,10 @@ var errOriginal = errors.New("the original will not do")
 const lookAtOriginal = 250 * time.Millisecond
 
 // original gives the job's model as it is, nil where a private copy has to be made: nothing vouches for it, or the compiler cannot have it so. Where a
-// model is more than one file, execution providers refuse what does not really lie together. A worker that stood by cannot be let to one.
+// model is more than one file, execution providers refuse what does not really lie together.
 func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	opener, ok := j.c.compiler.(compilers.Opener)
-	if !ok || j.copied || j.standby != nil || j.request.models() > 1 || j.request.VerifyOutput != 0 {
+	if !ok || j.copied || j.request.models() > 1 || j.request.VerifyOutput != 0 {
 		return nil
 	}
 	o := &original{guard: j.request.guard}

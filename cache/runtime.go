@@ -86,7 +86,6 @@ func (c *Cache) holds(rc *runtimeContent) bool {
 
 // changing says once that a runtime's files are being replaced.
 func (c *Cache) changing(rt *runtime) {
-	c.standbys.dismiss()
 	if rt.state.CompareAndSwap(&stateReady, &stateChanging) {
 		c.happened(Event{Kind: EventChanging, Runtime: rt.name, Text: "its files are being changed"})
 	}
@@ -116,7 +115,6 @@ func (c *Cache) found(rt *runtime, before, rc *runtimeContent) {
 		if before != nil {
 			c.log.Info("runtime changed", "runtime", rt.name)
 			before.past.Store(true)
-			c.standbys.dismiss()
 		}
 		c.changes.add(rt)
 	} else if rt.due.Load() {

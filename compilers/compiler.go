@@ -37,15 +37,6 @@ type Opener interface {
 	TakesOpen(job Job) bool
 }
 
-// Standing is a Compiler that can have a worker ready before there is a job for it.
-type Standing interface {
-	// StandBy starts a worker that loads the runtime's libraries and registers the EPs, and then waits to be a Job's. Of the EPs' options it knows nothing.
-	// folder and models are absolute paths of two private folders that exist: the Folder of that job, and the one its Model is in. The
-	// worker is kept to the same files and limits as one that is started for the job. errors.ErrUnsupported: there are none here.
-	// It is the caller's to close, before the compiler.
-	StandBy(r Runtime, eps []EP, folder, models string) (*Standby, error)
-}
-
 // Device selects hardware devices of an EP.
 type Device = dialogue.DeviceSelector
 
@@ -89,10 +80,6 @@ type Job struct {
 	Embed                      bool   // context binary inside the graph instead of beside it
 	Route                      string // "": RouteCompileAPI, or RouteSessionOptions with Share
 	Initializers               Initializers
-
-	// Standby, if not nil, is a worker that may do this job: if it suits, and is still there when the model is. Else it is ended, and another
-	// started.
-	Standby *Standby
 
 	// Written, if not nil, is called from another goroutine once the graph is written, and not after Compile returned, with the bytes of all output: the
 	// worker then takes apart what it has in memory, and may still fail. It is not called where that cannot be seen. What is read of the output

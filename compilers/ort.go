@@ -41,7 +41,6 @@ var (
 	_ Compiler  = (*ORT)(nil)
 	_ Sandboxed = (*ORT)(nil)
 	_ Opener    = (*ORT)(nil)
-	_ Standing  = (*ORT)(nil)
 )
 
 // NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends. Workers die with that thread, and so
@@ -100,7 +99,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		return Result{}, err
 	}
 	writing := watchWriting(ctx, job, before, o.opts.Log)
-	done, err := o.compile(ctx, req, job, progress)
+	done, err := o.work(ctx, req, job.Folder, job.Pace, progress)
 	settled := writing.end()
 	if err != nil {
 		return Result{Log: done.log, CPUSeconds: done.cpu}, err

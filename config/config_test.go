@@ -182,7 +182,6 @@ worker = "/w"
 worker_user = "epcached-worker:990"
 jobs = 3
 jobs_memory_bytes = 12
-standby_seconds = 4.5
 path_access = true
 administrators = [1, 2]
 allow_options = ["QNNExecutionProvider/x", "session/y"]

@@ -22,7 +22,6 @@ type Settings struct {
 	WorkerUser     string   // "name", "uid", either with ":group"; "": the daemon's own
 	Jobs           uint64   // compiles at the same time; 0: one per processor
 	JobsMemory     uint64   // bytes that compiles may take together; 0: half of the machine's memory
-	StandbySeconds float64  // for which a worker is kept ready after a compile; 0: none is
 	PathAccess     bool     // shared models may be opened by path by every local user
 	Administrators []uint32 // user ids
 	AllowOptions   []string // "EP/option", "session/key"
@@ -176,7 +175,7 @@ type Space struct {
 // Defaults are the settings of an empty file.
 func Defaults() *Settings {
 	return &Settings{
-		State: defaultState(), Socket: defaultSocket(), LogLevel: "info", StandbySeconds: 30,
+		State: defaultState(), Socket: defaultSocket(), LogLevel: "info",
 		Limits: Limits{
 			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
 			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
@@ -220,7 +219,6 @@ func (s *Settings) read(t *table) {
 	t.text("worker_user", &s.WorkerUser, checkUser)
 	t.count("jobs", &s.Jobs, 0, 4096)
 	t.count("jobs_memory_bytes", &s.JobsMemory, 0, math.MaxInt64)
-	t.number("standby_seconds", &s.StandbySeconds, 0, 86400)
 	t.truth("path_access", &s.PathAccess)
 	t.users("administrators", &s.Administrators)
 	t.users("publishers", &s.Publishers)

@@ -34,8 +34,6 @@ type Queue struct {
 	mu      sync.Mutex
 	waiting []*Turn // sorted; guarded by mu
 	running []*Turn // guarded by mu
-	aside   int64   // bytes that are held for no job; guarded by mu
-	giveUp  func()  // has them given up, and does not wait for it; guarded by mu
 }
 
 // Turn is a job's place in a queue. Its exported fields are set before it enters one, and stay.
@@ -111,34 +109,10 @@ func (q *Queue) admit() {
 		q.running = append(q.running, t)
 		t.running, t.since = true, q.now()
 		close(t.begun)
-		if q.aside > 0 && !q.holds(q.aside) {
-			q.giveUp()
-			q.aside, q.giveUp = 0, nil
-		}
 	}
 	if len(q.waiting) > 0 && q.waiting[0].rank == WaitedFor {
 		q.makeRoom(q.waiting[0])
 	}
-}
-
-// SetAside counts memory, in bytes, that is held for no job, in the place of what was counted before, and tells whether there is room for it
-// beside the jobs that run. It keeps no job from running: giveUp is called when one needs it, and it does not count any more.
-func (q *Queue) SetAside(memory int64, giveUp func()) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.aside, q.giveUp = 0, nil; !q.holds(memory) {
-		return false
-	}
-	q.aside, q.giveUp = memory, giveUp
-	return true
-}
-
-// holds tells whether there is memory for more beside what runs. The caller holds mu.
-func (q *Queue) holds(more int64) bool {
-	for _, one := range q.running {
-		more += one.Memory
-	}
-	return q.memory <= 0 || more <= q.memory
 }
 
 // makeRoom stops those of lower ranks that have the memory which the turn lacks, if that would do. The caller holds mu.

@@ -208,31 +208,6 @@ func TestBoundsHoldAndAllRun(t *testing.T) {
 	}
 }
 
-func TestWhatIsSetAsideKeepsNobodyWaiting(t *testing.T) {
-	l := newLane(t, 8, 100)
-	given := 0
-	giveUp := func() { given++ }
-	a := l.comes(WaitedFor, 60)
-	require.False(t, l.SetAside(50, giveUp), "it is not free")
-	require.True(t, l.SetAside(40, giveUp))
-	b := l.comes(WaitedFor, 0)
-	require.True(t, b.runs())
-	require.Zero(t, given, "there is enough for both")
-	c := l.comes(WaitedFor, 10)
-	require.True(t, c.runs())
-	require.Equal(t, 1, given)
-	l.Leave(c)
-	d := l.comes(WaitedFor, 20)
-	require.True(t, d.runs())
-	require.Equal(t, 1, given, "once")
-	l.Leave(a)
-	l.Leave(d)
-	require.True(t, l.SetAside(40, giveUp))
-	require.True(t, l.SetAside(0, nil))
-	require.True(t, l.comes(WaitedFor, 100).runs())
-	require.Equal(t, 1, given, "what is no longer held is not given up")
-}
-
 // position says where the turn stands in the order in which jobs run: those that run come first.
 func (q *Queue) position(t *Turn) int {
 	q.mu.Lock()

@@ -25,7 +25,6 @@ type job struct {
 	env     *ort.Env
 	tell    func(dialogue.Event) error
 	result  dialogue.Result
-	ready   bool           // the EPs are registered
 	devices [][]ort.Device // per EP: those that were chosen
 
 	mu     sync.Mutex
@@ -51,27 +50,18 @@ func (j *job) logged() []string {
 	return slices.Clone(j.errors)
 }
 
-// do does the request, or of one to stand by the one that follows, which it puts in its place.
-func do(asked *dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) error) (dialogue.Result, error) {
-	if asked.Do == dialogue.Try {
-		return try(*asked), nil
+// do does the request.
+func do(req dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) error) (dialogue.Result, error) {
+	if req.Do == dialogue.Try {
+		return try(req), nil
 	}
-	j := &job{req: *asked, in: in, tell: tell}
-	if asked.Do == dialogue.Standby {
-		if err := j.standBy(); err != nil {
-			return dialogue.Result{}, err
-		}
-		*asked = j.req
-	}
-	req := j.req
+	j := &job{req: req, in: in, tell: tell}
 	if req.Do == dialogue.Command {
 		err := j.command()
 		return j.result, err
 	}
-	if !j.ready {
-		if err := j.open(); err != nil {
-			return dialogue.Result{}, err
-		}
+	if err := j.open(); err != nil {
+		return dialogue.Result{}, err
 	}
 	if req.Do == dialogue.Conformance {
 		err := j.conformance()
@@ -149,9 +139,9 @@ func (j *job) probe() error {
 
 // register registers all EPs and chooses their devices.
 func (j *job) register() error {
-	if !j.ready {
-		if err := j.registerAll(); err != nil {
-			return err
+	for _, ep := range j.req.EPs {
+		if err := j.env.Register(registration(ep), ep.Library); err != nil {
+			return step(err, "register %s from %q", ep.Name, ep.Library)
 		}
 	}
 	for _, ep := range j.req.EPs {
@@ -169,16 +159,6 @@ func (j *job) register() error {
 		j.result.EPs = append(j.result.EPs, r)
 	}
 	return j.tell(dialogue.Event{EPs: j.result.EPs, Memory: peakMemory()})
-}
-
-func (j *job) registerAll() error {
-	for _, ep := range j.req.EPs {
-		if err := j.env.Register(registration(ep), ep.Library); err != nil {
-			return step(err, "register %s from %q", ep.Name, ep.Library)
-		}
-	}
-	j.ready = true
-	return nil
 }
 
 // registration is the name that an EP's library is registered under. ONNX Runtime lets EPs list devices that are not there under this ending only.

@@ -77,7 +77,7 @@ func defaultSignals() error {
 
 // answer does the request and gives its last event.
 func answer(req dialogue.Request, in *bufio.Reader, out io.Writer) (dialogue.Event, int) {
-	result, err := do(&req, in, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
+	result, err := do(req, in, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
 	if err != nil {
 		return dialogue.Event{Refusal: refusal(req.Do, err)}, dialogue.ExitRefused
 	}

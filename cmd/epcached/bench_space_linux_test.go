@@ -20,8 +20,8 @@ import (
 // shared, packs, unpacks and collects, other builds, without a pause. The work takes as much of the processors from the one as from the other, so the
 // ratio is what it does to hits.
 func BenchmarkHitBesideSpaceWork(b *testing.B) {
-	off := newHitBench(b, "standby_seconds = 0\n[space]\npack = \"off\"\n")
-	on := newHitBench(b, "standby_seconds = 0\n[space]\nbudget = \"64 MiB\"\npack = \"always\"\n")
+	off := newHitBench(b, "[space]\npack = \"off\"\n")
+	on := newHitBench(b, "[space]\nbudget = \"64 MiB\"\npack = \"always\"\n")
 	measure := func(n int) (with, without []time.Duration) {
 		for range n {
 			with, without = append(with, timed(on.hit)), append(without, timed(off.hit))

@@ -40,7 +40,7 @@ func newSite(t testing.TB, runtimes ...string) *site {
 
 // unmeasured keeps the daemon from loading source models after its answers, and from having a worker stand by: most tests look at its files
 // and processes.
-const unmeasured = "standby_seconds = 0\n[policy]\nmeasure_gain = false\n"
+const unmeasured = "[policy]\nmeasure_gain = false\n"
 
 // epcached is a running daemon.
 type epcached struct {

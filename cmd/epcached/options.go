@@ -16,7 +16,7 @@ import (
 func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler, log *slog.Logger) cache.Options {
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions, Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
-		Standby: inSeconds(s.StandbySeconds), PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
+		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
 		Quiet: inSeconds(s.Quiet), Poll: inSeconds(s.Poll), KeepSource: s.KeepSource,
 		Publishers: s.Publishers, Claims: claimsOf(s.Claims),
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),

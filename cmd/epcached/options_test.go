@@ -21,7 +21,6 @@ func TestOptionsOf(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(`
 jobs = 3
 jobs_memory_bytes = 12
-standby_seconds = 1.5
 path_access = true
 administrators = [7]
 allow_options = ["session/x"]
@@ -93,7 +92,7 @@ unpacked_dir = "/unpacked"
 	require.Contains(t, o.Conditions, "/licence")
 	o.Conditions = ""
 	require.Equal(t, cache.Options{
-		Jobs: 3, JobsMemory: 12, Standby: 1500 * time.Millisecond, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
+		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7}, AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy", TrustedReporters: []uint32{8}, ReportQuorum: 5,
 		Space: cache.SpaceOptions{Budget: cache.Amount{Percent: 30}, Floor: cache.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77, UserBytes: cache.Amount{Bytes: 8 << 20}},
 		Pack:  cache.PackAlways, PackAfter: 6 * time.Hour, UnpackedDir: "/unpacked",

@@ -11,7 +11,7 @@ import (
 // ErrMalformed is wrapped by errors about bytes that are not a message of this version.
 var ErrMalformed = errors.New("malformed dialogue")
 
-// WriteRequest sends the request. After one to stand by another follows.
+// WriteRequest sends the request.
 func WriteRequest(w io.Writer, r Request) error {
 	r.Version = Version
 	return writeLine(w, r, MaxRequest)

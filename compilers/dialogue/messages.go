@@ -47,7 +47,6 @@ const (
 	Load          = "load"
 	Compatibility = "compatibility"
 	Run           = "run"
-	Standby       = "standby"     // load and register what is named, and wait for a Compile with just that
 	Try           = "try"         // try what the worker is kept from; loads no library
 	Compare       = "compare"     // run a graph and the model that it was compiled from
 	Command       = "command"     // run a vendor's own compiler; loads no library
