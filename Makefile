@@ -24,6 +24,7 @@ export EPCACHED_RUNTIMES := $(DEPS)/runtimes
 export EPCACHED_MODELS   := $(DEPS)/models
 export EPCACHED_PYTHON   := $(VENV)
 export EPCACHED_PACKAGES := $(DEPS)/light-packages
+export ORT_DISABLE_TELEMETRY := 1
 # At its end each program that the race detector looks at waits a second for reports that others are about to write: there are dozens of them, and a report takes less.
 export GORACE ?= atexit_sleep_ms=100
 
@@ -59,15 +60,30 @@ wheel-proof-arm64: wheel ## start the programs of the arm64 wheel under qemu, wh
 	testdata/wheel-proof-arm64 $(CURDIR)/dist $(DEPS)/models/tiny-mlp
 
 .PHONY: demo
-demo: build deps ## compile real models once, serve them to a second application, and show the gain
+demo: build ## compile real models once, serve them to a second application, and show the gain
+	@testdata/fetch-python $(DEPS)/python
+	@testdata/fetch-runtimes $(DEPS)/runtimes openvino-1.8.1 qnn-2.7.0
+	@testdata/fetch-models $(DEPS)/models
 	@$(VENV) testdata/demo.py
 
 .PHONY: test
-test: build deps ## run all tests, with the race detector, on the real execution providers too
+test: build deps ## run all tests, on the real execution providers too
 	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests --ignore=clients/python/tests/real
 	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests/real
-	$(GO) test $(RACE) -timeout 25m ./...
-	$(PLAIN) $(GO) test -vet=off -timeout 25m -run 'EveryStep|StopWhileOpening|TestManyEntries' ./cache ./cas ./index ./dedupe
+	$(PLAIN) $(GO) test -vet=off -timeout 25m ./...
+
+# What is concurrent in the large packages; all of the small ones.
+CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|SameTime|Race|Reload|Watch|Close|Stop|Subscri|Probe
+
+.PHONY: race
+race: build deps ## run the tests of what is concurrent under the race detector
+	$(GO) test $(RACE) -timeout 25m ./unixsock ./watch ./views ./queue ./failure ./witness ./flock ./cmd/epcachectl
+	$(GO) test $(RACE) -timeout 25m -run '$(CONCURRENT)' ./cache ./index ./compilers
+
+.PHONY: test-long
+test-long: test matrix stress kills fuzz ## run the long forms: the race detector on everything, kills at each call, all versions, fuzzing; hours
+	$(GO) test $(RACE) -timeout 60m ./...
+	$(MAKE) bench-million wheel-proof-arm64
 
 .PHONY: test-short
 test-short: build ## run what needs no download

@@ -40,6 +40,12 @@ MODELS = Path(os.environ.get("EPCACHED_MODELS") or PROJECT / ".deps" / "models")
 REPORT = Path(os.environ.get("DEMO_REPORT") or PROJECT / "report" / "demo.md")
 PROCESS_LIMIT = 300  # seconds, of what hangs
 
+NEXT = """
+What to try next, with a model of your own:
+  make wheel                           the Python package, in dist/: five lines of Python in doc/python-application.md
+  bin/epcachectl get MODEL --ep EP     compile a model, or find it compiled: "Try it" in README.md
+  bin/epcachectl --help                what there is to list, explain and collect"""
+
 
 @dataclass(frozen=True)
 class Provider:
@@ -421,6 +427,7 @@ def main(wanted: list[str]) -> int:
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text("\n\n".join([made, *parts]) + "\n")
     print(f"\n{os.path.relpath(REPORT)} has the table; {time.monotonic() - started:.0f} s.")
+    print(NEXT)
     return 0
 
 
