@@ -93,13 +93,8 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 }
 
 func (x *Index) checkManifest(id BuildID, path string) []Finding {
-	_, err := x.readManifest(id)
-	var newer *NewerError
-	switch {
-	case errors.As(err, &newer):
-		return []Finding{{"newer", path, err.Error()}}
-	case err != nil:
-		return []Finding{{"damaged", path, err.Error()}}
+	if _, err := x.readManifest(id); err != nil {
+		return []Finding{findingOf(path, err)}
 	}
 	if _, err := x.Get(id); err != nil {
 		return []Finding{{"missing", id.String(), "the database does not have the build: " + err.Error()}}

@@ -154,7 +154,7 @@ func (d *database) fail(cause error) error {
 // open opens the database. If it is missing, marked as damaged or of no use, open makes a new one
 // and returns why.
 func (d *database) open() (why string, err error) {
-	if err := d.remove(d.temp()); err != nil {
+	if err := remove(d.fs, d.temp()); err != nil {
 		return "", err
 	}
 	why, err = d.unusable()
@@ -234,19 +234,12 @@ func schemaProblem(db *bbolt.DB) (why string, err error) {
 func (d *database) temp() string     { return d.path + ".new" }
 func (d *database) markPath() string { return d.path + ".damaged" }
 
-func (d *database) remove(path string) error {
-	if err := d.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
 // maxMark bounds what is written into a mark.
 const maxMark = 4 << 10
 
 // putMark durably notes beside the database that it is damaged, and why.
 func (d *database) putMark(why string) error {
-	if err := d.remove(d.markPath()); err != nil {
+	if err := remove(d.fs, d.markPath()); err != nil {
 		return err
 	}
 	if err := writeFile(d.fs, d.markPath(), []byte(shorten(why, maxMark))); err != nil {
@@ -280,7 +273,7 @@ func (d *database) remake(why string) (*bbolt.DB, error) {
 		})
 	})
 	if err == nil {
-		err = d.remove(d.markPath())
+		err = remove(d.fs, d.markPath())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make index.db: %w", err)
@@ -290,7 +283,7 @@ func (d *database) remake(why string) (*bbolt.DB, error) {
 
 // make makes a database from the manifests.
 func (d *database) make() (db *bbolt.DB, err error) {
-	if err := d.remove(d.temp()); err != nil {
+	if err := remove(d.fs, d.temp()); err != nil {
 		return nil, err
 	}
 	if db, err = openBolt(d.temp(), true); err != nil {

@@ -295,26 +295,29 @@ func (x *Index) readManifest(id BuildID) (Build, error) {
 // takes the others down: it is reported, and moved away if it is damaged.
 func (x *Index) loadManifest(id BuildID) (Build, bool) {
 	b, err := x.readManifest(id)
-	var damage *DamageError
-	var newer *NewerError
-	path := x.manifestPath(id)
-	switch {
-	case err == nil:
-		return b, true
-	case errors.Is(err, fs.ErrNotExist): // retracted since the folder was listed
-	case errors.As(err, &newer):
-		x.folders[id[0]].unread.Store(true)
-		x.report(Finding{"newer", path, err.Error()})
-	case errors.As(err, &damage):
-		x.report(Finding{"damaged", path, err.Error()})
-		err := cas.SetAside(x.fs, x.dir, path, err.Error())
-		if err = errors.Join(err, x.fs.SyncDir(x.folderPath(id[0]))); err != nil {
-			x.folders[id[0]].unread.Store(true)
-			x.report(Finding{"damaged", path, "it could not be moved to the quarantine: " + err.Error()})
-		}
-	default:
-		x.folders[id[0]].unread.Store(true)
-		x.report(Finding{"damaged", path, "it cannot be read: " + err.Error()})
+	if err == nil || errors.Is(err, fs.ErrNotExist) { // retracted since the folder was listed
+		return b, err == nil
 	}
+	path := x.manifestPath(id)
+	x.report(findingOf(path, err))
+	if errors.As(err, new(*DamageError)) {
+		err := cas.SetAside(x.fs, x.dir, path, err.Error())
+		if err = errors.Join(err, x.fs.SyncDir(x.folderPath(id[0]))); err == nil {
+			return Build{}, false
+		}
+		x.report(Finding{"damaged", path, "it could not be moved to the quarantine: " + err.Error()})
+	}
+	x.folders[id[0]].unread.Store(true)
 	return Build{}, false
+}
+
+// findingOf returns what readManifest's error says of the manifest at path.
+func findingOf(path string, err error) Finding {
+	switch {
+	case errors.As(err, new(*NewerError)):
+		return Finding{"newer", path, err.Error()}
+	case errors.As(err, new(*DamageError)):
+		return Finding{"damaged", path, err.Error()}
+	}
+	return Finding{"damaged", path, "it cannot be read: " + err.Error()}
 }

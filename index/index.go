@@ -211,7 +211,7 @@ func (x *Index) makeFolders() error {
 		}
 	}
 	for _, name := range []string{"journal.new", "journal.damaged"} {
-		if err := x.fs.Remove(filepath.Join(x.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := remove(x.fs, filepath.Join(x.dir, name)); err != nil {
 			return err
 		}
 	}

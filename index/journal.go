@@ -86,7 +86,7 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *journal, damage 
 // new one takes its place, it is still the best journal there is.
 func (j *journal) keepDamaged(why string) error {
 	aside := j.path + ".damaged"
-	if err := j.fs.Remove(aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(j.fs, aside); err != nil {
 		return err
 	}
 	if err := j.fs.Link(j.path, aside); err != nil {
@@ -356,31 +356,22 @@ func (j *journal) rewrite() error {
 }
 
 // replace puts a file with these bytes in the journal's place.
-func (j *journal) replace(b []byte) (err error) {
+func (j *journal) replace(b []byte) error {
 	temp := j.path + ".new"
-	if err := j.fs.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(j.fs, temp); err != nil {
 		return err
 	}
-	f, err := j.fs.Create(temp)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close())
-			_ = j.fs.Remove(temp) // on a full disk it is in the way; else the next one removes it
-		}
-	}()
-	if _, err := j.fs.WriteAt(f, b, 0); err != nil {
-		return err
-	}
-	if err := j.fs.Sync(f); err != nil {
+	if err := writeFile(j.fs, temp, b); err != nil {
 		return err
 	}
 	if err := j.fs.Rename(temp, j.path); err != nil {
 		return err
 	}
 	if err := j.fs.SyncDir(j.dir); err != nil {
+		return err
+	}
+	f, err := j.fs.OpenWrite(j.path)
+	if err != nil {
 		return err
 	}
 	j.file, j.size, j.synced = f, int64(len(b)), j.written

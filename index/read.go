@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/epcached/epcached/cas"
@@ -48,4 +49,12 @@ func writeFile(fsys cas.FS, path string, b []byte) error {
 		err = errors.Join(err, fsys.Remove(path))
 	}
 	return err
+}
+
+// remove removes a file, if it is there.
+func remove(fsys cas.FS, path string) error {
+	if err := fsys.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -3,7 +3,6 @@ package index
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -106,7 +105,7 @@ func (r *reserve) fill() error {
 }
 
 func (r *reserve) make() error {
-	if err := r.fs.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(r.fs, r.path); err != nil {
 		return err
 	}
 	f, err := r.fs.Create(r.path)

@@ -2,9 +2,7 @@ package index
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 
@@ -53,7 +51,7 @@ func (x *Index) RetractAll(list []Retraction) {
 		case r.May != nil && !r.May():
 		default:
 			// One without a manifest was unlinked by an earlier Retract that failed to sync, or deleted by somebody: make that durable.
-			if err := x.fs.Remove(x.manifestPath(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := remove(x.fs, x.manifestPath(r.ID)); err != nil {
 				r.fail(err)
 			} else {
 				unlinked[r.ID[0]] = append(unlinked[r.ID[0]], i)

@@ -69,11 +69,8 @@ func (s *Snapshot) readShard(ctx context.Context, x *Index, i byte) error {
 		switch {
 		case err == nil:
 			s.Builds = append(s.Builds, b)
-		case errors.Is(err, fs.ErrNotExist): // retracted since the folder was listed
-		case errors.As(err, new(*NewerError)):
-			s.Problems = append(s.Problems, Finding{"newer", x.manifestPath(id), err.Error()})
-		default:
-			s.Problems = append(s.Problems, Finding{"damaged", x.manifestPath(id), err.Error()})
+		case !errors.Is(err, fs.ErrNotExist): // not retracted since the folder was listed
+			s.Problems = append(s.Problems, findingOf(x.manifestPath(id), err))
 		}
 	}
 	return nil

@@ -121,25 +121,23 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of *places, at map[c
 	counts := make([]uint32, len(s.Builds)+1)
 	var last cas.Digest
 	err := x.rows(ctx, bucketBlobs, func(key, value []byte) error {
-		f := fields{b: value}
-		size, disk := f.i64(), f.i64()
-		if len(key) != len(last)+len(BuildID{}) || !f.end() {
-			return errBlobRow
+		n, err := decodeNeed(key, value)
+		if err != nil {
+			return err
 		}
-		if d := cas.Digest(key[:len(last)]); d != last || len(s.Blobs) == 0 {
-			last = d
-			if _, ok := at[d]; ok {
-				s.At[d] = uint32(len(s.Blobs))
+		if n.Blob != last || len(s.Blobs) == 0 {
+			last = n.Blob
+			if _, ok := at[last]; ok {
+				s.At[last] = uint32(len(s.Blobs))
 			}
-			s.Blobs = append(s.Blobs, Blob{Size: size, Disk: disk})
+			s.Blobs = append(s.Blobs, Blob{Size: n.Size, Disk: n.Disk})
 			told.often("files", uint64(len(s.Blobs)), 0)
 		}
-		id := key[len(last):]
-		if len(gone) > 0 && gone[BuildID(id)] {
+		if gone[n.Build] {
 			return nil
 		}
 		s.Blobs[len(s.Blobs)-1].Needs++
-		if build, ok := of.find(id); ok { // else it was published meanwhile
+		if build, ok := of.find(n.Build[:]); ok { // else it was published meanwhile
 			needs = append(needs, need{build, uint32(len(s.Blobs) - 1)})
 			counts[build+1]++
 		}
@@ -290,6 +288,12 @@ func encodeUser(u UserSpace) []byte {
 	return numbers(uint64(u.LogicalBytes), uint64(u.PutBytes), u.Builds)
 }
 
+func decodeUser(b []byte) (UserSpace, bool) {
+	f := fields{b: b}
+	u := UserSpace{f.i64(), f.i64(), f.u64()}
+	return u, f.end()
+}
+
 // with counts a build more, or with a sign of -1 one less.
 func (u UserSpace) with(b *Brief, sign int64) UserSpace {
 	u.LogicalBytes += sign * b.LogicalBytes
@@ -307,13 +311,8 @@ func changeUser(tx *bbolt.Tx, b *Brief, sign int64) error {
 	if err != nil {
 		return err
 	}
-	f := fields{b: v}
-	u := UserSpace{}
-	if v != nil {
-		u = UserSpace{f.i64(), f.i64(), f.u64()}
-	}
-	u = u.with(b, sign)
-	if u.Builds == 0 {
+	u, _ := decodeUser(v) // of none: zero
+	if u = u.with(b, sign); u.Builds == 0 {
 		return drop(tx, bucketUsers, key)
 	}
 	return put(tx, bucketUsers, key, encodeUser(u))
@@ -323,9 +322,8 @@ func changeUser(tx *bbolt.Tx, b *Brief, sign int64) error {
 func (x *Index) Users(ctx context.Context) (map[uint32]UserSpace, error) {
 	out := make(map[uint32]UserSpace)
 	err := x.rows(ctx, bucketUsers, func(key, value []byte) error {
-		f := fields{b: value}
-		u := UserSpace{f.i64(), f.i64(), f.u64()}
-		if len(key) != 4 || !f.end() {
+		u, ok := decodeUser(value)
+		if len(key) != 4 || !ok {
 			return &DamageError{"index.db", "a user's space that is none"}
 		}
 		out[binary.BigEndian.Uint32(key)] = u
