@@ -1,11 +1,9 @@
 package index
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"math"
-	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -62,34 +60,37 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Tol
 	}
 	n := space.Builds + space.Builds/64 // at once, with some more that come meanwhile: growing, it would be copied again and again
 	s := &Survey{Builds: make([]Brief, 0, n), At: make(map[cas.Digest]uint32, len(at))}
-	texts := make(map[string]string) // each is kept once
+	of := make(map[BuildID]uint32, n) // where each stands
+	texts := make(map[string]string)  // each is kept once
 	gone := x.goneNow()
 	err = x.rows(ctx, bucketBriefs, func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
 		if err == nil && !gone[b.ID] {
+			of[b.ID] = uint32(len(s.Builds))
 			s.Builds = append(s.Builds, b)
 			told.often("builds", uint64(len(s.Builds)), space.Builds)
 		}
 		return err
 	})
-	of := placesOf(s.Builds)
 	if err == nil {
 		err = x.surveyBlobs(ctx, s, of, at, gone, told)
 	}
 	if err == nil {
 		err = x.rows(ctx, bucketUse, func(key, value []byte) error {
-			if i, ok := of.find(key); ok {
+			id, err := idAtEnd(key)
+			if i, ok := of[id]; ok {
 				s.Builds[i].Use, _ = decodeUse(value) // what does not decode counts as lost
 			}
-			return nil
+			return err
 		})
 	}
 	if err == nil {
 		err = x.rows(ctx, bucketViews, func(key, _ []byte) error {
-			if i, ok := of.find(key); ok {
+			id, err := idAtEnd(key)
+			if i, ok := of[id]; ok {
 				s.Builds[i].Viewed = true
 			}
-			return nil
+			return err
 		})
 	}
 	if err != nil {
@@ -114,7 +115,7 @@ func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) er
 
 // surveyBlobs reads which builds need which blobs. The rows come in order of
 // digests; they are sorted by builds afterwards.
-func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of *places, at map[cas.Digest]struct{}, gone map[BuildID]bool, told Told) error {
+func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32, at map[cas.Digest]struct{}, gone map[BuildID]bool, told Told) error {
 	type need struct{ build, blob uint32 }
 	needs := make([]need, 0, 2*len(s.Builds)+len(s.Builds)/4) // a graph and a context binary, mostly
 	s.Blobs = make([]Blob, 0, cap(needs))
@@ -137,7 +138,7 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of *places, at map[c
 			return nil
 		}
 		s.Blobs[len(s.Blobs)-1].Needs++
-		if build, ok := of.find(n.Build[:]); ok { // else it was published meanwhile
+		if build, ok := of[n.Build]; ok { // else it was published meanwhile
 			needs = append(needs, need{build, uint32(len(s.Blobs) - 1)})
 			counts[build+1]++
 		}
@@ -160,36 +161,6 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of *places, at map[c
 		from = counts[i]
 	}
 	return nil
-}
-
-// places finds builds by their ids, which are random: those that begin with the
-// same two bytes are few, and stand together.
-type places struct {
-	ids  []BuildID         // in order
-	from [1<<16 + 1]uint32 // where those stand that begin with these bytes
-}
-
-func placesOf(builds []Brief) *places {
-	p := &places{ids: make([]BuildID, len(builds))}
-	for i := range builds {
-		p.ids[i] = builds[i].ID
-		p.from[int(binary.BigEndian.Uint16(builds[i].ID[:]))+1]++
-	}
-	for i := range p.from[1:] {
-		p.from[i+1] += p.from[i]
-	}
-	return p
-}
-
-// find gives the place of a build.
-func (p *places) find(id []byte) (uint32, bool) {
-	if len(id) != len(BuildID{}) {
-		return 0, false
-	}
-	first := int(binary.BigEndian.Uint16(id))
-	from, to := p.from[first], p.from[first+1]
-	i, ok := slices.BinarySearchFunc(p.ids[from:to], id, func(one BuildID, id []byte) int { return bytes.Compare(one[:], id) })
-	return from + uint32(i), ok
 }
 
 func briefOf(b *Build) Brief {
