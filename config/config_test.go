@@ -284,7 +284,10 @@ func TestARemovedFieldIsAWarning(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, again.Warnings())
 	}
-	_, _, err := load(t, "compress_after = \"7d\"\n")
+	s, _, err := load(t, "standby_seconds = 30.0\n")
+	require.NoError(t, err)
+	require.Len(t, s.Warnings(), 1)
+	_, _, err = load(t, "compress_after = \"7d\"\n")
 	require.ErrorContains(t, err, "unknown field")
 }
 
