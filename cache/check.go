@@ -66,7 +66,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress f
 		out.Blobs++
 		out.Bytes += size
 		if progress != nil && (deep || out.Blobs%farAfter == 0) {
-			progress(Progress{Phase: "checking files", Done: min(out.Bytes, space.StoredBytes), Total: space.StoredBytes})
+			progress(Progress{Phase: "checking files", Done: min(out.Bytes, space.UniqueBytes), Total: space.UniqueBytes})
 		}
 		if f := c.checkBlob(ctx, d, size, deep); f != nil {
 			out.found(*f)

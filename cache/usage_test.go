@@ -89,7 +89,7 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 		require.EqualValues(t, 2*cas.Block, l.Own+l.Shared)
 		require.EqualValues(t, 2*cas.Block, l.Own, "nothing is shared")
 	}
-	require.Equal(t, []UsageSum{{Sum: space.Sum{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, Logical: one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size, Own: 4 * cas.Block, Stored: 4 * cas.Block}}}, u.Users)
+	require.Equal(t, []UsageSum{{Sum: space.Sum{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, Logical: one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size, Own: 4 * cas.Block, Disk: 4 * cas.Block}}}, u.Users)
 	require.Len(t, u.EPs, 1)
 
 	// The same model for another user's own: equal bytes, kept once.

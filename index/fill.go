@@ -258,7 +258,7 @@ func (f *filler) measure() {
 		disks[i] = f.x.blobBytes(cas.Digest(row[:len(cas.Digest{})]), sizes[i])
 	})
 	for i, from := range first {
-		f.space.StoredBytes += sizes[i]
+		f.space.UniqueBytes += sizes[i]
 		f.space.DiskBytes += disks[i]
 		to := len(f.blobs)
 		if i+1 < len(first) {

@@ -76,7 +76,7 @@ func TestPublishedIsFoundAfterARestart(t *testing.T) {
 		require.Equal(t, []BuildID{b.ID}, ids)
 		space, err := x.Space()
 		require.NoError(t, err)
-		require.Equal(t, Space{LogicalBytes: 6000, StoredBytes: 6000, Entries: 1, Builds: 1, DiskBytes: 12288, ManifestBytes: 4096}, space)
+		require.Equal(t, Space{LogicalBytes: 6000, UniqueBytes: 6000, Entries: 1, Builds: 1, DiskBytes: 12288, ManifestBytes: 4096}, space)
 		closeSound(t, x)
 		x = open(t, dir)
 		require.Empty(t, x.Rebuilt())

@@ -40,7 +40,7 @@ func TestAGroupIsFoundByEachOfItsMembers(t *testing.T) {
 	found(x, b)
 	space, err := x.Space()
 	require.NoError(t, err)
-	require.Equal(t, Space{LogicalBytes: 6970, StoredBytes: 6970, Entries: 1, Builds: 1, DiskBytes: 20480, ManifestBytes: 4096}, space, "one entry, and the copied source counts")
+	require.Equal(t, Space{LogicalBytes: 6970, UniqueBytes: 6970, Entries: 1, Builds: 1, DiskBytes: 20480, ManifestBytes: 4096}, space, "one entry, and the copied source counts")
 	ids, err := x.Needs(cas.Digest{21})
 	require.NoError(t, err)
 	require.Equal(t, []BuildID{b.ID}, ids)

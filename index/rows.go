@@ -218,15 +218,15 @@ func decodeUse(b []byte) (Usage, bool) {
 	return u, f.end() && !math.IsNaN(u.SavedSeconds)
 }
 
-// The space: logical bytes, stored bytes, entries, builds, bytes of blobs and of
+// The space: logical bytes, unique bytes, entries, builds, bytes of blobs and of
 // manifests on disk; 8 bytes each.
 func encodeSpace(s Space) []byte {
-	return numbers(uint64(s.LogicalBytes), uint64(s.StoredBytes), s.Entries, s.Builds, uint64(s.DiskBytes), uint64(s.ManifestBytes))
+	return numbers(uint64(s.LogicalBytes), uint64(s.UniqueBytes), s.Entries, s.Builds, uint64(s.DiskBytes), uint64(s.ManifestBytes))
 }
 
 func decodeSpace(b []byte) (Space, bool) {
 	f := fields{b: b}
-	s := Space{LogicalBytes: f.i64(), StoredBytes: f.i64(), Entries: f.u64(), Builds: f.u64(),
+	s := Space{LogicalBytes: f.i64(), UniqueBytes: f.i64(), Entries: f.u64(), Builds: f.u64(),
 		DiskBytes: f.i64(), ManifestBytes: f.i64()}
 	return s, f.end()
 }

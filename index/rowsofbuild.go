@@ -39,7 +39,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 		}
 		disk := x.blobBytes(d, size)
 		if len(others) == 0 {
-			space.StoredBytes += size
+			space.UniqueBytes += size
 			space.DiskBytes += disk
 		} else {
 			more, err := resize(tx, d, disk) // it may have been packed, and is whole again
@@ -99,7 +99,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 			return err
 		}
 		if len(others) == 0 {
-			space.StoredBytes -= size
+			space.UniqueBytes -= size
 			space.DiskBytes -= n.Disk
 		}
 	}

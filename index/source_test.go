@@ -43,7 +43,7 @@ func TestCopiesOfASourceCount(t *testing.T) {
 	require.Equal(t, []BuildID{b.ID}, ids)
 	space, err := x.Space()
 	require.NoError(t, err)
-	require.Equal(t, Space{LogicalBytes: 11100, StoredBytes: 6100, Entries: 1, Builds: 1, DiskBytes: 16384, ManifestBytes: 4096}, space)
+	require.Equal(t, Space{LogicalBytes: 11100, UniqueBytes: 6100, Entries: 1, Builds: 1, DiskBytes: 16384, ManifestBytes: 4096}, space)
 	require.NoError(t, x.Retract(ctx, b.ID, "test"))
 	ids, err = x.Needs(cas.Digest{5})
 	require.NoError(t, err)

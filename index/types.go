@@ -200,7 +200,7 @@ type Event struct {
 // Space is what the index knows of the store's size.
 type Space struct {
 	LogicalBytes int64  // every file of every build, copies of source models included
-	StoredBytes  int64  // every blob once
+	UniqueBytes  int64  // every blob once, by its size
 	Entries      uint64 // request keys
 	Builds       uint64
 

@@ -36,10 +36,10 @@ type Row struct {
 
 // Sum is what several builds take.
 type Sum struct {
-	Name        string
-	Builds      uint64
-	Logical     int64 // bytes; each build in full
-	Own, Stored int64 // on disk: what nobody else's builds need, and every blob once
+	Name      string
+	Builds    uint64
+	Logical   int64 // bytes; each build in full
+	Own, Disk int64 // on disk: what nobody else's builds need, and every blob once
 }
 
 // ByModel lists builds by model, the largest first, and within one by size. Two models of one name are two.
@@ -111,7 +111,7 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 			turn++
 			a.inv.eachPart(b, mark, turn, func(at uint32) {
 				if seen[at]++; seen[at] == 1 {
-					sum.Stored += a.inv.bytes(at)
+					sum.Disk += a.inv.bytes(at)
 					touched = append(touched, at)
 				}
 				if seen[at] == a.need[at] {
@@ -124,7 +124,7 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 		}
 		out = append(out, sum)
 	}
-	slices.SortStableFunc(out, func(x, y Sum) int { return cmp.Compare(y.Stored, x.Stored) })
+	slices.SortStableFunc(out, func(x, y Sum) int { return cmp.Compare(y.Disk, x.Disk) })
 	return out
 }
 

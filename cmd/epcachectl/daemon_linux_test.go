@@ -292,7 +292,7 @@ func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage, _ fun
 		reply.Shared = []*wire.SharedBlob{{Size: 4096, Bytes: 1536, FirstName: "a_ctx.bin", SecondName: "b_ctx.bin"}, {Size: 800, Bytes: 512, FirstName: "a_ctx.onnx", SecondName: "b_ctx.onnx"}}
 	} else {
 		reply.PackableBytes = 3 << 20
-		reply.Users = []*wire.UsageSum{{Name: "uid:1", Builds: 3, OwnBytes: 4096, StoredBytes: 8192, LogicalBytes: 24576, QuotaBytes: 1 << 20}}
+		reply.Users = []*wire.UsageSum{{Name: "uid:1", Builds: 3, OwnBytes: 4096, DiskBytes: 8192, LogicalBytes: 24576, QuotaBytes: 1 << 20}}
 	}
 	return reply, b.err
 }
@@ -312,7 +312,7 @@ func (b *standIn) Remove(_ context.Context, _ unixsock.Peer, r *wire.Remove) (*w
 func (b *standIn) Status(context.Context, unixsock.Peer, *wire.Status) (*wire.StatusReply, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return &wire.StatusReply{Version: "9", Pid: 77, Socket: "/run/s", StartedBy: b.startedBy, Space: &wire.Space{StoredBytes: 7, ToLookAt: 3}}, b.err
+	return &wire.StatusReply{Version: "9", Pid: 77, Socket: "/run/s", StartedBy: b.startedBy, Space: &wire.Space{UniqueBytes: 7, ToLookAt: 3}}, b.err
 }
 
 func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.ProbeReply, error) {

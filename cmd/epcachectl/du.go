@@ -51,7 +51,7 @@ type duSum struct {
 	Builds       uint64 `json:"builds"`
 	LogicalBytes int64  `json:"logical_bytes"`
 	OwnBytes     int64  `json:"own_bytes"`
-	StoredBytes  int64  `json:"stored_bytes"`
+	DiskBytes    int64  `json:"disk_bytes"`
 	QuotaBytes   int64  `json:"quota_bytes"`
 }
 
@@ -245,7 +245,7 @@ func (u *usagePrinter) end() error {
 func sumsOf(list []*wire.UsageSum) []duSum {
 	out := []duSum{}
 	for _, s := range list {
-		out = append(out, duSum{s.GetName(), s.GetBuilds(), s.GetLogicalBytes(), s.GetOwnBytes(), s.GetStoredBytes(), s.GetQuotaBytes()})
+		out = append(out, duSum{s.GetName(), s.GetBuilds(), s.GetLogicalBytes(), s.GetOwnBytes(), s.GetDiskBytes(), s.GetQuotaBytes()})
 	}
 	return out
 }
@@ -286,7 +286,7 @@ func (p *printer) usageSums(r *duRest) error {
 		if s.QuotaBytes > 0 {
 			quota = byteSize(s.QuotaBytes)
 		}
-		rows = append(rows, []string{orDash(s.Name), byteSize(s.OwnBytes), byteSize(s.StoredBytes), byteSize(s.LogicalBytes), counted(s.Builds, "build"), quota})
+		rows = append(rows, []string{orDash(s.Name), byteSize(s.OwnBytes), byteSize(s.DiskBytes), byteSize(s.LogicalBytes), counted(s.Builds, "build"), quota})
 	}
 	if len(rows) > 1 {
 		if err := p.table(rows); err != nil {
@@ -329,8 +329,8 @@ func spaceLine(s *spaceResult) string {
 		text += " of " + byteSize(s.BudgetBytes)
 	}
 	text += fmt.Sprintf(", for files of %s", byteSize(s.LogicalBytes))
-	if s.StoredBytes != s.LogicalBytes {
-		text += fmt.Sprintf(" (%s, equal ones once)", byteSize(s.StoredBytes))
+	if s.UniqueBytes != s.LogicalBytes {
+		text += fmt.Sprintf(" (%s, equal ones once)", byteSize(s.UniqueBytes))
 	}
 	return text + fmt.Sprintf(", %s, %s", counted(s.Entries, "entry"), counted(s.Builds, "build"))
 }

@@ -69,7 +69,7 @@ func sourcelessLine(s *wire.Sourceless) string {
 // spaceResult has a number for each name, also where it is 0: scripts do sums with them.
 type spaceResult struct {
 	LogicalBytes        int64   `json:"logical_bytes"`
-	StoredBytes         int64   `json:"stored_bytes"`
+	UniqueBytes         int64   `json:"unique_bytes"`
 	UnpackedBytes       int64   `json:"unpacked_bytes"`
 	SavedBySharingBytes int64   `json:"saved_by_sharing_bytes"`
 	DeadBytes           int64   `json:"dead_bytes"`
@@ -95,7 +95,7 @@ type spaceResult struct {
 }
 
 func spaceOf(s *wire.Space) spaceResult {
-	return spaceResult{s.GetLogicalBytes(), s.GetStoredBytes(), s.GetUnpackedBytes(), s.GetSavedBySharingBytes(), s.GetDeadBytes(),
+	return spaceResult{s.GetLogicalBytes(), s.GetUniqueBytes(), s.GetUnpackedBytes(), s.GetSavedBySharingBytes(), s.GetDeadBytes(),
 		s.GetBudgetBytes(), s.GetEntries(), s.GetBuilds(), s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes(),
 		s.GetDiskBytes(), s.GetManifestBytes(), s.GetHeldBytes(), s.GetReservedBytes(), s.GetPinnedBytes(), s.GetFreeBytes(), s.GetFloorBytes(),
 		s.GetMaxEntries(), s.GetEvicted(), s.GetUnkept(), s.GetLongestWaitMs(), s.GetLongestWorkedMs(), s.GetToLookAt(), s.GetQueued(), s.GetQueuedBytes()}

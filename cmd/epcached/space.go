@@ -124,13 +124,13 @@ const maxSums = 256
 
 func usageSums(list []cache.UsageSum) (out []*wire.UsageSum) {
 	for _, s := range list[:min(len(list), maxSums)] {
-		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds, LogicalBytes: s.Logical, OwnBytes: s.Own, QuotaBytes: s.Quota, StoredBytes: s.Stored})
+		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds, LogicalBytes: s.Logical, OwnBytes: s.Own, QuotaBytes: s.Quota, DiskBytes: s.Disk})
 	}
 	return out
 }
 
 func spaceReply(s *cache.SpaceReport) *wire.Space {
-	return &wire.Space{LogicalBytes: s.LogicalBytes, StoredBytes: s.StoredBytes, SavedBySharingBytes: s.LogicalBytes - s.StoredBytes,
+	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes, SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes,
 		DeadBytes: s.Dead, UnpackedBytes: s.Packed.Copies, BudgetBytes: s.Budget, Entries: s.Entries, Builds: s.Builds, DiskBytes: s.DiskBytes + s.Packed.Recipes + s.Packed.Containers, HeldBytes: s.Held,
 		ReservedBytes: s.Reserved, ManifestBytes: s.ManifestBytes, FreeBytes: s.Free, FloorBytes: s.Floor, PinnedBytes: s.Pinned,
 		MaxEntries: s.MaxEntries, Evicted: s.Evicted, Unkept: s.Unkept, LongestWaitMs: inMilliseconds(s.LongestWait), LongestWorkedMs: inMilliseconds(s.LongestWorked),

@@ -5433,9 +5433,9 @@ type UsageSum struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // "uid:1000", "QNNExecutionProvider"
 	Builds        uint64                 `protobuf:"varint,2,opt,name=builds,proto3" json:"builds,omitempty"`
 	LogicalBytes  int64                  `protobuf:"varint,3,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"`
-	OwnBytes      int64                  `protobuf:"varint,4,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`          // blobs that nobody else's builds need
-	QuotaBytes    int64                  `protobuf:"varint,5,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`    // 0: none
-	StoredBytes   int64                  `protobuf:"varint,6,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"` // every blob once
+	OwnBytes      int64                  `protobuf:"varint,4,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`       // blobs that nobody else's builds need
+	QuotaBytes    int64                  `protobuf:"varint,5,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"` // 0: none
+	DiskBytes     int64                  `protobuf:"varint,6,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`    // on disk, every blob once
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5505,9 +5505,9 @@ func (x *UsageSum) GetQuotaBytes() int64 {
 	return 0
 }
 
-func (x *UsageSum) GetStoredBytes() int64 {
+func (x *UsageSum) GetDiskBytes() int64 {
 	if x != nil {
-		return x.StoredBytes
+		return x.DiskBytes
 	}
 	return 0
 }
@@ -6541,7 +6541,7 @@ func (x *Sourceless) GetWhy() []*Sourceless_Why {
 type Space struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	LogicalBytes        int64                  `protobuf:"varint,1,opt,name=logical_bytes,json=logicalBytes,proto3" json:"logical_bytes,omitempty"`
-	StoredBytes         int64                  `protobuf:"varint,2,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
+	UniqueBytes         int64                  `protobuf:"varint,2,opt,name=unique_bytes,json=uniqueBytes,proto3" json:"unique_bytes,omitempty"` // every blob once, by its size
 	UnpackedBytes       int64                  `protobuf:"varint,3,opt,name=unpacked_bytes,json=unpackedBytes,proto3" json:"unpacked_bytes,omitempty"`
 	SavedBySharingBytes int64                  `protobuf:"varint,4,opt,name=saved_by_sharing_bytes,json=savedBySharingBytes,proto3" json:"saved_by_sharing_bytes,omitempty"`
 	DeadBytes           int64                  `protobuf:"varint,5,opt,name=dead_bytes,json=deadBytes,proto3" json:"dead_bytes,omitempty"` // on disk, of builds that are not served
@@ -6604,9 +6604,9 @@ func (x *Space) GetLogicalBytes() int64 {
 	return 0
 }
 
-func (x *Space) GetStoredBytes() int64 {
+func (x *Space) GetUniqueBytes() int64 {
 	if x != nil {
-		return x.StoredBytes
+		return x.UniqueBytes
 	}
 	return 0
 }
@@ -8960,15 +8960,16 @@ const file_epcached_proto_rawDesc = "" +
 	"\fshared_bytes\x18\x04 \x01(\x03R\vsharedBytes\x12\x16\n" +
 	"\x06shapes\x18\x05 \x01(\tR\x06shapes\x12\x1d\n" +
 	"\n" +
-	"once_bytes\x18\x06 \x01(\x03R\tonceBytes\"\xbc\x01\n" +
+	"once_bytes\x18\x06 \x01(\x03R\tonceBytes\"\xb8\x01\n" +
 	"\bUsageSum\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12#\n" +
 	"\rlogical_bytes\x18\x03 \x01(\x03R\flogicalBytes\x12\x1b\n" +
 	"\town_bytes\x18\x04 \x01(\x03R\bownBytes\x12\x1f\n" +
 	"\vquota_bytes\x18\x05 \x01(\x03R\n" +
-	"quotaBytes\x12!\n" +
-	"\fstored_bytes\x18\x06 \x01(\x03R\vstoredBytes\"\x8e\x01\n" +
+	"quotaBytes\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x06 \x01(\x03R\tdiskBytes\"\x8e\x01\n" +
 	"\n" +
 	"SharedBlob\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
@@ -9073,7 +9074,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\x8e\x06\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
-	"\fstored_bytes\x18\x02 \x01(\x03R\vstoredBytes\x12%\n" +
+	"\funique_bytes\x18\x02 \x01(\x03R\vuniqueBytes\x12%\n" +
 	"\x0eunpacked_bytes\x18\x03 \x01(\x03R\runpackedBytes\x123\n" +
 	"\x16saved_by_sharing_bytes\x18\x04 \x01(\x03R\x13savedBySharingBytes\x12\x1d\n" +
 	"\n" +
