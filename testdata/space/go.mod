@@ -18,6 +18,7 @@ require (
 	github.com/klauspost/cpuid/v2 v2.0.12 // indirect
 	github.com/pelletier/go-toml/v2 v2.4.3 // indirect
 	go.etcd.io/bbolt v1.5.0 // indirect
+	golang.org/x/time v0.16.0 // indirect
 	lukechampine.com/blake3 v1.4.1 // indirect
 )
 
