@@ -98,7 +98,11 @@ const (
 func Open(dir string, o Options) (*Index, error) {
 	x, err := openOnce(dir, o)
 	if errors.As(err, new(*BrokenError)) {
-		x, err = openOnce(dir, o) // what the first one read is marked as damaged now
+		again, failed := openOnce(dir, o) // what the first one read is marked as damaged now
+		if failed == nil {
+			return again, nil
+		}
+		err = errors.Join(err, failed)
 	}
 	return x, err
 }

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -362,6 +364,31 @@ func TestDamageFoundByAStartIsRepairedByIt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, b, got)
 	closeSound(t, x)
+}
+
+// noMark is a file system on which a damaged database cannot be marked.
+type noMark struct{ cas.OS }
+
+func (noMark) Create(path string) (*os.File, error) {
+	if filepath.Base(path) == "index.db.damaged" {
+		return nil, syscall.EROFS
+	}
+	return cas.OS{}.Create(path)
+}
+
+// A start that cannot repair the damage says what it is, and names the file in its log.
+func TestAStartThatCannotMarkTheDamageNamesIt(t *testing.T) {
+	dir := memoryDir(t)
+	x := open(t, dir)
+	x.Count("hits", 3)
+	require.NoError(t, x.Close())
+	require.NoError(t, inDatabase(filepath.Join(dir, "index.db"), func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketCounters).Put([]byte("hits"), make([]byte, sealSize+8))
+	}))
+	var log bytes.Buffer
+	_, err := Open(dir, Options{FS: noMark{}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	require.ErrorContains(t, err, "wrong checksum")
+	require.Contains(t, log.String(), "remove it before the next start")
 }
 
 // TestTheFileIsCutShortInUse takes the pages away under the mapping: bbolt faults in the middle of
