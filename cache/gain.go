@@ -186,9 +186,10 @@ func (gs *gains) idle() {
 			gs.measure(ctx, m)
 		}
 		gs.mu.Lock()
-		defer gs.mu.Unlock()
 		gs.stop()
 		gs.stop = nil
+		gs.mu.Unlock()
+		gs.idle() // a build may have been stored meanwhile
 	})
 }
 
