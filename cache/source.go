@@ -144,12 +144,12 @@ var (
 
 func whyNotKept(err error) string {
 	switch {
+	case errors.Is(err, fs.ErrPermission): // also of a directory above it
+		return whyClosed
 	case errors.Is(err, errNoPath):
 		return whyNoPath
 	case errors.Is(err, errPrivate):
 		return whyPrivate
-	case errors.Is(err, fs.ErrPermission):
-		return whyClosed
 	case errors.Is(err, errUnanswered):
 		return whyElsewhere
 	}
