@@ -56,9 +56,14 @@ func (a *app) connectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	return c, err
 }
 
-// connectOwn connects to the user's own daemon, and has it started if need be: for what another
-// user's does not do.
-func (a *app) connectOwn(ctx context.Context) (*unixsock.Client, error) {
+// ownDaemon returns the connection to the user's own daemon, for what another user's does not do.
+// The daemon is started if need be. withDaemon closes the connection.
+func (a *app) ownDaemon(ctx context.Context) (*unixsock.Client, error) {
+	once.Lock()
+	defer once.Unlock()
+	if a.own != nil {
+		return a.own, nil
+	}
 	program := a.daemonProgram()
 	if program == "" {
 		return nil, errors.New("no daemon of this user's can be started")
@@ -71,10 +76,10 @@ func (a *app) connectOwn(ctx context.Context) (*unixsock.Client, error) {
 		c, err := dial()
 		return err == nil && c.Close() == nil
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		a.own, err = dial()
 	}
-	return dial()
+	return a.own, err
 }
 
 // daemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in PATH; "" where none is to be started.

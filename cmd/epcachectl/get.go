@@ -37,7 +37,7 @@ type getCall struct {
 	share    bool
 	adopt    bool
 	program  []string  // behind "--", empty: none
-	claimant *claimant // compiles under claims; nil until there is one; guarded by claimants
+	claimant *claimant // compiles under claims; nil until there is one; guarded by once
 	state    string    // of a store that is read without a daemon; empty: the daemon is asked
 	build    string    // with state: how the build's key begins
 	unpackTo string    // with state: a folder for what is unpacked; empty: where programs keep what can be made again
@@ -59,7 +59,12 @@ type got struct {
 	group   []string                                 // the paths of all models of the group; nil: it is none
 	member  int                                      // which of them it is
 	own     *ownFiles                                // that were compiled here under a claim, where there is no view of them; else nil
+	// daemon is the user's own, where it answered instead of another user's; else nil
+	daemon *unixsock.Client
 }
+
+// asked returns the connection to the daemon that answered, where the call asked with c.
+func (r *got) asked(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
 
 // queued tells whether it is being compiled and was not waited for.
 func (r *got) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
@@ -328,8 +333,8 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 		err = g.app.again(ctx, ask)
 	}
 	if slices.Contains(instead(err), "own") {
-		if own, ownErr := g.app.connectOwn(ctx); ownErr == nil {
-			err = errors.Join(ask(own), own.Close())
+		if own, ownErr := g.app.ownDaemon(ctx); ownErr == nil {
+			result.daemon, err = own, ask(own)
 		}
 	}
 	result.elapsed = time.Since(start)
@@ -358,13 +363,13 @@ func (g *getCall) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 	return slices.Contains(ways, "claim") && onMiss == wire.OnMiss_WAIT && len(paths) == 1
 }
 
-// claimants guards getCall.claimant: several models of one call may each be given a claim.
-var claimants sync.Mutex
+// once guards what the models of a call share and the first one makes that needs it.
+var once sync.Mutex
 
 // claiming gives what compiles under claims.
 func (g *getCall) claiming() (*claimant, error) {
-	claimants.Lock()
-	defer claimants.Unlock()
+	once.Lock()
+	defer once.Unlock()
 	var err error
 	if g.claimant == nil {
 		g.claimant, err = newClaimant(&g.request)

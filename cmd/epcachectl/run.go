@@ -25,6 +25,9 @@ type app struct {
 	wait    time.Duration
 	waitSet bool
 	looks   bool // at the daemon itself: where there is none, none is started
+	// own is the connection to the user's own daemon, beside that of another user; nil until a
+	// model needs it; guarded by once
+	own *unixsock.Client
 
 	replace func(path string, argv []string, files []*os.File) error // becomes another program; see program.go
 }
@@ -123,7 +126,11 @@ func (a *app) withDaemon(ctx context.Context, do func(context.Context, *unixsock
 		if err != nil {
 			return err
 		}
-		return errors.Join(do(ctx, client), client.Close())
+		err = errors.Join(do(ctx, client), client.Close())
+		if a.own != nil {
+			err = errors.Join(err, a.own.Close())
+		}
+		return err
 	})
 }
 

@@ -145,7 +145,8 @@ func (g *getCall) askAgain(ctx context.Context, c *unixsock.Client, asks []ask, 
 			before := jobs[0]
 			jobs = jobs[1:]
 			// How it ends is looked at by who follows it; here it only has to.
-			_, _ = c.Follow(ctx, &wire.Follow{Job: before.reply.GetJob()}, func(p *wire.Progress) { show.phase(before.path, p) })
+			_, _ = before.asked(c).Follow(ctx, &wire.Follow{Job: before.reply.GetJob()},
+				func(p *wire.Progress) { show.phase(before.path, p) })
 			show.done(before.path)
 			*r = asks[i].acquire(ctx, c, onMiss, show)
 			closeViews([]got{*r})
@@ -182,7 +183,8 @@ func (g *getCall) followAll(ctx context.Context, c *unixsock.Client, asks []ask,
 // again tells.
 func (k ask) follow(ctx context.Context, c *unixsock.Client, r *got, show *phases) {
 	for range mostAsks {
-		job, err := c.Follow(ctx, &wire.Follow{Job: r.reply.GetJob()}, func(p *wire.Progress) { show.phase(r.path, p) })
+		job, err := r.asked(c).Follow(ctx, &wire.Follow{Job: r.reply.GetJob()},
+			func(p *wire.Progress) { show.phase(r.path, p) })
 		if err == nil {
 			r.job = job
 			if failed := jobError(job); failed != nil {

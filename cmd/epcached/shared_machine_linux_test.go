@@ -359,4 +359,29 @@ func TestCommandLineOfAUserWithOwnLibraries(t *testing.T) {
 	require.Contains(t, get("other", other, two), "hit")
 	require.Contains(t, m.runs("other", "epcachectl", "why", "--ep",
 		"OpenVINOExecutionProvider:CPU", "--runtime", other, one), "is served from the cache")
+	// A claim is for a request that waits, so the user's own daemon compiles in the background.
+	t.Cleanup(func() { m.endDaemonOf("other") })
+	three := m.model("three.onnx", 3)
+	require.Contains(t, m.runs("other", "epcachectl", "warm", "--follow", "--ep",
+		"OpenVINOExecutionProvider:CPU", "--runtime", other, three), "compiled "+three)
+}
+
+// The service as it is shipped compiles again what all users may read, and says why it cannot
+// compile the rest again.
+func TestServiceSaysWhatItCannotCompileAgain(t *testing.T) {
+	m := newMachine(t, openVINOBefore)
+	uid := m.home("user")
+	private := "/home/user/private.onnx"
+	at := filepath.Join(m.base, private)
+	require.NoError(t, os.WriteFile(at, tinymodel.Dense(2, 64, 1), 0o644))
+	require.NoError(t, os.Chown(at, uid, uid))
+	for _, model := range []string{m.model("shared.onnx", 1), private} {
+		require.Contains(t, m.runs("user", "epcachectl", "get", "--ep",
+			"OpenVINOExecutionProvider:CPU", model), "compiled")
+	}
+	for _, verb := range []string{"status", "probe", "doctor"} {
+		out := m.runs("user", "epcachectl", verb)
+		require.Contains(t, out, "1 of 2 builds cannot be compiled again", verb)
+		require.Contains(t, out, "1: the daemon's user may not open the model", verb)
+	}
 }
