@@ -186,7 +186,10 @@ class Acquire(Call[Artefact]):
         except _OwnDaemon:
             self.own = False
             connection = self.client._start_own(self.deadline, self.patience or 0.0)
-            return super().run() if connection is None else self._with(connection)
+            if connection is None:
+                return super().run()
+            self.client.close()  # the user's own daemon is asked first from now on, by each new connection
+            return self._with(connection)
 
     def _rounds(self, connection: Connection) -> Artefact:
         """Asks, and asks for what the daemon can do instead if it does not have the libraries."""

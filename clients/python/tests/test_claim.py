@@ -260,6 +260,28 @@ def test_a_claim_is_asked_for_where_the_caller_can_compile(model: str, other: ep
     assert daemon.asked == [(False, WAIT), (True, WAIT), (True, CLAIMING)]
 
 
+def test_the_users_own_daemon_is_asked_from_then_on(
+    model: str, other: epcache.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, own = Without("own"), Without()
+    with FakeDaemon(system.script) as one, FakeDaemon(own.script) as two:
+        sockets = [one.path]
+
+        def start(dial: Callable[[str], Any], until: float) -> Any:
+            sockets.insert(0, two.path)
+            return dial(two.path)
+
+        monkeypatch.delenv("EPCACHE_SOCKET", raising=False)
+        monkeypatch.delenv("EPCACHE_AUTOSTART", raising=False)
+        monkeypatch.setattr("epcache._client.default_sockets", lambda: sockets)
+        monkeypatch.setattr("epcache._autostart.connect", start)
+        with epcache.Client() as client:
+            first = client.acquire(model, "E", runtime=other)  # a claim, which keeps its connection
+            client.acquire(model, "E", runtime=other).close()
+            first.close()
+    assert (len(system.asked), len(own.asked)) == (1, 2)
+
+
 def test_without_anything_to_do_instead_the_error_is_raised(model: str, other: epcache.Runtime) -> None:
     daemon = Without("show claim own", "claim own")
     with FakeDaemon(daemon.script) as fake, connect(fake) as client, pytest.raises(epcache.Unavailable, match="not registered"):
