@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -16,12 +17,13 @@ import (
 // gains compares the processor time of loading a compiled model and of loading its source.
 // Processor time does not depend on what else the machine does. A build is measured at most once,
 // right after it was stored and while nothing is compiled: at the lowest priority, in one worker
-// for both loads. A compile that begins ends the measurement for good. The result is remembered
-// beside the index, and may be lost.
+// for both loads. A compile that begins ends the measurement for good, and so does a machine that
+// is too busy for it. The result is remembered beside the index, and may be lost.
 type gains struct {
-	c    *Cache
-	ctx  context.Context
-	work sync.WaitGroup
+	c     *Cache
+	ctx   context.Context
+	limit time.Duration // of a measurement: gainLimit, or shorter in tests
+	work  sync.WaitGroup
 
 	// flights.mu may be held when it is taken, and is never taken with it
 	mu    sync.Mutex
@@ -40,6 +42,9 @@ type measurement struct {
 }
 
 const gainEntries = 1 << 16
+
+// gainLimit is how long a measurement may take, besides twice what the compile took.
+const gainLimit = 5 * time.Second
 
 // Bounds of noise, of two loads measured one after the other in the same process: they differ by
 // more than a quarter and by more than these processor seconds.
@@ -150,7 +155,7 @@ func (c *Cache) removeStaged(folder string) {
 }
 
 func (gs *gains) start(ctx context.Context, c *Cache) {
-	gs.c, gs.ctx, gs.known = c, ctx, make(map[index.BuildID]Gain)
+	gs.c, gs.ctx, gs.limit, gs.known = c, ctx, gainLimit, make(map[index.BuildID]Gain)
 }
 
 // close waits for the measurement under way, which has ended with its context.
@@ -189,15 +194,21 @@ func (gs *gains) idle() {
 		gs.stop()
 		gs.stop = nil
 		gs.mu.Unlock()
-		gs.idle() // a build may have been stored meanwhile
+		if gs.c.flights.count() == 0 { // otherwise the compile calls idle when it ends
+			gs.idle() // a build may have been stored meanwhile
+		}
 	})
 }
 
-// measure loads both forms in one worker.
+// measure loads both forms in one worker. The build has a lease meanwhile, so the measurement ends
+// without a result where the machine has no processor time for it.
 func (gs *gains) measure(ctx context.Context, m *measurement) {
+	limit := gs.limit + time.Duration(2*m.build.CompileSeconds*float64(time.Second))
+	ctx, end := context.WithTimeout(ctx, limit)
+	defer end()
 	g, err := gs.compare(ctx, m)
 	switch {
-	case ctx.Err() != nil:
+	case errors.Is(ctx.Err(), context.Canceled): // a compile has begun
 	case err != nil:
 		gs.c.log.Info("gain not measured", "model", m.build.ModelName, "build",
 			m.build.BuildKey.String(), "error", err)
@@ -223,7 +234,10 @@ func (gs *gains) compare(ctx context.Context, m *measurement) (Gain, error) {
 		if err != nil {
 			return Gain{}, err
 		}
-		defer answer.View.Close()
+		defer func() {
+			_ = answer.View.Close() // only read
+			c.views.Sweep()         // the build may have been removed meanwhile
+		}()
 		check := j.plan.withDimensions(a.checkJobOf(&m.build, answer))
 		check.Against, check.Pace = source, compilers.Pace{Idle: make(chan struct{})}
 		checked, err := c.compiler.Check(ctx, check)

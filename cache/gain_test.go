@@ -94,8 +94,8 @@ type slowComparison struct {
 	fast  chan struct{} // closed: it does
 }
 
-func (s *slowComparison) Check(ctx context.Context, job compilers.CheckJob) (compilers.CheckResult,
-	error) {
+func (s *slowComparison) Check(ctx context.Context,
+	job compilers.CheckJob) (compilers.CheckResult, error) {
 	if job.Against != "" {
 		s.begun <- struct{}{}
 		select {
@@ -131,6 +131,30 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 	}
 	require.EqualValues(t, 1, b.compiler.LoadComparisons.Load())
 	require.Empty(t, b.staged())
+}
+
+// Nothing but time ends a measurement that gets no processor time, and its lease and copy with it.
+func TestBusyMachineEndsAMeasurement(t *testing.T) {
+	b, s := comparingSlowly(t, nil)
+	b.cache.gains.limit = 10 * time.Millisecond
+	b.acquire(b.request(b.model(1)))
+	<-s.begun
+	b.cache.gains.work.Wait()
+	require.Zero(t, b.list()[0].Gain)
+	require.Empty(t, b.staged())
+}
+
+func TestBuildRemovedDuringItsMeasurementLeavesNothing(t *testing.T) {
+	b, s := comparingSlowly(t, nil)
+	a := b.acquire(b.request(b.model(1)))
+	require.NoError(t, a.View.Close())
+	<-s.begun
+	_, _, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+	require.NoError(t, err)
+	require.DirExists(t, a.Path, "the measurement has a lease")
+	close(s.fast)
+	b.cache.gains.work.Wait()
+	require.NoDirExists(t, a.Path)
 }
 
 func TestCloseEndsAMeasurement(t *testing.T) {
