@@ -31,7 +31,6 @@ const (
 	Claimed     = "claim"       // the caller is to compile it: Answer.Claim says how
 	Taken       = "put"         // what the caller compiled is kept: the answer to a Put
 	Adopted     = "adopted"     // the caller's compiled model is kept now
-	Queued      = "queued"      // what the caller compiled is not kept yet, and will be as soon as there is room: Answer.Job tells which job that is
 )
 
 // Answer is what a request got. View, where there is one, is the caller's to close: it is the lease.
@@ -46,7 +45,7 @@ type Answer struct {
 	Why           string
 	Explanation   *Explanation // for Explain
 	Runtime       string       // what the answer is for
-	Job           string       // of Later and Queued: what Follow and CancelJobs name
+	Job           string       // of Later: what Follow and CancelJobs name
 	Claim         *Claim       // of Claimed
 
 	view  *views.View // that View is of
@@ -172,11 +171,6 @@ func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime
 			}
 		}
 		c.index.Count("misses", 1)
-	}
-	if r.OnMiss == Fail && found.doubted == 0 {
-		if a, err := c.answerWaiting(ctx, r, id, p, rc, phase); a != nil || err != nil {
-			return c.finish(a, r, id, p, rt), err
-		}
 	}
 	if r.OnMiss == Fail && !found.stale {
 		if f := c.failedBefore(r, id, p, rc); f != nil {

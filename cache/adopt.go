@@ -161,8 +161,7 @@ func (a *adoption) run(ctx context.Context, f *flight) (*compiled, error) {
 		return nil, err
 	}
 	a.claim.flight, a.claim.takes = f, takes
-	result, _, err := a.claim.outsider.c.take(ctx, a.claim, a.put, f.tell)
-	return result, err
+	return a.claim.outsider.c.take(ctx, a.claim, a.put, f.tell)
 }
 
 // adopted tells whether a build was made of a user's compiled model, so that nothing is known of

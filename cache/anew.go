@@ -63,17 +63,6 @@ func (c *Cache) flyAnew(ctx context.Context, t *task, b *index.Build, m *kept, p
 	if errors.Is(err, errGivenUp) {
 		return cpu, settled("cancelled")
 	}
-	if err == nil && result.later != nil {
-		select {
-		case <-result.later.done:
-			if err = result.later.err; err != nil {
-				err = settled("not kept: %v", err)
-			}
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		return cpu, err
-	}
 	if err == nil && result.alone != nil {
 		return cpu, settled("not kept: %s %v", result.why, result.build.Warnings)
 	}

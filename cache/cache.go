@@ -99,25 +99,23 @@ type Cache struct {
 	changes  *changes
 	views    *views.Store
 	places   *places
-	waiting  waitingResults
 
-	neverFitting neverFitting
-	usersRoom    usersRoom
-	attend       *attending
-	evicting     sync.Mutex // held by who writes ghosts and removes their builds
-	usages       usages
-	uses         uses
-	flights      flights
-	stream       stream
-	rebuilds     rebuilds
-	reports      *reports
-	claims       *claims
-	gains        gains
-	guards       witness.Guards
-	failures     *failure.Remembered
-	opening      chan struct{} // one token for each open of a remembered path
-	reading      turns         // of libraries that clients show
-	checks       chan struct{} // one token for each load check, or conversion, that requests wait for
+	usersRoom usersRoom
+	attend    *attending
+	evicting  sync.Mutex // held by who writes ghosts and removes their builds
+	usages    usages
+	uses      uses
+	flights   flights
+	stream    stream
+	rebuilds  rebuilds
+	reports   *reports
+	claims    *claims
+	gains     gains
+	guards    witness.Guards
+	failures  *failure.Remembered
+	opening   chan struct{} // one token for each open of a remembered path
+	reading   turns         // of libraries that clients show
+	checks    chan struct{} // one token for each load check, or conversion, that requests wait for
 
 	conversions singleflight.Group // by build key, scope and what is converted
 	maxGraph    int64              // epmodel.MaxGraph

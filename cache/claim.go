@@ -161,19 +161,6 @@ func (cl *claim) move(from, to claimState) bool {
 	return true
 }
 
-// detach lets the claim outlast its connection, and its deadline, while its put waits for room: who holds it has been answered. It tells
-// whether the claim still was.
-func (cl *claim) detach() bool {
-	cl.mu.Lock()
-	defer cl.mu.Unlock()
-	if cl.state != claimPutting || cl.leave != nil && !cl.leave() {
-		return false
-	}
-	cl.leave = nil
-	cl.timer.Stop()
-	return true
-}
-
 // claims are those that are held, and who wants one.
 type claims struct {
 	limiter limiter

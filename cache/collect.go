@@ -60,7 +60,7 @@ func (c *Cache) wantedNow(id index.BuildID) string {
 	if _, pinned := c.index.Pinned(id); pinned {
 		return "pinned"
 	}
-	if c.attend.busy(id) || c.views.Answered(id) {
+	if c.attend.busy(id) {
 		return keptInUse
 	}
 	return ""

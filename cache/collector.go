@@ -56,12 +56,7 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 		if old {
 			*aged = c.now()
 		}
-		b, err := c.bounds()
-		if err != nil {
-			c.log.Warn("space not looked at", "error", err)
-			return
-		}
-		need, written, any := c.places.waitedFor(b.budget)
+		need, written, any := c.places.waitedFor()
 		hurry = hurry || any
 		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, Goal{slack: above, need: need, written: written, hurry: hurry})
 		if err == nil && len(plan.Steps) > 0 {
@@ -119,7 +114,7 @@ func (c *Cache) aboveBounds(ctx context.Context) (bool, error) {
 // above tells whether something has to go, but for users' quotas: what their users store is byUser. What waits for room counts with the floor, which
 // nothing may go below; within its budget the store takes one more without anything going.
 func (s *places) above(b *bounds, now *account) (above bool, byUser map[uint32]int64) {
-	need, written, _ := s.waitedFor(b.budget)
+	need, written, _ := s.waitedFor()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	taken := s.reserved - s.passing

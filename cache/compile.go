@@ -3,7 +3,6 @@ package cache
 import (
 	"context"
 	"errors"
-	"io/fs"
 
 	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
@@ -17,7 +16,6 @@ type compiled struct {
 	alone *views.View // nil when the build is in the store
 	why   string      // it is not, where that is not what was asked for
 	found bool        // it was there already
-	later *flight     // of one that is kept as soon as there is room: the job that does that
 	fact  any         // of an inquiry: what was found out, and nothing else
 }
 
@@ -92,12 +90,6 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 	v := result.alone
 	f, err := v.Lease()
 	if err != nil {
-		if b := c.keptSince(result.build); b != nil {
-			return c.serve(ctx, b, phase)
-		}
-		if result.found && errors.Is(err, fs.ErrNotExist) {
-			return nil, errGone // since it was found; who begins again compiles it
-		}
 		return nil, err
 	}
 	return &Answer{Build: result.build, Unkept: true, View: f, Path: v.Path(), Graph: v.GraphPath(), view: v}, nil

@@ -26,8 +26,8 @@ func (c *Cache) madeSince(g *index.Ghost) bool {
 	return err == nil && slices.ContainsFunc(builds, func(b index.Build) bool { return b.Created.After(g.At) })
 }
 
-// adviseSpace tells of a budget that is too small, of results that wait for room, and of those that were not kept and are of models that the peer
-// may hear of.
+// adviseSpace tells of a budget that is too small, and of results that were not kept and are of
+// models that the peer may hear of.
 func (c *Cache) adviseSpace(p Peer) []Advice {
 	const subject = "space"
 	r, err := c.Space()
@@ -49,23 +49,10 @@ func (c *Cache) adviseSpace(p Peer) []Advice {
 			hint("make room on the disk, or lower free_floor in [space]"))
 	}
 	out = append(out, c.adviseUnkept(p)...)
-	if since := c.places.longestQueued(); !since.IsZero() {
-		if waits := time.Since(since); waits > queuedWaited {
-			out = append(out, warning(subject, "waiting for room to be kept: %s of %s, the first for %s", results(r.Queued), bytesText(r.QueuedBytes), waits.Round(time.Second)).
-				hint("epcachectl gc -n says what may not go, and why; epcachectl jobs shows what waits; what has no room within %s is not kept: raise budget in [space]", c.places.lasts))
-		}
-	}
 	if len(out) == 0 && r.Budget > 0 {
 		out = append(out, fine(subject, "%s are used of a budget of %s", bytesText(used), bytesText(r.Budget)))
 	}
 	return out
-}
-
-func results(n int) string {
-	if n == 1 {
-		return "1 result"
-	}
-	return fmt.Sprintf("%d results", n)
 }
 
 // adviseUnkept names the models of which there is no build since what was compiled had no room, those first that were compiled for nothing most often.
@@ -88,7 +75,7 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 	}
 	var worst []*lost
 	for key, l := range byKey {
-		if !c.hasBuild(key, l.last.scope) && !c.waiting.has(key) {
+		if !c.hasBuild(key, l.last.scope) {
 			worst = append(worst, l)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/views"
 )
 
 // spaceAdvice gives what the doctor says of space with these words; the zero Advice where it says nothing of the kind.
@@ -38,8 +37,6 @@ func TestDoctorNamesWhatIsNeverKept(t *testing.T) {
 				a := b.acquire(r)
 				require.True(t, a.Unkept)
 				require.NoError(t, a.View.Close())
-				b.later.Add(int64(views.HandOver + time.Second))
-				b.cache.views.Sweep() // else who asks once more is given the same
 			}
 			b.use(2)
 			a := b.spaceAdvice(b.self(), "was compiled 2 times in the last 7 days and is not kept: it ")
@@ -65,21 +62,4 @@ func (b *bench) unbounded() Options {
 	o := b.options()
 	o.Space = SpaceOptions{}
 	return o
-}
-
-// The doctor says what waits for room, once it has waited for longer than anybody should.
-func TestDoctorTellsOfTheQueue(t *testing.T) {
-	b := newBench(t)
-	require.Zero(t, b.spaceAdvice(b.self(), "waiting for room"))
-	q, ok := b.cache.queue(1, 3<<20, 0, 0, nil)
-	require.True(t, ok)
-	q.since = q.since.Add(time.Hour)
-	require.Zero(t, b.spaceAdvice(b.self(), "waiting for room"), "it came just now")
-	q.since = q.since.Add(-11 * time.Hour)
-	_, ok = b.cache.queue(1, 1<<20, 0, 0, nil)
-	require.True(t, ok)
-	a := b.spaceAdvice(b.self(), "waiting for room to be kept: 2 results of 4.0 MiB, the first for 10h")
-	require.Equal(t, SeverityWarning, a.Severity)
-	require.Contains(t, a.Hint, "raise budget in [space]")
-	require.Contains(t, a.Hint, "epcachectl jobs")
 }

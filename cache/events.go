@@ -32,7 +32,6 @@ const (
 	EventCompiled      = "compiled"      // a build was made and stored
 	EventConverted     = "converted"     // a build was made of its other form: with the context inside the graph, or beside it
 	EventUnkept        = "not kept"      // what was compiled was given to those who waited, and could not be kept
-	EventUnkeptYet     = "not kept yet"  // likewise, and it is kept as soon as there is room: it is compiled, rebuilt or not kept then
 	EventFailed        = "failed"        // a compile brought nothing
 	EventCancelled     = "cancelled"     // a compile was given up by those who wanted it
 	EventClaimed       = "claimed"       // an application compiles a model itself

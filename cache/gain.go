@@ -116,10 +116,9 @@ func (gs *gains) warnings(id index.BuildID) []string {
 	return nil
 }
 
-// after notes the build that the job just stored as the next one to measure. over: its request's
-// files are closed.
-func (gs *gains) after(j *job, b *index.Build, over bool) {
-	if over || len(b.Members) > 0 || b.LoadCheck != compilers.Passed {
+// after notes the build that the job just stored as the next one to measure.
+func (gs *gains) after(j *job, b *index.Build) {
+	if len(b.Members) > 0 || b.LoadCheck != compilers.Passed {
 		return // a group's models have no load of their own to compare with
 	}
 	if measure := gs.c.policyOf(j.plan.eps).MeasureGain; measure != nil && !*measure {

@@ -22,12 +22,13 @@ func (j *job) setAside(ctx context.Context, about *jobFacts) {
 }
 
 // settle makes the reservation as large as what was compiled, whose files have these sizes, and says why there is no room for it, if there is none.
-func (j *job) settle(ctx context.Context, b *index.Build, out string) (sizes []int64, why error) {
+func (j *job) settle(ctx context.Context, b *index.Build, out string) (why error) {
+	var sizes []int64
 	j.output = 0
 	for _, f := range b.Files {
 		info, err := os.Lstat(filepath.Join(out, filepath.FromSlash(f.Name)))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		sizes = append(sizes, info.Size())
 		j.output += info.Size()
@@ -36,7 +37,7 @@ func (j *job) settle(ctx context.Context, b *index.Build, out string) (sizes []i
 		sizes = append(sizes, j.sourceSizes()...)
 	}
 	j.room.written = writtenOf(b, sizes)
-	return sizes, j.room.resize(ctx, true, sizes...)
+	return j.room.resize(ctx, true, sizes...)
 }
 
 // writtenOf is what of a compile's result is on the disk already: sizes are those of its files, and then of what is copied.

@@ -6,7 +6,7 @@ import (
 )
 
 // meanwhile is the job of a request whose build was stored after it had been looked for, and before anybody could wait
-// for it, or is to be kept and can be had already: there is nothing left to do.
+// for it: there is nothing left to do.
 type meanwhile struct {
 	result *compiled
 	about  jobFacts
@@ -35,9 +35,6 @@ func (c *Cache) madeMeanwhile(r *Request, p *plan, rc *runtimeContent, scope str
 		if b := &builds[i]; p.exactly(b) && !slices.Contains(r.unserved, b.ID) && c.barred(r, rc, b) == "" {
 			return newMeanwhile(r, p, scope, &compiled{build: b, found: true})
 		}
-	}
-	if result := c.waitingFor(r, p, rc, scope); result != nil {
-		return newMeanwhile(r, p, scope, result)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package cache
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -19,18 +18,8 @@ import (
 // store puts the files and then the manifest: from there on the build is acknowledged.
 func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed) (*compiled, error) {
 	c := j.c
-	under := c.settings.Load()
-	if sizes, why := j.settle(ctx, b, out); why != nil {
-		if fitsLater(why) {
-			if result := j.keepLater(ctx, b, out, hashed, sizes, why); result != nil {
-				return result, nil
-			}
-		}
-		result, err := c.unkept(b, out, why)
-		if err == nil && errors.Is(why, errNeverFits) {
-			c.neverFitting.add(flightKey{build: b.BuildKey, scope: j.scope}, result, under)
-		}
-		return result, err
+	if why := j.settle(ctx, b, out); why != nil {
+		return c.unkept(b, out, why)
 	}
 	hold := c.cas.Hold()
 	j.kept = make(map[string]index.File) // by this hold
@@ -49,43 +38,37 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	}
 	c.forms.Release(hold) // what others keep packed, and was stored whole, counts as that before the place is given back
 	j.room.release()      // the build has taken its place, and nothing counts twice
-	j.published(ctx, b, "")
+	j.published(ctx, b)
 	return &compiled{build: b}, nil
 }
 
-// published does what follows once a build is stored. when says when that was, if others had the result before.
-func (j *job) published(ctx context.Context, b *index.Build, when string) {
+// published does what follows once a build is stored.
+func (j *job) published(ctx context.Context, b *index.Build) {
 	c := j.c
 	c.log.Info("compiled", "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds, "scope", b.Scope)
 	c.seen(j.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
 	if j.anew == "" {
-		c.happened(eventOf(b, EventCompiled, "by %s in %.2f s%s", makers(b), b.CompileSeconds, when))
+		c.happened(eventOf(b, EventCompiled, "by %s in %.2f s", makers(b), b.CompileSeconds))
 	} else {
 		c.index.Count("rebuilds", 1)
-		c.happened(eventOf(b, EventRebuilt, "by %s in %.2f s: %s%s", makers(b), b.CompileSeconds, j.anew, when))
+		c.happened(eventOf(b, EventRebuilt, "by %s in %.2f s: %s", makers(b), b.CompileSeconds, j.anew))
 	}
 	c.rebuilds.made(b)
 	if j.anew != "" {
 		c.inheritPin(j.replaces, b) // of other libraries, perhaps
 	}
 	c.supersede(ctx, b)
-	c.gains.after(j, b, when != "")
+	c.gains.after(j, b)
 }
 
 // put makes blobs of the build's files, and publishes it. hold keeps what the build needs until a manifest says that it does;
 // it is the caller's to release.
 func (c *Cache) put(ctx context.Context, b *index.Build, out string, hashed map[string]cas.Hashed, hold *cas.Hold) error {
-	return c.putEach(ctx, b, func(name string) (cas.Digest, int64, error) {
-		return hold.AdoptHashed(ctx, filepath.Join(out, filepath.FromSlash(name)), hashed[name])
-	})
-}
-
-// putEach is put with what makes a blob of each file.
-func (c *Cache) putEach(ctx context.Context, b *index.Build, store func(name string) (cas.Digest, int64, error)) error {
 	for i := range b.Files {
 		f := &b.Files[i]
 		var err error
-		if f.Digest, f.Size, err = store(f.Name); err != nil {
+		path := filepath.Join(out, filepath.FromSlash(f.Name))
+		if f.Digest, f.Size, err = hold.AdoptHashed(ctx, path, hashed[f.Name]); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}

@@ -28,7 +28,6 @@ type Put struct {
 	CompileSeconds float64
 	ORTVersion     string
 	MadeBy         []MadeBy // in the order of the request's execution providers
-	Later          bool     // where there is no room at once it may be answered and kept as soon as there is some: the outcome is Queued then
 }
 
 // PutFile is one file, opened for reading only, under the name that it has in the artefact.
@@ -50,7 +49,7 @@ const (
 )
 
 // Put takes what was compiled under a claim: it is copied, checked as what a stranger brings, and stored. When it
-// returns the build is durable, and all who waited for the claim have it, unless the outcome is Queued. What is refused for what it is ends the claim.
+// returns the build is durable, and all who waited for the claim have it. What is refused for what it is ends the claim.
 func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progress)) (*Answer, error) {
 	t := newTelling(progress, c.now())
 	defer t.end()
@@ -64,12 +63,9 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		}
 		return nil, refusal.New(refusal.Busy, nil, "claim %.80q: it is being put already", put.Claim)
 	}
-	result, later, err := c.take(ctx, cl, put, t.phase)
+	result, err := c.take(ctx, cl, put, t.phase)
 	if err != nil {
 		return nil, c.putFailed(ctx, cl, err)
-	}
-	if later != nil {
-		return c.answerQueued(later), nil
 	}
 	done, err := c.attend.serve(result.build.ID) // or the collector might have it between the end of the job and the answer
 	if err != nil {
@@ -117,38 +113,23 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 	return err
 }
 
-// take copies, checks and stores the artefact, or has that done as soon as there is room: later is that.
-func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (result *compiled, later *queuedPut, err error) {
+// take copies, checks and stores the artefact.
+func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*compiled, error) {
 	phase("queued")
 	leave, err := c.claims.puts.enter(ctx, cl.owner, cl.done)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer leave()
 	names, sizes, err := checkPut(cl, put)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	room, err := c.mayStore(ctx, cl, sizes, mayStore{wait: true, queues: put.Later})
-	if put.Later && fitsLater(err) {
-		if later, err = c.queuePut(cl, put, names, sizes, err); later != nil {
-			return nil, later, nil
-		}
-		if errors.Is(err, errBehind) { // what would not be queued has not to wait behind what is
-			room, err = c.mayStore(ctx, cl, sizes, mayStore{wait: true})
-		}
-	}
+	room, err := c.mayStore(ctx, cl, sizes)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	result, err = c.takeInto(ctx, cl, put, names, sizes, room, phase)
-	return result, nil, err
-}
-
-// takeInto copies, checks and stores the artefact in the place that is set aside for it, and gives that back.
-func (c *Cache) takeInto(ctx context.Context, cl *claim, put *Put, names []string, sizes []int64, room *reservation, phase func(string)) (*compiled, error) {
 	defer room.release()
-	var err error
 	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
 		return nil, storeError(err, cl.request.Name)
 	}
@@ -218,21 +199,15 @@ func putBy(b *index.Build) string {
 	return fmt.Sprintf("made by uid %d with its own libraries", b.UID)
 }
 
-// mayStore says how a put waits for its place.
-type mayStore struct {
-	wait   bool // for the collector, for a moment
-	queues bool // behind those that are queued, and not for the collector where there are some
-}
-
 // mayStore bounds what one user brings, and says with numbers why it would not fit. It sets the space aside until the reservation is
 // released.
-func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64, how mayStore) (*reservation, error) {
+func (c *Cache) mayStore(ctx context.Context, cl *claim, sizes []int64) (*reservation, error) {
 	total, err := c.mayPut(ctx, cl.owner, cl.request.Name, sizes)
 	if err != nil {
 		return nil, err
 	}
-	room := &reservation{c: c, user: cl.request.Peer.UID, queues: how.queues}
-	err = room.resize(ctx, how.wait, sizes...)
+	room := &reservation{c: c, user: cl.request.Peer.UID}
+	err = room.resize(ctx, true, sizes...)
 	var e *refusal.Error
 	if errors.As(err, &e) {
 		said := refusal.New(e.Class, nil, "model %q: %s", cl.request.Name, e.Text).WithHint("%s", e.Hint)

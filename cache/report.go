@@ -91,9 +91,6 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*Decision, error)
 	}
 	b, err := c.reported(ctx, p, &r)
 	if err != nil {
-		if d := c.reportedUnkept(p, &r); d != nil {
-			return d, nil
-		}
 		return nil, err
 	}
 	c.index.Count("reports", 1)
@@ -140,34 +137,6 @@ func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, 
 	}
 	c.reports.keys[key] = b.ID
 	return &b, nil
-}
-
-// reportedUnkept is what comes of a report of a build that will never be kept: whoever asks while its view is there is given that no more, and has one
-// compiled. nil: there is no such build, or it is gone.
-func (c *Cache) reportedUnkept(p Peer, r *Report) *Decision {
-	key, err := index.ParseBuildKey(r.Build)
-	if err != nil {
-		return nil
-	}
-	may := func(scope string) bool { return scope == "shared" || scope == OwnScope(p) || c.Administrator(p) }
-	var class rules.Class
-	b := c.neverFitting.reported(key, r.Graph, may, func(b *index.Build) bool {
-		class = c.classify(b, r)
-		return class.Name != rules.NotStale
-	})
-	if b == nil {
-		return nil
-	}
-	c.index.Count("reports", 1)
-	d := retry("it was never kept, and nobody is given it any more")
-	d.State = index.Withheld
-	if class.Name == rules.NotStale {
-		d = sound(class.Reason, class.Hint)
-		d.State = index.Current
-	}
-	d.Class = class.Name
-	c.log.Info("reported", "model", b.ModelName, "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "decision", d.Decision, "why", d.Text)
-	return d
 }
 
 // isCopy tells whether the graph is in the build's present view. Who does not say is taken to mean that.

@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -91,8 +90,7 @@ type places struct {
 	// before, and looks at these after, may have missed it in both. Guarded by mu.
 	moved uint64
 
-	rounds    // of the collector; guarded by mu
-	roomQueue // guarded by mu
+	rounds // of the collector; guarded by mu
 
 	wake     chan struct{} // asks the collector to look
 	waits    *cas.Waits    // for the collector
@@ -104,9 +102,13 @@ type places struct {
 
 func newPlaces() *places {
 	return &places{byUser: make(map[uint32]int64), freed: make(chan struct{}), wake: make(chan struct{}, 1), waits: &cas.Waits{},
-		rounds: rounds{waiting: make(map[*roomWait]bool)}, roomQueue: roomQueue{queued: make(map[*queued]bool), opened: make(map[*queued]bool), first: make(chan struct{}, 1), lasts: queuedFor},
+		rounds:   rounds{waiting: make(map[*roomWait]bool)},
 		patience: roomPatience, latest: latestPatience, copyPatience: latestCopy}
 }
+
+// errUserFull is ErrNoRoom where only the quota of the build's user is in the way: builds of other users
+// are not evicted for it.
+var errUserFull = fmt.Errorf("%w for more of its user's", forms.ErrNoRoom)
 
 // reservation is a place for one build.
 type reservation struct {
@@ -122,8 +124,6 @@ type reservation struct {
 	// above is by how much the store may be above its budget with it: of what is written to make something smaller, which is as much at most, and
 	// goes then. So the artefact in flight is that.
 	above int64
-
-	queues bool // it is let in behind those that wait in the queue, which it may join
 }
 
 // stuckFor is how long it is believed that nothing more may go. Leases end without a word.
@@ -191,7 +191,7 @@ func (r *reservation) resize(ctx context.Context, wait bool, sizes ...int64) err
 
 func (r *reservation) resizeTo(ctx context.Context, wait bool, disk, bytes int64) error {
 	freed, final, err := r.try(ctx, disk, bytes)
-	if err == nil || final || !wait || errors.Is(err, errBehind) {
+	if err == nil || final || !wait {
 		return err
 	}
 	return r.wait(ctx, disk, bytes, freed, err)
@@ -268,16 +268,8 @@ func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.
 	used := now.counted() + others
 	switch {
 	case b.budget > 0 && disk > b.budget:
-		return true, noRoomEver("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
+		return true, noRoom("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
 			WithHint("raise budget in [space]")
-	case r.queues && len(s.queued) > 0:
-		if final, err := s.admitUser(now, r, bytes); err != nil {
-			return final, err // in the queue it would wait for others, who do not wait for what it needs
-		}
-		e := noRoom("it takes %s on disk; %d results of %s that came before wait for room as well", bytesText(disk), len(s.queued), bytesText(s.queuedBytes())).
-			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
-		e.Err = errBehind
-		return false, e
 	case b.budget > 0 && used+disk > b.budget+r.above && (used > b.budget || stuck):
 		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
@@ -303,7 +295,6 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final boo
 	e := noRoom("it has %s, and uid %d has %s of at most %s", bytesText(bytes), r.user, bytesText(used), bytesText(b.user)).
 		WithHint("remove what you do not need any more: epcachectl rm; or raise user_bytes in [space]")
 	if e.Err = errUserFull; bytes > b.user {
-		e.Err = errNeverFits
 		return true, e
 	}
 	e.Text += fmt.Sprintf(", and would have %s with this build", bytesText(used+bytes))
@@ -316,13 +307,6 @@ func (s *places) admitUser(now *roomNow, r *reservation, bytes int64) (final boo
 func noRoom(format string, args ...any) *refusal.Error {
 	e := refusal.New(refusal.NoSpace, nil, format, args...)
 	e.Err = forms.ErrNoRoom
-	return e
-}
-
-// noRoomEver is noRoom for what would have none if all else went.
-func noRoomEver(format string, args ...any) *refusal.Error {
-	e := noRoom(format, args...)
-	e.Err = errNeverFits
 	return e
 }
 

@@ -252,20 +252,13 @@ func TestAnotherBudgetIsKeptToAtOnce(t *testing.T) {
 
 // Who waits for room above the floor has some made, though the floor itself is kept to; within the budget nothing has to go for one more.
 func TestWhatWaitsForTheFloorHasRoomMade(t *testing.T) {
-	for name, wait := range map[string]func(s *places){
-		"waits":  func(s *places) { s.await(60, 0) },
-		"queued": func(s *places) { s.queued[&queued{disk: 60}] = true },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, now := newPlaces(), &account{disk: 500}
-			above := func(b bounds) bool { is, _ := s.above(&b, now); return is }
-			require.False(t, above(bounds{floor: 100, free: 150}))
-			wait(s)
-			require.True(t, above(bounds{floor: 100, free: 150}))
-			require.False(t, above(bounds{floor: 100, free: 160}))
-			require.False(t, above(bounds{budget: 520}), "one more may go in")
-			now.disk = 0
-			require.False(t, above(bounds{floor: 100, free: 150}), "there is nothing that could go")
-		})
-	}
+	s, now := newPlaces(), &account{disk: 500}
+	above := func(b bounds) bool { is, _ := s.above(&b, now); return is }
+	require.False(t, above(bounds{floor: 100, free: 150}))
+	s.await(60, 0)
+	require.True(t, above(bounds{floor: 100, free: 150}))
+	require.False(t, above(bounds{floor: 100, free: 160}))
+	require.False(t, above(bounds{budget: 520}), "one more may go in")
+	now.disk = 0
+	require.False(t, above(bounds{floor: 100, free: 150}), "there is nothing that could go")
 }

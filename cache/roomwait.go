@@ -138,37 +138,25 @@ func (s *places) begin() (round uint64, hurry bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.begun++
-	return s.begun, len(s.waiting)+len(s.queued) > 0
+	return s.begun, len(s.waiting) > 0
 }
 
-// waitedFor gives the bytes on disk that are waited for, and how many of them are there already. Of what was answered and nobody waits for, some goes at a time:
-// what goes for them could have been hits meanwhile.
-func (s *places) waitedFor(budget int64) (bytes, written int64, any bool) {
+// waitedFor gives the bytes on disk that are waited for, and how many of them are there already.
+func (s *places) waitedFor() (bytes, written int64, any bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var unwritten int64
 	for w := range s.waiting {
-		bytes, unwritten = bytes+w.bytes, unwritten+w.bytes-w.written
+		bytes, written = bytes+w.bytes, written+w.written
 	}
-	var all, largest, allUnwritten, largestUnwritten int64
-	for q := range s.queued {
-		all, largest = all+q.disk, max(largest, q.disk)
-		allUnwritten, largestUnwritten = allUnwritten+q.disk-q.written, max(largestUnwritten, q.disk-q.written)
-	}
-	bytes += min(all, max(largest, budget/queuedPart))
-	unwritten += min(allUnwritten, max(largestUnwritten, budget/queuedPart))
-	return bytes, bytes - unwritten, len(s.waiting)+len(s.queued) > 0
+	return bytes, written, len(s.waiting) > 0
 }
 
-// hurry tells whether somebody waits for room, or something is to be kept.
+// hurry tells whether a request waits for room.
 func (s *places) hurry() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.waiting)+len(s.queued) > 0
+	return len(s.waiting) > 0
 }
-
-// queuedPart is the part of the budget that is made free at once for what was answered and is to be kept.
-const queuedPart = 8
 
 // end ends a round. stuck: the store is above its bounds, and nothing more may go; left says what.
 func (s *places) end(round uint64, stuck bool, at time.Time, left string) {

@@ -44,30 +44,8 @@ func TestWhatAGroupSharesIsWrittenOnce(t *testing.T) {
 	}
 	blobs := &countsBlobs{}
 	change := func(o *Options) { o.KeepSource, o.fs = KeepCopy, blobs }
-	t.Run("at once", func(t *testing.T) {
-		b := newBenchWith(t, change)
-		before := blobs.written.Load()
-		requireKept(b.acquire(group(b)).Build)
-		require.EqualValues(t, 4, blobs.written.Load()-before, "three graphs and their weights")
-	})
-	t.Run("later", func(t *testing.T) {
-		f := &full{bench: newBenchWith(t, change)}
-		for i := range uint64(4) {
-			f.inUse = append(f.inUse, f.acquire(f.held(100+i)))
-		}
-		next, now := f.options(), f.account()
-		next.Space = SpaceOptions{Budget: Amount{Bytes: now.counted() - 1}}
-		require.NoError(t, f.cache.Reload(next))
-		before := blobs.written.Load()
-		f.answered(group(f.bench))
-		require.Equal(t, before, blobs.written.Load())
-		f.makeRoom()
-		f.settled()
-		for _, l := range f.list() {
-			if len(l.Build.Members) > 0 {
-				requireKept(&l.Build)
-			}
-		}
-		require.EqualValues(t, 4, blobs.written.Load()-before, "three graphs and their weights")
-	})
+	b := newBenchWith(t, change)
+	before := blobs.written.Load()
+	requireKept(b.acquire(group(b)).Build)
+	require.EqualValues(t, 4, blobs.written.Load()-before, "three graphs and their weights")
 }

@@ -15,25 +15,12 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 	if errors.As(why, &e) && e.Class == refusal.NoSpace && e.Hint != "" {
 		text += "; " + e.Hint
 	}
-	result, err := c.aloneFor(b, out, text)
-	if err == nil {
-		c.notKept(b, why)
-	}
-	return result, err
-}
-
-// aloneFor serves a build that is not kept, with a warning that says why.
-func (c *Cache) aloneFor(b *index.Build, out, why string) (*compiled, error) {
-	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], why)
+	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], text)
 	result, err := c.keepAlone(b, out)
-	if err == nil {
-		result.why = why
+	if err != nil {
+		return nil, err
 	}
-	return result, err
-}
-
-// notKept tells what was served and is not kept, once that is certain.
-func (c *Cache) notKept(b *index.Build, why error) {
+	result.why = text
 	if storeClass(why) == refusal.NoSpace {
 		c.index.Count("unkept", 1)
 		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
@@ -41,14 +28,10 @@ func (c *Cache) notKept(b *index.Build, why error) {
 		c.log.Error("build not stored", "model", b.ModelName, "error", why)
 		c.lookAround()
 	}
-	c.happened(eventUnkept(b, EventUnkept, "%s", textOf(why)))
-}
-
-// eventUnkept is an event of a result that is not in the store: who asked for it hears of it.
-func eventUnkept(b *index.Build, kind, format string, args ...any) Event {
-	e := eventOf(b, kind, format, args...)
-	e.scope = e.by
-	return e
+	event := eventOf(b, EventUnkept, "%s", textOf(why))
+	event.scope = event.by // only the user that asked for it hears of it
+	c.happened(event)
+	return result, nil
 }
 
 // textOf is what an error says, without the hint.

@@ -27,8 +27,6 @@ type SpaceReport struct {
 	Evicted, Unkept uint64
 	LongestWait     time.Duration // of a request for the collector, since the start, by the clock on the wall
 	LongestWorked   time.Duration // processor time that the collector took at most while a request waited for it, likewise
-	Queued          int           // results that were answered and are to be kept, as soon as there is room
-	QueuedBytes     int64         // that they take on disk
 	ToLookAt        uint64        // blobs of which is not known yet what they share
 }
 
@@ -46,7 +44,6 @@ func (c *Cache) Space() (SpaceReport, error) {
 	r := SpaceReport{Space: s, Packed: packed, Held: held, Budget: b.budget, Floor: b.floor, MaxEntries: b.entries, Free: b.free,
 		Evicted: counters["evicted"], Unkept: counters["unkept"], ToLookAt: uint64(c.sharing.left.Load())}
 	r.LongestWait, r.LongestWorked = c.places.waits.Longest()
-	r.Queued, r.QueuedBytes = c.places.anyQueued()
 	c.places.mu.Lock()
 	r.Reserved = c.places.reserved
 	c.places.mu.Unlock()

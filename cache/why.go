@@ -147,8 +147,8 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*Explanation, erro
 			break
 		}
 		out := &Explanation{Decision: decidedGone, RequestKey: e.RequestKey, Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
-		if e.ofUnkept() {
-			out.Reason = "there is no build; " + c.unkeptSince(&e)
+		if e.Kind == EventUnkept {
+			out.Reason = "there is no build; " + e.unkept()
 		}
 		return out, c.tellHistory(p, out)
 	}
@@ -168,7 +168,7 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	var last *Event
 	told := make(map[index.BuildID]bool)
 	for _, one := range all {
-		if e := eventFrom(one); (e.Kind == EventRetracted || e.ofUnkept()) && c.mayHear(p, &e) {
+		if e := eventFrom(one); (e.Kind == EventRetracted || e.Kind == EventUnkept) && c.mayHear(p, &e) {
 			last, told[e.id] = &e, true
 		}
 	}
@@ -182,27 +182,17 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	switch {
 	case last == nil:
 		return ""
-	case last.ofUnkept():
-		return c.unkeptSince(last)
+	case last.Kind == EventUnkept:
+		return last.unkept()
 	case strings.HasPrefix(last.Text, evictedOn):
 		return last.Text // it says when
 	}
 	return fmt.Sprintf("no build is left; the last went on %s: %s", last.At.Format(time.RFC3339), last.Text)
 }
 
-// ofUnkept tells whether it says of a result that it is not in the store.
-func (e *Event) ofUnkept() bool { return e.Kind == EventUnkept || e.Kind == EventUnkeptYet }
-
-// unkeptSince says what has become of a result that was not kept at once, by the last event of it.
-func (c *Cache) unkeptSince(e *Event) string {
-	at := e.At.Format(time.RFC3339)
-	switch {
-	case e.Kind == EventUnkept:
-		return fmt.Sprintf("compiled on %s, and not kept: %s", at, e.Text)
-	case c.waiting.has(e.RequestKey):
-		return fmt.Sprintf("compiled on %s, and not kept yet, though whoever asks is given it: %s", at, e.Text)
-	}
-	return fmt.Sprintf("compiled on %s, and not kept: the daemon ended before there was room", at)
+// unkept says of an event of a result that was not kept when that was, and why.
+func (e *Event) unkept() string {
+	return fmt.Sprintf("compiled on %s, and not kept: %s", e.At.Format(time.RFC3339), e.Text)
 }
 
 // ghostOf gives the latest ghost of what is meant, nil if there is none.

@@ -46,15 +46,6 @@ type operation struct {
 	keep [][]byte // what no outcome may lose
 }
 
-// sameBytes requires that a file which somebody is served from is there still.
-func sameBytes(path string, want []byte) error {
-	got, err := os.ReadFile(path)
-	if err == nil && !bytes.Equal(got, want) {
-		err = fmt.Errorf("%s has other bytes", path)
-	}
-	return err
-}
-
 func operations() []operation {
 	ctx := context.Background()
 	put := func(s *cas.Store, b []byte) error {
@@ -118,22 +109,6 @@ func operations() []operation {
 			}
 			_, _, err = s.AdoptHashed(ctx, path, known)
 			return err
-		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
-		{"link what was hashed", func(s *cas.Store, root string) error {
-			path, err := staged(root, 0o600)
-			if err != nil {
-				return err
-			}
-			known, err := s.HashAhead(ctx, path)
-			if err != nil {
-				return err
-			}
-			hold := s.Hold()
-			defer hold.Release()
-			if _, _, err = hold.PutLinked(ctx, path, known); err != nil {
-				return errors.Join(err, sameBytes(path, fresh))
-			}
-			return sameBytes(path, fresh)
 		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
 		{"remove", func(s *cas.Store, _ string) error { return s.Remove(digestOf(old)) }, nil, [][]byte{old}, nil},
 		{"remove unless needed", func(s *cas.Store, _ string) error {

@@ -161,7 +161,6 @@ type staging int
 const (
 	incoming staging = iota // the store's own: it goes, whatever happens
 	adopted                 // a caller's, which goes when it has become a blob
-	linked                  // a caller's, which has it for itself as well
 )
 
 // errElsewhere says that the staged file is not on the store's file system.
@@ -177,14 +176,13 @@ var errElsewhere = errors.New("staged on another file system")
 //     may anybody be told.
 //
 // A staged file that is adopted stays after an error, unless it is the sync
-// that failed; one that is linked stays in any case. h, if it is not nil, keeps
-// the blob from step 2 on.
+// that failed. h, if it is not nil, keeps the blob from step 2 on.
 //
 // After a failed sync nobody knows which bytes are on the disk and a second
 // sync would succeed without writing them, so the file is dropped: the next
 // Put writes a new one.
 func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, whose staging, h *Hold) (err error) {
-	keep := whose == linked // path is the caller's, and sound
+	keep := false // path is the caller's, and sound
 	defer func() {
 		if err == nil || keep {
 			return
@@ -218,10 +216,8 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, w
 		}
 		return err
 	}
-	if whose != linked {
-		if err := s.fs.Remove(path); err != nil {
-			return err
-		}
+	if err := s.fs.Remove(path); err != nil {
+		return err
 	}
 	if !made {
 		return nil // the blob that was there has its own stamp

@@ -21,9 +21,6 @@ type doomed struct {
 	inner *os.File // nil for a view of an earlier run; stays open as long as a hit may be looking through it
 	files []file
 	after time.Time // clients that were told the path only have until then
-
-	wanted bool          // of a result that is to be kept: it stays until that is done
-	linked index.BuildID // that it has become since: its files are further names of blobs, and count as those of builds do; zero: none
 }
 
 // PathGrace is how long a view stays after it was last given out, for clients that load by path.
@@ -59,50 +56,6 @@ func (vs *Store) doomLater(v *View) {
 	vs.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: vs.now().Add(HandOver)}
 }
 
-// Want says whether the view of a result that is not kept has to stay for now. Who was given it lately has it for a while in any case.
-func (vs *Store) Want(v *View, is bool) {
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
-	if d := vs.doomed[v.scope+"/"+v.name]; d != nil {
-		d.wanted = is
-	}
-}
-
-// GivenAgain has the view of a result that is not kept stay until one more who asks has taken it.
-func (vs *Store) GivenAgain(v *View) {
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
-	if d := vs.doomed[v.scope+"/"+v.name]; d != nil {
-		d.after = vs.now().Add(HandOver)
-	}
-}
-
-// Linked says that the files of a result's view have become further names of the build's blobs. While the view is there the build stays: its
-// going would free nothing. Where nobody was told the path, that is no longer than those who waited need to take it.
-func (vs *Store) Linked(v *View, b *index.Build, until time.Time) {
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
-	d := vs.doomed[v.scope+"/"+v.name]
-	if d == nil {
-		return
-	}
-	d.files, d.linked = nil, b.ID
-	for _, f := range b.Files {
-		d.files = append(d.files, file{name: f.Name, digest: f.Digest})
-	}
-	if v.served.Load() == 0 && until.Before(d.after) {
-		d.after = until
-	}
-	vs.answered[b.ID] = true
-}
-
-// Answered tells whether somebody may still have the view from which the build was answered before it was kept.
-func (vs *Store) Answered(id index.BuildID) bool {
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
-	return vs.answered[id]
-}
-
 // HandOver is how long those who waited for a compile have to take its result.
 const HandOver = time.Minute
 
@@ -116,7 +69,7 @@ func (vs *Store) doomedViews() []*doomed {
 		out = append(out, &doomed{path: v.path})
 	}
 	for name, d := range vs.doomed {
-		if (!d.linked.IsZero() || !strings.HasPrefix(name, Unkept+"/")) && vs.here(d.path) {
+		if !strings.HasPrefix(name, Unkept+"/") && vs.here(d.path) {
 			out = append(out, d)
 		}
 	}
@@ -161,7 +114,7 @@ func (vs *Store) Sweep() {
 	todo := make(map[string]*doomed, len(vs.doomed))
 	now := vs.now()
 	for name, d := range vs.doomed {
-		if !d.wanted && !now.Before(d.after) {
+		if !now.Before(d.after) {
 			todo[name] = d
 		}
 	}
@@ -184,7 +137,6 @@ func (vs *Store) Sweep() {
 		vs.mu.Lock()
 		delete(vs.doomed, name)
 		delete(vs.made, name)
-		delete(vs.answered, d.linked)
 		vs.mu.Unlock()
 		vs.freed()
 	}

@@ -29,7 +29,6 @@ type Store struct {
 	making sync.Mutex              // one view is made at a time
 	half   *View                   // which is being made: its build may go meanwhile; guarded by mu
 
-	answered map[index.BuildID]bool // whose unkept view is there still; guarded by mu
 }
 
 // Options say where views lie and what they are made of.
@@ -47,7 +46,7 @@ type Options struct {
 // Open gives the store of views below a folder, which it makes.
 func Open(o Options) (*Store, error) {
 	vs := &Store{dir: o.Dir, pathAccess: o.PathAccess, blobs: o.Blobs, forms: o.Forms, index: o.Index, now: o.Now, freed: o.Freed, log: o.Log,
-		live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed), answered: make(map[index.BuildID]bool)}
+		live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed)}
 	return vs, vs.scopeDir(vs.dir, "shared")
 }
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -244,17 +243,4 @@ func (v *View) OpenedBy(own *OwnFiles) Opener {
 		by = max(by, openedBy(filepath.Join(v.path, v.id, filepath.FromSlash(v.files[i].name)), own))
 	}
 	return by
-}
-
-// There tells whether nobody has removed or written the files of a result's own view. Their ctime changes when they become blobs.
-func (v *View) There() bool {
-	f, err := v.Lease()
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return !slices.ContainsFunc(v.files, func(f file) bool {
-		now, err := cas.StampAt(int(v.inner.Fd()), f.name)
-		return err != nil || now.Ino != f.stamp.Ino || now.Size != f.stamp.Size || now.Mtime != f.stamp.Mtime
-	})
 }

@@ -112,8 +112,9 @@ func instead(err error) []string {
 	return strings.Fields(e.Facts["instead"])
 }
 
-// work compiles what a claim is for, and puts it. What fails is told to the daemon, so that the next who waits may try. own: where the daemon has no
-// room for it now, or at all, its files will do; then the answer is they, as long as nobody calls end.
+// work compiles what a claim is for, and puts it. It tells the daemon of a failure, so that the next
+// waiter may try. own are the files of a result for which the store has no space, where copies of
+// them are all that is wanted: the reply describes them, and they stay until the caller calls end.
 func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelFile, g *getCall, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
 	cl.places <- struct{}{}
 	defer func() { <-cl.places }()
@@ -132,26 +133,18 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelFile, 
 	}
 	// What is refused for what it is has ended the claim.
 	reply, view, err = put(ctx, c, folder, result, claimed.GetClaim(), progress)
-	why := ""
-	switch {
-	case g.copies() && err == nil && reply.GetOutcome() == outcomeQueued:
-		why = reply.GetWhy()
-	case g.copies() && errors.Is(err, unixsock.ErrNoSpace):
-		why = "not kept: " + err.Error()
-		_ = giveUp(ctx, c, claimed.GetClaim(), err) // the claim ends with the connection in any case
-	default:
+	if !g.copies() || !errors.Is(err, unixsock.ErrNoSpace) {
 		return reply, view, nil, err
 	}
+	why := "not kept: " + err.Error()
+	_ = giveUp(ctx, c, claimed.GetClaim(), err) // the claim ends with the connection in any case
 	if own, err = ownFilesIn(ctx, folder, result); err != nil {
 		return nil, nil, nil, err
 	}
 	return own.reply(claimed, g.request.eps, why), nil, own, nil
 }
 
-// outcomeQueued is the answer to a put that is to be kept as soon as there is room.
-const outcomeQueued = "queued"
-
-// ownFiles are those of a result that this program has compiled itself, and the daemon has not got, or not yet.
+// ownFiles are those of a result that this program has compiled itself, and the daemon does not keep.
 type ownFiles struct {
 	folder string
 	made   compilers.Result
@@ -209,18 +202,6 @@ func (o *ownFiles) end() {
 	}
 }
 
-// awaitKept waits until what was put is kept.
-func awaitKept(ctx context.Context, c *unixsock.Client, job string, progress func(*wire.Progress)) error {
-	ended, err := c.Follow(ctx, &wire.Follow{Job: job}, progress)
-	if err == nil {
-		err = jobError(ended)
-	}
-	if err != nil {
-		return &hintedError{fmt.Errorf("compiled here, and not kept: %w", err), "--out DIR writes a copy all the same"}
-	}
-	return nil
-}
-
 func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r *request, claimed *wire.AcquireReply, progress func(*wire.Progress)) (compilers.Result, error) {
 	claim := claimed.GetClaim()
 	if !filepath.IsLocal(claim.GetOutput()) {
@@ -276,7 +257,7 @@ func closeFiles(files []*os.File) {
 }
 
 func put(ctx context.Context, c *unixsock.Client, folder string, made compilers.Result, claim *wire.Claim, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds, OrtVersion: made.ORTVersion, Later: true}
+	request := &wire.Put{Claim: claim.GetId(), Graphs: 1, CompileSeconds: made.Seconds, OrtVersion: made.ORTVersion}
 	var files []*os.File
 	defer func() { closeFiles(files) }()
 	for i, name := range made.Files {

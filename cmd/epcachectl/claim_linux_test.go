@@ -126,21 +126,17 @@ type standInWorker struct{ *standin.Compiler }
 
 func (standInWorker) Close() error { return nil }
 
-// claimed calls get with libraries of its own, of a daemon whose answer to the put is this, and gives the files in --out.
-func claimed(t *testing.T, b *standIn, put unixsock.Answer, refused error, args ...string) (r result, out []string) {
+// claimed calls get with libraries of its own, of a daemon that refuses the put, and gives the files in --out.
+func claimed(t *testing.T, b *standIn, refused error, args ...string) (r result, out []string) {
 	t.Helper()
 	defer func(was func() claimWorker) { newClaimWorker = was }(newClaimWorker)
 	newClaimWorker = func() claimWorker { return standInWorker{standin.New()} }
-	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
-		if a.GetOnMiss() == wire.OnMiss_FAIL { // what was queued is kept by now
-			return b.hit()
-		}
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 		claim := &wire.Claim{Id: "c1", Output: "0123456789abcdef_ctx.onnx", DeadlineMs: 60_000, Route: "compile_api"}
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "claim", Claim: claim}}, nil
 	}
-	b.put = func(p *wire.Put) (unixsock.Answer, error) {
-		require.True(t, p.GetLater(), "it may be kept later")
-		return put, refused
+	b.put = func(*wire.Put) (unixsock.Answer, error) {
+		return unixsock.Answer{}, refused
 	}
 	b.serve()
 	runtime, dir := t.TempDir(), filepath.Join(t.TempDir(), "out")
@@ -162,44 +158,16 @@ func claimed(t *testing.T, b *standIn, put unixsock.Answer, refused error, args 
 	return r, out
 }
 
-// What there is no room for is written to --out all the same, kept later or not.
+// What there is no room for is written to --out all the same.
 func TestClaimWithoutRoomIsCopiedOut(t *testing.T) {
-	for name, of := range map[string]struct {
-		answer  unixsock.Answer
-		refused error
-		says    string
-		gives   int
-	}{
-		"queued":  {unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "queued", Job: "j1", Why: "not kept yet: it takes 3 MiB"}}, nil, "not kept yet: it takes 3 MiB", 0},
-		"refused": {unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NO_SPACE, Text: "it takes 3 MiB on disk, and the budget for all is 1 MiB"}, "not kept: it takes 3 MiB on disk, and the budget for all is 1 MiB", 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newStandIn(t)
-			r, out := claimed(t, b, of.answer, of.refused, "--out", "OUT")
-			require.Equal(t, exitDone, r.code, r.err)
-			require.Contains(t, r.err, of.says)
-			require.Contains(t, r.out, "compiled ")
-			require.Contains(t, out, "0123456789abcdef_ctx.onnx")
-			require.Len(t, out, 2, "with its sidecar")
-			require.Len(t, b.changed(), of.gives, "a claim that is queued is not given up")
-		})
-	}
-}
-
-// Without --out it is waited for until it is kept, and then had as it is kept; what is not kept after all is a failure that says so.
-func TestClaimWithoutRoomIsWaitedFor(t *testing.T) {
-	queued := unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "queued", Job: "j1", Why: "not kept yet: it takes 3 MiB"}}
 	b := newStandIn(t)
-	b.jobs = []*wire.Job{{Id: "j1", State: "done"}}
-	r, _ := claimed(t, b, queued, nil)
+	refused := &unixsock.Error{Class: wire.ErrorClass_NO_SPACE,
+		Text: "it takes 3 MiB on disk, and the budget for all is 1 MiB"}
+	r, out := claimed(t, b, refused, "--out", "OUT")
 	require.Equal(t, exitDone, r.code, r.err)
+	require.Contains(t, r.err, "not kept: it takes 3 MiB on disk, and the budget for all is 1 MiB")
 	require.Contains(t, r.out, "compiled ")
-	require.Equal(t, []string{"follow j1"}, b.changed())
-
-	b = newStandIn(t)
-	b.jobs = []*wire.Job{{Id: "j1", State: "failed", Error: &wire.Error{Class: wire.ErrorClass_NO_SPACE, Text: "there was no room within 30s"}}}
-	r, _ = claimed(t, b, queued, nil)
-	require.Equal(t, exitFailed, r.code)
-	require.Contains(t, r.err, "compiled here, and not kept: there was no room within 30s")
-	require.Contains(t, r.err, "--out DIR")
+	require.Contains(t, out, "0123456789abcdef_ctx.onnx")
+	require.Len(t, out, 2, "with its sidecar")
+	require.Len(t, b.changed(), 1, "the claim is given up")
 }

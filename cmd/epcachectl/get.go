@@ -317,15 +317,6 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 			result.reply, result.view, result.own, err = cl.work(ctx, c, models[0], g, result.reply,
 				progress)
 		}
-		if err == nil && result.reply.GetOutcome() == outcomeQueued {
-			if err = awaitKept(ctx, c, result.reply.GetJob(), progress); err != nil {
-				return err
-			}
-			message.OnMiss = wire.OnMiss_FAIL
-			if result.reply, result.view, err = c.Acquire(ctx, message, files, external, progress); err == nil {
-				result.reply.Outcome = "put"
-			}
-		}
 		return err
 	}
 	err = ask(c)

@@ -90,15 +90,13 @@ type spaceResult struct {
 	LongestWaitMs       float64 `json:"longest_wait_ms"`   // of a request for the collector
 	LongestWorkedMs     float64 `json:"longest_worked_ms"` // the collector, while a request waited for it
 	ToLookAt            uint64  `json:"to_look_at"`        // blobs of which is not known yet what they share with others
-	Queued              uint64  `json:"queued"`            // results that were answered and are kept as soon as there is room
-	QueuedBytes         int64   `json:"queued_bytes"`      // that they take on disk
 }
 
 func spaceOf(s *wire.Space) spaceResult {
 	return spaceResult{s.GetLogicalBytes(), s.GetUniqueBytes(), s.GetUnpackedBytes(), s.GetSavedBySharingBytes(), s.GetDeadBytes(),
 		s.GetBudgetBytes(), s.GetEntries(), s.GetBuilds(), s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes(),
 		s.GetDiskBytes(), s.GetManifestBytes(), s.GetHeldBytes(), s.GetReservedBytes(), s.GetPinnedBytes(), s.GetFreeBytes(), s.GetFloorBytes(),
-		s.GetMaxEntries(), s.GetEvicted(), s.GetUnkept(), s.GetLongestWaitMs(), s.GetLongestWorkedMs(), s.GetToLookAt(), s.GetQueued(), s.GetQueuedBytes()}
+		s.GetMaxEntries(), s.GetEvicted(), s.GetUnkept(), s.GetLongestWaitMs(), s.GetLongestWorkedMs(), s.GetToLookAt()}
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -199,9 +197,6 @@ func spaceDetails(s *spaceResult) string {
 	parts = append(parts, counted(s.Evicted, "build")+" evicted")
 	if s.ToLookAt > 0 {
 		parts = append(parts, counted(s.ToLookAt, "blob")+" still to be compared with others")
-	}
-	if s.Queued > 0 {
-		parts = append(parts, fmt.Sprintf("%s of %s to be kept as soon as there is room", counted(s.Queued, "result"), byteSize(s.QueuedBytes)))
 	}
 	if s.Unkept > 0 {
 		parts = append(parts, counted(s.Unkept, "result")+" not kept")

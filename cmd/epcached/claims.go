@@ -13,7 +13,7 @@ import (
 // Put takes what the holder of a claim compiled. The socket has checked that every file has a descriptor.
 func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
-	put := &cache.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds, ORTVersion: w.OrtVersion, Later: w.Later}
+	put := &cache.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds, ORTVersion: w.OrtVersion}
 	for _, f := range w.Files {
 		if int64(f.Fd) >= int64(len(fds)) {
 			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "put: a file has no descriptor"}

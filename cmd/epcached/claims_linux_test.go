@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
@@ -184,6 +185,23 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	require.Equal(t, "hit", hit.Outcome)
 	hit.requireRight(t)
 	require.Contains(t, hit.Why, "uid 4242")
+}
+
+// A client of an earlier version sends `later` with its put, a field that is reserved now.
+func TestPutsOfEarlierClientsAreTaken(t *testing.T) {
+	d := newSite(t).start(t)
+	o := newOwner(t, d, stranger)
+	model := writeModel(t, t.TempDir(), 1)
+	c := o.connect()
+	claim, err := o.ask(c, model, wire.OnMiss_CLAIM, nil)
+	require.NoError(t, err)
+	put, fds := o.compile(model, claim)
+	later := protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)
+	put.ProtoReflect().SetUnknown(later)
+	reply, view, err := c.Put(limited(t), put, fds, nil)
+	require.NoError(t, err)
+	require.NoError(t, view.Close())
+	require.Equal(t, "put", reply.Outcome)
 }
 
 // whenClaimed tells when a request waits for who holds the claim; what comes before is reading.

@@ -134,7 +134,7 @@ func spaceReply(s *cache.SpaceReport) *wire.Space {
 		DeadBytes: s.Dead, UnpackedBytes: s.Packed.Copies, BudgetBytes: s.Budget, Entries: s.Entries, Builds: s.Builds, DiskBytes: s.DiskBytes + s.Packed.Recipes + s.Packed.Containers, HeldBytes: s.Held,
 		ReservedBytes: s.Reserved, ManifestBytes: s.ManifestBytes, FreeBytes: s.Free, FloorBytes: s.Floor, PinnedBytes: s.Pinned,
 		MaxEntries: s.MaxEntries, Evicted: s.Evicted, Unkept: s.Unkept, LongestWaitMs: inMilliseconds(s.LongestWait), LongestWorkedMs: inMilliseconds(s.LongestWorked),
-		Queued: uint64(s.Queued), QueuedBytes: s.QueuedBytes, ToLookAt: s.ToLookAt}
+		ToLookAt: s.ToLookAt}
 }
 
 func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -23,7 +23,7 @@ import (
 
 // tally counts what became of requests.
 type tally struct {
-	hits, puts, queued, refused, crowded, givenUp, died, busy atomic.Int64
+	hits, puts, refused, crowded, givenUp, died, busy atomic.Int64
 
 	mu      sync.Mutex
 	reasons map[string]int // of refusals, without numbers; guarded by mu
@@ -52,8 +52,8 @@ func (n *tally) explain(t testing.TB) {
 }
 
 func (n *tally) String() string {
-	return fmt.Sprintf("%d hits, %d puts, %d of them kept at once, %d answered and to be kept later, %d refused for want of room, %d builds not unpacked for want of it, %d claims given up, %d left by who died, %d claims too many", n.hits.Load(),
-		n.puts.Load()+n.queued.Load()+n.refused.Load(), n.puts.Load(), n.queued.Load(), n.refused.Load(), n.crowded.Load(), n.givenUp.Load(), n.died.Load(), n.busy.Load())
+	return fmt.Sprintf("%d hits, %d puts, %d of them kept, %d refused for want of room, %d builds not unpacked for want of it, %d claims given up, %d left by who died, %d claims too many", n.hits.Load(),
+		n.puts.Load()+n.refused.Load(), n.puts.Load(), n.refused.Load(), n.crowded.Load(), n.givenUp.Load(), n.died.Load(), n.busy.Load())
 }
 
 // application is one of the hundred: it asks for one model after the other, and looks at what it holds when it has it and before it lets it go.
@@ -118,7 +118,7 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser, m 
 	if err := m.compile(ctx, o, a.AcquireReply); err != nil {
 		return false, err
 	}
-	put := &wire.Put{Claim: a.Claim.Id, Files: m.put.Files, CompileSeconds: m.put.CompileSeconds, OrtVersion: m.put.OrtVersion, MadeBy: m.put.MadeBy, Later: true}
+	put := &wire.Put{Claim: a.Claim.Id, Files: m.put.Files, CompileSeconds: m.put.CompileSeconds, OrtVersion: m.put.OrtVersion, MadeBy: m.put.MadeBy}
 	reply, view, err = c.Put(ctx, put, m.files, nil)
 	if errors.Is(err, unixsock.ErrNoSpace) {
 		s.tally.refuse(&s.tally.refused, err)
@@ -128,20 +128,8 @@ func (s *stress) useOnce(c *unixsock.Client, random *rand.Rand, o stressUser, m 
 	if err != nil {
 		return false, err
 	}
-	if reply.Outcome == "queued" {
-		s.tally.queued.Add(1)
-		return false, errors.Join(s.promised(reply, view), ctx.Err())
-	}
 	s.tally.puts.Add(1)
 	return false, s.hold(random, lease{reply, view})
-}
-
-// promised looks at what is told of a put that is not kept yet.
-func (s *stress) promised(a *wire.AcquireReply, view *os.File) error {
-	if view != nil || a.Job == "" || !strings.HasPrefix(a.Why, "not kept yet: ") {
-		return fmt.Errorf("a put is queued, with view %v, as job %q: %s", view, a.Job, a.Why)
-	}
-	return nil
 }
 
 // hold reads what is held, and once more before it is let go.

@@ -2263,7 +2263,7 @@ func (x *File) GetDigest() string {
 
 type AcquireReply struct {
 	state                  protoimpl.MessageState `protogen:"open.v1"`
-	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key", "explanation", "background", "claim", "put", "adopted", "queued"
+	Outcome                string                 `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"` // "hit", "compiled", "waited", "passthrough", "key", "explanation", "background", "claim", "put", "adopted"
 	RequestKey             string                 `protobuf:"bytes,2,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"`
 	Build                  string                 `protobuf:"bytes,3,opt,name=build,proto3" json:"build,omitempty"` // build key
 	ModelDigest            string                 `protobuf:"bytes,4,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
@@ -2287,11 +2287,11 @@ type AcquireReply struct {
 	Explanation            *Explanation           `protobuf:"bytes,22,opt,name=explanation,proto3" json:"explanation,omitempty"`                                            // for EXPLAIN
 	CompatibilitySource    string                 `protobuf:"bytes,23,opt,name=compatibility_source,json=compatibilitySource,proto3" json:"compatibility_source,omitempty"` // who says so: "same library", "execution provider", "fingerprint", "load check", "put" (who asked compiled it), "rule NAME"
 	CompatibilityReason    string                 `protobuf:"bytes,24,opt,name=compatibility_reason,json=compatibilityReason,proto3" json:"compatibility_reason,omitempty"`
-	Job                    string                 `protobuf:"bytes,25,opt,name=job,proto3" json:"job,omitempty"`         // of "background" and "queued": what Follow and CancelJobs name
+	Job                    string                 `protobuf:"bytes,25,opt,name=job,proto3" json:"job,omitempty"`         // of "background": what Follow and CancelJobs name
 	Claim                  *Claim                 `protobuf:"bytes,26,opt,name=claim,proto3" json:"claim,omitempty"`     // of "claim": the caller is to compile
 	Members                []*Member              `protobuf:"bytes,27,rep,name=members,proto3" json:"members,omitempty"` // of a group: all its members in order, the first is graph. To load several of them in one process, do it in this order
 	Member                 uint32                 `protobuf:"varint,28,opt,name=member,proto3" json:"member,omitempty"`  // which of the members the request was for, when it named one model; 0: the first
-	Unkept                 bool                   `protobuf:"varint,29,opt,name=unkept,proto3" json:"unkept,omitempty"`  // nothing of the build is kept, or not yet: its files go with fd, and the same request compiles again unless it is kept by then
+	Unkept                 bool                   `protobuf:"varint,29,opt,name=unkept,proto3" json:"unkept,omitempty"`  // nothing of the build is kept: its files are removed when fd is closed, and the same request compiles again
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -2854,9 +2854,8 @@ func (*ReleaseReply) Descriptor() ([]byte, []int) {
 	return file_epcached_proto_rawDescGZIP(), []int{22}
 }
 
-// Put brings what the holder of a claim compiled. The daemon copies and checks it before it answers: "put" says that it is durable. With later it may
-// answer "queued": nothing is read yet, and there is no view. The files have to stay as they are then, though their names may go, until the job has ended: "done" if
-// it is kept. The claim needs its connection no more.
+// Put brings what the holder of a claim compiled. The daemon copies and checks it before it answers: "put" says that it is durable. Where there is
+// no space for it, after eviction, it is refused with NO_SPACE.
 type Put struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Claim          string                 `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
@@ -2865,7 +2864,6 @@ type Put struct {
 	CompileSeconds float64                `protobuf:"fixed64,4,opt,name=compile_seconds,json=compileSeconds,proto3" json:"compile_seconds,omitempty"`
 	OrtVersion     string                 `protobuf:"bytes,5,opt,name=ort_version,json=ortVersion,proto3" json:"ort_version,omitempty"`
 	MadeBy         []*MadeBy              `protobuf:"bytes,6,rep,name=made_by,json=madeBy,proto3" json:"made_by,omitempty"` // in the order of the request's execution providers
-	Later          bool                   `protobuf:"varint,7,opt,name=later,proto3" json:"later,omitempty"`                // where there is no room at once it may be kept as soon as there is some; else it is refused, with NO_SPACE
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2940,13 +2938,6 @@ func (x *Put) GetMadeBy() []*MadeBy {
 		return x.MadeBy
 	}
 	return nil
-}
-
-func (x *Put) GetLater() bool {
-	if x != nil {
-		return x.Later
-	}
-	return false
 }
 
 type PutFile struct {
@@ -6561,8 +6552,6 @@ type Space struct {
 	LongestWaitMs       float64                `protobuf:"fixed64,19,opt,name=longest_wait_ms,json=longestWaitMs,proto3" json:"longest_wait_ms,omitempty"`       // the longest that a request has waited for the collector since the daemon's start, by the clock on the wall
 	ToLookAt            uint64                 `protobuf:"varint,20,opt,name=to_look_at,json=toLookAt,proto3" json:"to_look_at,omitempty"`                       // blobs of which is not known yet what they share with others; what packing them frees does not count so far
 	LongestWorkedMs     float64                `protobuf:"fixed64,21,opt,name=longest_worked_ms,json=longestWorkedMs,proto3" json:"longest_worked_ms,omitempty"` // the most processor time that the collector took while a request waited for it, likewise
-	Queued              uint64                 `protobuf:"varint,22,opt,name=queued,proto3" json:"queued,omitempty"`                                             // results that were answered and are to be kept, as soon as there is room
-	QueuedBytes         int64                  `protobuf:"varint,23,opt,name=queued_bytes,json=queuedBytes,proto3" json:"queued_bytes,omitempty"`                // that these take on disk; they are not there yet, or as work in progress
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -6740,20 +6729,6 @@ func (x *Space) GetToLookAt() uint64 {
 func (x *Space) GetLongestWorkedMs() float64 {
 	if x != nil {
 		return x.LongestWorkedMs
-	}
-	return 0
-}
-
-func (x *Space) GetQueued() uint64 {
-	if x != nil {
-		return x.Queued
-	}
-	return 0
-}
-
-func (x *Space) GetQueuedBytes() int64 {
-	if x != nil {
-		return x.QueuedBytes
 	}
 	return 0
 }
@@ -7721,7 +7696,7 @@ func (x *Difference) GetFound() string {
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	AtMs          int64                  `protobuf:"varint,1,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`                  // Unix time, milliseconds
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                               // "compiled", "not kept", "not kept yet", "failed", "cancelled", "withheld", "damaged", "judged", "rebuild", "rebuilt", "report", "probed", "changing", "changed", ...
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                               // "compiled", "not kept", "failed", "cancelled", "withheld", "damaged", "judged", "rebuild", "rebuilt", "report", "probed", "changing", "changed", ...
 	RequestKey    string                 `protobuf:"bytes,3,opt,name=request_key,json=requestKey,proto3" json:"request_key,omitempty"` // empty: of the machine, not of an entry
 	Build         string                 `protobuf:"bytes,4,opt,name=build,proto3" json:"build,omitempty"`                             // build key
 	Model         string                 `protobuf:"bytes,5,opt,name=model,proto3" json:"model,omitempty"`                             // its name
@@ -8705,7 +8680,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\amembers\x18\x02 \x03(\rR\amembers\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\"\x0e\n" +
-	"\fReleaseReply\"\xed\x01\n" +
+	"\fReleaseReply\"\xe4\x01\n" +
 	"\x03Put\x12\x14\n" +
 	"\x05claim\x18\x01 \x01(\tR\x05claim\x12*\n" +
 	"\x05files\x18\x02 \x03(\v2\x14.epcached.v1.PutFileR\x05files\x12\x16\n" +
@@ -8713,8 +8688,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x0fcompile_seconds\x18\x04 \x01(\x01R\x0ecompileSeconds\x12\x1f\n" +
 	"\vort_version\x18\x05 \x01(\tR\n" +
 	"ortVersion\x12,\n" +
-	"\amade_by\x18\x06 \x03(\v2\x13.epcached.v1.MadeByR\x06madeBy\x12\x14\n" +
-	"\x05later\x18\a \x01(\bR\x05later\"-\n" +
+	"\amade_by\x18\x06 \x03(\v2\x13.epcached.v1.MadeByR\x06madeByJ\x04\b\a\x10\bR\x05later\"-\n" +
 	"\aPutFile\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02fd\x18\x02 \x01(\rR\x02fd\"2\n" +
@@ -9071,7 +9045,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x03why\x18\x03 \x03(\v2\x1b.epcached.v1.Sourceless.WhyR\x03why\x1a1\n" +
 	"\x03Why\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n" +
-	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\x8e\x06\n" +
+	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\xf5\x05\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\funique_bytes\x18\x02 \x01(\x03R\vuniqueBytes\x12%\n" +
@@ -9101,9 +9075,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x0flongest_wait_ms\x18\x13 \x01(\x01R\rlongestWaitMs\x12\x1c\n" +
 	"\n" +
 	"to_look_at\x18\x14 \x01(\x04R\btoLookAt\x12*\n" +
-	"\x11longest_worked_ms\x18\x15 \x01(\x01R\x0flongestWorkedMs\x12\x16\n" +
-	"\x06queued\x18\x16 \x01(\x04R\x06queued\x12!\n" +
-	"\fqueued_bytes\x18\x17 \x01(\x03R\vqueuedBytes\"Q\n" +
+	"\x11longest_worked_ms\x18\x15 \x01(\x01R\x0flongestWorkedMsJ\x04\b\x16\x10\x17J\x04\b\x17\x10\x18R\x06queuedR\fqueued_bytes\"Q\n" +
 	"\x05Probe\x12\x18\n" +
 	"\arefresh\x18\x01 \x01(\bR\arefresh\x12.\n" +
 	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"]\n" +

@@ -61,7 +61,7 @@ class Artefact:
     from it lives. Load `path` (or `view_path`, see there) with exactly these provider and session options.
     """
 
-    outcome: str  # "hit", "compiled", "waited", "put", "adopted"; "passthrough", "background", "claim", "queued", "key", "explanation": without a view
+    outcome: str  # "hit", "compiled", "waited", "put", "adopted"; "passthrough", "background", "claim", "key", "explanation": without a view
     request_key: str  # 64 hex digits: model, options and devices, and not the libraries
     build: str  # build key, 64 hex digits; "" where none was made
     model_digest: str  # BLAKE3 over graph and external data, 64 hex digits
@@ -83,7 +83,7 @@ class Artefact:
     record: str  # the request as the daemon understood it, JSON
     runtime: str  # folder or library of the daemon's runtime that was asked for, or made it
     warnings: list[str]  # what else is to be known of it
-    job: str = ""  # of "background" and "queued": the compile, for Client.follow
+    job: str = ""  # of "background": the compile, for Client.follow
     members: list[Member] = field(default_factory=list)  # of a group: all, in the order in which to load several in one process
     member: int = 0  # which of them was asked for; `graph` is its
     fd: int | None = None  # descriptor of the view's folder; None without a view, or when closed

@@ -53,15 +53,12 @@ class Claim:
         compile_seconds: float = 0.0,
         timeout: float = 600.0,
         progress: Callable[[Progress], None] | None = None,
-        later: bool = False,
     ) -> Artefact:
         """Brings the graph with all other files in `folder`, and returns what everybody now gets, with a lease on it.
 
         The daemon copies and checks them; `folder` may go afterwards. `made_by` says the version of each execution provider. Raises
-        BadRequest or CompileFailed for what the daemon does not take; the claim has ended then.
-
-        With `later`, where there is no room at once, the outcome may be "queued", without a view: it is not kept yet, and will be as soon
-        as there is room. `Client.follow` with the answer's `job` waits for that. Else it is refused with NoSpace.
+        BadRequest or CompileFailed for what the daemon does not take; the claim has ended then. Raises NoSpace where there is no
+        space for it after eviction; it is not kept then.
         """
         with contextlib.ExitStack() as stack:
             files: list[_wire.Message] = []
@@ -77,7 +74,6 @@ class Claim:
                 "compile_seconds": compile_seconds,
                 "ort_version": ort_version,
                 "made_by": [{"ep": ep, "version": version} for ep, version in made_by],
-                "later": later,
             }
             deadline = min(time.monotonic() + timeout, self.deadline)
             return self._last(Put(self._client, message, descriptors, deadline, progress))

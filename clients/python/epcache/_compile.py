@@ -62,7 +62,6 @@ def run(job: Job, answer: Artefact) -> Artefact:
             compile_seconds=made.seconds,
             timeout=job.deadline - time.monotonic(),
             progress=job.progress,
-            later=True,
         )
 
 

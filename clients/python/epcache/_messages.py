@@ -231,7 +231,6 @@ MESSAGES: dict[str, tuple[Field, ...]] = {
         Field(4, "compile_seconds", "double"),
         Field(5, "ort_version", "string"),
         Field(6, "made_by", "MadeBy", "repeated"),
-        Field(7, "later", "bool"),
     ),
     "PutFile": (
         Field(1, "name", "string"),

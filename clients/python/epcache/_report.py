@@ -41,9 +41,9 @@ class Report:
     """Where a session came from.
 
     `outcome` is the daemon's "hit", "compiled" or "waited" for a session from the cache, "put" for one that was compiled here and
-    given to the cache, "adopted" for one from a compiled model that the cache keeps now, "queued" for one for which the cache has no room yet; "passthrough" for a model
+    given to the cache, "adopted" for one from a compiled model that the cache keeps now; "passthrough" for a model
     that was compiled already; "background" for one that is being compiled, see `ready`; "bypassed" for one that the cache was
-    not asked for; "no daemon"; or "failed". In the last six cases it is a plain session on the same execution provider,
+    not asked for; "no daemon"; or "failed". In the last five cases it is a plain session on the same execution provider,
     or with "background" on `meanwhile`. `why` says more, for people.
 
     `compatibility` is how good the artefact is for this process's libraries: "optimal", "prefer_recompilation" (it works,

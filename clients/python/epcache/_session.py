@@ -25,7 +25,6 @@ from ._wanted import Source, Wanted, wanted
 # How long a session waits for a daemon that went away during its request: longer than a restart, shorter than a
 # compile in this process is worth.
 RESTART_LIMIT = 2.0
-QUEUED_LIMIT = 5.0  # seconds that a session waits for the cache to have room for what was compiled here, which it would compile once more
 
 _PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers", "enable_fallback"))
 
@@ -149,8 +148,6 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             artefact = self._acquire(client, deadline, attempts, wishes)
             if artefact is not None and artefact.claim is not None:
                 artefact = self._compile(artefact, deadline, attempts, wishes)
-                if artefact is not None and artefact.outcome == "queued" and self._kept(client, artefact, deadline, attempts):
-                    continue
             if artefact is None:
                 break
             self._report = attempts.with_(artefact)
@@ -207,19 +204,6 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 raise
             attempts.said.append(f"compiled here under a claim: {error}")
             return None
-        finally:
-            attempts.seconds += time.perf_counter() - started
-
-    def _kept(self, client: Client, queued: Artefact, deadline: float, attempts: Attempts) -> bool:
-        """Whether what was compiled here is in the cache after all. Without it, it would be compiled once more: so that is worth some waiting."""
-        started = time.perf_counter()
-        attempts.said.append(queued.why)
-        try:
-            until = min(deadline, time.monotonic() + QUEUED_LIMIT)
-            return client.follow(queued.job, timeout=until - time.monotonic()).state == "done"
-        except _errors.Error as error:
-            attempts.said.append(str(error))
-            return False
         finally:
             attempts.seconds += time.perf_counter() - started
 
