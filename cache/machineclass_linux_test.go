@@ -4,9 +4,11 @@ package cache
 
 import (
 	"context"
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -14,6 +16,7 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
@@ -31,7 +34,7 @@ type runCounter struct {
 
 func (r *runCounter) Check(ctx context.Context, job compilers.CheckJob) (
 	compilers.CheckResult, error) {
-	if job.Run {
+	if job.Zeros > 0 {
 		r.runs.Add(1)
 	}
 	return r.ORT.Check(ctx, job)
@@ -62,6 +65,23 @@ func collected(t *testing.T, name string) string {
 	return path
 }
 
+// inThrees is a model whose free dimension has to be a multiple of 3.
+func inThrees(t *testing.T) string {
+	m := tinymodel.Model{
+		Nodes: []tinymodel.Node{
+			{Name: "r", Op: "Reshape", Inputs: []string{"x", "shape"}, Outputs: []string{"r"}},
+			{Name: "y", Op: "Relu", Inputs: []string{"r"}, Outputs: []string{"y"}},
+		},
+		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{"n"}}},
+		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{"thirds", 3}}},
+		Initializers: []tinymodel.Tensor{{Name: "shape", Type: tinymodel.Int64, Shape: []int64{2},
+			Raw: binary.LittleEndian.AppendUint64(slices.Repeat([]byte{255}, 8), 3)}},
+	}
+	path := filepath.Join(t.TempDir(), "threes.onnx")
+	require.NoError(t, os.WriteFile(path, m.Encode(), 0o644))
+	return path
+}
+
 // requireRuns has an answer run as an application does.
 func (b *bench) requireRuns(ort *runCounter, a *Answer) {
 	b.Helper()
@@ -86,10 +106,11 @@ func (b *bench) requireStale(path string) string {
 func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
 	runs, doesNotRun := collected(t, "tiny-convolution"), collected(t, "minilm-int8")
 	doesNotLoad := collected(t, "silero-vad")
-	notOnZeros := collected(t, "rapidocr-cls") // its free dimensions have to be larger than 1
+	runsLarger := collected(t, "rapidocr-cls") // its free dimensions have to be larger than 1
+	notOnZeros := inThrees(t)
 	const equal = "made by an equal library of " + openVINO
 	for name, models := range map[string][]string{
-		"openvino-1.4.0": {runs, doesNotRun, doesNotLoad, notOnZeros},
+		"openvino-1.4.0": {runs, doesNotRun, doesNotLoad, runsLarger, notOnZeros},
 		"openvino-1.6.1": {runs, doesNotRun},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,6 +139,8 @@ func TestStoreOfAnotherMachineClassServesOnlyWhatRuns(t *testing.T) {
 			if len(models) > 2 {
 				why = other.requireStale(doesNotLoad)
 				require.Contains(t, why, "is unsupported: it does not load: ")
+				a = other.acquire(other.forOpenVINO(runsLarger, Fail))
+				require.Contains(t, a.Compatibility.Reason, "it loads and runs; "+equal)
 				why = other.requireStale(notOnZeros)
 				require.Contains(t, why, "is unknown: whether it runs on this machine cannot be tried: "+
 					"it does not run on zeros")
@@ -228,4 +251,31 @@ func TestGroupOfAnotherMachineClassIsRun(t *testing.T) {
 	r = group("minilm-int8")
 	r.OnMiss = Fail
 	require.Contains(t, other.refused(r).Text, "it loads and does not run")
+}
+
+// Nor does what a user compiled elsewhere and has adopted: it is run before it is served.
+func TestAdoptedModelIsRunWhereItStatesNoHardware(t *testing.T) {
+	paths := []string{collected(t, "tiny-convolution"), collected(t, "minilm-int8")}
+	greater, _ := newOpenVINOBench(t, "openvino-1.6.1")
+	var compiled []shipped
+	for _, path := range paths {
+		compiled = append(compiled, greater.ship(greater.acquire(greater.forOpenVINO(path, Wait))))
+	}
+	lesserProcessor(t)
+	b, ort := newOpenVINOBench(t, "openvino-1.6.1")
+	ask := func(s shipped) *Answer {
+		r := b.adopts(s, requests.EP{Name: openVINO})
+		r.GraphOptimizationLevel = "disable_all"
+		return b.acquire(r)
+	}
+	a := ask(compiled[0])
+	require.Equal(t, Adopted, a.Outcome, a.Warnings)
+	require.Equal(t, compilers.ProcessorClass(), a.Build.EPs[0].HardwareArchitecture)
+	require.EqualValues(t, 1, ort.runs.Load())
+	for range 2 {
+		a = ask(compiled[1])
+		require.Equal(t, PassThrough, a.Outcome)
+		require.Contains(t, strings.Join(a.Warnings, "\n"), "it does not run on zeros, and its source")
+	}
+	require.EqualValues(t, 4, ort.runs.Load(), "with each size once, and as it was taken in")
 }

@@ -287,11 +287,13 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	}
 	a := cl.plan.against("", cl.rc)
 	job := a.checkJob(graph, loadLevel(cl.plan.canonical.GraphOptimizationLevel))
-	job.Run = a.marks.elsewhere(b)
+	if a.marks.elsewhere(b) {
+		job.Zeros = freeSizes[0]
+	}
 	checked, err := c.believed(ctx, a, job)
-	if err == nil && job.Run && checked.Outcome != compilers.Passed {
+	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
 		// Without the model nothing tells whether zeros are to blame: it is tried with that before it is served again.
-		job.Run = false
+		job.Zeros = 0
 		checked, err = c.believed(ctx, a, job)
 	}
 	switch {

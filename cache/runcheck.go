@@ -18,22 +18,32 @@ func (c *Cache) runCheck(ctx context.Context, a *against, b *index.Build) (
 		return notRun("its source model is not here"), nil
 	}
 	key := a.key(c, "run", b.ID[:])
-	run := func(b *index.Build, view *Answer) compilers.CheckJob {
-		job := a.checkJobOf(b, view)
-		job.Run = true
-		return job
-	}
-	try := func(ctx context.Context, r *Request) (compilers.CheckResult, error) {
+	try := func(ctx context.Context, r *Request) (checked compilers.CheckResult, err error) {
 		mine := *a
 		mine.model = r
-		checked, err := c.tryView(ctx, &mine, b, run)
-		if err != nil || checked.Outcome != compilers.Failed || !checked.Ran {
-			return checked, err
+		for _, free := range freeSizes {
+			run := func(b *index.Build, view *Answer) compilers.CheckJob {
+				job := mine.checkJobOf(b, view)
+				job.Zeros = free
+				return job
+			}
+			checked, err = c.tryView(ctx, &mine, b, run)
+			if err != nil || checked.Outcome != compilers.Failed || !checked.Ran {
+				return checked, err
+			}
+			checked, err = c.blame(ctx, &mine, b, checked, free)
+			if err != nil || checked.Outcome == compilers.Failed {
+				return checked, err
+			}
 		}
-		return c.blame(ctx, &mine, b, checked)
+		return checked, nil
 	}
 	return rememberOwn(ctx, c, a.model, key, proven, try)
 }
+
+// freeSizes are the sizes of free dimensions with which a build is run. The second is for models
+// that do not run with the first: images of one pixel are none to many a detector.
+var freeSizes = [...]int64{1, 64}
 
 // notRun is the result for a build that could not be tried.
 func notRun(why string) compilers.CheckResult {
@@ -41,9 +51,12 @@ func notRun(why string) compilers.CheckResult {
 }
 
 // blame has the execution providers load the source model here, and run it on the same zeros. Where
-// that fails as well, zeros are no input for the model, and the failure says nothing of the build.
-func (c *Cache) blame(ctx context.Context, a *against, b *index.Build,
-	failed compilers.CheckResult) (compilers.CheckResult, error) {
+// that fails as well, these are no input for the model, and the failure says nothing of the build.
+func (c *Cache) blame(ctx context.Context, a *against, b *index.Build, failed compilers.CheckResult,
+	free int64) (compilers.CheckResult, error) {
+	if a.model.adopting {
+		return notRun("it does not run on zeros, and its source model is not here: " + failed.Text), nil
+	}
 	member := failed.Member
 	if len(b.Members) > 0 && a.model.models() == 1 {
 		if b.Members[member].ModelDigest != a.request.Model {
@@ -57,7 +70,7 @@ func (c *Cache) blame(ctx context.Context, a *against, b *index.Build,
 		return failed, err
 	}
 	source := a.checkJob(copies[member].path, loadLevel(a.request.GraphOptimizationLevel))
-	source.Run = true
+	source.Zeros = free
 	source.FreeDimensions = a.request.FreeDimensions
 	source.FreeDimensionsByDenotation = a.request.FreeDimensionsByDenotation
 	load := func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, source) }

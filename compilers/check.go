@@ -20,7 +20,7 @@ func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{Outcome: NotCheckable, Text: "builds with " + option + " do not load where the device that they are for is absent"}, nil
 	}
 	result, err := o.check(ctx, job)
-	settled := result.Outcome == Passed || job.Run && result.Outcome == NotCheckable
+	settled := result.Outcome == Passed || job.Zeros > 0 && result.Outcome == NotCheckable
 	if err != nil || settled || job.GraphOptimizationLevel == disableAll || job.Against != "" {
 		return result, err
 	}
@@ -84,7 +84,7 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	if !filepath.IsAbs(job.Graph) {
 		return dialogue.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
-	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Run,
+	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
 		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.Entries = maps.Clone(req.Options.Entries)

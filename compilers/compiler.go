@@ -136,7 +136,7 @@ type CheckJob struct {
 	Runtime Runtime
 	EPs     []EP
 	Graph   string // absolute path; sidecars, or external data, stand beside it
-	Run     bool   // once it is loaded it is run on zeros; free dimensions are 1
+	Zeros   int64  // once it is loaded it is run on zeros, with free dimensions of this; 0: it is not run
 
 	// Against is the absolute path of the model that Graph was compiled from; "": none. It is
 	// loaded in the same worker once Graph is, to compare what both take. Free dimensions are fixed

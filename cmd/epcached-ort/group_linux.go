@@ -61,7 +61,7 @@ func (j *job) loadGroup() error {
 	if err != nil {
 		return err
 	}
-	if j.req.Zeros {
+	if j.req.Zeros > 0 {
 		if err := j.runOnZeros(sessions); err != nil {
 			return err
 		}

@@ -247,7 +247,7 @@ func (j *job) load() error {
 		return j.compareLoads()
 	}
 	s, err := j.session()
-	if err != nil || !j.req.Zeros {
+	if err != nil || j.req.Zeros == 0 {
 		return err
 	}
 	return j.runOnZeros([]*ort.Session{s})

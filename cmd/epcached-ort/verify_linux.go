@@ -28,7 +28,7 @@ func (j *job) verify() error {
 	if err != nil {
 		return step(err, "load %q", j.req.Model)
 	}
-	inputs, why := zeros(compiled)
+	inputs, why := zeros(compiled, 1)
 	if why != nil {
 		j.result.Compared = &dialogue.Compared{Without: why.Error()}
 		return nil
@@ -73,7 +73,7 @@ func (j *job) original(inputs []ort.Tensor) ([]ort.Tensor, error) {
 // runOnZeros runs each session once. That inputs cannot be made is no failure of the graph.
 func (j *job) runOnZeros(sessions []*ort.Session) error {
 	for i, s := range sessions {
-		inputs, err := zeros(s)
+		inputs, err := zeros(s, j.req.Zeros)
 		if err != nil {
 			j.result.NotRun = err.Error()
 			continue
@@ -92,8 +92,8 @@ func (j *job) runOnZeros(sessions []*ort.Session) error {
 	return nil
 }
 
-// zeros makes the session's inputs. Free dimensions become 1.
-func zeros(s *ort.Session) ([]ort.Tensor, error) {
+// zeros makes the session's inputs, with free dimensions of that size.
+func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 	inputs, err := s.Inputs()
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func zeros(s *ort.Session) ([]ort.Tensor, error) {
 		}
 		for d, dim := range t.Shape {
 			if dim < 0 {
-				t.Shape[d], dim = 1, 1
+				t.Shape[d], dim = free, free
 			}
 			if size *= dim; size > maxInput || size < 0 {
 				return nil, fmt.Errorf("input %q of shape %v: more than %d bytes", t.Name, t.Shape, int64(maxInput))

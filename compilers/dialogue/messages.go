@@ -87,9 +87,9 @@ type Request struct {
 	Times     int     // Run: how often; 0 is once
 	Most      float64 // Compare: by which a value may differ; the source model is the only one of Share
 
-	Waits  bool // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
-	Beside bool // Load: the EPs are registered before that: none of them keeps a device for itself
-	Zeros  bool // Load: what is loaded is then run once on zeros
+	Zeros  int64 // Load: what is loaded is then run once on zeros, with free dimensions of this; 0: it is not run
+	Waits  bool  // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
+	Beside bool  // Load: the EPs are registered before that: none of them keeps a device for itself
 
 	Args []string // Command: the program, an absolute path, and its arguments
 	Tell bool     // Command: the beginning of what it prints to standard output is wanted; else that goes where its errors go, in the order of both
