@@ -160,7 +160,8 @@ func makerOf(b *index.Build) maker {
 	var s strings.Builder
 	for i := range b.EPs {
 		f := &b.EPs[i]
-		fmt.Fprintf(&s, "%q %t %x %q %q %q %q ", f.Name, f.TookNone, f.LibraryDigest, f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString, f.DriverVersion)
+		fmt.Fprintf(&s, "%q %t %x %q %q %q %q ", f.Name, f.TookNone, f.LibraryDigest, f.SDKVersion,
+			f.HardwareArchitecture, f.CompatibilityString, f.DriverVersion)
 	}
 	return maker(s.String() + b.ORTVersion)
 }

@@ -282,10 +282,12 @@ func (c *Cache) awaitClaim(ctx context.Context, r *Request, id identity, p *plan
 }
 
 // waited answers with what another brought.
-func (c *Cache) waited(ctx context.Context, r *Request, p *plan, result *compiled, phase func(string)) (*Answer, error) {
+func (c *Cache) waited(ctx context.Context, r *Request, p *plan, result *compiled,
+	phase func(string)) (*Answer, error) {
 	defer c.attend.taken(result.build.ID)
 	if result.build.Put && !p.outside && p.marks.elsewhere(result.build) {
-		return nil, errGone // the request begins again: it brings the model with which the build is judged
+		// The request begins again: it brings the model with which the build is judged.
+		return nil, errGone
 	}
 	a, err := c.serveCompiled(ctx, result, phase)
 	if err != nil {

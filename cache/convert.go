@@ -241,7 +241,8 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 	b := *v.from
 	b.ID, b.RequestKey, b.BuildKey = index.BuildID{}, v.plan.requestKey, v.plan.buildKey
-	if v.c.inOtherForm(v.plan, v.rc).buildKey != v.from.BuildKey { // other libraries made it, or another machine
+	if v.c.inOtherForm(v.plan, v.rc).buildKey != v.from.BuildKey {
+		// Other libraries made it, or another machine.
 		b.BuildKey = requests.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
 	}
 	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed

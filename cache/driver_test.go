@@ -66,7 +66,8 @@ func TestADriverThatMayNotDoIsTried(t *testing.T) {
 	require.Contains(t, a.Compatibility.Reason, "32.0.1 is later")
 }
 
-// An equal library with another driver: the execution provider has no verdict, so the build is loaded, once.
+// An equal library with another driver: the execution provider has no verdict, so the build is
+// loaded, once.
 func TestAnotherDriverIsTriedOnce(t *testing.T) {
 	for name, c := range map[string]struct{ load, outcome string }{
 		"loads":         {compilers.Passed, Hit},

@@ -159,7 +159,8 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 		if len(out.Candidates) == maxCandidates {
 			return nil
 		}
-		one := Candidate{Listing: c.listing(*o.build), Reason: o.refused, Differences: requests.MakerDifferences(p.expected(o.build), rc.spec.ORTVersion, o.build)}
+		differences := requests.MakerDifferences(p.expected(o.build), rc.spec.ORTVersion, o.build)
+		one := Candidate{Listing: c.listing(*o.build), Reason: o.refused, Differences: differences}
 		if p.outside { // of libraries that are not run here little is known
 			one.Differences = slices.DeleteFunc(one.Differences, func(d requests.Difference) bool { return d.Asked == "" })
 		}
@@ -189,8 +190,8 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 	return nil
 }
 
-// expected is what would make the build, for comparing it with what made the build: of what the plan itself would make
-// graphs may state more than a one-node compile did.
+// expected is what would make the build, for comparing it with what made the build. Of the plan's
+// own builds, the graphs may state more than a one-node compile does.
 func (p *plan) expected(b *index.Build) []index.EPFacts {
 	if b.BuildKey != p.buildKey || len(b.EPs) != len(p.facts) {
 		return p.facts
@@ -198,7 +199,8 @@ func (p *plan) expected(b *index.Build) []index.EPFacts {
 	facts := slices.Clone(p.facts)
 	for i := range facts {
 		f, made := &facts[i], &b.EPs[i]
-		f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString = made.SDKVersion, made.HardwareArchitecture, made.CompatibilityString
+		f.SDKVersion, f.HardwareArchitecture = made.SDKVersion, made.HardwareArchitecture
+		f.CompatibilityString = made.CompatibilityString
 	}
 	return facts
 }

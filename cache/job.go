@@ -379,7 +379,8 @@ func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Bu
 	b := &index.Build{
 		RequestKey: j.plan.requestKey, BuildKey: j.plan.buildKey, Scope: j.scope, UID: r.Peer.UID,
 		ModelDigest: j.plan.canonical.Model, ModelName: r.Name, Record: j.plan.record, RecordJSON: j.plan.recordJSON,
-		EPs: j.plan.stated(models), ORTVersion: result.ORTVersion, Route: j.plan.canonical.Route, Graph: result.Graph,
+		EPs: j.plan.stated(models), ORTVersion: result.ORTVersion,
+		Route: j.plan.canonical.Route, Graph: result.Graph,
 		ProviderOptions: make(map[string]map[string]string), SessionOptions: r.SessionOptions,
 		CompileSeconds: result.Seconds, Created: j.c.now(), IRVersion: m.IRVersion, Embed: r.Embed,
 	}
@@ -405,12 +406,13 @@ func (j *job) record(models []*epmodel.Model, result compilers.Result) *index.Bu
 	return b
 }
 
-// stated is what the execution providers state in the graphs, with the libraries that the plan is for. The class of this
-// machine is the hardware where they state none.
+// stated is what the execution providers state in the graphs, with the libraries that the plan is
+// for. The class of this machine is the hardware where they state none.
 func (p *plan) stated(models []*epmodel.Model) []index.EPFacts {
 	facts := slices.Clone(p.facts)
 	for i := range facts {
-		says, took, _ := compilers.StatedBy(facts[i].Name, p.writes(i), models...) // of a contradiction the first part counts
+		// Of a contradiction the first part counts.
+		says, took, _ := compilers.StatedBy(facts[i].Name, p.writes(i), models...)
 		state(&facts[i], says, took)
 		if took && !p.outside {
 			facts[i].HardwareArchitecture = cmp.Or(says.HardwareArchitecture, p.marks[i].MachineClass)
@@ -424,7 +426,8 @@ func (p *plan) writes(i int) bool { return p.outside || p.marks[i].Compatibility
 
 // state replaces what a one-node compile said by what the graphs of a build do.
 func state(f *index.EPFacts, says compilers.Stated, took bool) {
-	f.SDKVersion, f.HardwareArchitecture, f.CompatibilityString = says.SDKVersion, says.HardwareArchitecture, says.CompatibilityString
+	f.SDKVersion, f.HardwareArchitecture = says.SDKVersion, says.HardwareArchitecture
+	f.CompatibilityString = says.CompatibilityString
 	f.TookNone = !took
 }
 

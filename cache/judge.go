@@ -54,10 +54,12 @@ type against struct {
 }
 
 func (p *plan) against(rt string, rc *runtimeContent) *against {
-	return &against{runtime: rt, rc: rc, eps: p.eps, marks: p.marks, facts: p.facts, buildKey: p.buildKey, request: p.canonical, seen: p.seen, onModel: p.onModel}
+	return &against{runtime: rt, rc: rc, eps: p.eps, marks: p.marks, facts: p.facts,
+		buildKey: p.buildKey, request: p.canonical, seen: p.seen, onModel: p.onModel}
 }
 
-// key is for what is remembered of a judgement: with all that a probe can notice, such as another SDK or driver.
+// key is for what is remembered of a judgement. It covers all that a probe can notice, such as
+// another SDK or driver.
 func (a *against) key(c *Cache, kind string, more []byte) string {
 	return c.probes.key(kind, a.rc, append(a.seen[:], more...))
 }
@@ -246,12 +248,14 @@ func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b *index.Build)
 	switch {
 	case verdict != compilers.Unknown:
 		j = Judgement{Verdict: verdict, Source: sourceEP, firm: true,
-			Reason: fmt.Sprintf("%s %s, asked about what %s made, says %s", made.Name, now.Version, makerName(made), verdict)}
+			Reason: fmt.Sprintf("%s %s, asked about what %s made, says %s",
+				made.Name, now.Version, makerName(made), verdict)}
 	case equal:
 		j = own
 	case made.CompatibilityString != "" && made.CompatibilityString == now.CompatibilityString:
 		j = Judgement{Verdict: compilers.Optimal, Source: sourceFingerprint, firm: true,
-			Reason: fmt.Sprintf("what %s compiles now says the same of itself: %s", made.Name, shown(made.CompatibilityString))}
+			Reason: fmt.Sprintf("what %s compiles now says the same of itself: %s",
+				made.Name, shown(made.CompatibilityString))}
 	}
 	if equal && rule.Rule != "" && badness(rule.Verdict) > badness(j.Verdict) {
 		return byRule, nil // such as one about drivers
@@ -261,26 +265,31 @@ func (c *Cache) glanceEP(ctx context.Context, a *against, i int, b *index.Build)
 
 // tookNone judges the part of an execution provider that took no node of the model.
 func tookNone(made, now *index.EPFacts) Judgement {
-	j := Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: made.Name + " took no node of it", firm: true}
+	j := Judgement{Verdict: compilers.Optimal, Source: sourceLibrary,
+		Reason: made.Name + " took no node of it", firm: true}
 	if made.LibraryDigest != now.LibraryDigest && !made.LibraryDigest.IsZero() {
-		j.Verdict, j.Reason = compilers.PreferRecompilation, j.Reason+"; the library is another one now, which may take some"
+		j.Verdict = compilers.PreferRecompilation
+		j.Reason += "; the library is another one now, which may take some"
 	}
 	return j
 }
 
-// ownLibrary judges what an equal library made, and tells whether one did. It is firm where nothing else
-// changed: the driver and, for execution providers that state no hardware, the machine.
+// ownLibrary judges what an equal library made, and tells whether one did. It is firm where nothing
+// else changed: the driver and, for execution providers that state no hardware, the machine.
 func (a *against) ownLibrary(i int, b *index.Build) (j Judgement, equal bool) {
 	made, now := &b.EPs[i], &a.facts[i]
 	elsewhere := a.marks.elsewhereEP(i, made)
-	if b.BuildKey != a.buildKey && (made.LibraryDigest != now.LibraryDigest || made.SDKVersion != now.SDKVersion ||
-		made.CompatibilityString != now.CompatibilityString || made.HardwareArchitecture != now.HardwareArchitecture && !elsewhere) {
+	if b.BuildKey != a.buildKey && (made.LibraryDigest != now.LibraryDigest ||
+		made.SDKVersion != now.SDKVersion || made.CompatibilityString != now.CompatibilityString ||
+		made.HardwareArchitecture != now.HardwareArchitecture && !elsewhere) {
 		return Judgement{}, false
 	}
-	j = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary, Reason: "made by an equal library of " + made.Name, firm: true}
+	j = Judgement{Verdict: compilers.Optimal, Source: sourceLibrary,
+		Reason: "made by an equal library of " + made.Name, firm: true}
 	if made.DriverVersion != now.DriverVersion {
 		j.firm = false
-		j.Reason += fmt.Sprintf(" with driver %s, and this machine has %s", orNone(made.DriverVersion), orNone(now.DriverVersion))
+		j.Reason += fmt.Sprintf(" with driver %s, and this machine has %s",
+			orNone(made.DriverVersion), orNone(now.DriverVersion))
 	}
 	switch {
 	case elsewhere && made.HardwareArchitecture == "":
@@ -310,8 +319,9 @@ func shown(s string) string {
 	return s
 }
 
-// tryLoading loads the build in a process of its own, and runs it where it may be of another machine. Where the target
-// device is here, that proves whether it loads; that it loads does not prove that it is the best there could be.
+// tryLoading loads the build in a process of its own, and runs it where it may be of another
+// machine. Where the target device is here, that proves whether it loads; that it loads does not
+// prove that it is the best there could be.
 func (c *Cache) tryLoading(ctx context.Context, a *against, b *index.Build, glance Judgement) (Judgement, error) {
 	checked, err := c.loadCheck(ctx, a, b)
 	if err != nil {
@@ -365,8 +375,8 @@ func makerNames(b *index.Build) string {
 	return out
 }
 
-// loadCheck loads the build's graph with the libraries that it is judged for, once for each pair. What may be of
-// another machine is run as well.
+// loadCheck loads the build's graph with the libraries that it is judged for, once for each pair.
+// What may be of another machine is run as well.
 func (c *Cache) loadCheck(ctx context.Context, a *against, b *index.Build) (compilers.CheckResult, error) {
 	if a.marks.elsewhere(b) {
 		return c.runCheck(ctx, a, b)
@@ -386,7 +396,8 @@ func (c *Cache) loadCheckAs(ctx context.Context, a *against, b *index.Build, way
 }
 
 // tryView loads a build from its view.
-func (c *Cache) tryView(ctx context.Context, a *against, b *index.Build, job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
+func (c *Cache) tryView(ctx context.Context, a *against, b *index.Build,
+	job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	answer, err := c.serve(ctx, b, func(string) {})
 	if err != nil {
 		return compilers.CheckResult{}, err

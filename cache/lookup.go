@@ -190,10 +190,12 @@ func (r *Request) otherORT(rc *runtimeContent, made string) bool {
 	return r.StrictORT && made != rc.spec.ORTVersion
 }
 
-// exactly tells whether the build is what the plan would make. The driver is no part of the key, so a build of the very
-// same key may have been made with another one, and is judged. So is one that was put and could not be run then. For libraries that are not run here the whole machine is part of it.
+// exactly tells whether the build is what the plan would make. The driver is no part of the key, so a
+// build of the very same key may have been made with another one, and is judged. So is one that was
+// put and could not be run then. For libraries that are not run here the whole machine is part of it.
 func (p *plan) exactly(b *index.Build) bool {
-	return b.BuildKey == p.buildKey && (p.outside || sameDrivers(b.EPs, p.facts) && !(b.Put && p.marks.elsewhere(b)))
+	here := p.outside || sameDrivers(b.EPs, p.facts) && !(b.Put && p.marks.elsewhere(b))
+	return b.BuildKey == p.buildKey && here
 }
 
 func sameDrivers(a, b []index.EPFacts) bool {

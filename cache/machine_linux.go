@@ -13,8 +13,9 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// machineStamp digests what a device list and a fingerprint depend on besides the libraries: the processor with
-// the limits of its instruction sets, the accelerators on the bus, the versions of kernel modules that say theirs, and the kernel.
+// machineStamp digests what a device list and a fingerprint depend on besides the libraries: the
+// processor with the limits of its instruction sets, the accelerators on the bus, the versions of
+// kernel modules that say theirs, and the kernel.
 func machineStamp() [32]byte {
 	var b bytes.Buffer
 	b.Write(processor())

@@ -204,7 +204,8 @@ func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool
 }
 
 // copied makes private copies of the request's models, proven to be what its key was made of.
-func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (copies []modelCopy, remove func(), err error) {
+func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (
+	copies []modelCopy, remove func(), err error) {
 	folder, err := os.MkdirTemp(c.path("staging"), "own-")
 	if err != nil {
 		return nil, func() {}, storeError(err, r.Name)

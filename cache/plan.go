@@ -36,7 +36,8 @@ type plan struct {
 // fingerprints are those of a plan's execution providers, in their order.
 type fingerprints []compilers.Fingerprint
 
-// digest covers what a probe can notice of the execution providers: SDK, devices with their metadata, drivers.
+// digest covers what a probe can notice of the execution providers: SDK, devices with their metadata,
+// drivers.
 func (f fingerprints) digest(facts []index.EPFacts) [32]byte {
 	all := slices.Clone(f)
 	for i := range all {
@@ -49,8 +50,9 @@ func (f fingerprints) digest(facts []index.EPFacts) [32]byte {
 	return digestOf(raw)
 }
 
-// elsewhere tells whether one of the execution providers may have made its part of the build on a machine
-// of another class, and does not state the hardware: then the build may load here and fail when it is run.
+// elsewhere tells whether one of the execution providers may have made its part of the build on a
+// machine of another class, and does not state the hardware: then the build may load here and fail
+// when it is run.
 func (f fingerprints) elsewhere(b *index.Build) bool {
 	for i := range b.EPs {
 		if f.elsewhereEP(i, &b.EPs[i]) {

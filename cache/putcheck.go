@@ -229,8 +229,8 @@ func (cl *claim) suits(m *epmodel.Model) error {
 	return suitsOutput(cl.plan.canonical.Output, m)
 }
 
-// made says what made the artefact, as far as it states that itself. Where the libraries are here as
-// well, it must be made by their SDK for their hardware.
+// made says what made the artefact, as far as it states that itself. Where the libraries are here
+// as well, it must be made by their SDK for their hardware.
 func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.EPFacts, error) {
 	facts := slices.Clone(cl.plan.facts)
 	for i := range facts {
@@ -244,7 +244,8 @@ func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.
 		}
 		state(f, stated, took)
 		if cl.plan.outside && i < len(put.MadeBy) && put.MadeBy[i].EP == f.Name {
-			f.Version = shownText(put.MadeBy[i].Version[:min(len(put.MadeBy[i].Version), maxVersion)])
+			version := put.MadeBy[i].Version
+			f.Version = shownText(version[:min(len(version), maxVersion)])
 		}
 		if cl.adopts {
 			unknownMaker(f)
@@ -259,22 +260,25 @@ func (cl *claim) made(ctx context.Context, m *epmodel.Model, put *Put) ([]index.
 	return facts, nil
 }
 
-// like compares what an execution provider states in the artefact with the libraries that the claim is
-// for. Options and the model may change its compatibility string, so another string is judged.
+// like compares what an execution provider states in the artefact with the libraries that the claim
+// is for. Options and the model may change its compatibility string, so another string is judged.
 func (cl *claim) like(ctx context.Context, facts []index.EPFacts, i int) error {
 	f, mark := &facts[i], &cl.plan.marks[i]
 	j := Judgement{Verdict: compilers.Unsupported}
 	if f.SDKVersion == mark.SDKVersion && f.HardwareArchitecture == mark.HardwareArchitecture {
 		var err error
-		if j, err = cl.outsider.c.glanceEP(ctx, cl.plan.against("", cl.rc), i, &index.Build{EPs: facts}); err != nil {
+		a := cl.plan.against("", cl.rc)
+		if j, err = cl.outsider.c.glanceEP(ctx, a, i, &index.Build{EPs: facts}); err != nil {
 			return err
 		}
 	}
 	if j.Verdict == compilers.Optimal || j.Verdict == compilers.Unknown {
 		return nil
 	}
-	return fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for make SDK %q, %q (%s)", f.Name,
-		f.SDKVersion, f.HardwareArchitecture, shown(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture, shown(mark.CompatibilityString))
+	return fmt.Errorf("%s made it with SDK %q for %q (%s), and the libraries that the claim is for "+
+		"make SDK %q, %q (%s)", f.Name, f.SDKVersion, f.HardwareArchitecture,
+		shown(f.CompatibilityString), mark.SDKVersion, mark.HardwareArchitecture,
+		shown(mark.CompatibilityString))
 }
 
 // loadPut loads the artefact in a worker, as applications will.
@@ -292,7 +296,8 @@ func (c *Cache) loadPut(ctx context.Context, cl *claim, b *index.Build, graph st
 	}
 	checked, err := c.believed(ctx, a, job)
 	if err == nil && job.Zeros > 0 && checked.Outcome != compilers.Passed {
-		// Without the model nothing tells whether zeros are to blame: it is tried with that before it is served again.
+		// Without the model nothing tells whether zeros are to blame: it is tried with that before it
+		// is served again.
 		job.Zeros = 0
 		checked, err = c.believed(ctx, a, job)
 	}

@@ -86,17 +86,23 @@ func (f *finding) fitting(wanted *requests.Record) (fitting []*index.Build) {
 	return fitting
 }
 
-// ofAnotherMachine says why a build may load here and fail when it is run: its execution provider states no hardware, and
-// the processor that it was made on is of another class, or not known.
+// ofAnotherMachine says why a build may load here and fail when it is run: its execution provider
+// states no hardware, and the processor that it was made on is of another class, or not known.
 func ofAnotherMachine(b *index.Build) string {
 	for i := range b.EPs {
 		ep := &b.EPs[i]
-		switch info, _ := compilers.EPByName(ep.Name); {
-		case ep.TookNone, slices.ContainsFunc(ep.Devices, func(d string) bool { return info.TargetAbsent != "" && strings.HasPrefix(d, info.TargetAbsent+" ") }):
-		case ep.HardwareArchitecture == "":
-			return fmt.Sprintf("%s states no hardware, and the machine that it was made on is not known", ep.Name)
-		case compilers.IsMachineClass(ep.HardwareArchitecture) && strings.Contains(ep.HardwareArchitecture, "cpu:") && !strings.Contains(ep.HardwareArchitecture, compilers.ProcessorClass()):
-			return fmt.Sprintf("it was made on a machine of class %s, and this one is %s", ep.HardwareArchitecture, compilers.ProcessorClass())
+		made, here := ep.HardwareArchitecture, compilers.ProcessorClass()
+		info, _ := compilers.EPByName(ep.Name)
+		absent := func(device string) bool {
+			return info.TargetAbsent != "" && strings.HasPrefix(device, info.TargetAbsent+" ")
+		}
+		switch {
+		case ep.TookNone, slices.ContainsFunc(ep.Devices, absent):
+		case made == "":
+			return ep.Name + " states no hardware, and the machine that it was made on is not known"
+		case !compilers.IsMachineClass(made) || !strings.Contains(made, "cpu:"):
+		case !strings.Contains(made, here):
+			return fmt.Sprintf("it was made on a machine of class %s, and this one is %s", made, here)
 		}
 	}
 	return ""

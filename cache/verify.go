@@ -80,9 +80,10 @@ func (c *Cache) compareOnce(ctx context.Context, r *Request, p *plan, rc *runtim
 		what = fmt.Appendf(nil, "%x %x", a.Build.ID, math.Float64bits(r.VerifyOutput)) // whichever view it is
 	}
 	graph := filepath.Join(a.Path, filepath.FromSlash(a.Graph))
-	return rememberOwn(ctx, c, r, c.probes.key("output", rc, what), compared, func(ctx context.Context, own *Request) (compilers.VerifyResult, error) {
+	find := func(ctx context.Context, own *Request) (compilers.VerifyResult, error) {
 		return c.compare(ctx, v, own, p, rc, a.Build, graph)
-	})
+	}
+	return rememberOwn(ctx, c, r, c.probes.key("output", rc, what), compared, find)
 }
 
 // compared: what could not be compared may be another time.

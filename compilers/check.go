@@ -43,7 +43,8 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 		return CheckResult{}, err
 	}
 	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
-	done, err := o.scratchPhases(ctx, req, job.Pace, func(phase string) { result.Ran = phase == dialogue.PhaseRunning })
+	running := func(phase string) { result.Ran = phase == dialogue.PhaseRunning }
+	done, err := o.scratchPhases(ctx, req, job.Pace, running)
 	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu, done.PeakMemory, done.before
 	if len(done.LoadCPU) == 2 {
 		result.LoadCPU, result.AgainstCPU = done.LoadCPU[0], done.LoadCPU[1]
@@ -84,7 +85,8 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 	if !filepath.IsAbs(job.Graph) {
 		return dialogue.Request{}, fmt.Errorf("load %q: not an absolute path", job.Graph)
 	}
-	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph, Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
+	req := dialogue.Request{Do: dialogue.Load, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Graph,
+		Readable: readable(job.Runtime, eps), Beside: job.Beside, Zeros: job.Zeros,
 		Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel)}
 	if source, found := sourceOf(job.Graph); found && Weightless(job.SessionOptions) {
 		req.Options.Entries = maps.Clone(req.Options.Entries)

@@ -136,7 +136,7 @@ type CheckJob struct {
 	Runtime Runtime
 	EPs     []EP
 	Graph   string // absolute path; sidecars, or external data, stand beside it
-	Zeros   int64  // once it is loaded it is run on zeros, with free dimensions of this; 0: it is not run
+	Zeros   int64  // size of free dimensions with which it is then run on zeros; 0: it is not run
 
 	// Against is the absolute path of the model that Graph was compiled from; "": none. It is
 	// loaded in the same worker once Graph is, to compare what both take. Free dimensions are fixed
@@ -196,7 +196,7 @@ type Fingerprint struct {
 	HardwareArchitecture string // attribute hardware_architecture, else the part of CompatibilityString that names it
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
 	EPVersion            string
-	MachineClass         string // of the devices: the hardware where the EP states none; "": it counts for nothing, or cannot be told
+	MachineClass         string // of the devices: the hardware where the EP states none; "": not known
 	DriverVersion        string // device metadata "os_driver_version" where the EP gives one
 	Device               DeviceFacts
 	Devices              []DeviceFacts

@@ -246,7 +246,8 @@ func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, pace Pace) (
 }
 
 // scratchPhases is scratchJob for a caller that is told the phases.
-func (o *ORT) scratchPhases(ctx context.Context, req dialogue.Request, pace Pace, progress func(string)) (answer, error) {
+func (o *ORT) scratchPhases(ctx context.Context, req dialogue.Request, pace Pace,
+	progress func(string)) (answer, error) {
 	folder, err := o.scratch()
 	if err != nil {
 		return answer{}, err

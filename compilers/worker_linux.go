@@ -129,12 +129,14 @@ func (o *ORT) makePrivate(folder string) error {
 	return o.chown(folder, nil)
 }
 
-// environment is the same for every worker, whatever the daemon was started with, except for limits of instruction sets.
-// GOTRACEBACK: a crash in vendor code never gets to Go's handlers (see cmd/epcached-ort); for the rest, "crash" would spend
-// ten seconds on filling standard error with the registers of every thread. ONNX Runtime's telemetry keeps a database, and
-// syncs it a dozen times in each process; its last words would be that it cannot keep a device ID.
+// environment is the same for every worker, whatever the daemon was started with, except for limits
+// of instruction sets. GOTRACEBACK: a crash in vendor code never gets to Go's handlers (see
+// cmd/epcached-ort); for the rest, "crash" would spend ten seconds on filling standard error with the
+// registers of every thread. ONNX Runtime's telemetry keeps a database, and syncs it a dozen times in
+// each process; its last words would be that it cannot keep a device ID.
 func environment(private string) []string {
-	fixed := []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single", "ORT_DISABLE_TELEMETRY=1", "PWD=" + private,
+	fixed := []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "GOTRACEBACK=single",
+		"ORT_DISABLE_TELEMETRY=1", "PWD=" + private,
 		"HOME=" + private, "TMPDIR=" + private, "XDG_CACHE_HOME=" + private, "GLIBC_TUNABLES=" + tunables}
 	return append(fixed, InstructionLimits()...)
 }

@@ -231,7 +231,8 @@ func storedReply(a *cache.Answer) *wire.AcquireReply {
 	}
 	reply.RequestKey, reply.Build, reply.CompileSeconds = a.RequestKey.String(), b.BuildKey.String(), b.CompileSeconds
 	ep := b.Maker()
-	reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
+	reply.Ep, reply.SdkVersion = ep.Name, ep.SDKVersion
+	reply.HardwareArchitecture = ep.HardwareArchitecture
 	folder := ""
 	if a.View != nil {
 		id, _, _ := strings.Cut(a.Graph, "/")

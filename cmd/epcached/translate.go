@@ -193,7 +193,8 @@ func runtimeReply(f *cache.RuntimeFacts) *wire.RuntimeFacts {
 			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor, DeviceId: d.DeviceID,
 				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
 			if i == 0 && marked {
-				dev.SdkVersion, dev.HardwareArchitecture, dev.CompatibilityString = mark.SDKVersion, mark.Hardware(), mark.CompatibilityString
+				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
+				dev.CompatibilityString = mark.CompatibilityString
 			}
 			if i == 0 {
 				dev.Error = f.MarkErrors[ep.Name]

@@ -87,7 +87,7 @@ type Request struct {
 	Times     int     // Run: how often; 0 is once
 	Most      float64 // Compare: by which a value may differ; the source model is the only one of Share
 
-	Zeros  int64 // Load: what is loaded is then run once on zeros, with free dimensions of this; 0: it is not run
+	Zeros  int64 // Load: size of free dimensions with which it is then run on zeros; 0: it is not
 	Waits  bool  // Compile, Load: the model is not there yet; a line of [WriteGo] follows when it is
 	Beside bool  // Load: the EPs are registered before that: none of them keeps a device for itself
 
@@ -163,7 +163,7 @@ type Result struct {
 	Family     string      `json:",omitempty"` // Conformance: of models that the EP takes
 	Finding    *Finding    `json:",omitempty"` // Conformance
 	Printed    string      `json:",omitempty"` // Command: the beginning of what it printed to standard output
-	NotRun     string      `json:",omitempty"` // Load with Zeros: why it could not be run on zeros, which says nothing of the graph
+	NotRun     string      `json:",omitempty"` // Load with Zeros: why there is no such input
 }
 
 // Compared is what a comparison found.
