@@ -100,8 +100,6 @@ const (
 )
 
 func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, error) {
-	r.mayGuard = r.models() == 1 && (r.OnMiss == Wait || r.OnMiss == Refresh || r.OnMiss == Bypass || r.OnMiss == Background)
-	defer r.letGo()
 	id, r, err := c.identifyAll(ctx, r, t.phase)
 	if err != nil {
 		return nil, err

@@ -25,7 +25,6 @@ import (
 	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/views"
 	"github.com/epcached/epcached/watch"
-	"github.com/epcached/epcached/witness"
 )
 
 // Options say how a cache is kept. The zero value of each field is a sensible default.
@@ -111,7 +110,6 @@ type Cache struct {
 	reports   *reports
 	claims    *claims
 	gains     gains
-	guards    witness.Guards
 	failures  *failure.Remembered
 	opening   chan struct{} // one token for each open of a remembered path
 	reading   turns         // of libraries that clients show

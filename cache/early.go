@@ -51,8 +51,6 @@ func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *
 		spec.Written = e.written
 	}
 	e.compiling = alongside(func() compiling {
-		ctx, end := o.during(ctx)
-		defer end()
 		begin := sync.OnceFunc(func() { close(e.begun) })
 		result, err := j.compileTwice(ctx, spec, func(phase string) {
 			if phase == compilers.PhaseCompiling {

@@ -42,6 +42,18 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
+// openAgain opens an open file again, for reading only, if the daemon may. It does not wait for a
+// lease that another process holds on the file.
+func openAgain(f *os.File) (*os.File, error) {
+	const flags = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
+	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	again, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open again", Path: f.Name(), Err: err}
+	}
+	return again, nil
+}
+
 // copyPrivate copies a client's file to a new file of ours, through the descriptor alone. Where the file system can,
 // the bytes are cloned.
 func copyPrivate(from *os.File, path string) error {

@@ -56,7 +56,6 @@ func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*
 	if err != nil {
 		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
 	}
-	own.guard = r.guard.Share()
 	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
 }
 
@@ -273,11 +272,12 @@ func (j *job) advised(err error) error {
 	return e
 }
 
-// given has the model ready for the worker. It gives what waits for the proof that the worker gets what was keyed: with an original only
-// the end of the compile proves that. Where the proof fails nothing that is compiled is of use.
+// given has the model ready for the worker. It returns a function that waits for the proof that the
+// worker read the bytes that were keyed: for an original, call it only after the compile. Where it
+// fails the output must not be used.
 func (j *job) given(ctx context.Context, o *original, workers *early) (proven func() error, err error) {
 	if o != nil {
-		return func() error { return o.proof(ctx) }, nil
+		return o.proof, nil
 	}
 	proof, err := j.copyModel(ctx)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/witness"
 )
 
 // modelCopy is the private copy of one of a job's models, or what stands for it.
@@ -27,11 +26,7 @@ func (c modelCopy) openGraph() (*os.File, error) {
 	if c.original == nil {
 		return os.Open(c.path)
 	}
-	fd, err := witness.OpenAgain(c.original.file)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), c.original.file.Name()), nil
+	return openAgain(c.original.file)
 }
 
 // copyModel makes the private copies that are compiled. It gives the proof, which takes as long as hashing them, that they have

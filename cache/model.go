@@ -75,11 +75,11 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	if err != nil {
 		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
 	}
-	before, err := c.witness(r, believable)
+	before, err := witness.Watch(r.descriptors(), c.now(), believable)
 	if err != nil {
 		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
 	}
-	if believable && before.Old() { // else nothing will be remembered
+	if before.Believed() { // else nothing will be remembered
 		end, err := c.memo.turn(ctx, graphKey)
 		if err != nil {
 			return identity{}, contextError(ctx, r)
@@ -109,7 +109,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	if len(id.Locations) > 0 {
 		if missing := r.missing(id.Locations); len(missing) > 0 {
-			if believable && before.Old() && before.Unchanged() == nil {
+			if before.Believed() && before.Unchanged() == nil {
 				c.memo.save(graphKey, "graph", id) // without a digest: only "model" records carry one
 			}
 			return identity{}, &NeedFilesError{Locations: missing}
@@ -126,7 +126,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		return identity{}, refusal.New(refusal.BadModel, err, "model %q changed while being read", r.Name).
 			WithHint("wait until whatever writes it is done, and ask again")
 	}
-	if believable && before.Old() {
+	if before.Believed() {
 		c.memo.save(graphKey, "graph", id)
 		if keyed && len(id.Locations) > 0 {
 			c.memo.save(modelKey, "model", id)
@@ -216,18 +216,6 @@ func freeDimensions(m *epmodel.Model) []string {
 		}
 	}
 	return sortedKeys(seen)
-}
-
-// witness begins to watch the request's files. Those whose times will not be believed are guarded, if that may be and can be.
-func (c *Cache) witness(r *Request, believable bool) (*witness.Files, error) {
-	if !r.mayGuard || r.guard != nil {
-		return witness.Watch(r.descriptors(), c.now(), nil, believable)
-	}
-	w, err := witness.Watch(r.descriptors(), c.now(), &c.guards, believable)
-	if err == nil {
-		r.guard = w.Guard
-	}
-	return w, err
 }
 
 func (id identity) marshal() []byte {

@@ -6,48 +6,40 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/witness"
 )
 
-// original is a job's model where its owner has it. A worker may read it there, and no private copy is needed, while something vouches that it
-// has the bytes that were keyed: a guard that was taken before they were hashed, or a stamp that is believed, as the memo
-// believes it. What came of the compile counts only if that still stands at its end.
+// original is a job's model in its owner's file. A worker may read it there, without a private copy,
+// where the memo has the digest under the file's stamp. The output counts only if the file has the
+// same stamp when the compile is over.
 type original struct {
-	file  *os.File       // open for reading only, which no client shares
-	guard *witness.Guard // the request's; nil: the stamp tells
-	stamp cas.Stamp      // then
+	file  *os.File  // open for reading only; no client shares the open file
+	stamp cas.Stamp // that the memo has the digest under
 }
 
-// errOriginal says that the model has to be compiled from a private copy after all.
-var errOriginal = errors.New("the original will not do")
+// errOriginal says that the model has to be compiled from a private copy.
+var errOriginal = errors.New("the model's file changed, or cannot be compiled where it lies")
 
-// lookAtOriginal is how often the stamp of an original is compared while it is compiled: a change ends that.
-const lookAtOriginal = 250 * time.Millisecond
-
-// original gives the job's model as it is, nil where a private copy has to be made: nothing vouches for it, or the compiler cannot have it so. Where a
-// model is more than one file, execution providers refuse what does not really lie together.
+// original returns the job's model in its owner's file. It returns nil where a private copy has to be
+// made, because no stamp vouches for the file or the compiler needs a copy. Models of several files
+// are copied, because execution providers refuse files that do not lie in one folder.
 func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	opener, ok := j.c.compiler.(compilers.Opener)
 	if !ok || j.copied || j.request.models() > 1 || j.request.VerifyOutput != 0 {
 		return nil
 	}
-	o := &original{guard: j.request.guard}
-	if !o.guard.Stands() {
-		o.guard = nil
-		if o.stamp, ok = j.c.knownStamp(j.request, j.plan.canonical.Model); !ok {
-			return nil
-		}
+	stamp, ok := j.c.knownStamp(j.request, j.plan.canonical.Model)
+	if !ok {
+		return nil
 	}
-	fd, err := witness.OpenAgain(j.request.Graph)
+	file, err := openAgain(j.request.Graph)
 	if err != nil {
 		return nil // others may not read it; its user sent it open
 	}
-	o.file = os.NewFile(uintptr(fd), j.request.Graph.Name())
+	o := &original{file, stamp}
 	spec.ModelFile = o.file
 	m, err := o.read(ctx, j.request.Name)
 	if err != nil || len(m.Locations()) > 0 || !opener.TakesOpen(spec) {
@@ -81,52 +73,17 @@ func (o *original) read(ctx context.Context, name string) (*epmodel.Model, error
 	return epmodel.Read(ctx, name, src)
 }
 
-// stands tells whether the file has the bytes that were keyed, and had them all the time.
-func (o *original) stands() bool {
-	if o.guard != nil {
-		return o.guard.Stands()
-	}
+// proof reports whether the file has the bytes that were keyed, and had them all the time. The memo's
+// digest was taken after the file was written back, so every store since has moved its times.
+func (o *original) proof() error {
 	stamp, err := cas.StampOf(o.file)
-	return err == nil && stamp == o.stamp
-}
-
-// proof is that of a private copy, and takes no time.
-func (o *original) proof(context.Context) error {
-	if !o.stands() {
+	if err != nil || stamp != o.stamp {
 		return errOriginal
 	}
 	return nil
 }
 
-// during gives a context that ends as soon as the original does not stand any more. nil is a private copy, which always does.
-func (o *original) during(ctx context.Context) (context.Context, context.CancelFunc) {
-	if o == nil {
-		return ctx, func() {}
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	go o.watch(ctx, cancel)
-	return ctx, func() { cancel(nil) }
-}
-
-func (o *original) watch(ctx context.Context, cancel context.CancelCauseFunc) {
-	lost := o.guard.Lost()
-	tick := time.NewTicker(lookAtOriginal)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-lost:
-		case <-tick.C:
-		}
-		if !o.stands() {
-			cancel(errOriginal)
-			return
-		}
-	}
-}
-
-// close ends the use of the original; the guard is the request's.
+// close ends the use of the original.
 func (o *original) close() {
 	if o != nil {
 		_ = o.file.Close() // opened for reading only: nothing can be lost

@@ -2,8 +2,10 @@ package cache
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -11,17 +13,18 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/witness"
 )
 
-// givenModels is a stand-in that tells how its models were given to it, and does something while it has one.
+// givenModels is a stand-in that records how its models were given to it, and calls functions around
+// one compile.
 type givenModels struct {
 	*standin.Compiler
-	during func() // once, while it compiles; nil: nothing
+	before, after func() // once, when the model is there; nil: nothing
 
 	mu        sync.Mutex
 	originals []bool // of each compile; guarded by mu
@@ -30,168 +33,200 @@ type givenModels struct {
 func (g *givenModels) Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error) {
 	g.mu.Lock()
 	g.originals = append(g.originals, job.ModelFile != nil)
-	during := g.during
-	g.during = nil
+	before, after := g.before, g.after
+	g.before, g.after = nil, nil
 	g.mu.Unlock()
-	if during != nil {
+	if before != nil {
 		if job.Ready != nil {
 			<-job.Ready
 		}
-		during()
+		before()
 	}
-	return g.Compiler.Compile(ctx, job, progress)
+	result, err := g.Compiler.Compile(ctx, job, progress)
+	if after != nil {
+		after()
+	}
+	return result, err
 }
 
-// newOriginals makes a bench whose compiles take a while, for models that were just written.
+// newOriginals makes a bench whose models were left alone for an hour, so that they are not copied.
 func newOriginals(t *testing.T) (*bench, *givenModels) {
-	b := newBench(t)
-	f, err := os.Open(t.TempDir())
-	require.NoError(t, err)
-	defer f.Close()
-	if !witness.CanBeGuarded(f) {
-		t.Skip("SKIPPED: the temporary folder is on a file system whose files cannot be guarded")
+	if !onBelievableFS(t) {
+		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed")
 	}
+	b := newBench(t)
+	b.later.Store(int64(time.Hour))
 	g := &givenModels{Compiler: b.compiler}
-	b.compiler.Delay = 300 * time.Millisecond
 	b.close()
 	b.wrap = g
 	b.open()
 	return b, g
 }
 
-func requireNothingGuarded(t *testing.T, b *bench) {
-	require.True(t, b.cache.guards.Idle())
-}
-
-func TestAnOriginalIsNotCopied(t *testing.T) {
+func TestOriginalIsCompiledInPlaceWhereItsStampIsBelieved(t *testing.T) {
 	b, g := newOriginals(t)
-	first := b.acquire(b.request(b.model(1)))
-	require.Equal(t, []bool{true}, g.originals, "it is guarded since before it was hashed")
-	requireNothingGuarded(t, b)
+	b.later.Store(0)
+	r := b.request(b.model(1))
+	first := b.acquire(r)
+	require.Equal(t, []bool{false}, g.originals, "a file that was just written is copied")
 
 	b.later.Store(int64(time.Hour))
-	old := b.request(b.model(1))
-	old.OnMiss = KeyOnly // which has it hashed, and remembered
-	b.acquire(old)
-	old.OnMiss = Refresh
-	again := b.acquire(old)
-	require.Equal(t, []bool{true, onBelievableFS(t)}, g.originals, "its stamp is believed")
+	r.OnMiss = Refresh
+	again := b.acquire(r)
+	require.Equal(t, []bool{false, true}, g.originals)
 	require.Equal(t, b.read(first), b.read(again))
 
 	g.originals = nil
-	copied := b.external(1, nil)
-	b.acquire(copied)
-	require.Equal(t, []bool{false}, g.originals, "what is more than one file")
+	b.acquire(b.external(1, nil))
+	require.Equal(t, []bool{false}, g.originals, "a model of several files is copied")
 }
 
-// Whoever wants to write waits no longer than it takes us to notice, and what was being compiled counts for nothing.
-func TestWriterInTheMiddleOfACompile(t *testing.T) {
-	other := tinymodel.Dense(2, 8, 1)
-	for name, c := range map[string]struct {
-		write   func(path string) error
-		written bool // the model is another one then
-	}{
-		"other bytes": {func(path string) error { return os.WriteFile(path, other, 0o644) }, true},
-		"truncated":   {func(path string) error { return os.Truncate(path, 100) }, true},
-		"opened only": {func(path string) error {
-			f, err := os.OpenFile(path, os.O_RDWR, 0)
-			if err != nil {
-				return err
-			}
-			return f.Close()
-		}, false},
-		"through a mapping": {func(path string) error {
-			return storeThroughMapping(path, other)
-		}, true},
-	} {
+// writes are ways in which other bytes get into a model, and whether there is a model afterwards.
+var writes = map[string]struct {
+	write func(t *testing.T, path string)
+	model bool
+}{
+	"written": {func(t *testing.T, path string) {
+		require.NoError(t, os.WriteFile(path, tinymodel.Dense(2, 8, 1), 0o644))
+	}, true},
+	"written, time put back": {func(t *testing.T, path string) {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, tinymodel.Dense(2, 8, 1), 0o644))
+		require.NoError(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
+	}, true},
+	"truncated": {func(t *testing.T, path string) {
+		require.NoError(t, os.Truncate(path, 100))
+	}, false},
+	"stored through a mapping": {func(t *testing.T, path string) {
+		copy(mapping(t, path), tinymodel.Dense(2, 8, 1))
+	}, true},
+}
+
+// mapping maps a model for writing until the end of the test.
+func mapping(t *testing.T, path string) []byte {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	size := len(tinymodel.Dense(2, 8, 1))
+	mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(mapped)) })
+	return mapped
+}
+
+// ticked waits until the file system's clock has moved since the file was changed. Without the
+// bench's clock two seconds would have passed.
+func ticked(t *testing.T, f *os.File) {
+	before, err := cas.StampOf(f)
+	require.NoError(t, err)
+	probe := filepath.Join(t.TempDir(), "probe")
+	require.Eventually(t, func() bool {
+		require.NoError(t, os.WriteFile(probe, nil, 0o600))
+		info, err := os.Stat(probe)
+		require.NoError(t, err)
+		return info.ModTime().UnixNano() > before.Ctime
+	}, soon, time.Millisecond)
+}
+
+// alone gives what a private copy of the model at a path gives in another store.
+func (b *bench) alone(path string) map[string]string {
+	b.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(b, err)
+	fresh := filepath.Join(b.TempDir(), "fresh.onnx")
+	require.NoError(b, os.WriteFile(fresh, content, 0o644))
+	r := b.request(b.openFile(fresh))
+	r.OnMiss = Bypass
+	return b.read(b.acquire(r))
+}
+
+// A build is never stored under the digest of other bytes than it was compiled from.
+func TestModelWrittenDuringItsCompileIsNotStored(t *testing.T) {
+	for _, name := range slices.Sorted(maps.Keys(writes)) {
+		c := writes[name]
 		t.Run(name, func(t *testing.T) {
 			b, g := newOriginals(t)
 			r := b.request(b.model(1))
-			var waited time.Duration
-			g.during = func() {
-				began := time.Now()
-				require.NoError(t, c.write(r.Graph.Name()))
-				waited = time.Since(began)
+			path := r.Graph.Name()
+			g.before = func() {
+				ticked(t, r.Graph)
+				c.write(t, path)
 			}
-			if c.written {
-				require.Equal(t, refusal.BadModel, b.refused(r).Class)
-				require.Empty(t, b.list())
-			} else {
-				a := b.acquire(r)
-				require.Equal(t, Compiled, a.Outcome)
+			require.Equal(t, refusal.BadModel, b.refused(r).Class)
+			require.Equal(t, []bool{true, false}, g.originals, "it is compiled once more, from a copy")
+			require.Empty(t, b.list())
+			if c.model {
+				a := b.acquire(b.request(b.openFile(path)))
+				require.Equal(t, b.alone(path), b.read(a), "the build is that of the new bytes")
 			}
-			require.Equal(t, []bool{true, false}, g.originals, "it begins again with a copy")
-			require.Less(t, waited, 30*time.Second, "the kernel makes a writer wait for 45 s where nobody lets go")
-			requireNothingGuarded(t, b)
-
-			if name == "truncated" {
-				return // there is no model any more
-			}
-			b.compiler.Delay = 0
-			a := b.acquire(b.request(b.openFile(r.Graph.Name())))
-			fresh := filepath.Join(t.TempDir(), "fresh.onnx")
-			bytes, err := os.ReadFile(r.Graph.Name())
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(fresh, bytes, 0o644))
-			alone := b.request(b.openFile(fresh))
-			alone.OnMiss = Bypass
-			require.Equal(t, b.read(b.acquire(alone)), b.read(a), "what is served is what those bytes give")
 		})
 	}
 }
 
-func storeThroughMapping(path string, bytes []byte) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	mapped, err := unix.Mmap(int(f.Fd()), 0, len(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return err
-	}
-	copy(mapped, bytes)
-	return unix.Munmap(mapped)
-}
-
-// A writer that was there first keeps the model from being guarded, and the copy is what counts.
-func TestWriterFromBeforeACompile(t *testing.T) {
+// A mapping that was there, and dirty, before the model was hashed leaves no way around the stamp.
+func TestModelStoredThroughAnEarlierMappingIsNotStored(t *testing.T) {
 	b, g := newOriginals(t)
 	r := b.request(b.model(1))
-	alone := b.read(b.acquire(b.request(b.model(1))))
-	g.originals = nil
-	f, err := os.OpenFile(r.Graph.Name(), os.O_RDWR, 0)
-	require.NoError(t, err)
-	mapped, err := unix.Mmap(int(f.Fd()), 0, len(tinymodel.Dense(2, 8, 1)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, unix.Munmap(mapped)) }()
-	require.NoError(t, f.Close())
-	g.during = func() { copy(mapped, tinymodel.Dense(2, 8, 1)) }
-	r.OnMiss = Refresh
-	require.Equal(t, alone, b.read(b.acquire(r)))
-	require.Equal(t, []bool{false}, g.originals)
-}
-
-// A stamp that is believed is compared too: the change ends the compile.
-func TestChangeOfAnOldModelInTheMiddleOfACompile(t *testing.T) {
-	if !onBelievableFS(t) {
-		t.Skip("SKIPPED: the temporary folder is on a file system whose times are not believed")
+	mapped := mapping(t, r.Graph.Name())
+	copy(mapped, tinymodel.Dense(1, 8, 1))
+	g.before = func() {
+		ticked(t, r.Graph)
+		copy(mapped, tinymodel.Dense(2, 8, 1))
 	}
-	b, g := newOriginals(t)
-	b.compiler.Delay = 5 * time.Minute
-	b.later.Store(int64(time.Hour))
-	r := b.request(b.model(1))
-	g.during = func() {
-		require.NoError(t, os.WriteFile(r.Graph.Name(), tinymodel.Dense(2, 8, 1), 0o644))
-	}
-	began := time.Now()
 	require.Equal(t, refusal.BadModel, b.refused(r).Class)
-	require.Less(t, time.Since(began), b.compiler.Delay, "the change ended it")
 	require.Equal(t, []bool{true, false}, g.originals)
 	require.Empty(t, b.list())
 }
 
-// The file that was sent counts, wherever its name leads by now.
+// The bytes that were keyed are there again after the compile, which read others.
+func TestModelWrittenForTheTimeOfItsCompile(t *testing.T) {
+	b, g := newOriginals(t)
+	r := b.request(b.model(1))
+	path := r.Graph.Name()
+	want := b.alone(path)
+	g.originals = nil
+	g.before = func() {
+		ticked(t, r.Graph)
+		require.NoError(t, os.WriteFile(path, tinymodel.Dense(2, 8, 1), 0o644))
+	}
+	g.after = func() { require.NoError(t, os.WriteFile(path, tinymodel.Dense(1, 8, 1), 0o644)) }
+	require.Equal(t, want, b.read(b.acquire(r)))
+	require.Equal(t, []bool{true, false}, g.originals)
+}
+
+// What is written to a model that was copied makes no difference to its compile.
+func TestCopiedModelWrittenDuringItsCompile(t *testing.T) {
+	for _, name := range slices.Sorted(maps.Keys(writes)) {
+		t.Run(name, func(t *testing.T) {
+			b, g := newOriginals(t)
+			b.later.Store(0)
+			r := b.request(b.model(1))
+			path := r.Graph.Name()
+			want := b.alone(path)
+			g.originals = nil
+			g.before = func() { writes[name].write(t, path) }
+			require.Equal(t, want, b.read(b.acquire(r)))
+			require.Equal(t, []bool{false}, g.originals)
+		})
+	}
+}
+
+// A process that opens a model for writing, or has it open, and does not write, delays no compile.
+func TestModelOpenForWritingIsCompiledInPlace(t *testing.T) {
+	b, g := newOriginals(t)
+	r := b.request(b.model(1))
+	g.before = func() {
+		f, err := os.OpenFile(r.Graph.Name(), os.O_RDWR, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { f.Close() })
+	}
+	require.Equal(t, Compiled, b.acquire(r).Outcome)
+	require.Equal(t, []bool{true}, g.originals)
+}
+
+// The file that was sent counts, wherever its name leads by now. Its stamp does not show that only
+// its names changed, so it is compiled once more, from a copy.
 func TestOriginalLosesItsName(t *testing.T) {
 	for name, lose := range map[string]func(path string) error{
 		"removed": os.Remove,
@@ -205,13 +240,15 @@ func TestOriginalLosesItsName(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, g := newOriginals(t)
-			alone := b.read(b.acquire(b.request(b.model(1))))
 			r := b.request(b.model(1))
-			r.OnMiss = Refresh
+			want := b.alone(r.Graph.Name())
 			g.originals = nil
-			g.during = func() { require.NoError(t, lose(r.Graph.Name())) }
-			require.Equal(t, alone, b.read(b.acquire(r)))
-			require.Equal(t, []bool{true}, g.originals)
+			g.before = func() {
+				ticked(t, r.Graph)
+				require.NoError(t, lose(r.Graph.Name()))
+			}
+			require.Equal(t, want, b.read(b.acquire(r)))
+			require.Equal(t, []bool{true, false}, g.originals)
 		})
 	}
 }

@@ -52,7 +52,7 @@ func TestReasonsOfCompiledModels(t *testing.T) {
 		Inputs:  []tinymodel.Value{{Name: "x", Type: tinymodel.Float, Shape: []any{1}}},
 		Outputs: []tinymodel.Value{{Name: "y", Type: tinymodel.Float, Shape: []any{1}}},
 	}
-	a := b.acquire(b.request(b.writeModel("foreign.onnx", foreign.Encode(), false)))
+	a := b.acquire(b.request(b.writeModel("foreign.onnx", foreign.Encode())))
 	require.Equal(t, PassThrough, a.Outcome)
 	require.Equal(t, compilers.Unsupported, a.Compatibility.Verdict)
 	require.Contains(t, a.Compatibility.Reason, "it does not load, because the request names only execution providers that made no node of it")

@@ -8,7 +8,6 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/requests"
-	"github.com/epcached/epcached/witness"
 )
 
 // Peer is who asks.
@@ -74,10 +73,9 @@ type Request struct {
 	member   bool         // it is for a group that has the model among its members
 	adopting bool         // it is for a build of a model that is compiled already
 
-	onlyOptimal bool           // a build that the execution provider would rather have compiled again is not good enough
-	sums        *sums          // nil: nothing is remembered of external data
-	mayGuard    bool           // identify may guard the files, and leaves that to whoever allows it to end
-	guard       *witness.Guard // over them since before they were hashed; nil: there is none
+	// a build that the execution provider would rather have compiled again is not good enough
+	onlyOptimal bool
+	sums        *sums // nil: nothing is remembered of external data
 
 	job    string // that it is to be called, for users know it so; "": they do not
 	starts int    // of daemons that took up the job

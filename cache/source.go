@@ -234,8 +234,10 @@ func (j *job) copySource(ctx context.Context, member int, hold *cas.Hold) (index
 	if err := add("", model.path, model.openGraph); err != nil {
 		return index.Source{}, err
 	}
-	if model.original != nil && !model.original.stands() {
-		return index.Source{}, errOriginal // what was copied may be something else
+	if model.original != nil {
+		if err := model.original.proof(); err != nil {
+			return index.Source{}, err // what was copied may be something else
+		}
 	}
 	for _, location := range model.locations {
 		path := filepath.Join(filepath.Dir(model.path), filepath.FromSlash(location))
@@ -369,18 +371,11 @@ func (c *Cache) openReference(ctx context.Context, b *index.Build, s *index.Sour
 
 // close closes the files of a request that is the cache's own.
 func (r *Request) close() {
-	r.guard.Release()
 	for _, f := range r.files() {
 		if f != nil {
 			_ = f.Close() // opened for reading only: nothing can be lost
 		}
 	}
-}
-
-// letGo ends the guard over the request's files, unless it was shared.
-func (r *Request) letGo() {
-	r.guard.Release()
-	r.guard, r.mayGuard = nil, false
 }
 
 // own gives a copy of the request with descriptors of its own, for whoever asked may leave. Of those that stand for several
@@ -407,7 +402,6 @@ func (r *Request) ownBy(duplicate func(*os.File) (*os.File, error)) (*Request, e
 	}
 	out.External = make(map[string]*os.File, len(r.External))
 	out.Group = nil // until it is duplicated too
-	out.guard, out.mayGuard = nil, false
 	for location, f := range r.External {
 		if out.External[location], err = duplicate(f); err != nil {
 			delete(out.External, location)

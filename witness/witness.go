@@ -13,69 +13,65 @@ type Files struct {
 	began  time.Time // before the first file was looked at
 	files  []*os.File
 	stamps []cas.Stamp
-	Guard  *Guard // says the same as long as it stands; nil: the stamps alone tell
+	settle bool // the files are written back before each stamp
 }
 
-// Watch begins to watch files. Those whose times will not be believed are guarded, where there are guards and it can be done: it tells more, and a file
-// that was just written need not be written back for it. The guard is the caller's to release.
-func Watch(files []*os.File, began time.Time, guards *Guards, believable bool) (*Files, error) {
+// Watch begins to watch files. believable: they are on file systems whose times count. The files are
+// written back only where their stamps may be believed, because that can take as long as reading
+// them. For others Unchanged reports what moved a time, and misses stores through a mapping.
+func Watch(files []*os.File, began time.Time, believable bool) (*Files, error) {
 	w := &Files{files: files, began: began}
-	if err := w.stamp(false); err != nil {
+	var err error
+	if w.stamps, err = w.stamp(); err != nil {
 		return nil, err
 	}
-	if guards != nil && !(believable && w.Old()) {
-		w.Guard = guards.Take(w.files)
-	}
-	if w.Guard != nil {
+	if !believable || !LeftAlone(w.began, w.stamps...) {
 		return w, nil
 	}
-	return w, w.stamp(true)
+	w.settle = true
+	w.stamps, err = w.stamp()
+	return w, err
 }
 
-// stamp takes the stamps of all files.
-func (w *Files) stamp(settled bool) error {
-	w.stamps = nil
+// stamp returns the stamps of all files.
+func (w *Files) stamp() ([]cas.Stamp, error) {
+	var stamps []cas.Stamp
 	for _, f := range w.files {
-		if settled {
+		if w.settle {
 			// A store through a dirty mapping changes no time until it is written back. Writing back write-protects
 			// the pages, so that every later store faults and moves the times that we compare.
 			if err := Settle(f); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		s, err := cas.StampOf(f)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		w.stamps = append(w.stamps, s)
+		stamps = append(stamps, s)
 	}
-	return nil
+	return stamps, nil
 }
 
 // Unchanged says what moved since Watch, nil: nothing did.
 func (w *Files) Unchanged() error {
-	if w.Guard.Stands() {
-		return nil
+	now, err := w.stamp()
+	if err != nil {
+		return err
 	}
 	for i, f := range w.files {
-		if err := Settle(f); err != nil {
-			return err
-		}
-		s, err := cas.StampOf(f)
-		if err != nil {
-			return err
-		}
-		if s != w.stamps[i] {
+		if now[i] != w.stamps[i] {
 			return fmt.Errorf("%q: size or times moved", f.Name())
 		}
 	}
 	return nil
 }
 
-// Old tells whether every file had been left alone for a while when the reading began; a time in the future is never
-// believed. What counts is the beginning: a page that was dirtied between the writing back and the stamp can be
-// stored to again without a trace, however long the hashing takes.
-func (w *Files) Old() bool { return LeftAlone(w.began, w.stamps...) }
+// Believed reports whether equal stamps prove equal bytes from now on: the times of the file systems
+// count, and every file had been left alone for a while when the reading began. A time in the future
+// is never believed. The beginning counts because a page that was dirtied between the writing back
+// and the stamp can be stored to again without a trace, however long the hashing takes.
+func (w *Files) Believed() bool { return w.settle && LeftAlone(w.began, w.stamps...) }
 
 // quiet is how long a file must have been left alone before its times are believed: a file system's clock may
 // tick slowly, and two changes within one tick look like one.
