@@ -21,9 +21,13 @@ type Sourceless struct {
 	Why    map[string]int // how many are without, by the reason
 }
 
-// sourcelessTime bounds the look at the builds. Of a store with more of them the count is of a
-// part, in order of ids, which are random.
-const sourcelessTime = 25 * time.Millisecond
+// Bounds of the look at the builds. Of a store with more of them the count is of a part, in order
+// of ids, which are random. The time is looked at once for so many builds, so that the count of a
+// small store is always of all.
+const (
+	sourcelessTime  = 25 * time.Millisecond
+	sourcelessBatch = 256
+)
 
 // sourceless looks at the builds of the store.
 func (c *Cache) sourceless(ctx context.Context) (Sourceless, error) {
@@ -42,7 +46,7 @@ func (c *Cache) sourceless(ctx context.Context) (Sourceless, error) {
 			out.Builds++
 			out.Why[why]++
 		}
-		if time.Now().After(until) {
+		if out.Looked%sourcelessBatch == 0 && time.Now().After(until) {
 			return enough
 		}
 		return nil
