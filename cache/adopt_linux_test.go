@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -277,4 +278,39 @@ func writeTo(t *testing.T, model []byte) string {
 	path := filepath.Join(t.TempDir(), "m.onnx")
 	require.NoError(t, os.WriteFile(path, model, 0o644))
 	return path
+}
+
+// An artefact that is written to after its digest was taken is not stored under that digest.
+func TestArtefactWrittenAfterItWasIdentifiedIsNotAdopted(t *testing.T) {
+	for name, embed := range map[string]bool{"sidecar": false, "graph": true} {
+		t.Run(name, func(t *testing.T) {
+			b, s := elsewhereCompiled(t, embed)
+			r := b.adopts(s)
+			other := newBench(t)
+			changed := other.request(other.model(2))
+			changed.Embed = embed
+			from := other.ship(other.acquire(changed))
+			content, to := must(os.ReadFile(from.graph)), s.graph
+			if !embed {
+				content = must(os.ReadFile(filepath.Join(filepath.Dir(from.graph), from.files[0])))
+				to = filepath.Join(filepath.Dir(s.graph), s.files[0])
+			}
+			puts, owner := &b.cache.claims.puts, b.cache.reports.owners.of(r.Peer.UID)
+			leave, err := puts.enter(t.Context(), owner, nil)
+			require.NoError(t, err)
+			answered := b.asked(r)
+			require.Eventually(t, func() bool {
+				puts.mu.Lock()
+				defer puts.mu.Unlock()
+				return puts.tracks[owner].users == 2
+			}, soon, time.Millisecond, "the adoption waits for its turn to copy")
+			require.NoError(t, os.WriteFile(to, content, 0o644))
+			leave()
+			got := <-answered
+			require.NoError(t, got.err)
+			require.Equal(t, PassThrough, got.answer.Outcome)
+			require.Contains(t, got.answer.Warnings[0], "changed")
+			require.Empty(t, b.list())
+		})
+	}
 }

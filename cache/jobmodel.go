@@ -104,11 +104,6 @@ func (j *job) memberOutput(i int) string { return j.memberName(i) + "_ctx.onnx" 
 
 func (j *job) modelFolder() string { return filepath.Join(j.folder, modelsFolder) }
 
-func (j *job) changed(member int) error {
-	return refusal.New(refusal.BadModel, nil, "model %q changed while being read", j.request.model(member).Name).
-		WithHint("wait until whatever writes it is done, and ask again")
-}
-
 // otherThanHashed is the error for a copy whose bytes are not those that the key is made of.
 func (j *job) otherThanHashed(member int) error {
 	if two := j.copies[member].respelled; two[0] != two[1] {
@@ -116,7 +111,7 @@ func (j *job) otherThanHashed(member int) error {
 			j.request.model(member).Name, two[0], two[1]).
 			WithHint("a symbolic link in one of the paths leads elsewhere, or the file was written meanwhile: name both by their real paths")
 	}
-	return j.changed(member)
+	return j.request.model(member).changed(nil)
 }
 
 // copied maps each path in a folder, relative and clean, to the file that was copied there.
@@ -215,7 +210,7 @@ func (j *job) folderFor(i int, r *Request, locations []string, made copied) (str
 	for _, location := range locations {
 		f := r.External[location]
 		if f == nil {
-			return "", j.changed(i)
+			return "", r.changed(nil)
 		}
 		if there, same := made.taken(location, f); there && !same {
 			folder := filepath.Join(j.modelFolder(), strconv.Itoa(i+1))

@@ -123,8 +123,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 	}
 	id.Digest = cas.Digest(sum)
 	if err := before.Unchanged(); err != nil {
-		return identity{}, refusal.New(refusal.BadModel, err, "model %q changed while being read", r.Name).
-			WithHint("wait until whatever writes it is done, and ask again")
+		return identity{}, r.changed(err)
 	}
 	if before.Believed() {
 		c.memo.save(graphKey, "graph", id)
@@ -133,6 +132,12 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		}
 	}
 	return id, nil
+}
+
+// changed is the error for a model that has other bytes than those that were hashed.
+func (r *Request) changed(err error) error {
+	return refusal.New(refusal.BadModel, err, "model %q changed while being read", r.Name).
+		WithHint("wait until whatever writes it is done, and ask again")
 }
 
 func sumOf(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error) {

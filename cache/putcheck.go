@@ -96,6 +96,11 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		return nil, notThis(cl, err)
 	}
 	m := models[0]
+	if cl.adopts {
+		if err := cl.unchanged(ctx, *m, filepath.Join(folder, names[0])); err != nil {
+			return nil, err
+		}
+	}
 	if err := cl.suits(m); err != nil {
 		return nil, notThis(cl, err)
 	}
@@ -120,6 +125,23 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		return b, c.loadPut(ctx, cl, b, filepath.Join(folder, names[0]))
 	}
 	return b, nil
+}
+
+// unchanged refuses the copy of an adopted artefact that has other bytes than its user's files had
+// when the request was identified, because it would be served for those.
+func (cl *claim) unchanged(ctx context.Context, m epmodel.Model, path string) (err error) {
+	m.Initializers = nil
+	if m.Whole, err = m.ArtefactFiles(); err != nil {
+		return notThis(cl, err)
+	}
+	got, err := modelCopy{path: path}.digest(ctx, &m, nil)
+	switch {
+	case err != nil:
+		return modelError(cl.request, err)
+	case got != cl.plan.canonical.Model:
+		return cl.request.changed(nil)
+	}
+	return nil
 }
 
 // ortVersion is the version of ONNX Runtime that made the artefact. For libraries that are not here it is part of the key.
