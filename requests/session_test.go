@@ -19,7 +19,10 @@ var update = flag.Bool("update", false, "write clients/python/epcache/_session_k
 
 // noEntries are strings of the libraries that look like session config entries, and are none.
 var noEntries = map[string]string{
-	"ep.cuda.": "what several entries begin with",
+	"ep.cuda.":                              "what several entries begin with",
+	"ep.cudaexecutionprovider.":             "what provider options are kept under",
+	"session.moe.offload.":                  "what several entries begin with",
+	"session.moe.offload.gpu_budget_bytes.": "what the budgets of single devices begin with",
 	"ep.openvinoexecutionprovider.hardware_device_type": "how ONNX Runtime keeps a provider option; " +
 		"as an entry it is unknown, and refused",
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -88,19 +87,34 @@ func TestEPLibrary(t testing.TB) string {
 		t.Skipf("NOT TESTED WITH THE TEST EP: no C compiler: %v", err)
 	}
 	testEP.once.Do(func() {
-		_, here, _, ok := runtime.Caller(0)
-		if !ok || !filepath.IsAbs(here) {
-			testEP.err = errors.New("built with -trimpath, so testdata cannot be found")
+		var root string
+		if root, testEP.err = moduleRoot(); testEP.err != nil {
 			return
 		}
 		if testEP.folder, testEP.err = os.MkdirTemp("", "epcached-testep-"); testEP.err != nil {
 			return
 		}
-		build := filepath.Join(filepath.Dir(here), "..", "..", "testdata", "ep", "testep", "build")
+		build := filepath.Join(root, "testdata", "ep", "testep", "build")
 		testEP.out, testEP.err = exec.Command(build, testEP.folder).CombinedOutput()
 	})
 	require.NoError(t, testEP.err, "build the test EP: %s", testEP.out)
 	return filepath.Join(testEP.folder, testEPLibrary)
+}
+
+// moduleRoot finds the module's folder above that of the tests, which is their working directory. The
+// paths of source files do not tell it, because they are short where tests are built with -trimpath.
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	for err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if filepath.Dir(dir) == dir {
+			return "", errors.New("no go.mod above the working directory")
+		}
+		dir = filepath.Dir(dir)
+	}
+	return "", err
 }
 
 // RemoveTestEP removes what TestEPLibrary built. Call it at the end of TestMain.
