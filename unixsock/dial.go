@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"syscall"
@@ -24,8 +25,10 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	return Dialer{}.Dial(ctx, path)
 }
 
-// Dial connects to the daemon at the first of the paths where one listens, and exchanges the first frames. The error
-// matches ErrNoDaemon where nobody listens or answers in time, and ErrVersion for a daemon of another protocol.
+// Dial connects to the daemon at the first of the paths where one listens and this process may
+// connect, and exchanges the first frames. The error matches fs.ErrPermission where a path is
+// denied and no other one has a daemon, ErrNoDaemon where no daemon listens or answers in time,
+// and ErrVersion for a daemon of another protocol.
 func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 	if len(paths) == 0 {
 		paths = DefaultSocket()
@@ -70,7 +73,7 @@ func (d Dialer) connect(ctx context.Context, paths []string, end time.Time) (*ne
 }
 
 func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, error) {
-	var failed error
+	var failed, denied error
 	for _, path := range paths {
 		var dialer net.Dialer
 		conn, err := dialer.DialContext(ctx, "unix", path)
@@ -82,9 +85,15 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 		case errors.Is(err, syscall.EINVAL): // that is all that the kernel says of it
 			long := fmt.Errorf("the path has %d bytes, which is more than a socket's may have", len(path))
 			failed = errors.Join(failed, &noDaemonError{path: path, cause: long})
+		case errors.Is(err, fs.ErrPermission):
+			// The next path may be allowed: under sudo, HOME may be that of another user.
+			denied = errors.Join(denied, err)
 		default:
-			return nil, path, err // it is there, and this process may not, or gave up
+			return nil, path, err // this process gave up
 		}
+	}
+	if denied != nil {
+		return nil, "", denied
 	}
 	return nil, "", failed
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -146,6 +147,41 @@ func TestDialTakesTheFirstThatListens(t *testing.T) {
 	c, err := Dialer{}.Dial(background(t), filepath.Join(shortDir(t), "none"), s.path)
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
+}
+
+// Under sudo, HOME may be that of another user, and the system's daemon is asked all the same.
+func TestDialPassesASocketThatIsDenied(t *testing.T) {
+	s := serve(t, &standIn{}, Limits{})
+	require.NoError(t, os.Chmod(filepath.Dir(s.path), 0o755))
+	require.NoError(t, os.Chmod(s.path, 0o666))
+	closed := filepath.Join(shortDir(t), "closed")
+	require.NoError(t, os.Mkdir(closed, 0))
+	require.NoError(t, os.Chmod(filepath.Dir(closed), 0o755))
+	denied, none := filepath.Join(closed, "s"), filepath.Join(shortDir(t), "none")
+	asAnotherUser(t)
+	c, err := Dialer{}.Dial(background(t), denied, s.path)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	_, err = Dialer{}.Dial(background(t), denied, none)
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.NotErrorIs(t, err, ErrNoDaemon, "nothing is started for a folder of another user")
+}
+
+// asAnotherUser takes root's rights from this test's thread until the test ends.
+func asAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		return // no rights that go beyond those of the files
+	}
+	runtime.LockOSThread()
+	set := func(real, effective uintptr) {
+		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, real, effective, 0)
+		require.Zero(t, errno)
+	}
+	set(65534, 65534)
+	t.Cleanup(func() {
+		set(0, 0)
+		runtime.UnlockOSThread()
+	})
 }
 
 func TestDialWaitsForAStartingDaemon(t *testing.T) {
