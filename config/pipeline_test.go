@@ -71,6 +71,9 @@ func TestPipelineErrorsNameTheirPlace(t *testing.T) {
 		"ep as a text":       {"[[model]]\npath = \"a\"\nep = \"A\"\n", `:3:1: field "model[1].ep": it is a text, not an array in brackets`},
 		"level":              {"[[model]]\npath = \"a\"\noptimization_level = \"most\"\n", `:3:1: field "model[1].optimization_level"`},
 		"embedded group":     {"embed = true\n[[group]]\nmodels = [\"a\", \"b\"]\n", `:1:1: field "embed": it is not for groups`},
+
+		"size too large": {"[[model]]\npath = \"a\"\ndims = { batch = 9223372036854775807 }\n",
+			`:3:10: field "model[1].dims.batch": 9223372036854775807 is not 1 to 4611686018427387904`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, folder, err := loadPipeline(t, c.text)

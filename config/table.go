@@ -181,7 +181,12 @@ func (t *table) number(name string, to *float64, least, most float64) {
 }
 
 func bounds(least, most float64) string {
-	number := func(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
+	number := func(n float64) string {
+		if n == math.Trunc(n) {
+			return strconv.FormatInt(int64(n), 10) // all digits of 1<<62
+		}
+		return strconv.FormatFloat(n, 'f', -1, 64)
+	}
 	if most >= math.MaxInt64 || math.IsInf(most, 1) {
 		return number(least) + " or more"
 	}
