@@ -86,7 +86,8 @@ func (c *Cache) adviseRuntimes(ctx context.Context) []Advice {
 	}
 	if len(all) == 0 && c.uid != 0 {
 		return []Advice{fine("runtimes", "none is registered; applications of this user bring their own").
-			hint("epcachectl compiles with a registered one only: epcached --runtime DIR, or [[runtime]] in the configuration")}
+			hint("epcachectl takes --runtime DIR; without it, one has to be registered: " +
+				"epcached --runtime DIR, or [[runtime]] in the configuration")}
 	}
 	if len(all) == 0 {
 		out = append(out, problem("runtimes", "no runtime is registered: nothing can be compiled for clients that bring none").

@@ -131,7 +131,7 @@ const (
 
 // Further reasons, which are not recorded in the build.
 const (
-	whyPut     = "an application compiled it, with libraries that the daemon may not run"
+	whyPut     = "an application gave the compiled model, and not its source"
 	whyMissing = "the model was gone, or had changed, when it was to be compiled again"
 	whyUnknown = "the model was not kept, by an earlier version"
 )
