@@ -59,8 +59,12 @@ Done means that all are there or queued, with --follow that all are there.`,
 				return err
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				if w.needsEP() {
-					if err := g.request.onlyEP(ctx, c, a); err != nil {
+				if path := w.needsEP(); path != "" {
+					err := g.request.onlyEP(ctx, c, a)
+					if err != nil && file != "" {
+						return verbError{"warm", path, err} // others have one in the file
+					}
+					if err != nil {
 						return during("warm", err)
 					}
 				}

@@ -132,6 +132,12 @@ session_options = { "session.x64quantprecision" = 1 }
 	b.set(func() { b.asked = nil })
 	require.Equal(t, exitDone, call(t, "warm", "--pipeline", pipeline(t, "[[model]]\npath = \"det.onnx\"\n")).code)
 	require.Equal(t, "StandInExecutionProvider", b.first().GetEps()[0].GetName(), "the only one that there is")
+
+	b.set(func() { b.runtimes = twoEPs() })
+	r = call(t, "warm", filepath.Dir(file), "--pipeline", file)
+	require.Equal(t, exitUsage, r.code)
+	unlisted := filepath.Join(filepath.Dir(file), "rec.onnx")
+	require.Contains(t, r.err, fmt.Sprintf("warm %q: no --ep", unlisted), "the file does not list it")
 }
 
 func TestWarmPipelineGroupIsFollowedAsOne(t *testing.T) {

@@ -56,7 +56,7 @@ func (g *getCall) warming(args []string, file string) (*warming, error) {
 		return nil, err
 	}
 	w.models = slices.DeleteFunc(w.models, w.lists)
-	if w.needsEP() {
+	if w.needsEP() != "" {
 		return w, nil
 	}
 	if o := append(g.request.early, g.request.named...); len(g.request.eps) == 0 && len(o) > 0 {
@@ -67,14 +67,20 @@ func (g *getCall) warming(args []string, file string) (*warming, error) {
 	return w, err
 }
 
-// needsEP reports whether neither the flags nor the file name the execution provider of some
-// model.
-func (w *warming) needsEP() bool {
+// needsEP returns the first model whose execution provider neither the flags nor the file name, or
+// "".
+func (w *warming) needsEP() string {
 	if len(w.call.request.eps) > 0 {
-		return false
+		return ""
+	}
+	if len(w.models) > 0 {
+		return w.models[0]
 	}
 	unnamed := func(r config.PipelineRequest) bool { return len(r.EPs) == 0 }
-	return len(w.models) > 0 || slices.ContainsFunc(w.pipeline.Requests, unnamed)
+	if i := slices.IndexFunc(w.pipeline.Requests, unnamed); i >= 0 {
+		return w.pipeline.Requests[i].Models[0]
+	}
+	return ""
 }
 
 // lists reports whether the pipeline file lists the model.
