@@ -25,11 +25,11 @@ func (a *app) conformance(ctx context.Context, library, dir string, asked *reque
 		return err
 	}
 	if _, err := os.Stat(library); err != nil {
-		return during("conformance", err)
+		return during("probe", fmt.Errorf("--conformance %q: %w", library, plainPathError(err)))
 	}
 	r, err := runtimeFor(library, dir)
 	if err != nil {
-		return &hintedError{during("conformance", err),
+		return &hintedError{during("probe", err),
 			"name a folder that has ONNX Runtime: --runtime DIR"}
 	}
 	ep, err := asked.oneEP()
@@ -95,8 +95,12 @@ func runtimeFor(library, dir string) (compilers.Runtime, error) {
 	}
 	for folder := filepath.Dir(library); ; folder = filepath.Dir(folder) {
 		r, err := compilers.FindORT(folder)
-		if err == nil || folder == filepath.Dir(folder) {
-			return r, err
+		if err == nil {
+			return r, nil
+		}
+		if folder == filepath.Dir(folder) {
+			return r, fmt.Errorf("--conformance %q: libonnxruntime.so*: %w in any folder above it",
+				library, compilers.ErrNotFound)
 		}
 	}
 }

@@ -100,6 +100,8 @@ func TestProbeConformanceMistakes(t *testing.T) {
 		"no library": {[]string{"--conformance", library + "x"}, exitNotFound, "libe.sox"},
 		"no ONNX Runtime": {[]string{"--conformance", library, "--runtime",
 			filepath.Dir(library)}, exitFailed, "--runtime DIR"},
+		"no ONNX Runtime above": {[]string{"--conformance", "/proc/self/exe"}, exitFailed,
+			`exe": libonnxruntime.so*: not found in any folder above it`},
 		"with --find": {[]string{"--conformance", library, "--find"}, exitUsage,
 			"--conformance goes with"},
 		"option alone": {[]string{"--option", "k=v"}, exitUsage, "go with --conformance"},

@@ -81,7 +81,7 @@ func kindName(mode fs.FileMode) string {
 // spelling is refused; links inside the folder are followed, with the rights of this process.
 func (m *modelFile) external(location string) (*os.File, error) {
 	if !filepath.IsLocal(filepath.FromSlash(location)) {
-		return nil, fmt.Errorf("external data %q lies outside the model's folder", location)
+		return nil, fmt.Errorf("file %q lies outside the model's folder", location)
 	}
 	var failed error
 	for _, folder := range m.folders {
@@ -94,7 +94,7 @@ func (m *modelFile) external(location string) (*os.File, error) {
 			err = errors.Join(err, f.Close())
 		}
 		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
-			failed = fmt.Errorf("external data %q in %q: %w", location, folder, err)
+			failed = fmt.Errorf("file %q in %q: %w", location, folder, err)
 		}
 	}
 	return nil, failed
