@@ -31,6 +31,7 @@ func TestDaemonIsStartedForWhoNeedsOne(t *testing.T) {
 		require.Equal(t, code, got.code, verb)
 		require.NoFileExists(t, filepath.Join(dir, "told"), verb)
 	}
+	require.Contains(t, call(t, "status").err, "hint: the next program that needs a daemon starts one")
 	got := call(t, "list")
 	require.Equal(t, exitNoDaemon, got.code)
 	require.Contains(t, got.err, "hint: none can be started: the disk is full")
@@ -43,10 +44,15 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 	cases := map[string]struct {
 		variable, value string
 		args            []string
+		hint            string
 	}{
-		"switched off":    {autostartVariable, "0", []string{"list"}},
-		"socket by name":  {"HOMELESS", "1", []string{"list", "--socket", "/nowhere/s", "--wait", "0s"}},
-		"by the variable": {"EPCACHE_SOCKET", "/nowhere/s", []string{"list", "--wait", "0s"}},
+		"switched off": {autostartVariable, "0", []string{"list"},
+			"hint: start one with: epcached --runtime DIR, or name its socket"},
+		"socket by name": {"HOMELESS", "1",
+			[]string{"list", "--socket", "/nowhere/s", "--wait", "0s"},
+			"hint: start one there: epcached --runtime DIR --socket /nowhere/s\n"},
+		"by the variable": {"EPCACHE_SOCKET", "/nowhere/s", []string{"list", "--wait", "0s"},
+			"hint: start one there: epcached --runtime DIR --socket /nowhere/s\n"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -54,6 +60,7 @@ func TestDaemonIsNotStartedWhereNotWanted(t *testing.T) {
 			t.Setenv(c.variable, c.value)
 			got := call(t, c.args...)
 			require.Equal(t, exitNoDaemon, got.code)
+			require.Contains(t, got.err, c.hint)
 			require.NoFileExists(t, filepath.Join(dir, "told"))
 		})
 	}

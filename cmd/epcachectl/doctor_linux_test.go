@@ -3,13 +3,16 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
@@ -111,6 +114,9 @@ func TestDoctorLooksAtTheUsersOwnConfiguration(t *testing.T) {
 	out, code := doctored(t)
 	require.Equal(t, exitNoDaemon, code)
 	find(t, out, "problem", file+":1:1: unknown field")
+	require.NoError(t, os.WriteFile(file, []byte("nonsense = 1\nmore = 2\n"), 0o600))
+	out, _ = doctored(t)
+	find(t, out, "problem", file+`:1:1: unknown field "nonsense", and 1 more`)
 	newStandIn(t).serve()
 	out, code = doctored(t)
 	require.Equal(t, exitFailed, code)
@@ -118,6 +124,43 @@ func TestDoctorLooksAtTheUsersOwnConfiguration(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("rules = [\"none.toml\"]\n"), 0o600))
 	out, _ = doctored(t)
 	find(t, out, "problem", "none.toml")
+}
+
+// Under sudo, HOME may be that of another user.
+func TestDoctorNamesASocketThatIsDenied(t *testing.T) {
+	home := emptyHome(t, "")
+	t.Setenv("HOME", filepath.Join(home, "other"))
+	socket := unixsock.UserSocket()
+	require.NoError(t, os.Mkdir(filepath.Join(home, "other"), 0))
+	for dir := home; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	if os.Getuid() == 0 {
+		asNobody(t)
+	}
+	f := &findings{side: "client"}
+	(&app{}).notConnected(t.Context(), f, nil, fs.ErrPermission)
+	require.Len(t, f.list, 1)
+	require.Equal(t, "this user may not connect to "+socket+": a folder above it may not be passed",
+		f.list[0].Text)
+	require.Contains(t, f.list[0].Hint, "another user's, as under sudo")
+	_, err := (&app{socket: socket}).connect(t.Context())
+	require.Equal(t, exitNotAllowed, exitCode(err))
+	require.Equal(t, []string{"epcachectl doctor says why"}, hints(err))
+}
+
+// asNobody takes root's rights from this test's thread until the test ends.
+func asNobody(t *testing.T) {
+	runtime.LockOSThread()
+	set := func(real, effective uintptr) {
+		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, real, effective, 0)
+		require.Zero(t, errno)
+	}
+	set(65534, 65534)
+	t.Cleanup(func() {
+		set(0, 0)
+		runtime.UnlockOSThread()
+	})
 }
 
 // A user's daemon leads to its socket from a second place.

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -86,8 +88,16 @@ func (a *app) notConnected(ctx context.Context, f *findings, there []string, err
 	case errors.As(err, &none):
 		f.problem(subjectSocket, none.text+named+"; applications compile for themselves, each time", none.hint)
 	case errors.Is(err, fs.ErrPermission):
-		f.problem(subjectRights, fmt.Sprintf("this user may not connect to %s: %v%s", orDash(strings.Join(there, ", ")), whoMay(there), named),
-			"the socket of a system's daemon is for everybody: SocketMode=0666 in epcached.socket, and folders above it that all may pass (0755)")
+		path := deniedSocket(a.sockets())
+		hint := "the socket of a system's daemon is for everybody: SocketMode=0666 in epcached.socket, " +
+			"and folders above it that all may pass (0755)"
+		if slices.Contains(unixsock.UserSockets(), path) && named == "" && a.socket == "" {
+			hint = "HOME, XDG_STATE_HOME or XDG_RUNTIME_DIR is another user's, as under sudo: " +
+				"set it to a folder of this user's own, or name a socket with --socket or " +
+				unixsock.SocketVariable
+		}
+		f.problem(subjectRights, fmt.Sprintf("this user may not connect to %s: %v%s", path,
+			whoMay(path), named), hint)
 	case errors.Is(err, unixsock.ErrVersion):
 		f.problem(subjectProtocol, err.Error()+"; nothing can be asked of it", "install epcached and epcachectl of one release, and start the daemon again")
 	default:
@@ -95,11 +105,19 @@ func (a *app) notConnected(ctx context.Context, f *findings, there []string, err
 	}
 }
 
-func whoMay(paths []string) string {
+// deniedSocket returns the first of the paths that this process may not reach or may not write.
+func deniedSocket(paths []string) string {
 	for _, path := range paths {
-		if info, err := os.Stat(path); err == nil {
-			return "its mode is " + info.Mode().Perm().String()
+		if errors.Is(unix.Access(path, unix.W_OK), fs.ErrPermission) {
+			return path
 		}
+	}
+	return orDash(strings.Join(paths, ", "))
+}
+
+func whoMay(path string) string {
+	if info, err := os.Stat(path); err == nil {
+		return "its mode is " + info.Mode().Perm().String()
 	}
 	return "a folder above it may not be passed"
 }

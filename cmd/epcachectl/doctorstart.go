@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -51,11 +52,16 @@ func cannotStart(ctx context.Context, program string) (text, hint string) {
 
 const correctOwn = "correct it: epcachectl config check lists all mistakes"
 
-// ownConfiguration reads what the user's own daemon would start with.
+// ownConfiguration reads what the user's own daemon would start with. Its error is one line, and
+// counts the mistakes after the first.
 func ownConfiguration() (*config.Settings, error) {
 	s, err := config.LoadOwn("")
 	if err == nil {
 		_, err = s.LoadRules()
+	}
+	var mistakes config.Errors
+	if errors.As(err, &mistakes) && len(mistakes) > 1 {
+		err = fmt.Errorf("%w, and %d more", mistakes[0], len(mistakes)-1)
 	}
 	return s, err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,18 +26,40 @@ func (e *noDaemonError) Unwrap() error { return e.cause }
 
 // noDaemon tells a daemon that does not run from one that does not answer; other errors it leaves alone.
 func noDaemon(paths []string, err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return &hintedError{err, "epcachectl doctor says why"}
+	}
 	if !errors.Is(err, unixsock.ErrNoDaemon) {
 		return err
 	}
 	where := strings.Join(paths, " or ")
-	start := "start one with: epcached --runtime DIR, or name its socket with --socket or " + unixsock.SocketVariable
+	text := "no daemon answers at " + where
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return &noDaemonError{"no daemon answers at " + where + ": the socket was left by one that ended", start, err}
+		return &noDaemonError{text + ": the socket was left by one that ended", startOne, err}
 	case errors.Is(err, fs.ErrNotExist):
-		return &noDaemonError{"no daemon answers at " + where + ": there is no such socket", start, err}
+		return &noDaemonError{text + ": there is no such socket", startOne, err}
 	}
 	return silent(paths, err)
+}
+
+const startOne = "start one with: epcached --runtime DIR, or name its socket with --socket or " +
+	unixsock.SocketVariable
+
+// howToStart replaces the hint startOne by one that suits how the socket was found.
+func (a *app) howToStart(err error) error {
+	var none *noDaemonError
+	if !errors.As(err, &none) || none.hint != startOne {
+		return err
+	}
+	switch named := cmp.Or(a.socket, os.Getenv(unixsock.SocketVariable)); {
+	case named != "":
+		none.hint = "start one there: epcached --runtime DIR --socket " + named
+	case a.daemonProgram() != "" && len(unixsock.UserSockets()) > 0:
+		none.hint = "the next program that needs a daemon starts one; " +
+			"epcachectl doctor says whether it can"
+	}
+	return none
 }
 
 // silent tells of a daemon that has a socket and says nothing.

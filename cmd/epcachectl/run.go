@@ -170,7 +170,7 @@ func (a *app) connect(ctx context.Context) (*unixsock.Client, error) {
 		d.Wait = a.wait
 	}
 	c, err := d.Dial(ctx, paths...)
-	return c, noDaemon(paths, err)
+	return c, a.howToStart(noDaemon(paths, err))
 }
 
 // again asks once more after the connection broke: a daemon that is restarted in the middle of a call is no failure
