@@ -88,14 +88,14 @@ func (r *request) oneEP() (compilers.EP, error) {
 }
 
 // runtimeFor finds the ONNX Runtime in dir, or in the nearest folder above the library that has
-// one.
+// one. It skips folders such as /tmp, because any user may have put a library there.
 func runtimeFor(library, dir string) (compilers.Runtime, error) {
 	if dir != "" {
 		return compilers.FindORT(dir)
 	}
 	for folder := filepath.Dir(library); ; folder = filepath.Dir(folder) {
 		r, err := compilers.FindORT(folder)
-		if err == nil {
+		if err == nil && !allMayWrite(folder) && !allMayWrite(filepath.Dir(r.ORTLibrary)) {
 			return r, nil
 		}
 		if folder == filepath.Dir(folder) {
@@ -103,6 +103,11 @@ func runtimeFor(library, dir string) (compilers.Runtime, error) {
 				library, compilers.ErrNotFound)
 		}
 	}
+}
+
+func allMayWrite(dir string) bool {
+	info, err := os.Stat(dir)
+	return err != nil || info.Mode().Perm()&0o002 != 0
 }
 
 // finding prints a line on a guideline, and of a broken one the calls.

@@ -118,6 +118,16 @@ func TestProbeConformanceMistakes(t *testing.T) {
 	}
 }
 
+func TestProbeConformanceSkipsAnONNXRuntimeThatAllUsersMayWrite(t *testing.T) {
+	library := aLibrary(t)
+	conforming(t)
+	require.Equal(t, exitDone, call(t, "probe", "--conformance", library).code)
+	require.NoError(t, os.Chmod(filepath.Dir(filepath.Dir(library)), 0o777))
+	r := call(t, "probe", "--conformance", library)
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.err, "not found in any folder above it")
+}
+
 // The verb loads the libraries in a worker, and tells what that says: here that they are none.
 func TestProbeConformanceRunsTheLibraryInAWorker(t *testing.T) {
 	t.Setenv(workerVariable, compilertest.Worker(t))

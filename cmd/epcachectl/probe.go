@@ -32,7 +32,8 @@ it tells which call was made, what was expected and what happened. The exit stat
 guideline is broken that is required.
 
 Every call is made in a worker process (epcached-ort). ONNX Runtime is the one in --runtime DIR, else
-the nearest in a folder above LIBRARY. --ep EP[:DEVICE] and --option K=V say what to try.` + statusHelp(askingCodes...),
+the nearest in a folder above LIBRARY that not all users may write. --ep EP[:DEVICE] and
+--option K=V say what to try.` + statusHelp(askingCodes...),
 		Example: `  epcachectl probe
   epcachectl probe --find >> epcached.toml
   epcachectl probe --conformance ./libmy_ep.so --runtime venv --option target=sim`,
