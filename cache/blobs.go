@@ -91,11 +91,10 @@ func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), e
 	}, err
 }
 
-// Reserve is forms.Owner's. Builds are evicted for what a request waits for, and not for what takes
-// the place of something.
+// Reserve is forms.Owner's. It evicts nothing, because the caller holds locks of blobs.
 func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release func(), err error) {
 	place := &reservation{c: o.c, above: instead}
-	err = place.resizeTo(ctx, instead == 0, disk, 0)
+	err = place.resizeTo(ctx, false, disk, 0)
 	return place.release, err
 }
 

@@ -99,21 +99,20 @@ type Cache struct {
 	views    *views.Store
 	places   *places
 
-	usersRoom usersRoom
-	attend    *attending
-	evicting  sync.Mutex // held by who writes ghosts and removes their builds
-	usages    usages
-	uses      uses
-	flights   flights
-	stream    stream
-	rebuilds  rebuilds
-	reports   *reports
-	claims    *claims
-	gains     gains
-	failures  *failure.Remembered
-	opening   chan struct{} // one token for each open of a remembered path
-	reading   turns         // of libraries that clients show
-	checks    chan struct{} // one token for each load check, or conversion, that requests wait for
+	attend   *attending
+	evicting sync.Mutex // held by who writes ghosts and removes their builds
+	usages   usages
+	uses     uses
+	flights  flights
+	stream   stream
+	rebuilds rebuilds
+	reports  *reports
+	claims   *claims
+	gains    gains
+	failures *failure.Remembered
+	opening  chan struct{} // one token for each open of a remembered path
+	reading  turns         // of libraries that clients show
+	checks   chan struct{} // one token for each load check, or conversion, that requests wait for
 
 	conversions singleflight.Group // by build key, scope and what is converted
 	maxGraph    int64              // epmodel.MaxGraph
@@ -183,7 +182,7 @@ func (c *Cache) open() error {
 		Heard: c.stream.add, Disk: c.diskBytes, Making: c.indexMaking, Broken: c.indexBroken}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
-	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index.Stamps(), Waits: c.places.waits}); err != nil {
+	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index.Stamps()}); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
 	if err := c.openForms(); err != nil {
@@ -193,7 +192,7 @@ func (c *Cache) open() error {
 		return fmt.Errorf("staging: %w", err)
 	}
 	if c.views, err = views.Open(views.Options{Dir: c.path("views"), PathAccess: c.options.PathAccess, Blobs: c.cas, Forms: c.forms, Index: c.index,
-		Now: c.now, Freed: c.places.tellFreed, Log: c.log}); err != nil {
+		Now: c.now, Log: c.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
 	c.keepReserve()
@@ -208,7 +207,6 @@ func (c *Cache) open() error {
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, running{ctx, &c.work})
 	c.claims = newClaims(c.now)
-	c.usersRoom.worth = believedFrom
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.attend = c.attend

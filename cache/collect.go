@@ -23,8 +23,8 @@ type Collection struct {
 	forBudget bool // what goes for room goes to keep to the budget
 
 	told   []*index.Build // the records of its first steps
-	yields bool           // packing stops when somebody waits for room: packing takes its time
-	hurry  bool           // somebody waits: all goes that is in nobody's hands, used since the survey or not
+	yields bool           // it ends when a reservation waits for space
+	hurry  bool           // a reservation waits: a use since the survey keeps no build
 }
 
 // Record gives the record of the build of a step that is told of: of one of the first MaxTold. Of a build that had gone when it was planned it is empty.
@@ -88,7 +88,8 @@ func (c *Cache) hasView(id index.BuildID) bool {
 	return c.views.Current(id) != nil
 }
 
-// What is removed together shares its syncs; that many at most, for who publishes may wait for all of them, and who waits for room looks when they have gone.
+// Builds that are evicted together share their syncs. The batch is bounded because publishers block
+// behind it, and so do reservations that wait for space.
 const (
 	atOnce      = 16
 	bytesAtOnce = 1 << 30
@@ -97,10 +98,12 @@ const (
 // Collect carries a plan out, some builds at a time, and looks again before each: what was used, pinned or taken since
 // stays, and nothing goes beyond the goal. The plan says what became of it. It may be stopped between any two builds.
 func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(done, total int64)) error {
-	defer c.places.waits.Work()()
 	total := plan.Freed
 	plan.Freed = 0
 	for next := 0; next < len(plan.Steps); {
+		if plan.yields && c.places.hurry() {
+			return errHurry
+		}
 		c.flushUses()
 		if s := &plan.Steps[next]; s.Action != space.Evict {
 			next++
@@ -185,7 +188,7 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 				return err
 			}
 		}
-		if !left || time.Now().After(end) {
+		if !left || time.Now().After(end) || plan.yields && c.places.hurry() {
 			return nil
 		}
 		if err := sleep(ctx, 5*time.Millisecond); err != nil {
@@ -273,8 +276,7 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 			return true
 		}}
 	}
-	err := c.retractAll(list, func(*departure) { c.places.tellFreed() })
-	c.places.tellFreed()
+	err := c.retractAll(list, func(*departure) {})
 	for i := len(list) - 1; i >= 0; i-- { // what several had goes with the last of them, as it was planned
 		r, d := &batch[i], &list[i]
 		if taken[i] != nil {

@@ -107,9 +107,6 @@ func benchmarkEvict(b *testing.B, fs cas.FS) {
 	b.ReportMetric(float64(b.N*builds)/syncs.Seconds(), "syncs/s")
 	b.ReportMetric(float64(meanwhile.Microseconds())/1000, "put-ms")
 	b.ReportMetric(float64(alone.Microseconds())/1000, "alone-ms")
-	wall, worked := c.places.waits.Longest()
-	b.ReportMetric(float64(wall.Microseconds())/1000, "waited-ms")
-	b.ReportMetric(float64(worked.Microseconds())/1000, "worked-ms")
 }
 
 // appends appends blocks to a file, each made durable.

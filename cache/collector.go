@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"time"
 
@@ -21,7 +22,10 @@ func (c *Cache) collectByItself(ctx context.Context) {
 		case <-c.places.wake:
 		case <-look.C:
 		}
-		c.makeRoom(ctx, &aged)
+		if end, err := c.places.begin(ctx); err == nil { // else the daemon stops
+			c.makeRoom(ctx, &aged)
+			end()
+		}
 		c.keepReserve()
 	}
 }
@@ -34,14 +38,19 @@ const (
 	collectRounds = 3
 )
 
-// makeRoom collects until the store is within its bounds, or nothing more may go.
+// makeRoom is a round of the collector: it evicts until the store is within its bounds, or nothing
+// more may be evicted. aged is when the builds' ages were last looked at; nil: it runs for a
+// reservation, evicts no more than is needed, and packs nothing.
 func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
-	defer c.places.waits.Work()()
-	round, hurry := c.places.begin()
-	left := ""
+	own := aged == nil
+	hurry := own
+	var last *Collection
 	for range collectRounds {
-		old := c.now().Sub(*aged) >= ageEvery || aged.IsZero()
-		above, err := c.aboveBounds(ctx)
+		if !own && c.places.hurry() {
+			return // the reservation that waits runs the next round
+		}
+		old := !own && (c.now().Sub(*aged) >= ageEvery || aged.IsZero())
+		above, err := c.aboveBounds(ctx, own)
 		if err != nil {
 			if ctx.Err() == nil {
 				c.log.Warn("space not looked at", "error", err)
@@ -49,19 +58,20 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 			return
 		}
 		if !above && (!old || c.settings.Load().space.MaxUnused == 0) {
-			c.places.end(round, false, c.now(), "")
-			c.places.tellFreed()
 			return
 		}
 		if old {
 			*aged = c.now()
 		}
-		need, written, any := c.places.waitedFor()
-		hurry = hurry || any
-		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, Goal{slack: above, need: need, written: written, hurry: hurry})
+		need, written := c.places.waitedFor()
+		goal := Goal{slack: above && !own, need: need, written: written, hurry: hurry}
+		plan, err := c.PlanCollection(ctx, Peer{UID: c.uid}, goal)
 		if err == nil && len(plan.Steps) > 0 {
-			plan.yields = true
+			plan.yields = !own
 			err = c.Collect(ctx, plan, func(int64, int64) {})
+		}
+		if errors.Is(err, errHurry) {
+			return
 		}
 		if err != nil {
 			if ctx.Err() == nil {
@@ -69,24 +79,26 @@ func (c *Cache) makeRoom(ctx context.Context, aged *time.Time) {
 			}
 			return
 		}
+		last = plan
 		removed, packed, dropped := plan.Done(space.Evict), plan.Done(space.PackBuild), plan.Done(space.DropCopy)
 		if len(plan.Steps) > 0 {
 			c.log.Info("collected", "freed", plan.Freed, "builds", removed, "packed", packed, "copies", dropped, "of", plan.Considered, "plan_seconds", plan.Took.Seconds())
 		}
 		if removed+packed+dropped == 0 {
-			if left = plan.WhatStays(); hurry || len(plan.Steps) == 0 {
+			if len(plan.Steps) == 0 {
 				break
 			}
-			hurry = true // what could not be packed may go
+			hurry = true // evict what could not be packed, and others than those in use by now
 		}
 	}
-	above, err := c.aboveBounds(ctx)
-	c.places.end(round, err == nil && above, c.now(), left)
-	c.places.tellFreed() // who waits for room is told that there is none
+	if above, err := c.aboveBounds(ctx, own); err == nil && above {
+		c.places.giveUp(last.WhatStays())
+	}
 }
 
-// aboveBounds tells whether something has to go now, but for its age.
-func (c *Cache) aboveBounds(ctx context.Context) (bool, error) {
+// aboveBounds tells whether something has to go now, but for its age. waits: a reservation waits for
+// it, so that what is just being made smaller counts with all its bytes.
+func (c *Cache) aboveBounds(ctx context.Context, waits bool) (bool, error) {
 	b, err := c.bounds()
 	if err != nil {
 		return false, err
@@ -95,7 +107,7 @@ func (c *Cache) aboveBounds(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	above, byUser := c.places.above(&b, &now)
+	above, byUser := c.places.above(&b, &now, waits)
 	if above {
 		return true, nil
 	}
@@ -113,11 +125,16 @@ func (c *Cache) aboveBounds(ctx context.Context) (bool, error) {
 
 // above tells whether something has to go, but for users' quotas: what their users store is byUser. What waits for room counts with the floor, which
 // nothing may go below; within its budget the store takes one more without anything going.
-func (s *places) above(b *bounds, now *account) (above bool, byUser map[uint32]int64) {
-	need, written, _ := s.waitedFor()
+func (s *places) above(
+	b *bounds, now *account, waits bool,
+) (above bool, byUser map[uint32]int64) {
+	need, written := s.waitedFor()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	taken := s.reserved - s.passing
+	taken := s.reserved
+	if !waits {
+		taken -= s.passing
+	}
 	return b.budget > 0 && now.counted()+taken > b.budget || b.floor > 0 && b.free-(taken-s.written)-(need-written) < b.floor && now.disk > 0 ||
 		b.entries > 0 && now.entries > b.entries, maps.Clone(s.byUser)
 }

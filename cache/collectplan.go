@@ -19,7 +19,7 @@ type Goal struct {
 	slack   bool   // somewhat less than the configuration wants, so that not each put has to make room
 	need    int64  // bytes on disk that are to fit in besides
 	written int64  // of these are there already: for the floor nothing has to go for them
-	hurry   bool   // somebody waits: nothing is packed, which takes longer than to evict
+	hurry   bool   // a reservation waits: nothing is packed, because that takes longer than to evict
 
 	Progress func(Progress) // is told how far the survey of the store is; may be nil
 }
@@ -118,7 +118,10 @@ func (c *Cache) roomFor(b bounds, goal Goal) (bytes, missing int64, err error) {
 		return -1, 0, err
 	}
 	c.places.mu.Lock()
-	reserved, written := c.places.reserved-c.places.passing, c.places.written+goal.written
+	reserved, written := c.places.reserved, c.places.written+goal.written
+	if !goal.hurry {
+		reserved -= c.places.passing
+	}
 	c.places.mu.Unlock()
 	bytes = -1
 	if budget := b.budget; budget > 0 {

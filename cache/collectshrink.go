@@ -20,10 +20,6 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 		s.Keep(why)
 		return nil
 	}
-	if plan.yields && c.places.hurry() && s.Action == space.PackBuild {
-		s.Keep(errHurry.Error())
-		return nil
-	}
 	var freed int64
 	var err error
 	if s.Action == space.DropCopy {
@@ -36,11 +32,10 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
 	case freed > 0: // perhaps not all of it was done; what was, counts
 		plan.Carried(s, freed)
-		c.places.tellFreed()
 	case errors.Is(err, forms.ErrInUse):
 		s.Keep(keptInUse)
 	case errors.Is(err, errHurry):
-		s.Keep(errHurry.Error())
+		return err
 	case cas.Full(err) || errors.Is(err, forms.ErrNoRoom):
 		s.Keep(keptNoRoom)
 	case forms.Lost(err):
@@ -50,17 +45,18 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 	default:
 		s.Keep("see the log")
 	}
-	if err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, errHurry) && !errors.Is(err, forms.ErrNoRoom) {
+	if err != nil && !errors.Is(err, forms.ErrInUse) && !errors.Is(err, forms.ErrNoRoom) {
 		c.log.Warn("build not made smaller", "build", b.BuildKey.String(), "action", s.Action.String(), "error", err)
 	}
 	return nil
 }
 
-// errHurry ends packing when somebody waits for room.
-var errHurry = errors.New("somebody waits for room, which packing takes too long to make")
+// errHurry ends a collection of the daemon's own because a reservation waits for space, and packing
+// takes too long to make some.
+var errHurry = errors.New("a reservation waits for space")
 
-// untilUsed is a gate that closes for good when a request wants the build: then the request has it as it is. It closes as well when somebody waits
-// for room, if the plan yields to that.
+// untilUsed is a gate that closes for good when a request wants the build: then the request has it as
+// it is. It closes as well when a reservation waits for space, if the plan yields to that.
 func (c *Cache) untilUsed(plan *Collection, s *space.Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {

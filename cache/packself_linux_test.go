@@ -80,7 +80,7 @@ func TestNothingGoesForWhatPackingWrites(t *testing.T) {
 	most := int64(0)
 	d := large(builds[0])
 	freed, err := b.cache.forms.Pack(context.Background(), d, forms.Little, func(ctx context.Context) error {
-		above, err := b.cache.aboveBounds(ctx)
+		above, err := b.cache.aboveBounds(ctx, false)
 		require.False(t, above)
 		now, err2 := b.cache.account()
 		b.cache.places.mu.Lock()

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -67,43 +68,37 @@ func (c *Cache) keepReserve() {
 // places are what is set aside for builds that are being stored. Whoever stores one reserves its place before a byte of it is written
 // into the store.
 //
-// A build goes in while the store is within its budget, even if that takes it above: so the budget is exceeded by one artefact in
-// flight at most, and nobody has to wait for room that is made while it is compiled. While the store is above, or when the
-// collector has found that nothing more may go, only what fits goes in.
+// A build is admitted while the store is within its budget, even if that takes it above: so the
+// budget is exceeded by one artefact in flight at most, and a compile does not wait for an eviction
+// that can run beside it. While the store is above, only a build that fits is admitted, and a
+// reservation evicts for it first.
 type places struct {
 	mu       sync.Mutex
 	reserved int64            // bytes on disk; guarded by mu
 	written  int64            // of reserved: what is on the disk already, and of which the free space knows; guarded by mu
 	byUser   map[uint32]int64 // logical bytes; guarded by mu
-	freed    chan struct{}    // closed, and made anew, when there may be more room; guarded by mu
-	stuck    time.Time        // until then nothing more may go, as far as is known; guarded by mu
 
 	// leaving counts bytes on disk of builds that are just being removed: for moments they are in no account, neither as a build's
 	// nor as held, and still there. Guarded by mu.
 	leaving int64
 
-	// passing counts bytes on disk that go in a moment for something smaller, which is set aside or written beside them: nothing else has to go for
-	// that. Who comes meanwhile has no place instead of them. Guarded by mu.
+	// passing counts bytes on disk that go in a moment for something smaller, which is set aside or
+	// written beside them: the collector evicts nothing for that by itself. A reservation that waits
+	// does, because it could not be admitted instead of these bytes. Guarded by mu.
 	passing int64
 
 	// moved counts what has gone from what is set aside to a build's account, and from leaving to held: who has read the accounts
 	// before, and looks at these after, may have missed it in both. Guarded by mu.
 	moved uint64
 
-	rounds // of the collector; guarded by mu
+	rounds
 
-	wake     chan struct{} // asks the collector to look
-	waits    *cas.Waits    // for the collector
-	patience time.Duration // roomPatience
-	latest   time.Duration // latestPatience
-
-	copyPatience time.Duration // latestCopy
+	wake chan struct{} // asks the collector to look
 }
 
 func newPlaces() *places {
-	return &places{byUser: make(map[uint32]int64), freed: make(chan struct{}), wake: make(chan struct{}, 1), waits: &cas.Waits{},
-		rounds:   rounds{waiting: make(map[*roomWait]bool)},
-		patience: roomPatience, latest: latestPatience, copyPatience: latestCopy}
+	return &places{byUser: make(map[uint32]int64), wake: make(chan struct{}, 1),
+		rounds: rounds{one: make(chan struct{}, 1), waiting: make(map[*need]bool)}}
 }
 
 // errUserFull is ErrNoRoom where only the quota of the build's user is in the way: builds of other users
@@ -125,9 +120,6 @@ type reservation struct {
 	// goes then. So the artefact in flight is that.
 	above int64
 }
-
-// stuckFor is how long it is believed that nothing more may go. Leases end without a word.
-const stuckFor = time.Second
 
 // want asks the collector to look.
 func (s *places) want() {
@@ -176,35 +168,40 @@ func needOf(sizes ...int64) (disk, bytes int64) {
 // manifestNeed is what a manifest takes at most, nearly always.
 const manifestNeed = 2 * cas.Block
 
-// reserve sets a place aside. The error says with numbers why there is none. wait: not before some time has been given to the
-// collector.
-func (c *Cache) reserve(ctx context.Context, user uint32, wait bool, sizes ...int64) (*reservation, error) {
+// reserve sets space aside. The error says with numbers why there is none. evicts: builds are
+// evicted for it first; the caller may hold no lock of a blob then.
+func (c *Cache) reserve(
+	ctx context.Context, user uint32, evicts bool, sizes ...int64,
+) (*reservation, error) {
 	r := &reservation{c: c, user: user}
-	return r, r.resize(ctx, wait, sizes...)
+	return r, r.resize(ctx, evicts, sizes...)
 }
 
 // resize makes the place as large as is known by now that it has to be. After an error it is as it was.
-func (r *reservation) resize(ctx context.Context, wait bool, sizes ...int64) error {
+func (r *reservation) resize(ctx context.Context, evicts bool, sizes ...int64) error {
 	disk, bytes := needOf(sizes...)
-	return r.resizeTo(ctx, wait, disk, bytes)
+	return r.resizeTo(ctx, evicts, disk, bytes)
 }
 
-func (r *reservation) resizeTo(ctx context.Context, wait bool, disk, bytes int64) error {
-	freed, final, err := r.try(ctx, disk, bytes)
-	if err == nil || final || !wait {
+func (r *reservation) resizeTo(ctx context.Context, evicts bool, disk, bytes int64) error {
+	if evicts && r.c.places.hurry() {
+		return r.evict(ctx, disk, bytes) // behind those that wait
+	}
+	final, err := r.try(ctx, disk, bytes)
+	if err == nil || final || !evicts || errors.Is(err, errUserFull) {
 		return err
 	}
-	return r.wait(ctx, disk, bytes, freed, err)
+	return r.evict(ctx, disk, bytes)
 }
 
-// try takes the place if there is room, and has the collector look in any case. Where there is none, freed closes when it is worth another
-// try, unless the error is final.
-func (r *reservation) try(ctx context.Context, disk, bytes int64) (freed <-chan struct{}, final bool, err error) {
+// try takes the place if there is space, and has the collector look in any case. final: eviction
+// cannot help.
+func (r *reservation) try(ctx context.Context, disk, bytes int64) (final bool, err error) {
 	s := r.c.places
 	defer s.want()
 	mayGo, stays, err := r.c.mayGoFor(ctx, r, bytes)
 	if err != nil {
-		return nil, true, err
+		return true, err
 	}
 	for tries := 1; ; tries++ {
 		s.mu.Lock()
@@ -221,17 +218,16 @@ func (r *reservation) try(ctx context.Context, disk, bytes int64) (freed <-chan 
 			s.mu.Unlock() // what has gone from one account to another meanwhile may be in none of what was read
 			continue
 		}
-		freed := s.freed
 		if err != nil {
 			final = true
-		} else if final, err = s.admit(&now, r, disk, bytes, r.c.now()); err == nil {
+		} else if final, err = s.admit(&now, r, disk, bytes); err == nil {
 			s.reserved += disk - r.disk
 			s.written += min(r.written, disk) - r.counted
 			s.byUser[r.user] += bytes - r.bytes
 			r.disk, r.bytes, r.counted = disk, bytes, min(r.written, disk)
 		}
 		s.mu.Unlock()
-		return freed, final, err
+		return final, err
 	}
 }
 
@@ -260,17 +256,16 @@ func (c *Cache) roomNow(ctx context.Context) (now roomNow, err error) {
 	return now, err
 }
 
-// admit says why so much may not be set aside, and whether there is no use in waiting. mu is held.
-func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64, at time.Time) (final bool, err error) {
+// admit says why so much may not be set aside, and whether eviction cannot help. mu is held.
+func (s *places) admit(now *roomNow, r *reservation, disk, bytes int64) (final bool, err error) {
 	b := &now.bounds
-	stuck := at.Before(s.stuck)
 	others := s.reserved - r.disk + s.leaving
 	used := now.counted() + others
 	switch {
 	case b.budget > 0 && disk > b.budget:
 		return true, noRoom("it takes %s on disk, and the budget for all is %s", bytesText(disk), bytesText(b.budget)).
 			WithHint("raise budget in [space]")
-	case b.budget > 0 && used+disk > b.budget+r.above && (used > b.budget || stuck):
+	case b.budget > 0 && used > b.budget && used+disk > b.budget+r.above:
 		return false, noRoom("it takes %s on disk; of the budget of %s are used: %s by builds, %s by removed builds that are still open, %s by what is being stored",
 			bytesText(disk), bytesText(b.budget), bytesText(now.disk+now.manifests+now.packed.Sum()), bytesText(now.held), bytesText(others)).
 			WithHint("epcachectl gc -n says what may not go, and why; or raise budget in [space]")
@@ -324,9 +319,7 @@ func (r *reservation) release() {
 	}
 	r.disk, r.bytes, r.counted = 0, 0, 0
 	s.moved++
-	s.stuck = time.Time{} // there is more room than was thought
 	s.mu.Unlock()
-	s.tellFreed()
 	s.want()
 }
 

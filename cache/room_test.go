@@ -3,11 +3,11 @@ package cache
 import (
 	"context"
 	"fmt"
-	"math"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -56,7 +56,6 @@ func (b *bench) blobs() (n int) {
 func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 	const budget = 8 * perBuild
 	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: budget}}))
-	b.cache.places.patience, b.cache.places.latest = time.Minute, time.Minute
 	built := make(map[index.BuildID]bool)
 	for seed := range uint64(30) {
 		a := b.use(seed)
@@ -138,24 +137,69 @@ func TestAQuotaIsFilledToTheByte(t *testing.T) {
 	require.True(t, final, "it never fits")
 }
 
-// Who waits for room is let in as soon as there is some, and turned away after a moment if there is none.
-func TestWaitingForRoomIsShort(t *testing.T) {
-	b := newBenchWith(t, withSpace(SpaceOptions{Budget: Amount{Bytes: 1 << 20}}))
+// A reservation evicts for itself what may be evicted, and is admitted or refused then: it does not
+// depend on the collector's own goroutine, and waits for no clock.
+func TestReservationsEvictForThemselves(t *testing.T) {
+	b := newBench(t)
 	ctx, c := context.Background(), b.cache
-	all, err := c.reserve(ctx, 1, true, 1<<20-2*cas.Block)
+	for seed := range uint64(3) {
+		b.use(seed)
+	}
+	leased := b.acquire(b.held(7))
+	b.later.Add(int64(time.Hour))
+	b.reloadAbove(2 * perBuild)
+	require.Len(t, b.list(), 4)
+
+	place, err := c.reserve(ctx, 1, true, perBuild)
 	require.NoError(t, err)
-	above, err := c.reserve(ctx, 1, true, 1)
-	require.NoError(t, err)
-	_, err = c.reserve(ctx, 1, true, 1)
-	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
-	c.places.patience, c.places.latest = time.Hour, time.Hour // who is not let in as soon as there is room waits for ever
-	c.places.mu.Lock()
-	c.places.begun = math.MaxUint64 // no later round is one: its verdict would be right before there is room, which on a busy machine comes late
-	c.places.mu.Unlock()
-	time.AfterFunc(time.Millisecond, all.release)
-	_, err = c.reserve(ctx, 1, true, 1)
-	require.NoError(t, err)
-	above.release()
+	require.Equal(t, leased.Build.ID, b.list()[0].Build.ID)
+	now := b.account()
+	require.LessOrEqual(t, now.counted(), int64(2*perBuild), "above it by this one at most")
+	for _, g := range c.index.Ghosts(nil) {
+		require.Contains(t, g.Reason, "to make room: pays least for its bytes")
+	}
+	require.Len(t, c.index.Ghosts(nil), 4-len(b.list()), "each eviction has its tombstone")
+	second, err := c.reserve(ctx, 1, true, perBuild)
+	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use")
+	require.Zero(t, second.disk)
+	place.release()
+	require.NoError(t, leased.View.Close())
+}
+
+// Reservations at the same time take turns in evicting: what one evicts, another does not evict
+// again, and none of them is admitted above the budget by more than one artefact.
+func TestReservationsShareEvictions(t *testing.T) {
+	b := newBench(t)
+	for seed := range uint64(12) {
+		b.use(seed)
+	}
+	b.later.Add(int64(time.Hour))
+	const budget = 8 * perBuild
+	b.reloadAbove(budget)
+	var group errgroup.Group
+	for range 6 {
+		group.Go(func() error {
+			_, err := b.cache.reserve(context.Background(), 1, true, perBuild-manifestNeed)
+			return err
+		})
+	}
+	require.NoError(t, group.Wait())
+	reserved := b.cache.places.reserved
+	require.EqualValues(t, 6*perBuild, reserved)
+	now := b.account()
+	require.LessOrEqual(t, now.counted()+reserved, int64(budget+perBuild))
+}
+
+// reloadAbove sets a budget, and keeps the collector's own goroutine from its rounds: it leaves them
+// to the reservations that wait.
+func (b *bench) reloadAbove(budget int64) {
+	b.Helper()
+	_, done := b.cache.places.await(0, 0)
+	b.Cleanup(done)
+	next := b.options()
+	next.Space = SpaceOptions{Budget: Amount{Bytes: budget}}
+	require.NoError(b, b.cache.Reload(next))
 }
 
 func TestWhatIsPinnedFillsTheBudget(t *testing.T) {
@@ -253,7 +297,7 @@ func TestAnotherBudgetIsKeptToAtOnce(t *testing.T) {
 // Who waits for room above the floor has some made, though the floor itself is kept to; within the budget nothing has to go for one more.
 func TestWhatWaitsForTheFloorHasRoomMade(t *testing.T) {
 	s, now := newPlaces(), &account{disk: 500}
-	above := func(b bounds) bool { is, _ := s.above(&b, now); return is }
+	above := func(b bounds) bool { is, _ := s.above(&b, now, false); return is }
 	require.False(t, above(bounds{floor: 100, free: 150}))
 	s.await(60, 0)
 	require.True(t, above(bounds{floor: 100, free: 150}))

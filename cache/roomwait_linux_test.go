@@ -11,9 +11,6 @@ import (
 	"github.com/epcached/epcached/space"
 )
 
-// waitForVerdict has who waits for room wait until the collector has looked for it, however slow the machine is.
-func (s *places) waitForVerdict() { s.patience, s.latest = time.Minute, time.Minute }
-
 // Where somebody waits for room builds are evicted and not packed, as many as are waited for.
 func TestWhoWaitsForRoomDoesNotWaitForPacking(t *testing.T) {
 	b := newBench(t)
@@ -37,13 +34,12 @@ func TestPackingGivesWayToWhoWaits(t *testing.T) {
 	step := &space.Step{Action: space.PackBuild, ID: builds[1].ID, Last: b.cache.now()}
 	ctx, own, byHand := context.Background(), &Collection{Plan: space.Plan{Goal: -1}, yields: true}, &Collection{Plan: space.Plan{Goal: -1}}
 	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
-	w := b.cache.places.await(1, 0)
+	_, done := b.cache.places.await(1, 0)
 	require.ErrorIs(t, b.cache.untilUsed(own, step)(ctx), errHurry)
-	require.NoError(t, b.cache.shrink(ctx, own, step))
-	require.Equal(t, "kept: "+errHurry.Error(), step.Outcome)
+	require.ErrorIs(t, b.cache.shrink(ctx, own, step), errHurry)
 	require.NoError(t, b.cache.shrink(ctx, byHand, step))
 	require.Equal(t, "packed", step.Outcome)
-	w.end(false)
+	done()
 	require.NoError(t, b.cache.untilUsed(own, step)(ctx))
 }
 
@@ -59,7 +55,6 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	next, now := b.options(), b.account()
 	next.Space = SpaceOptions{Budget: Amount{Bytes: now.counted() - 1}}
 	require.NoError(t, b.cache.Reload(next))
-	b.cache.places.waitForVerdict()
 	_, err := b.cache.reserve(context.Background(), 1, true, 1)
 	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err))
 	require.ErrorContains(t, err, "; what stays: 1 build of 8.0 KiB: in use; 2 builds of 16.0 KiB: pinned")
@@ -68,31 +63,4 @@ func TestWhoFindsNoRoomIsToldWhatStays(t *testing.T) {
 	require.NoError(t, err, "the one that nobody holds any more goes")
 	place.release()
 	require.Len(t, b.list(), 2)
-}
-
-// What the collector worked for somebody in vain ends that one's patience, and is noted; its waiting for a processor is not.
-func TestPatienceIsInTheCollectorsWork(t *testing.T) {
-	b := newBench(t)
-	s := b.cache.places
-	first := s.await(1, 0)
-	over, _ := first.over()
-	require.False(t, over)
-	done := s.waits.Work()
-	for begun := s.waits.Spent(); s.waits.Spent() < begun+s.patience; {
-	}
-	second := s.await(1, 0)
-	s.tellFreed()
-	require.NotZero(t, first.impatient)
-	require.Zero(t, second.impatient, "it came later")
-	for begun := s.waits.Spent(); s.waits.Spent() < begun+10*s.patience; { // the first has not got to it yet
-	}
-	done()
-	is, why := first.over()
-	require.True(t, is)
-	require.Contains(t, why, "the collector has worked on it for 12ms and is not done")
-	first.end(false)
-	_, worked := s.waits.Longest()
-	require.GreaterOrEqual(t, worked, s.patience)
-	require.Less(t, worked, 5*s.patience, "what was worked after its patience had ended")
-	second.end(false)
 }

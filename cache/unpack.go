@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
@@ -12,32 +11,18 @@ import (
 	"github.com/epcached/epcached/views"
 )
 
-// What who waits for a packed build is told: that it is written, or that there is no room for it just now.
-const (
-	phaseUnpacking = "unpacking"
-	phaseNoRoom    = "waiting for room"
-)
-
-// latestCopy is how long a request waits for room for a copy while all that is there is in use by others. Without the daemon it would have to
-// compile, which mostly takes longer, and so it is not kept from that for ever. The copy is not made beyond what the store may take: as many
-// could be asked for as there are builds.
-const (
-	latestCopy = 2 * time.Second
-	copyLook   = 25 * time.Millisecond // leases end without a word
-)
+// phaseUnpacking is the phase of a request that waits for the unpacked form of a packed build.
+const phaseUnpacking = "unpacking"
 
 // unpackAll makes the unpacked form of each of the build's packed files.
 func (c *Cache) unpackAll(ctx context.Context, b *index.Build, phase func(string)) error {
 	begins, progress := func() { phase(phaseUnpacking) }, unpackProgress(ctx)
 	for i := range b.Files {
 		if f := &b.Files[i]; c.forms.OnlyPacked(f.Digest) {
+			noRoom := c.roomForCopy(ctx, f.Size)
 			err := c.forms.Unpack(ctx, f.Digest, begins, progress)
-			for began := time.Now(); errors.Is(err, forms.ErrNoRoom) && time.Since(began) < c.places.copyPatience; {
-				phase(phaseNoRoom)
-				if err := sleep(ctx, copyLook); err != nil {
-					return err
-				}
-				err = c.forms.Unpack(ctx, f.Digest, nil, progress)
+			if errors.Is(err, forms.ErrNoRoom) && noRoom != nil {
+				err = noRoom // it has more to say
 			}
 			if err != nil {
 				return fmt.Errorf("%s: %w", f.Name, err)
@@ -45,6 +30,17 @@ func (c *Cache) unpackAll(ctx context.Context, b *index.Build, phase func(string
 		}
 	}
 	return nil
+}
+
+// roomForCopy evicts what may be evicted for an unpacked copy. The copy's own reservation is made
+// while its blob is locked, and evicts nothing.
+func (c *Cache) roomForCopy(ctx context.Context, size int64) error {
+	if _, apart := c.forms.Folder(); apart {
+		return nil
+	}
+	place := &reservation{c: c}
+	defer place.release()
+	return place.resizeTo(ctx, true, cas.OnDisk(size), 0)
 }
 
 // noCopy is the answer to who asks for a build of which there is no room for a copy: a compile would have none either.

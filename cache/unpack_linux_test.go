@@ -225,8 +225,8 @@ func requireInUse(t *testing.T, err error) {
 	}
 }
 
-// A copy has its place within the budget while it is written. Where there is none copies that nobody uses go first. Where all are in use who asks
-// waits for somebody to let go, and is told so; after a while it is told what is in use, and does without.
+// A copy has its place within the budget while it is written. Where there is none copies that nobody uses go first. Where all are in
+// use, the request is refused, and told what is in use.
 func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	b := newBench(t)
 	builds, files := b.similar(3)
@@ -270,8 +270,6 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	held := take(3)
 	require.Equal(t, cas.OnDisk(size), copies(), "the one that nobody uses went")
-	b.cache.places.copyPatience = 50 * time.Millisecond
-	b.cache.places.waitForVerdict()
 	refused := b.refused(b.variant(2))
 	require.Equal(t, refusal.NoSpace, refused.Class)
 	require.Regexp(t, `it is kept packed, and there is no room to unpack it: .* it takes 1\.0 MiB on disk; of the budget of .*; what stays: 3 builds of .*: pinned`, refused.Text)
@@ -280,19 +278,10 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	_, err = b.cache.Unpack(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false, nil)
 	require.Equal(t, refusal.NoSpace, refusal.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "of the budget of")
-	b.cache.places.copyPatience = time.Minute
-	a, err := b.cache.Acquire(context.Background(), b.variant(2), func(p Progress) {
-		if p.Phase == phaseNoRoom && held.View != nil {
-			require.NoError(t, held.View.Close())
-			held.View = nil
-			b.later.Add(int64(time.Hour)) // it was given out by path as well
-		}
-	})
-	require.NoError(t, err)
-	require.Nil(t, held.View, "it was told")
-	require.Equal(t, files[1], b.read(a))
-	require.Equal(t, cas.OnDisk(size), copies(), "of the other one that is gone")
-	require.NoError(t, a.View.Close())
+	require.NoError(t, held.View.Close())
+	b.later.Add(int64(time.Hour)) // it was given out by path as well
+	require.NoError(t, take(2).View.Close())
+	require.Equal(t, cas.OnDisk(size), copies(), "the one that was in use is gone")
 }
 
 // While a request is being given a build, neither its copy nor its whole form goes: the view that is just made would have the bytes alone, in no account.

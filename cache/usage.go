@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/forms"
@@ -25,9 +24,7 @@ type SpaceReport struct {
 	Free            int64 // of the file system
 	Packed          forms.Space
 	Evicted, Unkept uint64
-	LongestWait     time.Duration // of a request for the collector, since the start, by the clock on the wall
-	LongestWorked   time.Duration // processor time that the collector took at most while a request waited for it, likewise
-	ToLookAt        uint64        // blobs of which is not known yet what they share
+	ToLookAt        uint64 // blobs of which is not known yet what they share
 }
 
 // Space tells where the space goes.
@@ -43,7 +40,6 @@ func (c *Cache) Space() (SpaceReport, error) {
 	counters := c.index.Counters()
 	r := SpaceReport{Space: s, Packed: packed, Held: held, Budget: b.budget, Floor: b.floor, MaxEntries: b.entries, Free: b.free,
 		Evicted: counters["evicted"], Unkept: counters["unkept"], ToLookAt: uint64(c.sharing.left.Load())}
-	r.LongestWait, r.LongestWorked = c.places.waits.Longest()
 	c.places.mu.Lock()
 	r.Reserved = c.places.reserved
 	c.places.mu.Unlock()

@@ -10,15 +10,11 @@ import (
 type keyLocks struct {
 	mu    sync.Mutex // guards inUse and the counts; never held while waiting
 	inUse map[Digest]*keyLock
-
-	waits *Waits // for removals
 }
 
 type keyLock struct {
 	turn  chan struct{} // holds one token while the lock is free
 	users int           // holder and waiters
-
-	removing bool // who holds it removes the blob
 }
 
 func (k *keyLocks) lock(ctx context.Context, d Digest) (unlock func(), err error) {
@@ -33,38 +29,14 @@ func (k *keyLocks) lock(ctx context.Context, d Digest) (unlock func(), err error
 		k.inUse[d] = l
 	}
 	l.users++
-	removing := l.removing
 	k.mu.Unlock()
-	var wait Wait
-	if removing {
-		wait = k.waits.Begin()
-	}
 	select {
 	case <-l.turn:
-		if removing {
-			wait.End(wait.Wall(), wait.Worked(0))
-		}
 		return func() { l.turn <- struct{}{}; k.leave(d, l) }, nil
 	case <-ctx.Done():
 		k.leave(d, l)
 		return nil, ctx.Err()
 	}
-}
-
-// lockRemoving is lock for who removes the blob.
-func (k *keyLocks) lockRemoving(d Digest) (unlock func(), err error) {
-	leave, err := k.lock(context.Background(), d)
-	if err != nil {
-		return nil, err
-	}
-	k.markRemoving(d, true)
-	return func() { k.markRemoving(d, false); leave() }, nil
-}
-
-func (k *keyLocks) markRemoving(d Digest, is bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.inUse[d].removing = is
 }
 
 func (k *keyLocks) leave(d Digest, l *keyLock) {

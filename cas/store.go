@@ -34,8 +34,6 @@ type Options struct {
 	Stamps StampBook // nil: stamps live as long as the Store
 	FS     FS        // nil: OS
 
-	Waits *Waits // nil: nobody wants to know how long was waited for removals
-
 	// Volatile is for blobs that can be made again at any time: nothing is
 	// synced, stamps die with the boot, and a file that does not fit its stamp
 	// is removed instead of hashed. Such a store has no quarantine. See Fill.
@@ -61,7 +59,6 @@ func Open(dir string, o Options) (*Store, error) {
 		fs:       o.FS,
 		stamps:   stampCache{book: o.Stamps, held: make(map[Digest]Stamp)},
 		held:     make(map[Digest]int),
-		locks:    keyLocks{waits: o.Waits},
 	}
 	if s.fs == nil {
 		s.fs = OS{}

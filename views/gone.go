@@ -138,7 +138,6 @@ func (vs *Store) Sweep() {
 		delete(vs.doomed, name)
 		delete(vs.made, name)
 		vs.mu.Unlock()
-		vs.freed()
 	}
 }
 

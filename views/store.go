@@ -19,7 +19,6 @@ type Store struct {
 	forms      *forms.Store
 	index      *index.Index
 	now        func() time.Time
-	freed      func()
 	log        *slog.Logger
 
 	mu     sync.Mutex
@@ -39,13 +38,12 @@ type Options struct {
 	Forms      *forms.Store
 	Index      *index.Index
 	Now        func() time.Time
-	Freed      func() // is called after a view went, and must not wait
 	Log        *slog.Logger
 }
 
 // Open gives the store of views below a folder, which it makes.
 func Open(o Options) (*Store, error) {
-	vs := &Store{dir: o.Dir, pathAccess: o.PathAccess, blobs: o.Blobs, forms: o.Forms, index: o.Index, now: o.Now, freed: o.Freed, log: o.Log,
+	vs := &Store{dir: o.Dir, pathAccess: o.PathAccess, blobs: o.Blobs, forms: o.Forms, index: o.Index, now: o.Now, log: o.Log,
 		live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed)}
 	return vs, vs.scopeDir(vs.dir, "shared")
 }

@@ -13,10 +13,3 @@ func TestTheLineOfTheSpaceSaysWhatItIsFor(t *testing.T) {
 	s.BudgetBytes, s.UniqueBytes = 1<<30, 400<<20
 	require.Equal(t, "96.0 MiB on disk of 1.0 GiB, for files of 485.0 MiB (400.0 MiB, equal ones once), 11 entries, 1 build", spaceLine(&s))
 }
-
-func TestAWaitThatNobodyHadIsNotTold(t *testing.T) {
-	s := spaceResult{FreeBytes: 1 << 30}
-	require.Equal(t, "1.0 GiB free, 0 builds evicted", spaceDetails(&s))
-	s.LongestWaitMs, s.LongestWorkedMs = 16.36, 1.04
-	require.Equal(t, "1.0 GiB free, 0 builds evicted, longest wait for room 16.4 ms (at most 1.0 ms of the collector's work)", spaceDetails(&s))
-}

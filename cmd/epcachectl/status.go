@@ -68,35 +68,33 @@ func sourcelessLine(s *wire.Sourceless) string {
 
 // spaceResult has a number for each name, also where it is 0: scripts do sums with them.
 type spaceResult struct {
-	LogicalBytes        int64   `json:"logical_bytes"`
-	UniqueBytes         int64   `json:"unique_bytes"`
-	UnpackedBytes       int64   `json:"unpacked_bytes"`
-	SavedBySharingBytes int64   `json:"saved_by_sharing_bytes"`
-	DeadBytes           int64   `json:"dead_bytes"`
-	BudgetBytes         int64   `json:"budget_bytes"`
-	Entries             uint64  `json:"entries"`
-	Builds              uint64  `json:"builds"`
-	UsedBytes           int64   `json:"used_bytes"` // on disk: what counts against the budget: the next four, and what is unpacked
-	DiskBytes           int64   `json:"disk_bytes"`
-	ManifestBytes       int64   `json:"manifest_bytes"`
-	HeldBytes           int64   `json:"held_bytes"`
-	ReservedBytes       int64   `json:"reserved_bytes"`
-	PinnedBytes         int64   `json:"pinned_bytes"`
-	FreeBytes           int64   `json:"free_bytes"`
-	FloorBytes          int64   `json:"floor_bytes"`
-	MaxEntries          uint64  `json:"max_entries"`
-	Evicted             uint64  `json:"evicted"`
-	Unkept              uint64  `json:"unkept"`
-	LongestWaitMs       float64 `json:"longest_wait_ms"`   // of a request for the collector
-	LongestWorkedMs     float64 `json:"longest_worked_ms"` // the collector, while a request waited for it
-	ToLookAt            uint64  `json:"to_look_at"`        // blobs of which is not known yet what they share with others
+	LogicalBytes        int64  `json:"logical_bytes"`
+	UniqueBytes         int64  `json:"unique_bytes"`
+	UnpackedBytes       int64  `json:"unpacked_bytes"`
+	SavedBySharingBytes int64  `json:"saved_by_sharing_bytes"`
+	DeadBytes           int64  `json:"dead_bytes"`
+	BudgetBytes         int64  `json:"budget_bytes"`
+	Entries             uint64 `json:"entries"`
+	Builds              uint64 `json:"builds"`
+	UsedBytes           int64  `json:"used_bytes"` // on disk: what counts against the budget: the next four, and what is unpacked
+	DiskBytes           int64  `json:"disk_bytes"`
+	ManifestBytes       int64  `json:"manifest_bytes"`
+	HeldBytes           int64  `json:"held_bytes"`
+	ReservedBytes       int64  `json:"reserved_bytes"`
+	PinnedBytes         int64  `json:"pinned_bytes"`
+	FreeBytes           int64  `json:"free_bytes"`
+	FloorBytes          int64  `json:"floor_bytes"`
+	MaxEntries          uint64 `json:"max_entries"`
+	Evicted             uint64 `json:"evicted"`
+	Unkept              uint64 `json:"unkept"`
+	ToLookAt            uint64 `json:"to_look_at"` // blobs of which is not known yet what they share with others
 }
 
 func spaceOf(s *wire.Space) spaceResult {
 	return spaceResult{s.GetLogicalBytes(), s.GetUniqueBytes(), s.GetUnpackedBytes(), s.GetSavedBySharingBytes(), s.GetDeadBytes(),
 		s.GetBudgetBytes(), s.GetEntries(), s.GetBuilds(), s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes(),
 		s.GetDiskBytes(), s.GetManifestBytes(), s.GetHeldBytes(), s.GetReservedBytes(), s.GetPinnedBytes(), s.GetFreeBytes(), s.GetFloorBytes(),
-		s.GetMaxEntries(), s.GetEvicted(), s.GetUnkept(), s.GetLongestWaitMs(), s.GetLongestWorkedMs(), s.GetToLookAt()}
+		s.GetMaxEntries(), s.GetEvicted(), s.GetUnkept(), s.GetToLookAt()}
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -200,9 +198,6 @@ func spaceDetails(s *spaceResult) string {
 	}
 	if s.Unkept > 0 {
 		parts = append(parts, counted(s.Unkept, "result")+" not kept")
-	}
-	if s.LongestWaitMs > 0 {
-		parts = append(parts, fmt.Sprintf("longest wait for room %.1f ms (at most %.1f ms of the collector's work)", s.LongestWaitMs, s.LongestWorkedMs))
 	}
 	return strings.Join(parts, ", ")
 }

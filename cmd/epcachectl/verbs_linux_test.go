@@ -137,7 +137,7 @@ func TestStatus(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(call(t, "status", "--json").out), &out))
 	require.ElementsMatch(t, []string{"logical_bytes", "unique_bytes", "unpacked_bytes", "saved_by_sharing_bytes", "dead_bytes", "budget_bytes", "entries", "builds",
 		"used_bytes", "disk_bytes", "manifest_bytes", "held_bytes", "reserved_bytes", "pinned_bytes", "free_bytes", "floor_bytes", "max_entries",
-		"evicted", "unkept", "longest_wait_ms", "longest_worked_ms", "to_look_at"},
+		"evicted", "unkept", "to_look_at"},
 		keysOf(out["space"].(map[string]any)))
 	require.EqualValues(t, 7, out["space"].(map[string]any)["unique_bytes"])
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/requests"
@@ -133,11 +132,9 @@ func spaceReply(s *cache.SpaceReport) *wire.Space {
 	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes, SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes,
 		DeadBytes: s.Dead, UnpackedBytes: s.Packed.Copies, BudgetBytes: s.Budget, Entries: s.Entries, Builds: s.Builds, DiskBytes: s.DiskBytes + s.Packed.Recipes + s.Packed.Containers, HeldBytes: s.Held,
 		ReservedBytes: s.Reserved, ManifestBytes: s.ManifestBytes, FreeBytes: s.Free, FloorBytes: s.Floor, PinnedBytes: s.Pinned,
-		MaxEntries: s.MaxEntries, Evicted: s.Evicted, Unkept: s.Unkept, LongestWaitMs: inMilliseconds(s.LongestWait), LongestWorkedMs: inMilliseconds(s.LongestWorked),
+		MaxEntries: s.MaxEntries, Evicted: s.Evicted, Unkept: s.Unkept,
 		ToLookAt: s.ToLookAt}
 }
-
-func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // checkSpace compares what is accounted with what the file system says.
 func (b *backend) checkSpace(ctx context.Context, p unixsock.Peer, progress func(*wire.Progress)) (*wire.CheckReply, error) {

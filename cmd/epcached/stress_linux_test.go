@@ -51,16 +51,13 @@ type stressModel struct {
 
 const (
 	stressClients = 100
-	stressModels  = 2    // of each user
-	mostWork      = 20.0 // milliseconds
+	stressModels  = 2 // of each user
 )
 
 // A hundred applications acquire, put, give up, die and let go at random, for EPCACHED_STRESS_SECONDS, under a budget for a third of what they bring,
 // while an administrator collects, and in a run of more than half a minute packs and unpacks. The budget is exceeded by one artefact at most; nobody who holds a view
 // loses a file; whatever was acknowledged is there or was evicted, and that is told; and when all is over nothing is found wrong, neither by this
-// daemon nor by the next one. In a run of more than half a minute the collector does not work for longer than 20 ms while a request waits for it: that is
-// processor time of its own thread, for a hundred applications and the daemon on two processors wait for these, and not for the collector, most of the
-// time. The log has the wait by the clock on the wall, and what a goroutine waited that does nothing.
+// daemon nor by the next one.
 func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: only root can connect as other users")
@@ -115,19 +112,13 @@ func TestAHundredApplicationsUnderATightBudget(t *testing.T) {
 	s.requireToldOf(watcher)
 	requireNothingFound(t, watcher)
 	s.stop()
-	control := s.control()
 	t.Logf("%s; %d evicted; at most %d on disk (%d accounted for) of %d bytes, an artefact takes %d", s.tally.String(), status.Space.Evicted, worst, told, budget, largest)
 	t.Logf("the most on disk: %s", where)
 	t.Logf("the most accounted for: %s", tellsOf)
-	t.Logf("the collector worked at most %.2f ms while a request waited for it; the longest wait %.1f ms, where a goroutine that only slept waited %.1f ms for a processor",
-		status.Space.LongestWorkedMs, status.Space.LongestWaitMs, control)
 	s.tally.explain(t)
 	require.Positive(t, status.Space.Evicted)
 	require.LessOrEqual(t, worst, budget+largest, "the budget, and one artefact in flight")
 	require.LessOrEqual(t, told, budget+largest)
-	if seconds > 30 {
-		require.LessOrEqual(t, status.Space.LongestWorkedMs, mostWork)
-	}
 	requireNothingFound(t, s.start(t).dial())
 }
 

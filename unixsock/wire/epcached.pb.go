@@ -1345,7 +1345,7 @@ func (x *Error) GetFacts() map[string]string {
 // be answered with it; List, Usage, Check, Collect and Pack tell how far they are.
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "converting", "compiling", "claimed" (an application compiles it), "checking", "storing", "verifying", "unpacking", "waiting for room", "comparing"; of the whole store: "reading builds", "reading files", "checking builds", "checking files", ...
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`                           // "reading", "queued", "probing", "converting", "compiling", "claimed" (an application compiles it), "checking", "storing", "verifying", "unpacking", "comparing"; of the whole store: "reading builds", "reading files", "checking builds", "checking files", ...
 	ElapsedMs     int64                  `protobuf:"varint,2,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"` // since the request arrived
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`                         // for people
 	DoneBytes     int64                  `protobuf:"varint,4,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"` // for reading, storing and verifying
@@ -6547,11 +6547,9 @@ type Space struct {
 	FloorBytes          int64                  `protobuf:"varint,14,opt,name=floor_bytes,json=floorBytes,proto3" json:"floor_bytes,omitempty"`          // that are to stay free
 	PinnedBytes         int64                  `protobuf:"varint,15,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`       // on disk, of pinned builds
 	MaxEntries          uint64                 `protobuf:"varint,16,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
-	Evicted             uint64                 `protobuf:"varint,17,opt,name=evicted,proto3" json:"evicted,omitempty"`                                           // builds that were collected since the counters began
-	Unkept              uint64                 `protobuf:"varint,18,opt,name=unkept,proto3" json:"unkept,omitempty"`                                             // results that were served and not kept for want of room, likewise
-	LongestWaitMs       float64                `protobuf:"fixed64,19,opt,name=longest_wait_ms,json=longestWaitMs,proto3" json:"longest_wait_ms,omitempty"`       // the longest that a request has waited for the collector since the daemon's start, by the clock on the wall
-	ToLookAt            uint64                 `protobuf:"varint,20,opt,name=to_look_at,json=toLookAt,proto3" json:"to_look_at,omitempty"`                       // blobs of which is not known yet what they share with others; what packing them frees does not count so far
-	LongestWorkedMs     float64                `protobuf:"fixed64,21,opt,name=longest_worked_ms,json=longestWorkedMs,proto3" json:"longest_worked_ms,omitempty"` // the most processor time that the collector took while a request waited for it, likewise
+	Evicted             uint64                 `protobuf:"varint,17,opt,name=evicted,proto3" json:"evicted,omitempty"`                     // builds that were collected since the counters began
+	Unkept              uint64                 `protobuf:"varint,18,opt,name=unkept,proto3" json:"unkept,omitempty"`                       // results that were served and not kept for want of room, likewise
+	ToLookAt            uint64                 `protobuf:"varint,20,opt,name=to_look_at,json=toLookAt,proto3" json:"to_look_at,omitempty"` // blobs of which is not known yet what they share with others; what packing them frees does not count so far
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -6712,23 +6710,9 @@ func (x *Space) GetUnkept() uint64 {
 	return 0
 }
 
-func (x *Space) GetLongestWaitMs() float64 {
-	if x != nil {
-		return x.LongestWaitMs
-	}
-	return 0
-}
-
 func (x *Space) GetToLookAt() uint64 {
 	if x != nil {
 		return x.ToLookAt
-	}
-	return 0
-}
-
-func (x *Space) GetLongestWorkedMs() float64 {
-	if x != nil {
-		return x.LongestWorkedMs
 	}
 	return 0
 }
@@ -9045,7 +9029,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x03why\x18\x03 \x03(\v2\x1b.epcached.v1.Sourceless.WhyR\x03why\x1a1\n" +
 	"\x03Why\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n" +
-	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\xf5\x05\n" +
+	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\xd1\x05\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\funique_bytes\x18\x02 \x01(\x03R\vuniqueBytes\x12%\n" +
@@ -9071,11 +9055,9 @@ const file_epcached_proto_rawDesc = "" +
 	"\vmax_entries\x18\x10 \x01(\x04R\n" +
 	"maxEntries\x12\x18\n" +
 	"\aevicted\x18\x11 \x01(\x04R\aevicted\x12\x16\n" +
-	"\x06unkept\x18\x12 \x01(\x04R\x06unkept\x12&\n" +
-	"\x0flongest_wait_ms\x18\x13 \x01(\x01R\rlongestWaitMs\x12\x1c\n" +
+	"\x06unkept\x18\x12 \x01(\x04R\x06unkept\x12\x1c\n" +
 	"\n" +
-	"to_look_at\x18\x14 \x01(\x04R\btoLookAt\x12*\n" +
-	"\x11longest_worked_ms\x18\x15 \x01(\x01R\x0flongestWorkedMsJ\x04\b\x16\x10\x17J\x04\b\x17\x10\x18R\x06queuedR\fqueued_bytes\"Q\n" +
+	"to_look_at\x18\x14 \x01(\x04R\btoLookAtJ\x04\b\x13\x10\x14J\x04\b\x15\x10\x16J\x04\b\x16\x10\x17J\x04\b\x17\x10\x18R\x0flongest_wait_msR\x11longest_worked_msR\x06queuedR\fqueued_bytes\"Q\n" +
 	"\x05Probe\x12\x18\n" +
 	"\arefresh\x18\x01 \x01(\bR\arefresh\x12.\n" +
 	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"]\n" +

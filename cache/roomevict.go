@@ -1,0 +1,127 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/epcached/epcached/refusal"
+)
+
+// rounds are the collector's: those of the daemon by itself, and those that a reservation runs for
+// itself where there is no space for it. One runs at a time.
+type rounds struct {
+	one chan struct{} // has one token while a round runs
+
+	// These are guarded by places.mu.
+	waiting map[*need]bool
+	begun   uint64 // rounds that have begun
+	futile  uint64 // the latest that left the store above its bounds, and had nothing more to evict
+	left    string // what that one had to leave, with numbers
+}
+
+// need is the space that a reservation lacks.
+type need struct {
+	bytes   int64 // on disk
+	written int64 // of these are on the disk already
+	after   uint64
+}
+
+// begin waits until no other round runs, and begins one. end ends it.
+func (s *places) begin(ctx context.Context) (end func(), err error) {
+	select {
+	case s.one <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun++
+	return func() { <-s.one }, nil
+}
+
+// await counts what a reservation lacks as needed until done. Every round that begins from then on
+// evicts builds for it too.
+func (s *places) await(bytes, written int64) (n *need, done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n = &need{bytes: bytes, written: written, after: s.begun}
+	s.waiting[n] = true
+	return n, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.waiting, n)
+	}
+}
+
+// inVain reports whether a round that evicted for n left no space, and what that had to leave.
+func (s *places) inVain(n *need) (is bool, left string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.futile > n.after, s.left
+}
+
+// evict has the collector make space for a reservation, and tries again. It returns the error of the
+// last try. A request that waits for another round finds its own need met by that one, or runs the
+// next.
+func (r *reservation) evict(ctx context.Context, disk, bytes int64) (err error) {
+	s := r.c.places
+	n, done := s.await(disk-r.disk, min(r.written, disk)-r.counted)
+	defer done()
+	for range collectRounds {
+		end, ended := s.begin(ctx)
+		if ended != nil {
+			return ended
+		}
+		var final bool
+		final, err = r.try(ctx, disk, bytes)
+		vain, left := s.inVain(n)
+		if err != nil && !final && !vain && !errors.Is(err, errUserFull) {
+			r.c.makeRoom(ctx, nil)
+			final, err = r.try(ctx, disk, bytes)
+			vain, left = s.inVain(n)
+		}
+		end()
+		if err == nil || final || errors.Is(err, errUserFull) {
+			return err
+		}
+		if vain {
+			return withText(err, left)
+		}
+	}
+	return withText(err, "others have taken what was evicted")
+}
+
+// withText adds to the text of a refusal.
+func withText(err error, text string) error {
+	if e := (*refusal.Error)(nil); errors.As(err, &e) {
+		e.Text = strings.TrimSuffix(e.Text+"; "+text, "; ")
+	}
+	return err
+}
+
+// waitedFor returns the bytes on disk that reservations lack, and how many of them are there
+// already.
+func (s *places) waitedFor() (bytes, written int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := range s.waiting {
+		bytes, written = bytes+n.bytes, written+n.written
+	}
+	return bytes, written
+}
+
+// hurry reports whether a reservation waits for space.
+func (s *places) hurry() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waiting) > 0
+}
+
+// giveUp notes that this round leaves the store above its bounds, because nothing more may be
+// evicted: left says what and why.
+func (s *places) giveUp(left string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.futile, s.left = s.begun, left
+}
