@@ -79,6 +79,28 @@ func TestModelsThatWrapIRAreCompiled(t *testing.T) {
 	}
 }
 
+// OpenVINO compiles IR under the extension .xml alone, and loads it under others: such a model is
+// passed through, because no build can be made of it.
+func TestIRUnderAnotherExtensionIsPassedThrough(t *testing.T) {
+	for _, name := range []string{"openvino-1.8.1", "openvino-1.4.0"} {
+		t.Run(name, func(t *testing.T) {
+			r := compilertest.Runtime(t, name)
+			b, ort := newRealBench(t, r)
+			request := b.wrapped(1)
+			folder := filepath.Dir(request.Graph.Name())
+			xml := filepath.Join(folder, "ir", "model.xml")
+			require.NoError(t, os.Rename(xml, filepath.Join(folder, "ir", "model.XML")))
+			file := request.Graph.Name()
+			require.NoError(t, os.WriteFile(file, tinymodel.WrapsIR("ir/model.XML", 64).Encode(), 0o644))
+			loads := compilers.CheckJob{Runtime: r, Graph: file,
+				EPs: []compilers.EP{{Name: request.EPs[0].Name}}}
+			require.NotEmpty(t, b.outputs(ort, loads))
+			request.Graph, request.External = b.openFile(file), nil
+			require.Equal(t, PassThrough, b.acquire(request).Outcome)
+		})
+	}
+}
+
 // Such a model is compiled again from what was kept of all of its files.
 func TestModelsThatWrapIRAreRebuilt(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")

@@ -19,8 +19,8 @@ func wraps(xml string) msg { return model(msg{}.sub(1, irNode(xml))) }
 // EPContext nodes are compiled.
 func TestReadTellsModelsThatWrapIR(t *testing.T) {
 	for name, locations := range map[string][]string{
-		"model.xml": {"model.bin", "model.xml"}, "sub/a.b.XML": {"sub/a.b.XML", "sub/a.b.bin"},
-		"model.bin": nil, "/model.xml": nil, "../model.xml": nil, "": nil, "xml": nil,
+		"model.xml": {"model.bin", "model.xml"}, "sub/a.b.xml": {"sub/a.b.bin", "sub/a.b.xml"},
+		"model.bin": nil, "model.XML": nil, "/model.xml": nil, "../model.xml": nil, "": nil, "xml": nil,
 	} {
 		m := mustRead(t, wraps(name))
 		require.Equal(t, locations != nil, m.WrapsIR(), name)
