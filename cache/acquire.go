@@ -100,6 +100,9 @@ const (
 )
 
 func (c *Cache) acquire(ctx context.Context, r *Request, t *telling) (*Answer, error) {
+	if err := c.boundAdoption(r); err != nil {
+		return nil, err
+	}
 	id, r, err := c.identifyAll(ctx, r, t.phase)
 	if err != nil {
 		return nil, err

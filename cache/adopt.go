@@ -2,9 +2,11 @@ package cache
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"time"
 
+	"github.com/epcached/epcached/bytesize"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
@@ -18,6 +20,30 @@ type ownArtefact struct {
 	rc    *runtimeContent
 	t     *telling
 	phase func(string)
+}
+
+// adopts tells whether a compiled model is to be kept.
+func (r *Request) adopts() bool { return r.Adopt && r.tooLarge == "" }
+
+// boundAdoption notes that a request brings more than may be put. Its files are not read then,
+// because hashing them would keep the application from loading a model that is passed through.
+func (c *Cache) boundAdoption(r *Request) error {
+	if !r.Adopt || len(r.Group) > 0 {
+		return nil
+	}
+	var total int64
+	for _, f := range r.files() {
+		info, err := f.Stat()
+		if err != nil {
+			return refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
+		}
+		total += info.Size()
+	}
+	if most := c.settings.Load().claims.Bytes; total > most {
+		r.tooLarge = fmt.Sprintf("its files have %s, and a build that is put may have %s",
+			bytesize.Text(total), bytesize.Text(most))
+	}
+	return nil
 }
 
 // adopt answers for a compiled model that its user wants kept: with the build that there is of it,

@@ -110,6 +110,22 @@ func TestCompiledModelsAreAdopted(t *testing.T) {
 	}
 }
 
+// Files that are larger than what may be put are not even read: hashing a terabyte would keep the
+// application waiting for a model that it loads as it is.
+func TestModelsTooLargeToAdoptAreNotRead(t *testing.T) {
+	b, s := elsewhereCompiled(t, false)
+	bin := filepath.Join(filepath.Dir(s.graph), s.files[0])
+	require.NoError(t, os.Truncate(bin, 1<<40))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // reading takes several
+	defer cancel()
+	a, err := b.cache.Acquire(ctx, b.adopts(s), nil)
+	require.NoError(t, err)
+	defer a.View.Close()
+	require.Equal(t, PassThrough, a.Outcome)
+	require.Contains(t, strings.Join(a.Warnings, "\n"),
+		"not adopted: its files have 1.0 TiB, and a build that is put may have ")
+}
+
 // Every file that the graph refers to has to come, and is part of the identity.
 func TestAdoptionTakesAllFiles(t *testing.T) {
 	b, s := elsewhereCompiled(t, false)

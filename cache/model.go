@@ -38,7 +38,7 @@ func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsI
 // reading and hashing every byte. The second result says whether the files' times may be believed at all.
 func (c *Cache) identify(ctx context.Context, r *Request, progress func(string)) (identity, error) {
 	graphKey, believable := memoKey(r.Peer.UID, r.Graph)
-	if r.Adopt { // more is part of the identity of what is compiled already
+	if r.adopts() { // more is part of the identity of what is compiled already
 		graphKey = memoID(digestOf(append([]byte("adopt"), graphKey[:]...)))
 	}
 	if believable {
@@ -103,7 +103,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		// be kept.
 		m.Initializers, id.Locations = nil, nil
 		// Where a name is bad it cannot be adopted, which is told then.
-		if files, err := m.ArtefactFiles(); r.Adopt && err == nil {
+		if files, err := m.ArtefactFiles(); r.adopts() && err == nil {
 			m.Whole, id.Locations = files, files
 		}
 	}

@@ -16,8 +16,8 @@ import (
 
 // answerCompiled answers for a model that has EPContext nodes already.
 func (c *Cache) answerCompiled(ctx context.Context, r ownArtefact) (*Answer, error) {
-	why := ""
-	if r.Adopt {
+	why := r.tooLarge
+	if r.adopts() {
 		a, said, err := c.adopt(ctx, r)
 		if a != nil || err != nil {
 			return a, err

@@ -72,6 +72,7 @@ type Request struct {
 	group    []cas.Digest // of Group, once it is identified
 	member   bool         // it is for a group that has the model among its members
 	adopting bool         // it is for a build of a model that is compiled already
+	tooLarge string       // why it adopts nothing: its files are larger than what may be put
 
 	// a build that the execution provider would rather have compiled again is not good enough
 	onlyOptimal bool
