@@ -47,10 +47,13 @@ func (e *ExitError) Error() string {
 	case e.Signal != "":
 		how = fmt.Sprintf("compiler crashed (%s): %s", e.Name, e.Signal)
 	}
-	if line := LastLine(e.Stderr); line != "" {
-		return fmt.Sprintf("%s: %s: %s", e.Compiler, how, line)
+	if e.Compiler != "" { // known only once the library has told its name
+		how = e.Compiler + ": " + how
 	}
-	return fmt.Sprintf("%s: %s", e.Compiler, how)
+	if line := LastLine(e.Stderr); line != "" {
+		how += ": " + line
+	}
+	return how
 }
 
 // FromOutside tells whether the signal is one that processes are ended with, by the kernel when memory is short or by people, and not one that code
