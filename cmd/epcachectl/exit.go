@@ -85,11 +85,13 @@ func exitCode(err error) int {
 		return int(done)
 	case errors.As(err, &stopped):
 		return stopped.status()
+	case errors.Is(err, unixsock.ErrConnectionLost): // with what the two could not agree on, perhaps
+		return exitNoDaemon
 	case errors.As(err, &usage), errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could tell to be wrong
 		return exitUsage
 	case errors.As(err, &corrupt), errors.As(err, &damaged):
 		return exitDamage
-	case errors.Is(err, unixsock.ErrNoDaemon), errors.Is(err, unixsock.ErrConnectionLost):
+	case errors.Is(err, unixsock.ErrNoDaemon):
 		return exitNoDaemon
 	case errors.Is(err, unixsock.ErrStale):
 		return exitStale

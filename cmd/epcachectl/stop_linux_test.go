@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -72,4 +74,28 @@ func TestStopStartsNoDaemon(t *testing.T) {
 	dir := emptyHome(t, `touch "$HOME/told"`+"\n")
 	require.Equal(t, exitNoDaemon, call(t, "stop").code)
 	require.NoFileExists(t, dir+"/told")
+}
+
+// What listens on the socket may be another program: that is no mistake in the call.
+func TestStopOfAnotherProgramFindsNoDaemon(t *testing.T) {
+	dir, err := os.MkdirTemp("", "ectl") // short, for a socket
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	path := filepath.Join(dir, "s")
+	listener, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, listener.Close()) })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\n\r\n"))
+			_ = conn.Close()
+		}
+	}()
+	got := call(t, "stop", "--wait", "100ms", "--socket", path)
+	require.Equal(t, exitNoDaemon, got.code, got.err)
+	require.Contains(t, got.err, path)
 }
