@@ -32,8 +32,8 @@ func (m *Model) WrapsIR() bool {
 
 func (c Context) wrapsIR() bool {
 	return strings.HasPrefix(c.Source, "OpenVINO") && c.EmbedMode == 0 && c.MainContext == 1 &&
-		c.DLCContext == "" && len(c.WeightLocations) == 0 && path.Ext(c.CacheContext) == ".xml" && // OpenVINO loads .XML too, and cannot compile it
-		badLocation(c.CacheContext) == ""
+		c.DLCContext == "" && len(c.WeightLocations) == 0 && badLocation(c.CacheContext) == "" &&
+		path.Ext(c.CacheContext) == ".xml" // OpenVINO loads .XML too, and cannot compile it
 }
 
 func isIR(name string) bool { return strings.EqualFold(path.Ext(name), ".xml") }
