@@ -43,15 +43,20 @@ func smallDisk(t *testing.T, size int64) string {
 // While the disk is full clients still get their models, and when there is room again they are kept, without a restart.
 func TestAFullDiskKeepsNobodyFromAModel(t *testing.T) {
 	disk := smallDisk(t, 96<<20)
-	in := serveInside(t, filepath.Join(disk, "state"), cache.Options{Space: cache.SpaceOptions{Floor: cache.Amount{Bytes: 1 << 20}}})
+	o := cache.Options{Space: cache.SpaceOptions{Floor: cache.Amount{Bytes: 1 << 20}}}
+	// Models that were just written would be copied, for which a full disk has no space.
+	o.Now = func() time.Time { return time.Now().Add(time.Hour) }
+	in := serveInside(t, filepath.Join(disk, "state"), o)
 	c, err := in.dial(t)
 	require.NoError(t, err)
 	defer c.Close()
-	dir := t.TempDir()
+	name := func(seed uint64) string { return filepath.Join(disk, fmt.Sprintf("model%d.onnx", seed)) }
+	for seed := range uint64(5) {
+		require.NoError(t, os.WriteFile(name(seed), tinymodel.Dense(seed, 8, 1), 0o644))
+	}
 	take := func(seed uint64) *wire.AcquireReply {
 		t.Helper()
-		path := filepath.Join(dir, "model.onnx")
-		require.NoError(t, os.WriteFile(path, tinymodel.Dense(seed, 8, 1), 0o644))
+		path := name(seed)
 		f := openFile(t, path)
 		request := forModel(path, &wire.ExecutionProvider{Name: standin.EP})
 		request.HoldsView = true
