@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -333,6 +334,9 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	if result.own != nil {
 		result.blobs = result.own.openers()
 	}
+	if err == nil && result.passedThrough() {
+		err = checkReferences(ctx, path)
+	}
 	switch {
 	case err == nil:
 	case g.dryRun && errors.Is(err, unixsock.ErrNotFound) && !failedBefore(err):
@@ -483,12 +487,38 @@ func (r *got) wouldAdopt() bool {
 	return r.adopts && r.passedThrough() && !slices.ContainsFunc(r.reply.GetWarnings(), refused)
 }
 
+// checkReferences fails where a file that a compiled model refers to is not there, because no session
+// loads the model then.
+func checkReferences(ctx context.Context, path string) error {
+	m, err := openModel(path)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	names, err := m.references(ctx)
+	for _, name := range names {
+		if err == nil {
+			var f *os.File
+			if f, err = m.external(name); err == nil {
+				f.Close() // only whether it opens was asked
+			}
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil // of another mistake the daemon knows more, because it has read the graph
+}
+
 // passThroughLine says what is known of a model that is compiled already.
 func passThroughLine(path string, a *wire.AcquireReply) string {
 	compatibility := orDash(a.GetCompatibility())
 	line := fmt.Sprintf("passthrough %s: it is compiled already, %s", path, compatibility)
-	if a.GetCompatibility() == "unsupported" {
+	switch a.GetCompatibility() {
+	case "unsupported":
 		return line + ": " + printable(a.GetCompatibilityReason())
+	case "unknown":
+		line = fmt.Sprintf("passthrough %s: it is compiled already, whether it loads here is not known", path)
 	}
 	return line + "; load it as it is"
 }

@@ -382,6 +382,25 @@ func TestGetPassthroughThatDoesNotLoad(t *testing.T) {
 	require.Equal(t, result{exitDone, "passthrough " + model + ": it is compiled already, unsupported: it does not load: no\n", ""}, r)
 }
 
+// A session does not load a compiled model without the files that it refers to.
+func TestGetPassthroughWithoutItsContextBinary(t *testing.T) {
+	b := newStandIn(t)
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Compatibility: "unknown"}}, nil
+	}
+	b.serve()
+	folder := t.TempDir()
+	model := compiledModel(t, folder)
+	r := call(t, "get", model, ep)
+	require.Equal(t, exitDone, r.code, r.err)
+	require.Equal(t, "passthrough "+model+": it is compiled already, whether it loads here is not known; load it as it is\n", r.out)
+	require.NoError(t, os.Remove(filepath.Join(folder, "bins", "part.bin")))
+	r = call(t, "get", model, ep)
+	require.Equal(t, exitNotFound, r.code)
+	require.Contains(t, r.err, `"bins/part.bin"`)
+	require.Empty(t, r.out)
+}
+
 // compiledModel writes a compiled model with a context binary, and with attributes that no schema
 // knows.
 func compiledModel(t *testing.T, folder string) string {
