@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
@@ -38,7 +39,8 @@ func readDocument(file string) (*document, error) {
 	if file == "" {
 		return parseDocument("", nil)
 	}
-	f, err := os.Open(file)
+	// A named pipe that nothing writes to is an empty file, because to wait for it would be for ever.
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, plain(err))
 	}

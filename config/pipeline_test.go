@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -83,4 +84,12 @@ func TestPipelineErrorsNameTheirPlace(t *testing.T) {
 	}
 	_, err := LoadPipeline(filepath.Join(t.TempDir(), "none.toml"))
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// A named pipe that nothing writes to is read as an empty file, and not waited for.
+func TestPipelineFromANamedPipe(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(file, 0o600))
+	_, err := LoadPipeline(file)
+	require.EqualError(t, err, file+":1:1: no [[model]] and no [[group]] is listed")
 }
