@@ -188,6 +188,7 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	if noRoom != nil {
 		return c.unkept(b, v.folder, noRoom)
 	}
+	room.publishing()
 	return v.store(ctx, b)
 }
 

@@ -27,6 +27,7 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
+	j.room.publishing()
 	err := c.put(ctx, b, out, hashed, hold)
 	defer c.forms.Release(hold)
 	if err != nil && ctx.Err() != nil {

@@ -164,6 +164,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 		return nil, refusal.New(refusal.NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
+	room.publishing()
 	return c.storePut(ctx, cl, b, folder, hashed)
 }
 

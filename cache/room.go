@@ -305,6 +305,27 @@ func noRoom(format string, args ...any) *refusal.Error {
 	return e
 }
 
+// publishing ends what counts to its user's quota: the build counts from now on. If both counted for a
+// moment, a plan of that moment would evict one build too many.
+func (r *reservation) publishing() {
+	if r == nil {
+		return
+	}
+	r.c.places.mu.Lock()
+	defer r.c.places.mu.Unlock()
+	r.dropUser()
+}
+
+// dropUser takes the reservation out of what its user stores. places.mu is held.
+func (r *reservation) dropUser() {
+	s := r.c.places
+	if s.byUser[r.user] -= r.bytes; s.byUser[r.user] <= 0 {
+		delete(s.byUser, r.user)
+	}
+	r.bytes = 0
+	s.moved++
+}
+
 // release gives the place back. It may be called more than once, and on nil.
 func (r *reservation) release() {
 	if r == nil {
@@ -314,11 +335,8 @@ func (r *reservation) release() {
 	s.mu.Lock()
 	s.reserved -= r.disk
 	s.written -= r.counted
-	if s.byUser[r.user] -= r.bytes; s.byUser[r.user] <= 0 {
-		delete(s.byUser, r.user)
-	}
-	r.disk, r.bytes, r.counted = 0, 0, 0
-	s.moved++
+	r.dropUser()
+	r.disk, r.counted = 0, 0
 	s.mu.Unlock()
 	s.want()
 }

@@ -244,6 +244,20 @@ func TestTheNumberOfEntriesIsBounded(t *testing.T) {
 	require.Contains(t, b.cache.index.Ghosts(nil)[0].Reason, "more entries than max_entries, 3: pays least")
 }
 
+// While a build is published it counts once to its user's quota: not as stored and as being stored.
+func TestABuildThatIsPublishedCountsOnceToItsUsersQuota(t *testing.T) {
+	b := newBenchWith(t, withSpace(SpaceOptions{UserBytes: Amount{Bytes: 1 << 20}}))
+	r, err := b.cache.reserve(context.Background(), 7, false, 4096)
+	require.NoError(t, err)
+	require.Equal(t, map[uint32]int64{7: 4096}, b.cache.places.byUser)
+	r.publishing()
+	require.Empty(t, b.cache.places.byUser)
+	require.Positive(t, b.cache.places.reserved, "its bytes are not on the disk yet")
+	r.release()
+	require.Zero(t, b.cache.places.reserved)
+	require.Empty(t, b.cache.places.byUser)
+}
+
 // A user's quota is for that user's builds alone.
 func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 	b := newBench(t)
