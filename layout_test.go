@@ -39,7 +39,8 @@ var allowed = map[string][]string{
 	"compilers/compilertest":                 {"compilers", "epmodel", "compilers/tinymodel"},
 	"unixsock":                               {"unixsock/wire"},
 	"unixsock/wire":                          {},
-	"rules":                                  {"compilers"}, // for its verdicts
+	"rules":                                  {"compilers", "tomlfile"}, // compilers: for its verdicts
+	"tomlfile":                               {},
 	"watch":                                  {},
 	"flock":                                  {},
 	"witness":                                {"cas"},
@@ -52,7 +53,7 @@ var allowed = map[string][]string{
 	"requests":                               {"cas", "compilers", "index", "refusal", "spelling"},             // index: for keys, and what a build says of itself
 	"space":                                  {"bytesize", "cas", "index"},                                     // for what a survey says of builds and blobs: it opens nothing
 	"cache":                                  {"atrest", "bytesize", "cas", "compilers", "dedupe", "epmodel", "failure", "flock", "forms", "index", "queue", "refusal", "requests", "rules", "space", "views", "watch", "weights", "witness"},
-	"config":                                 {"bytesize", "compilers", "rules", "spelling", "unixsock"},                                                                                          // the names of execution providers, and where the socket is by default
+	"config":                                 {"bytesize", "compilers", "rules", "spelling", "tomlfile", "unixsock"},                                                                              // the names of execution providers, and where the socket is by default
 	"cmd/epcached":                           {"cache", "compilers", "config", "failure", "refusal", "requests", "rules", "space", "unixsock", "unixsock/wire", "watch"},                          // watch: the configuration, while the daemon runs
 	"cmd/epcachectl":                         {"atrest", "bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "refusal", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
 	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                   // in its test

@@ -23,7 +23,7 @@ func (c *Compiler) read(t *table) {
 	case len(c.Command) == 0 || c.Command[0] == "":
 		t.wrong("it names no program", "command")
 	case c.EP != "":
-		c.Command[0] = t.document.absolute(c.Command[0])
+		c.Command[0] = t.document.Absolute(c.Command[0])
 		if err := c.Tool().Check(); err != nil {
 			t.wrong(err.Error(), "command")
 		}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // load reads a text as a file, and gives the file's name too.
@@ -116,7 +118,7 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 	_, err := Load("/no/such/file.toml")
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.Equal(t, "/no/such/file.toml: no such file or directory", err.Error())
-	_, _, err = load(t, strings.Repeat("# much ado\n", maxSize/11+1))
+	_, _, err = load(t, strings.Repeat("# much ado\n", tomlfile.MaxSize/11+1))
 	require.ErrorContains(t, err, "larger than 1048576 bytes")
 	var wrong Errors
 	require.False(t, errors.As(err, &wrong), "it is not the content that is wrong")
@@ -322,23 +324,23 @@ func FuzzLoad(f *testing.F) {
 	f.Add("[[a.b]]\nc = {d = [{e = 1}, 2]}\n")
 	f.Add("[policy.\"\"]\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		d, err := parseDocument("f", []byte(text))
+		d, err := tomlfile.Parse("f", []byte(text))
 		if err != nil {
 			return
 		}
 		s := Defaults()
 		s.read(s.root(d))
-		if len(d.errs) > 0 {
-			require.NotEmpty(t, d.errs.Error())
+		if err := d.Err(); err != nil {
+			require.NotEmpty(t, err.Error())
 			return
 		}
 		var printed bytes.Buffer
 		require.NoError(t, s.Print(&printed))
-		d, err = parseDocument("f", printed.Bytes())
+		d, err = tomlfile.Parse("f", printed.Bytes())
 		require.NoError(t, err, printed.String())
 		again := Defaults()
 		again.read(again.root(d))
-		require.Empty(t, d.errs, printed.String())
+		require.NoError(t, d.Err(), printed.String())
 		s.fields, again.fields, s.warnings = nil, nil, nil
 		require.Equal(t, s, again)
 	})
@@ -369,10 +371,10 @@ func TestSampleFile(t *testing.T) {
 	delete(s.Policies, "OpenVINOExecutionProvider")
 	said := map[string]bool{}
 	for _, f := range s.fields {
-		said[spell(f.path)] = f.origin != fromDefault
+		said[tomlfile.Spell(f.path)] = f.origin != fromDefault
 	}
 	for _, f := range d.fields {
-		if name := spell(f.path); name != "state" && name != "socket" && name != "worker" && name != "rules" && name != "administrators" && name != "space.unpacked_dir" {
+		if name := tomlfile.Spell(f.path); name != "state" && name != "socket" && name != "worker" && name != "rules" && name != "administrators" && name != "space.unpacked_dir" {
 			require.True(t, said[name], "%s is not in the sample", name)
 		}
 	}

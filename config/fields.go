@@ -3,7 +3,8 @@ package config
 import (
 	"slices"
 	"strconv"
-	"strings"
+
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // fromDefault is where a value is from that no file has.
@@ -30,7 +31,7 @@ type field struct {
 func (s *Settings) Fields() []Field {
 	out := make([]Field, len(s.fields))
 	for i, f := range s.fields {
-		out[i] = Field{spell(f.path), f.show(), f.origin, f.path}
+		out[i] = Field{tomlfile.Spell(f.path), f.show(), f.origin, f.path}
 	}
 	return out
 }
@@ -38,7 +39,7 @@ func (s *Settings) Fields() []Field {
 // positionOf tells where the file has a field, the zero Position if it does not.
 func (s *Settings) positionOf(name string) Position {
 	for _, f := range s.fields {
-		if spell(f.path) == name {
+		if tomlfile.Spell(f.path) == name {
 			return f.at
 		}
 	}
@@ -48,7 +49,7 @@ func (s *Settings) positionOf(name string) Position {
 // Flag notes that a field's value is from a flag, which goes before the file.
 func (s *Settings) Flag(name, flag string) {
 	for i := range s.fields {
-		if spell(s.fields[i].path) == name {
+		if tomlfile.Spell(s.fields[i].path) == name {
 			s.fields[i].origin = "flag --" + flag
 		}
 	}
@@ -58,7 +59,7 @@ func (s *Settings) Flag(name, flag string) {
 func (s *Settings) inherit(t *table) {
 	for i, f := range s.fields {
 		name := f.path[len(f.path)-1]
-		if f.origin == fromDefault && strings.HasPrefix(place(f.path), place(t.path)+"\x00") {
+		if f.origin == fromDefault && len(f.path) > len(t.path) && slices.Equal(f.path[:len(t.path)], t.path) {
 			s.fields[i].origin = "policy." + name
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // Pipeline is a file that lists models with what each is compiled with, for epcachectl warm.
@@ -31,7 +33,7 @@ type PipelineRequest struct {
 // LoadPipeline reads a pipeline file. The error is an Errors where the file's content is what is
 // wrong.
 func LoadPipeline(file string) (*Pipeline, error) {
-	d, err := readDocument(file)
+	d, err := tomlfile.Read(file)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +48,7 @@ func LoadPipeline(file string) (*Pipeline, error) {
 		t.done()
 		if len(r.Models) > 1 && r.Embed {
 			why := errors.New("it is not for groups: what the models share is a file of its own")
-			d.errs = append(d.errs, r.Wrong(why, "embed"))
+			d.Add(r.Wrong(why, "embed"))
 		}
 		p.Requests = append(p.Requests, r)
 	}
@@ -67,13 +69,12 @@ func LoadPipeline(file string) (*Pipeline, error) {
 		})
 	}
 	top.done()
-	if len(p.Requests) == 0 && len(d.errs) == 0 {
+	if len(p.Requests) == 0 && d.Err() == nil {
 		const text = "no [[model]] and no [[group]] is listed"
-		return nil, Errors{{File: file, Position: Position{1, 1}, Text: text}}
+		return nil, Errors{{File: file, Position: Position{Line: 1, Column: 1}, Text: text}}
 	}
-	if len(d.errs) > 0 {
-		d.errs.sort()
-		return nil, d.errs
+	if err := d.Err(); err != nil {
+		return nil, err
 	}
 	return p, nil
 }
@@ -97,7 +98,7 @@ func (r *PipelineRequest) read(t *table) {
 // the file. Where the file does not have it, it is the request's own place.
 func (r *PipelineRequest) Wrong(err error, name ...string) *Error {
 	wrong := func(t *table, name ...string) *Error {
-		return &Error{File: t.document.file, Position: t.at(name...), Field: t.spell(name...), Text: err.Error()}
+		return &Error{File: t.document.File, Position: t.at(name...), Field: t.spell(name...), Text: err.Error()}
 	}
 	for _, t := range slices.Backward(r.tables) {
 		if t.at(name...) != (Position{}) {
@@ -134,7 +135,7 @@ func (t *table) pairs(name string, to *map[string]string) {
 		case bool:
 			(*to)[key] = strconv.FormatBool(v)
 		default:
-			t.wrong("it is "+kind(v)+", not a text in quotes, a whole number, true or false", name, key)
+			t.wrong("it is "+tomlfile.Kind(v)+", not a text in quotes, a whole number, true or false", name, key)
 		}
 	}
 }

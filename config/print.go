@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // whenEmpty says what a value stands for that says nothing by itself.
@@ -29,7 +31,7 @@ func (s *Settings) Print(w io.Writer) error {
 		if element && f.Origin == fromDefault {
 			continue // of the fields that exclude each other
 		}
-		if h := place(table); h != header {
+		if h := tomlfile.Spell(table); h != header {
 			header = h
 			text.WriteString("\n" + heading(table, element) + "\n")
 		}

@@ -53,7 +53,7 @@ func (d *Driver) read(t *table) {
 		t.wrong("it names no program", "command")
 	}
 	if len(d.Command) > 0 && strings.Contains(d.Command[0], "/") {
-		d.Command[0] = t.document.absolute(d.Command[0])
+		d.Command[0] = t.document.Absolute(d.Command[0])
 	}
 	t.done()
 }

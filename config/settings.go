@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // DefaultFile is where the service's unit has the configuration.
@@ -196,18 +197,17 @@ func Defaults() *Settings {
 
 // Load reads a file over the defaults; "" reads none. The error is an Errors where the file's content is what is wrong.
 func Load(file string) (*Settings, error) {
-	d, err := readDocument(file)
+	d, err := tomlfile.Read(file)
 	if err != nil {
 		return nil, err
 	}
 	s := Defaults()
 	s.File = file
 	s.read(s.root(d))
-	if len(d.errs) > 0 {
-		d.errs.sort()
-		return nil, d.errs
+	if err := d.Err(); err != nil {
+		return nil, err
 	}
-	s.warnings.sort()
+	s.warnings.Sort()
 	return s, nil
 }
 

@@ -9,20 +9,21 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/spelling"
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // table reads one table of a document. Each method takes one field: it leaves the target alone where the field is not there, notes an error where the
 // value does not do, and notes the field for Fields. What was never taken is not known, and done says so.
 type table struct {
-	document *document
+	document *tomlfile.Document
 	settings *Settings
 	path     []string
 	values   map[string]any
 	taken    map[string]bool
 }
 
-func (s *Settings) root(d *document) *table {
-	return (&table{document: d, settings: s}).inner(d.values)
+func (s *Settings) root(d *tomlfile.Document) *table {
+	return (&table{document: d, settings: s}).inner(d.Values)
 }
 
 // take gives a field's value. show gives the value in force, for Fields.
@@ -39,35 +40,17 @@ func (t *table) origin(name string, there bool) string {
 	if !there {
 		return fromDefault
 	}
-	return fmt.Sprintf("%s:%d", t.document.file, t.at(name).Line)
+	return fmt.Sprintf("%s:%d", t.document.File, t.at(name).Line)
 }
 
-func (t *table) spell(name ...string) string { return spell(append(slices.Clone(t.path), name...)) }
+func (t *table) spell(name ...string) string { return tomlfile.Spell(t.pathOf(name...)) }
 
-// spell writes a field's name as people do: elements of arrays are counted from 1.
-func spell(path []string) string {
-	text := ""
-	for _, part := range path {
-		if i, err := strconv.Atoi(part); err == nil && text != "" {
-			text += fmt.Sprintf("[%d]", i+1)
-			continue
-		}
-		if text != "" {
-			text += "."
-		}
-		text += part
-	}
-	return text
-}
+func (t *table) at(name ...string) Position { return t.document.At(t.pathOf(name...)) }
 
-func (t *table) at(name ...string) Position {
-	return t.document.places[place(append(slices.Clone(t.path), name...))]
-}
+func (t *table) pathOf(name ...string) []string { return append(slices.Clone(t.path), name...) }
 
 // wrong notes that a field, or an element of it, does not do.
-func (t *table) wrong(text string, name ...string) {
-	t.document.errs = append(t.document.errs, &Error{File: t.document.file, Position: t.at(name...), Field: t.spell(name...), Text: text})
-}
+func (t *table) wrong(text string, name ...string) { t.document.Wrong(t.pathOf(name...), text) }
 
 // done notes the fields that nobody took.
 func (t *table) done() {
@@ -76,7 +59,7 @@ func (t *table) done() {
 			continue
 		}
 		if why, was := removed[t.spell(name)]; was {
-			t.settings.warnings = append(t.settings.warnings, &Error{File: t.document.file,
+			t.settings.warnings = append(t.settings.warnings, &Error{File: t.document.File,
 				Position: t.at(name), Field: t.spell(name), Text: "it has no effect any more: " + why})
 			continue
 		}
@@ -84,7 +67,7 @@ func (t *table) done() {
 		if like := spelling.Closest(name, maps.Keys(t.taken)); like != "" {
 			text += fmt.Sprintf("; is it %q?", like)
 		}
-		t.document.errs = append(t.document.errs, &Error{File: t.document.file, Position: t.at(name), Text: text})
+		t.document.Add(&Error{File: t.document.File, Position: t.at(name), Text: text})
 	}
 }
 
@@ -96,7 +79,7 @@ func (t *table) text(name string, to *string, check func(string) error) {
 	}
 	text, ok := v.(string)
 	if !ok {
-		said := "it is " + kind(v) + ", not a text in quotes"
+		said := "it is " + tomlfile.Kind(v) + ", not a text in quotes"
 		if meant := fmt.Sprint(v); check != nil && check(meant) == nil {
 			said += fmt.Sprintf(": write %s = %q", name, meant)
 		}
@@ -115,7 +98,7 @@ func (t *table) text(name string, to *string, check func(string) error) {
 // file takes a path. One that is not absolute is meant from the configuration's folder on: a service is started anywhere.
 func (t *table) file(name string, to *string) {
 	t.text(name, to, notEmpty)
-	*to = t.document.absolute(*to)
+	*to = t.document.Absolute(*to)
 }
 
 // choice takes one of a few words.
@@ -135,7 +118,7 @@ func (t *table) truth(name string, to *bool) {
 	}
 	b, ok := v.(bool)
 	if !ok {
-		t.wrong("it is "+kind(v)+", not true or false", name)
+		t.wrong("it is "+tomlfile.Kind(v)+", not true or false", name)
 		return
 	}
 	*to = b
@@ -152,7 +135,7 @@ func (t *table) whole(v any, to *uint64, least, most uint64, name ...string) {
 	n, ok := v.(int64)
 	switch {
 	case !ok:
-		t.wrong("it is "+kind(v)+", not a whole number", name...)
+		t.wrong("it is "+tomlfile.Kind(v)+", not a whole number", name...)
 	case n < 0, uint64(n) < least, uint64(n) > most:
 		t.wrong(fmt.Sprintf("%d is not %s", n, bounds(float64(least), float64(most))), name...)
 	default:
@@ -172,7 +155,7 @@ func (t *table) number(name string, to *float64, least, most float64) {
 	}
 	switch {
 	case !ok:
-		t.wrong("it is "+kind(v)+", not a number", name)
+		t.wrong("it is "+tomlfile.Kind(v)+", not a number", name)
 	case math.IsNaN(n), n < least, n > most:
 		t.wrong(fmt.Sprintf("%v is not %s", n, bounds(least, most)), name)
 	default:
@@ -203,7 +186,7 @@ func (t *table) texts(name string, to *[]string, check func(string) error) {
 	for i, e := range t.array(v, name) {
 		text, ok := e.(string)
 		if !ok {
-			t.wrong("it is "+kind(e)+", not a text in quotes", name, strconv.Itoa(i))
+			t.wrong("it is "+tomlfile.Kind(e)+", not a text in quotes", name, strconv.Itoa(i))
 			continue
 		}
 		if check != nil {
@@ -233,14 +216,14 @@ func (t *table) users(name string, to *[]uint32) {
 func (t *table) files(name string, to *[]string) {
 	t.texts(name, to, notEmpty)
 	for i := range *to {
-		(*to)[i] = t.document.absolute((*to)[i])
+		(*to)[i] = t.document.Absolute((*to)[i])
 	}
 }
 
 func (t *table) array(v any, name string) []any {
 	list, ok := v.([]any)
 	if !ok {
-		t.wrong("it is "+kind(v)+", not an array in brackets", name)
+		t.wrong("it is "+tomlfile.Kind(v)+", not an array in brackets", name)
 	}
 	return list
 }
@@ -250,7 +233,7 @@ func (t *table) table(name string) *table {
 	v, there := t.take(name, nil)
 	values, ok := v.(map[string]any)
 	if there && !ok {
-		t.wrong("it is "+kind(v)+", not a table", name)
+		t.wrong("it is "+tomlfile.Kind(v)+", not a table", name)
 	}
 	return t.inner(values, name)
 }
@@ -265,7 +248,7 @@ func (t *table) tables(name string) []*table {
 	for i, e := range t.array(v, name) {
 		values, ok := e.(map[string]any)
 		if !ok {
-			t.wrong("it is "+kind(e)+", not a table", name, strconv.Itoa(i))
+			t.wrong("it is "+tomlfile.Kind(e)+", not a table", name, strconv.Itoa(i))
 			continue
 		}
 		all = append(all, t.inner(values, name, strconv.Itoa(i)))
@@ -275,22 +258,4 @@ func (t *table) tables(name string) []*table {
 
 func (t *table) inner(values map[string]any, name ...string) *table {
 	return &table{document: t.document, settings: t.settings, path: append(slices.Clone(t.path), name...), values: values, taken: map[string]bool{}}
-}
-
-func kind(v any) string {
-	switch v.(type) {
-	case string:
-		return "a text"
-	case int64:
-		return "a whole number"
-	case float64:
-		return "a number"
-	case bool:
-		return "true or false"
-	case []any:
-		return "an array"
-	case map[string]any:
-		return "a table"
-	}
-	return "a time"
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // How deep "same" looks.
@@ -21,7 +23,7 @@ func readConditions(when *table, fact string) []condition {
 	return all
 }
 
-func readChecks(when *table, path string, v any) []check {
+func readChecks(when *table, path []string, v any) []check {
 	if _, isTable := v.(map[string]any); isTable {
 		return readSets(when.asTable(path, v))
 	}
@@ -130,7 +132,7 @@ func (t *table) groups(key string) [][]string {
 	for i, v := range values {
 		group, ok := v.([]any)
 		if !ok {
-			t.wrong(paths[i], "%s, where an array of texts is wanted", kind(v))
+			t.wrong(paths[i], "%s, where an array of texts is wanted", tomlfile.Kind(v))
 			continue
 		}
 		var texts []string

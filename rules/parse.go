@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // maxRules bounds the rules and reports of a set.
@@ -20,7 +21,7 @@ const maxRules = 1000
 // maxFiles bounds the files of one Load.
 const maxFiles = 100
 
-// Parse reads one file of rules. Its name is for errors and judgements. The error joins a *FormatError for each mistake.
+// Parse reads one file of rules. Its name is for errors and judgements. The error is a tomlfile.Errors where the content is what is wrong.
 func Parse(name string, text []byte) (*Set, error) {
 	root, err := readDocument(name, text)
 	if err != nil {
@@ -36,9 +37,9 @@ func Parse(name string, text []byte) (*Set, error) {
 		set.eps[ep] = readProvider(name, ep, eps.table(ep))
 	}
 	if set.size() > maxRules {
-		root.add(&FormatError{File: name, Reason: fmt.Sprintf("more than %d rules and reports", maxRules)})
+		root.Add(&tomlfile.Error{File: name, Text: fmt.Sprintf("more than %d rules and reports", maxRules)})
 	}
-	if err := root.err(name); err != nil {
+	if err := root.Err(); err != nil {
 		return nil, err
 	}
 	return set, nil
@@ -105,7 +106,7 @@ func readFile(path string) (*Set, error) {
 		return nil, fmt.Errorf("rules: %w", err)
 	}
 	defer f.Close() // read only: nothing can be lost
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	text, err := io.ReadAll(io.LimitReader(f, tomlfile.MaxSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("rules: %w", err)
 	}
@@ -279,7 +280,7 @@ func readReport(t *table, names map[string]bool) report {
 }
 
 // code reads 10, "INVALID_GRAPH" or "10 INVALID_GRAPH"; -1 is a crash.
-func (t *table) code(path string, v any) (int, bool) {
+func (t *table) code(path []string, v any) (int, bool) {
 	switch v := v.(type) {
 	case int64:
 		if v >= -1 && v < 1000 {
@@ -292,7 +293,7 @@ func (t *table) code(path string, v any) (int, bool) {
 		}
 		t.wrong(path, "unknown error code %q: there are %s", shown(v), codeList())
 	default:
-		t.wrong(path, "%s, where an error code is wanted", kind(v))
+		t.wrong(path, "%s, where an error code is wanted", tomlfile.Kind(v))
 	}
 	return 0, false
 }

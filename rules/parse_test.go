@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/compilers"
+
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // good is a whole rule; cases change one line of it.
@@ -39,75 +41,79 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"no TOML":                  {"[ep.X\n", "f.toml:1:6: "},
 		"a key twice":              {rule("reason", "name = \"m\"\nreason"), "f.toml:5:1: "},
-		"unknown table":            {"[eps.X]\n", "f.toml:1:2: eps: unknown field: there are ep"},
-		"unknown part":             {"[[ep.X.rules]]\n", "f.toml:1:8: ep.X.rules: unknown field: there are replace, extract, rule, report"},
-		"unknown field":            {rule("reason", "because = \"r\"\nreason"), "f.toml:5:1: ep.X.rule[0].because: unknown field"},
-		"no array of tables":       {"ep.X.rule = 1\n", "f.toml:1:6: ep.X.rule: a number, where [[rule]] is wanted"},
-		"an array of others":       {"ep.X.rule = [1]\n", "f.toml:1:14: ep.X.rule[0]: a number, where a table is wanted"},
-		"no table":                 {"ep = 1\n", "f.toml:1:1: ep: a number, where a table is wanted"},
-		"replace is no truth":      {"ep.X.replace = 'yes'\n", "f.toml:1:6: ep.X.replace: a text, where true or false is wanted"},
-		"name of an EP":            {"[ep.\"a\\nb\"]\n", `f.toml:1:5: ep."a\nb": not the name of an EP`},
-		"no name":                  {rule(`name = "n"`, ""), "f.toml:1:8: ep.X.rule[0]: name is missing"},
-		"empty name":               {rule(`"n"`, `""`), "f.toml:2:1: ep.X.rule[0].name: empty"},
-		"a name twice":             {good + good, `f.toml:7:1: ep.X.rule[1].name: another rule has the name "n"`},
-		"name of two lines":        {rule(`"n"`, `"a\nb"`), "f.toml:2:1: ep.X.rule[0].name: at most 100 printable"},
-		"name is a number":         {rule(`"n"`, `7`), "f.toml:2:1: ep.X.rule[0].name: a number, where a text is wanted"},
-		"unknown verdict":          {rule("optimal", "good"), `f.toml:4:1: ep.X.rule[0].verdict: unknown verdict "good": there are unknown, optimal, prefer_recompilation, unsupported`},
-		"no verdict":               {rule(`verdict = "optimal"`, ""), "f.toml:1:8: ep.X.rule[0]: verdict is missing"},
-		"no reason":                {rule(`reason = "r"`, ""), "f.toml:1:8: ep.X.rule[0]: reason is missing"},
-		"unknown placeholder":      {rule(`"r"`, `"{build.sdk}"`), "f.toml:5:1: ep.X.rule[0].reason: unknown placeholder {build.sdk}"},
-		"a brace":                  {rule(`"r"`, `"a { b"`), "f.toml:5:1: ep.X.rule[0].reason: a brace that is no placeholder"},
-		"a long reason":            {rule(`"r"`, `"`+strings.Repeat("r", maxString+1)+`"`), "f.toml:5:1: ep.X.rule[0].reason: longer than 2000 bytes"},
-		"unknown fact":             {rule("sdk_version", "sdk"), "f.toml:3:6: ep.X.rule[0].when.sdk: unknown fact: there are compatibility_string, "},
-		"fact of another EP":       {"[[ep.Y.extract]]\nas = 'y'\n" + rule("sdk_version", "y"), "f.toml:5:6: ep.X.rule[0].when.y: unknown fact"},
-		"empty expression":         {when(`""`), "f.toml:3:6: ep.X.rule[0].when.sdk_version: empty"},
-		"blank expression":         {when(`" "`), "f.toml:3:6: ep.X.rule[0].when.sdk_version: empty"},
-		"not understood":           {when(`"equal"`), `f.toml:3:6: ep.X.rule[0].when.sdk_version: "equal" is not understood`},
-		"turned round":             {when(`"runtime >= build"`), `f.toml:3:6: ep.X.rule[0].when.sdk_version: "build" is no version`},
-		"unknown operator":         {when(`"build =< runtime"`), `f.toml:3:6: ep.X.rule[0].when.sdk_version: "build =< runtime" is not understood`},
-		"no version":               {when(`"build >= new"`), `f.toml:3:6: ep.X.rule[0].when.sdk_version: "new" is no version`},
-		"no version behind":        {when(`"build >= 1,"`), `f.toml:3:6: ep.X.rule[0].when.sdk_version: "build >= 1," is not understood`},
-		"unknown part of versions": {when(`"same minor"`), `f.toml:3:6: ep.X.rule[0].when.sdk_version: "same minor" is not understood`},
-		"second of several":        {when(`["same", "x"]`), `f.toml:3:29: ep.X.rule[0].when.sdk_version[1]: "x" is not understood`},
-		"no conditions":            {when(`[]`), "f.toml:3:6: ep.X.rule[0].when.sdk_version: empty"},
-		"a number":                 {when(`2.1`), "f.toml:3:6: ep.X.rule[0].when.sdk_version: a number, where a text is wanted"},
-		"a date":                   {when(`2026-11-21`), "f.toml:3:6: ep.X.rule[0].when.sdk_version: a date or time, where a text is wanted"},
-		"unknown set":              {when(`{ any = ["a"] }`), "f.toml:3:22: ep.X.rule[0].when.sdk_version.any: unknown field: there are build, "},
-		"empty set":                {when(`{}`), "f.toml:3:6: ep.X.rule[0].when.sdk_version: empty"},
-		"set of nothing":           {when(`{ build = [] }`), "f.toml:3:22: ep.X.rule[0].when.sdk_version.build: empty"},
-		"group that is none":       {when(`{ equivalent = ["a", "b"] }`), "f.toml:3:36: ep.X.rule[0].when.sdk_version.equivalent[0]: a text, where an array of texts is wanted"},
-		"cover that is none":       {when(`{ covers = ["a"] }`), "f.toml:3:22: ep.X.rule[0].when.sdk_version.covers: an array, where a table is wanted"},
-		"pattern":                  {when(`{ build_matches = '(' }`), "f.toml:3:22: ep.X.rule[0].when.sdk_version.build_matches: regular expression: error parsing regexp: missing closing )"},
-		"long pattern":             {when(`{ build_matches = '` + strings.Repeat("a", maxPattern+1) + `' }`), "f.toml:3:22: ep.X.rule[0].when.sdk_version.build_matches: a regular expression of more than 500 bytes"},
-		"large pattern":            {when(`{ build_matches = '(\pL{100}){10}' }`), "f.toml:3:22: ep.X.rule[0].when.sdk_version.build_matches: a regular expression that repeats too much"},
-		"look-behind":              {when(`{ build_matches = '(?<!a)b' }`), "f.toml:3:22: ep.X.rule[0].when.sdk_version.build_matches: regular expression: "},
-		"extract of nothing":       {"[[ep.X.extract]]\n", "f.toml:1:8: ep.X.extract[0]: either regexp, with named groups, or as is wanted"},
-		"extract twice":            {"[[ep.X.extract]]\nregexp = '(?P<a>.)'\nas = 'a'\n", "f.toml:1:8: ep.X.extract[0]: either regexp"},
-		"extract without a group":  {"[[ep.X.extract]]\nregexp = '(.)'\n", "f.toml:2:1: ep.X.extract[0].regexp: no named group"},
-		"extract of another":       {"[[ep.X.extract]]\nfrom = 'a'\nas = 'b'\n", `f.toml:2:1: ep.X.extract[0].from: unknown fact "a"`},
-		"extract that is there":    {"[[ep.X.extract]]\nas = 'sdk_version'\n", `f.toml:1:8: ep.X.extract[0]: the fact "sdk_version" is there already`},
-		"name of a fact":           {"[[ep.X.extract]]\nregexp = '(?P<SDK>.)'\n", `f.toml:1:8: ep.X.extract[0]: "SDK" is no name for a fact`},
-		"code is no code":          {report("10", "-2"), "f.toml:3:1: ep.X.report[0].code: -2 is no error code"},
-		"code without a name":      {report("10", `"STALE"`), `f.toml:3:1: ep.X.report[0].code: unknown error code "STALE": there are OK, FAIL, `},
-		"code is a truth":          {report("10", "[10, true]"), "f.toml:3:13: ep.X.report[0].code[1]: true or false, where an error code is wanted"},
-		"unknown class":            {report("stale", "fresh"), `f.toml:4:1: ep.X.report[0].class: unknown class "fresh": there are stale, not stale, unclear`},
-		"report's placeholder":     {report(`"r"`, `"{build.sdk_version}"`), "f.toml:5:1: ep.X.report[0].reason: unknown placeholder {build.sdk_version}: there are code, ep"},
+		"unknown table":            {"[eps.X]\n", "f.toml:1:2: field \"eps\": unknown field: there are ep"},
+		"unknown part":             {"[[ep.X.rules]]\n", "f.toml:1:8: field \"ep.X.rules\": unknown field: there are replace, extract, rule, report"},
+		"unknown field":            {rule("reason", "because = \"r\"\nreason"), "f.toml:5:1: field \"ep.X.rule[1].because\": unknown field"},
+		"no array of tables":       {"ep.X.rule = 1\n", "f.toml:1:6: field \"ep.X.rule\": a whole number, where [[rule]] is wanted"},
+		"an array of others":       {"ep.X.rule = [1]\n", "f.toml:1:14: field \"ep.X.rule[1]\": a whole number, where a table is wanted"},
+		"no table":                 {"ep = 1\n", "f.toml:1:1: field \"ep\": a whole number, where a table is wanted"},
+		"replace is no truth":      {"ep.X.replace = 'yes'\n", "f.toml:1:6: field \"ep.X.replace\": a text, where true or false is wanted"},
+		"name of an EP":            {"[ep.\"a\\nb\"]\n", `f.toml:1:5: field "ep.\"a\\nb\"": not the name of an EP`},
+		"no name":                  {rule(`name = "n"`, ""), "f.toml:1:8: field \"ep.X.rule[1]\": name is missing"},
+		"empty name":               {rule(`"n"`, `""`), "f.toml:2:1: field \"ep.X.rule[1].name\": empty"},
+		"a name twice":             {good + good, `f.toml:7:1: field "ep.X.rule[2].name": another rule has the name "n"`},
+		"name of two lines":        {rule(`"n"`, `"a\nb"`), "f.toml:2:1: field \"ep.X.rule[1].name\": at most 100 printable"},
+		"name is a number":         {rule(`"n"`, `7`), "f.toml:2:1: field \"ep.X.rule[1].name\": a whole number, where a text is wanted"},
+		"unknown verdict":          {rule("optimal", "good"), `f.toml:4:1: field "ep.X.rule[1].verdict": unknown verdict "good": there are unknown, optimal, prefer_recompilation, unsupported`},
+		"no verdict":               {rule(`verdict = "optimal"`, ""), "f.toml:1:8: field \"ep.X.rule[1]\": verdict is missing"},
+		"no reason":                {rule(`reason = "r"`, ""), "f.toml:1:8: field \"ep.X.rule[1]\": reason is missing"},
+		"unknown placeholder":      {rule(`"r"`, `"{build.sdk}"`), "f.toml:5:1: field \"ep.X.rule[1].reason\": unknown placeholder {build.sdk}"},
+		"a brace":                  {rule(`"r"`, `"a { b"`), "f.toml:5:1: field \"ep.X.rule[1].reason\": a brace that is no placeholder"},
+		"a long reason":            {rule(`"r"`, `"`+strings.Repeat("r", maxString+1)+`"`), "f.toml:5:1: field \"ep.X.rule[1].reason\": longer than 2000 bytes"},
+		"unknown fact":             {rule("sdk_version", "sdk"), "f.toml:3:6: field \"ep.X.rule[1].when.sdk\": unknown fact: there are compatibility_string, "},
+		"fact of another EP":       {"[[ep.Y.extract]]\nas = 'y'\n" + rule("sdk_version", "y"), "f.toml:5:6: field \"ep.X.rule[1].when.y\": unknown fact"},
+		"empty expression":         {when(`""`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
+		"blank expression":         {when(`" "`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
+		"not understood":           {when(`"equal"`), `f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "equal" is not understood`},
+		"turned round":             {when(`"runtime >= build"`), `f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "build" is no version`},
+		"unknown operator":         {when(`"build =< runtime"`), `f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "build =< runtime" is not understood`},
+		"no version":               {when(`"build >= new"`), `f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "new" is no version`},
+		"no version behind":        {when(`"build >= 1,"`), `f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "build >= 1," is not understood`},
+		"unknown part of versions": {when(`"same minor"`), `f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "same minor" is not understood`},
+		"second of several":        {when(`["same", "x"]`), `f.toml:3:29: field "ep.X.rule[1].when.sdk_version[2]": "x" is not understood`},
+		"no conditions":            {when(`[]`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
+		"a number":                 {when(`2.1`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": a number, where a text is wanted"},
+		"a date":                   {when(`2026-11-21`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": a time, where a text is wanted"},
+		"unknown set":              {when(`{ any = ["a"] }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.any\": unknown field: there are build, "},
+		"empty set":                {when(`{}`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
+		"set of nothing":           {when(`{ build = [] }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build\": empty"},
+		"group that is none":       {when(`{ equivalent = ["a", "b"] }`), "f.toml:3:36: field \"ep.X.rule[1].when.sdk_version.equivalent[1]\": a text, where an array of texts is wanted"},
+		"cover that is none":       {when(`{ covers = ["a"] }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.covers\": an array, where a table is wanted"},
+		"pattern":                  {when(`{ build_matches = '(' }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": regular expression: error parsing regexp: missing closing )"},
+		"long pattern":             {when(`{ build_matches = '` + strings.Repeat("a", maxPattern+1) + `' }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": a regular expression of more than 500 bytes"},
+		"large pattern":            {when(`{ build_matches = '(\pL{100}){10}' }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": a regular expression that repeats too much"},
+		"look-behind":              {when(`{ build_matches = '(?<!a)b' }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": regular expression: "},
+		"extract of nothing":       {"[[ep.X.extract]]\n", "f.toml:1:8: field \"ep.X.extract[1]\": either regexp, with named groups, or as is wanted"},
+		"extract twice":            {"[[ep.X.extract]]\nregexp = '(?P<a>.)'\nas = 'a'\n", "f.toml:1:8: field \"ep.X.extract[1]\": either regexp"},
+		"extract without a group":  {"[[ep.X.extract]]\nregexp = '(.)'\n", "f.toml:2:1: field \"ep.X.extract[1].regexp\": no named group"},
+		"extract of another":       {"[[ep.X.extract]]\nfrom = 'a'\nas = 'b'\n", `f.toml:2:1: field "ep.X.extract[1].from": unknown fact "a"`},
+		"extract that is there":    {"[[ep.X.extract]]\nas = 'sdk_version'\n", `f.toml:1:8: field "ep.X.extract[1]": the fact "sdk_version" is there already`},
+		"name of a fact":           {"[[ep.X.extract]]\nregexp = '(?P<SDK>.)'\n", `f.toml:1:8: field "ep.X.extract[1]": "SDK" is no name for a fact`},
+		"code is no code":          {report("10", "-2"), "f.toml:3:1: field \"ep.X.report[1].code\": -2 is no error code"},
+		"code without a name":      {report("10", `"STALE"`), `f.toml:3:1: field "ep.X.report[1].code": unknown error code "STALE": there are OK, FAIL, `},
+		"code is a truth":          {report("10", "[10, true]"), "f.toml:3:13: field \"ep.X.report[1].code[2]\": true or false, where an error code is wanted"},
+		"unknown class":            {report("stale", "fresh"), `f.toml:4:1: field "ep.X.report[1].class": unknown class "fresh": there are stale, not stale, unclear`},
+		"report's placeholder":     {report(`"r"`, `"{build.sdk_version}"`), "f.toml:5:1: field \"ep.X.report[1].reason\": unknown placeholder {build.sdk_version}: there are code, ep"},
 		"too deep":                 {when(strings.Repeat("[", 20) + strings.Repeat("]", 20)), "f.toml:3:6: nested more than 16 deep"},
-		"very deep":                {"a = " + strings.Repeat("[", maxFile/2), "f.toml:1:"},
-		"too many values":          {"a = [" + strings.Repeat("1,", maxValues+1) + "]", "f.toml:1:40"},
-		"too large":                {strings.Repeat("#", maxFile+1), "f.toml: larger than 1048576 bytes"},
+		"very deep":                {"a = " + strings.Repeat("[", tomlfile.MaxSize/2), "f.toml:1:"},
+		"too many values":          {"a = [" + strings.Repeat("1,", 20001) + "]", "f.toml:1:40"},
 		"too many rules":           {strings.Repeat("[[ep.X.report]]\n", maxRules+1), "f.toml: and 2954 more mistakes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			set, err := Parse("f.toml", []byte(c.text))
 			require.ErrorContains(t, err, c.want)
 			require.Nil(t, set)
-			var wrong *FormatError
+			var wrong *tomlfile.Error
 			require.ErrorAs(t, err, &wrong)
 			require.Equal(t, "f.toml", wrong.File)
-			require.NotEmpty(t, wrong.Reason)
+			require.NotEmpty(t, wrong.Text)
 		})
 	}
+}
+
+func TestLargeFilesAreRefused(t *testing.T) {
+	_, err := Parse("f.toml", []byte(strings.Repeat("#", tomlfile.MaxSize+1)))
+	require.EqualError(t, err, "f.toml: larger than 1048576 bytes")
 }
 
 func TestAllMistakesAreTold(t *testing.T) {
@@ -122,7 +128,7 @@ name = "n"
 class = "old"
 reason = "r"
 `))
-	for _, line := range []string{"f.toml:4:1: ep.X.rule[0].verdict", "f.toml:5:1: ep.X.rule[0].reason", "f.toml:9:1: ep.Y.report[0].class"} {
+	for _, line := range []string{"f.toml:4:1: field \"ep.X.rule[1].verdict\"", "f.toml:5:1: field \"ep.X.rule[1].reason\"", "f.toml:9:1: field \"ep.Y.report[1].class\""} {
 		require.ErrorContains(t, err, line)
 	}
 	require.Len(t, strings.Split(err.Error(), "\n"), 3)
@@ -143,7 +149,7 @@ func TestTheSameTableSpelledInAnotherWay(t *testing.T) {
 	require.Equal(t, compilers.Optimal, set.Judge(Facts{EP: "X", SDKVersion: "1"}, Facts{EP: "X", SDKVersion: "1"}).Verdict)
 
 	_, err = Parse("f.toml", []byte("[[ep.X.rule]]\nname = 'n'\nverdict = 'optimal'\nreason = 'r'\n[ep.X.rule.when]\nsdk_version = 'x'\n"))
-	require.ErrorContains(t, err, "f.toml:6:1: ep.X.rule[0].when.sdk_version: ")
+	require.ErrorContains(t, err, "f.toml:6:1: field \"ep.X.rule[1].when.sdk_version\": ")
 }
 
 // folder writes files and gives their folder.
@@ -180,9 +186,9 @@ func TestLoadTellsOfEveryFile(t *testing.T) {
 	dir := folder(t, map[string]string{"a.toml": "x = 1\n", "b.toml": good, "c.toml": "[ep.X]\nreplace = 1\n"})
 	set, err := Load(dir)
 	require.Nil(t, set)
-	require.ErrorContains(t, err, "a.toml:1:1: x: unknown field")
-	require.ErrorContains(t, err, "c.toml:2:1: ep.X.replace: ")
-	var wrong *FormatError
+	require.ErrorContains(t, err, "a.toml:1:1: field \"x\": unknown field")
+	require.ErrorContains(t, err, "c.toml:2:1: field \"ep.X.replace\": ")
+	var wrong *tomlfile.Error
 	require.ErrorAs(t, err, &wrong)
 	require.Equal(t, filepath.Join(dir, "a.toml"), wrong.File)
 
@@ -262,8 +268,8 @@ func FuzzParse(f *testing.F) {
 		if (set == nil) == (err == nil) {
 			t.Fatalf("set %v, error %v", set, err)
 		}
-		var wrong *FormatError
-		if err != nil && (!errors.As(err, &wrong) || wrong.Line < 0 || wrong.Reason == "") {
+		var wrong *tomlfile.Error
+		if err != nil && (!errors.As(err, &wrong) || wrong.Line < 0 || wrong.Text == "") {
 			t.Fatalf("error without file, line and reason: %v", err)
 		}
 		for _, ep := range set.EPs() {

@@ -1,0 +1,169 @@
+package tomlfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// Bounds of a file. What is larger is another file by mistake, and what has more mistakes is of
+// another kind: it would have one in every line.
+const (
+	MaxSize   = 1 << 20
+	maxValues = 20000
+	maxDepth  = 16
+	maxErrors = 50
+)
+
+// Document is the content of a file. The path of a value lists the keys that lead to it from the
+// top; elements of arrays are decimal numbers from 0.
+type Document struct {
+	File   string         // as it was named
+	Folder string         // of the file, absolute
+	Values map[string]any // at the top
+	places map[string]Position
+	errs   Errors
+	more   int // mistakes beyond maxErrors
+}
+
+// Read reads a file; "" is an empty one. The error is an Errors where the content is what is wrong.
+func Read(file string) (*Document, error) {
+	if file == "" {
+		return Parse("", nil)
+	}
+	// A named pipe that nothing writes to is an empty file, because to wait for it would be for ever.
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, WithoutPath(err))
+	}
+	defer f.Close() // only read from
+	text, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, WithoutPath(err))
+	}
+	return Parse(file, text)
+}
+
+// WithoutPath leaves the path out, because the message names it already.
+func WithoutPath(err error) error {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
+
+// Parse reads the text of a file of that name. The error is an Errors where the content is what is
+// wrong.
+func Parse(file string, text []byte) (*Document, error) {
+	d := &Document{File: file, Values: map[string]any{}, places: map[string]Position{}}
+	if len(text) > MaxSize {
+		return nil, fmt.Errorf("%s: larger than %d bytes", file, MaxSize)
+	}
+	if err := locate(d, text); err != nil { // before everything is decoded, because it counts
+		return nil, Errors{err}
+	}
+	err := toml.Unmarshal(text, &d.Values)
+	var wrong *toml.DecodeError
+	switch {
+	case errors.As(err, &wrong):
+		line, column := wrong.Position()
+		cause := strings.TrimPrefix(wrong.Error(), "toml: ")
+		return nil, Errors{{file, Position{line, column}, strings.Join(wrong.Key(), "."), cause}}
+	case err != nil:
+		return nil, Errors{{File: file, Text: strings.TrimPrefix(err.Error(), "toml: ")}}
+	}
+	abs, err := filepath.Abs(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	d.Folder = filepath.Dir(abs)
+	return d, nil
+}
+
+// Absolute takes a path of the file from the file's folder on.
+func (d *Document) Absolute(path string) string {
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(d.Folder, path)
+}
+
+// At gives the place of a value, the zero Position where the file does not have it.
+func (d *Document) At(path []string) Position { return d.places[place(path)] }
+
+// Wrong notes a mistake in the value at a path.
+func (d *Document) Wrong(path []string, text string) {
+	d.Add(&Error{d.File, d.At(path), Spell(path), text})
+}
+
+// Add notes a mistake.
+func (d *Document) Add(e *Error) {
+	if len(d.errs) == maxErrors {
+		d.more++
+		return
+	}
+	d.errs = append(d.errs, e)
+}
+
+// Err gives the mistakes that were noted, as an Errors, or nil.
+func (d *Document) Err() error {
+	if len(d.errs) == 0 {
+		return nil
+	}
+	all := slices.Clone(d.errs)
+	all.Sort()
+	if d.more > 0 {
+		all = append(all, &Error{File: d.File, Text: fmt.Sprintf("and %d more mistakes", d.more)})
+	}
+	return all
+}
+
+// place is the key of a position.
+func place(path []string) string { return strings.Join(path, "\x00") }
+
+// Spell writes a path as people do: elements of arrays are counted from 1.
+func Spell(path []string) string {
+	text := ""
+	for _, part := range path {
+		if i, err := strconv.Atoi(part); err == nil && text != "" {
+			text += fmt.Sprintf("[%d]", i+1)
+			continue
+		}
+		if text != "" {
+			text += "."
+		}
+		if quoted := strconv.Quote(part); part == "" || quoted != `"`+part+`"` {
+			part = quoted // it would not be seen, or not be read
+		}
+		text += part
+	}
+	return text
+}
+
+// Kind names what a value is.
+func Kind(v any) string {
+	switch v.(type) {
+	case string:
+		return "a text"
+	case int64:
+		return "a whole number"
+	case float64:
+		return "a number"
+	case bool:
+		return "true or false"
+	case []any:
+		return "an array"
+	case map[string]any:
+		return "a table"
+	}
+	return "a time"
+}

@@ -1,0 +1,139 @@
+package tomlfile
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/pelletier/go-toml/v2/unstable"
+)
+
+// locator finds the places of a document's keys and values, by the parser's expressions, which carry
+// places and no values.
+type locator struct {
+	*Document
+	starts []int          // offset of each line
+	last   map[string]int // by place of an array of tables: the index of the table that is open
+}
+
+// locate fills a document's places. What is no TOML it leaves to the decoder, which says more.
+func locate(d *Document, text []byte) *Error {
+	l := &locator{d, []int{0}, map[string]int{}}
+	for i, b := range text {
+		if b == '\n' {
+			l.starts = append(l.starts, i+1)
+		}
+	}
+	var parser unstable.Parser
+	parser.Reset(text)
+	var prefix []string
+	for parser.NextExpression() {
+		var wrong *Error
+		switch e := parser.Expression(); e.Kind {
+		case unstable.Table:
+			prefix, wrong = l.keys(nil, e)
+		case unstable.ArrayTable:
+			prefix, wrong = l.keys(nil, e)
+			index := 0
+			if i, again := l.last[place(prefix)]; again {
+				index = i + 1
+			}
+			l.last[place(prefix)] = index
+			prefix = append(prefix, strconv.Itoa(index))
+			l.places[place(prefix)] = l.lastKey(e)
+		case unstable.KeyValue:
+			wrong = l.keyValue(prefix, e)
+		}
+		if wrong == nil && len(l.places) > maxValues {
+			wrong = &Error{File: d.File, Text: fmt.Sprintf("more than %d keys and values", maxValues)}
+		}
+		if wrong != nil {
+			return wrong
+		}
+	}
+	return nil
+}
+
+func (l *locator) keyValue(prefix []string, e *unstable.Node) *Error {
+	path, wrong := l.keys(prefix, e)
+	if wrong != nil {
+		return wrong
+	}
+	return l.value(path, e.Value())
+}
+
+// keys gives the path of an expression inside its table, and notes where it stands. A name of an
+// array of tables leads to its last table.
+func (l *locator) keys(prefix []string, e *unstable.Node) ([]string, *Error) {
+	path := slices.Clone(prefix)
+	for it := e.Key(); it.Next(); {
+		if i, array := l.last[place(path)]; array && len(path) > len(prefix) {
+			path = append(path, strconv.Itoa(i))
+		}
+		path = append(path, string(it.Node().Data))
+		if len(path) > maxDepth {
+			return nil, l.tooDeep(l.position(it.Node()))
+		}
+		if _, again := l.places[place(path)]; !again { // else a table that is opened once more
+			l.places[place(path)] = l.position(it.Node())
+		}
+	}
+	return path, nil
+}
+
+// value notes where the elements of arrays, and of tables in a line, stand.
+func (l *locator) value(path []string, v *unstable.Node) *Error {
+	if v.Kind != unstable.Array && v.Kind != unstable.InlineTable {
+		return nil
+	}
+	if len(path) >= maxDepth {
+		return l.tooDeep(l.At(path))
+	}
+	index := 0
+	for it := v.Children(); it.Next(); {
+		child := it.Node()
+		if child.Kind == unstable.Comment {
+			continue
+		}
+		if v.Kind == unstable.InlineTable {
+			if wrong := l.keyValue(path, child); wrong != nil {
+				return wrong
+			}
+			continue
+		}
+		inner := append(slices.Clone(path), strconv.Itoa(index))
+		index++
+		l.places[place(inner)] = l.At(path)
+		if child.Raw.Length > 0 { // arrays and tables have no range of their own
+			l.places[place(inner)] = l.position(child)
+		}
+		if len(l.places) > maxValues {
+			return &Error{File: l.File, Position: l.At(inner), Text: fmt.Sprintf("more than %d keys and values", maxValues)}
+		}
+		if wrong := l.value(inner, child); wrong != nil {
+			return wrong
+		}
+	}
+	return nil
+}
+
+// lastKey gives the place of the last part of a header's name.
+func (l *locator) lastKey(e *unstable.Node) (at Position) {
+	for it := e.Key(); it.Next(); {
+		at = l.position(it.Node())
+	}
+	return at
+}
+
+func (l *locator) tooDeep(at Position) *Error {
+	return &Error{File: l.File, Position: at, Text: fmt.Sprintf("nested more than %d deep", maxDepth)}
+}
+
+func (l *locator) position(n *unstable.Node) Position {
+	offset := int(n.Raw.Offset)
+	line, exact := slices.BinarySearch(l.starts, offset)
+	if !exact {
+		line--
+	}
+	return Position{line + 1, offset - l.starts[line] + 1}
+}
