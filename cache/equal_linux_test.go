@@ -176,3 +176,29 @@ func TestLibrariesOnAFileSystemThatNeverAnswers(t *testing.T) {
 	require.NoError(t, err)
 	require.NotZero(t, s.Size)
 }
+
+// Package managers link one file into several environments. A library that gets another name while
+// it is hashed is the same library.
+func TestLibraryIsLinkedElsewhereWhileItIsHashed(t *testing.T) {
+	b := newBench(t)
+	app := b.application(stranger, "7.1")
+	owner := b.cache.reports.owners.of(stranger)
+	leave, err := b.cache.reading.enter(b.Context(), owner, nil) // its libraries are hashed afterwards
+	require.NoError(t, err)
+	path := app.spec.EPs[0].Path
+	linked := make(chan error, 1)
+	go func() {
+		defer leave()
+		waits := func() bool {
+			b.cache.reading.mu.Lock()
+			defer b.cache.reading.mu.Unlock()
+			return b.cache.reading.tracks[owner].users == 2
+		}
+		for !waits() && b.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		linked <- os.Link(path, filepath.Join(filepath.Dir(app.folder), "another environment"))
+	}()
+	app.claim(app.ask(b.model(1)))
+	require.NoError(t, <-linked)
+}

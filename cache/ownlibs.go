@@ -198,49 +198,62 @@ func (shown contents) of(ref *EPLibraryRef) contents {
 
 var errReplacedOpen = errors.New("it has been replaced since it was opened")
 
-// shownDigest hashes a library that a client has open, or remembers it. It may lie on a file system
-// that never answers, so one of an owner's is read at a time, on a goroutine of its own.
+// shownDigest hashes a library that a client has open, or remembers it. A package manager may link
+// or unlink another name of the file meanwhile: its stamp changes and its bytes do not, so it is
+// hashed again.
 func (c *Cache) shownDigest(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
-	before, err := cas.StampOf(f)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	if before.Size > maxLibrary {
-		return cas.Digest{}, fmt.Errorf("%d bytes, more than %d", before.Size, int64(maxLibrary))
-	}
-	if gone, err := unlinked(f); gone || err != nil {
-		return cas.Digest{}, errors.Join(err, errReplacedOpen)
-	}
-	d, ok := c.memoDigest(uid, f)
-	if !ok {
-		leave, err := c.reading.enter(ctx, c.reports.owners.of(uid), nil)
+	for range maxRounds {
+		before, err := cas.StampOf(f)
 		if err != nil {
 			return cas.Digest{}, err
 		}
-		type read struct {
-			digest cas.Digest
-			err    error
+		if before.Size > maxLibrary {
+			return cas.Digest{}, fmt.Errorf("%d bytes, more than %d", before.Size, int64(maxLibrary))
 		}
-		done := make(chan read, 1)
-		go func() {
-			defer leave()
-			d, err := c.openDigest(ctx, uid, f)
-			done <- read{d, err}
-		}()
-		select {
-		case r := <-done:
-			if d = r.digest; r.err != nil {
-				return d, r.err
-			}
-		case <-ctx.Done():
-			return cas.Digest{}, ctx.Err()
+		if gone, err := unlinked(f); gone || err != nil {
+			return cas.Digest{}, errors.Join(err, errReplacedOpen)
+		}
+		d, err := c.readShown(ctx, uid, f)
+		if err != nil {
+			return cas.Digest{}, err
+		}
+		after, err := cas.StampOf(f)
+		if err != nil || after == before {
+			return d, err
+		}
+		if after.Size != before.Size || after.Mtime != before.Mtime {
+			break
 		}
 	}
-	after, err := cas.StampOf(f)
-	if err == nil && after != before {
-		err = errReplacedOpen
+	return cas.Digest{}, errReplacedOpen
+}
+
+// readShown hashes a library or remembers it. The library may lie on a file system that never
+// answers, so one of an owner's is read at a time, on a goroutine of its own.
+func (c *Cache) readShown(ctx context.Context, uid uint32, f *os.File) (cas.Digest, error) {
+	if d, ok := c.memoDigest(uid, f); ok {
+		return d, nil
 	}
-	return d, err
+	leave, err := c.reading.enter(ctx, c.reports.owners.of(uid), nil)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	type read struct {
+		digest cas.Digest
+		err    error
+	}
+	done := make(chan read, 1)
+	go func() {
+		defer leave()
+		d, err := c.openDigest(ctx, uid, f)
+		done <- read{d, err}
+	}()
+	select {
+	case r := <-done:
+		return r.digest, r.err
+	case <-ctx.Done():
+		return cas.Digest{}, ctx.Err()
+	}
 }
 
 func shownError(ctx context.Context, err error, ref *EPLibraryRef, name string) error {
