@@ -41,8 +41,27 @@ type runtimeContent struct {
 type contents map[string]cas.Digest
 
 type stampedFile struct {
-	path  string
-	stamp cas.Stamp
+	path   string
+	stamp  cas.Stamp
+	digest cas.Digest
+}
+
+// linkedElsewhere reports whether the file has other names now and is the same in all else. This
+// changes its ctime, as a store with the mtime set back does, so its bytes are hashed again.
+func (f *stampedFile) linkedElsewhere(now cas.Stamp) bool {
+	if now.Ctime = f.stamp.Ctime; now != f.stamp {
+		return false
+	}
+	open, err := os.Open(f.path)
+	if err != nil {
+		return false
+	}
+	defer open.Close() // read only
+	if err := witness.Settle(open); err != nil {
+		return false
+	}
+	d, err := cas.Sum(context.Background(), open, 0, now.Size)
+	return err == nil && d == f.digest
 }
 
 // unchanged compares the stamp of every file of the runtime. It is on the path of each hit, so files are looked up
@@ -108,12 +127,19 @@ func byFolder(files []stampedFile) ([]stampedFolder, error) {
 
 // intact is unchanged for who has worked with the libraries: that a folder's times moved is nothing as long as every
 // library is there as it was, and no other. Python writes its own files beside them when it first imports a package.
+// Nor does it matter that a package manager links a library into another environment, where the times of the folders
+// show that no other file was in a library's place meanwhile.
 func (rc *runtimeContent) intact() bool {
 	if rc.unchanged() {
 		return true
 	}
+	inPlace := !slices.ContainsFunc(rc.folders, func(f stampedFolder) bool {
+		s, err := stampPath(f.path)
+		return err != nil || s != f.own
+	})
 	for _, f := range rc.files {
-		if s, err := stampPath(f.path); err != nil || s != f.stamp {
+		s, err := stampPath(f.path)
+		if err != nil || s != f.stamp && !(inPlace && f.linkedElsewhere(s)) {
 			return false
 		}
 	}
@@ -190,13 +216,19 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 	if again, err := find(); err != nil || !reflect.DeepEqual(spec, again) {
 		return nil, cmp.Or(err, errMoving) // something came or went before its folder was stamped
 	}
-	if rc.ort, err = c.fileDigest(ctx, spec.ORTLibrary); err != nil {
+	read := make(map[string]cas.Digest, len(rc.files))
+	digest := func(path string) (d cas.Digest, err error) {
+		d, err = c.fileDigest(ctx, path)
+		read[path] = d
+		return d, err
+	}
+	if rc.ort, err = digest(spec.ORTLibrary); err != nil {
 		return nil, err
 	}
 	for _, l := range spec.EPs {
 		shown := make(contents)
 		d, err := libraryDigest(l, func(path string) (cas.Digest, error) {
-			d, err := c.fileDigest(ctx, path)
+			d, err := digest(path)
 			if name, relative := filepath.Rel(filepath.Dir(l.Path), path); relative == nil {
 				shown[name] = d
 			}
@@ -209,6 +241,9 @@ func (c *Cache) lookOnce(ctx context.Context, rt *runtime) (*runtimeContent, err
 		if l.Tool == "" && !l.Elsewhere { // else more counts than an application shows
 			rc.shown[l.EP] = shown
 		}
+	}
+	for i := range rc.files {
+		rc.files[i].digest = read[rc.files[i].path]
 	}
 	return rc, nil
 }

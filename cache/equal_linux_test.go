@@ -202,3 +202,48 @@ func TestLibraryIsLinkedElsewhereWhileItIsHashed(t *testing.T) {
 	app.claim(app.ask(b.model(1)))
 	require.NoError(t, <-linked)
 }
+
+// linkElsewhere gives the library of a runtime another name, in another environment.
+func (b *bench) linkElsewhere(library string) {
+	require.NoError(b, os.Link(library, filepath.Join(b.TempDir(), "another environment")))
+}
+
+// What is under way with a runtime's libraries goes on when one of them is linked elsewhere. It ends
+// when another file was in a library's place meanwhile, even if that is as it was by now.
+func TestLibrariesThatAreLinkedElsewhereStand(t *testing.T) {
+	b := newBench(t)
+	app := b.application(b.cache.uid, "1.0") // as the registered runtime
+	library := filepath.Join(b.runtime, filepath.Base(app.spec.EPs[0].Path))
+	aside := library + ".aside"
+	for name, row := range map[string]struct {
+		between func()
+		refused bool
+	}{
+		"linked elsewhere": {between: func() { b.linkElsewhere(library) }},
+		"moved aside, and back": {func() {
+			require.NoError(t, os.Rename(library, aside))
+			require.NoError(t, os.Rename(aside, library))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := b.request(b.model(uint64(len(name))))
+			r.OnMiss = ForClaim
+			claim := b.acquire(r)
+			require.Equal(t, Claimed, claim.Outcome)
+			put := app.compile(r, claim.Claim)
+			row.between()
+			taken, err := b.cache.Put(t.Context(), r.Peer, put, nil)
+			if row.refused {
+				require.ErrorIs(t, err, errMoving)
+				return
+			}
+			require.NoError(t, err)
+			require.NoError(t, taken.View.Close())
+		})
+	}
+	b.close()
+	b.wrap = &interrupted{Compiler: b.compiler, during: func() { b.linkElsewhere(library) }}
+	b.open()
+	require.Equal(t, Compiled, b.acquire(b.request(b.model(9))).Outcome)
+	require.EqualValues(t, 1, b.compiler.Compiles.Load())
+}
