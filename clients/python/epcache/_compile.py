@@ -55,14 +55,21 @@ def run(job: Job, answer: Artefact) -> Artefact:
             claim.give_up(str(error) or type(error).__name__, int(code))
             raise
         # What is refused has ended the claim.
-        return claim.put(
-            folder,
-            ort_version=made.ort_version,
-            made_by=made.versions,
-            compile_seconds=made.seconds,
-            timeout=job.deadline - time.monotonic(),
-            progress=job.progress,
-        )
+        try:
+            return claim.put(
+                folder,
+                ort_version=made.ort_version,
+                made_by=made.versions,
+                compile_seconds=made.seconds,
+                timeout=job.deadline - time.monotonic(),
+                progress=job.progress,
+            )
+        except _errors.BadRequest as error:
+            if not made.logged:
+                raise
+            # An execution provider that lacks a library of its own takes no node, and only the log says why.
+            text = f"{error.text}; ONNX Runtime logged: {'; '.join(made.logged)}"
+            raise _errors.BadRequest(text, error.hint, error.facts) from error
 
 
 def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) -> _worker.Result:

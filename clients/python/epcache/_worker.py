@@ -44,6 +44,7 @@ class Result:
     ort_version: str
     seconds: float
     versions: list[tuple[str, str]]  # of the execution providers
+    logged: tuple[str, ...] = ()  # as errors, by ONNX Runtime
 
 
 def find() -> str:
@@ -81,7 +82,8 @@ def _result(last: dict[str, Any], status: int | None, words: str) -> Result:
     done, refusal = last.get("Result"), last.get("Refusal")
     if done is not None:
         made = [(str(ep.get("Name", "")), str(ep.get("Version", ""))) for ep in done.get("EPs") or []]
-        return Result(str(done.get("ORTVersion", "")), float(done.get("Seconds", 0.0)), made)
+        logged = [str(text) for text in done.get("Errors") or []]
+        return Result(str(done.get("ORTVersion", "")), float(done.get("Seconds", 0.0)), made, tuple(logged))
     if refusal is not None:
         code = int(refusal.get("Code", -1))
         text = f"{refusal.get('Doing', 'compile')}: {refusal.get('Text', '')}"

@@ -159,6 +159,18 @@ def test_execution_provider_that_is_part_of_onnxruntime(ask: Callable[..., Any],
     assert daemon.control("list") == []
 
 
+def test_missing_library_of_an_execution_provider_is_named(ask: Callable[..., Any], runtime: Callable[[str], Path], models: Any, tmp_path: Path) -> None:
+    """The provider takes no node then, and only ONNX Runtime's log says why."""
+    whole = runtime("qnn-2.7.0")
+    for package in ("onnxruntime", "onnxruntime_qnn"):  # and not onnxruntime_qnn.libs
+        shutil.copytree(whole / package, tmp_path / package, copy_function=os.symlink)
+    tiny = {"model": models.entry("tiny-mlp"), "path": str(models.path("tiny-mlp"))}
+    # For a target that the daemon has no build for, because it has these libraries whole.
+    (made,) = ask(where=tmp_path, ep=["QNNExecutionProvider", {"soc_model": "43"}], **tiny)["sessions"]
+    assert made["outcome"] == "failed"
+    assert "libc++-71bc274c.so.1.0: cannot open shared object file" in made["why"]
+
+
 def test_model_that_changes_while_it_is_compiled(
     ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, programs: Path, models: Any
 ) -> None:
