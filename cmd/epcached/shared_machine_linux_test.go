@@ -169,6 +169,8 @@ import json, os, sys, warnings
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     import epcache
+    # This test is not about how long an application waits for a daemon's first word.
+    epcache.Client.__init__.__kwdefaults__["hello_limit"] = 10
     ep, *models = sys.argv[1:]
     session = epcache.InferenceSession(models[0], epcache.SessionOptions(), ep=ep)
     others = epcache.SessionGroup(models, epcache.SessionOptions(), ep=ep) if models[1:] else []
