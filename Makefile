@@ -28,6 +28,9 @@ export ORT_DISABLE_TELEMETRY := 1
 # At its end each program that the race detector looks at waits a second for reports that others are about to write: there are dozens of them, and a report takes less.
 export GORACE ?= atexit_sleep_ms=100
 
+# timed runs a command and prints how long it took.
+timed = @began=$$SECONDS; echo '$(1)'; $(1); echo "make $@: $(firstword $(filter ./% clients/%,$(1))) took $$((SECONDS - began)) s"
+
 .PHONY: help
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,9 +74,9 @@ demo: build ## compile real models once, serve them to a second application, and
 
 .PHONY: test
 test: build deps ## run all tests, on the real execution providers too
-	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests --ignore=clients/python/tests/real
-	$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests/real
-	$(PLAIN) $(GO) test -vet=off -timeout 25m ./...
+	$(call timed,$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests --ignore=clients/python/tests/real)
+	$(call timed,$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests/real)
+	$(call timed,$(PLAIN) $(GO) test -vet=off -timeout 25m ./...)
 
 # What is concurrent in the large packages; all of the small ones.
 CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|SameTime|Race|Reload|Watch|Close|Stop|Subscri|Probe
