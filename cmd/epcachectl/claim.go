@@ -118,13 +118,17 @@ func instead(err error) []string {
 func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelFile, g *getCall, claimed *wire.AcquireReply, progress func(*wire.Progress)) (reply *wire.AcquireReply, view *os.File, own *ownFiles, err error) {
 	cl.places <- struct{}{}
 	defer func() { <-cl.places }()
-	folder, err := os.MkdirTemp("", "epcachectl-claim-")
+	above, err := os.MkdirTemp("", "epcachectl-claim-")
+	folder := filepath.Join(above, "out")
+	if err == nil {
+		err = os.Mkdir(folder, 0o700)
+	}
 	if err != nil {
 		return nil, nil, nil, errors.Join(err, giveUp(ctx, c, claimed.GetClaim(), err))
 	}
 	defer func() {
 		if own == nil {
-			os.RemoveAll(folder) // what stays is in a temporary folder
+			os.RemoveAll(above) // what stays is in a temporary folder
 		}
 	}()
 	result, err := cl.compile(ctx, folder, m, &g.request, claimed, progress)
@@ -198,7 +202,7 @@ func (o *ownFiles) openers() map[string]func() (io.ReadCloser, error) {
 // end removes them. It may be called on nil.
 func (o *ownFiles) end() {
 	if o != nil {
-		os.RemoveAll(o.folder) // what stays is in a temporary folder
+		os.RemoveAll(filepath.Dir(o.folder)) // what stays is in a temporary folder
 	}
 }
 
@@ -212,7 +216,7 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r 
 		ctx, cancel = context.WithTimeout(ctx, milliseconds(limit))
 		defer cancel()
 	}
-	model, err := filepath.Abs(m.path)
+	model, err := m.linked(folder, claim.GetOutput())
 	if err != nil {
 		return compilers.Result{}, err
 	}
@@ -224,6 +228,22 @@ func (cl *claimant) compile(ctx context.Context, folder string, m *modelFile, r 
 		err = m.unchanged()
 	}
 	return result, err
+}
+
+// linked returns the path of a link to the model, which has the name of the graph that is compiled,
+// beside the folder of a job: the daemon has its models there. ONNX Runtime hashes the spelling of
+// the path into names, so the artefact has the same bytes wherever the model lies. It returns the
+// model's own path if the model has external data, which ONNX Runtime looks for beside it.
+func (m *modelFile) linked(folder, output string) (string, error) {
+	model, err := filepath.Abs(m.path)
+	if err != nil || len(m.shown) > 1 {
+		return model, err
+	}
+	link := filepath.Join(filepath.Dir(folder), "model", strings.TrimSuffix(output, "_ctx.onnx")+".onnx")
+	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
+		return "", err
+	}
+	return link, os.Symlink(model, link)
 }
 
 // job is what was asked for, as the daemon would compile it.

@@ -84,8 +84,10 @@ def _compile(job: Job, answer: Artefact, claim: Claim, above: str, output: str) 
         program = ""  # it loads by path, and would look for the external data there
     if program and job.ort_library and all(plugin.library is not None for plugin in job.plugins):
         with contextlib.suppress(_worker.NoWorker):
-            request = _request(job, answer, claim, _path(job, above), output)
-            return _worker.compile(program, request, min(job.deadline, claim.deadline), told)
+            model = _path(job, above)
+            name = "" if claim.sources.keys() - {model} else claim.output.removesuffix("_ctx.onnx") + ".onnx"
+            request = _request(job, answer, claim, model, output)
+            return _worker.compile(program, request, min(job.deadline, claim.deadline), told, name)
     told("in this process")
     return _in_process(job, answer, claim, output)
 

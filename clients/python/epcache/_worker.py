@@ -54,13 +54,22 @@ def find() -> str:
     return _autostart.installed(PROGRAM) or shutil.which(PROGRAM) or next((p for p in (os.path.join(f, PROGRAM) for f in FOLDERS) if os.access(p, os.X_OK)), "")
 
 
-def compile(program: str, request: dict[str, Any], deadline: float, told: Callable[[str], None]) -> Result:
+def compile(program: str, request: dict[str, Any], deadline: float, told: Callable[[str], None], name: str = "") -> Result:
     """Has the worker do a compile request, by `deadline`, a time of time.monotonic(), and tells each phase.
+
+    ONNX Runtime hashes the spelling of the model's path into names. With a `name` the worker finds the model under it, where the
+    daemon's workers have theirs, so that the artefact has the same bytes wherever the model lies. That is for models of one file.
 
     Raises CompileFailed with what the compiler said, DeadlineExceeded, or NoWorker.
     """
-    line = json.dumps({"Version": VERSION, "Do": "compile", **request}).encode() + b"\n"
-    with tempfile.TemporaryDirectory(prefix="epcache-worker-") as folder:
+    with tempfile.TemporaryDirectory(prefix="epcache-worker-") as above:
+        folder = os.path.join(above, "out", ".worker")
+        os.makedirs(folder)
+        if name:
+            os.mkdir(os.path.join(above, "model"))
+            os.symlink(request["Model"], os.path.join(above, "model", name))
+            request = {**request, "Model": os.path.join("..", "..", "model", name)}
+        line = json.dumps({"Version": VERSION, "Do": "compile", **request}).encode() + b"\n"
         process = _Process(program, folder, line, deadline)
         try:
             last: dict[str, Any] = {}

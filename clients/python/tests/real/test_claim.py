@@ -159,6 +159,40 @@ def test_execution_provider_that_is_part_of_onnxruntime(ask: Callable[..., Any],
     assert daemon.control("list") == []
 
 
+@pytest.mark.parametrize(("ep", "options", "version"), [(EP, {}, "openvino-1.8.1"), ("QNNExecutionProvider", {"soc_model": "60"}, "qnn-2.7.0")])
+def test_artefact_does_not_depend_on_who_compiles_or_on_where_the_model_lies(
+    ep: str, options: dict[str, str], version: str, ask: Callable[..., Any], daemon: Daemon, programs: Path, runtime: Callable[[str], Path],
+    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """ONNX Runtime hashes the spelling of the model's path into names."""
+    monkeypatch.setenv("EPCACHE_WORKER", str(programs / "epcached-ort"))
+    where, device = runtime(version), f"{ep}:CPU"
+    copies = [tmp_path / "model.onnx", tmp_path / "below" / "another name.onnx"]
+    for path in copies:
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(models.path("tiny-mlp"), path)
+
+    def files() -> Any:
+        (build,) = daemon.control("list")
+        daemon.control("rm", "--all")
+        return build["files"]
+
+    def application(path: Path, in_memory: bool) -> Any:
+        ran = ask(where=where, model=models.entry("tiny-mlp"), path=str(path), ep=[device, options], in_memory=in_memory)
+        assert ran["sessions"][0]["outcome"] == "put", ran
+        return files()
+
+    def command_line(path: Path, on_miss: str) -> Any:
+        named = [f"--option={name}={value}" for name, value in options.items()]
+        (answer,) = daemon.control("get", str(path), "--ep", device, *named, "--runtime", str(where), "--on-miss", on_miss)
+        assert answer["outcome"] == "compiled", answer
+        return files()
+
+    compiled = command_line(copies[0], "wait")  # by the daemon
+    assert [command_line(path, "claim") for path in copies] == [compiled] * 2
+    assert [application(path, in_memory) for path in copies for in_memory in (False, True)] == [compiled] * 4
+
+
 def test_missing_library_of_an_execution_provider_is_named(ask: Callable[..., Any], runtime: Callable[[str], Path], models: Any, tmp_path: Path) -> None:
     """The provider takes no node then, and only ONNX Runtime's log says why."""
     whole = runtime("qnn-2.7.0")
