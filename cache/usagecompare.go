@@ -65,7 +65,8 @@ func (u *Usage) compareFile(ctx context.Context, c *Cache, f index.File, with []
 		defer s.Close() // likewise
 		candidates = append(candidates, dedupe.Candidate{Digest: other.Digest, Source: s})
 	}
-	plan, err := dedupe.Match(ctx, target, candidates, dedupe.Options{})
+	all := func(context.Context, dedupe.Sketch) ([]dedupe.Candidate, error) { return candidates, nil }
+	plan, err := dedupe.Match(ctx, target, all)
 	if err != nil {
 		return err
 	}

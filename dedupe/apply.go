@@ -14,17 +14,16 @@ import (
 // ApplyOptions say how a blob is rebuilt.
 type ApplyOptions struct {
 	// Trusted leaves out hashing what comes out. It is for a recipe that was
-	// proven and containers that were verified, whose stamps hold; extents are then
-	// shared where the file system can.
+	// proven and containers that were verified, whose stamps hold.
 	Trusted bool
 
 	// Progress, which may be nil, is told how far it is; calls do not overlap.
 	Progress func(done, total int64)
 }
 
-// Apply rebuilds the blob of a recipe into w, which is empty: a file, best one
-// on the containers' file system. Memory is a few megabytes whatever the sizes.
-// Nothing is synced. open is as in Assemble; Apply closes what it opened.
+// Apply rebuilds the blob of a recipe into w, which is empty, on all cores. Memory
+// is a few megabytes whatever the sizes. Nothing is synced. open is as in Assemble;
+// Apply closes what it opened.
 //
 // Without Trusted the bytes are hashed on their way, and others than r.Blob are
 // a *cas.CorruptError: then some container is not what its digest says. What
@@ -34,31 +33,23 @@ func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error)
 	if err != nil {
 		return err
 	}
-	if o.Trusted {
-		err = a.copyTo(ctx, w, o)
-	} else {
-		err = a.copyVerified(ctx, w, o)
-	}
-	return errors.Join(err, a.Close())
-}
-
-// copyVerified hashes and writes in one pass: cas.Sum reads every byte once,
-// on all cores, and each buffer that it has filled is written as it is.
-func (a *Assembled) copyVerified(ctx context.Context, w io.WriterAt, o ApplyOptions) error {
 	if f, ok := w.(*os.File); ok {
 		cas.Preallocate(f, a.Size())
 	}
 	t := &tee{from: a, to: w, report: progress{fn: o.Progress, total: a.Size()}}
-	got, err := cas.Sum(ctx, t, 0, a.Size())
-	if err != nil {
-		return err
+	if o.Trusted {
+		err = t.copy(ctx, a.Size())
+	} else {
+		var got cas.Digest
+		got, err = cas.Sum(ctx, t, 0, a.Size())
+		if err == nil && got != r.Blob {
+			err = &cas.CorruptError{Digest: r.Blob, Got: got}
+		}
 	}
-	if got != a.recipe.Blob {
-		return &cas.CorruptError{Digest: a.recipe.Blob, Got: got}
-	}
-	return nil
+	return errors.Join(err, a.Close())
 }
 
+// tee writes what is read through it. So hashing and writing is one pass.
 type tee struct {
 	from   io.ReaderAt
 	to     io.WriterAt
@@ -72,6 +63,22 @@ func (t *tee) ReadAt(p []byte, off int64) (int, error) {
 	}
 	t.report.add(int64(n))
 	return n, err
+}
+
+// copy reads all, a step of the blob at a time, of however many extents.
+//
+// copy_file_range was used before: where nothing can be shared it takes its bytes
+// through a pipe, 64 KiB at most, and what is written begins where the source's
+// pages do and not the file's own. On ext4 that takes two to three times as long.
+// Extents are not cloned either: of real context binaries 6 % of what they share
+// begins alike within the blocks of a file system.
+func (t *tee) copy(ctx context.Context, size int64) error {
+	steps := int((size + cas.WriteStep - 1) / cas.WriteStep)
+	begin := func() []byte { return make([]byte, cas.WriteStep) }
+	return onAllCores(ctx, steps, begin, func(b []byte, i int) error {
+		at := int64(i) * cas.WriteStep
+		return readFull(t, b[:min(cas.WriteStep, size-at)], at)
+	}, nil)
 }
 
 type progress struct {

@@ -81,12 +81,17 @@ func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at offset %d", off)
 	}
-	n := 0
-	for i := a.at(off); n < len(p) && i < len(a.recipe.Extents); i++ {
-		e := a.recipe.Extents[i]
-		skip := off + int64(n) - e.At
-		part := p[n:min(int64(len(p)), int64(n)+e.Length-skip)]
-		if err := a.fill(part, e, skip); err != nil {
+	return readExtents(a.recipe.Extents, p, off, a.fill)
+}
+
+// readExtents reads from off what extents in order of At make up; fill reads the bytes of one, from
+// skip on.
+func readExtents(all []Extent, p []byte, off int64, fill func(p []byte, e Extent, skip int64) error) (n int, err error) {
+	i := sort.Search(len(all), func(i int) bool { return all[i].At+all[i].Length > off })
+	for ; n < len(p) && i < len(all); i++ {
+		skip := off + int64(n) - all[i].At
+		part := p[n:min(int64(len(p)), int64(n)+all[i].Length-skip)]
+		if err := fill(part, all[i], skip); err != nil {
 			return n, err
 		}
 		n += len(part)
@@ -95,12 +100,6 @@ func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 		return n, io.EOF
 	}
 	return n, nil
-}
-
-// at returns the index of the extent that has the byte at off.
-func (a *Assembled) at(off int64) int {
-	ext := a.recipe.Extents
-	return sort.Search(len(ext), func(i int) bool { return ext[i].At+ext[i].Length > off })
 }
 
 // fill reads the bytes of one extent, from skip on.

@@ -41,8 +41,7 @@ func TestMatchFindsWhatAnExactMatcherFinds(t *testing.T) {
 			m.New(s)
 		}
 		bound := m.New(target)
-		o := Options{guideFrom: rapid.Int64Range(0, 1).Draw(t, "guided")}
-		p := packWith(t, o, target, stored...)
+		p := pack(t, target, stored...)
 		// Where two extents meet, up to leastPiece bytes may be left.
 		require.LessOrEqual(t, p.LiteralSize(), bound+leastPiece*int64(len(p.Extents)))
 	})

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"io"
 
 	"github.com/zeebo/blake3"
 )
@@ -26,12 +25,11 @@ import (
 //	32      8     size of the blob
 //	40      4     c, number of containers, at most 256
 //	44      4     e, number of extents, at most 524,288
-//	48      4     t, number of tensors, at most 16,384
+//	48      4     0; other values are names of ranges behind the extents, which are passed over
 //	52      4     1 + index of the container with the recipe's own literals; 0: none
 //	56      40 c  containers: 32 digest, 8 size
 //	        e     extents: uv 2 x container + (1 if repeated); uv length; sv from, less the end of what
 //	              the extent before took from that container (0 for the first); uv period, if repeated
-//	        t     tensors: uv length of the name, the name; uv at, less that of the tensor before; uv length
 //
 // In version 2 there stand behind the containers, and extents of container c take
 // from the frames:
@@ -52,7 +50,6 @@ const (
 	bodyHead      = 56
 	containerSize = 40
 	minExtent     = 3 // bytes that an extent takes at least
-	minTensor     = 4
 	framesHead    = 12
 	frameEntry    = 4 + frameHash
 )
@@ -63,12 +60,12 @@ func (r *Recipe) Encode() ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+12*len(r.Extents)+64*len(r.Tensors)+sumSize)
+	b := make([]byte, headerSize, headerSize+bodyHead+containerSize*len(r.Containers)+12*len(r.Extents)+sumSize)
 	copy(b, recipeMagic)
 	binary.LittleEndian.PutUint32(b[8:], r.version())
 	b = append(b, r.Blob[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Size))
-	for _, n := range []int{len(r.Containers), len(r.Extents), len(r.Tensors), r.Literals + 1} {
+	for _, n := range []int{len(r.Containers), len(r.Extents), 0, r.Literals + 1} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(n))
 	}
 	for _, c := range r.Containers {
@@ -77,7 +74,6 @@ func (r *Recipe) Encode() ([]byte, error) {
 	}
 	b = r.appendFrames(b)
 	b = r.appendExtents(b)
-	b = r.appendTensors(b)
 	if len(b)-headerSize > maxBody {
 		return nil, invalid("body", "%d bytes, more than %d", len(b)-headerSize, maxBody)
 	}
@@ -146,93 +142,60 @@ func (r *Recipe) appendExtents(b []byte) []byte {
 	return b
 }
 
-func (r *Recipe) appendTensors(b []byte) []byte {
-	last := int64(0)
-	for _, t := range r.Tensors {
-		b = binary.AppendUvarint(b, uint64(len(t.Name)))
-		b = append(b, t.Name...)
-		b = binary.AppendUvarint(b, uint64(t.At-last))
-		b = binary.AppendUvarint(b, uint64(t.Length))
-		last = t.At
-	}
-	return b
-}
-
-// ReadRecipe reads one recipe and expects the end after it. Memory is taken as
-// the bytes come, not as a header promises them. Errors are *FormatError,
-// ErrNewer, or the reader's.
-func ReadRecipe(in io.Reader) (*Recipe, error) {
-	b, err := io.ReadAll(io.LimitReader(in, headerSize+maxBody+sumSize+1))
-	if err != nil {
-		return nil, fmt.Errorf("read recipe: %w", err)
-	}
-	return DecodeRecipe(b)
-}
-
 // DecodeRecipe reads the bytes of a recipe file. What it accepts is sound as
-// Validate says, and Encode gives the same bytes again, but for frames: those are
-// there, and are looked at when they are read. Errors are *FormatError or ErrNewer.
+// Validate says. Frames are there, and are looked at when they are read. Errors are
+// *FormatError or ErrNewer.
 func DecodeRecipe(b []byte) (*Recipe, error) {
-	head := int64(len(b))
-	if n, framed := framedHead(b); framed && n < head {
-		head = n
-	}
-	return decodeHead(b[:head], int64(len(b)))
+	r, _, err := decodeRecipe(b, int64(len(b)))
+	return r, err
 }
 
-// framedHead returns how many bytes stand before the frames of a file that begins so.
-func framedHead(b []byte) (n int64, framed bool) {
-	if len(b) < headerSize || string(b[:8]) != recipeMagic || binary.LittleEndian.Uint32(b[8:]) != formatFramed {
-		return 0, false
-	}
-	return headerSize + int64(binary.LittleEndian.Uint32(b[12:])) + sumSize, true
-}
-
-// decodeHead reads what stands before the frames of a file of so many bytes; of
-// one without frames that is all of it.
-func decodeHead(b []byte, size int64) (*Recipe, error) {
-	body, err := openFile(recipeMagic, b, maxBody)
+// decodeRecipe reads the beginning of a file of so many bytes, and returns how
+// much of it stands before the frames.
+func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
+	body, err := bodyOf(b, size)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	d := &decoder{b: body}
-	r := &Recipe{}
-	framed := binary.LittleEndian.Uint32(b[8:]) == formatFramed
-	if framed {
+	r = &Recipe{}
+	if binary.LittleEndian.Uint32(b[8:]) == formatFramed {
 		r.Frames = &Frames{}
 	}
 	copy(r.Blob[:], d.fixed("blob", len(r.Blob)))
 	r.Size = d.int64("size")
 	containers := d.count("containers", MaxContainers, containerSize)
 	extents := d.count("extents", MaxExtents, minExtent)
-	tensors := d.count("tensors", MaxTensors, minTensor)
+	names := d.count("names", maxBody, 1)
 	r.Literals = d.count("literals", containers, 0) - 1
 	d.containers(r, containers)
-	if framed {
+	length := "length" // of what the file's length depends on
+	if r.Frames != nil {
 		d.frames(r.Frames)
+		length = "frames"
 	}
 	d.extents(r, extents)
-	d.tensors(r, tensors)
-	if d.err == nil && len(d.b) > d.at {
+	if d.err == nil && names == 0 && len(d.b) > d.at {
 		d.fail("body", "%d bytes after its end", len(d.b)-d.at)
 	}
 	if d.err != nil {
-		return nil, d.err
+		return nil, 0, d.err
 	}
 	if err := r.Validate(); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	if framed && int64(len(b))+r.Frames.stored() != size {
-		return nil, &FormatError{int64(len(b)), "frames", fmt.Sprintf("%d bytes, but the file has %d", r.Frames.stored(), size-int64(len(b)))}
+	head = int64(headerSize + len(body) + sumSize)
+	if n := head + r.Frames.stored(); n != size {
+		return nil, 0, &FormatError{12, length, fmt.Sprintf("%d bytes, but the file has %d", n, size)}
 	}
-	return r, nil
+	return r, head, nil
 }
 
-// openFile checks what stands around a body. The version comes before the
+// bodyOf checks what stands around a body, in a file of so many bytes. The version comes before the
 // checksum, which a newer format may have elsewhere.
-func openFile(magic string, b []byte, most int) ([]byte, error) {
-	if len(b) < headerSize || string(b[:8]) != magic {
-		return nil, &FormatError{0, "magic", fmt.Sprintf("it does not begin with %q and a header", magic)}
+func bodyOf(b []byte, size int64) ([]byte, error) {
+	if len(b) < headerSize || string(b[:8]) != recipeMagic {
+		return nil, &FormatError{0, "magic", fmt.Sprintf("it does not begin with %q and a header", recipeMagic)}
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v > formatVersion {
 		return nil, fmt.Errorf("format %d: %w", v, ErrNewer)
@@ -240,14 +203,14 @@ func openFile(magic string, b []byte, most int) ([]byte, error) {
 		return nil, &FormatError{8, "version", "0"}
 	}
 	n := int64(binary.LittleEndian.Uint32(b[12:]))
-	if n > int64(most) {
-		return nil, &FormatError{12, "length", fmt.Sprintf("%d, more than %d", n, most)}
-	}
-	if int64(len(b)) != headerSize+n+sumSize {
-		return nil, &FormatError{12, "length", fmt.Sprintf("%d, but the file has %d bytes", n, len(b))}
+	if n > maxBody {
+		return nil, &FormatError{12, "length", fmt.Sprintf("%d, more than %d", n, maxBody)}
 	}
 	end := headerSize + n
-	if sum := blake3.Sum256(b[:end]); string(sum[:]) != string(b[end:]) {
+	if min(size, int64(len(b))) < end+sumSize {
+		return nil, &FormatError{12, "length", fmt.Sprintf("%d, but the file has %d bytes", n, size)}
+	}
+	if sum := blake3.Sum256(b[:end]); string(sum[:]) != string(b[end:end+sumSize]) {
 		return nil, &FormatError{end, "checksum", "it does not fit the bytes before"}
 	}
 	return b[headerSize:end], nil

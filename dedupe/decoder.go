@@ -141,33 +141,6 @@ func (d *decoder) extents(r *Recipe, n int) {
 	}
 }
 
-func (d *decoder) tensors(r *Recipe, n int) {
-	if d.err != nil || n == 0 {
-		return
-	}
-	r.Tensors = make([]Tensor, n)
-	last := int64(0)
-	for i := range r.Tensors {
-		length := d.uvarint("tensor name")
-		if length > maxName {
-			d.fail("tensor name", "%d bytes, more than %d", length, maxName)
-			return
-		}
-		name := d.fixed("tensor name", int(length))
-		delta := d.uvarint("tensor at")
-		size := d.uvarint("tensor length")
-		if d.err != nil {
-			return
-		}
-		if delta > maxSize || last > maxSize {
-			d.fail("tensor at", "%d after %d", delta, last)
-			return
-		}
-		last += delta
-		r.Tensors[i] = Tensor{Name: string(name), At: last, Length: size}
-	}
-}
-
 // frames reads the table of frames. What each states is for Validate.
 func (d *decoder) frames(f *Frames) {
 	f.Size = d.int64("literals")

@@ -19,19 +19,17 @@
 // through each candidate, and where an anchor stands in both, compares the bytes
 // both ways as far as they are equal. What the target has twice counts too.
 // Runs without anchors, such as zeros, are shared where they stand beside
-// something that is. A large target that is expected to be much the same as a
-// candidate is compared with it while it is read, where its parts probably stand,
-// and only the rest is searched.
+// something that is.
 //
 // Recipes that are read are foreign bytes: DecodeRecipe accepts only what is
 // sound in itself, and Apply hashes what comes out, so a wrong extent or a
 // wrong container can cost a compile but never gives a wrong artefact. With
-// ApplyOptions.Trusted, which is for containers with valid stamps, bytes are
-// copied or shared and nothing is hashed.
+// ApplyOptions.Trusted, which is for containers with valid stamps, nothing is
+// hashed.
 //
 // Who may refer to whose containers is for the caller to see to: a private blob
 // may use those of the shared scope or of the same user, never another user's.
 //
 // All functions may be called at the same time, also with the same Recipe,
-// which nothing here changes. Start with SketchOf, Candidates, Match and Apply.
+// which nothing here changes. Start with Match, Candidates and Apply.
 package dedupe

@@ -4,11 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"fmt"
 	"math/bits"
-	"runtime"
 	"slices"
-	"sync"
 )
 
 // What differs between two variants of a blob is a header here and a table there,
@@ -53,42 +50,23 @@ func (m *matcher) gaps(left int64) (all []gap) {
 
 // fill looks into the gaps of what the candidates cover, on all cores.
 func (m *matcher) fill(ctx context.Context) error {
-	all := m.gaps(fillAll)
-	batches := (len(all) + fillBatch - 1) / fillBatch
-	found := make([][]match, batches)
-	var (
-		mu    sync.Mutex // guards next, first and the matcher's stats
-		next  int
-		first error
-		wg    sync.WaitGroup
-	)
-	for range min(runtime.GOMAXPROCS(0), batches) {
-		wg.Go(func() {
-			f := &filler{matcher: m}
-			mu.Lock()
-			defer mu.Unlock()
-			for first == nil && next < batches {
-				i := next
-				next++
-				mu.Unlock()
-				err := f.batch(ctx, all[i*fillBatch:min((i+1)*fillBatch, len(all))])
-				mu.Lock()
-				found[i], f.found = f.found, nil
-				if err != nil && first == nil {
-					first = err
-				}
+	all := slices.Collect(slices.Chunk(m.gaps(fillAll), fillBatch))
+	found := make([][]match, len(all))
+	begin := func() *filler { return &filler{matcher: m} }
+	batch := func(f *filler, i int) error {
+		for _, g := range all[i] {
+			if err := f.gap(g); err != nil {
+				return err
 			}
-			m.stats.Compared += f.compared
-		})
+		}
+		found[i], f.found = f.found, nil
+		return nil
 	}
-	wg.Wait()
-	if first != nil {
-		return fmt.Errorf("match: %w", first)
-	}
-	if more := slices.Concat(found...); len(more) > 0 {
+	err := onAllCores(ctx, len(all), begin, batch, func(f *filler) { m.stats.compared += f.compared })
+	if more := slices.Concat(found...); err == nil && len(more) > 0 {
 		m.covered = m.covered.add(more, leastPiece)
 	}
-	return nil
+	return err
 }
 
 // filler looks into gaps. It is one goroutine's, and reads the matcher only.
@@ -102,18 +80,6 @@ type filler struct {
 	earlier  []int32  // by block: 1 + the one before it in the same slot
 	begins   []uint64 // a bit for each product of a block's first word: most offsets have none and need no hash
 	shift    int      // of such products
-}
-
-func (f *filler) batch(ctx context.Context, gaps []gap) error {
-	for _, g := range gaps {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := f.gap(g); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (f *filler) gap(g gap) error {

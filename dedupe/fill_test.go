@@ -23,7 +23,7 @@ func TestGapsAreFilledFromBetweenTheSameNeighbours(t *testing.T) {
 		changed = append(append(changed, table[i:i+100]...), randomBytes(uint64(i), 10+i/120%11)...)
 		pieces++
 	}
-	require.Greater(t, newMatcher(source(a), Options{}).floor, int64(100))
+	require.Greater(t, newMatcher(source(a)).floor, int64(100))
 	p := pack(t, bytes.Join([][]byte{[]byte("new"), a, changed, b}, nil), bytes.Join([][]byte{a, table, b}, nil))
 	require.LessOrEqual(t, p.LiteralSize(), 3+20*pieces)
 }
@@ -49,7 +49,7 @@ func TestGapsAreLookedAtUpToABound(t *testing.T) {
 	for _, at := range []int{10 << 10, 50 << 10} {
 		target[at] ^= 1 // so that both gaps have something to be found
 	}
-	m := newMatcher(source(target), Options{})
+	m := newMatcher(source(target))
 	m.candidates = []Candidate{{Digest: cas.Digest{1}, Source: source(stored)}}
 	m.covered = cover{
 		{at: 0, from: 0, length: 10 << 10},
@@ -76,11 +76,11 @@ func TestGapsAreFilledOnAllCores(t *testing.T) {
 	}
 	fill := func(cores int, from Source) (cover, int64, error) {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(cores))
-		m := newMatcher(source(target), Options{})
+		m := newMatcher(source(target))
 		m.candidates = []Candidate{{Digest: cas.Digest{1}, Source: from}}
 		m.covered = slices.Clone(covered)
 		err := m.fill(context.Background())
-		return m.covered, m.stats.Compared, err
+		return m.covered, m.stats.compared, err
 	}
 	want, compared, err := fill(1, source(stored))
 	require.NoError(t, err)

@@ -39,8 +39,7 @@ func framedSample() (r *Recipe, plain, own []byte) {
 			{At: 300000, Length: 4001, From: 100000, Period: 12, Container: 1},
 			{At: 304001, Length: int64(len(own)) - 100012, From: 100012, Container: 1},
 		},
-		Tensors: []Tensor{{"layer.0.weight", 100, 200000}},
-		Frames:  &Frames{Size: int64(len(own)), Each: MinFrame},
+		Frames: &Frames{Size: int64(len(own)), Each: MinFrame},
 	}
 	return r, plain, own
 }
@@ -138,7 +137,7 @@ func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 	target := NewSource(bytes.NewReader(plain), int64(len(plain)))
 	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)), Source: NewSource(bytes.NewReader(container), int64(len(container)))}
 	for _, candidates := range [][]Candidate{{candidate}, nil} {
-		plan, err := Match(ctx, target, candidates, Options{})
+		plan, err := Match(ctx, target, among(candidates...))
 		require.NoError(t, err)
 		r := plan.Framed(cas.Digest(blake3.Sum256(plain)))
 		require.Len(t, r.Containers, len(candidates))
@@ -294,7 +293,7 @@ func TestDamagedFiles(t *testing.T) {
 		"cut off before the frames":         {"frames", func(b []byte, head int) []byte { return b[:head] }},
 		"cut off in the table":              {"length", func(b []byte, head int) []byte { return b[:head-40] }},
 		"something behind":                  {"frames", func(b []byte, head int) []byte { return append(b, 0) }},
-		"format 1 with frames":              {"length", func(b []byte, head int) []byte { b[8] = 1; return b }},
+		"format 1 with frames":              {"checksum", func(b []byte, head int) []byte { b[8] = 1; return b }},
 		"a length of gigabytes":             {"length", func(b []byte, head int) []byte { b[15] = 0xff; return b }},
 	}
 	for name, c := range cases {
@@ -341,7 +340,7 @@ func TestFramesValidated(t *testing.T) {
 		"one of nothing":                 func(r *Recipe) { r.Frames.Table[1].Stored = 0 },
 		"no bytes":                       func(r *Recipe) { r.Frames.Size = 0 },
 		"literals besides":               func(r *Recipe) { r.Literals = 0 },
-		"nothing taken from them":        func(r *Recipe) { r.Extents, r.Size = r.Extents[1:2], 200000; r.Extents[0].At = 0; r.Tensors = nil },
+		"nothing taken from them":        func(r *Recipe) { r.Extents, r.Size = r.Extents[1:2], 200000; r.Extents[0].At = 0 },
 		"an extent behind their end":     func(r *Recipe) { r.Extents[0].From = r.Frames.Size - 99 },
 		"a container behind them":        func(r *Recipe) { r.Extents[0].Container = 2 },
 	}
@@ -377,9 +376,11 @@ func FuzzFramedRecipe(f *testing.F) {
 			require.True(t, errors.As(err, &fe), "%v", err)
 			return
 		}
-		again, err := r.Encode()
-		require.NoError(t, err)
-		require.Equal(t, head, again)
+		if binary.LittleEndian.Uint32(body[48:]) == 0 { // else names of ranges were passed over
+			again, err := r.Encode()
+			require.NoError(t, err)
+			require.Equal(t, head, again)
+		}
 		// The fuzzer finds no sums: they are made right, so that what is behind them is tried.
 		at := int64(0)
 		for i, one := range r.Frames.Table {

@@ -88,15 +88,11 @@ func TestTenGigabytes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			took := func(size int64) float64 {
 				start := time.Now()
-				var o Options
+				var candidates []Candidate
 				if name == "nearly another" {
-					o.Similar = func(context.Context, Sketch) ([]Similar, error) {
-						return []Similar{{Candidate: Candidate{Digest: cas.Digest{1}, Source: made{size, allDifferent}}}}, nil
-					}
+					candidates = []Candidate{{Digest: cas.Digest{1}, Source: made{size, allDifferent}}}
 				}
-				s, err := Scan(context.Background(), made{size, fill}, o)
-				require.NoError(t, err)
-				p, err := s.Match(context.Background(), nil)
+				p, err := Match(context.Background(), made{size, fill}, among(candidates...))
 				require.NoError(t, err)
 				t.Logf("%d MB: %d literals, %d extents, %.1f s", size>>20, p.LiteralSize(), len(p.Extents), time.Since(start).Seconds())
 				return time.Since(start).Seconds()

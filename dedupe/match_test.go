@@ -18,12 +18,13 @@ func (b buffer) WriteAt(p []byte, off int64) (int, error) { return copy(b[off:],
 
 func source(b []byte) Source { return NewSource(bytes.NewReader(b), int64(len(b))) }
 
-// pack matches, and checks that the recipe gives the target back.
-func pack(t require.TestingT, target []byte, stored ...[]byte) *Plan {
-	return packWith(t, Options{}, target, stored...)
+// among has a target compared with these candidates, whatever its sketch is.
+func among(candidates ...Candidate) func(context.Context, Sketch) ([]Candidate, error) {
+	return func(context.Context, Sketch) ([]Candidate, error) { return candidates, nil }
 }
 
-func packWith(t require.TestingT, o Options, target []byte, stored ...[]byte) *Plan {
+// pack matches, and checks that the recipe gives the target back.
+func pack(t require.TestingT, target []byte, stored ...[]byte) *Plan {
 	blobs := map[cas.Digest][]byte{}
 	var candidates []Candidate
 	for _, s := range stored {
@@ -31,7 +32,7 @@ func packWith(t require.TestingT, o Options, target []byte, stored ...[]byte) *P
 		blobs[d] = s
 		candidates = append(candidates, Candidate{Digest: d, Source: source(s)})
 	}
-	p, err := Match(context.Background(), source(target), candidates, o)
+	p, err := Match(context.Background(), source(target), among(candidates...))
 	require.NoError(t, err)
 	if !p.Shares() {
 		return p
@@ -89,15 +90,9 @@ func TestMatch(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			options := []Options{{}}
-			if len(c.target) > streamSize && len(c.stored) == 1 {
-				options = append(options, Options{guideFrom: 1})
-			}
-			for _, o := range options {
-				p := packWith(t, o, c.target, c.stored...)
-				require.LessOrEqual(t, p.LiteralSize(), c.literals)
-				require.LessOrEqual(t, len(p.Extents), c.extents)
-			}
+			p := pack(t, c.target, c.stored...)
+			require.LessOrEqual(t, p.LiteralSize(), c.literals)
+			require.LessOrEqual(t, len(p.Extents), c.extents)
 		})
 	}
 }
@@ -128,23 +123,6 @@ func TestMatchGoesOnOverTheSeamOfParts(t *testing.T) {
 	}
 }
 
-// Behind a match bytes are compared at the same distance past what was changed, without an anchor, also where more that is new follows
-// than gaps are filled of.
-func TestMatchGoesOnBehindSmallChanges(t *testing.T) {
-	noise, behind, still := randomBytes(86, 200<<10), randomBytes(87, fillMost+1000), randomBytes(88, 20<<10)
-	for i := range still {
-		still[i] &^= 3 // no anchors
-	}
-	changed := bytes.Clone(still)
-	changes := int64(0)
-	for i := 200; i < len(changed); i += 300 {
-		changed[i] ^= 4
-		changes++
-	}
-	p := pack(t, bytes.Join([][]byte{noise, changed, behind}, nil), bytes.Join([][]byte{noise, still, randomBytes(89, 300<<10)}, nil))
-	require.LessOrEqual(t, p.LiteralSize(), int64(len(behind))+changes)
-}
-
 // Whatever is cut and joined comes back, and work stays linear.
 func TestMatchRandomly(t *testing.T) {
 	parts := [][]byte{randomBytes(21, 40<<10), randomBytes(22, 3<<10), make([]byte, 20<<10), bytes.Repeat([]byte("period"), 2000), randomBytes(23, 100<<10)}
@@ -161,9 +139,8 @@ func TestMatchRandomly(t *testing.T) {
 		if bytes.Equal(target, stored) {
 			t.Skip("the target itself is no candidate")
 		}
-		o := Options{guideFrom: rapid.Int64Range(0, 1).Draw(t, "guided")}
-		p := packWith(t, o, target, stored)
-		require.Less(t, p.Stats.Compared, int64(2*spareWork+8*(len(target)+len(stored))))
+		p := pack(t, target, stored)
+		require.Less(t, p.stats.compared, int64(2*spareWork+8*(len(target)+len(stored))))
 	})
 }
 
@@ -196,9 +173,8 @@ func TestMatchWithAnchorsEverywhere(t *testing.T) {
 	for i := 0; i+16 <= len(other); i += 16 {
 		copy(other[i:], b[at:at+8])
 	}
-	all, err := scanAll(context.Background(), source(dense), scanOptions{})
-	require.NoError(t, err)
+	all := segmentsOf(t, dense, scanOptions{})
 	require.Equal(t, denseSegment(0, 1), len(all[0].anchors))
 	p := pack(t, dense, other)
-	require.Less(t, p.Stats.Compared, int64(2*spareWork+8*(len(dense)+len(other))))
+	require.Less(t, p.stats.compared, int64(2*spareWork+8*(len(dense)+len(other))))
 }

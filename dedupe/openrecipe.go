@@ -1,6 +1,7 @@
 package dedupe
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -45,11 +46,12 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	if err != nil {
 		return nil, stamp, err
 	}
-	if r, err = decodeHead(b, info.Size()); err != nil {
+	r, head, err := decodeRecipe(b, info.Size())
+	if err != nil {
 		return nil, stamp, err
 	}
 	if r.Frames != nil {
-		r.Frames.file = &framedFile{fs: fsys, path: path, head: int64(len(b)), sum: [sumSize]byte(b[len(b)-sumSize:])}
+		r.Frames.file = &framedFile{fs: fsys, path: path, head: head, sum: [sumSize]byte(b[head-sumSize:])}
 	}
 	if r.Blob != d {
 		return nil, stamp, &FormatError{headerSize, "blob", fmt.Sprintf("it is the recipe of %s", r.Blob)}
@@ -57,20 +59,18 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	return r, stamp, nil
 }
 
-// readHead reads what stands before the frames of a recipe's file, which has
-// size bytes; of one without frames all of it.
+// readHead reads what stands before the frames of a recipe's file of so many
+// bytes, at least its header.
 func readHead(fsys cas.FS, f *os.File, size int64) ([]byte, error) {
 	b := make([]byte, min(size, headerSize))
-	if err := readAll(fsys, f, b); err != nil {
-		return nil, err
+	if err := readAll(fsys, f, b); err != nil || len(b) < headerSize {
+		return b, err
 	}
-	if n, framed := framedHead(b); framed && n < size {
-		size = n
+	n := headerSize + int64(binary.LittleEndian.Uint32(b[12:])) + sumSize
+	if n > min(size, headerSize+maxBody+sumSize) {
+		return b, nil // refused when it is decoded
 	}
-	if size > headerSize+maxBody+sumSize {
-		return nil, &FormatError{-1, "length", fmt.Sprintf("a file of %d bytes", size)}
-	}
-	b = make([]byte, size)
+	b = make([]byte, n)
 	return b, readAll(fsys, f, b)
 }
 

@@ -14,19 +14,10 @@ type ownCopies struct {
 	warm   uint64 // nothing; see table.touch
 }
 
-// next takes the next segment. What the guide has found is the first candidate's until its place is known.
-func (o *ownCopies) next(s segment) error {
-	for _, c := range s.covered {
-		o.covered = o.covered.push(c)
-	}
-	o.marks = append(o.marks, s.marks...)
-	return o.segment(s)
-}
-
-// done is told that all have come.
+// done is called when all have come.
 func (o *ownCopies) done() error {
-	o.stats.Scanned += o.target.Size() - o.covered.bytes()
-	o.stats.Compared += o.compared
+	o.stats.scanned += o.target.Size()
+	o.stats.compared += o.compared
 	if err := o.quietUntil(o.target.Size()); err != nil {
 		return err
 	}
@@ -49,12 +40,6 @@ func (o *ownCopies) segment(s segment) error {
 			}
 			s.runs = s.runs[1:]
 		}
-		for len(s.covered) > 0 && s.covered[0].at <= a.at {
-			if err := o.pass(s.covered[0]); err != nil {
-				return err
-			}
-			s.covered = s.covered[1:]
-		}
 		if err := o.quietUntil(a.at); err != nil {
 			return err
 		}
@@ -74,20 +59,6 @@ func (o *ownCopies) segment(s segment) error {
 			return err
 		}
 	}
-	for _, m := range s.covered {
-		if err := o.pass(m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// pass leaves out what the guide has found: nothing is known of its anchors.
-func (o *ownCopies) pass(m match) error {
-	if err := o.quietUntil(m.at); err != nil {
-		return err
-	}
-	o.heard, o.end = max(o.heard, m.end()), max(o.end, m.end())
 	return nil
 }
 

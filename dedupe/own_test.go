@@ -16,33 +16,26 @@ func TestSegmentsAreHandedOnInOrder(t *testing.T) {
 	src := source(bytes.Repeat(randomBytes(121, 200<<10), 16)) // three MiB and some
 	ctx := context.Background()
 	bad := errors.New("enough")
-	for name, scan := range map[string]func(scanOptions) error{
-		"scanned":            func(o scanOptions) error { _, err := scanAll(ctx, src, o); return err },
-		"scanned and hashed": func(o scanOptions) error { _, _, err := scanAndSum(ctx, src, o); return err },
-	} {
-		t.Run(name, func(t *testing.T) {
-			var busy atomic.Bool
-			next := int64(0)
-			each := func(s segment) error {
-				require.False(t, busy.Swap(true), "one at a time")
-				defer busy.Store(false)
-				require.NotEmpty(t, s.anchors)
-				require.Equal(t, next, s.anchors[0].at/segmentSize)
-				next++
-				return nil
-			}
-			require.NoError(t, scan(scanOptions{level: denseLevel, each: each}))
-			require.Equal(t, int64(4), next)
-			next = 0
-			require.ErrorIs(t, scan(scanOptions{level: denseLevel, each: func(s segment) error {
-				if next == 2 {
-					return bad
-				}
-				return each(s)
-			}}), bad)
-			require.Equal(t, int64(2), next, "nothing comes behind what could not be taken")
-		})
+	var busy atomic.Bool
+	next := int64(0)
+	each := func(s segment) error {
+		require.False(t, busy.Swap(true), "one at a time")
+		defer busy.Store(false)
+		require.NotEmpty(t, s.anchors)
+		require.Equal(t, next, s.anchors[0].at/segmentSize)
+		next++
+		return nil
 	}
+	require.NoError(t, scanAll(ctx, src, scanOptions{level: denseLevel, each: each}))
+	require.Equal(t, int64(4), next)
+	next = 0
+	require.ErrorIs(t, scanAll(ctx, src, scanOptions{level: denseLevel, each: func(s segment) error {
+		if next == 2 {
+			return bad
+		}
+		return each(s)
+	}}), bad)
+	require.Equal(t, int64(2), next, "nothing comes behind what could not be taken")
 }
 
 // A table that was made for fewer anchors grows, and loses neither positions nor their order.

@@ -1,10 +1,7 @@
 package dedupe
 
 import (
-	"io"
 	"slices"
-	"sort"
-	"sync"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -15,8 +12,9 @@ type Plan struct {
 	Size       int64
 	Containers []Container // those of the candidates that are needed, then the literals if there are any
 	Extents    []Extent    // as in a Recipe
-	Stats      Stats
+	Sketch     Sketch      // of the blob
 
+	stats    stats
 	literals []Extent // where each range of the literals stands in the target: At in the literals, From in the target
 }
 
@@ -49,64 +47,9 @@ func (l *literalSource) Size() int64 { return l.size }
 
 // ReadAt is io.ReaderAt.
 func (l *literalSource) ReadAt(p []byte, off int64) (int, error) {
-	i := sort.Search(len(l.ranges), func(i int) bool { return l.ranges[i].At+l.ranges[i].Length > off })
-	n := 0
-	for n < len(p) && i < len(l.ranges) {
-		many := l.together(i, p[n:], off+int64(n))
-		k, err := l.read(l.ranges[i:i+many], p[n:], off+int64(n))
-		n += k
-		if err != nil {
-			return n, err
-		}
-		i += many
-	}
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
-}
-
-// Literals are often short and many, with short matches between: those that
-// stand close together are read with what is between them, for one read of the
-// file costs as much as some KiB.
-const (
-	literalGap  = 2 << 10
-	literalSpan = 64 << 10
-)
-
-// together returns how many ranges, from the i-th on, are read at once into p.
-func (l *literalSource) together(i int, p []byte, off int64) int {
-	many, first := 1, l.ranges[i].From+off-l.ranges[i].At
-	for k := i + 1; k < len(l.ranges); k++ {
-		before, r := l.ranges[k-1], l.ranges[k]
-		if r.At >= off+int64(len(p)) || r.From-before.From-before.Length > literalGap || r.From+r.Length-first > literalSpan {
-			break
-		}
-		many++
-	}
-	return many
-}
-
-var literalSpans = sync.Pool{New: func() any { return new([literalSpan]byte) }}
-
-// read reads the ranges from off on, as far as p goes, and returns how many bytes that is.
-func (l *literalSource) read(ranges []Extent, p []byte, off int64) (n int, err error) {
-	first, last := ranges[0], ranges[len(ranges)-1]
-	from, end := first.From+off-first.At, min(last.From+last.Length, last.From+off+int64(len(p))-last.At)
-	if len(ranges) == 1 {
-		return int(end - from), readFull(l.target, p[:end-from], from)
-	}
-	span := literalSpans.Get().(*[literalSpan]byte)
-	defer literalSpans.Put(span)
-	b := span[:end-from]
-	if err := readFull(l.target, b, from); err != nil {
-		return 0, err
-	}
-	for _, r := range ranges {
-		at := max(r.From, from)
-		n += copy(p[n:], b[at-from:min(r.From+r.Length, end)-from])
-	}
-	return n, nil
+	return readExtents(l.ranges, p, off, func(p []byte, e Extent, skip int64) error {
+		return readFull(l.target, p, e.From+skip)
+	})
 }
 
 // Recipe returns the plan as a recipe of the blob, once the digest of the
@@ -150,7 +93,7 @@ func (m *matcher) plan() *Plan {
 
 // named gives the candidates that are needed their place in the plan.
 func (m *matcher) named(b *builder) *Plan {
-	p := &Plan{Size: m.target.Size(), Extents: b.out, Stats: m.stats, literals: b.literals}
+	p := &Plan{Size: m.target.Size(), Extents: b.out, stats: m.stats, literals: b.literals}
 	place := make([]int, len(m.candidates)+1)
 	for _, e := range b.out {
 		place[e.Container] = -1

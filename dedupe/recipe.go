@@ -2,8 +2,6 @@ package dedupe
 
 import (
 	"fmt"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/epcached/epcached/cas"
 )
@@ -13,8 +11,6 @@ import (
 const (
 	MaxExtents    = 1 << 19
 	MaxContainers = 256
-	MaxTensors    = 1 << 14
-	maxName       = 512 // bytes of a tensor's name
 	maxSize       = 1 << 56
 )
 
@@ -43,13 +39,6 @@ func (e Extent) used() int64 {
 	return e.Length
 }
 
-// Tensor is a range of a blob, or of a candidate, that has a name.
-type Tensor struct {
-	Name   string
-	At     int64 // where it begins, in bytes
-	Length int64 // bytes
-}
-
 // NoLiterals is the Literals of a recipe that needs no bytes of its own.
 const NoLiterals = -1
 
@@ -61,8 +50,7 @@ type Recipe struct {
 	Containers []Container
 	Literals   int // the container that was made for this recipe, of bytes that stood nowhere else, or NoLiterals
 	Extents    []Extent
-	Tensors    []Tensor // what the blob's ranges are called, for people; in order of At
-	Frames     *Frames  // literals that are in the recipe's own file, compressed; nil: there are none. Then Literals is NoLiterals
+	Frames     *Frames // literals that are in the recipe's own file, compressed; nil: there are none. Then Literals is NoLiterals
 }
 
 // Validate returns a *FormatError unless the recipe is sound in itself: extents
@@ -106,7 +94,7 @@ func (r *Recipe) Validate() error {
 			return invalid(fmt.Sprintf("container %d", i), "no extent needs it")
 		}
 	}
-	return r.validateTensors()
+	return nil
 }
 
 func (r *Recipe) validateContainers() error {
@@ -154,26 +142,6 @@ func (r *Recipe) validateExtent(i int, e Extent, at int64) error {
 		return nil
 	}
 	return invalid(fmt.Sprintf("extent %d", i), "%s", reason)
-}
-
-func (r *Recipe) validateTensors() error {
-	if len(r.Tensors) > MaxTensors {
-		return invalid("tensors", "%d of them, more than %d", len(r.Tensors), MaxTensors)
-	}
-	last := int64(0)
-	for i, t := range r.Tensors {
-		field := fmt.Sprintf("tensor %d", i)
-		switch {
-		case t.Name == "" || len(t.Name) > maxName || !utf8.ValidString(t.Name) || strings.ContainsRune(t.Name, 0):
-			return invalid(field, "a name of %d bytes, or no text", len(t.Name))
-		case t.At < last:
-			return invalid(field, "it begins at %d, before the one before it", t.At)
-		case t.Length <= 0 || t.Length > r.Size || t.At > r.Size-t.Length:
-			return invalid(field, "bytes %d+%d of %d", t.At, t.Length, r.Size)
-		}
-		last = t.At
-	}
-	return nil
 }
 
 // sources returns how many there are to take from: containers, and frames.

@@ -28,38 +28,8 @@ type Sketch struct {
 func SketchOf(ctx context.Context, src Source) (Sketch, error) {
 	sk := newSketcher()
 	// No key passes the level, so that no list of anchors is kept.
-	if _, err := scanAll(ctx, src, scanOptions{level: 63, sketch: sk}); err != nil {
+	if err := scanAll(ctx, src, scanOptions{level: 63, sketch: sk}); err != nil {
 		return Sketch{}, fmt.Errorf("sketch: %w", err)
-	}
-	return sk.sketch(src.Size()), nil
-}
-
-// A sketch of parts is of one in partsEvery bytes, in pieces of partSize, at least
-// partsLeast of them: with blobs that are the same it has six keys in common.
-const (
-	partsEvery = 64
-	partSize   = 64 << 10
-	partsLeast = 8
-)
-
-// sketchOfParts reads a few parts of src.
-func sketchOfParts(ctx context.Context, src Source) (Sketch, error) {
-	sk := newSketcher()
-	s := &scanning{scanner: &scanner{src: src, sketch: sk}}
-	buf := make([]byte, partSize)
-	n := max(partsLeast, src.Size()/partSize/partsEvery)
-	for i := range n {
-		if err := ctx.Err(); err != nil {
-			return Sketch{}, err
-		}
-		at := i * (src.Size() / n)
-		b := buf[:min(partSize, src.Size()-at)]
-		if err := readFull(src, b, at); err != nil {
-			return Sketch{}, err
-		}
-		s.keys = s.keys[:0]
-		s.anchors(nil, b, at, 0, 0)
-		s.done(s.keys, nil)
 	}
 	return sk.sketch(src.Size()), nil
 }

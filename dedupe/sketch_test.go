@@ -86,8 +86,7 @@ func TestSketchOfVersion1(t *testing.T) {
 func TestAnchorsMoveWithTheBytes(t *testing.T) {
 	b := randomBytes(5, 3*segmentSize+12345)
 	scan := func(b []byte) map[int64]uint64 {
-		all, err := scanAll(context.Background(), NewSource(bytes.NewReader(b), int64(len(b))), scanOptions{})
-		require.NoError(t, err)
+		all := segmentsOf(t, b, scanOptions{})
 		found := map[int64]uint64{}
 		for _, part := range all {
 			for _, a := range part.anchors {

@@ -33,9 +33,8 @@ func (s sized) Size() int64 { return s.size }
 
 // Candidate is a container that Match looks for shared bytes in.
 type Candidate struct {
-	Digest  cas.Digest
-	Source  Source
-	Tensors []Tensor // what its ranges are called, where that is known; any order
+	Digest cas.Digest
+	Source Source
 }
 
 // readFull fills p from off. The end before that is io.ErrUnexpectedEOF: a

@@ -2,90 +2,62 @@ package dedupe
 
 import (
 	"context"
-	"math"
-	"runtime"
-	"sort"
-	"sync"
+	"slices"
 )
 
 const (
 	streamSize  = 8 << 20   // of a candidate that one core goes through at a time
 	streamRead  = 32 << 10  // read at first where nothing is known
 	streamMost  = 256 << 10 // and at most
-	lookAhead   = 1 << 10   // how far behind a difference the same distance is tried
-	againEvery  = 64        // equal bytes that make it worth another extent
 	overSeam    = 64 << 10  // how far a match goes on into the parts beside its own: it may have no anchor there
 	spareWork   = 4 << 20   // bytes compared in vain that a part may cost besides
 	workPerByte = 4         // and for each byte of it
 )
 
-// stream goes through one candidate. Where an anchor of it stands in the target
-// too, the bytes are compared both ways as far as they are equal, and it goes on
-// behind them: each byte of a candidate is scanned or compared, not both.
-type stream struct {
-	target    Source
-	candidate Source
-	index     int // of the candidate
-	table     *table
-	covered   cover  // by the candidates before; read only
-	mask      uint64 // of keys
-	least     uint64 // product of an anchor
-	floor     int64
-	taken     []match // ranges of the candidate that are compared already, in order
+// worthReading: a candidate is left out where what is still missing is less
+// than this part of it. Small ones, which literals mostly are, always pass.
+const worthReading = 4096
+
+// candidate goes through the i-th candidate, on all cores. Where an anchor of it
+// stands in the target too, the bytes are compared both ways as far as they are
+// equal, and it goes on behind them: each byte of a candidate is scanned or
+// compared, not both. Parts are cut at fixed offsets and know nothing of each
+// other, so the result is always the same.
+func (m *matcher) candidate(ctx context.Context, i int) error {
+	c := m.candidates[i].Source
+	if missing := m.target.Size() - m.covered.bytes(); missing < m.floor || missing < c.Size()/worthReading {
+		return nil
+	}
+	found := make([][]match, (c.Size()+streamSize-1)/streamSize)
+	begin := func() *part {
+		return &part{matcher: m, candidate: c, index: i, mask: 1<<max(m.level, 0) - 1,
+			least: leastProduct(m.level), buf: make([]byte, streamMost+windowSize)}
+	}
+	run := func(p *part, k int) (err error) {
+		found[k], err = p.run(int64(k) * streamSize)
+		return err
+	}
+	err := onAllCores(ctx, len(found), begin, run, func(p *part) {
+		m.stats.scanned += p.scanned
+		m.stats.compared += p.compared
+	})
+	if err == nil {
+		m.covered = m.covered.add(slices.Concat(found...), leastPiece)
+	}
+	return err
 }
 
-// all returns what was found, on all cores. Parts are cut at fixed offsets and
-// know nothing of each other, so the result is always the same.
-func (s *stream) all(ctx context.Context, stats *Stats) ([]match, error) {
-	parts := int((s.candidate.Size() + streamSize - 1) / streamSize)
-	found := make([][]match, parts)
-	var (
-		mu    sync.Mutex // guards next, first and stats
-		next  int
-		first error
-		wg    sync.WaitGroup
-	)
-	for range min(runtime.GOMAXPROCS(0), parts) {
-		wg.Go(func() {
-			p := &part{stream: s, buf: make([]byte, streamMost+windowSize)}
-			for {
-				mu.Lock()
-				i := next
-				next++
-				stop := first != nil || i >= parts
-				mu.Unlock()
-				if stop {
-					break
-				}
-				list, err := p.run(ctx, int64(i)*streamSize)
-				found[i] = list
-				if err != nil {
-					mu.Lock()
-					first = err
-					mu.Unlock()
-				}
-			}
-			mu.Lock()
-			stats.Scanned += p.scanned
-			stats.Compared += p.compared
-			mu.Unlock()
-		})
-	}
-	wg.Wait()
-	var flat []match
-	for _, list := range found {
-		flat = append(flat, list...)
-	}
-	return flat, first
-}
-
-// part is a range of a candidate, and what one goroutine needs for it.
+// part is a range of a candidate, and what one goroutine needs for it. It reads the matcher only.
 type part struct {
-	*stream
+	*matcher
 	comparer
 	finder
-	buf     []byte
-	scanned int64
+	candidate Source
+	index     int    // of the candidate
+	mask      uint64 // of keys
+	least     uint64 // product of an anchor
+	buf       []byte
+	scanned   int64
 
 	end   int64 // of the range
 	limit int64 // of matches: a little behind it
@@ -98,22 +70,13 @@ type part struct {
 	warm    uint64   // nothing; see table.touch
 }
 
-func (p *part) run(ctx context.Context, from int64) ([]match, error) {
+func (p *part) run(from int64) ([]match, error) {
 	p.end = min(from+streamSize, p.candidate.Size())
 	p.limit = min(p.end+overSeam, p.candidate.Size())
 	p.last, p.spare, p.found = max(from-overSeam, 0), spareWork+workPerByte*(p.end-from), nil
 	read := int64(streamRead)
 	for pos := from; pos < p.end; {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
 		n := min(read, p.end-pos)
-		if next, left := p.beyond(pos); left == 0 {
-			pos, read = next, streamRead
-			continue
-		} else {
-			n = min(n, left)
-		}
 		b := p.buf[:min(n+windowSize-1, p.candidate.Size()-pos)]
 		if err := readFull(p.candidate, b, pos); err != nil {
 			return nil, err
@@ -128,50 +91,6 @@ func (p *part) run(ctx context.Context, from int64) ([]match, error) {
 			read = min(2*read, streamMost)
 		}
 		pos = next
-	}
-	return p.found, nil
-}
-
-// beyond returns where to go on behind the range that pos lies in, if it is
-// compared already; else how far it is to the next such range. Windows that begin
-// in one and end behind it are scanned.
-func (p *part) beyond(pos int64) (next, left int64) {
-	i := sort.Search(len(p.taken), func(i int) bool { return p.taken[i].end()-windowSize+1 > pos })
-	if i == len(p.taken) {
-		return pos, math.MaxInt64
-	}
-	if left = p.taken[i].at - pos; left <= 0 {
-		return p.taken[i].end() - windowSize + 1, 0
-	}
-	return pos, left
-}
-
-// again looks with some anchors of what the guide has found in the target whether
-// it stands there once more, and is not found.
-func (s *stream) again(ctx context.Context, marks []anchor, stats *Stats) ([]match, error) {
-	p := &part{stream: s, limit: s.candidate.Size(), spare: spareWork + workPerByte*s.covered.bytes()}
-	defer func() { stats.Compared += p.compared }()
-	for _, m := range s.covered {
-		if m.source != s.index {
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		p.last = max(m.from-overSeam, 0)
-		after := m.from
-		for ; len(marks) > 0 && marks[0].at < m.end(); marks = marks[1:] {
-			c := m.from + marks[0].at - m.at
-			if marks[0].at < m.at || c < after || p.spare <= 0 {
-				continue
-			}
-			p.places = p.table.lookup(marks[0].key, p.places[:0])
-			end, err := p.try(c, p.places)
-			if err != nil {
-				return nil, err
-			}
-			after = max(c+1, end)
-		}
 	}
 	return p.found, nil
 }
@@ -243,53 +162,5 @@ func (p *part) try(c int64, places []int64) (int64, error) {
 		return c, nil
 	}
 	p.last = longest.from + longest.length
-	return p.last, p.goOn(longest)
-}
-
-// goOn looks behind the end of a match whether the bytes are the same again a
-// little later at the same distance: what differs may be a few addresses in a
-// table, or one changed row. That needs no anchor.
-func (p *part) goOn(m match) error {
-	for {
-		t, c := m.at+m.length, m.from+m.length
-		n := min(lookAhead, p.target.Size()-t, p.limit-c)
-		if n < againEvery {
-			return nil
-		}
-		before := p.compared
-		a, b, err := p.read(p.target, t, p.candidate, c, n)
-		if err != nil {
-			return err
-		}
-		skip := equalAgain(a, b)
-		if skip < 0 {
-			p.spare -= p.compared - before
-			return nil
-		}
-		t, c = t+int64(skip), c+int64(skip)
-		length, err := p.forward(p.target, t, p.candidate, c, min(p.target.Size()-t, p.limit-c))
-		if err != nil {
-			return err
-		}
-		m = match{at: t, from: c, length: length, source: p.index}
-		if !p.covered.has(t) {
-			p.found = append(p.found, m)
-		}
-		p.last = c + length
-	}
-}
-
-// equalAgain returns where the first againEvery equal bytes begin, or -1.
-func equalAgain(a, b []byte) int {
-	run := 0
-	for i := range a {
-		if a[i] != b[i] {
-			run = 0
-			continue
-		}
-		if run++; run == againEvery {
-			return i + 1 - run
-		}
-	}
-	return -1
+	return p.last, nil
 }

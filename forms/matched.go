@@ -57,8 +57,7 @@ func (m *Matched) frees(least Gain) bool {
 
 // Match finds what a whole blob shares with those that it may take bytes from, all of them whole,
 // and with itself: a weight-sharing group may have its weights once for each member. nil: it is too
-// small for that. The blob is read once, whether its sketch is known or not. gate, which may be
-// nil, is asked before each piece that is read.
+// small for that. gate, which may be nil, is asked before each piece that is read.
 func (s *Store) Match(ctx context.Context, d cas.Digest, gate Gate) (*Matched, error) {
 	return s.match(ctx, d, search{gate: gate})
 }
@@ -85,53 +84,22 @@ func (s *Store) match(ctx context.Context, d cas.Digest, how search) (*Matched, 
 func (s *Store) planFor(
 	ctx context.Context, m *Matched, d cas.Digest, how search,
 ) (*dedupe.Plan, error) {
-	target := behind(ctx, m.target, how.gate)
-	sketch, known := s.knownSketch(d)
-	var scanned *dedupe.Scanned
-	if !known {
-		var err error
-		similar := func(ctx context.Context, parts dedupe.Sketch) ([]dedupe.Similar, error) {
-			return s.similar(ctx, m, d, parts, how)
-		}
-		if scanned, err = dedupe.Scan(ctx, target, dedupe.Options{Digest: d, Similar: similar}); err != nil {
-			return nil, err
-		}
-		sketch = scanned.Sketch
-		if err := s.saveSketch(d, sketch); err != nil { // first, so that later blobs find this one
-			return nil, err
-		}
-	}
-	if sketch.Size < Least {
+	if m.target.Size() < Least {
 		return nil, nil //nolint:nilnil // none
 	}
-	near, err := s.near(ctx, d, sketch, how)
-	if err != nil {
-		return nil, err
+	find := func(ctx context.Context, sketch dedupe.Sketch) ([]dedupe.Candidate, error) {
+		if _, known := s.knownSketch(d); !known {
+			if err := s.saveSketch(d, sketch); err != nil { // first, so that later blobs find this one
+				return nil, err
+			}
+		}
+		near, err := s.near(ctx, d, sketch, how)
+		if err != nil {
+			return nil, err
+		}
+		return s.openCandidates(ctx, m, near, how.gate)
 	}
-	candidates, err := s.openCandidates(ctx, m, near, how.gate)
-	if err != nil {
-		return nil, err
-	}
-	if scanned != nil {
-		return scanned.Match(ctx, candidates)
-	}
-	return dedupe.Match(ctx, target, candidates, dedupe.Options{})
-}
-
-// similar opens the blob that one is probably much the same as, as far as some parts of it tell.
-func (s *Store) similar(
-	ctx context.Context, m *Matched, d cas.Digest, parts dedupe.Sketch, how search,
-) ([]dedupe.Similar, error) {
-	near, err := s.near(ctx, d, parts, how)
-	if err != nil || len(near) == 0 {
-		return nil, err
-	}
-	open, err := s.openCandidates(ctx, m, near[:1], how.gate)
-	if err != nil || len(open) == 0 {
-		return nil, err
-	}
-	sketch, _ := s.knownSketch(open[0].Digest) // without one it has fewer keys
-	return []dedupe.Similar{{Candidate: open[0], Sketch: sketch}}, nil
+	return dedupe.Match(ctx, behind(ctx, m.target, how.gate), find)
 }
 
 func (s *Store) openCandidates(ctx context.Context, m *Matched, near []cas.Digest, gate Gate) ([]dedupe.Candidate, error) {

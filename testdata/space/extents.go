@@ -213,42 +213,33 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 			src.(io.Closer).Close()
 		}
 	}()
-	candidate := func(d cas.Digest) (dedupe.Candidate, error) {
-		src, err := s.open(d)
-		if err == nil {
-			open = append(open, src)
+	digest := known
+	if known.IsZero() {
+		if digest, err = cas.Sum(ctx, target, 0, target.Size()); err != nil {
+			return err
 		}
-		return dedupe.Candidate{Digest: d, Source: src}, err
 	}
-	scanned, err := dedupe.Scan(ctx, target, dedupe.Options{Digest: known, Similar: func(_ context.Context, parts dedupe.Sketch) ([]dedupe.Similar, error) {
-		for _, r := range dedupe.Candidates(parts, s.all(), 1) {
-			c, err := candidate(r.Digest)
-			return []dedupe.Similar{{Candidate: c, Sketch: s.sketches[r.Digest]}}, err
-		}
-		return nil, nil
-	}})
-	if err != nil {
-		return err
-	}
-	digest := scanned.Digest
 	s.names = append(s.names, named{digest, name})
 	if s.taken(digest) {
 		return nil
 	}
-	var candidates []dedupe.Candidate
-	for _, r := range dedupe.Candidates(scanned.Sketch, s.all(), mostCandidates) {
-		c, err := candidate(r.Digest)
-		if err != nil {
-			return err
+	plan, err := dedupe.Match(ctx, target, func(_ context.Context, sketch dedupe.Sketch) ([]dedupe.Candidate, error) {
+		var candidates []dedupe.Candidate
+		for _, r := range dedupe.Candidates(sketch, s.all(), mostCandidates) {
+			src, err := s.open(r.Digest)
+			if err != nil {
+				return nil, err
+			}
+			open = append(open, src)
+			candidates = append(candidates, dedupe.Candidate{Digest: r.Digest, Source: src})
 		}
-		candidates = append(candidates, c)
-	}
-	plan, err := scanned.Match(ctx, candidates)
+		return candidates, nil
+	})
 	if err != nil {
 		return err
 	}
 	if plan.Size-plan.LiteralSize() < leastSaved {
-		s.sketches[digest] = scanned.Sketch
+		s.sketches[digest] = plan.Sketch
 		s.stored += plan.Size
 		if known.IsZero() {
 			s.copy(digest, outside{path: path}, nil)
@@ -259,11 +250,11 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 	if !known.IsZero() {
 		remove = func() error { return os.Remove(path) } // takes a while for large files
 	}
-	return s.pack(ctx, plan, target, path, scanned, remove)
+	return s.pack(ctx, plan, target, path, digest, remove)
 }
 
 // pack writes the recipe of a blob, and what it needs of its own. Then it is done with the file at path.
-func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe.Source, path string, scanned *dedupe.Scanned, done func() error) error {
+func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe.Source, path string, digest cas.Digest, done func() error) error {
 	literals := plan.Literals(target)
 	size := literals.Size()
 	var literalDigest cas.Digest
@@ -275,14 +266,14 @@ func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe
 		s.stored += size
 		switch {
 		case size > target.Size()/2: // nearly the same
-			s.sketches[literalDigest] = scanned.Sketch
+			s.sketches[literalDigest] = plan.Sketch
 		case size > leastSaved:
 			if s.sketches[literalDigest], err = dedupe.SketchOf(ctx, literals); err != nil {
 				return err
 			}
 		}
 	}
-	recipe, err := plan.Recipe(scanned.Digest, literalDigest)
+	recipe, err := plan.Recipe(digest, literalDigest)
 	if err != nil {
 		return err
 	}
@@ -296,7 +287,7 @@ func (s *extentStore) pack(ctx context.Context, plan *dedupe.Plan, target dedupe
 	} else {
 		s.copying.Go(done)
 	}
-	return s.write(filepath.Join(s.dir, "recipes", scanned.Digest.String()), func(f *os.File) error {
+	return s.write(filepath.Join(s.dir, "recipes", digest.String()), func(f *os.File) error {
 		_, err := f.Write(b)
 		return err
 	})
@@ -419,12 +410,11 @@ func (s *extentStore) restore(digest cas.Digest, path string, trusted bool) erro
 
 // recipe reads that of a packed blob.
 func (s *extentStore) recipe(digest cas.Digest) (*dedupe.Recipe, error) {
-	in, err := os.Open(filepath.Join(s.dir, "recipes", digest.String()))
+	b, err := os.ReadFile(filepath.Join(s.dir, "recipes", digest.String()))
 	if err != nil {
 		return nil, err
 	}
-	defer in.Close()
-	return dedupe.ReadRecipe(in)
+	return dedupe.DecodeRecipe(b)
 }
 
 // taken tells whether a blob was taken in before.
