@@ -59,7 +59,7 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 		if bin == nil {
 			return nil, &FormError{m.Name, c.Node, fmt.Sprintf("its context %q is not there", c.CacheContext)}
 		}
-		s.set(c, 1, bin)
+		s.change[c.Offset] = change{1, bin}
 	}
 	out, err := s.rewrite("no context stands in a file")
 	if err == nil && out.size > limit {
@@ -87,7 +87,7 @@ func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum)
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", m.Name, err)
 		}
-		s.set(c, 0, bytes.NewReader([]byte(name)))
+		s.change[c.Offset] = change{0, bytes.NewReader([]byte(name))}
 	}
 	out, err := s.rewrite("no context stands in the graph")
 	return out, files.list, err
@@ -161,41 +161,76 @@ func fileSuffix(source string) string {
 	return "_" + clean[:min(len(clean), 100)]
 }
 
-// form collects what is to change.
+// form rewrites the nodes that hold contexts. Everything else is copied as it stands, to the byte; of
+// the messages around a change the lengths alone are written again.
 type form struct {
-	splicer
-	at []int64
+	*reader
+	change map[int64]change // by the offset of the NodeProto
+}
+
+// change is what a node's attributes are to have.
+type change struct {
+	embedMode int64
+	value     Source // of ep_cache_context
 }
 
 func newForm(ctx context.Context, m *Model, graph Source) *form {
-	r := &reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size()}
-	return &form{splicer: splicer{reader: r, change: map[int64]func(field) (*Splice, error){}}}
-}
-
-// set makes the node hold a context, or name its file.
-func (s *form) set(c Context, embedMode int64, value Source) {
-	s.at = append(s.at, c.Offset)
-	s.change[c.Offset] = func(node field) (*Splice, error) { return s.node(node, embedMode, value) }
+	return &form{&reader{ctx: ctx, src: graph, name: m.Name, size: graph.Size()}, map[int64]change{}}
 }
 
 func (s *form) rewrite(none string) (*Splice, error) {
-	if len(s.at) == 0 {
+	if len(s.change) == 0 {
 		return nil, &FormError{s.name, "", none}
 	}
-	slices.Sort(s.at)
-	out, err := s.message(span{0, s.size}, s.at)
-	if err != nil {
-		return nil, err
+	out, err := s.around(span{0, s.size}, "", slices.Sorted(maps.Keys(s.change)))
+	if err == nil {
+		out.base = s.src
 	}
-	out.base = s.src
-	return out, nil
+	return out, err
+}
+
+// around rewrites a message. at are the offsets of the nodes in it that change, ascending.
+func (s *form) around(in span, name string, at []int64) (*Splice, error) {
+	out := new(Splice)
+	err := s.message(in, name, func(f field) error {
+		n, _ := slices.BinarySearch(at, f.end())
+		if n == 0 {
+			out.keep(f.at, f.end()-f.at)
+			return nil
+		}
+		inside := at[:n]
+		at = at[n:]
+		label := fmt.Sprintf("field %d", f.num)
+		if err := s.want(f, label, protowire.BytesType); err != nil {
+			return err
+		}
+		var payload *Splice
+		var err error
+		switch change, changes := s.change[f.at]; {
+		case !changes: // some nodes further down do
+			payload, err = s.around(f.span, label, inside)
+		case n > 1:
+			err = s.fail(f.at, "node", "an EPContext node stands in a subgraph of another")
+		default:
+			payload, err = s.node(f, change)
+		}
+		if err == nil {
+			out.addField(f.num, payload)
+		}
+		return err
+	})
+	return out, err
 }
 
 // node gives a NodeProto's new payload: two attributes have another value.
-func (s *form) node(f field, embedMode int64, value Source) (*Splice, error) {
-	out := new(Splice)
-	var mode, context bool
-	err := s.reader.message(f.span, "node", func(g field) error {
+func (s *form) node(f field, c change) (*Splice, error) {
+	out, mode, value, payload := new(Splice), new(Splice), new(Splice), new(Splice)
+	number := protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), uint64(c.embedMode))
+	mode.addBytes(number)
+	payload.add(c.value)
+	value.addField(4, payload)
+	var hasMode, hasContext bool
+	err := s.message(f.span, "node", func(g field) error {
 		name := ""
 		if g.num == 5 {
 			v, err := (&walker{reader: s.reader}).contextValue(g)
@@ -204,43 +239,34 @@ func (s *form) node(f field, embedMode int64, value Source) (*Splice, error) {
 			}
 			name = v.name
 		}
-		var changed *Splice
-		var err error
 		switch name {
 		case "embed_mode":
-			mode = true
-			changed, err = s.attribute(g, 3, embedModeField(embedMode))
+			hasMode = true
+			return s.attribute(out, g, 3, mode)
 		case "ep_cache_context":
-			context = true
-			payload := new(Splice)
-			payload.add(value)
-			holder := new(Splice)
-			holder.addField(4, payload)
-			changed, err = s.attribute(g, 4, holder)
-		default:
-			out.keep(g.at, g.end()-g.at)
-			return nil
+			hasContext = true
+			return s.attribute(out, g, 4, value)
 		}
-		if err == nil {
-			out.addField(5, changed)
-		}
-		return err
+		out.keep(g.at, g.end()-g.at)
+		return nil
 	})
-	if err == nil && !context {
+	if err == nil && !hasContext {
 		err = s.fail(f.at, "node", "no attribute ep_cache_context any more: the file changed while being read")
 	}
-	if !mode { // the default, 1, was meant
+	if !hasMode { // the default, 1, was meant
+		b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "embed_mode")
+		b = append(b, number...)
 		attribute := new(Splice)
-		attribute.add(bytes.NewReader(embedModeAttribute(embedMode)))
+		attribute.addBytes(protowire.AppendVarint(protowire.AppendTag(b, 20, protowire.VarintType), typeInt))
 		out.addField(5, attribute)
 	}
 	return out, err
 }
 
-// attribute gives an AttributeProto's new payload: the field num has another value, at the place where it stood, else at the end.
-func (s *form) attribute(f field, num protowire.Number, value *Splice) (*Splice, error) {
+// attribute appends an AttributeProto whose field num has another value, at the place where it stood, else at the end.
+func (s *form) attribute(to *Splice, f field, num protowire.Number, value *Splice) error {
 	out, seen := new(Splice), false
-	err := s.reader.message(f.span, "attribute", func(g field) error {
+	err := s.message(f.span, "attribute", func(g field) error {
 		switch {
 		case g.num != num:
 			out.keep(g.at, g.end()-g.at)
@@ -255,18 +281,6 @@ func (s *form) attribute(f field, num protowire.Number, value *Splice) (*Splice,
 	if !seen {
 		out.addSplice(value)
 	}
-	return out, err
-}
-
-func embedModeField(mode int64) *Splice {
-	s := new(Splice)
-	s.add(bytes.NewReader(protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), uint64(mode))))
-	return s
-}
-
-// embedModeAttribute is the payload of a whole AttributeProto, as protobuf writes it.
-func embedModeAttribute(mode int64) []byte {
-	b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "embed_mode")
-	b = protowire.AppendVarint(protowire.AppendTag(b, 3, protowire.VarintType), uint64(mode))
-	return protowire.AppendVarint(protowire.AppendTag(b, 20, protowire.VarintType), typeInt)
+	to.addField(5, out)
+	return err
 }

@@ -8,29 +8,28 @@ import (
 	"unicode/utf8"
 )
 
-// sniff recognises what people take for an ONNX file most often, to say so instead of "bad tag at offset 0". None of these
-// can begin a model.
-func (r *reader) sniff() error {
-	if r.size == 0 {
-		return r.fail(0, "", "the file is empty: not an ONNX model")
-	}
-	head, err := r.peek(0, int(min(r.size, likenessBytes)))
-	if err != nil {
-		return err
-	}
-	switch {
-	case bytes.HasPrefix(head, []byte("version https://git-lfs")):
-		return r.fail(0, "", "a Git LFS pointer, not the model itself: fetch it with git lfs pull")
-	case len(head) >= 8 && string(head[4:8]) == "ORTM":
-		return r.fail(0, "", "a model in ORT format, not ONNX")
-	case bytes.HasPrefix(head, []byte("PK\x03\x04")):
-		return r.fail(0, "", "a zip archive, not an ONNX model")
-	case bytes.HasPrefix(head, []byte("\x1f\x8b")):
-		return r.fail(0, "", "a gzip file, not an ONNX model")
-	case bytes.HasPrefix(head, []byte("OVEP_BIN")):
-		return r.fail(0, "", "an OpenVINO context binary, not the ONNX model that refers to it")
-	}
-	return nil
+// likenesses are what people take for an ONNX model most often, by what stands at an offset; less
+// than 0: by the first letters of a text, in lower case.
+var likenesses = []struct {
+	at           int
+	begins, what string
+}{
+	{0, "version https://git-lfs", "a Git LFS pointer: fetch the model itself with git lfs pull"},
+	{4, "ORTM", "a model in ORT format"},
+	{0, "PK\x03\x04", "a zip archive"},
+	{0, "\x1f\x8b", "a gzip file"},
+	{0, "OVEP_BIN", "an OpenVINO context binary, and not the ONNX model that refers to it"},
+	{4, "TFL3", "what looks like a TFLite model"},
+	{0, "GGUF", "what looks like a GGUF file"},
+	{0, "\x89HDF\r\n\x1a\n", "what looks like an HDF5 file, as Keras writes"},
+	{0, "\x80\x02", "what looks like a Python pickle"},
+	{0, "\x80\x04", "what looks like a Python pickle"},
+	{0, "\x80\x05", "what looks like a Python pickle"},
+	{0, "\x7fELF", "what looks like a program or a library"},
+	{-1, "<?xml", "what looks like XML, as OpenVINO's models are"},
+	{-1, "<net", "what looks like XML, as OpenVINO's models are"},
+	{-1, "<!doctype html", "what looks like a web page, perhaps an error page in the place of a download"},
+	{-1, "<html", "what looks like a web page, perhaps an error page in the place of a download"},
 }
 
 // likenessBytes is how much of a file is looked at to tell what it is.
@@ -60,23 +59,20 @@ func (r *reader) unlike(err error, began bool) error {
 // likeness tells what a file is by its first bytes, "" where they do not tell.
 func likeness(head []byte, size int64) string {
 	text := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
+	for _, one := range likenesses {
+		b := bytes.ToLower(text)
+		if one.at >= 0 {
+			b = head[min(one.at, len(head)):]
+		}
+		if bytes.HasPrefix(b, []byte(one.begins)) {
+			return one.what
+		}
+	}
 	switch {
+	case size == 0:
+		return "an empty file"
 	case len(head) >= 9 && head[8] == '{' && binary.LittleEndian.Uint64(head) < uint64(size):
 		return "what looks like weights in safetensors format"
-	case len(head) >= 8 && string(head[4:8]) == "TFL3":
-		return "what looks like a TFLite model"
-	case bytes.HasPrefix(head, []byte("GGUF")):
-		return "what looks like a GGUF file"
-	case bytes.HasPrefix(head, []byte("\x89HDF\r\n\x1a\n")):
-		return "what looks like an HDF5 file, as Keras writes"
-	case bytes.HasPrefix(head, []byte("\x80\x02")), bytes.HasPrefix(head, []byte("\x80\x04")), bytes.HasPrefix(head, []byte("\x80\x05")):
-		return "what looks like a Python pickle"
-	case bytes.HasPrefix(head, []byte("\x7fELF")):
-		return "what looks like a program or a library"
-	case bytes.HasPrefix(text, []byte("<?xml")), bytes.HasPrefix(text, []byte("<net")):
-		return "what looks like XML, as OpenVINO's models are"
-	case bytes.HasPrefix(bytes.ToLower(text), []byte("<!doctype html")), bytes.HasPrefix(bytes.ToLower(text), []byte("<html")):
-		return "what looks like a web page, perhaps an error page in the place of a download"
 	case bytes.HasPrefix(text, []byte("{")) && isText(head):
 		return "what looks like JSON"
 	case isText(head):

@@ -44,8 +44,8 @@ func readContainer(name string, bin Source) (*bson, error) {
 		return nil, nil
 	}
 	var h [openvinoHeader]byte
-	if n, err := bin.ReadAt(h[:], 0); n < len(h) {
-		return nil, fmt.Errorf("%s: read at offset 0: %w", name, err)
+	if err := readAt(name, bin, h[:], 0); err != nil {
+		return nil, err
 	}
 	if string(h[:8]) != openvinoMagic || binary.LittleEndian.Uint64(h[8:]) != 1 {
 		return nil, nil // not OpenVINO's, or of a version whose layout is not known
@@ -137,15 +137,16 @@ func (b *bson) document(path []string) error {
 			n, hasSize = v, true
 		}
 	}
-	if len(path) == 2 && path[0] == "blob_metadata_map" && hasOff && hasSize && (off > b.size || n > b.size-off) {
+	if len(path) != 2 || path[0] != "blob_metadata_map" || !hasOff || !hasSize {
+		return nil
+	}
+	if off > b.size || n > b.size-off {
 		return &FormatError{b.name, b.offset(), "blob_metadata_map", fmt.Sprintf("blob %q: %d bytes from %d reach beyond the file of %d", path[1], n, off, b.size)}
 	}
-	if len(path) == 2 && path[0] == "blob_metadata_map" && hasOff && hasSize {
-		if b.kept += len(path[1]) + 128; b.kept > maxBSON {
-			return errors.New("has too many blobs")
-		}
-		b.blobs = append(b.blobs, Named{Name: path[1], Kind: PartitionKind, Range: Range{int64(off), int64(n)}})
+	if b.kept += len(path[1]) + 128; b.kept > maxBSON {
+		return errors.New("has too many blobs")
 	}
+	b.blobs = append(b.blobs, Named{Name: path[1], Kind: PartitionKind, Range: Range{int64(off), int64(n)}})
 	return nil
 }
 

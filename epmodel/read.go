@@ -18,9 +18,6 @@ func Read(ctx context.Context, name string, src Source) (*Model, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if err := r.sniff(); err != nil {
-		return nil, err
-	}
 	w := &walker{reader: r, m: m, files: map[string]string{}}
 	if err := w.model(); err != nil {
 		return nil, err

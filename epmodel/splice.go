@@ -41,7 +41,10 @@ func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 			}
 			b := buf[:min(left, int64(len(buf)))]
 			if n, err := p.src.ReadAt(b, off); n < len(b) {
-				return fmt.Errorf("read at offset %d: %w", off, unexpectedEnd(err))
+				if err == nil || err == io.EOF {
+					err = io.ErrUnexpectedEOF
+				}
+				return fmt.Errorf("read at offset %d: %w", off, err)
 			}
 			if _, err := w.Write(b); err != nil {
 				return err
@@ -50,13 +53,6 @@ func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {
 		}
 	}
 	return nil
-}
-
-func unexpectedEnd(err error) error {
-	if err == nil || err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 // keep appends n bytes of the file that is rewritten; what goes on where the last piece ended becomes one with it.
@@ -68,6 +64,9 @@ func (s *Splice) keep(off, n int64) {
 	}
 	s.pieces = append(s.pieces, piece{nil, off, n})
 }
+
+// addBytes appends new bytes.
+func (s *Splice) addBytes(b []byte) { s.add(bytes.NewReader(b)) }
 
 func (s *Splice) add(src Source) {
 	s.pieces = append(s.pieces, piece{src, 0, src.Size()})
@@ -87,53 +86,6 @@ func (s *Splice) addSplice(t *Splice) {
 // addField appends a length-delimited field with a new payload. Its length is written in the shortest form.
 func (s *Splice) addField(num protowire.Number, payload *Splice) {
 	head := protowire.AppendTag(nil, num, protowire.BytesType)
-	s.add(bytes.NewReader(protowire.AppendVarint(head, uint64(payload.size))))
+	s.addBytes(protowire.AppendVarint(head, uint64(payload.size)))
 	s.addSplice(payload)
-}
-
-// splicer rewrites single nodes of a model. Everything else is copied as it stands, to the byte; of the messages around a change
-// the lengths alone are written anew.
-type splicer struct {
-	*reader
-	change map[int64]func(node field) (*Splice, error) // gives the new payload of the NodeProto that begins at an offset
-}
-
-// message rewrites a message. at are the offsets of the nodes in it that change, ascending.
-func (r *splicer) message(s span, at []int64) (*Splice, error) {
-	out := new(Splice)
-	err := r.reader.message(s, "", func(f field) error {
-		inside := 0
-		for inside < len(at) && at[inside] < f.end() {
-			inside++
-		}
-		if inside == 0 {
-			out.keep(f.at, f.end()-f.at)
-			return nil
-		}
-		payload, err := r.payload(f, at[:inside])
-		if err != nil {
-			return err
-		}
-		at = at[inside:]
-		out.addField(f.num, payload)
-		return nil
-	})
-	return out, err
-}
-
-// payload rewrites what a field holds: a node that changes, or a message with such nodes further down.
-func (r *splicer) payload(f field, at []int64) (*Splice, error) {
-	if err := r.want(f, fmt.Sprintf("field %d", f.num), protowire.BytesType); err != nil {
-		return nil, err
-	}
-	change := r.change[f.at]
-	switch {
-	case change == nil:
-		r.path = append(r.path, fmt.Sprintf("field %d", f.num)) // counts towards the depth
-		defer func() { r.path = r.path[:len(r.path)-1] }()
-		return r.message(f.span, at)
-	case len(at) > 1:
-		return nil, r.fail(f.at, "node", "an EPContext node stands in a subgraph of another")
-	}
-	return change(f)
 }

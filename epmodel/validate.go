@@ -124,7 +124,7 @@ func (t Initializer) filled(graph string, size int64) error {
 	if have <= 0 {
 		have = size - t.Offset // to the end
 	}
-	need, known := t.bytes()
+	need, known := t.Bytes()
 	if !known || need <= have {
 		return nil
 	}
@@ -138,8 +138,8 @@ var elementBits = map[int32]int64{
 	16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2,
 }
 
-// bytes is the size that type and shape ask for, if it can be said.
-func (t Initializer) bytes() (int64, bool) {
+// Bytes is the size that type and shape ask for, if it can be said.
+func (t Initializer) Bytes() (size int64, known bool) {
 	bits, known := elementBits[t.Type]
 	if !known || t.Sparse {
 		return 0, false

@@ -144,8 +144,8 @@ func TestASmallContainerTakesFromALargerOneThatCameLater(t *testing.T) {
 	b.requireAll(map[cas.Digest][]byte{container: small, user: content, later: large})
 }
 
-// What an earlier version found to be worth nothing is looked at again.
-func TestWhatAnEarlierVersionFoundNothingInIsLookedAtAgain(t *testing.T) {
+// What was found by versions before 55b10d1, or is damaged, is found again.
+func TestWhatAnEarlierVersionFoundIsLookedAtAgain(t *testing.T) {
 	b := newBench(t)
 	d := b.put(noise(1, mib))
 	old := func(version byte, saving uint64) []byte {
@@ -154,7 +154,7 @@ func TestWhatAnEarlierVersionFoundNothingInIsLookedAtAgain(t *testing.T) {
 	for _, c := range []struct {
 		raw    []byte
 		looked bool
-	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), true}, {Share{}.encode(), true}, {[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
+	}{{old(1, 0), false}, {old(2, 0), false}, {old(1, 4096), false}, {Share{}.encode(), true}, {[]byte{3, 2, 0, 0, 0, 0, 0, 0, 0, 0}, true}, {[]byte{4, 0}, false}, {nil, false}} {
 		b.shares[d] = c.raw
 		require.Equal(t, c.looked, b.LookedAt(d), "%x", c.raw)
 	}

@@ -1,6 +1,7 @@
 package forms
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -88,29 +89,24 @@ func (s *Store) near(
 	}
 	var failed error
 	known := func(yield func(cas.Digest, dedupe.Sketch) bool) {
-		failed = s.memory.EachSketch(ctx, func(other cas.Digest, raw []byte) error {
-			theirs, err := dedupe.DecodeSketch(raw)
-			if err != nil || other == d || !common(own.Keys, theirs.Keys) || s.mayGo(other) {
-				return nil //nolint:nilerr // made again when that blob is looked at
-			}
-			if slices.Contains(how.not, other) || slices.Contains(out, other) {
-				return nil
-			}
-			// Before they are ranked: one that is out of reach must not stand for another that is not.
-			if ok, err := may(other); !ok {
-				return err
-			}
-			if !yield(other, theirs) {
-				return errStop
+		failed = errors.Join(failed, s.memory.EachSketch(ctx, func(other cas.Digest, raw []byte) error {
+			if theirs, err := dedupe.DecodeSketch(raw); err == nil { // else made again when it is looked at
+				yield(other, theirs)
 			}
 			return nil
-		})
+		}))
 	}
-	for _, one := range dedupe.Candidates(own, known, mostNear) {
+	// Before they are ranked: one that is out of reach must not stand for another that is not.
+	ranked := dedupe.Candidates(own, known, func(other cas.Digest) bool {
+		if other == d || s.mayGo(other) || slices.Contains(how.not, other) || slices.Contains(out, other) {
+			return false
+		}
+		ok, err := may(other)
+		failed = cmp.Or(failed, err)
+		return ok && err == nil
+	}, mostNear)
+	for _, one := range ranked {
 		out = append(out, one.Digest)
-	}
-	if errors.Is(failed, errStop) {
-		failed = nil
 	}
 	return out, failed
 }
@@ -135,23 +131,6 @@ func (s *Store) mayTake(all []cas.Digest) (func(from cas.Digest) (bool, error), 
 	}, nil
 }
 
-// common tells whether two ascending lists have a key in common.
-func common(a, b []uint64) bool {
-	for len(a) > 0 && len(b) > 0 {
-		switch {
-		case a[0] < b[0]:
-			a = a[1:]
-		case a[0] > b[0]:
-			b = b[1:]
-		default:
-			return true
-		}
-	}
-	return false
-}
-
-var errStop = errors.New("enough")
-
 // mayGo tells whether a blob is packed, or could be with bytes of others, so that it is no good container. One that others take from already is.
 func (s *Store) mayGo(d cas.Digest) bool {
 	if _, packed := s.shelf.Has(d); packed || !s.whole.Has(d) {
@@ -167,14 +146,11 @@ type Share struct {
 	Saving int64 // bytes on disk; 0: it is worth it for nobody
 	From   []cas.Digest
 	Little bool // it saves little, which is worth it only by hand: see Gain
-
-	old bool // an earlier version looked, which saw less
 }
 
 // A share, a value of the index: version u8, 3; flags u8: 1 if it is little; saving i64; digests of
 // the containers, 32 each. Bit 2 of the flags was set by earlier versions, which noted by it what
-// compressing had gained too little of. Versions 1 and 2 have no flags, and know nothing of what is
-// little.
+// compressing had gained too little of. Versions 1 and 2 count as if nothing were known.
 const (
 	shareVersion = 3
 	shareLittle  = 1
@@ -194,17 +170,11 @@ func (o Share) encode() []byte {
 }
 
 func decodeShare(b []byte) (o Share, ok bool) {
-	switch {
-	case len(b) > 0 && (b[0] == 1 || b[0] == 2):
-		o.old, b = true, b[1:]
-	case len(b) > 1 && b[0] == shareVersion && b[1] <= shareFlags:
-		o.Little, b = b[1]&shareLittle != 0, b[2:]
-	default:
+	const head = 2 + 8
+	if len(b) < head || b[0] != shareVersion || b[1] > shareFlags || (len(b)-head)%32 != 0 {
 		return o, false
 	}
-	if len(b) < 8 || (len(b)-8)%32 != 0 {
-		return o, false
-	}
+	o.Little, b = b[1]&shareLittle != 0, b[2:]
 	o.Saving = int64(binary.LittleEndian.Uint64(b))
 	for at := 8; at < len(b); at += 32 {
 		o.From = append(o.From, cas.Digest(b[at:at+32]))
@@ -221,10 +191,10 @@ func (s *Store) share(d cas.Digest) (Share, bool) {
 	return decodeShare(raw)
 }
 
-// LookedAt tells whether it has been found out what a blob shares, by this version or by one that found something.
+// LookedAt reports whether it is known what a blob shares.
 func (s *Store) LookedAt(d cas.Digest) bool {
-	found, known := s.share(d)
-	return known && (!found.old || found.Saving > 0)
+	_, known := s.share(d)
+	return known
 }
 
 // EachShare calls fn for every blob that packing frees something of, as far as is known: some may have been packed, or removed, since.

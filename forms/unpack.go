@@ -144,43 +144,26 @@ func (s *Store) rebuildInto(ctx context.Context, d cas.Digest, f *os.File, progr
 
 const unpackAttempts = 3
 
+// apply opens all containers before anything is copied: what is open stays, whoever removes its name.
 func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven bool, progress func(done, total int64)) error {
-	open, trusted, err := s.openContainers(r)
-	defer open.close()
-	if err != nil {
-		return err
-	}
-	return dedupe.Apply(ctx, r, open.take, f, dedupe.ApplyOptions{Trusted: proven && trusted, Progress: progress})
-}
-
-// containers are the opened containers of one recipe, until somebody takes them.
-type containers map[cas.Digest]*os.File
-
-// openContainers opens all before anything is copied: what is open stays, whoever removes its name.
-func (s *Store) openContainers(r *dedupe.Recipe) (open containers, verified bool, err error) {
-	open, verified = make(containers, len(r.Containers)), true
-	for _, one := range r.Containers {
-		f, held, err := s.whole.OpenUnverified(one.Digest)
-		if err != nil {
-			return open, false, &dedupe.ContainerError{Digest: one.Digest, Err: err}
+	open := make(map[cas.Digest]*dedupe.File, len(r.Containers))
+	defer func() {
+		for _, one := range open {
+			_ = one.Close() // read-only: nothing can be lost
 		}
-		open[one.Digest] = f
-		verified = verified && held
+	}()
+	for _, one := range r.Containers {
+		container, verified, err := s.unverified(one.Digest)
+		if err != nil {
+			return &dedupe.ContainerError{Digest: one.Digest, Err: err}
+		}
+		open[one.Digest] = container
+		proven = proven && verified
 	}
-	return open, verified, nil
-}
-
-func (o containers) take(d cas.Digest) (dedupe.Source, error) {
-	f := o[d]
-	if f == nil {
-		return nil, cas.ErrNotFound
+	take := func(d cas.Digest) (dedupe.Source, error) {
+		container := open[d]
+		delete(open, d) // closed by whoever took it
+		return container, nil
 	}
-	delete(o, d)
-	return dedupe.NewFile(f)
-}
-
-func (o containers) close() {
-	for _, f := range o {
-		_ = f.Close() // read-only: nothing can be lost
-	}
+	return dedupe.Apply(ctx, r, take, f, dedupe.ApplyOptions{Trusted: proven, Progress: progress})
 }

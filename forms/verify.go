@@ -61,7 +61,8 @@ type Source interface {
 // Look opens a blob for looking at it, in whichever form it is. Nothing is verified, so nobody is served with these bytes.
 func (s *Store) Look(d cas.Digest) (Source, error) {
 	if !s.OnlyPacked(d) {
-		return s.unverified(d)
+		f, _, err := s.unverified(d)
+		return f, err
 	}
 	r, err := s.shelf.Get(d)
 	if err != nil {
@@ -72,15 +73,20 @@ func (s *Store) Look(d cas.Digest) (Source, error) {
 
 // assemble gives what a recipe makes of its containers, unverified.
 func (s *Store) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
-	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) { return s.unverified(d) })
+	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) {
+		f, _, err := s.unverified(d)
+		return f, err
+	})
 }
 
-func (s *Store) unverified(d cas.Digest) (*dedupe.File, error) {
-	f, _, err := s.whole.OpenUnverified(d)
+// unverified opens a whole form. verified reports whether its stamp holds.
+func (s *Store) unverified(d cas.Digest) (src *dedupe.File, verified bool, err error) {
+	f, verified, err := s.whole.OpenUnverified(d)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return sourceOf(f)
+	src, err = sourceOf(f)
+	return src, verified, err
 }
 
 // sourceOf takes the file over, also where it fails.

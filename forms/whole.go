@@ -76,12 +76,7 @@ func (s *Store) putWhole(ctx context.Context, d cas.Digest, hold *cas.Hold) erro
 	if err != nil {
 		return err
 	}
-	open, _, err := s.openContainers(r)
-	defer open.close()
-	if err != nil {
-		return err
-	}
-	a, err := dedupe.Assemble(r, open.take)
+	a, err := s.assemble(r)
 	if err != nil {
 		return err
 	}

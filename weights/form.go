@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 
 	"github.com/epcached/epcached/epmodel"
 )
@@ -109,18 +108,6 @@ func pieceOf(shape []int64) int64 {
 		return 0
 	}
 	return piece
-}
-
-// elements is how many there are; less than 0: too many, or none.
-func elements(shape []int64) int64 {
-	n := int64(1)
-	for _, d := range shape {
-		if d <= 0 || n > math.MaxInt64/d/8 {
-			return -1
-		}
-		n *= d
-	}
-	return n
 }
 
 // sizeOf is how many bytes an element of a type has that is more than bytes here; 0 for others.

@@ -53,9 +53,8 @@ func NewIndex(ctx context.Context, models ...Model) (*Index, error) {
 	for i := range models {
 		x.tensors = append(x.tensors, models[i].tensors()...)
 	}
-	if err := x.plan(true); errors.Is(err, ErrTooLarge) {
-		err = x.plan(false)
-		if err != nil {
+	if x.plan(true) != nil {
+		if err := x.plan(false); err != nil {
 			return nil, err
 		}
 	}
@@ -95,9 +94,8 @@ func (m *Model) tensors() (out []tensor) {
 		if t.length < leastUnit || t.at < 0 || t.at > size-t.length {
 			continue
 		}
-		if n := sizeOf(one.Type); n > 0 {
-			count := elements(one.Shape)
-			if count < 0 || one.Sparse || count*n != t.length {
+		if sizeOf(one.Type) > 0 {
+			if n, known := one.Bytes(); !known || n != t.length {
 				t.Type = 0 // bytes
 			} else if m, ok := matrixOf(one.Shape); ok {
 				t.matrix = m

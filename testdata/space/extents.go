@@ -225,7 +225,7 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 	}
 	plan, err := dedupe.Match(ctx, target, func(_ context.Context, sketch dedupe.Sketch) ([]dedupe.Candidate, error) {
 		var candidates []dedupe.Candidate
-		for _, r := range dedupe.Candidates(sketch, s.all(), mostCandidates) {
+		for _, r := range dedupe.Candidates(sketch, s.all(), nil, mostCandidates) {
 			src, err := s.open(r.Digest)
 			if err != nil {
 				return nil, err
