@@ -71,3 +71,23 @@ func TestWhatOthersTakeFromIsNotCompressed(t *testing.T) {
 	require.Contains(t, b.containers(user), p.Containers[p.Literals].Digest)
 	b.requireAll(map[cas.Digest][]byte{base: content, user: other})
 }
+
+// Nor is what others would take from that are not packed yet: the order in which blobs are packed
+// does not decide how much is stored.
+func TestWhatOthersWouldTakeFromIsNotCompressed(t *testing.T) {
+	b := newBench(t)
+	text := digits(1, mib/2)
+	content := slices.Concat(text, noise(2, 300), text)
+	base, _ := b.looked(content)
+	other := slices.Concat(noise(3, 4096), text)
+	user, found := b.looked(other)
+	require.Equal(t, []cas.Digest{base}, found.From)
+	require.Positive(t, b.pack(base))
+	p, _ := b.Packed(base)
+	require.Zero(t, p.Compressed)
+	_, err := b.LookAt(context.Background(), user, nil)
+	require.NoError(t, err)
+	require.Positive(t, b.pack(user))
+	require.Equal(t, []cas.Digest{p.Containers[p.Literals].Digest}, b.containers(user)[:1])
+	b.requireAll(map[cas.Digest][]byte{base: content, user: other})
+}

@@ -12,7 +12,7 @@
 // A blob is whole or packed; both at once only while its form is changed, or after a crash, and
 // then it is served whole. Bases are whole, and stay as long as a recipe needs them; recipes have
 // depth one. Literals are stored as a blob of their own, which later recipes take from, or, where
-// none does yet and a sample of them gains an eighth, compressed in the recipe's file.
+// none does or would and a sample of them gains an eighth, compressed in the recipe's file.
 //
 // Package cas keeps the whole forms and the copies, package dedupe the recipes. This package
 // knows which forms each blob has, and changes them in an order in which one of them serves the

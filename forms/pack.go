@@ -227,7 +227,7 @@ func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 }
 
 // planned returns the recipe of a plan. Its literals are stored as a blob of their own, which
-// others can take from; where none does yet, and a sample of them gains enough, they are
+// others can take from; where none does or would, and a sample of them gains enough, they are
 // returned, to be compressed into the recipe's own file.
 func (s *Store) planned(
 	ctx context.Context, d cas.Digest, m *Matched, how search, hold *cas.Hold,
@@ -246,7 +246,7 @@ func (s *Store) planned(
 		if err != nil {
 			return nil, nil, err
 		}
-		if worthCompressing(size, stored) {
+		if worthCompressing(size, stored) && !s.wanted(ctx, d) {
 			return m.Plan.Framed(d), literals, nil
 		}
 	}
@@ -259,6 +259,15 @@ func (s *Store) planned(
 	}
 	r, err := m.Plan.Recipe(d, own)
 	return r, nil, err
+}
+
+// wanted reports whether another blob, which is not packed yet, would take bytes from this one.
+func (s *Store) wanted(ctx context.Context, d cas.Digest) (wanted bool) {
+	err := s.EachShare(ctx, func(other cas.Digest, found Share) error {
+		wanted = wanted || s.whole.Has(other) && slices.Contains(found.From, d)
+		return nil
+	})
+	return wanted || err != nil
 }
 
 // worthCompressing reports whether compressing to so many bytes is worth it: packing has to
