@@ -94,7 +94,7 @@ func BenchmarkUnpackCompressed(b *testing.B) {
 	require.NoError(b, err)
 	r := &dedupe.Recipe{Blob: digestOf(plain), Size: size, Literals: dedupe.NoLiterals, Extents: []dedupe.Extent{{Length: size}},
 		Frames: &dedupe.Frames{Size: size, Each: 256 << 10}}
-	require.NoError(b, shelf.Put(ctx, r, dedupe.NewSource(bytes.NewReader(plain), size), nil))
+	require.NoError(b, shelf.Put(ctx, r, bytes.NewReader(plain), nil))
 	packed, _ := shelf.Has(r.Blob)
 	stored := packed.Stored
 	if r, err = shelf.Get(r.Blob); err != nil {

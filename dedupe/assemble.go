@@ -86,7 +86,9 @@ func (a *Assembled) ReadAt(p []byte, off int64) (int, error) {
 
 // readExtents reads from off what extents in order of At make up; fill reads the bytes of one, from
 // skip on.
-func readExtents(all []Extent, p []byte, off int64, fill func(p []byte, e Extent, skip int64) error) (n int, err error) {
+func readExtents(
+	all []Extent, p []byte, off int64, fill func(p []byte, e Extent, skip int64) error,
+) (n int, err error) {
 	i := sort.Search(len(all), func(i int) bool { return all[i].At+all[i].Length > off })
 	for ; n < len(p) && i < len(all); i++ {
 		skip := off + int64(n) - all[i].At

@@ -37,34 +37,29 @@ func (c *comparer) read(a Source, ai int64, b Source, bi, n int64) (pa, pb []byt
 
 // forward returns how many bytes from a[ai:] and b[bi:] are equal, at most limit.
 func (c *comparer) forward(a Source, ai int64, b Source, bi, limit int64) (int64, error) {
-	done := int64(0)
-	for step := int64(firstCompare); done < limit; step = min(2*step, mostCompare) {
-		n := min(step, limit-done)
-		pa, pb, err := c.read(a, ai+done, b, bi+done, n)
-		if err != nil {
-			return 0, err
-		}
-		k := commonPrefix(pa, pb)
-		done += int64(k)
-		if int64(k) < n {
-			break
-		}
-	}
-	return done, nil
+	return c.equal(a, ai, b, bi, limit, false)
 }
 
 // backward returns how many bytes before a[ai] and b[bi] are equal, at most limit.
 func (c *comparer) backward(a Source, ai int64, b Source, bi, limit int64) (int64, error) {
+	return c.equal(a, ai, b, bi, limit, true)
+}
+
+func (c *comparer) equal(a Source, ai int64, b Source, bi, limit int64, back bool) (int64, error) {
 	done := int64(0)
 	for step := int64(firstCompare); done < limit; step = min(2*step, mostCompare) {
 		n := min(step, limit-done)
-		pa, pb, err := c.read(a, ai-done-n, b, bi-done-n, n)
+		off, common := done, commonPrefix
+		if back {
+			off, common = -done-n, commonSuffix
+		}
+		pa, pb, err := c.read(a, ai+off, b, bi+off, n)
 		if err != nil {
 			return 0, err
 		}
-		k := commonSuffix(pa, pb)
-		done += int64(k)
-		if int64(k) < n {
+		k := int64(common(pa, pb))
+		done += k
+		if k < n {
 			break
 		}
 	}

@@ -2,7 +2,6 @@ package dedupe
 
 import (
 	"context"
-	"io"
 	"slices"
 
 	"github.com/klauspost/compress/zstd"
@@ -66,7 +65,9 @@ func (p *Plan) Framed(blob cas.Digest) *Recipe {
 
 // compressTo writes the frames of a source behind each other, from at on, and
 // fills in their table.
-func (f *Frames) compressTo(ctx context.Context, s Source, at int64, w io.WriterAt) error {
+func (f *Frames) compressTo(
+	ctx context.Context, s Source, at int64, write func(p []byte, off int64) error,
+) error {
 	c, err := newFrameEncoder()
 	if err != nil {
 		return err
@@ -85,7 +86,7 @@ func (f *Frames) compressTo(ctx context.Context, s Source, at int64, w io.Writer
 			p = out
 		}
 		f.Table[i] = Frame{int64(len(p)), halfSum(p)}
-		if _, err := w.WriteAt(p, at); err != nil {
+		if err := write(p, at); err != nil {
 			return err
 		}
 		at += int64(len(p))

@@ -51,7 +51,7 @@ func putSample(t testing.TB) (dir string, r *Recipe, plain []byte) {
 	s, err := OpenShelf(dir, nil)
 	require.NoError(t, err)
 	r, plain, own := framedSample()
-	require.NoError(t, s.Put(context.Background(), r, NewSource(bytes.NewReader(own), int64(len(own))), nil))
+	require.NoError(t, s.Put(context.Background(), r, bytes.NewReader(own), nil))
 	return dir, r, plain
 }
 
@@ -134,8 +134,8 @@ func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
 	}
 	container, own := noise(1, 1<<20), bytes.Repeat([]byte("what stands nowhere else, "), 20000)
 	plain := slices.Concat(own[:300000], container, own[300000:])
-	target := NewSource(bytes.NewReader(plain), int64(len(plain)))
-	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)), Source: NewSource(bytes.NewReader(container), int64(len(container)))}
+	target := bytes.NewReader(plain)
+	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(container)), Source: bytes.NewReader(container)}
 	for _, candidates := range [][]Candidate{{candidate}, nil} {
 		plan, err := Match(ctx, target, among(candidates...))
 		require.NoError(t, err)
@@ -178,7 +178,7 @@ func TestPutLeavesThingsAsTheyWere(t *testing.T) {
 	for name, put := range map[string]struct {
 		r        *Recipe
 		literals Source
-	}{"frames": {framed, NewSource(bytes.NewReader(own), int64(len(own)))}, "none": {later(framed.Blob, framed.Size), nil}} {
+	}{"frames": {framed, bytes.NewReader(own)}, "none": {later(framed.Blob, framed.Size), nil}} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			s, err := OpenShelf(dir, nil)

@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-
-	"github.com/epcached/epcached/cas"
 )
 
 // defaultFloor is the least length of a match: an extent takes some ten bytes
@@ -28,6 +26,9 @@ const heldMost = 16 << 20
 // heldBytes has the memory for that: the system gives new memory out page by page.
 var heldBytes = sync.Pool{New: func() any { return new([heldMost]byte) }}
 
+// Find returns the candidates for a target with that sketch.
+type Find func(context.Context, Sketch) ([]Candidate, error)
+
 // stats says what Match did; it is the same for the same input.
 type stats struct {
 	scanned  int64 // bytes looked at for anchors
@@ -37,13 +38,14 @@ type stats struct {
 // Match reads all of target, on all cores, calls find with its sketch, and finds
 // what the target shares with the candidates that find returns, which it takes in
 // their order, and with itself. The plan covers all of the target. Candidates
-// stand whole, none is the target, and no digest is there twice.
+// stand whole, none is the target, no digest is there twice, and there are fewer
+// than MaxContainers.
 //
 // Bytes are compared, whatever their hashes say. Work is linear in the sizes,
 // whatever the bytes are: comparing in vain stops when a part of a candidate has
 // had its share, and what is missed is stored as literals. Memory is less than
 // 100 MB whatever the sizes. The same input gives the same plan.
-func Match(ctx context.Context, target Source, find func(context.Context, Sketch) ([]Candidate, error)) (*Plan, error) {
+func Match(ctx context.Context, target Source, find Find) (*Plan, error) {
 	if size := target.Size(); size < 0 || size > maxSize {
 		return nil, fmt.Errorf("match: a target of %d bytes", size)
 	}
@@ -93,9 +95,7 @@ func levelOf(size int64) int {
 	return level
 }
 
-func (m *matcher) match(
-	ctx context.Context, find func(context.Context, Sketch) ([]Candidate, error),
-) (*Plan, error) {
+func (m *matcher) match(ctx context.Context, find Find) (*Plan, error) {
 	size := m.target.Size()
 	// As many as random bytes have.
 	m.table = newTable(size/anchorEvery<<max(-m.level, 0)>>max(m.level, 0), size)
@@ -114,9 +114,6 @@ func (m *matcher) match(
 	if m.candidates, err = find(ctx, sketch); err != nil {
 		return nil, err
 	}
-	if err := m.check(); err != nil {
-		return nil, err
-	}
 	for i, c := range m.candidates {
 		if err := m.candidate(ctx, i); err != nil {
 			return nil, &ContainerError{c.Digest, err}
@@ -128,19 +125,4 @@ func (m *matcher) match(
 	p := m.plan()
 	p.Sketch = sketch
 	return p, nil
-}
-
-// check refuses what the caller should not have asked for.
-func (m *matcher) check() error {
-	if n := len(m.candidates); n >= MaxContainers {
-		return fmt.Errorf("%d candidates, %d and more", n, MaxContainers)
-	}
-	seen := make(map[cas.Digest]bool, len(m.candidates))
-	for _, c := range m.candidates {
-		if seen[c.Digest] || c.Digest.IsZero() {
-			return fmt.Errorf("candidate %s: twice, or no digest", c.Digest)
-		}
-		seen[c.Digest] = true
-	}
-	return nil
 }

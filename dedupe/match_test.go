@@ -16,7 +16,7 @@ type buffer []byte
 
 func (b buffer) WriteAt(p []byte, off int64) (int, error) { return copy(b[off:], p), nil }
 
-func source(b []byte) Source { return NewSource(bytes.NewReader(b), int64(len(b))) }
+func source(b []byte) Source { return bytes.NewReader(b) }
 
 // among has a target compared with these candidates, whatever its sketch is.
 func among(candidates ...Candidate) func(context.Context, Sketch) ([]Candidate, error) {

@@ -9,7 +9,9 @@ import (
 // onAllCores calls do for each of 0 to n-1, in that order, on all cores. Each core has a worker of
 // its own, which begin makes. The first error, or that of the context, ends it. end, which may be
 // nil, is called with each worker when that is done, one at a time.
-func onAllCores[W any](ctx context.Context, n int, begin func() W, do func(W, int) error, end func(W)) error {
+func onAllCores[W any](
+	ctx context.Context, n int, begin func() W, do func(W, int) error, end func(W),
+) error {
 	var (
 		mu    sync.Mutex // guards next and first, and is held by end
 		next  int

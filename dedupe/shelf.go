@@ -181,7 +181,7 @@ func (s *Shelf) take(d cas.Digest) error {
 }
 
 func (s *Shelf) folder(d cas.Digest) string { return recipeFolder(s.dir, d) }
-func (s *Shelf) path(d cas.Digest) string   { return filepath.Join(s.folder(d), d.String()) }
+func (s *Shelf) path(d cas.Digest) string   { return RecipePath(s.dir, d) }
 
 // RecipePath is where the recipe of a blob lies in the state folder dir, if there is one.
 func RecipePath(dir string, d cas.Digest) string {
@@ -291,15 +291,6 @@ func (s *Shelf) stage(
 	return path, stored, nil
 }
 
-// fileOf is a file that is written through a file system.
-type fileOf struct {
-	fs cas.FS
-	f  *os.File
-}
-
-// WriteAt is io.WriterAt.
-func (w *fileOf) WriteAt(p []byte, off int64) (int, error) { return w.fs.WriteAt(w.f, p, off) }
-
 // write writes the recipe with its frames.
 func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Source) error {
 	if r.Frames != nil {
@@ -310,7 +301,10 @@ func (s *Shelf) write(ctx context.Context, f *os.File, r *Recipe, literals Sourc
 		if err != nil {
 			return err
 		}
-		if err := r.Frames.compressTo(ctx, literals, head, &fileOf{s.fs, f}); err != nil {
+		if err := r.Frames.compressTo(ctx, literals, head, func(p []byte, off int64) error {
+			_, err := s.fs.WriteAt(f, p, off)
+			return err
+		}); err != nil {
 			return err
 		}
 	}

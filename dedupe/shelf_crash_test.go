@@ -65,7 +65,7 @@ func shelfOperations() []shelfOperation {
 	return []shelfOperation{
 		{"put", put(other), other.Blob, []*dedupe.Recipe{nil, other}, other},
 		{"compress", func(s *dedupe.Shelf) error {
-			return s.Put(context.Background(), compressed, dedupe.NewSource(bytes.NewReader(text), compressed.Size), nil)
+			return s.Put(context.Background(), compressed, bytes.NewReader(text), nil)
 		}, compressed.Blob, []*dedupe.Recipe{nil, compressed}, compressed},
 		{"replace", put(later), early.Blob, []*dedupe.Recipe{early, later}, later},
 		{"remove", func(s *dedupe.Shelf) error { return s.Remove(early.Blob) }, early.Blob, []*dedupe.Recipe{early, nil}, nil},

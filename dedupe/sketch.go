@@ -131,7 +131,9 @@ const rankedMost = 64
 // best one first, then the one that adds most to it, and so on. Blobs that share
 // no key are left out, and then those of which may, which may be nil, says no.
 // Memory does not depend on how many are known.
-func Candidates(s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool, n int) []Ranked {
+func Candidates(
+	s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool, n int,
+) []Ranked {
 	var best []shared
 	for digest, k := range known {
 		c := s.common(digest, k)

@@ -22,7 +22,7 @@ func randomBytes(seed uint64, n int) []byte {
 
 func sketchOf(t *testing.T, b []byte) Sketch {
 	t.Helper()
-	s, err := SketchOf(context.Background(), NewSource(bytes.NewReader(b), int64(len(b))))
+	s, err := SketchOf(context.Background(), bytes.NewReader(b))
 	require.NoError(t, err)
 	return s
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Source is a blob whose bytes do not change while it is used: a File, bytes in
-// memory (NewSource), or an Assembled blob. ReadAt is called from several
+// Source is a blob whose bytes do not change while it is used: a File, a
+// *bytes.Reader, or an Assembled blob. ReadAt is called from several
 // goroutines.
 //
 // Files are read in windows and not mapped: a mapping of a file that a failing
@@ -20,16 +20,6 @@ type Source interface {
 	io.ReaderAt
 	Size() int64
 }
-
-// NewSource gives an io.ReaderAt of a known size as a Source.
-func NewSource(r io.ReaderAt, size int64) Source { return sized{r, size} }
-
-type sized struct {
-	io.ReaderAt
-	size int64
-}
-
-func (s sized) Size() int64 { return s.size }
 
 // Candidate is a container that Match looks for shared bytes in.
 type Candidate struct {
@@ -57,11 +47,12 @@ type File struct {
 	size int64
 }
 
-// NewFile returns f as a Source, which closes f when it is closed.
+// NewFile returns f as a Source, which closes f when it is closed. It takes f over, also where it
+// fails.
 func NewFile(f *os.File) (*File, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, f.Close())
 	}
 	return &File{f, info.Size()}, nil
 }

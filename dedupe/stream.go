@@ -25,7 +25,8 @@ const worthReading = 4096
 // other, so the result is always the same.
 func (m *matcher) candidate(ctx context.Context, i int) error {
 	c := m.candidates[i].Source
-	if missing := m.target.Size() - m.covered.bytes(); missing < m.floor || missing < c.Size()/worthReading {
+	missing := m.target.Size() - m.covered.bytes()
+	if missing < m.floor || missing < c.Size()/worthReading {
 		return nil
 	}
 	found := make([][]match, (c.Size()+streamSize-1)/streamSize)

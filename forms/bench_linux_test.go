@@ -361,5 +361,5 @@ func (m *memory) measure(d cas.Digest) {
 
 // source reads bytes in memory.
 func (b *bench) source(content []byte) dedupe.Source {
-	return dedupe.NewSource(bytes.NewReader(content), int64(len(content)))
+	return bytes.NewReader(content)
 }

@@ -123,7 +123,7 @@ func (s *Store) openWhole(ctx context.Context, d cas.Digest) (*dedupe.File, erro
 	if err != nil {
 		return nil, err
 	}
-	return sourceOf(f)
+	return dedupe.NewFile(f)
 }
 
 // behind gives a source that is read only when the gate opens.

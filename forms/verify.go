@@ -85,17 +85,8 @@ func (s *Store) unverified(d cas.Digest) (src *dedupe.File, verified bool, err e
 	if err != nil {
 		return nil, false, err
 	}
-	src, err = sourceOf(f)
+	src, err = dedupe.NewFile(f)
 	return src, verified, err
-}
-
-// sourceOf takes the file over, also where it fails.
-func sourceOf(f *os.File) (*dedupe.File, error) {
-	src, err := dedupe.NewFile(f)
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return src, nil
 }
 
 // Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of a packed one it reads

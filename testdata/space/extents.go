@@ -58,7 +58,7 @@ func (o outside) open() (*blobFile, error) {
 	}
 	file, err := dedupe.NewFile(f)
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, err
 	}
 	if o.literals == nil {
 		return &blobFile{file, file}, nil
