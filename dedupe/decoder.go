@@ -118,21 +118,16 @@ func (d *decoder) extents(r *Recipe, n int) {
 		if d.err != nil {
 			return
 		}
-		field := fmt.Sprintf("extent %d", i)
-		if head>>1 >= int64(len(ends)) {
-			d.at = start
-			d.fail(field, "container %d of %d", head>>1, len(ends))
-			return
+		if e.Container < len(ends) {
+			e.From = ends[e.Container] + delta // a sum that wraps is negative, or beyond any container
 		}
-		if head&1 != 0 && e.Period == 0 {
-			d.at = start
-			d.fail(field, "repeated, with a period of 0")
-			return
+		err := r.validateExtent(i, e, at)
+		if err == nil && head&1 != 0 && e.Period == 0 {
+			err = invalid(fmt.Sprintf("extent %d", i), "repeated, with a period of 0")
 		}
-		e.From = ends[e.Container] + delta // a sum that wraps is negative, or beyond any container
-		if err := r.validateExtent(i, e, at); err != nil {
-			d.at = start
-			d.fail(field, "%s", err.(*FormatError).Reason)
+		if err != nil {
+			err.Offset = int64(headerSize + start)
+			d.err = err
 			return
 		}
 		ends[e.Container] = e.From + e.used()

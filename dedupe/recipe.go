@@ -123,7 +123,7 @@ func (r *Recipe) validateContainers() error {
 }
 
 // validateExtent is told where the extents before end.
-func (r *Recipe) validateExtent(i int, e Extent, at int64) error {
+func (r *Recipe) validateExtent(i int, e Extent, at int64) *FormatError {
 	reason := ""
 	switch {
 	case e.Container < 0 || e.Container >= r.sources():
@@ -160,7 +160,7 @@ func (r *Recipe) sizeOf(i int) int64 {
 	return r.Containers[i].Size
 }
 
-func invalid(field, format string, args ...any) error {
+func invalid(field, format string, args ...any) *FormatError {
 	return &FormatError{Offset: -1, Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 

@@ -172,7 +172,7 @@ func noGood(err error) bool {
 
 // take reads one recipe that is not known.
 func (s *Shelf) take(d cas.Digest) error {
-	r, stamp, err := s.read(d)
+	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {
 		return err
 	}
@@ -353,15 +353,11 @@ func (s *Shelf) Get(d cas.Digest) (*Recipe, error) {
 // once that the recipe gives its blob, and wants to know whether that still goes
 // for what stands there now.
 func (s *Shelf) GetStamped(d cas.Digest) (*Recipe, cas.Stamp, error) {
-	r, stamp, err := s.read(d)
+	r, stamp, err := readRecipe(s.fs, s.path(d), d)
 	if err != nil {
 		return nil, cas.Stamp{}, fmt.Errorf("recipe of blob %s: %w", d, err)
 	}
 	return r, stamp, nil
-}
-
-func (s *Shelf) read(d cas.Digest) (r *Recipe, stamp cas.Stamp, err error) {
-	return readRecipe(s.fs, s.path(d), d)
 }
 
 // Has tells of a blob's recipe, from memory.

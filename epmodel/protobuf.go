@@ -237,8 +237,10 @@ func (r *reader) exact(f field, name string, limit int) (string, error) {
 	return string(b), err
 }
 
-// pair reads a StringStringEntryProto.
+// pair reads a StringStringEntryProto. An absent key or value is an empty one.
 func (r *reader) pair(f field, name string) (key, value field, err error) {
+	key = field{typ: protowire.BytesType, at: f.at, span: span{off: f.off}}
+	value = key
 	err = r.submessage(f, name, func(g field) error {
 		switch g.num {
 		case 1:
@@ -250,13 +252,6 @@ func (r *reader) pair(f field, name string) (key, value field, err error) {
 		}
 		return nil
 	})
-	// an absent key or value is an empty one
-	if key.typ == 0 {
-		key = field{typ: protowire.BytesType, at: f.at, span: span{off: f.off}}
-	}
-	if value.typ == 0 {
-		value = field{typ: protowire.BytesType, at: f.at, span: span{off: f.off}}
-	}
 	return key, value, err
 }
 
