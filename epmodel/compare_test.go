@@ -35,7 +35,6 @@ type (
 		Contexts        []contextFacts    `json:"contexts"`
 		Ops             map[string]int    `json:"ops"`
 		Nodes           int               `json:"nodes"`
-		Functions       int               `json:"functions"`
 	}
 	valueFacts struct {
 		Name  string   `json:"name"`
@@ -51,11 +50,9 @@ type (
 		Part      string  `json:"part"`
 		Type      int32   `json:"type"`
 		Shape     []int64 `json:"shape"`
-		Dense     []int64 `json:"dense"`
 		Location  string  `json:"location,omitempty"`
 		Offset    int64   `json:"offset,omitempty"`
 		Length    int64   `json:"length,omitempty"`
-		Checksum  string  `json:"checksum,omitempty"`
 		SHA1      string  `json:"sha1,omitempty"` // of the bytes in the graph file, where they stand in one piece
 	}
 	contextFacts struct {
@@ -151,7 +148,7 @@ func describe(t *testing.T, path string) modelFacts {
 	m, err := epmodel.Read(context.Background(), path, src)
 	require.NoError(t, err)
 	facts := modelFacts{IR: m.IRVersion, Opsets: [][2]any{}, Producer: m.Producer, ProducerVersion: m.ProducerVersion, Graph: m.GraphName, Metadata: m.Metadata,
-		Inputs: values(m.Inputs), Outputs: values(m.Outputs), Contexts: []contextFacts{}, Ops: m.OpTypes, Nodes: m.Nodes, Functions: m.Functions}
+		Inputs: values(m.Inputs), Outputs: values(m.Outputs), Contexts: []contextFacts{}, Ops: m.OpTypes, Nodes: m.Nodes}
 	for _, o := range m.Opsets {
 		facts.Opsets = append(facts.Opsets, [2]any{o.Domain, o.Version})
 	}
@@ -178,11 +175,11 @@ func values(vs []epmodel.Value) []valueFacts {
 
 func tensor(t *testing.T, i epmodel.Initializer, src epmodel.Source) tensorFacts {
 	t.Helper()
-	f := tensorFacts{Name: i.Name, Graph: i.Graph, Node: i.Node, Attribute: i.Attribute, Part: i.Part, Type: i.Type, Shape: append([]int64{}, i.Shape...), Dense: append([]int64{}, i.Dense...)}
+	f := tensorFacts{Name: i.Name, Graph: i.Graph, Node: i.Node, Attribute: i.Attribute, Part: i.Part, Type: i.Type, Shape: append([]int64{}, i.Shape...)}
 	const float, double = 1, 11
 	switch {
 	case i.Location != "":
-		f.Location, f.Offset, f.Length, f.Checksum = i.Location, i.Offset, i.Length, i.Checksum
+		f.Location, f.Offset, f.Length = i.Location, i.Offset, i.Length
 	case !i.Typed && i.Offset > 0, i.Typed && i.Length > 0 && (i.Type == float || i.Type == double):
 		f.SHA1 = sha(t, io.NewSectionReader(src, i.Offset, i.Length))
 	}

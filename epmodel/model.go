@@ -14,20 +14,16 @@ type Model struct {
 	Producer        string
 	ProducerVersion string
 	GraphName       string
-	Metadata        map[string]string
-	LongMetadata    map[string]Range // entries of metadata_props whose value is longer than 1 MiB: where it stands
+	Metadata        map[string]string // of metadata_props, as far as values are no longer than 1 MiB
 	Inputs          []Value          // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
 	Outputs         []Value
 	Initializers    []Initializer  // of every graph and function, constants in node attributes included, in file order
 	Contexts        []Context      // every EPContext node, of every graph and function, in file order
 	OpTypes         map[string]int // "domain::Op" -> number of nodes; the default domain is "ai.onnx"
 	Nodes           int            // of every graph and function
-	FirstNodes      []string       // the first few of them, as "domain::Op" and the quoted name, for messages
-	Functions       int
 	// Whole lists files besides external data whose every byte is part of the model: those of WrapsIR.
 	// Callers may add some.
-	Whole        []string
-	TrainingInfo bool // the model holds training_info, which is read as well (it can hold external data) but never run
+	Whole []string
 }
 
 // Opset is one entry of opset_import. The default domain "" is given as "ai.onnx".
@@ -65,13 +61,11 @@ type Initializer struct {
 	Part      string // for a sparse tensor: "values" or "indices"
 	Type      int32  // TensorProto.DataType
 	Shape     []int64
-	Dense     []int64 // for the values of a sparse tensor: the shape of the whole
 	Sparse    bool
 	Typed     bool     // the data stands in float_data, string_data, ...; Length is then 0 unless it is packed in one piece
 	Location  string   // external data file; "" when the bytes are in the graph file
 	Offset    int64    // in Location, or in the graph file
 	Length    int64    // -1: to the end of the file (external data without a length)
-	Checksum  string   // SHA1 that external data may state; never checked by ORT
 	OtherKeys []string // keys of external_data outside the schema, such as ORT's prepacked_N: they may refer to further ranges of the file
 	At        int64    // offset of the TensorProto in the graph file
 }

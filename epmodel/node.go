@@ -6,9 +6,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// firstNodes is how many nodes Model.FirstNodes names.
-const firstNodes = 20
-
 // nodeLabel is the place of an attribute: the graph and the node that it stands in.
 type nodeLabel struct {
 	graph string
@@ -56,7 +53,7 @@ func (w *walker) node(f field, graph string, index int) error {
 	if label.node == "" {
 		label.node = op + "[" + strconv.Itoa(index) + "]"
 	}
-	if err := w.count(f, domainName(c.Domain)+"::"+op, c.Node); err != nil {
+	if err := w.count(f, domainName(c.Domain)+"::"+op); err != nil {
 		return err
 	}
 	if op == "EPContext" {
@@ -81,24 +78,14 @@ func (w *walker) passing(f field, name string) (string, error) {
 	return s, err
 }
 
-// count notes a node's operator, and the first nodes' names.
-func (w *walker) count(f field, op, name string) error {
-	if _, ok := w.m.OpTypes[op]; !ok {
-		if err := w.keep(f.at, len(op)+64); err != nil {
-			return err
-		}
-	}
+// count notes a node's operator.
+func (w *walker) count(f field, op string) error {
 	w.m.OpTypes[op]++
 	w.m.Nodes++
-	if w.m.Nodes > firstNodes {
+	if w.m.OpTypes[op] > 1 {
 		return nil
 	}
-	s := op
-	if name != "" {
-		s += " " + strconv.Quote(name)
-	}
-	w.m.FirstNodes = append(w.m.FirstNodes, s)
-	return w.keep(f.at, len(s))
+	return w.keep(f.at, len(op)+64)
 }
 
 // attribute walks into the tensors and graphs of an AttributeProto.

@@ -15,7 +15,7 @@ import (
 const (
 	maxDepth  = 100       // nested messages; protobuf's own limit, so a deeper model cannot be loaded anyway
 	maxName   = 64 << 10  // names of nodes, tensors, operators, dimensions
-	maxText   = 1 << 20   // metadata values; longer ones are recorded as a range
+	maxText   = 1 << 20   // metadata values; longer ones are left out
 	maxKept   = 128 << 20 // memory of everything that Read keeps, estimated
 	windowFar = 4 << 10   // read after a jump: usually a tensor's header, then the next jump
 	windowSeq = 64 << 10  // read when going on where the last window ended

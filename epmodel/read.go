@@ -14,7 +14,7 @@ import (
 // Bad bytes give a *FormatError; a cancelled ctx and I/O errors are returned as they are, wrapped.
 func Read(ctx context.Context, name string, src Source) (*Model, error) {
 	r := &reader{ctx: ctx, src: src, name: name, size: src.Size()}
-	m := &Model{Name: name, Size: r.size, Metadata: map[string]string{}, LongMetadata: map[string]Range{}, OpTypes: map[string]int{}}
+	m := &Model{Name: name, Size: r.size, Metadata: map[string]string{}, OpTypes: map[string]int{}}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -118,11 +118,9 @@ func (w *walker) metadata(f field) error {
 	if err != nil {
 		return err
 	}
-	delete(w.m.LongMetadata, key)
 	delete(w.m.Metadata, key)
 	if v.n > maxText {
-		w.m.LongMetadata[key] = Range{v.off, v.n}
-		return w.keep(f.at, 64)
+		return nil
 	}
 	value, err := w.bytes(v, "metadata_props.value", maxText)
 	w.m.Metadata[key] = string(value)
@@ -132,7 +130,6 @@ func (w *walker) metadata(f field) error {
 func (w *walker) training(f field) error {
 	label := "training_info[" + strconv.Itoa(w.trained) + "]"
 	w.trained++
-	w.m.TrainingInfo = true
 	return w.submessage(f, "training_info", func(g field) error {
 		switch g.num {
 		case 1:
@@ -165,7 +162,6 @@ func (w *walker) function(f field) error {
 	if overload != "" {
 		path += ":" + overload
 	}
-	w.m.Functions++
 	if err := w.keep(f.at, len(path)); err != nil {
 		return err
 	}

@@ -91,22 +91,19 @@ func (w *walker) typed(f field, t *Initializer) error {
 func (w *walker) sparse(f field, name string, t Initializer) error {
 	t.Sparse = true
 	var values, indices field
-	var shape []int64
-	err := w.submessage(f, name, func(g field) (err error) {
-		switch g.num {
-		case 1, 2:
-			part, where := "values", &values
-			if g.num == 2 {
-				part, where = "indices", &indices
-			}
-			if where.num != 0 {
-				return w.fail(g.at, part, "stands twice")
-			}
-			*where = g
-		case 3:
-			shape, err = w.integers(g, "dims", maxRank, shape)
+	err := w.submessage(f, name, func(g field) error {
+		if g.num != 1 && g.num != 2 {
+			return nil
 		}
-		return err
+		part, where := "values", &values
+		if g.num == 2 {
+			part, where = "indices", &indices
+		}
+		if where.num != 0 {
+			return w.fail(g.at, part, "stands twice")
+		}
+		*where = g
+		return nil
 	})
 	if err != nil || values.num == 0 {
 		return err
@@ -116,7 +113,6 @@ func (w *walker) sparse(f field, name string, t Initializer) error {
 	if err := w.tensor(values, name+".values", t); err != nil {
 		return err
 	}
-	w.m.Initializers[first].Dense = shape
 	if indices.num == 0 {
 		return nil
 	}
@@ -178,7 +174,7 @@ func (w *walker) externalKey(v field, key string, t *Initializer) (err error) {
 			t.Length = -1
 		}
 	case "checksum":
-		t.Checksum, err = w.text(v, "external_data.checksum")
+		// ORT never checks it
 	default:
 		t.OtherKeys = append(t.OtherKeys, key)
 	}

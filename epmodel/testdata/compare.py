@@ -195,11 +195,11 @@ def random_model(seed):
 
 # what the onnx package reads
 
-def tensor_facts(t, path, node="", attribute="", part="", dense=None):
-    d = {"name": t.name, "graph": path, "node": node, "attribute": attribute, "part": part, "type": t.data_type, "shape": list(t.dims), "dense": list(dense or [])}
+def tensor_facts(t, path, node="", attribute="", part=""):
+    d = {"name": t.name, "graph": path, "node": node, "attribute": attribute, "part": part, "type": t.data_type, "shape": list(t.dims)}
     if t.data_location == TensorProto.EXTERNAL:
         e = {x.key: x.value for x in t.external_data}
-        d |= {"location": e["location"], "offset": int(e.get("offset", 0)), "length": int(e.get("length", 0)) or -1, "checksum": e.get("checksum", "")}
+        d |= {"location": e["location"], "offset": int(e.get("offset", 0)), "length": int(e.get("length", 0)) or -1}
     elif t.HasField("raw_data"):
         d["sha1"] = hashlib.sha1(t.raw_data).hexdigest()
     elif t.data_type == TensorProto.FLOAT and t.float_data:
@@ -210,7 +210,7 @@ def tensor_facts(t, path, node="", attribute="", part="", dense=None):
 
 
 def sparse_facts(s, path, node="", attribute=""):
-    first = tensor_facts(s.values, path, node, attribute, "values", s.dims)
+    first = tensor_facts(s.values, path, node, attribute, "values")
     second = tensor_facts(s.indices, path, node, attribute, "indices")
     second["name"] = s.indices.name or s.values.name
     return [first, second]
@@ -298,7 +298,7 @@ def describe(path):
     return {
         "ir": m.ir_version, "opsets": [[o.domain or "ai.onnx", o.version] for o in m.opset_import], "producer": m.producer_name, "producer_version": m.producer_version, "graph": m.graph.name,
         "metadata": {p.key: p.value for p in m.metadata_props}, "inputs": [value_facts(v) for v in m.graph.input], "outputs": [value_facts(v) for v in m.graph.output],
-        "tensors": sorted(f.tensors, key=order), "contexts": f.contexts, "ops": f.ops, "nodes": f.nodes, "functions": len(m.functions),
+        "tensors": sorted(f.tensors, key=order), "contexts": f.contexts, "ops": f.ops, "nodes": f.nodes,
     }
 
 
