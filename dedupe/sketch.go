@@ -117,13 +117,6 @@ func DecodeSketch(b []byte) (Sketch, error) {
 	return s, nil
 }
 
-// Ranked is a stored blob that probably shares bytes with a new one.
-type Ranked struct {
-	Digest cas.Digest
-	Size   int64   // of the stored blob, in bytes
-	Share  float64 // of the new blob, estimated: what this one has that those before it have not
-}
-
 // rankedMost is how many stored blobs are held while the best are looked for.
 const rankedMost = 64
 
@@ -133,7 +126,7 @@ const rankedMost = 64
 // Memory does not depend on how many are known.
 func Candidates(
 	s Sketch, known iter.Seq2[cas.Digest, Sketch], may func(cas.Digest) bool, n int,
-) []Ranked {
+) []cas.Digest {
 	var best []shared
 	for digest, k := range known {
 		c := s.common(digest, k)
@@ -147,19 +140,18 @@ func Candidates(
 		}
 	}
 	sortShared(best)
-	return choose(best[:min(len(best), rankedMost)], n, len(s.Keys))
+	return choose(best[:min(len(best), rankedMost)], n)
 }
 
 // shared says which of a sketch's keys another blob has.
 type shared struct {
 	digest cas.Digest
-	size   int64
 	keys   [(sketchKeys + 63) / 64]uint64 // a bit for each
 	scale  float64                        // keys of the sketch that stand for one: 1, more where the other sketch ends early
 }
 
 func (s Sketch) common(digest cas.Digest, other Sketch) shared {
-	c := shared{digest: digest, size: other.Size, scale: 1}
+	c := shared{digest: digest, scale: 1}
 	seen := 0
 	for i, k := range s.Keys {
 		j, found := slices.BinarySearch(other.Keys, k)
@@ -198,16 +190,14 @@ func sortShared(all []shared) {
 
 // choose takes the blob that has most of what those taken before have not, until
 // nothing is added.
-func choose(all []shared, n, keys int) []Ranked {
-	var taken []Ranked
+func choose(all []shared, n int) (taken []cas.Digest) {
 	for len(taken) < n && len(all) > 0 {
 		sortShared(all)
 		first := all[0]
 		if first.count() == 0 {
 			break
 		}
-		share := min(1, float64(first.count())*first.scale/float64(keys))
-		taken = append(taken, Ranked{Digest: first.digest, Size: first.size, Share: share})
+		taken = append(taken, first.digest)
 		all = all[1:]
 		for i := range all {
 			for w := range all[i].keys {

@@ -105,10 +105,7 @@ func (s *Store) near(
 		failed = cmp.Or(failed, err)
 		return ok && err == nil
 	}, mostNear)
-	for _, one := range ranked {
-		out = append(out, one.Digest)
-	}
-	return out, failed
+	return append(out, ranked...), failed
 }
 
 // mayTake returns what reports whether all of these blobs may take bytes of another one.

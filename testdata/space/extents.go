@@ -225,13 +225,13 @@ func (s *extentStore) take(path, name string, known cas.Digest) error {
 	}
 	plan, err := dedupe.Match(ctx, target, func(_ context.Context, sketch dedupe.Sketch) ([]dedupe.Candidate, error) {
 		var candidates []dedupe.Candidate
-		for _, r := range dedupe.Candidates(sketch, s.all(), nil, mostCandidates) {
-			src, err := s.open(r.Digest)
+		for _, d := range dedupe.Candidates(sketch, s.all(), nil, mostCandidates) {
+			src, err := s.open(d)
 			if err != nil {
 				return nil, err
 			}
 			open = append(open, src)
-			candidates = append(candidates, dedupe.Candidate{Digest: r.Digest, Source: src})
+			candidates = append(candidates, dedupe.Candidate{Digest: d, Source: src})
 		}
 		return candidates, nil
 	})
