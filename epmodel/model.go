@@ -15,7 +15,7 @@ type Model struct {
 	ProducerVersion string
 	GraphName       string
 	Metadata        map[string]string // of metadata_props, as far as values are no longer than 1 MiB
-	Inputs          []Value          // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
+	Inputs          []Value           // of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
 	Outputs         []Value
 	Initializers    []Initializer  // of every graph and function, constants in node attributes included, in file order
 	Contexts        []Context      // every EPContext node, of every graph and function, in file order
