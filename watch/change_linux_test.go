@@ -167,8 +167,7 @@ func TestEveryWayToChangeIsNoticed(t *testing.T) {
 			r.set("ep", way.paths...)
 			require.Equal(t, "inotify", r.how("ep"))
 
-			settled := r.notices("ep", func() { way.change(r) })
-			require.NotEmpty(t, settled.Paths)
+			r.notices("ep", func() { way.change(r) })
 			require.Equal(t, "inotify", r.how("ep"))
 
 			r.notices("ep", func() { r.write(way.end, "afterwards") })
@@ -193,9 +192,8 @@ func TestEveryWayToChangeIsNoticedByPolling(t *testing.T) {
 			require.Contains(t, r.how("ep"), "polled: ")
 
 			r.passing = way.name == "a file where a folder was"
-			settled := r.notices("ep", func() { way.change(r) })
+			r.notices("ep", func() { way.change(r) })
 			r.passing = false
-			require.NotEmpty(t, settled.Paths)
 			r.notices("ep", func() { r.write(way.end, "afterwards") })
 		})
 	}

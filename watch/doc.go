@@ -22,9 +22,9 @@
 // move a stamp at all. Who depends on a file compares its stamp itself.
 //
 // Folders that cannot be watched (limits reached, network file systems, /sys
-// and /proc) are polled by stamps, How says why, and watching is tried again
-// with every poll. With nothing to poll the package wakes every Backstop; with
-// no subjects, never.
+// and /proc) are polled by stamps, How says why, and watching is tried
+// again with every poll. With nothing to poll the package wakes every
+// Backstop; with no subjects, never.
 //
 // All methods of a Watcher may be called at the same time. Start with New and
 // Watcher.Set; loop.go is the life of a subject, look.go what belongs to it,

@@ -16,9 +16,9 @@ func ExampleWatcher() {
 	for e := range w.Events() {
 		switch e.Kind {
 		case watch.Changing:
-			fmt.Println(e.Subject, "is being replaced, nothing is believed of it:", e.Paths)
+			fmt.Println(e.Subject, "is being replaced: nothing is believed of it")
 		case watch.Settled:
-			fmt.Println(e.Subject, "is at rest since", e.LastWrite)
+			fmt.Println(e.Subject, "is at rest")
 		}
 	}
 }

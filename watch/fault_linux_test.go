@@ -1,16 +1,13 @@
 package watch
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -59,10 +56,8 @@ func TestOverflowIsAChangeOfAll(t *testing.T) {
 	r.sys.set(func() { r.sys.deaf = true })
 	r.write("a.so", "two")
 	r.calmlyDeaf()
-	r.sys.inject(fsnotify.ErrEventOverflow)
-	settled := r.both("a", "b")
-	require.Equal(t, []string{r.path("a.so")}, settled["a"].Paths, "stamps tell what it was")
-	require.Empty(t, settled["b"].Paths)
+	r.overflow()
+	r.both("a", "b")
 
 	r.sys.set(func() { r.sys.deaf = false })
 	r.notices("b", func() { r.write("b.so", "three") })
@@ -82,14 +77,17 @@ func TestAfterAnOverflowAllIsWatchedAnew(t *testing.T) {
 	r := newRig(t)
 	r.write("lib/ep.so", "one")
 	r.set("ep", "lib/ep.so")
-	require.NoError(t, r.sys.real.Remove(r.path("lib")))
-	r.notices("ep", func() { r.sys.inject(fsnotify.ErrEventOverflow) })
+	r.sys.set(func() { r.sys.deaf = true })
+	r.unwatch("lib")
+	r.calmlyDeaf()
+	r.sys.set(func() { r.sys.deaf = false })
+	r.notices("ep", func() { r.overflow() })
 	r.notices("ep", func() { r.write("lib/ep.so", "two") })
 	r.sound()
 }
 
 // both expects one Changing and one Settled of each subject, in any order between them.
-func (r *rig) both(subjects ...string) map[string]Event {
+func (r *rig) both(subjects ...string) {
 	r.t.Helper()
 	changing, settled := make(map[string]Event), make(map[string]Event)
 	for len(settled) < len(subjects) {
@@ -104,7 +102,6 @@ func (r *rig) both(subjects ...string) map[string]Event {
 		require.NotContains(r.t, settled, e.Subject)
 		settled[e.Subject] = e
 	}
-	return settled
 }
 
 // The kernel's own queue takes 16384 events by default.
@@ -132,7 +129,7 @@ func TestNotifierThatFailsIsReplaced(t *testing.T) {
 	r := newRig(t)
 	r.write("ep.so", "one")
 	r.set("ep", "ep.so")
-	r.notices("ep", func() { r.sys.inject(errors.New("read: bad file descriptor")) })
+	r.notices("ep", func() { r.breaks("ep.so") })
 	r.until("ep", "inotify")
 	require.Equal(t, 2, r.sys.opened)
 	require.Equal(t, 1, r.sys.closed)
@@ -144,7 +141,7 @@ func TestNotifierThatFailsForGoodIsNotMissed(t *testing.T) {
 	r.write("ep.so", "one")
 	r.set("ep", "ep.so")
 	r.sys.set(func() { r.sys.openErr = syscall.EMFILE })
-	r.notices("ep", func() { r.sys.inject(errors.New("read: bad file descriptor")) })
+	r.notices("ep", func() { r.breaks("ep.so") })
 	r.until("ep", "polled: ")
 	r.notices("ep", func() { r.write("ep.so", "two") })
 }
@@ -174,8 +171,7 @@ func TestProcIsPolledByContent(t *testing.T) {
 
 	r.set("driver", comm)
 	require.Equal(t, "polled: /proc: proc does not tell of changes", r.how("driver"))
-	settled := r.notices("driver", func() { require.NoError(t, os.WriteFile(comm, []byte("bbbb"), 0o644)) })
-	require.Equal(t, []string{comm}, settled.Paths)
+	r.notices("driver", func() { require.NoError(t, os.WriteFile(comm, []byte("bbbb"), 0o644)) })
 	r.calm()
 }
 
@@ -233,13 +229,33 @@ func TestWritesThroughAnotherHardLinkAreFoundByTheBackstop(t *testing.T) {
 	r.notices("ep", func() { r.write("elsewhere/ep.so", "two") })
 }
 
-// The kernel takes a watch away with the file system and says nothing that fsnotify would pass on.
+// The kernel takes a watch away with the file system.
+func TestAWatchThatEndedIsRenewed(t *testing.T) {
+	r := newRig(t)
+	r.write("lib/ep.so", "one")
+	r.set("ep", "lib/ep.so")
+	r.notices("ep", func() { r.unwatch("lib") })
+	r.notices("ep", func() { r.write("lib/ep.so", "two") })
+	r.sound()
+}
+
 func TestAWatchThatEndedUnheardIsRenewed(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Backstop = 20 * time.Millisecond })
 	r.write("lib/ep.so", "one")
 	r.set("ep", "lib/ep.so")
-	require.NoError(t, r.sys.real.Remove(r.path("lib")))
+	r.sys.set(func() { r.sys.deaf = true })
+	before := r.unwatch("lib")
+	r.calmlyDeaf()
 	require.Eventually(t, func() bool {
-		return slices.Contains(r.sys.real.WatchList(), r.path("lib"))
+		r.sys.mu.Lock()
+		defer r.sys.mu.Unlock()
+		return r.sys.last.watches[r.path("lib")] != before
 	}, patient, 5*time.Millisecond, "nobody asked for the watch again")
+}
+
+// unwatch ends a watch behind the Watcher's back.
+func (r *rig) unwatch(name string) (watch int32) {
+	r.sys.set(func() { watch = r.sys.last.watches[r.path(name)] })
+	r.sys.last.notifier.remove(watch)
+	return watch
 }

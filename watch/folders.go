@@ -1,265 +1,252 @@
 package watch
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
+	"os"
 	"sync"
 	"syscall"
-	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 )
 
-// folders are all that the system is asked to tell about: each folder once,
-// for all subjects that need something of it.
+// notifier is what tells of changes in folders: the kernel, but for tests of
+// what happens when that fails.
+type notifier interface {
+	// add watches a folder. The kernel has one watch of a folder, whatever path leads to it.
+	add(path string) (watch int32, err error)
+	remove(watch int32)
+	Read([]byte) (int, error)
+	Close() error
+}
+
+type inotify struct{ *os.File }
+
+func openInotify() (notifier, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	return inotify{os.NewFile(uintptr(fd), "inotify")}, nil
+}
+
+// heard is what the kernel tells of a folder and its entries.
+const heard = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB |
+	unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
+
+func (n inotify) add(path string) (watch int32, err error) {
+	controlErr := n.control(func(fd int) {
+		var wd int
+		wd, err = unix.InotifyAddWatch(fd, path, heard|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW)
+		watch = int32(wd)
+	})
+	return watch, errors.Join(controlErr, err)
+}
+
+func (n inotify) remove(watch int32) {
+	// It fails when the kernel has ended the watch by itself, with the folder, and then there is nothing to do.
+	_ = n.control(func(fd int) { _, _ = unix.InotifyRmWatch(fd, uint32(watch)) })
+}
+
+func (n inotify) control(f func(fd int)) error {
+	raw, err := n.SyscallConn() // and not Fd, which would make reading block a thread
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) { f(int(fd)) })
+}
+
+// explain says which limit an error is about: the system's own words for it are about disks and files.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("the limit fs.inotify.max_user_watches is reached: %w", err)
+	case errors.Is(err, syscall.EMFILE):
+		return fmt.Errorf("the limit fs.inotify.max_user_instances, or that of open files, is reached: %w", err)
+	}
+	return err
+}
+
+// folders are all that the kernel is asked to tell about: each folder once, for
+// all subjects that need something of it.
 //
 // Folders are watched, never files: a watch on a file dies with it, and nobody
 // hears of the next one of its name.
 type folders struct {
-	open  func() (*notifier, error)
-	start func(*notifier) // its reader
-	tell  func(news)
-	pause time.Duration // before a notifier that failed is replaced
+	open func() (notifier, error)
+	tell func(news)
+	wg   *sync.WaitGroup // of the readers
 
-	// arm is held while the system is asked for something, and taken before mu.
-	// The readers and the loop never take it: who has it may wait for a file
-	// system, or for them.
+	// arm is held while the kernel is asked for something, and taken before mu.
+	// The readers and the loop never take it: who has it may wait for a file system.
 	arm    sync.Mutex
-	system *notifier // nil: none; guarded by arm
-	closed bool      // guarded by arm
-	retry  time.Time // no notifier is opened before; guarded by arm
-	failed error     // why there is none; guarded by arm
+	closed bool // guarded by arm
 
-	mu     sync.Mutex // guards what follows, and the folders
-	broken *notifier  // one that has failed
-	reason error      // why it has
-	byID   map[folderID]*folder
-	byPath map[string]*folder // those that are armed, by the path that events of theirs begin with
+	mu      sync.Mutex
+	system  notifier                    // nil: none; guarded by mu
+	byWatch map[int32]map[*subject]need // guarded by mu
 }
 
-// folder is one that subjects need.
-type folder struct {
-	id    folderID
-	path  string // it was armed by; "" if it is not
-	stale bool   // the watch may be gone, or another folder may be at the path
-	users map[*subject]*need
+// need are the names in a folder that a subject must hear of; "" stands for all of them.
+type need map[string]bool
+
+// news are signs on their way to the loop.
+type news struct {
+	subjects []*subject
+	all      error // why every subject may have changed
 }
 
-func newFolders(open func() (*notifier, error), pause time.Duration, start func(*notifier), tell func(news)) *folders {
-	return &folders{
-		open: open, start: start, tell: tell, pause: pause,
-		byID: make(map[folderID]*folder), byPath: make(map[string]*folder),
-	}
-}
+var errClosed = errors.New("the watcher is closed")
 
-// match tells which subjects an event concerns. What happens to a watched
-// folder itself puts its watch in doubt, and concerns all who need the folder.
-func (t *folders) match(path string, op fsnotify.Op) []*subject {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var hit []*subject
-	base := filepath.Base(path)
-	if f := t.byPath[filepath.Dir(path)]; f != nil {
-		for s, n := range f.users {
-			if n.whole || n.names[base] {
-				hit = append(hit, s)
-			}
-		}
-	}
-	if f := t.byPath[path]; f != nil {
-		if op.Has(fsnotify.Create) || op.Has(fsnotify.Remove) || op.Has(fsnotify.Rename) {
-			f.stale = true
-		}
-		for s := range f.users {
-			hit = append(hit, s) // perhaps twice, which does no harm
-		}
-	}
-	return hit
-}
-
-// doubt puts all watches in doubt: what was not told may have been their end.
-func (t *folders) doubt() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, f := range t.byID {
-		f.stale = true
-	}
-}
-
-// hold adds to what the subject hears, and has it watched. again tells that
-// something came under watch just now: what was seen before may be out of date.
-// why is the reason if part of it is not watched.
-func (t *folders) hold(s *subject, needs map[folderID]*need) (again bool, why error) {
+// hold has the kernel tell the subject of a name in the folder at path. It also
+// adds the name to needs, which are what the look under way needs.
+func (t *folders) hold(s *subject, needs map[int32]need, path, name string) error {
 	t.arm.Lock()
 	defer t.arm.Unlock()
+	n, err := t.notifier()
+	if err != nil {
+		return explain(err)
+	}
+	watch, err := n.add(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, explain(err))
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.system != n {
+		return errors.New("watching was interrupted")
+	}
+	users := t.byWatch[watch]
+	if users == nil {
+		users = make(map[*subject]need)
+		t.byWatch[watch] = users
+	}
+	if users[s] == nil {
+		users[s] = make(need)
+	}
+	if needs[watch] == nil {
+		needs[watch] = make(need)
+	}
+	// What the last look needed is heard of until this one ends.
+	users[s][name], needs[watch][name] = true, true
+	return nil
+}
+
+// notifier gives the one in use, or opens one. arm is held.
+func (t *folders) notifier() (notifier, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.closed {
-		return false, fsnotify.ErrClosed
+		return nil, errClosed
 	}
-	t.add(s, needs)
-	if err := t.ensure(); err != nil {
-		return false, err
-	}
-	for id, n := range needs {
-		armed, err := t.watch(t.byID[id], n.path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
-			again = true // gone since we looked
-		case err != nil && why == nil:
-			why = fmt.Errorf("%s: %w", n.path, explain(err))
-		case armed:
-			again = true
+	if t.system == nil {
+		n, err := t.open()
+		if err != nil {
+			return nil, err
 		}
+		t.system = n
+		t.wg.Go(func() { t.read(n) })
 	}
-	return again, why
-}
-
-// add is what makes match find the subject. It comes before the watch, so that
-// the first event finds it.
-func (t *folders) add(s *subject, needs map[folderID]*need) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for id, n := range needs {
-		f := t.byID[id]
-		if f == nil {
-			f = &folder{id: id, users: make(map[*subject]*need)}
-			t.byID[id] = f
-		}
-		f.users[s] = n.and(f.users[s])
-	}
-}
-
-// and is what either needs. Neither is changed: match may be reading them.
-func (n *need) and(other *need) *need {
-	sum := &need{path: n.path, whole: n.whole, names: make(map[string]bool, len(n.names))}
-	for name := range n.names {
-		sum.names[name] = true
-	}
-	if other != nil {
-		sum.whole = sum.whole || other.whole
-		for name := range other.names {
-			sum.names[name] = true
-		}
-	}
-	return sum
-}
-
-// watch asks the system to tell of the folder that lies at path, unless it
-// does already. arm is held.
-func (t *folders) watch(f *folder, path string) (armed bool, err error) {
-	t.mu.Lock()
-	stands := f.path != "" && !f.stale
-	f.stale = false // what becomes of it from here on is told, or another look finds it
-	other := t.byPath[path]
-	t.mu.Unlock()
-	if stands {
-		return false, nil
-	}
-	t.unwatch(f)
-	if other != nil && other != f {
-		t.displace(other)
-	}
-	t.mu.Lock()
-	f.path = path
-	t.byPath[path] = f
-	t.mu.Unlock()
-	if err := t.system.add(path); err != nil {
-		t.mu.Lock()
-		f.path = ""
-		delete(t.byPath, path)
-		t.mu.Unlock()
-		return false, err
-	}
-	return true, nil
-}
-
-// displace ends the watch of a folder that lay where now another does: fsnotify
-// knows it by this path only. Who needs it looks where it went.
-func (t *folders) displace(f *folder) {
-	path := f.path
-	t.unwatch(f)
-	var told news
-	t.mu.Lock()
-	for s := range f.users {
-		told.subjects = append(told.subjects, s)
-	}
-	t.mu.Unlock()
-	told.path = path
-	t.tell(told)
-}
-
-// unwatch ends the watch of a folder. arm is held.
-func (t *folders) unwatch(f *folder) {
-	t.mu.Lock()
-	path := f.path
-	if path != "" {
-		delete(t.byPath, path)
-	}
-	f.path = ""
-	t.mu.Unlock()
-	if path != "" && t.system != nil {
-		// It fails when the kernel has ended the watch by itself, with the folder, and then there is nothing to do.
-		_ = t.system.remove(path)
-	}
-}
-
-// refresh asks again for what the subject has watched. The kernel ends some
-// watches without a word, when a file system is unmounted for one; for those
-// that stand nothing changes.
-func (t *folders) refresh(s *subject) {
-	t.arm.Lock()
-	defer t.arm.Unlock()
-	if t.system == nil || t.closed {
-		return
-	}
-	for _, f := range t.of(s) {
-		there := lstat(f.path)
-		if f.path != "" && !there.failed && there.id(f.path) == f.id && t.system.add(f.path) == nil {
-			continue
-		}
-		t.mu.Lock()
-		f.stale = true
-		t.mu.Unlock()
-	}
-}
-
-func (t *folders) of(s *subject) []*folder {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var out []*folder
-	for _, f := range t.byID {
-		if f.users[s] != nil {
-			out = append(out, f)
-		}
-	}
-	return out
+	return t.system, nil
 }
 
 // keep forgets all that the subject needed but these, and ends the watches that
 // nobody needs any more.
-func (t *folders) keep(s *subject, needs map[folderID]*need) {
+func (t *folders) keep(s *subject, needs map[int32]need) {
 	t.arm.Lock()
 	defer t.arm.Unlock()
 	t.mu.Lock()
-	var unused []*folder
-	for id, f := range t.byID {
-		if n := needs[id]; n != nil && f.users[s] != nil {
-			f.users[s] = n
+	n := t.system
+	var unused []int32
+	for watch, users := range t.byWatch {
+		if needs[watch] != nil && users[s] != nil {
+			users[s] = needs[watch]
 			continue
 		}
-		delete(f.users, s)
-		if len(f.users) == 0 {
-			delete(t.byID, id)
-			unused = append(unused, f)
+		if delete(users, s); len(users) == 0 {
+			delete(t.byWatch, watch)
+			unused = append(unused, watch)
 		}
 	}
+	none := len(t.byWatch) == 0
 	t.mu.Unlock()
-	for _, f := range unused {
-		t.unwatch(f)
+	switch {
+	case n == nil:
+	case none: // another is opened when there is something to watch
+		_ = t.lose(n)
+	default:
+		for _, watch := range unused {
+			n.remove(watch)
+		}
 	}
-	if len(t.byID) == 0 && t.system != nil {
-		// Nothing is watched by it; another is opened when there is something to watch.
-		_ = t.drop()
+}
+
+// lose closes a notifier, and with it all its watches.
+func (t *folders) lose(n notifier) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n == nil || t.system != n {
+		return nil
 	}
+	t.system = nil
+	clear(t.byWatch)
+	return n.Close()
+}
+
+// close ends all watches. No reader is started afterwards.
+func (t *folders) close() error {
+	t.arm.Lock()
+	defer t.arm.Unlock()
+	t.closed = true
+	t.mu.Lock()
+	n := t.system
+	t.mu.Unlock()
+	return t.lose(n)
+}
+
+// read passes on what concerns a subject. Everything else that goes on in the
+// watched folders ends here.
+func (t *folders) read(n notifier) {
+	buffer := make([]byte, 64<<10)
+	for {
+		size, err := n.Read(buffer)
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		if err != nil {
+			_ = t.lose(n) // the next look opens another
+			t.tell(news{all: err})
+			return
+		}
+		for b := buffer[:size]; len(b) >= unix.SizeofInotifyEvent; {
+			watch := int32(binary.NativeEndian.Uint32(b))
+			mask := binary.NativeEndian.Uint32(b[4:])
+			end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(b[12:]))
+			name := bytes.TrimRight(b[unix.SizeofInotifyEvent:end], "\x00")
+			b = b[end:]
+			if mask&unix.IN_Q_OVERFLOW != 0 {
+				t.tell(news{all: errors.New("the kernel's queue has overflowed")})
+			} else if subjects := t.match(watch, mask, string(name)); len(subjects) > 0 {
+				t.tell(news{subjects: subjects})
+			}
+		}
+	}
+}
+
+// match tells which subjects an event concerns. What happens to a watched
+// folder itself concerns all who need the folder.
+func (t *folders) match(watch int32, mask uint32, name string) (hit []*subject) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for s, n := range t.byWatch[watch] {
+		if name == "" || n[name] || n[""] {
+			hit = append(hit, s)
+		}
+	}
+	if mask&unix.IN_IGNORED != 0 {
+		delete(t.byWatch, watch) // it is at its end: the look that follows asks for another
+	}
+	return hit
 }

@@ -5,6 +5,33 @@ import (
 	"time"
 )
 
+// subject is the state of one. It belongs to the loop; others use it as a name only.
+//
+// A subject is at rest until a sign: an event of the kernel's, or a look that
+// differs from the one before. Then it is changing. While signs come it is
+// looked at now and then, so that folders which appear are watched at once, and
+// once after the last. A quiet period after the last sign it is looked at again.
+// If that look is equal to the one before, nothing happened that no event told,
+// and the subject has settled; if not, that is another sign.
+type subject struct {
+	name    string
+	paths   []string
+	placed  []chan struct{} // closed when paths are watched
+	renewed bool            // paths are not those that were last looked at
+
+	looking bool // a look is under way
+	gone    bool // forgotten while a look was under way
+	last    *look
+	ended   time.Time // when the last look did
+	took    time.Duration
+	covered uint64 // signs when the last look began
+	polled  string // why it is polled; "" if it is not
+
+	signs    uint64
+	changing bool
+	sign     time.Time // the last sign
+}
+
 // result is a look that has ended.
 type result struct {
 	subject *subject
@@ -25,9 +52,9 @@ func (w *Watcher) loop() {
 			timer.Reset(time.Until(due))
 		}
 		var out chan<- Event
-		head, ok := w.outbox.head()
-		if ok {
-			out = w.events
+		var head Event
+		if len(w.outbox) > 0 {
+			out, head = w.events, w.outbox[0]
 		}
 		select {
 		case <-w.done:
@@ -39,7 +66,7 @@ func (w *Watcher) loop() {
 		case r := <-w.looked:
 			w.end(r)
 		case out <- head:
-			w.outbox.pop()
+			w.outbox = w.outbox[1:]
 		case <-timer.C:
 		}
 	}
@@ -67,7 +94,7 @@ func (w *Watcher) forget(name string) {
 		return
 	}
 	delete(w.subjects, name)
-	w.outbox.drop(name)
+	w.outbox = slices.DeleteFunc(w.outbox, func(e Event) bool { return e.Subject == name })
 	for _, placed := range s.placed {
 		close(placed)
 	}
@@ -108,19 +135,12 @@ func (w *Watcher) due(s *subject) time.Time {
 	case s.signs != s.covered:
 		return s.ended.Add(w.pause(s))
 	case s.changing:
-		return later(s.sign.Add(w.quiet), s.ended)
+		return s.sign.Add(w.quiet)
 	case s.polled != "":
 		return w.beat(s.ended, w.poll)
 	default:
 		return w.beat(s.ended, w.backstop)
 	}
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // pause is kept between two looks while signs come: short enough for a look
@@ -136,42 +156,14 @@ func (w *Watcher) beat(t time.Time, every time.Duration) time.Time {
 
 func (w *Watcher) begin(s *subject, now time.Time) {
 	r := result{subject: s, began: now, signs: s.signs, renewed: s.renewed, paths: s.paths}
-	refresh := s.last != nil && !s.changing // its turn: nothing else made us look
 	s.looking, s.renewed = true, false
 	w.wg.Go(func() {
-		r.look = w.examine(s, r.paths, refresh)
+		r.look = take(w.folders, s, r.paths)
 		select {
 		case w.looked <- r:
 		case <-w.done:
 		}
 	})
-}
-
-// maxRounds bounds how often one look begins again because what it saw moved.
-const maxRounds = 8
-
-// examine looks at the paths and has all on their way watched, in this order
-// and again: what is not watched when it is looked at may change unseen.
-func (w *Watcher) examine(s *subject, paths []string, refresh bool) *look {
-	if refresh {
-		w.folders.refresh(s)
-	}
-	var l *look
-	grew := false
-	for range maxRounds {
-		l = take(paths)
-		again, why := w.folders.hold(s, l.needs)
-		if why != nil && l.deaf == "" {
-			l.deaf = why.Error()
-		}
-		grew = grew || again
-		if !again && !l.uneasy {
-			break
-		}
-	}
-	w.folders.keep(s, l.needs)
-	l.grew = grew
-	return l
 }
 
 // end takes a look's result.
@@ -195,19 +187,16 @@ func (w *Watcher) end(r result) {
 	if earlier == nil {
 		return
 	}
-	paths, differ := r.look.differences(earlier, r.renewed)
+	differ := r.look.differs(earlier, r.renewed)
 	switch {
 	case differ && !told:
 		caught := s.signs == s.covered
-		w.noticed(s, now, paths...)
+		w.noticed(s, now)
 		if caught {
 			s.covered = s.signs // the look that found it has seen it
 		}
 	case differ:
-		s.remember(paths)
-		if r.look.grew {
-			s.sign = now // what came under watch just now was perhaps written just before
-		}
+		s.sign = now // what came under watch just now was perhaps written just before
 	case s.changing && !r.began.Before(s.sign.Add(w.quiet)):
 		w.settle(s)
 	}
@@ -229,8 +218,8 @@ func (w *Watcher) mode(s *subject, why string) {
 // hear takes signs that the system gave.
 func (w *Watcher) hear(n news) {
 	now := time.Now()
-	if n.all {
-		w.log.Warn("changes may have been missed, looking at everything", "reason", n.reason)
+	if n.all != nil {
+		w.log.Warn("changes may have been missed, looking at everything", "reason", n.all)
 		for _, s := range w.subjects {
 			w.noticed(s, now)
 		}
@@ -238,30 +227,35 @@ func (w *Watcher) hear(n news) {
 	}
 	for _, s := range n.subjects {
 		if !s.gone {
-			w.noticed(s, now, n.path)
+			w.noticed(s, now)
 		}
 	}
 }
 
+// tell passes on signs to the loop.
+func (w *Watcher) tell(told news) {
+	select {
+	case w.news <- told:
+	case <-w.done:
+	}
+}
+
 // noticed records a sign of a change.
-func (w *Watcher) noticed(s *subject, now time.Time, paths ...string) {
+func (w *Watcher) noticed(s *subject, now time.Time) {
 	s.signs++
 	s.sign = now
-	first := !s.changing
-	if first {
-		s.changing, s.since, s.changed = true, now, nil
-		if e, ok := w.outbox.unsettle(s.name); ok {
-			s.since, s.changed, first = e.Since, e.Paths, false // the earlier change goes on, for all that anybody knows
-		}
+	if s.changing {
+		return
 	}
-	s.remember(paths)
-	if first {
-		w.outbox.put(s.event(Changing))
+	s.changing = true
+	if i := slices.Index(w.outbox, Event{s.name, Settled}); i >= 0 {
+		w.outbox = slices.Delete(w.outbox, i, i+1) // the earlier change goes on, for all that anybody knows
+	} else {
+		w.outbox = append(w.outbox, Event{s.name, Changing})
 	}
 }
 
 func (w *Watcher) settle(s *subject) {
 	s.changing = false
-	w.outbox.put(s.event(Settled))
-	s.changed = nil
+	w.outbox = append(w.outbox, Event{s.name, Settled})
 }

@@ -1,7 +1,9 @@
 package watch
 
 import (
+	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -73,29 +74,21 @@ func (r *rig) next() Event {
 	}
 }
 
-func (r *rig) expect(subject string, k Kind) Event {
+func (r *rig) expect(subject string, k Kind) {
 	r.t.Helper()
-	e := r.next()
-	require.Equal(r.t, subject+" "+k.String(), e.Subject+" "+e.Kind.String(), "paths %q", e.Paths)
-	return e
+	require.Equal(r.t, Event{subject, k}, r.next())
 }
 
 // notices expects one Changing and one Settled for what f does, the latter when all has been quiet since.
-func (r *rig) notices(subject string, f func()) Event {
+func (r *rig) notices(subject string, f func()) {
 	r.t.Helper()
-	began := time.Now()
 	f()
 	written := r.lastWrite()
-	changing := r.expect(subject, Changing)
-	require.False(r.t, changing.Since.Before(began))
-	settled := r.expect(subject, Settled)
-	require.GreaterOrEqual(r.t, time.Since(settled.LastWrite), quiet, "settled before the quiet period was over")
+	r.expect(subject, Changing)
+	r.expect(subject, Settled)
 	if !r.passing {
-		require.LessOrEqual(r.t, written, settled.LastWrite.UnixNano(), "quiet is not counted from the last write")
+		require.GreaterOrEqual(r.t, time.Now().UnixNano()-written, int64(quiet), "quiet is not counted from the last write")
 	}
-	require.Equal(r.t, changing.Since, settled.Since)
-	require.LessOrEqual(r.t, len(settled.Paths), maxPaths)
-	return settled
 }
 
 // lastWrite is the newest time of anything in the folder, in nanoseconds since 1970.
@@ -152,19 +145,25 @@ func (r *rig) until(subject, how string) {
 	require.Eventually(r.t, func() bool { return strings.Contains(r.how(subject), how) }, patient, 5*time.Millisecond, "%q is not %q", r.how(subject), how)
 }
 
-// faulty is a notifier between the kernel and the Watcher.
+// faulty opens notifiers that stand between the kernel and the Watcher.
 type faulty struct {
-	mu       sync.Mutex
-	openErr  error
-	addErr   func(path string) error
-	deaf     bool // what the kernel tells is lost
-	lost     int
-	opened   int
-	closed   int
-	injected chan error
-	real     *fsnotify.Watcher
+	mu      sync.Mutex
+	openErr error
+	addErr  func(path string) error
+	deaf    bool // what the kernel tells is lost
+	lost    int
+	opened  int
+	closed  int
+	last    *between
 
 	gate sync.RWMutex // locked for writing: nothing is read from the kernel
+}
+
+type between struct {
+	notifier
+	f       *faulty
+	watches map[string]int32 // guarded by f.mu
+	fail    chan error       // what reading answers next
 }
 
 func (f *faulty) set(change func()) {
@@ -173,85 +172,75 @@ func (f *faulty) set(change func()) {
 	change()
 }
 
-func (f *faulty) open() (*notifier, error) {
+func (f *faulty) open() (notifier, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.openErr != nil {
 		return nil, f.openErr
 	}
-	real, err := fsnotify.NewWatcher()
+	kernel, err := openInotify()
 	if err != nil {
 		return nil, err
 	}
 	f.opened++
-	f.real = real
-	events, errs, done := make(chan fsnotify.Event), make(chan error), make(chan struct{})
-	f.injected = errs
-	var wg sync.WaitGroup
-	wg.Go(func() { f.forward(real, events, errs, done) })
-	return &notifier{
-		add: func(path string) error {
-			f.mu.Lock()
-			refuse := f.addErr
-			f.mu.Unlock()
-			if refuse != nil {
-				if err := refuse(path); err != nil {
-					return err
-				}
-			}
-			return real.Add(path)
-		},
-		remove: real.Remove,
-		close: func() error {
-			f.set(func() { f.closed++ })
-			close(done)
-			err := real.Close()
-			wg.Wait()
-			return err
-		},
-		events: events, errors: errs,
-	}, nil
+	f.last = &between{kernel, f, make(map[string]int32), make(chan error, 1)}
+	return f.last, nil
 }
 
-func (f *faulty) forward(real *fsnotify.Watcher, events chan<- fsnotify.Event, errs chan<- error, done <-chan struct{}) {
-	defer close(events)
+func (b *between) add(path string) (int32, error) {
+	b.f.mu.Lock()
+	refuse := b.f.addErr
+	b.f.mu.Unlock()
+	if refuse != nil {
+		if err := refuse(path); err != nil {
+			return 0, err
+		}
+	}
+	watch, err := b.notifier.add(path)
+	if err == nil {
+		b.f.set(func() { b.watches[path] = watch })
+	}
+	return watch, err
+}
+
+func (b *between) remove(watch int32) {
+	b.f.set(func() { maps.DeleteFunc(b.watches, func(_ string, one int32) bool { return one == watch }) })
+	b.notifier.remove(watch)
+}
+
+func (b *between) Close() error {
+	b.f.set(func() { b.f.closed++ })
+	return b.notifier.Close()
+}
+
+func (b *between) Read(buffer []byte) (int, error) {
 	for {
-		f.gate.RLock() // closed: wait here, and let the kernel's queue fill
+		b.f.gate.RLock() // closed: wait here, and let the kernel's queue fill
 		//lint:ignore SA2001 it guards nothing
-		f.gate.RUnlock()
+		b.f.gate.RUnlock()
+		n, err := b.notifier.Read(buffer)
 		select {
-		case ev, ok := <-real.Events:
-			if !ok {
-				return
+		case err := <-b.fail:
+			return 0, err
+		default:
+		}
+		deaf := false
+		b.f.set(func() {
+			if deaf = b.f.deaf && err == nil; deaf {
+				b.f.lost++
 			}
-			f.mu.Lock()
-			deaf := f.deaf
-			if deaf {
-				f.lost++
-			}
-			f.mu.Unlock()
-			if deaf {
-				continue
-			}
-			select {
-			case events <- ev:
-			case <-done:
-			}
-		case err, ok := <-real.Errors:
-			if !ok {
-				return
-			}
-			select {
-			case errs <- err:
-			case <-done:
-			}
+		})
+		if !deaf {
+			return n, err
 		}
 	}
 }
 
-func (f *faulty) inject(err error) {
-	f.mu.Lock()
-	c := f.injected
-	f.mu.Unlock()
-	c <- err
+// overflow is what the kernel tells when its queue was full.
+func (r *rig) overflow() { r.w.tell(news{all: errors.New("overflow")}) }
+
+// breaks has the next reading fail, after an event.
+func (r *rig) breaks(name string) {
+	r.sys.last.fail <- errors.New("read: bad file descriptor")
+	r.write(name, "x")
 }

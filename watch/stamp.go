@@ -4,7 +4,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io/fs"
+	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // stamp is what is compared to find changes that no event told. Two stamps of
@@ -18,17 +21,31 @@ type stamp struct {
 	failed       bool   // says is an error
 }
 
+func lstat(path string) stamp {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return failedStamp(err)
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	s := stamp{
+		dev: st.Dev, ino: st.Ino, mode: info.Mode(), size: st.Size,
+		mtime: st.Mtim.Nano(), ctime: st.Ctim.Nano(),
+	}
+	if s.isLink() {
+		if s.says, err = os.Readlink(path); err != nil {
+			return failedStamp(err)
+		}
+	}
+	return s
+}
+
 func failedStamp(err error) stamp {
 	var no syscall.Errno
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fs.ErrNotExist
-	} else if errors.As(err, &no) {
+	if errors.As(err, &no) {
 		err = no // the same words for the same reason, whatever the path
 	}
 	return stamp{says: err.Error(), failed: true}
 }
-
-func (s stamp) isMissing() bool { return s.failed && s.says == fs.ErrNotExist.Error() }
 
 func (s stamp) isLink() bool { return !s.failed && s.mode&fs.ModeSymlink != 0 }
 
@@ -37,30 +54,19 @@ func (s stamp) isFolder() bool { return !s.failed && s.mode.IsDir() }
 // identity is what matters of a folder that is only passed: that it is the same
 // one and may be passed. What else comes and goes in it is not the subject's.
 func (s stamp) identity() stamp {
-	if s.failed {
-		return s
-	}
-	return stamp{dev: s.dev, ino: s.ino, mode: s.mode}
+	return stamp{dev: s.dev, ino: s.ino, mode: s.mode, says: s.says, failed: s.failed}
 }
 
 // timeless is the stamp of something in /sys or /proc: numbers and times there
 // are made up when somebody looks, and made up anew when memory was short.
-func (s stamp) timeless() stamp {
-	if s.failed {
-		return s
-	}
-	return stamp{mode: s.mode, says: s.says}
-}
-
-// smallFile is how much of a file in /sys or /proc is compared, in bytes.
-const smallFile = 4096
+func (s stamp) timeless() stamp { return stamp{mode: s.mode, says: s.says, failed: s.failed} }
 
 // withContent adds what a small file says to its stamp.
 func (s stamp) withContent(path string) stamp {
 	if s.failed || !s.mode.IsRegular() {
 		return s
 	}
-	b, err := readSmall(path, smallFile)
+	b, err := readSmall(path)
 	if err != nil {
 		s.says = err.Error()
 		return s
@@ -70,8 +76,93 @@ func (s stamp) withContent(path string) stamp {
 	return s
 }
 
+// smallFile is how much of a file in /sys or /proc is compared, in bytes.
+const smallFile = 4096
+
+// readSmall reads the beginning of a file, without waiting for it: some files in
+// /proc only say something when something happens.
+func readSmall(path string) ([]byte, error) {
+	var fd int
+	err := retry(func() (err error) {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	b := make([]byte, smallFile)
+	for n := 0; ; {
+		var m int
+		err := retry(func() (err error) { m, err = unix.Read(fd, b[n:]); return err })
+		if err != nil {
+			return nil, err
+		}
+		if n += m; m == 0 || n == len(b) {
+			return b[:n], nil
+		}
+	}
+}
+
+func retry(f func() error) error {
+	for {
+		if err := f(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
 // fsKind is what matters of a file system.
 type fsKind struct {
 	deaf     string // why watching finds nothing on it; "" where it does
 	timeless bool   // what lies on it is compared by content
+}
+
+// kindOf asks what file system a folder lies on. One that is gone since is of
+// no kind: the next look finds that.
+func kindOf(path string) fsKind {
+	var st unix.Statfs_t
+	if retry(func() error { return unix.Statfs(path, &st) }) != nil {
+		return fsKind{}
+	}
+	magic := uint32(st.Type) // wider on some machines, and with its sign on others
+	if name, ok := shared[magic]; ok {
+		return fsKind{deaf: name + " does not tell what other machines or its server change"}
+	}
+	if name, ok := virtual[magic]; ok {
+		return fsKind{deaf: name + " does not tell of changes", timeless: true}
+	}
+	return fsKind{}
+}
+
+// shared are file systems that change behind this kernel's back.
+var shared = map[uint32]string{
+	0x6969:     "NFS",
+	0x517b:     "SMB",
+	0xff534d42: "CIFS",
+	0xfe534d42: "SMB",
+	0x65735546: "FUSE", // and virtiofs
+	0x01021997: "9P",
+	0x00c36400: "Ceph",
+	0x5346414f: "AFS",
+	0x6b414653: "AFS",
+	0x73757245: "Coda",
+	0x0bd00bd0: "Lustre",
+	0x47504653: "GPFS",
+	0x01161970: "GFS2",
+	0x7461636f: "OCFS2",
+	0x20030528: "OrangeFS",
+	0x19830326: "BeeGFS",
+	0x786f4256: "vboxsf",
+	0xbacbacbc: "vmhgfs",
+}
+
+// virtual are file systems whose files are made when they are read.
+var virtual = map[uint32]string{
+	0x62656572: "sysfs",
+	0x9fa0:     "proc",
+	0x64626720: "debugfs",
+	0x62656570: "configfs",
+	0x73636673: "securityfs",
+	0x63677270: "cgroup",
 }

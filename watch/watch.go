@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -15,7 +16,7 @@ type Options struct {
 	Backstop time.Duration // how often they are compared where it is; 0: 30 s
 	Log      *slog.Logger  // nil: nothing is logged
 
-	open func() (*notifier, error) // nil: the operating system's; tests bring one that fails
+	open func() (notifier, error) // nil: the kernel's; tests bring one that fails
 }
 
 // Kind says what an Event tells of its subject.
@@ -26,27 +27,11 @@ const (
 	Settled                  // at rest for the quiet period since the last sign
 )
 
-func (k Kind) String() string {
-	switch k {
-	case Changing:
-		return "changing"
-	case Settled:
-		return "settled"
-	}
-	return "unknown"
-}
-
 // Event is what happened to a subject. Several changes in one burst are one
 // Changing and one Settled.
 type Event struct {
 	Subject string
 	Kind    Kind
-	// Paths are some of those that were seen to change, at most sixteen, as
-	// the links lead to them. It may be empty: after a lost event anything may
-	// have changed, or nothing.
-	Paths     []string
-	Since     time.Time // the first sign
-	LastWrite time.Time // the last sign so far; never before the write that it is a sign of
 }
 
 const (
@@ -73,16 +58,16 @@ type Watcher struct {
 
 	// Owned by the loop.
 	subjects map[string]*subject
-	outbox   outbox
+	outbox   []Event // not taken yet; of each subject a Changing and a Settled at most
 }
 
 // New starts a Watcher that has no subjects yet. It always works: where the
 // system offers no watching, it polls.
 func New(o Options) *Watcher {
 	w := &Watcher{
-		quiet:    orDefault(o.Quiet, defaultQuiet),
-		poll:     orDefault(o.Poll, defaultPoll),
-		backstop: orDefault(o.Backstop, defaultBackstop),
+		quiet:    cmp.Or(max(o.Quiet, 0), defaultQuiet),
+		poll:     cmp.Or(max(o.Poll, 0), defaultPoll),
+		backstop: cmp.Or(max(o.Backstop, 0), defaultBackstop),
 		log:      o.Log,
 		began:    time.Now(),
 		events:   make(chan Event),
@@ -96,18 +81,13 @@ func New(o Options) *Watcher {
 		w.log = slog.New(slog.DiscardHandler)
 	}
 	if o.open == nil {
-		o.open = openNotifier
+		o.open = openInotify
 	}
-	w.folders = newFolders(o.open, w.poll, w.startReader, w.tell)
+	w.folders = &folders{
+		open: o.open, tell: w.tell, wg: &w.wg, byWatch: make(map[int32]map[*subject]need),
+	}
 	w.wg.Go(w.loop)
 	return w
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d <= 0 {
-		return otherwise
-	}
-	return d
 }
 
 // Set says which files and folders make up the subject, in place of what was
@@ -156,21 +136,19 @@ func absolute(path string) string {
 // channel is closed by Close.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
-// How says how a subject is watched: "inotify" (elsewhere "fsnotify"), or
-// "polled: " and why; "" for a subject that is not set.
-func (w *Watcher) How(name string) string {
-	how := make(chan string, 1)
-	if !w.call(func() {
-		s := w.subjects[name]
-		if s == nil {
-			how <- ""
-			return
+// How says how a subject is watched: "inotify", or "polled: " and why; "" for a
+// subject that is not set.
+func (w *Watcher) How(name string) (how string) {
+	w.call(func() {
+		switch s := w.subjects[name]; {
+		case s == nil:
+		case s.polled != "":
+			how = "polled: " + s.polled
+		default:
+			how = "inotify"
 		}
-		how <- s.how()
-	}) {
-		return ""
-	}
-	return <-how
+	})
+	return how
 }
 
 // call runs f in the loop, and reports false when there is no loop any more.
