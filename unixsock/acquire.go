@@ -31,7 +31,7 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 	all := append([]*os.File(nil), fds...)
 	defer func() { closeFiles(all[len(fds):]) }()
 	for range maxNeeds {
-		answer, err := c.askWith(ctx, "acquire", &wire.Envelope{Body: &wire.Envelope_Acquire{Acquire: request}}, all, progress)
+		answer, err := c.askWith(ctx, "acquire", request, all, progress)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -50,7 +50,7 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 // Put brings what the caller compiled under a claim, which has to be of this connection. The files' fields "fd" are
 // indices into fds, which stay the caller's: the daemon has copied them when it answers. The file is as Acquire's.
 func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
-	answer, err := c.askWith(ctx, "put", &wire.Envelope{Body: &wire.Envelope_Put{Put: request}}, fds, progress)
+	answer, err := c.askWith(ctx, "put", request, fds, progress)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -58,7 +58,7 @@ func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, pro
 }
 
 // askWith is ask for a request with descriptors.
-func (c *Client) askWith(ctx context.Context, what string, envelope *wire.Envelope, files []*os.File, progress func(*wire.Progress)) (reply, error) {
+func (c *Client) askWith(ctx context.Context, what string, message proto.Message, files []*os.File, progress func(*wire.Progress)) (reply, error) {
 	if len(files) > MaxAttached {
 		return reply{}, refused("%s: %d descriptors; a request may have %d", what, len(files), MaxAttached)
 	}
@@ -67,7 +67,7 @@ func (c *Client) askWith(ctx context.Context, what string, envelope *wire.Envelo
 		fds[i] = int(f.Fd())
 	}
 	defer runtime.KeepAlive(files)
-	return c.ask(ctx, envelope, fds, progress)
+	return c.ask(ctx, message, fds, progress)
 }
 
 // buildOf finds the descriptor that the answer names, and closes any other.

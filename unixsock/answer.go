@@ -31,7 +31,7 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 	case err == nil:
 		return nil
 	case errors.As(err, &busy): // not sent, and the client can be told why
-		err = c.send(c.ctx, &wire.Envelope{Request: r.number, Body: &wire.Envelope_Error{Error: toWire(busy)}}, nil)
+		err = c.send(c.ctx, envelopeOf(r.number, toWire(busy)), nil)
 	}
 	if err != nil {
 		c.cancel()
@@ -40,61 +40,13 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 }
 
 func (c *connection) sendReply(number uint64, reply proto.Message, view *os.File) error {
-	envelope := &wire.Envelope{Request: number}
-	putReply(envelope, reply)
+	envelope := envelopeOf(number, reply)
 	if view == nil {
 		return c.send(c.ctx, envelope, nil)
 	}
 	envelope.Descriptors = 1
 	defer runtime.KeepAlive(view)
 	return c.send(c.ctx, envelope, []int{int(view.Fd())})
-}
-
-func putReply(envelope *wire.Envelope, reply proto.Message) {
-	switch m := reply.(type) {
-	case *wire.Error:
-		envelope.Body = &wire.Envelope_Error{Error: m}
-	case *wire.AcquireReply:
-		envelope.Body = &wire.Envelope_AcquireReply{AcquireReply: m}
-	case *wire.Need:
-		envelope.Body = &wire.Envelope_Need{Need: m}
-	case *wire.ReleaseReply:
-		envelope.Body = &wire.Envelope_ReleaseReply{ReleaseReply: m}
-	case *wire.ListReply:
-		envelope.Body = &wire.Envelope_ListReply{ListReply: m}
-	case *wire.ShowReply:
-		envelope.Body = &wire.Envelope_ShowReply{ShowReply: m}
-	case *wire.ChangeReply:
-		envelope.Body = &wire.Envelope_ChangeReply{ChangeReply: m}
-	case *wire.StatusReply:
-		envelope.Body = &wire.Envelope_StatusReply{StatusReply: m}
-	case *wire.ProbeReply:
-		envelope.Body = &wire.Envelope_ProbeReply{ProbeReply: m}
-	case *wire.CheckReply:
-		envelope.Body = &wire.Envelope_CheckReply{CheckReply: m}
-	case *wire.ReportReply:
-		envelope.Body = &wire.Envelope_ReportReply{ReportReply: m}
-	case *wire.Explanation:
-		envelope.Body = &wire.Envelope_Explanation{Explanation: m}
-	case *wire.EventsReply:
-		envelope.Body = &wire.Envelope_EventsReply{EventsReply: m}
-	case *wire.DoctorReply:
-		envelope.Body = &wire.Envelope_DoctorReply{DoctorReply: m}
-	case *wire.CollectReply:
-		envelope.Body = &wire.Envelope_CollectReply{CollectReply: m}
-	case *wire.StopReply:
-		envelope.Body = &wire.Envelope_StopReply{StopReply: m}
-	case *wire.PackReply:
-		envelope.Body = &wire.Envelope_PackReply{PackReply: m}
-	case *wire.LayoutReply:
-		envelope.Body = &wire.Envelope_LayoutReply{LayoutReply: m}
-	case *wire.UsageReply:
-		envelope.Body = &wire.Envelope_UsageReply{UsageReply: m}
-	case *wire.JobsReply:
-		envelope.Body = &wire.Envelope_JobsReply{JobsReply: m}
-	case *wire.GiveUpReply:
-		envelope.Body = &wire.Envelope_GiveUpReply{GiveUpReply: m}
-	}
 }
 
 // send writes one frame. An *Error means that nothing was sent and the connection is as good as before; another

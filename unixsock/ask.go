@@ -21,26 +21,12 @@ func (d Dialer) Ask(ctx context.Context, back time.Duration, ask func(*Client) e
 	if err = errors.Join(ask(client), client.Close()); !WentAway(err) {
 		return err
 	}
-	again, dialErr := d.dialAgain(ctx, back, paths)
+	d.Wait = back
+	again, dialErr := d.Dial(ctx, paths...)
 	if dialErr != nil {
 		return fmt.Errorf("it did not come back: %w: %w", dialErr, err)
 	}
 	return errors.Join(ask(again), again.Close())
-}
-
-// dialAgain waits also for a daemon that is there and not ready to answer.
-func (d Dialer) dialAgain(ctx context.Context, back time.Duration, paths []string) (*Client, error) {
-	d.Wait = 0
-	end := time.Now().Add(back)
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		client, err := d.Dial(ctx, paths...)
-		if err == nil || !errors.Is(err, ErrNoDaemon) && !WentAway(err) || !time.Now().Before(end) {
-			return client, err
-		}
-		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
-			return nil, errors.Join(waitErr, err)
-		}
-	}
 }
 
 // WentAway tells a connection that ended, after which the same may be asked of another one, from one that was ended for a reason: what the daemon

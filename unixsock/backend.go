@@ -28,7 +28,7 @@ type Backend interface {
 	Hello(Peer, *wire.Hello) *wire.HelloReply
 
 	// Acquire answers with a build, or with *NeedError if it wants descriptors for more locations. The fds are
-	// those of all Attach frames and of the request itself; every one has passed CheckDescriptor, and every index
+	// those of all Attach frames and of the request itself; every one has passed checkFD, and every index
 	// in the request is within them. They are closed when Acquire returns: work that outlives the call keeps
 	// duplicates of its own. Progress never blocks, may be called from any goroutine, and does nothing after Acquire returned.
 	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (Answer, error)

@@ -11,8 +11,8 @@ import (
 )
 
 // ask sends a request and waits; an Error frame becomes the error.
-func (c *Client) ask(ctx context.Context, envelope *wire.Envelope, fds []int, progress func(*wire.Progress)) (reply, error) {
-	waiting := newCall(progress != nil)
+func (c *Client) ask(ctx context.Context, message proto.Message, fds []int, progress func(*wire.Progress)) (reply, error) {
+	envelope, waiting := envelopeOf(0, message), newCall(progress != nil)
 	if err := c.start(ctx, envelope, fds, waiting); err != nil {
 		return reply{}, err
 	}
@@ -32,40 +32,21 @@ func unexpected(e *wire.Envelope) error {
 }
 
 // plain is ask for the requests that carry no descriptors either way.
-func plain[R any](ctx context.Context, c *Client, envelope *wire.Envelope, get func(*wire.Envelope) *R) (*R, error) {
-	return told(ctx, c, envelope, get, nil)
-}
-
-// told is plain with progress.
-func told[R any](ctx context.Context, c *Client, envelope *wire.Envelope, get func(*wire.Envelope) *R, progress func(*wire.Progress)) (*R, error) {
-	answer, err := c.ask(ctx, envelope, nil, progress)
+func plain[R any](ctx context.Context, c *Client, message proto.Message, progress func(*wire.Progress)) (*R, error) {
+	answer, err := c.ask(ctx, message, nil, progress)
 	if err != nil {
 		return nil, err
 	}
 	closeFiles(answer.files)
-	if r := get(answer.envelope); r != nil {
+	if r, ok := any(bodyOf(answer.envelope)).(*R); ok {
 		return r, nil
 	}
 	return nil, unexpected(answer.envelope)
 }
 
-// Release tells that the client is done with a build. Closing the view is what ends the lease.
-func (c *Client) Release(ctx context.Context, r *wire.Release) (*wire.ReleaseReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Release{Release: r}}, (*wire.Envelope).GetReleaseReply)
-}
-
 // List gives one page of builds: those that the caller may see. Progress may be nil; it is called on this goroutine.
 func (c *Client) List(ctx context.Context, r *wire.List, progress func(*wire.Progress)) (*wire.ListReply, error) {
-	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_List{List: r}}, (*wire.Envelope).GetListReply, progress)
-}
-
-// ListAll gives the builds of all pages.
-func (c *Client) ListAll(ctx context.Context, r *wire.List) (all []*wire.Build, err error) {
-	err = c.ListPages(ctx, proto.CloneOf(r), nil, func(page []*wire.Build) error {
-		all = append(all, page...)
-		return nil
-	})
-	return all, err
+	return plain[wire.ListReply](ctx, c, r, progress)
 }
 
 // ListPages calls fn with the builds of one page after the other, and stops at its first error, which it returns. The
@@ -88,122 +69,121 @@ func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wir
 
 // Show describes an entry with its builds and history.
 func (c *Client) Show(ctx context.Context, r *wire.Show) (*wire.ShowReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Show{Show: r}}, (*wire.Envelope).GetShowReply)
+	return plain[wire.ShowReply](ctx, c, r, nil)
 }
 
 // Invalidate withholds builds.
 func (c *Client) Invalidate(ctx context.Context, r *wire.Invalidate) (*wire.ChangeReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Invalidate{Invalidate: r}}, (*wire.Envelope).GetChangeReply)
+	return plain[wire.ChangeReply](ctx, c, r, nil)
 }
 
 // Remove deletes builds.
 func (c *Client) Remove(ctx context.Context, r *wire.Remove) (*wire.ChangeReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Remove{Remove: r}}, (*wire.Envelope).GetChangeReply)
+	return plain[wire.ChangeReply](ctx, c, r, nil)
 }
 
 // Pin keeps builds whatever space is short.
 func (c *Client) Pin(ctx context.Context, r *wire.Pin) (*wire.ChangeReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Pin{Pin: r}}, (*wire.Envelope).GetChangeReply)
+	return plain[wire.ChangeReply](ctx, c, r, nil)
 }
 
 // Unpin takes that back.
 func (c *Client) Unpin(ctx context.Context, r *wire.Unpin) (*wire.ChangeReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Unpin{Unpin: r}}, (*wire.Envelope).GetChangeReply)
+	return plain[wire.ChangeReply](ctx, c, r, nil)
 }
 
 // Collect removes builds until the store keeps to its bounds, or plans to. Progress may be nil; it is called on this
 // goroutine.
 func (c *Client) Collect(ctx context.Context, r *wire.Collect, progress func(*wire.Progress)) (*wire.CollectReply, error) {
-	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Collect{Collect: r}}, (*wire.Envelope).GetCollectReply, progress)
+	return plain[wire.CollectReply](ctx, c, r, progress)
 }
 
 // Pack packs builds or makes them whole again. Progress may be nil; it is called on this goroutine.
 func (c *Client) Pack(ctx context.Context, r *wire.Pack, progress func(*wire.Progress)) (*wire.PackReply, error) {
-	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Pack{Pack: r}}, (*wire.Envelope).GetPackReply, progress)
+	return plain[wire.PackReply](ctx, c, r, progress)
 }
 
 // Layout tells where the bytes of builds' files stand.
 func (c *Client) Layout(ctx context.Context, r *wire.Layout) (*wire.LayoutReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Layout{Layout: r}}, (*wire.Envelope).GetLayoutReply)
+	return plain[wire.LayoutReply](ctx, c, r, nil)
 }
 
 // Usage tells where the space goes, a page at a time. Progress is as for List.
 func (c *Client) Usage(ctx context.Context, r *wire.Usage, progress func(*wire.Progress)) (*wire.UsageReply, error) {
-	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Usage{Usage: r}}, (*wire.Envelope).GetUsageReply, progress)
+	return plain[wire.UsageReply](ctx, c, r, progress)
 }
 
 // Status tells how the daemon is.
 func (c *Client) Status(ctx context.Context) (*wire.StatusReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Status{Status: &wire.Status{}}}, (*wire.Envelope).GetStatusReply)
+	return plain[wire.StatusReply](ctx, c, &wire.Status{}, nil)
 }
 
 // Probe tells which runtimes, execution providers and devices there are.
 func (c *Client) Probe(ctx context.Context, r *wire.Probe) (*wire.ProbeReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Probe{Probe: r}}, (*wire.Envelope).GetProbeReply)
+	return plain[wire.ProbeReply](ctx, c, r, nil)
 }
 
 // Check looks for damage in the store. Progress is as for List.
 func (c *Client) Check(ctx context.Context, r *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
-	return told(ctx, c, &wire.Envelope{Body: &wire.Envelope_Check{Check: r}}, (*wire.Envelope).GetCheckReply, progress)
+	return plain[wire.CheckReply](ctx, c, r, progress)
 }
 
 // Report tells that ONNX Runtime refused a build. The runtime's libraries are named by path: a report carries no descriptors.
 func (c *Client) Report(ctx context.Context, r *wire.Report) (*wire.ReportReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Report{Report: r}}, (*wire.Envelope).GetReportReply)
+	return plain[wire.ReportReply](ctx, c, r, nil)
 }
 
 // Why explains an entry. For a request that may have none, call Acquire with EXPLAIN.
 func (c *Client) Why(ctx context.Context, r *wire.Why) (*wire.Explanation, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Why{Why: r}}, (*wire.Envelope).GetExplanation)
+	return plain[wire.Explanation](ctx, c, r, nil)
 }
 
 // Events gives what has happened, oldest first.
 func (c *Client) Events(ctx context.Context, r *wire.Events) (*wire.EventsReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Events{Events: r}}, (*wire.Envelope).GetEventsReply)
+	return plain[wire.EventsReply](ctx, c, r, nil)
 }
 
 // Doctor looks for what is wrong on the daemon's machine.
 func (c *Client) Doctor(ctx context.Context) (*wire.DoctorReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Doctor{Doctor: &wire.Doctor{}}}, (*wire.Envelope).GetDoctorReply)
+	return plain[wire.DoctorReply](ctx, c, &wire.Doctor{}, nil)
 }
 
 // Jobs gives the compiles that wait or run, and the failures that are remembered: those that the caller may see.
 func (c *Client) Jobs(ctx context.Context) (*wire.JobsReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_Jobs{Jobs: &wire.Jobs{}}}, (*wire.Envelope).GetJobsReply)
+	return plain[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 }
 
 // Follow waits for a job's end, and gives the job as it ended. That it failed is no error of this call. Progress may be
 // nil; it is called on this goroutine.
 func (c *Client) Follow(ctx context.Context, r *wire.Follow, progress func(*wire.Progress)) (*wire.Job, error) {
-	answer, err := c.ask(ctx, &wire.Envelope{Body: &wire.Envelope_Follow{Follow: r}}, nil, progress)
+	reply, err := plain[wire.JobsReply](ctx, c, r, progress)
 	if err != nil {
 		return nil, err
 	}
-	closeFiles(answer.files)
-	if jobs := answer.envelope.GetJobsReply().GetJobs(); len(jobs) == 1 {
+	if jobs := reply.GetJobs(); len(jobs) == 1 {
 		return jobs[0], nil
 	}
-	return nil, unexpected(answer.envelope)
+	return nil, violation("the daemon answered with %d jobs where one was followed", len(reply.GetJobs()))
 }
 
 // CancelJobs ends compiles, and gives those that it ended.
 func (c *Client) CancelJobs(ctx context.Context, r *wire.CancelJobs) (*wire.JobsReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_CancelJobs{CancelJobs: r}}, (*wire.Envelope).GetJobsReply)
+	return plain[wire.JobsReply](ctx, c, r, nil)
 }
 
 // RetryJobs has the daemon forget failures, and gives those that it forgot.
 func (c *Client) RetryJobs(ctx context.Context, r *wire.RetryJobs) (*wire.JobsReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_RetryJobs{RetryJobs: r}}, (*wire.Envelope).GetJobsReply)
+	return plain[wire.JobsReply](ctx, c, r, nil)
 }
 
 // GiveUp ends a claim without a result.
 func (c *Client) GiveUp(ctx context.Context, r *wire.GiveUp) (*wire.GiveUpReply, error) {
-	return plain(ctx, c, &wire.Envelope{Body: &wire.Envelope_GiveUp{GiveUp: r}}, (*wire.Envelope).GetGiveUpReply)
+	return plain[wire.GiveUpReply](ctx, c, r, nil)
 }
 
 // Stop has the daemon end. It returns when the process has ended, or with an error of the context.
 func (c *Client) Stop(ctx context.Context) error {
-	answer, err := c.ask(ctx, &wire.Envelope{Body: &wire.Envelope_Stop{Stop: &wire.Stop{}}}, nil, nil)
+	answer, err := c.ask(ctx, &wire.Stop{}, nil, nil)
 	if err != nil {
 		return err
 	}

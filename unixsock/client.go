@@ -195,7 +195,7 @@ func (c *Client) start(ctx context.Context, envelope *wire.Envelope, fds []int, 
 	c.mu.Unlock()
 	attached := 0
 	for ; len(fds)-attached > attachedPerFrame; attached += attachedPerFrame {
-		attach := &wire.Envelope{Request: envelope.Request, Body: &wire.Envelope_Attach{Attach: &wire.Attach{}}}
+		attach := envelopeOf(envelope.Request, &wire.Attach{})
 		if err := c.send(ctx, attach, fds[attached:attached+attachedPerFrame]); err != nil {
 			return c.abandon(envelope.Request, err, attached > 0)
 		}
@@ -273,7 +273,7 @@ func (c *Client) sendCancel(number uint64) {
 	ctx, stop := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer stop()
 	// A daemon that cannot be told sees the deadline, or the connection's end.
-	_ = c.send(ctx, &wire.Envelope{Request: number, Body: &wire.Envelope_Cancel{Cancel: &wire.Cancel{}}}, nil)
+	_ = c.send(ctx, envelopeOf(number, &wire.Cancel{}), nil)
 }
 
 // wait gives the answer to a call. The files are the caller's.

@@ -21,8 +21,7 @@ type connection struct {
 	peer   Peer
 	user   *user
 
-	reading reading
-	ended   chan error // why there is no more to read; has room for it
+	ended chan error // why there is no more to read; has room for it
 
 	ctx      context.Context // ends the requests
 	cancel   context.CancelFunc
@@ -59,7 +58,7 @@ func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
 func (c *connection) refuse(err error) {
 	c.cancel()
 	// The client sees the connection close either way.
-	_ = c.send(c.ctx, &wire.Envelope{Body: &wire.Envelope_Error{Error: toWire(err)}}, nil)
+	_ = c.send(c.ctx, envelopeOf(0, toWire(err)), nil)
 	c.turnAway()
 }
 
@@ -126,7 +125,7 @@ func (c *connection) endReading(err error) {
 func (c *connection) farewell(err error) error {
 	var e *Error
 	if errors.As(err, &e) && c.ctx.Err() == nil {
-		return errors.Join(err, c.send(c.ctx, &wire.Envelope{Body: &wire.Envelope_Error{Error: toWire(e)}}, nil))
+		return errors.Join(err, c.send(c.ctx, envelopeOf(0, toWire(e)), nil))
 	}
 	return err
 }
@@ -159,7 +158,7 @@ func (c *connection) hello() error {
 	if hello.GetVersion() < Version {
 		return &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("protocol version %d is not served; %d is", hello.GetVersion(), Version)}
 	}
-	if err := c.send(c.ctx, &wire.Envelope{Body: &wire.Envelope_HelloReply{HelloReply: c.helloReply(hello)}}, nil); err != nil {
+	if err := c.send(c.ctx, envelopeOf(0, c.helloReply(hello)), nil); err != nil {
 		return err
 	}
 	return c.stream.conn.SetReadDeadline(time.Time{})

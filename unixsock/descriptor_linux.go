@@ -1,29 +1,13 @@
 package unixsock
 
-import (
-	"errors"
-	"fmt"
-	"os"
+import "golang.org/x/sys/unix"
 
-	"golang.org/x/sys/unix"
-)
-
-// CheckDescriptor tells whether a descriptor that a client sent may be read: a regular file (a
-// sealed or plain memory file is one), opened for reading. O_PATH descriptors are refused before
-// anything else looks at them: a privileged daemon that reopened one would read what its sender may
-// not. The error matches ErrBadRequest. O_NONBLOCK is cleared: Go's runtime polls such files as
-// they become an [os.File], and a file system of another user's may never answer that, which would
-// stop the whole process.
-func CheckDescriptor(f *os.File) error {
-	raw, err := f.SyscallConn() // and not Fd, which would take a descriptor out of non-blocking mode
-	if err != nil {
-		return fmt.Errorf("descriptor: %w", err)
-	}
-	var checkErr error
-	err = raw.Control(func(fd uintptr) { checkErr = checkFD(int(fd)) })
-	return errors.Join(err, checkErr)
-}
-
+// checkFD tells whether a descriptor that a client sent may be read: a regular file (a sealed or
+// plain memory file is one), opened for reading. O_PATH descriptors are refused before anything else
+// looks at them: a privileged daemon that reopened one would read what its sender may not. The error
+// matches ErrBadRequest. O_NONBLOCK is cleared: Go's runtime polls such files as they become an
+// [os.File], and a file system of another user's may never answer that, which would stop the whole
+// process.
 func checkFD(fd int) error {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {

@@ -35,21 +35,14 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 	}
 	end := time.Now().Add(d.Wait)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		conn, path, err := d.connect(ctx, paths, end)
-		if err != nil {
-			return nil, err
-		}
-		client, err := d.greet(ctx, conn, path)
-		if err == nil {
-			return client, nil
-		}
+		client, err := d.dialOnce(ctx, paths)
 		// A daemon that was just killed may leave its socket to a child that is being started, and a connection that
 		// nobody accepts. It lasts for as long as that takes.
-		if !errors.Is(err, ErrConnectionLost) || !time.Now().Before(end) {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		if err == nil || !errors.Is(err, ErrNoDaemon) && !WentAway(err) || !time.Now().Before(end) {
+			return client, err
 		}
-		if waitErr := pauseUntil(ctx, pause, end); ctx.Err() != nil {
-			return nil, errors.Join(waitErr, fmt.Errorf("%s: %w", path, err))
+		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
+			return nil, errors.Join(waitErr, err)
 		}
 	}
 }
@@ -60,16 +53,16 @@ const (
 	longestPause = 100 * time.Millisecond
 )
 
-func (d Dialer) connect(ctx context.Context, paths []string, end time.Time) (*net.UnixConn, string, error) {
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		conn, path, err := connectFirst(ctx, paths)
-		if err == nil || !errors.Is(err, ErrNoDaemon) || !time.Now().Before(end) {
-			return conn, path, err
-		}
-		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
-			return nil, "", errors.Join(waitErr, err)
-		}
+func (d Dialer) dialOnce(ctx context.Context, paths []string) (*Client, error) {
+	conn, path, err := connectFirst(ctx, paths)
+	if err != nil {
+		return nil, err
 	}
+	client, err := d.greet(ctx, conn, path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return client, nil
 }
 
 func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, error) {
@@ -157,7 +150,7 @@ func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloRepl
 	if err := s.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
 		return nil, err
 	}
-	frame, err := encode(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: Version, Client: name}}})
+	frame, err := encode(envelopeOf(0, &wire.Hello{Version: Version, Client: name}))
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -56,4 +57,37 @@ func decode(payload []byte) (*wire.Envelope, error) {
 		return nil, violation("a frame names %d descriptors; %d are allowed", e.GetDescriptors(), MaxDescriptors)
 	}
 	return e, nil
+}
+
+var bodyOneof = (*wire.Envelope)(nil).ProtoReflect().Descriptor().Oneofs().ByName("body")
+
+// bodyFields has the fields of an envelope by what they carry. No two carry the same.
+var bodyFields = func() map[protoreflect.MessageDescriptor]protoreflect.FieldDescriptor {
+	fields := make(map[protoreflect.MessageDescriptor]protoreflect.FieldDescriptor)
+	for i := range bodyOneof.Fields().Len() {
+		field := bodyOneof.Fields().Get(i)
+		fields[field.Message()] = field
+	}
+	return fields
+}()
+
+// envelopeOf makes an envelope that carries the message; a nil one is an empty one of its kind.
+func envelopeOf(number uint64, message proto.Message) *wire.Envelope {
+	e := &wire.Envelope{Request: number}
+	m := message.ProtoReflect()
+	if !m.IsValid() {
+		m = m.New()
+	}
+	e.ProtoReflect().Set(bodyFields[m.Descriptor()], protoreflect.ValueOfMessage(m))
+	return e
+}
+
+// bodyOf gives the message that an envelope carries, nil if there is none that is known here.
+func bodyOf(e *wire.Envelope) proto.Message {
+	m := e.ProtoReflect()
+	field := m.WhichOneof(bodyOneof)
+	if field == nil {
+		return nil
+	}
+	return m.Get(field).Message().Interface()
 }

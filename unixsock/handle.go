@@ -24,10 +24,10 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 	case *wire.Subscribe:
 		return c.failure(r, c.subscribe(r, m)), nil
 	case *wire.Acquire:
-		answer, err := c.acquire(r, m)
+		answer, err := withFiles(c, r, m, checkAcquire, c.server.Backend.Acquire)
 		return c.build(r, answer, err)
 	case *wire.Put:
-		answer, err := c.put(r, m)
+		answer, err := withFiles(c, r, m, checkPut, c.server.Backend.Put)
 		return c.build(r, answer, err)
 	case *wire.Stop:
 		ends, err := c.server.Backend.Stop(r.ctx, c.peer)
@@ -64,36 +64,21 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 	return answer.Reply, answer.View
 }
 
-func (c *connection) acquire(r *request, message *wire.Acquire) (Answer, error) {
-	if err := checkAcquire(message, r.fds); err != nil {
+// withFiles asks the backend for what comes with descriptors.
+func withFiles[M any](c *connection, r *request, message M, check func(M, []int) error,
+	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (Answer, error)) (Answer, error) {
+	if err := check(message, r.fds); err != nil {
 		return Answer{}, err
 	}
-	files, closeAll := c.filesOf(r)
-	defer closeAll()
-	reporter := c.reporter(r)
-	defer reporter.end()
-	return c.server.Backend.Acquire(r.ctx, c.peer, message, files, reporter.report)
-}
-
-func (c *connection) put(r *request, message *wire.Put) (Answer, error) {
-	if err := checkPut(message, r.fds); err != nil {
-		return Answer{}, err
-	}
-	files, closeAll := c.filesOf(r)
-	defer closeAll()
-	reporter := c.reporter(r)
-	defer reporter.end()
-	return c.server.Backend.Put(r.ctx, c.peer, message, files, reporter.report)
-}
-
-// filesOf takes a request's descriptors as files, which the second result closes.
-func (c *connection) filesOf(r *request) ([]*os.File, func()) {
 	files := toFiles(r.fds)
 	r.fds = nil // the files own them now
-	return files, func() {
+	defer func() {
 		closeFiles(files)
 		c.user.descriptors.Add(-int64(len(files)))
-	}
+	}()
+	reporter := c.reporter(r)
+	defer reporter.end()
+	return ask(r.ctx, c.peer, message, files, reporter.report)
 }
 
 func (c *connection) reporter(r *request) *reporter {

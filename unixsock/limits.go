@@ -1,6 +1,9 @@
 package unixsock
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // What the protocol itself fixes; wire/epcached.proto says the same.
 const (
@@ -55,27 +58,18 @@ func DefaultLimits() Limits {
 
 func (l Limits) withDefaults() Limits {
 	d := DefaultLimits()
-	orInt := func(v *int, def int) {
-		if *v <= 0 {
-			*v = def
-		}
+	return Limits{
+		Connections:         cmp.Or(max(l.Connections, 0), d.Connections),
+		ConnectionsPerUID:   cmp.Or(max(l.ConnectionsPerUID, 0), d.ConnectionsPerUID),
+		Requests:            cmp.Or(max(l.Requests, 0), d.Requests),
+		RequestBytesPerUID:  cmp.Or(max(l.RequestBytesPerUID, 0), d.RequestBytesPerUID),
+		DescriptorsPerUID:   cmp.Or(max(l.DescriptorsPerUID, 0), d.DescriptorsPerUID),
+		Unread:              cmp.Or(max(l.Unread, 0), d.Unread),
+		UnreadPerUID:        cmp.Or(max(l.UnreadPerUID, 0), d.UnreadPerUID),
+		Subscriptions:       cmp.Or(max(l.Subscriptions, 0), d.Subscriptions),
+		SubscriptionsPerUID: cmp.Or(max(l.SubscriptionsPerUID, 0), d.SubscriptionsPerUID),
+		HelloTimeout:        cmp.Or(max(l.HelloTimeout, 0), d.HelloTimeout),
+		FrameTimeout:        cmp.Or(max(l.FrameTimeout, 0), d.FrameTimeout),
+		WriteTimeout:        cmp.Or(max(l.WriteTimeout, 0), d.WriteTimeout),
 	}
-	orTime := func(v *time.Duration, def time.Duration) {
-		if *v <= 0 {
-			*v = def
-		}
-	}
-	orInt(&l.Connections, d.Connections)
-	orInt(&l.ConnectionsPerUID, d.ConnectionsPerUID)
-	orInt(&l.Requests, d.Requests)
-	orInt(&l.RequestBytesPerUID, d.RequestBytesPerUID)
-	orInt(&l.DescriptorsPerUID, d.DescriptorsPerUID)
-	orInt(&l.Unread, d.Unread)
-	orInt(&l.UnreadPerUID, d.UnreadPerUID)
-	orInt(&l.Subscriptions, d.Subscriptions)
-	orInt(&l.SubscriptionsPerUID, d.SubscriptionsPerUID)
-	orTime(&l.HelloTimeout, d.HelloTimeout)
-	orTime(&l.FrameTimeout, d.FrameTimeout)
-	orTime(&l.WriteTimeout, d.WriteTimeout)
-	return l
 }

@@ -79,7 +79,7 @@ func (p *reporter) run() {
 	for {
 		m, wait, ended := p.next()
 		if m != nil {
-			envelope := &wire.Envelope{Request: p.number, Body: &wire.Envelope_Progress{Progress: m}}
+			envelope := envelopeOf(p.number, m)
 			if p.connection.send(p.connection.ctx, envelope, nil) != nil {
 				p.connection.cancel() // the answer could not be sent either
 			}

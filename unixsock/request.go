@@ -51,65 +51,8 @@ func (c *connection) receive(payload []byte, at int64) (mine bool, err error) {
 		if len(fds) > 0 {
 			return true, violation("descriptors with a request that takes none")
 		}
-		return c.begin(envelope, requestOf(envelope), nil, len(payload))
+		return c.begin(envelope, bodyOf(envelope), nil, len(payload))
 	}
-}
-
-// requestOf gives the message of those requests that carry no descriptors; nil for what is not a request.
-func requestOf(envelope *wire.Envelope) proto.Message {
-	switch body := envelope.GetBody().(type) {
-	case *wire.Envelope_Release:
-		return body.Release
-	case *wire.Envelope_List:
-		return body.List
-	case *wire.Envelope_Show:
-		return body.Show
-	case *wire.Envelope_Invalidate:
-		return body.Invalidate
-	case *wire.Envelope_Remove:
-		return body.Remove
-	case *wire.Envelope_Pin:
-		return body.Pin
-	case *wire.Envelope_Unpin:
-		return body.Unpin
-	case *wire.Envelope_Collect:
-		return body.Collect
-	case *wire.Envelope_Pack:
-		return body.Pack
-	case *wire.Envelope_Layout:
-		return body.Layout
-	case *wire.Envelope_Usage:
-		return body.Usage
-	case *wire.Envelope_Status:
-		return body.Status
-	case *wire.Envelope_Probe:
-		return body.Probe
-	case *wire.Envelope_Check:
-		return body.Check
-	case *wire.Envelope_Report:
-		return body.Report
-	case *wire.Envelope_Why:
-		return body.Why
-	case *wire.Envelope_Events:
-		return body.Events
-	case *wire.Envelope_Subscribe:
-		return body.Subscribe
-	case *wire.Envelope_Doctor:
-		return body.Doctor
-	case *wire.Envelope_Jobs:
-		return body.Jobs
-	case *wire.Envelope_Follow:
-		return body.Follow
-	case *wire.Envelope_CancelJobs:
-		return body.CancelJobs
-	case *wire.Envelope_RetryJobs:
-		return body.RetryJobs
-	case *wire.Envelope_GiveUp:
-		return body.GiveUp
-	case *wire.Envelope_Stop:
-		return body.Stop
-	}
-	return nil
 }
 
 // cancelRequest does nothing for a number that is not known: its answer and the Cancel may have crossed.
@@ -190,27 +133,17 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	c.user.descriptors.Add(int64(len(fds)))
 	err = c.overLimits(r)
 	if err == nil && message == nil {
-		err = notARequest(envelope)
+		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request", Hint: "a newer daemon may"}
 	}
 	if err != nil {
 		return true, c.answer(r, toWire(err), nil)
 	}
 	c.handlers.Add(1)
 	if _, acquire := message.(*wire.Acquire); acquire && c.stream.drained() {
-		turn := c.reading.begin()
-		c.server.overseer.rouse()
-		c.handle(r, message)
-		return c.reading.end(turn), nil
+		return c.inline(func() { c.handle(r, message) }), nil
 	}
 	go c.handle(r, message) // List and others may take their time, and a request that is here already must not wait
 	return true, nil
-}
-
-func notARequest(envelope *wire.Envelope) error {
-	if envelope.GetBody() == nil {
-		return &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request", Hint: "a newer daemon may"}
-	}
-	return refused("protocol: a message that is no request")
 }
 
 // requestContext ends at the deadline that came with the request, of the two for Acquire at the earlier one.

@@ -104,8 +104,6 @@ func TestOtherRequests(t *testing.T) {
 	require.Equal(t, []string{"collecting", "reading builds", "checking files"}, phases)
 	_, err = c.Probe(ctx, &wire.Probe{})
 	require.NoError(t, err)
-	_, err = c.Release(ctx, &wire.Release{})
-	require.NoError(t, err)
 	report, err := c.Report(ctx, &wire.Report{})
 	require.NoError(t, err)
 	require.Equal(t, "sound", report.GetDecision())
@@ -121,12 +119,16 @@ func TestOtherRequests(t *testing.T) {
 	require.Equal(t, "epcached test", c.Hello().GetServer())
 }
 
-func TestListAllFollowsPages(t *testing.T) {
+func TestListPagesFollowsPages(t *testing.T) {
 	backend := &standIn{list: func(_ context.Context, l *wire.List) (*wire.ListReply, error) {
 		next := map[string]string{"": "a", "a": "b", "b": ""}
 		return &wire.ListReply{Builds: []*wire.Build{{Build: "after " + l.GetAfter()}}, Next: next[l.GetAfter()]}, nil
 	}}
-	builds, err := dial(t, serve(t, backend, Limits{})).ListAll(background(t), &wire.List{})
+	var builds []*wire.Build
+	err := dial(t, serve(t, backend, Limits{})).ListPages(background(t), &wire.List{}, nil, func(page []*wire.Build) error {
+		builds = append(builds, page...)
+		return nil
+	})
 	require.NoError(t, err)
 	require.Len(t, builds, 3)
 	require.Equal(t, "after b", builds[2].GetBuild())

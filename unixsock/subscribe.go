@@ -20,7 +20,7 @@ const maxPendingEvents = 128
 func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) error {
 	waiting := newCall(false)
 	waiting.events = make(chan *wire.Event, maxPendingEvents)
-	envelope := &wire.Envelope{Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}}
+	envelope := envelopeOf(0, &wire.Subscribe{})
 	if err := c.start(ctx, envelope, nil, waiting); err != nil {
 		if ctx.Err() != nil {
 			return nil

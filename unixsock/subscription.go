@@ -66,7 +66,7 @@ func (s *subscription) send(e *wire.Event) error {
 	}
 	c := s.connection
 	// Until the connection ends, not the request: a frame that is cut off would be the end of the connection.
-	err := c.send(c.ctx, &wire.Envelope{Request: s.number, Body: &wire.Envelope_Event{Event: bounded(e)}}, nil)
+	err := c.send(c.ctx, envelopeOf(s.number, bounded(e)), nil)
 	var refused *Error
 	if err != nil && !errors.As(err, &refused) {
 		c.cancel() // nothing else could be sent either

@@ -212,9 +212,17 @@ func (d *epcached) list() []*wire.Build {
 	c, err := d.tryDial()
 	require.NoError(d, err)
 	defer c.Close()
-	builds, err := c.ListAll(limited(d), &wire.List{})
+	builds, err := listAll(limited(d), c)
 	require.NoError(d, err)
 	return builds
+}
+
+func listAll(ctx context.Context, c *unixsock.Client) (all []*wire.Build, err error) {
+	err = c.ListPages(ctx, &wire.List{}, nil, func(page []*wire.Build) error {
+		all = append(all, page...)
+		return nil
+	})
+	return all, err
 }
 
 func (d *epcached) status() *wire.StatusReply {

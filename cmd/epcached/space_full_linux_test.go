@@ -140,7 +140,7 @@ func TestAFullDiskIsMadeRoomOn(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := c.Collect(limited(t), &wire.Collect{ToBytes: &to}, no)
 		require.NoError(t, err)
-		left, err := c.ListAll(limited(t), &wire.List{})
+		left, err := listAll(limited(t), c)
 		require.NoError(t, err)
 		return len(left) == 0
 	}, patience, pollEvery)
@@ -188,7 +188,7 @@ func TestAFullDiskIsStartedOn(t *testing.T) {
 	require.Eventually(t, func() bool { // what was given out lately may still be open for a moment
 		_, err := c.Collect(limited(t), &wire.Collect{ToBytes: &to}, func(*wire.Progress) {})
 		require.NoError(t, err)
-		left, err := c.ListAll(limited(t), &wire.List{})
+		left, err := listAll(limited(t), c)
 		require.NoError(t, err)
 		return len(left) == 0
 	}, patience, pollEvery)

@@ -217,7 +217,7 @@ func (s *stress) onDisk() (sum int64, where string) {
 func (s *stress) requireToldOf(c *unixsock.Client) {
 	s.Helper()
 	there := func(key any) bool {
-		builds, err := c.ListAll(limited(s), &wire.List{})
+		builds, err := listAll(limited(s), c)
 		require.NoError(s, err)
 		return slices.ContainsFunc(builds, func(b *wire.Build) bool { return b.Build == key })
 	}
