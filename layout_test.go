@@ -40,7 +40,7 @@ var allowed = map[string][]string{
 	"unixsock":                               {"unixsock/wire"},
 	"unixsock/wire":                          {},
 	"rules":                                  {"compilers", "tomlfile"}, // compilers: for its verdicts
-	"tomlfile":                               {},
+	"tomlfile":                               {"spelling"},
 	"watch":                                  {},
 	"flock":                                  {},
 	"witness":                                {"cas"},

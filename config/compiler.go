@@ -1,34 +1,26 @@
 package config
 
 import (
-	"fmt"
+	"cmp"
 	"strconv"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/tomlfile"
 )
 
-func (c *Compiler) read(t *table) {
-	t.text("ep", &c.EP, checkEP)
-	t.texts("command", &c.Command, nil)
-	t.texts("version", &c.Version, nil)
-	t.files("files", &c.Files)
-	t.files("read", &c.Read)
-	c.Device = "NPU"
-	t.choice("device", &c.Device, "CPU", "GPU", "NPU")
-	t.truth("without_library", &c.Alone)
-	_, named := t.values["ep"]
+// Check completes a [[compiler]], and finds what is wrong with its program.
+func (c *Compiler) Check(v tomlfile.Value) {
+	c.Device = cmp.Or(c.Device, "NPU")
 	switch {
-	case !named:
-		t.wrong("it names no execution provider: give ep")
+	case !v.Has("ep"):
 	case len(c.Command) == 0 || c.Command[0] == "":
-		t.wrong("it names no program", "command")
+		v.In("command").Wrong("it names no program")
 	case c.EP != "":
-		c.Command[0] = t.document.Absolute(c.Command[0])
+		c.Command[0] = v.Absolute(c.Command[0])
 		if err := c.Tool().Check(); err != nil {
-			t.wrong(err.Error(), "command")
+			v.In("command").Wrong("%v", err)
 		}
 	}
-	t.done()
 }
 
 // Tool gives the compiler in the terms of package compilers.
@@ -37,12 +29,12 @@ func (c *Compiler) Tool() compilers.Tool {
 		Device: c.Device, Alone: c.Alone}
 }
 
-// oneEach notes execution providers that have two compilers: neither would be the right one.
-func (s *Settings) oneEach(t *table) {
+// Check notes execution providers that have two compilers: neither would be the right one.
+func (s *Settings) Check(v tomlfile.Value) {
 	seen := map[string]bool{}
 	for i, c := range s.Compilers {
 		if seen[c.EP] {
-			t.wrong(fmt.Sprintf("%s has a compiler already", c.EP), "compiler", strconv.Itoa(i))
+			v.In("compiler", strconv.Itoa(i)).Wrong("%s has a compiler already", c.EP)
 		}
 		seen[c.EP] = true
 	}

@@ -329,7 +329,7 @@ func FuzzLoad(f *testing.F) {
 			return
 		}
 		s := Defaults()
-		s.read(s.root(d))
+		s.decode(d)
 		if err := d.Err(); err != nil {
 			require.NotEmpty(t, err.Error())
 			return
@@ -339,7 +339,7 @@ func FuzzLoad(f *testing.F) {
 		d, err = tomlfile.Parse("f", printed.Bytes())
 		require.NoError(t, err, printed.String())
 		again := Defaults()
-		again.read(again.root(d))
+		again.decode(d)
 		require.NoError(t, d.Err(), printed.String())
 		s.fields, again.fields, s.warnings = nil, nil, nil
 		require.Equal(t, s, again)

@@ -55,16 +55,6 @@ func (s *Settings) Flag(name, flag string) {
 	}
 }
 
-// inherit names the policy's own field as the origin of what a table for one execution provider does not say.
-func (s *Settings) inherit(t *table) {
-	for i, f := range s.fields {
-		name := f.path[len(f.path)-1]
-		if f.origin == fromDefault && len(f.path) > len(t.path) && slices.Equal(f.path[:len(t.path)], t.path) {
-			s.fields[i].origin = "policy." + name
-		}
-	}
-}
-
 // PreferRuntimes puts runtimes that a flag names before those of the file.
 func (s *Settings) PreferRuntimes(flagged []Runtime, flag string) {
 	s.Runtimes = append(flagged, s.Runtimes...)

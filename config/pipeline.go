@@ -2,10 +2,7 @@ package config
 
 import (
 	"errors"
-	"fmt"
-	"maps"
 	"slices"
-	"strconv"
 
 	"github.com/epcached/epcached/tomlfile"
 )
@@ -27,7 +24,18 @@ type PipelineRequest struct {
 	Embed          bool
 	Level          string // graph optimization level; "": the file says none
 
-	tables []*table // those that it was read from, the top of the file first
+	from []tomlfile.Value // the tables that it was read from, the top of the file first
+}
+
+// terms are what the top of the file may say, and each model and group.
+type terms struct {
+	EPs            []string          `toml:"ep" is:"some"`
+	Options        map[string]string `toml:"options" loose:"true"`
+	SessionOptions map[string]string `toml:"session_options" loose:"true"`
+	Dims           map[string]uint64 `toml:"dims" range:"1 4611686018427387904"`
+	Denotations    map[string]uint64 `toml:"dims_by_denotation" range:"1 4611686018427387904"`
+	Embed          bool              `toml:"embed"`
+	Level          string            `toml:"optimization_level" in:"disable_all,basic,extended,layout,all"`
 }
 
 // LoadPipeline reads a pipeline file. The error is an Errors where the file's content is what is
@@ -37,38 +45,45 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	top := (&Settings{}).root(d)
-	var common PipelineRequest
-	common.read(top)
+	d.Checks = checks
+	var top struct {
+		terms
+		Models []tomlfile.Value `toml:"model"`
+		Groups []tomlfile.Value `toml:"group"`
+	}
+	d.Root().Into(&top)
 	p := &Pipeline{}
-	add := func(t *table, models func(*PipelineRequest)) {
-		r := common
-		models(&r)
-		r.read(t)
-		t.done()
-		if len(r.Models) > 1 && r.Embed {
+	add := func(v tomlfile.Value, t terms, models ...string) {
+		r := PipelineRequest{models, t.EPs, t.Options, t.SessionOptions, t.Dims, t.Denotations, t.Embed, t.Level,
+			[]tomlfile.Value{d.Root(), v}}
+		if len(models) > 1 && t.Embed {
 			why := errors.New("it is not for groups: what the models share is a file of its own")
 			d.Add(r.Wrong(why, "embed"))
 		}
 		p.Requests = append(p.Requests, r)
 	}
-	for _, t := range top.tables("model") {
-		add(t, func(r *PipelineRequest) {
-			r.Models = []string{""}
-			t.required("path", "the model's file")
-			t.file("path", &r.Models[0])
-		})
+	for _, v := range top.Models {
+		var m struct {
+			terms
+			Path string `toml:"path" is:"path" required:"no path: it names the model's file"`
+		}
+		m.terms = top.over(v)
+		v.Into(&m)
+		add(v, m.terms, m.Path)
 	}
-	for _, t := range top.tables("group") {
-		add(t, func(r *PipelineRequest) {
-			t.required("models", "the files of two models or more")
-			t.files("models", &r.Models)
-			if _, there := t.values["models"].([]any); there && len(r.Models) < 2 {
-				t.wrong("a group has two models or more", "models")
-			}
-		})
+	for _, v := range top.Groups {
+		var g struct {
+			terms
+			Models []string `toml:"models" is:"path" required:"no models: it names the files of two models or more"`
+		}
+		g.terms = top.over(v)
+		v.Into(&g)
+		models := v.In("models")
+		if _, ok := models.Raw.([]any); ok && len(g.Models) < 2 {
+			models.Wrong("a group has two models or more")
+		}
+		add(v, g.terms, g.Models...)
 	}
-	top.done()
 	if len(p.Requests) == 0 && d.Err() == nil {
 		const text = "no [[model]] and no [[group]] is listed"
 		return nil, Errors{{File: file, Position: Position{Line: 1, Column: 1}, Text: text}}
@@ -79,80 +94,21 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	return p, nil
 }
 
-// read takes what a table says over what is there.
-func (r *PipelineRequest) read(t *table) {
-	r.tables = append(slices.Clone(r.tables), t)
-	if _, there := t.values["ep"]; there {
-		r.Options = nil // of the execution providers that these replace
+// over gives what the top says for all, without the options of execution providers that a table replaces.
+func (t terms) over(v tomlfile.Value) terms {
+	if v.Has("ep") {
+		t.Options = nil
 	}
-	t.texts("ep", &r.EPs, notEmpty)
-	t.pairs("options", &r.Options)
-	t.pairs("session_options", &r.SessionOptions)
-	t.sizes("dims", &r.Dims)
-	t.sizes("dims_by_denotation", &r.Denotations)
-	t.truth("embed", &r.Embed)
-	t.choice("optimization_level", &r.Level, "disable_all", "basic", "extended", "layout", "all")
+	return t
 }
 
 // Wrong is err with the place of the field, or of the element of one, that the request has from
 // the file. Where the file does not have it, it is the request's own place.
 func (r *PipelineRequest) Wrong(err error, name ...string) *Error {
-	wrong := func(t *table, name ...string) *Error {
-		return &Error{File: t.document.File, Position: t.at(name...), Field: t.spell(name...), Text: err.Error()}
-	}
-	for _, t := range slices.Backward(r.tables) {
-		if t.at(name...) != (Position{}) {
-			return wrong(t, name...)
+	for _, v := range slices.Backward(r.from) {
+		if field := v.In(name...); field.At() != (Position{}) {
+			return field.Mistake(err.Error())
 		}
 	}
-	return wrong(r.tables[len(r.tables)-1])
-}
-
-// required notes a field that is not there and has to be.
-func (t *table) required(name, what string) {
-	if _, there := t.values[name]; !there {
-		t.wrong(fmt.Sprintf("no %s: it names %s", name, what))
-	}
-}
-
-// pairs takes a table of texts over what is there. A number or a truth stands for its text, as
-// options have it.
-func (t *table) pairs(name string, to *map[string]string) {
-	values := t.table(name).values
-	if len(values) == 0 {
-		return
-	}
-	*to = maps.Clone(*to)
-	if *to == nil {
-		*to = make(map[string]string)
-	}
-	for key, v := range values {
-		switch v := v.(type) {
-		case string:
-			(*to)[key] = v
-		case int64:
-			(*to)[key] = strconv.FormatInt(v, 10)
-		case bool:
-			(*to)[key] = strconv.FormatBool(v)
-		default:
-			t.wrong("it is "+tomlfile.Kind(v)+", not a text in quotes, a whole number, true or false", name, key)
-		}
-	}
-}
-
-// sizes takes a table of sizes over what is there.
-func (t *table) sizes(name string, to *map[string]uint64) {
-	values := t.table(name).values
-	if len(values) == 0 {
-		return
-	}
-	*to = maps.Clone(*to)
-	if *to == nil {
-		*to = make(map[string]uint64)
-	}
-	for key, v := range values {
-		var n uint64
-		t.whole(v, &n, 1, 1<<62, name, key)
-		(*to)[key] = n
-	}
+	return r.from[len(r.from)-1].Mistake(err.Error())
 }

@@ -42,7 +42,7 @@ dims_by_denotation = { DATA_BATCH = 2 }
 `)
 	require.NoError(t, err)
 	for i := range p.Requests {
-		p.Requests[i].tables = nil
+		p.Requests[i].from = nil
 	}
 	common := map[string]string{"one": "1", "two": "true", "three": "x"}
 	require.Equal(t, []PipelineRequest{

@@ -8,86 +8,60 @@ import (
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/spelling"
+	"github.com/epcached/epcached/tomlfile"
 )
 
-func (r *Runtime) read(t *table) {
-	t.file("directory", &r.Directory)
-	t.file("ort_library", &r.ORTLibrary)
-	libraries := t.table("ep_libraries")
-	for _, ep := range slices.Sorted(maps.Keys(libraries.values)) {
-		var path string
-		libraries.file(ep, &path)
-		if r.EPLibraries == nil {
-			r.EPLibraries = map[string]string{}
-		}
-		r.EPLibraries[ep] = path
-	}
-	_, folder := t.values["directory"]
-	_, library := t.values["ort_library"]
+// Check finds what is wrong with a [[runtime]] as a whole.
+func (r *Runtime) Check(v tomlfile.Value) {
+	folder, library, libraries := v.Has("directory"), v.Has("ort_library"), v.In("ep_libraries")
 	switch {
 	case folder == library:
-		t.wrong("give either directory, or ort_library and ep_libraries")
-	case folder && len(libraries.values) > 0:
-		t.wrong("ep_libraries go with ort_library: in a directory they are found", "ep_libraries")
-	case library && len(libraries.values) == 0:
-		t.wrong("ort_library needs ep_libraries", "ort_library")
+		v.Wrong("give either directory, or ort_library and ep_libraries")
+	case folder && len(libraries.Keys()) > 0:
+		libraries.Wrong("ep_libraries go with ort_library: in a directory they are found")
+	case library && len(libraries.Keys()) == 0:
+		v.In("ort_library").Wrong("ort_library needs ep_libraries")
 	}
-	t.done()
 }
 
-func (d *Driver) read(t *table) {
-	t.text("ep", &d.EP, checkEP)
-	t.file("file", &d.File)
-	t.text("module", &d.Module, checkModule)
-	t.texts("command", &d.Command, nil)
+// Check finds what is wrong with a [[driver]] as a whole.
+func (d *Driver) Check(v tomlfile.Value) {
 	given := 0
 	for _, name := range []string{"file", "module", "command"} {
-		if _, there := t.values[name]; there {
+		if v.Has(name) {
 			given++
 		}
 	}
 	if given != 1 {
-		t.wrong("give one of file, module and command")
+		v.Wrong("give one of file, module and command")
 	}
-	if command, there := t.values["command"].([]any); there && (len(command) == 0 || command[0] == "") {
-		t.wrong("it names no program", "command")
+	command := v.In("command")
+	if _, ok := command.Raw.([]any); ok && (len(d.Command) == 0 || d.Command[0] == "") {
+		command.Wrong("it names no program")
 	}
 	if len(d.Command) > 0 && strings.Contains(d.Command[0], "/") {
-		d.Command[0] = t.document.Absolute(d.Command[0])
+		d.Command[0] = v.Absolute(d.Command[0])
 	}
-	t.done()
 }
 
-// readPolicies reads the policy for all execution providers and, over it, those for each: what they do not say they inherit.
-func (s *Settings) readPolicies(t *table) {
-	common := s.Policies[""]
-	common.read(t)
-	s.Policies[""] = common
-	names := slices.Sorted(maps.Keys(t.values))
-	for _, ep := range names {
-		if _, isTable := t.values[ep].(map[string]any); !isTable || t.taken[ep] {
-			continue
-		}
-		inner := t.table(ep)
+// Decode reads the policy for all execution providers and, over it, those for each: what they do not say they inherit.
+func (p *Policies) Decode(v tomlfile.Value) {
+	var file struct {
+		Policy
+		ByEP map[string]tomlfile.Value `toml:"*"`
+	}
+	file.Policy = (*p)[""]
+	v.Into(&file)
+	(*p)[""] = file.Policy
+	for _, ep := range slices.Sorted(maps.Keys(file.ByEP)) {
+		inner := file.ByEP[ep]
 		if err := checkEP(ep); err != nil {
-			t.wrong(err.Error(), ep)
+			inner.Wrong("%v", err)
 		}
-		one := common
-		one.read(inner)
-		inner.done()
-		s.Policies[ep] = one
-		s.inherit(inner)
+		one := file.Policy
+		inner.Into(&one)
+		(*p)[ep] = one
 	}
-	t.done()
-}
-
-func (p *Policy) read(t *table) {
-	t.choice("unknown", &p.Unknown, "load_check", "serve", "refuse")
-	t.choice("prefer_recompilation", &p.PreferRecompilation, "serve_and_refresh", "serve", "refuse")
-	t.choice("unsupported", &p.Unsupported, "recompile", "fail")
-	t.text("max_age", &p.MaxAge, checkDuration)
-	t.number("min_compile_seconds", &p.MinCompileSeconds, 0, 365*86400)
-	t.truth("measure_gain", &p.MeasureGain)
 }
 
 // checkEP finds a misspelled execution provider. Plugins may register under any name, so that an unknown one is believed if it looks like one and is

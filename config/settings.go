@@ -1,8 +1,8 @@
 package config
 
 import (
+	"fmt"
 	"log/slog"
-	"math"
 	"time"
 
 	"github.com/epcached/epcached/compilers"
@@ -12,39 +12,50 @@ import (
 // DefaultFile is where the service's unit has the configuration.
 const DefaultFile = "/etc/epcached/epcached.toml"
 
-// Settings are what the daemon runs with. Paths are absolute.
+// Settings are what the daemon runs with, in the order of doc/configuration.md. Paths are absolute.
 type Settings struct {
 	File string // that was read; "": none
 
-	State          string   // state directory
-	Socket         string   // path of the Unix socket
-	LogLevel       string   // "debug", "info", "warn", "error"
-	Worker         string   // path of epcached-ort; "": beside epcached
-	WorkerUser     string   // "name", "uid", either with ":group"; "": the daemon's own
-	Jobs           uint64   // compiles at the same time; 0: one per processor
-	JobsMemory     uint64   // bytes that compiles may take together; 0: half of the machine's memory
-	PathAccess     bool     // shared models may be opened by path by every local user
-	Administrators []uint32 // user ids
-	AllowOptions   []string // "EP/option", "session/key"
-	Runtimes       []Runtime
-	Publishers     []uint32 // user ids
-	Claims         Claims
-	Limits         Limits
-	Sandbox        Sandbox
-
-	Rules            []string // files or folders of rules, over the shipped ones
-	Quiet, Poll      float64  // seconds
-	KeepSource       string   // "reference", "copy", "none"
-	TrustedReporters []uint32 // user ids
-	ReportQuorum     uint64
-	Autostart        bool   // clients may start the user's own daemon
-	IdleExit         string // as ParseDuration reads it; "": as for IdleAfter
-	Drivers          []Driver
-	Compilers        []Compiler
-	Policies         map[string]Policy // by execution provider, "" for all others
-	Rebuild          Rebuild
-	Failures         Failures
-	Space            Space
+	// State directory, and path of the Unix socket.
+	State    string `toml:"state" is:"path"`
+	Socket   string `toml:"socket" is:"path"`
+	LogLevel string `toml:"log_level" in:"debug,info,warn,error"`
+	// Path of epcached-ort; "": beside epcached.
+	Worker string `toml:"worker" is:"path"`
+	// "name" or "uid", either with ":group"; "": the daemon's own.
+	WorkerUser string `toml:"worker_user" is:"user"`
+	// Compiles at the same time; 0: one per processor.
+	Jobs uint64 `toml:"jobs" range:"0 4096"`
+	// Bytes that compiles may take together; 0: half of the machine's memory.
+	JobsMemory uint64 `toml:"jobs_memory_bytes" range:"0"`
+	// Shared models may be opened by path by every local user.
+	PathAccess     bool     `toml:"path_access"`
+	Administrators []uint32 `toml:"administrators" range:"0 4294967294"`
+	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
+	// "EP/option", "session/key".
+	AllowOptions []string `toml:"allow_options" is:"option"`
+	// Files or folders of rules, over the shipped ones.
+	Rules []string `toml:"rules" is:"path"`
+	// Seconds.
+	Quiet            float64  `toml:"quiet_seconds" range:"0.01 3600"`
+	Poll             float64  `toml:"poll_seconds" range:"0.1 86400"`
+	KeepSource       string   `toml:"keep_source" in:"reference,copy,none"`
+	TrustedReporters []uint32 `toml:"trusted_reporters" range:"0 4294967294"`
+	ReportQuorum     uint64   `toml:"report_quorum" range:"1 1048576"`
+	// Clients may start the user's own daemon.
+	Autostart bool `toml:"autostart"`
+	// As ParseDuration reads it; "": as for IdleAfter.
+	IdleExit  string     `toml:"idle_exit" is:"duration"`
+	Runtimes  []Runtime  `toml:"runtime"`
+	Limits    Limits     `toml:"limits"`
+	Sandbox   Sandbox    `toml:"sandbox"`
+	Claims    Claims     `toml:"claims"`
+	Drivers   []Driver   `toml:"driver"`
+	Compilers []Compiler `toml:"compiler"`
+	Policies  Policies   `toml:"policy"`
+	Rebuild   Rebuild    `toml:"rebuild"`
+	Failures  Failures   `toml:"failures"`
+	Space     Space      `toml:"space"`
 
 	fields   []field
 	warnings Errors
@@ -52,59 +63,65 @@ type Settings struct {
 
 // Runtime is one [[runtime]]: a directory, or the libraries one by one.
 type Runtime struct {
-	Directory   string
-	ORTLibrary  string
-	EPLibraries map[string]string // by execution provider
+	Directory  string `toml:"directory" is:"path"`
+	ORTLibrary string `toml:"ort_library" is:"path"`
+	// By execution provider.
+	EPLibraries map[string]string `toml:"ep_libraries" is:"path"`
 }
 
 // Limits bound one compile.
 type Limits struct {
-	WallSeconds float64
-	CPUSeconds  float64
-	MemoryBytes uint64
-	OutputBytes uint64
-	OutputFiles uint64
-	OpenFiles   uint64
-	Processes   uint64
-	StackBytes  uint64
-	Nice        uint64
+	WallSeconds float64 `toml:"wall_seconds" range:"0 31536000"`
+	CPUSeconds  float64 `toml:"cpu_seconds" range:"0 31536000"`
+	MemoryBytes uint64  `toml:"memory_bytes" range:"0"`
+	OutputBytes uint64  `toml:"output_bytes" range:"0"`
+	OutputFiles uint64  `toml:"output_files" range:"0 1048576"`
+	OpenFiles   uint64  `toml:"open_files" range:"0 1073741824"`
+	Processes   uint64  `toml:"processes" range:"0 4194304"`
+	StackBytes  uint64  `toml:"stack_bytes" range:"0 1099511627776"`
+	Nice        uint64  `toml:"nice" range:"0 19"`
 }
 
 // Sandbox says what workers may do besides what they must.
 type Sandbox struct {
-	Network    bool
-	Read       []string // folders and files
-	Write      []string // folders and device files
-	Namespaces bool     // workers get a pid namespace of their own
+	Network    bool     `toml:"network"`
+	Read       []string `toml:"read" is:"path"`  // folders and files
+	Write      []string `toml:"write" is:"path"` // folders and device files
+	Namespaces bool     `toml:"namespaces"`      // workers get a pid namespace of their own
 }
 
 // Driver says where the version of a driver is read that an execution provider does not tell: one of File, Module and Command.
 type Driver struct {
-	EP      string   // "": for all that do not tell it
-	File    string   // its first line
-	Module  string   // /sys/module/MODULE/version
-	Command []string // the first line of what it prints
+	EP      string   `toml:"ep" is:"ep"`         // "": for all that do not tell it
+	File    string   `toml:"file" is:"path"`     // its first line
+	Module  string   `toml:"module" is:"module"` // /sys/module/MODULE/version
+	Command []string `toml:"command"`            // the first line of what it prints
 }
 
 // Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of compilers.Tool.
 type Compiler struct {
-	EP      string
-	Command []string // the program and its arguments, with placeholders
-	Version []string // arguments that make it print its version
-	Files   []string // further files that make it what it is
-	Read    []string // what it may read besides
-	Device  string   // "CPU", "GPU", "NPU"
-	Alone   bool     // also for runtimes without the provider's library
+	EP      string   `toml:"ep" is:"ep" required:"it names no execution provider: give ep"`
+	Command []string `toml:"command"`         // the program and its arguments, with placeholders
+	Version []string `toml:"version"`         // arguments that make it print its version
+	Files   []string `toml:"files" is:"path"` // further files that make it what it is
+	Read    []string `toml:"read" is:"path"`  // what it may read besides
+	Device  string   `toml:"device" in:"CPU,GPU,NPU"`
+	Alone   bool     `toml:"without_library"` // also for runtimes without the provider's library
 }
+
+// Policies are by execution provider, "" for all others.
+type Policies map[string]Policy
 
 // Policy says what is done with builds, by what they are good for on this machine.
 type Policy struct {
-	Unknown             string  // "load_check", "serve", "refuse"
-	PreferRecompilation string  // "serve_and_refresh", "serve", "refuse"
-	Unsupported         string  // "recompile", "fail"
-	MaxAge              string  // as ParseDuration reads it; "": no limit
-	MinCompileSeconds   float64 // what compiles faster is not kept
-	MeasureGain         bool
+	Unknown             string `toml:"unknown" in:"load_check,serve,refuse"`
+	PreferRecompilation string `toml:"prefer_recompilation" in:"serve_and_refresh,serve,refuse"`
+	Unsupported         string `toml:"unsupported" in:"recompile,fail"`
+	// As ParseDuration reads it; "": no limit.
+	MaxAge string `toml:"max_age" is:"duration"`
+	// What compiles faster is not kept.
+	MinCompileSeconds float64 `toml:"min_compile_seconds" range:"0 31536000"`
+	MeasureGain       bool    `toml:"measure_gain"`
 }
 
 // Age is MaxAge as a duration; 0: no limit.
@@ -136,41 +153,45 @@ func (s *Settings) IdleAfter(started bool) time.Duration {
 
 // Claims bound what applications compile themselves, with libraries of their own.
 type Claims struct {
-	DeadlineSeconds float64
-	Bytes           uint64 // of one compiled model
-	UserBytes       uint64 // of all that one user has put
-	Open            uint64 // of one user at the same time
+	DeadlineSeconds float64 `toml:"deadline_seconds" range:"1 604800"`
+	Bytes           uint64  `toml:"bytes" range:"1"`      // of one compiled model
+	UserBytes       uint64  `toml:"user_bytes" range:"1"` // of all that one user has put
+	Open            uint64  `toml:"open" range:"1 1024"`  // of one user at the same time
 }
 
 // Rebuild bounds the compiles that nobody waits for.
 type Rebuild struct {
-	Enabled  bool
-	Jobs     uint64
-	CPUShare float64 // processor seconds in each second, for each job
-	Window   string  // "22:00-06:00" in local time; "": always
+	Enabled  bool    `toml:"enabled"`
+	Jobs     uint64  `toml:"jobs" range:"1 4096"`
+	CPUShare float64 `toml:"cpu_share" range:"0.01 1"` // processor seconds in each second, for each job
+	Window   string  `toml:"window" is:"window"`       // "22:00-06:00" in local time; "": always
 }
 
 // Failures says how long compiles that failed are answered from memory. The durations are as ParseDuration reads them.
 type Failures struct {
-	Remember bool
-	Crash    string // after the first crash, doubled with each further one
-	Limit    string // after the first time that a limit was reached, likewise
-	Longest  string // of what doubles
-	Refused  string // of what the execution provider refuses, or makes no use of
+	Remember bool `toml:"remember"`
+	// After the first crash, doubled with each further one.
+	Crash string `toml:"crash" is:"pause"`
+	// After the first time that a limit was reached, likewise.
+	Limit   string `toml:"limit" is:"pause"`
+	Longest string `toml:"longest" is:"pause"` // of what doubles
+	// Of what the execution provider refuses, or makes no use of.
+	Refused string `toml:"refused" is:"pause"`
 }
 
 // Space bounds what is kept, and says when builds are packed and where they are unpacked. Amounts are as ParseAmount reads them, durations as
 // ParseDuration does; "" and 0: no bound.
 type Space struct {
-	Budget     string // on disk
-	FreeFloor  string // that stays free on the file system
-	MaxUnused  string // builds that were not used for so long go
-	MaxEntries uint64
-	UserBytes  string // of all builds that one user asked for
+	Budget     string `toml:"budget" is:"budget"`    // on disk
+	FreeFloor  string `toml:"free_floor" is:"floor"` // that stays free on the file system
+	MaxUnused  string `toml:"max_unused" is:"age"`   // builds that were not used for so long go
+	MaxEntries uint64 `toml:"max_entries" range:"0"`
+	UserBytes  string `toml:"user_bytes" is:"budget"` // of all builds that one user asked for
 
-	Pack        string // "cold", "always", "off"
-	PackAfter   string // time without use after which a build is cold, as ParseDuration reads it
-	UnpackedDir string // "": in the state directory
+	Pack string `toml:"pack" in:"cold,always,off"`
+	// Time without use after which a build is cold.
+	PackAfter   string `toml:"pack_after" is:"pause"`
+	UnpackedDir string `toml:"unpacked_dir" is:"path"` // "": in the state directory
 }
 
 // Defaults are the settings of an empty file.
@@ -188,7 +209,7 @@ func Defaults() *Settings {
 		Sandbox: Sandbox{Namespaces: true},
 		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
 		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3, Autostart: true,
-		Policies: map[string]Policy{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
+		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh", Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
 		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
 		Space:    Space{Budget: "20%", FreeFloor: "2%", Pack: "cold", PackAfter: "2h"},
@@ -203,116 +224,28 @@ func Load(file string) (*Settings, error) {
 	}
 	s := Defaults()
 	s.File = file
-	s.read(s.root(d))
+	s.decode(d)
 	if err := d.Err(); err != nil {
 		return nil, err
 	}
+	s.warnings = d.Warnings
 	s.warnings.Sort()
 	return s, nil
 }
 
-func (s *Settings) read(t *table) {
-	t.file("state", &s.State)
-	t.file("socket", &s.Socket)
-	t.choice("log_level", &s.LogLevel, "debug", "info", "warn", "error")
-	t.file("worker", &s.Worker)
-	t.text("worker_user", &s.WorkerUser, checkUser)
-	t.count("jobs", &s.Jobs, 0, 4096)
-	t.count("jobs_memory_bytes", &s.JobsMemory, 0, math.MaxInt64)
-	t.truth("path_access", &s.PathAccess)
-	t.users("administrators", &s.Administrators)
-	t.users("publishers", &s.Publishers)
-	t.texts("allow_options", &s.AllowOptions, checkOption)
-	t.files("rules", &s.Rules)
-	t.number("quiet_seconds", &s.Quiet, 0.01, 3600)
-	t.number("poll_seconds", &s.Poll, 0.1, 86400)
-	t.choice("keep_source", &s.KeepSource, "reference", "copy", "none")
-	t.users("trusted_reporters", &s.TrustedReporters)
-	t.count("report_quorum", &s.ReportQuorum, 1, 1<<20)
-	t.truth("autostart", &s.Autostart)
-	t.text("idle_exit", &s.IdleExit, checkDuration)
-	runtimes := t.tables("runtime")
-	s.Runtimes = make([]Runtime, len(runtimes))
-	for i := range runtimes {
-		s.Runtimes[i].read(runtimes[i])
+func (s *Settings) decode(d *tomlfile.Document) {
+	d.Checks, d.Removed = checks, removed
+	d.Note = func(v tomlfile.Value, show func() any) {
+		origin := fromDefault
+		switch {
+		case v.Raw != nil:
+			origin = fmt.Sprintf("%s:%d", d.File, v.At().Line)
+		case len(v.Path) == 3 && v.Path[0] == "policy": // of one execution provider
+			origin = "policy." + v.Path[2]
+		}
+		s.fields = append(s.fields, field{v.Path, origin, v.At(), show})
 	}
-	s.Limits.read(t.table("limits"))
-	s.Sandbox.read(t.table("sandbox"))
-	s.Claims.read(t.table("claims"))
-	drivers := t.tables("driver")
-	s.Drivers = make([]Driver, len(drivers))
-	for i := range drivers {
-		s.Drivers[i].read(drivers[i])
-	}
-	tools := t.tables("compiler")
-	s.Compilers = make([]Compiler, len(tools))
-	for i := range tools {
-		s.Compilers[i].read(tools[i])
-	}
-	s.oneEach(t)
-	s.readPolicies(t.table("policy"))
-	s.Rebuild.read(t.table("rebuild"))
-	s.Failures.read(t.table("failures"))
-	s.Space.read(t.table("space"))
-	t.done()
-}
-
-func (l *Limits) read(t *table) {
-	t.number("wall_seconds", &l.WallSeconds, 0, 365*86400)
-	t.number("cpu_seconds", &l.CPUSeconds, 0, 365*86400)
-	t.count("memory_bytes", &l.MemoryBytes, 0, math.MaxInt64)
-	t.count("output_bytes", &l.OutputBytes, 0, math.MaxInt64)
-	t.count("output_files", &l.OutputFiles, 0, 1<<20)
-	t.count("open_files", &l.OpenFiles, 0, 1<<30)
-	t.count("processes", &l.Processes, 0, 1<<22)
-	t.count("stack_bytes", &l.StackBytes, 0, 1<<40)
-	t.count("nice", &l.Nice, 0, 19)
-	t.done()
-}
-
-func (x *Sandbox) read(t *table) {
-	t.truth("network", &x.Network)
-	t.files("read", &x.Read)
-	t.files("write", &x.Write)
-	t.truth("namespaces", &x.Namespaces)
-	t.done()
-}
-
-func (c *Claims) read(t *table) {
-	t.number("deadline_seconds", &c.DeadlineSeconds, 1, 7*86400)
-	t.count("bytes", &c.Bytes, 1, math.MaxInt64)
-	t.count("user_bytes", &c.UserBytes, 1, math.MaxInt64)
-	t.count("open", &c.Open, 1, 1<<10)
-	t.done()
-}
-
-func (r *Rebuild) read(t *table) {
-	t.truth("enabled", &r.Enabled)
-	t.count("jobs", &r.Jobs, 1, 4096)
-	t.number("cpu_share", &r.CPUShare, 0.01, 1)
-	t.text("window", &r.Window, checkWindow)
-	t.done()
-}
-
-func (f *Failures) read(t *table) {
-	t.truth("remember", &f.Remember)
-	t.text("crash", &f.Crash, checkPause)
-	t.text("limit", &f.Limit, checkPause)
-	t.text("longest", &f.Longest, checkPause)
-	t.text("refused", &f.Refused, checkPause)
-	t.done()
-}
-
-func (x *Space) read(t *table) {
-	t.text("budget", &x.Budget, checkBudget)
-	t.text("free_floor", &x.FreeFloor, checkFloor)
-	t.text("max_unused", &x.MaxUnused, checkUnused)
-	t.count("max_entries", &x.MaxEntries, 0, math.MaxInt64)
-	t.text("user_bytes", &x.UserBytes, checkBudget)
-	t.choice("pack", &x.Pack, "cold", "always", "off")
-	t.text("pack_after", &x.PackAfter, checkPause)
-	t.file("unpacked_dir", &x.UnpackedDir)
-	t.done()
+	d.Root().Into(s)
 }
 
 // Level is the log level in log/slog's terms.

@@ -10,6 +10,13 @@ import (
 	"time"
 )
 
+// checks are those of texts, by their names in the tags of fields.
+var checks = map[string]func(string) error{
+	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP, "floor": checkFloor,
+	"module": checkModule, "option": checkOption, "path": notEmpty, "pause": checkPause, "some": notEmpty,
+	"user": checkUser, "window": checkWindow,
+}
+
 var dayPart = regexp.MustCompile(`^(\d+(?:\.\d+)?)d`)
 
 // ParseDuration reads Go's durations, "1h30m", and days before them: "90d", "1d12h". It is not negative.

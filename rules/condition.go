@@ -202,7 +202,7 @@ func (c equivalent) holds(build, runtime string) string {
 }
 
 // covers: { covers = { "80+" = ["80", "86"] } }: what the build is for covers what the runtime has.
-type covers struct{ sets map[string][]string }
+type covers struct{ sets map[string]texts }
 
 func (c covers) holds(build, runtime string) string {
 	if why := unknownSide(build, runtime); why != "" {

@@ -11,32 +11,25 @@ import (
 // How deep "same" looks.
 var partNames = map[string]int{"major": 1, "major.minor": 2, "major.minor.patch": 3}
 
-// readConditions reads what a rule asks of one fact: an expression, a table of sets, or several of them.
-func readConditions(when *table, fact string) []condition {
-	var all []condition
-	paths, values := when.list(fact)
-	for i, v := range values {
-		for _, c := range readChecks(when, paths[i], v) {
-			all = append(all, condition{fact: fact, check: c})
+// conditions are what a rule asks of one fact: an expression, a table of sets, or several of them.
+type conditions []check
+
+func (c *conditions) Decode(v tomlfile.Value) {
+	for _, one := range several(v) {
+		if _, isTable := one.Raw.(map[string]any); isTable {
+			var s sets
+			one.Into(&s)
+			*c = append(*c, s.checks()...)
+			continue
+		}
+		if text := one.Text("text"); text != "" {
+			parsed, err := parseExpression(text)
+			if err != nil {
+				one.Wrong("%v", err)
+			}
+			*c = append(*c, parsed)
 		}
 	}
-	return all
-}
-
-func readChecks(when *table, path []string, v any) []check {
-	if _, isTable := v.(map[string]any); isTable {
-		return readSets(when.asTable(path, v))
-	}
-	text := when.asText(path, v)
-	if text == "" {
-		return nil // told already
-	}
-	c, err := parseExpression(text)
-	if err != nil {
-		when.wrong(path, "%v", err)
-		return nil
-	}
-	return []check{c}
 }
 
 // parseExpression reads
@@ -96,50 +89,51 @@ func parseBounds(side, text string) (check, error) {
 	return c, nil
 }
 
-// readSets reads the conditions that need more than a line.
-func readSets(t *table) []check {
-	var checks []check
-	for _, side := range []string{buildSide, runtimeSide} {
-		if values := t.texts(side); values != nil {
-			checks = append(checks, oneOf{side: side, values: values})
-		}
-		if re := t.pattern(side + "_matches"); re != nil {
-			checks = append(checks, matches{side: side, regexp: re})
-		}
-	}
-	if groups := t.groups("equivalent"); groups != nil {
-		checks = append(checks, equivalent{groups: groups})
-	}
-	if _, there := t.values["covers"]; there {
-		sets := t.table("covers")
-		c := covers{sets: map[string][]string{}}
-		for _, key := range sets.keys() {
-			c.sets[key] = sets.texts(key)
-		}
-		checks = append(checks, c)
-	}
-	t.done()
-	if len(t.values) == 0 {
-		t.wrong(t.path, "empty")
-	}
-	return checks
+// sets are the conditions that need more than a line.
+type sets struct {
+	Build          texts            `toml:"build"`
+	BuildMatches   pattern          `toml:"build_matches"`
+	Runtime        texts            `toml:"runtime"`
+	RuntimeMatches pattern          `toml:"runtime_matches"`
+	Equivalent     [][]string       `toml:"equivalent" is:"text"`
+	Covers         map[string]texts `toml:"covers"`
 }
 
-// groups reads an array of arrays of texts.
-func (t *table) groups(key string) [][]string {
-	var all [][]string
-	paths, values := t.list(key)
-	for i, v := range values {
-		group, ok := v.([]any)
-		if !ok {
-			t.wrong(paths[i], "%s, where an array of texts is wanted", tomlfile.Kind(v))
-			continue
+// Check refuses a table that asks for nothing.
+func (s *sets) Check(v tomlfile.Value) {
+	if len(v.Keys()) == 0 {
+		v.Wrong("empty")
+	}
+	if groups := v.In("equivalent"); groups.Raw != nil && len(s.Equivalent) == 0 {
+		groups.Wrong("empty")
+	}
+}
+
+func (s *sets) checks() (all []check) {
+	side := func(side string, values texts, p pattern) {
+		if values != nil {
+			all = append(all, oneOf{side: side, values: values})
 		}
-		var texts []string
-		for j, member := range group {
-			texts = append(texts, t.asText(element(paths[i], j), member))
+		if p.Regexp != nil {
+			all = append(all, matches{side: side, regexp: p.Regexp})
 		}
-		all = append(all, texts)
+	}
+	side(buildSide, s.Build, s.BuildMatches)
+	side(runtimeSide, s.Runtime, s.RuntimeMatches)
+	if s.Equivalent != nil {
+		all = append(all, equivalent{groups: s.Equivalent})
+	}
+	if s.Covers != nil {
+		all = append(all, covers{sets: s.Covers})
 	}
 	return all
+}
+
+// texts is an array of texts, or one text.
+type texts []string
+
+func (t *texts) Decode(v tomlfile.Value) {
+	for _, one := range several(v) {
+		*t = append(*t, one.Text("text"))
+	}
 }

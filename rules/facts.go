@@ -3,9 +3,9 @@ package rules
 import (
 	"encoding/json"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Facts is what is known of one side: of a build, or of a runtime on this machine. Empty fields are unknown.
@@ -50,40 +50,40 @@ var givenNames = slices.Sorted(maps.Keys(Facts{}.given()))
 
 // extract takes further facts out of one.
 type extract struct {
-	from   string
-	json   []string       // keys from the outside in; nil: the fact is no JSON
-	regexp *regexp.Regexp // its named groups are the facts; nil: the whole is one
-	as     string         // its name, without regexp
+	From   string  `toml:"from" is:"text"`
+	JSON   string  `toml:"json" is:"text"` // keys from the outside in; "": the fact is no JSON
+	Regexp pattern `toml:"regexp"`         // its named groups are the facts; nil: the whole is one
+	As     string  `toml:"as" is:"text"`   // its name, without regexp
 }
 
 // names lists the facts that it gives.
 func (e extract) names() []string {
-	if e.regexp == nil {
-		return []string{e.as}
+	if e.Regexp.Regexp == nil {
+		return []string{e.As}
 	}
-	return slices.DeleteFunc(slices.Clone(e.regexp.SubexpNames()), func(name string) bool { return name == "" })
+	return slices.DeleteFunc(slices.Clone(e.Regexp.SubexpNames()), func(name string) bool { return name == "" })
 }
 
 // add puts into facts what is there and not known yet: of several extracts for one fact, the first that finds it counts.
 func (e extract) add(facts map[string]string) {
-	text := facts[e.from]
+	text := facts[e.From]
 	if text == "" {
 		return
 	}
-	if e.json != nil {
-		if text = jsonValue(text, e.json); text == "" {
+	if e.JSON != "" {
+		if text = jsonValue(text, strings.Split(e.JSON, ".")); text == "" {
 			return
 		}
 	}
-	if e.regexp == nil {
-		addFact(facts, e.as, text)
+	if e.Regexp.Regexp == nil {
+		addFact(facts, e.As, text)
 		return
 	}
-	match := e.regexp.FindStringSubmatch(text)
+	match := e.Regexp.FindStringSubmatch(text)
 	if match == nil {
 		return
 	}
-	for i, name := range e.regexp.SubexpNames() {
+	for i, name := range e.Regexp.SubexpNames() {
 		addFact(facts, name, match[i])
 	}
 }

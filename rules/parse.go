@@ -1,13 +1,16 @@
 package rules
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -23,23 +26,28 @@ const maxFiles = 100
 
 // Parse reads one file of rules. Its name is for errors and judgements. The error is a tomlfile.Errors where the content is what is wrong.
 func Parse(name string, text []byte) (*Set, error) {
-	root, err := readDocument(name, text)
+	d, err := tomlfile.Parse(name, text)
 	if err != nil {
 		return nil, err
 	}
+	d.Checks = map[string]func(string) error{"text": checkText}
+	var file struct {
+		EPs map[string]providerFile `toml:"ep" is:"text"`
+	}
+	root := d.Root()
+	root.Into(&file)
 	set := &Set{eps: map[string]provider{}, sum: sha256.Sum256(append([]byte(name+"\x00"), text...))}
-	eps := root.table("ep")
-	root.done()
-	for _, ep := range eps.keys() {
+	for ep, p := range file.EPs {
+		at := root.In("ep", ep)
 		if !printable(ep) {
-			eps.wrong(eps.at(ep), "not the name of an EP")
+			at.Wrong("not the name of an EP")
 		}
-		set.eps[ep] = readProvider(name, ep, eps.table(ep))
+		set.eps[ep] = provider{replace: p.Replace, parts: []section{p.section(at)}}
 	}
 	if set.size() > maxRules {
-		root.Add(&tomlfile.Error{File: name, Text: fmt.Sprintf("more than %d rules and reports", maxRules)})
+		d.Add(&tomlfile.Error{File: name, Text: fmt.Sprintf("more than %d rules and reports", maxRules)})
 	}
-	if err := root.Err(); err != nil {
+	if err := d.Err(); err != nil {
 		return nil, err
 	}
 	return set, nil
@@ -132,168 +140,184 @@ func (s *Set) size() int {
 	return n
 }
 
-func readProvider(file, ep string, t *table) provider {
-	p := provider{replace: t.flag("replace")}
-	part := section{file: file}
-	facts := slices.Clone(givenNames)
-	for _, e := range t.tables("extract") {
-		part.extracts = append(part.extracts, readExtract(e, &facts))
-	}
-	names := map[string]bool{}
-	for _, r := range t.tables("rule") {
-		part.rules = append(part.rules, readRule(r, facts, names))
-	}
-	clear(names)
-	for _, r := range t.tables("report") {
-		part.reports = append(part.reports, readReport(r, names))
-	}
-	t.done()
-	p.parts = []section{part}
-	return p
+// providerFile is what a file says of one EP.
+type providerFile struct {
+	Replace  bool      `toml:"replace"`
+	Extracts []extract `toml:"extract"`
+	Rules    []struct {
+		Name    string                `toml:"name" is:"text" required:"name is missing"`
+		When    map[string]conditions `toml:"when"`
+		Verdict verdict               `toml:"verdict" required:"verdict is missing"`
+		Reason  string                `toml:"reason" is:"text" required:"reason is missing"`
+	} `toml:"rule"`
+	Reports []struct {
+		Name   string  `toml:"name" is:"text" required:"name is missing"`
+		Codes  codes   `toml:"code"`
+		Text   pattern `toml:"text"`
+		Class  string  `toml:"class" in:"stale,not stale,unclear" required:"class is missing"`
+		Reason string  `toml:"reason" is:"text" required:"reason is missing"`
+		Hint   string  `toml:"hint" is:"text"`
+	} `toml:"report"`
 }
 
-// readExtract adds the names of what it finds to facts.
-func readExtract(t *table, facts *[]string) extract {
-	e := extract{from: t.text("from"), as: t.text("as")}
-	if e.from == "" {
-		e.from = compatibilityString
-	}
-	if keys := t.text("json"); keys != "" {
-		e.json = strings.Split(keys, ".")
-	}
-	e.regexp = t.pattern("regexp")
-	t.done()
-	if !slices.Contains(*facts, e.from) {
-		t.wrong(t.at("from"), "unknown fact %q: there are %s", e.from, strings.Join(*facts, ", "))
-	}
-	_, hasPattern := t.values["regexp"]
+// maxString bounds every text in a file.
+const maxString = 2000
+
+func checkText(text string) error {
 	switch {
-	case hasPattern == (e.as != ""):
-		t.wrong(t.path, "either regexp, with named groups, or as is wanted")
-	case e.regexp == nil && e.as == "":
-		return e // a regexp that does not compile was told of
+	case text == "":
+		return errors.New("empty")
+	case len(text) > maxString:
+		return fmt.Errorf("longer than %d bytes", maxString)
+	}
+	return nil
+}
+
+// section brings what was decoded from v into order, and notes what is wrong beyond single fields.
+func (p *providerFile) section(v tomlfile.Value) section {
+	part := section{file: v.File, extracts: p.Extracts}
+	facts := slices.Clone(givenNames)
+	for i := range p.Extracts {
+		p.Extracts[i].check(element(v.In("extract"), i), &facts)
+	}
+	names := map[string]bool{}
+	for i, r := range p.Rules {
+		at := element(v.In("rule"), i)
+		checkName(at, r.Name, names)
+		one := rule{name: r.Name, verdict: compilers.Verdict(r.Verdict)}
+		for _, fact := range slices.Sorted(maps.Keys(r.When)) {
+			if !slices.Contains(facts, fact) {
+				at.In("when", fact).Wrong("unknown fact: there are %s", strings.Join(facts, ", "))
+			}
+			for _, c := range r.When[fact] {
+				one.conditions = append(one.conditions, condition{fact: fact, check: c})
+			}
+		}
+		allowed := []string{"ep", "rule"}
+		for _, fact := range facts {
+			allowed = append(allowed, buildSide+"."+fact, runtimeSide+"."+fact)
+		}
+		one.reason = readTemplate(at.In("reason"), r.Reason, allowed)
+		part.rules = append(part.rules, one)
+	}
+	clear(names)
+	for i, r := range p.Reports {
+		at := element(v.In("report"), i)
+		checkName(at, r.Name, names)
+		allowed := []string{"code", "ep"}
+		part.reports = append(part.reports, report{name: r.Name, codes: r.Codes, text: r.Text.Regexp, class: r.Class,
+			reason: readTemplate(at.In("reason"), r.Reason, allowed), hint: readTemplate(at.In("hint"), r.Hint, allowed)})
+	}
+	return part
+}
+
+func element(v tomlfile.Value, i int) tomlfile.Value { return v.In(strconv.Itoa(i)) }
+
+func readTemplate(v tomlfile.Value, text string, allowed []string) template {
+	parsed, err := parseTemplate(text, allowed)
+	if err != nil {
+		v.Wrong("%v", err)
+	}
+	return parsed
+}
+
+// check adds the names of what the extract finds to facts.
+func (e *extract) check(v tomlfile.Value, facts *[]string) {
+	e.From = cmp.Or(e.From, compatibilityString)
+	if !slices.Contains(*facts, e.From) {
+		v.In("from").Wrong("unknown fact %q: there are %s", e.From, strings.Join(*facts, ", "))
+	}
+	switch {
+	case v.Has("regexp") == (e.As != ""):
+		v.Wrong("either regexp, with named groups, or as is wanted")
+	case e.Regexp.Regexp == nil && e.As == "":
+		return // a regexp that does not compile was told of
 	case len(e.names()) == 0:
-		t.wrong(t.at("regexp"), "no named group")
+		v.In("regexp").Wrong("no named group")
 	}
 	for _, name := range e.names() {
 		switch {
 		case !factName(name):
-			t.wrong(t.path, "%q is no name for a fact: lower-case letters, digits and _", name)
+			v.Wrong("%q is no name for a fact: lower-case letters, digits and _", name)
 		case slices.Contains(givenNames, name):
-			t.wrong(t.path, "the fact %q is there already", name)
+			v.Wrong("the fact %q is there already", name)
 		case !slices.Contains(*facts, name):
 			*facts = append(*facts, name)
 		}
 	}
-	return e
 }
 
 func factName(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') && (r < '0' || r > '9') })
 }
 
-func readRule(t *table, facts []string, names map[string]bool) rule {
-	r := rule{name: t.name(names)}
-	when := t.table("when")
-	for _, fact := range when.keys() {
-		if !slices.Contains(facts, fact) {
-			when.wrong(when.at(fact), "unknown fact: there are %s", strings.Join(facts, ", "))
-			continue
-		}
-		r.conditions = append(r.conditions, readConditions(when, fact)...)
-	}
-	r.verdict = t.verdict()
-	allowed := []string{"ep", "rule"}
-	for _, fact := range facts {
-		allowed = append(allowed, buildSide+"."+fact, runtimeSide+"."+fact)
-	}
-	r.reason = t.template("reason", true, allowed)
-	t.done()
-	return r
-}
-
-// name reads the name of a rule; people read it in judgements, so it names one.
-func (t *table) name(taken map[string]bool) string {
-	name := t.required("name")
+// checkName looks at the name of a rule; people read it in judgements, so it names one.
+func checkName(rule tomlfile.Value, name string, taken map[string]bool) {
 	switch {
-	case name == "":
+	case name == "": // told already
 	case !printable(name):
-		t.wrong(t.at("name"), "at most 100 printable characters are wanted")
+		rule.In("name").Wrong("at most 100 printable characters are wanted")
 	case taken[name]:
-		t.wrong(t.at("name"), "another rule has the name %q", name)
+		rule.In("name").Wrong("another rule has the name %q", name)
 	}
 	taken[name] = true
-	return name
 }
 
 func printable(name string) bool {
 	return name != "" && len(name) <= 100 && !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-func (t *table) verdict() compilers.Verdict {
-	text := t.required("verdict")
+type verdict compilers.Verdict
+
+func (v *verdict) Decode(at tomlfile.Value) {
+	if at.Raw == nil {
+		return
+	}
+	text := at.Text("text")
 	var names []string
-	for v := compilers.Unknown; v <= compilers.Unsupported; v++ {
-		if v.String() == text {
-			return v
+	for one := compilers.Unknown; one <= compilers.Unsupported; one++ {
+		if one.String() == text {
+			*v = verdict(one)
+			return
 		}
-		names = append(names, v.String())
+		names = append(names, one.String())
 	}
 	if text != "" {
-		t.wrong(t.at("verdict"), "unknown verdict %q: there are %s", text, strings.Join(names, ", "))
+		at.Wrong("unknown verdict %q: there are %s", text, strings.Join(names, ", "))
 	}
-	return compilers.Unknown
 }
 
-func (t *table) template(key string, required bool, allowed []string) template {
-	text := ""
-	if required {
-		text = t.required(key)
-	} else {
-		text = t.text(key)
+// codes are 10, "INVALID_GRAPH" or "10 INVALID_GRAPH", or an array of such; -1 is a crash.
+type codes []int
+
+func (c *codes) Decode(v tomlfile.Value) {
+	for _, one := range several(v) {
+		switch raw := one.Raw.(type) {
+		case int64:
+			if raw < -1 || raw >= 1000 {
+				one.Wrong("%d is no error code", raw)
+			}
+			*c = append(*c, int(raw))
+		case string:
+			code, ok := codeByName(raw)
+			if !ok {
+				one.Wrong("unknown error code %q: there are %s", shown(raw), codeList())
+			}
+			*c = append(*c, code)
+		default:
+			one.Wrong("%s, where an error code is wanted", tomlfile.Kind(raw))
+		}
 	}
-	parsed, err := parseTemplate(text, allowed)
-	if err != nil {
-		t.wrong(t.at(key), "%v", err)
-	}
-	return parsed
 }
 
-func readReport(t *table, names map[string]bool) report {
-	r := report{name: t.name(names)}
-	paths, codes := t.list("code")
-	for i, v := range codes {
-		if code, ok := t.code(paths[i], v); ok {
-			r.codes = append(r.codes, code)
-		}
+// several gives the elements of an array; a value that is none is an array of one.
+func several(v tomlfile.Value) []tomlfile.Value {
+	if _, ok := v.Raw.([]any); !ok && v.Raw != nil {
+		return []tomlfile.Value{v}
 	}
-	r.text = t.pattern("text")
-	r.class = t.required("class")
-	if r.class != "" && !slices.Contains([]string{Stale, NotStale, Unclear}, r.class) {
-		t.wrong(t.at("class"), "unknown class %q: there are %s, %s, %s", r.class, Stale, NotStale, Unclear)
+	all := v.Elements()
+	if len(all) == 0 && v.Raw != nil {
+		v.Wrong("empty")
 	}
-	allowed := []string{"code", "ep"}
-	r.reason = t.template("reason", true, allowed)
-	r.hint = t.template("hint", false, allowed)
-	t.done()
-	return r
-}
-
-// code reads 10, "INVALID_GRAPH" or "10 INVALID_GRAPH"; -1 is a crash.
-func (t *table) code(path []string, v any) (int, bool) {
-	switch v := v.(type) {
-	case int64:
-		if v >= -1 && v < 1000 {
-			return int(v), true
-		}
-		t.wrong(path, "%d is no error code", v)
-	case string:
-		if code, ok := codeByName(v); ok {
-			return code, true
-		}
-		t.wrong(path, "unknown error code %q: there are %s", shown(v), codeList())
-	default:
-		t.wrong(path, "%s, where an error code is wanted", tomlfile.Kind(v))
-	}
-	return 0, false
+	return all
 }

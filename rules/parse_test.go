@@ -41,19 +41,19 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"no TOML":                  {"[ep.X\n", "f.toml:1:6: "},
 		"a key twice":              {rule("reason", "name = \"m\"\nreason"), "f.toml:5:1: "},
-		"unknown table":            {"[eps.X]\n", "f.toml:1:2: field \"eps\": unknown field: there are ep"},
-		"unknown part":             {"[[ep.X.rules]]\n", "f.toml:1:8: field \"ep.X.rules\": unknown field: there are replace, extract, rule, report"},
-		"unknown field":            {rule("reason", "because = \"r\"\nreason"), "f.toml:5:1: field \"ep.X.rule[1].because\": unknown field"},
-		"no array of tables":       {"ep.X.rule = 1\n", "f.toml:1:6: field \"ep.X.rule\": a whole number, where [[rule]] is wanted"},
-		"an array of others":       {"ep.X.rule = [1]\n", "f.toml:1:14: field \"ep.X.rule[1]\": a whole number, where a table is wanted"},
-		"no table":                 {"ep = 1\n", "f.toml:1:1: field \"ep\": a whole number, where a table is wanted"},
-		"replace is no truth":      {"ep.X.replace = 'yes'\n", "f.toml:1:6: field \"ep.X.replace\": a text, where true or false is wanted"},
+		"unknown table":            {"[eps.X]\n", "f.toml:1:2: unknown field \"eps\"; there are ep"},
+		"unknown part":             {"[[ep.X.rules]]\n", "f.toml:1:8: unknown field \"ep.X.rules\"; is it \"rule\"?"},
+		"unknown field":            {rule("reason", "because = \"r\"\nreason"), "f.toml:5:1: unknown field \"ep.X.rule[1].because\"; there are name, reason, verdict, when"},
+		"no array of tables":       {"ep.X.rule = 1\n", "f.toml:1:6: field \"ep.X.rule\": it is a whole number, not an array in brackets"},
+		"an array of others":       {"ep.X.rule = [1]\n", "f.toml:1:14: field \"ep.X.rule[1]\": it is a whole number, not a table"},
+		"no table":                 {"ep = 1\n", "f.toml:1:1: field \"ep\": it is a whole number, not a table"},
+		"replace is no truth":      {"ep.X.replace = 'yes'\n", "f.toml:1:6: field \"ep.X.replace\": it is a text, not true or false"},
 		"name of an EP":            {"[ep.\"a\\nb\"]\n", `f.toml:1:5: field "ep.\"a\\nb\"": not the name of an EP`},
 		"no name":                  {rule(`name = "n"`, ""), "f.toml:1:8: field \"ep.X.rule[1]\": name is missing"},
 		"empty name":               {rule(`"n"`, `""`), "f.toml:2:1: field \"ep.X.rule[1].name\": empty"},
 		"a name twice":             {good + good, `f.toml:7:1: field "ep.X.rule[2].name": another rule has the name "n"`},
 		"name of two lines":        {rule(`"n"`, `"a\nb"`), "f.toml:2:1: field \"ep.X.rule[1].name\": at most 100 printable"},
-		"name is a number":         {rule(`"n"`, `7`), "f.toml:2:1: field \"ep.X.rule[1].name\": a whole number, where a text is wanted"},
+		"name is a number":         {rule(`"n"`, `7`), "f.toml:2:1: field \"ep.X.rule[1].name\": it is a whole number, not a text in quotes"},
 		"unknown verdict":          {rule("optimal", "good"), `f.toml:4:1: field "ep.X.rule[1].verdict": unknown verdict "good": there are unknown, optimal, prefer_recompilation, unsupported`},
 		"no verdict":               {rule(`verdict = "optimal"`, ""), "f.toml:1:8: field \"ep.X.rule[1]\": verdict is missing"},
 		"no reason":                {rule(`reason = "r"`, ""), "f.toml:1:8: field \"ep.X.rule[1]\": reason is missing"},
@@ -72,13 +72,13 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"unknown part of versions": {when(`"same minor"`), `f.toml:3:6: field "ep.X.rule[1].when.sdk_version": "same minor" is not understood`},
 		"second of several":        {when(`["same", "x"]`), `f.toml:3:29: field "ep.X.rule[1].when.sdk_version[2]": "x" is not understood`},
 		"no conditions":            {when(`[]`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
-		"a number":                 {when(`2.1`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": a number, where a text is wanted"},
-		"a date":                   {when(`2026-11-21`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": a time, where a text is wanted"},
-		"unknown set":              {when(`{ any = ["a"] }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.any\": unknown field: there are build, "},
+		"a number":                 {when(`2.1`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": it is a number, not a text in quotes: write sdk_version = \"2.1\""},
+		"a date":                   {when(`2026-11-21`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": it is a time, not a text in quotes"},
+		"unknown set":              {when(`{ any = ["a"] }`), "f.toml:3:22: unknown field \"ep.X.rule[1].when.sdk_version.any\"; there are build, "},
 		"empty set":                {when(`{}`), "f.toml:3:6: field \"ep.X.rule[1].when.sdk_version\": empty"},
 		"set of nothing":           {when(`{ build = [] }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build\": empty"},
-		"group that is none":       {when(`{ equivalent = ["a", "b"] }`), "f.toml:3:36: field \"ep.X.rule[1].when.sdk_version.equivalent[1]\": a text, where an array of texts is wanted"},
-		"cover that is none":       {when(`{ covers = ["a"] }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.covers\": an array, where a table is wanted"},
+		"group that is none":       {when(`{ equivalent = ["a", "b"] }`), "f.toml:3:36: field \"ep.X.rule[1].when.sdk_version.equivalent[1]\": it is a text, not an array in brackets"},
+		"cover that is none":       {when(`{ covers = ["a"] }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.covers\": it is an array, not a table"},
 		"pattern":                  {when(`{ build_matches = '(' }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": regular expression: error parsing regexp: missing closing )"},
 		"long pattern":             {when(`{ build_matches = '` + strings.Repeat("a", maxPattern+1) + `' }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": a regular expression of more than 500 bytes"},
 		"large pattern":            {when(`{ build_matches = '(\pL{100}){10}' }`), "f.toml:3:22: field \"ep.X.rule[1].when.sdk_version.build_matches\": a regular expression that repeats too much"},
@@ -92,7 +92,7 @@ func TestMalformedFilesAreRefusedWithLineAndReason(t *testing.T) {
 		"code is no code":          {report("10", "-2"), "f.toml:3:1: field \"ep.X.report[1].code\": -2 is no error code"},
 		"code without a name":      {report("10", `"STALE"`), `f.toml:3:1: field "ep.X.report[1].code": unknown error code "STALE": there are OK, FAIL, `},
 		"code is a truth":          {report("10", "[10, true]"), "f.toml:3:13: field \"ep.X.report[1].code[2]\": true or false, where an error code is wanted"},
-		"unknown class":            {report("stale", "fresh"), `f.toml:4:1: field "ep.X.report[1].class": unknown class "fresh": there are stale, not stale, unclear`},
+		"unknown class":            {report("stale", "fresh"), `f.toml:4:1: field "ep.X.report[1].class": "fresh": it is one of stale, not stale, unclear`},
 		"report's placeholder":     {report(`"r"`, `"{build.sdk_version}"`), "f.toml:5:1: field \"ep.X.report[1].reason\": unknown placeholder {build.sdk_version}: there are code, ep"},
 		"too deep":                 {when(strings.Repeat("[", 20) + strings.Repeat("]", 20)), "f.toml:3:6: nested more than 16 deep"},
 		"very deep":                {"a = " + strings.Repeat("[", tomlfile.MaxSize/2), "f.toml:1:"},
@@ -186,7 +186,7 @@ func TestLoadTellsOfEveryFile(t *testing.T) {
 	dir := folder(t, map[string]string{"a.toml": "x = 1\n", "b.toml": good, "c.toml": "[ep.X]\nreplace = 1\n"})
 	set, err := Load(dir)
 	require.Nil(t, set)
-	require.ErrorContains(t, err, "a.toml:1:1: field \"x\": unknown field")
+	require.ErrorContains(t, err, "a.toml:1:1: unknown field \"x\"; there are ep")
 	require.ErrorContains(t, err, "c.toml:2:1: field \"ep.X.replace\": ")
 	var wrong *tomlfile.Error
 	require.ErrorAs(t, err, &wrong)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"regexp"
 	"regexp/syntax"
+
+	"github.com/epcached/epcached/tomlfile"
 )
 
 // Bounds of a regular expression. RE2 takes time and memory in proportion to the program; a short expression can make a large one ("(a{1000}){1000}").
@@ -12,17 +14,17 @@ const (
 	maxPatternSize = 10000
 )
 
-// pattern reads a regular expression; absent, or wrong, it is nil.
-func (t *table) pattern(key string) *regexp.Regexp {
-	text := t.text(key)
-	if text == "" {
-		return nil
+// pattern is a regular expression; absent, or wrong, it is nil.
+type pattern struct{ *regexp.Regexp }
+
+func (p *pattern) Decode(v tomlfile.Value) {
+	if v.Raw == nil {
+		return
 	}
-	compiled, err := compilePattern(text)
-	if err != nil {
-		t.wrong(t.at(key), "%v", err)
+	var err error
+	if p.Regexp, err = compilePattern(v.Text("text")); err != nil {
+		v.Wrong("%v", err)
 	}
-	return compiled
 }
 
 func compilePattern(text string) (*regexp.Regexp, error) {

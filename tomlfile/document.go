@@ -23,12 +23,16 @@ const (
 	maxErrors = 50
 )
 
-// Document is the content of a file. The path of a value lists the keys that lead to it from the
-// top; elements of arrays are decimal numbers from 0.
+// Document is the content of a file. The exported fields below the first are for decoding.
 type Document struct {
-	File   string         // as it was named
-	Folder string         // of the file, absolute
-	Values map[string]any // at the top
+	File     string                        // as it was named
+	Checks   map[string]func(string) error // of texts, by their names in tags
+	Removed  map[string]string             // fields that had an effect once, and why they have none
+	Warnings Errors                        // of those
+	Note     func(Value, func() any)       // hears of each single field, and how to get its value; may be nil
+
+	folder string // of the file, absolute
+	values map[string]any
 	places map[string]Position
 	errs   Errors
 	more   int // mistakes beyond maxErrors
@@ -64,14 +68,14 @@ func WithoutPath(err error) error {
 // Parse reads the text of a file of that name. The error is an Errors where the content is what is
 // wrong.
 func Parse(file string, text []byte) (*Document, error) {
-	d := &Document{File: file, Values: map[string]any{}, places: map[string]Position{}}
+	d := &Document{File: file, values: map[string]any{}, places: map[string]Position{}}
 	if len(text) > MaxSize {
 		return nil, fmt.Errorf("%s: larger than %d bytes", file, MaxSize)
 	}
 	if err := locate(d, text); err != nil { // before everything is decoded, because it counts
 		return nil, Errors{err}
 	}
-	err := toml.Unmarshal(text, &d.Values)
+	err := toml.Unmarshal(text, &d.values)
 	var wrong *toml.DecodeError
 	switch {
 	case errors.As(err, &wrong):
@@ -85,7 +89,7 @@ func Parse(file string, text []byte) (*Document, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	d.Folder = filepath.Dir(abs)
+	d.folder = filepath.Dir(abs)
 	return d, nil
 }
 
@@ -94,15 +98,7 @@ func (d *Document) Absolute(path string) string {
 	if path == "" || filepath.IsAbs(path) {
 		return path
 	}
-	return filepath.Join(d.Folder, path)
-}
-
-// At gives the place of a value, the zero Position where the file does not have it.
-func (d *Document) At(path []string) Position { return d.places[place(path)] }
-
-// Wrong notes a mistake in the value at a path.
-func (d *Document) Wrong(path []string, text string) {
-	d.Add(&Error{d.File, d.At(path), Spell(path), text})
+	return filepath.Join(d.folder, path)
 }
 
 // Add notes a mistake.

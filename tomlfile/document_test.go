@@ -35,7 +35,7 @@ v = { w = [1, { z = 2 }] }
 		{[]string{"n", "1", "in", "deep"}, 11, 3},
 		{[]string{"n", "2"}, 0, 0},
 	} {
-		require.Equal(t, tomlfile.Position{Line: c.line, Column: c.column}, d.At(c.path), "%v", c.path)
+		require.Equal(t, tomlfile.Position{Line: c.line, Column: c.column}, d.Root().In(c.path...).At(), "%v", c.path)
 	}
 }
 
@@ -43,8 +43,8 @@ func TestMistakesAreToldInTheOrderOfTheFile(t *testing.T) {
 	d, err := tomlfile.Parse("f.toml", []byte("a = 1\n'b c' = [1, 2]\n"))
 	require.NoError(t, err)
 	require.NoError(t, d.Err())
-	d.Wrong([]string{"b c", "1"}, "no")
-	d.Wrong([]string{"a"}, "no either")
+	d.Root().In("b c", "1").Wrong("no")
+	d.Root().In("a").Wrong("no either")
 	require.EqualError(t, d.Err(), `f.toml:1:1: field "a": no either
 f.toml:2:13: field "b c[2]": no`)
 	var one *tomlfile.Error

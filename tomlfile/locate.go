@@ -87,7 +87,7 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		return nil
 	}
 	if len(path) >= maxDepth {
-		return l.tooDeep(l.At(path))
+		return l.tooDeep(l.places[place(path)])
 	}
 	index := 0
 	for it := v.Children(); it.Next(); {
@@ -103,12 +103,12 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		}
 		inner := append(slices.Clone(path), strconv.Itoa(index))
 		index++
-		l.places[place(inner)] = l.At(path)
+		l.places[place(inner)] = l.places[place(path)]
 		if child.Raw.Length > 0 { // arrays and tables have no range of their own
 			l.places[place(inner)] = l.position(child)
 		}
 		if len(l.places) > maxValues {
-			return &Error{File: l.File, Position: l.At(inner), Text: fmt.Sprintf("more than %d keys and values", maxValues)}
+			return &Error{File: l.File, Position: l.places[place(inner)], Text: fmt.Sprintf("more than %d keys and values", maxValues)}
 		}
 		if wrong := l.value(inner, child); wrong != nil {
 			return wrong
