@@ -53,16 +53,7 @@ func (x Space) Amounts() (budget, floor, user Amount) {
 }
 
 // Unused is MaxUnused as a duration; 0: any time.
-func (x Space) Unused() time.Duration {
-	if x.MaxUnused == "" {
-		return 0
-	}
-	d, err := ParseDuration(x.MaxUnused)
-	if err != nil {
-		return 0 // what is wrong was refused when it was read
-	}
-	return d
-}
+func (x Space) Unused() time.Duration { return duration(x.MaxUnused) }
 
 // leastBudget is less than any compiled model that is worth keeping: who asks for less has left out the unit.
 const leastBudget = 64 << 10

@@ -125,13 +125,7 @@ type Policy struct {
 }
 
 // Age is MaxAge as a duration; 0: no limit.
-func (p Policy) Age() time.Duration {
-	d, err := ParseDuration(p.MaxAge)
-	if err != nil {
-		return 0 // empty: what is wrong was refused when it was read
-	}
-	return d
-}
+func (p Policy) Age() time.Duration { return duration(p.MaxAge) }
 
 // AutostartedIdle is how long a daemon that a client started waits for the next one, where nothing else is said.
 const AutostartedIdle = 15 * time.Minute
@@ -141,14 +135,7 @@ func (s *Settings) IdleAfter(started bool) time.Duration {
 	if s.IdleExit == "" && started {
 		return AutostartedIdle
 	}
-	if s.IdleExit == "" {
-		return 0
-	}
-	d, err := ParseDuration(s.IdleExit)
-	if err != nil {
-		return 0 // what is wrong was refused when it was read
-	}
-	return d
+	return duration(s.IdleExit)
 }
 
 // Claims bound what applications compile themselves, with libraries of their own.

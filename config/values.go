@@ -43,6 +43,15 @@ func ParseDuration(text string) (time.Duration, error) {
 	return time.Duration(total), nil
 }
 
+// duration is ParseDuration of what was checked when it was read; 0 for an empty text.
+func duration(text string) time.Duration {
+	d, err := ParseDuration(text)
+	if err != nil {
+		return 0
+	}
+	return d
+}
+
 // checkDuration finds what is wrong with a duration; none at all is fine.
 func checkDuration(text string) error {
 	if text == "" {

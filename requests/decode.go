@@ -21,9 +21,7 @@ func Decode(record []byte) (Record, error) {
 		case 1:
 			r.Version = int(f.varint)
 		case 2:
-			if copy(r.Model[:], f.bytes) != len(r.Model) || len(f.bytes) != len(r.Model) {
-				return fmt.Errorf("model digest of %d bytes", len(f.bytes))
-			}
+			return f.digest(&r.Model)
 		case 3:
 			ep, err := decodeEP(f.bytes)
 			r.EPs = append(r.EPs, ep)
@@ -46,10 +44,9 @@ func Decode(record []byte) (Record, error) {
 			return err
 		case 20:
 			var d cas.Digest
-			if copy(d[:], f.bytes) != len(d) || len(f.bytes) != len(d) {
-				return fmt.Errorf("digest of a group's model of %d bytes", len(f.bytes))
-			}
+			err := f.digest(&d)
 			r.Group = append(r.Group, d)
+			return err
 		case 21:
 			r.Member = f.varint != 0
 		}
@@ -140,36 +137,40 @@ func eachField(b []byte, fn func(field) error) error {
 	return nil
 }
 
-// string adds the pair that the field holds.
-func (f field) string(m map[string]string) error {
-	var key, value string
-	err := eachField(f.bytes, func(part field) error {
+// pair gives what the field holds of a map.
+func (f field) pair() (key string, value field, err error) {
+	err = eachField(f.bytes, func(part field) error {
 		switch part.number {
 		case 1:
 			key = string(part.bytes)
 		case 2:
-			value = string(part.bytes)
+			value = part
 		}
 		return nil
 	})
-	m[key] = value
+	return key, value, err
+}
+
+// string adds the pair that the field holds.
+func (f field) string(m map[string]string) error {
+	key, value, err := f.pair()
+	m[key] = string(value.bytes)
 	return err
 }
 
 func (f field) number64(m map[string]int64) error {
-	var key string
-	var value int64
-	err := eachField(f.bytes, func(part field) error {
-		switch part.number {
-		case 1:
-			key = string(part.bytes)
-		case 2:
-			value = int64(part.varint)
-		}
-		return nil
-	})
-	m[key] = value
+	key, value, err := f.pair()
+	m[key] = int64(value.varint)
 	return err
+}
+
+// digest reads a whole digest.
+func (f field) digest(d *cas.Digest) error {
+	if len(f.bytes) != len(d) {
+		return fmt.Errorf("digest of a model of %d bytes", len(f.bytes))
+	}
+	copy(d[:], f.bytes)
+	return nil
 }
 
 // Terms gives terms that mean the record. Of options that name a file only digests are kept, so that a request with such options cannot be

@@ -46,9 +46,9 @@ func parseExpression(text string) (check, error) {
 	case first[0] == "same" || first[0] == "different":
 		return parseSame(text, words)
 	case len(words) == 2 && (words[1] == "known" || words[1] == "unknown") && slices.Contains([]string{buildSide, runtimeSide, bothSides}, words[0]):
-		return known{side: words[0], unknown: words[1] == "unknown"}, nil
+		return known(words[0], words[1] == "unknown"), nil
 	case len(words) == 3 && words[0] == buildSide && words[2] == runtimeSide && isOperator(words[1]):
-		return ordered{operator: words[1]}, nil
+		return ordered(words[1]), nil
 	case first[0] == buildSide || first[0] == runtimeSide:
 		return parseBounds(first[0], strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text), first[0])))
 	}
@@ -62,17 +62,17 @@ func notUnderstood(text string) error {
 func parseSame(text string, words []string) (check, error) {
 	different := words[0] == "different"
 	if len(words) == 1 {
-		return sameText{different: different}, nil
+		return sameText(different), nil
 	}
 	parts, ok := partNames[words[1]]
 	if len(words) > 2 || !ok {
 		return nil, fmt.Errorf("%q is not understood: behind %q there is major, major.minor or major.minor.patch", shown(text), words[0])
 	}
-	return sameParts{parts: parts, different: different}, nil
+	return sameParts(parts, different), nil
 }
 
 func parseBounds(side, text string) (check, error) {
-	c := bounded{side: side}
+	var bounds []bound
 	for _, one := range strings.Split(text, ",") {
 		one = strings.TrimSpace(one)
 		at := slices.IndexFunc(operators, func(o string) bool { return strings.HasPrefix(one, o) })
@@ -84,9 +84,9 @@ func parseBounds(side, text string) (check, error) {
 		if b.version, ok = parseVersion(b.text); !ok {
 			return nil, fmt.Errorf("%q is no version", shown(b.text))
 		}
-		c.bounds = append(c.bounds, b)
+		bounds = append(bounds, b)
 	}
-	return c, nil
+	return bounded(side, bounds), nil
 }
 
 // sets are the conditions that need more than a line.
@@ -112,19 +112,19 @@ func (s *sets) Check(v tomlfile.Value) {
 func (s *sets) checks() (all []check) {
 	side := func(side string, values texts, p pattern) {
 		if values != nil {
-			all = append(all, oneOf{side: side, values: values})
+			all = append(all, oneOf(side, values))
 		}
 		if p.Regexp != nil {
-			all = append(all, matches{side: side, regexp: p.Regexp})
+			all = append(all, matches(side, p.Regexp))
 		}
 	}
 	side(buildSide, s.Build, s.BuildMatches)
 	side(runtimeSide, s.Runtime, s.RuntimeMatches)
 	if s.Equivalent != nil {
-		all = append(all, equivalent{groups: s.Equivalent})
+		all = append(all, equivalent(s.Equivalent))
 	}
 	if s.Covers != nil {
-		all = append(all, covers{sets: s.Covers})
+		all = append(all, covers(s.Covers))
 	}
 	return all
 }

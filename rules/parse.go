@@ -59,10 +59,15 @@ func Load(paths ...string) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
+	return readFiles(files, readFile)
+}
+
+// readFiles puts the sets of files together.
+func readFiles(files []string, read func(string) (*Set, error)) (*Set, error) {
 	set := &Set{eps: map[string]provider{}}
 	var wrong []error
 	for _, file := range files {
-		next, err := readFile(file)
+		next, err := read(file)
 		if err != nil {
 			wrong = append(wrong, err)
 			continue

@@ -136,7 +136,7 @@ func (p section) facts(f Facts) map[string]string {
 // misses says which condition does not hold; empty: all do.
 func (r rule) misses(build, runtime map[string]string) string {
 	for _, c := range r.conditions {
-		if whyNot := c.check.holds(build[c.fact], runtime[c.fact]); whyNot != "" {
+		if whyNot := c.check(build[c.fact], runtime[c.fact]); whyNot != "" {
 			return c.fact + " " + whyNot
 		}
 	}

@@ -2,7 +2,7 @@ package rules
 
 import (
 	"embed"
-	"path"
+	"io/fs"
 	"sync"
 )
 
@@ -21,22 +21,15 @@ var shipped = sync.OnceValue(func() *Set {
 })
 
 func readShipped() (*Set, error) {
-	entries, err := shippedFiles.ReadDir("shipped")
+	names, err := fs.Glob(shippedFiles, "shipped/*")
 	if err != nil {
 		return nil, err
 	}
-	set := &Set{eps: map[string]provider{}}
-	for _, e := range entries {
-		name := path.Join("shipped", e.Name())
+	return readFiles(names, func(name string) (*Set, error) {
 		text, err := shippedFiles.ReadFile(name)
 		if err != nil {
 			return nil, err
 		}
-		next, err := Parse(name, text)
-		if err != nil {
-			return nil, err
-		}
-		set.append(next)
-	}
-	return set, nil
+		return Parse(name, text)
+	})
 }

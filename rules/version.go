@@ -9,19 +9,11 @@ import (
 // maxParts bounds the numbers of a version; vendors use up to four.
 const maxParts = 32
 
-// CompareVersions compares two versions number by number: -1 if a is older than b, 0 if they mean the same, 1 if a is newer. A "v" in front and what
-// follows a "+" do not count, and a missing number is a zero: "v1.8" and "1.8.0+95d534b" are equal. Everything else that is not a number ("1.8.1-rc1",
-// "latest", "") cannot be compared: which of the vendors' suffixes are later is not to be guessed. Then ok is false.
-func CompareVersions(a, b string) (order int, ok bool) {
-	x, ok1 := parseVersion(a)
-	y, ok2 := parseVersion(b)
-	if !ok1 || !ok2 {
-		return 0, false
-	}
-	return x.compare(y, maxParts), true
-}
-
-// version is the numbers of a version, from the most significant on, without leading zeros: numbers may be dates and times, and longer than any integer.
+// version is the numbers of a version, from the most significant on, without leading zeros: numbers
+// may be dates and times, and longer than any integer. A "v" in front and what follows a "+" do not
+// count, and a missing number is a zero: "v1.8" and "1.8.0+95d534b" are equal. Everything else that
+// is not a number ("1.8.1-rc1", "latest", "") is no version: which of the vendors' suffixes are later
+// is not to be guessed.
 type version []string
 
 func parseVersion(text string) (version, bool) {

@@ -96,19 +96,11 @@ func (c *Client) read() {
 }
 
 func (c *Client) receive() error {
-	payload, at, err := c.stream.frame(clientFrameTimeout)
+	envelope, fds, _, err := c.stream.envelope(clientFrameTimeout)
 	if err != nil {
 		return err
 	}
 	c.heard.Store(int64(time.Since(c.made)))
-	envelope, err := decode(payload)
-	if err != nil {
-		return err
-	}
-	fds, err := c.stream.take(at, int(envelope.GetDescriptors()))
-	if err != nil {
-		return err
-	}
 	number := envelope.GetRequest()
 	if number == 0 {
 		closeAll(fds)

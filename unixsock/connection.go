@@ -99,11 +99,7 @@ func (c *connection) readOn() {
 	// The context is looked at each time: the end of a frame takes its deadline away, and with it the one that
 	// would have woken the reader.
 	for c.ctx.Err() == nil {
-		payload, at, err := c.stream.frame(c.server.limits.FrameTimeout)
-		mine := true
-		if err == nil {
-			mine, err = c.receive(payload, at)
-		}
+		mine, err := c.receive()
 		if err != nil {
 			c.endReading(c.farewell(err))
 			return
@@ -135,15 +131,7 @@ func (c *connection) hello() error {
 	if err := c.stream.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
-	payload, at, err := c.stream.frame(0)
-	if err != nil {
-		return err
-	}
-	envelope, err := decode(payload)
-	if err != nil {
-		return err
-	}
-	fds, err := c.stream.take(at, int(envelope.GetDescriptors()))
+	envelope, fds, _, err := c.stream.envelope(0)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -57,6 +58,19 @@ func decode(payload []byte) (*wire.Envelope, error) {
 		return nil, violation("a frame names %d descriptors; %d are allowed", e.GetDescriptors(), MaxDescriptors)
 	}
 	return e, nil
+}
+
+// envelope gives the next frame's envelope with its descriptors, which are the caller's, and its size.
+func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, size int, err error) {
+	payload, at, err := s.frame(timeout)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	if e, err = decode(payload); err != nil {
+		return nil, nil, 0, err
+	}
+	fds, err = s.take(at, int(e.GetDescriptors()))
+	return e, fds, len(payload), err
 }
 
 var bodyOneof = (*wire.Envelope)(nil).ProtoReflect().Descriptor().Oneofs().ByName("body")

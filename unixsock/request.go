@@ -21,12 +21,8 @@ type request struct {
 }
 
 // receive takes one frame. An error ends the connection. mine is false once another goroutine reads it.
-func (c *connection) receive(payload []byte, at int64) (mine bool, err error) {
-	envelope, err := decode(payload)
-	if err != nil {
-		return true, err
-	}
-	fds, err := c.stream.take(at, int(envelope.GetDescriptors()))
+func (c *connection) receive() (mine bool, err error) {
+	envelope, fds, size, err := c.stream.envelope(c.server.limits.FrameTimeout)
 	if err != nil {
 		return true, err
 	}
@@ -43,15 +39,15 @@ func (c *connection) receive(payload []byte, at int64) (mine bool, err error) {
 	case *wire.Envelope_Attach:
 		return true, c.attach(number, fds)
 	case *wire.Envelope_Acquire:
-		return c.begin(envelope, body.Acquire, fds, len(payload))
+		return c.begin(envelope, body.Acquire, fds, size)
 	case *wire.Envelope_Put:
-		return c.begin(envelope, body.Put, fds, len(payload))
+		return c.begin(envelope, body.Put, fds, size)
 	default:
 		closeAll(fds)
 		if len(fds) > 0 {
 			return true, violation("descriptors with a request that takes none")
 		}
-		return c.begin(envelope, bodyOf(envelope), nil, len(payload))
+		return c.begin(envelope, bodyOf(envelope), nil, size)
 	}
 }
 
