@@ -31,16 +31,17 @@ func locate(d *Document, text []byte) *Error {
 		var wrong *Error
 		switch e := parser.Expression(); e.Kind {
 		case unstable.Table:
-			prefix, wrong = l.keys(nil, e)
+			prefix, _, wrong = l.keys(nil, e)
 		case unstable.ArrayTable:
-			prefix, wrong = l.keys(nil, e)
+			var at Position
+			prefix, at, wrong = l.keys(nil, e)
 			index := 0
 			if i, again := l.last[place(prefix)]; again {
 				index = i + 1
 			}
 			l.last[place(prefix)] = index
 			prefix = append(prefix, strconv.Itoa(index))
-			l.places[place(prefix)] = l.lastKey(e)
+			l.places[place(prefix)] = at
 		case unstable.KeyValue:
 			wrong = l.keyValue(prefix, e)
 		}
@@ -55,30 +56,30 @@ func locate(d *Document, text []byte) *Error {
 }
 
 func (l *locator) keyValue(prefix []string, e *unstable.Node) *Error {
-	path, wrong := l.keys(prefix, e)
+	path, _, wrong := l.keys(prefix, e)
 	if wrong != nil {
 		return wrong
 	}
 	return l.value(path, e.Value())
 }
 
-// keys gives the path of an expression inside its table, and notes where it stands. A name of an
-// array of tables leads to its last table.
-func (l *locator) keys(prefix []string, e *unstable.Node) ([]string, *Error) {
-	path := slices.Clone(prefix)
+// keys gives the path of an expression inside its table, and where its last key is, and notes where
+// it stands. A name of an array of tables leads to its last table.
+func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Position, wrong *Error) {
+	path = slices.Clone(prefix)
 	for it := e.Key(); it.Next(); {
 		if i, array := l.last[place(path)]; array && len(path) > len(prefix) {
 			path = append(path, strconv.Itoa(i))
 		}
 		path = append(path, string(it.Node().Data))
-		if len(path) > maxDepth {
-			return nil, l.tooDeep(l.position(it.Node()))
+		if at = l.position(it.Node()); len(path) > maxDepth {
+			return nil, at, l.tooDeep(at)
 		}
 		if _, again := l.places[place(path)]; !again { // else a table that is opened once more
-			l.places[place(path)] = l.position(it.Node())
+			l.places[place(path)] = at
 		}
 	}
-	return path, nil
+	return path, at, nil
 }
 
 // value notes where the elements of arrays, and of tables in a line, stand.
@@ -115,14 +116,6 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		}
 	}
 	return nil
-}
-
-// lastKey gives the place of the last part of a header's name.
-func (l *locator) lastKey(e *unstable.Node) (at Position) {
-	for it := e.Key(); it.Next(); {
-		at = l.position(it.Node())
-	}
-	return at
 }
 
 func (l *locator) tooDeep(at Position) *Error {

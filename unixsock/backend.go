@@ -10,9 +10,8 @@ import (
 
 // Peer is who sits at the other end of a connection, as the kernel tells it: as of when it connected.
 type Peer struct {
-	UID, GID uint32   // effective, as seen from this process's user namespace
-	PID      int32    // for logs: the number may be another process's by now
-	Groups   []uint32 // supplementary groups; nil where the kernel cannot say
+	UID, GID uint32 // effective, as seen from this process's user namespace
+	PID      int32  // for logs: the number may be another process's by now
 
 	// Connection is the peer's connection: it ends when that does, whoever ended it, and is the same for all requests
 	// of one. What a peer holds as long as it stays, a claim, hangs on it by context.AfterFunc.

@@ -216,10 +216,13 @@ func (c *Client) abandon(number uint64, err error, attached bool) error {
 	return err
 }
 
-func (c *Client) forget(number uint64) {
+// forget tells whether the call still waited for its answer.
+func (c *Client) forget(number uint64) (waited bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	_, waited = c.calls[number]
 	delete(c.calls, number)
+	return waited
 }
 
 func (c *Client) send(ctx context.Context, envelope *wire.Envelope, fds []int) error {
@@ -282,7 +285,8 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 		case m := <-waiting.progress:
 			progress(m)
 		case <-ctx.Done():
-			return reply{}, c.giveUp(ctx, number, waiting)
+			c.giveUp(number, waiting)
+			return reply{}, ctx.Err()
 		case <-c.done:
 			select {
 			case r := <-waiting.answer: // it came just before the end
@@ -325,13 +329,14 @@ func drainProgress(waiting *call, progress func(*wire.Progress)) {
 	}
 }
 
-func (c *Client) giveUp(ctx context.Context, number uint64, waiting *call) error {
-	c.forget(number)
+// giveUp forgets a call, which the daemon is told as long as it has not answered.
+func (c *Client) giveUp(number uint64, waiting *call) {
+	if c.forget(number) {
+		c.sendCancel(number)
+	}
 	select {
 	case r := <-waiting.answer:
 		closeFiles(r.files)
 	default:
-		c.sendCancel(number)
 	}
-	return ctx.Err()
 }

@@ -74,10 +74,10 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 		case err == nil:
 			return conn.(*net.UnixConn), path, nil
 		case notConnected(err):
-			failed = errors.Join(failed, &noDaemonError{path: path, cause: err})
+			failed = errors.Join(failed, noDaemon(path, err))
 		case errors.Is(err, syscall.EINVAL): // that is all that the kernel says of it
 			long := fmt.Errorf("the path has %d bytes, which is more than a socket's may have", len(path))
-			failed = errors.Join(failed, &noDaemonError{path: path, cause: long})
+			failed = errors.Join(failed, noDaemon(path, long))
 		case errors.Is(err, fs.ErrPermission):
 			// The next path may be allowed: under sudo, HOME may be that of another user.
 			denied = errors.Join(denied, err)
@@ -91,24 +91,14 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 	return nil, "", failed
 }
 
-// noDaemonError keeps one path's failure to one line.
-type noDaemonError struct {
-	path  string
-	cause error
-}
-
-func (e *noDaemonError) Error() string {
-	cause := e.cause
+// noDaemon keeps one path's failure to one line.
+func noDaemon(path string, cause error) error {
 	var errno *os.SyscallError
 	if errors.As(cause, &errno) {
 		cause = errno.Err
 	}
-	return fmt.Sprintf("no daemon answers at %s: %v", e.path, cause)
+	return fmt.Errorf("%w at %s: %w", ErrNoDaemon, path, cause)
 }
-
-func (e *noDaemonError) Unwrap() error { return e.cause }
-
-func (e *noDaemonError) Is(target error) bool { return target == ErrNoDaemon }
 
 func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Client, error) {
 	limit := d.HelloTimeout
@@ -155,12 +145,8 @@ func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloRepl
 		return nil, err
 	}
 	defer putBuffer(frame)
-	if err := s.lock(context.Background()); err != nil {
-		return nil, err
-	}
-	err = s.write(context.Background(), *frame, nil, limit)
-	s.unlock()
-	if err != nil && !closedByPeer(err) { // a daemon that refuses at once has said why, before it closed
+	err = s.write(context.Background(), *frame, nil, limit) // nobody else writes yet
+	if err != nil && !closedByPeer(err) {                   // a daemon that refuses at once has said why, before it closed
 		return nil, lost(err)
 	}
 	payload, at, err := s.frame(0)

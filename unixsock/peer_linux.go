@@ -3,7 +3,6 @@ package unixsock
 import (
 	"fmt"
 	"net"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,11 +15,9 @@ func peerOf(conn *net.UnixConn) (Peer, error) {
 		return Peer{}, fmt.Errorf("peer: %w", err)
 	}
 	var cred *unix.Ucred
-	var groups []uint32
 	var credErr error
 	err = raw.Control(func(fd uintptr) {
 		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-		groups = peerGroups(fd)
 	})
 	if err == nil {
 		err = credErr
@@ -28,23 +25,5 @@ func peerOf(conn *net.UnixConn) (Peer, error) {
 	if err != nil {
 		return Peer{}, fmt.Errorf("peer credentials: %w", err)
 	}
-	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid, Groups: groups}, nil
-}
-
-// peerGroups gives nil on kernels without SO_PEERGROUPS: rights by group are then not given, which is the safe side.
-func peerGroups(fd uintptr) []uint32 {
-	groups := make([]uint32, 64)
-	for range 2 {
-		size := uint32(len(groups) * 4)
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
-			uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
-		if errno == 0 {
-			return groups[:size/4]
-		}
-		if errno != unix.ERANGE || size > 1<<18+4 {
-			return nil
-		}
-		groups = make([]uint32, size/4+1) // the kernel told how many there are
-	}
-	return nil
+	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
 }

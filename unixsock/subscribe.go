@@ -27,31 +27,32 @@ func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) erro
 		}
 		return err
 	}
-	err := c.follow(ctx, waiting, fn)
-	c.unsubscribe(envelope.Request, waiting)
-	return err
+	defer c.giveUp(envelope.Request, waiting) // the daemon may still serve it
+	return c.follow(ctx, waiting, fn)
 }
 
 // follow gives what has come before it tells of an end.
 func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event) error) error {
+	var end error
+	answer, done := waiting.answer, c.done // nil when there is an end
 	for ctx.Err() == nil {
+		if end != nil && len(waiting.events) == 0 { // none comes after an end
+			return end
+		}
 		select {
 		case e := <-waiting.events:
 			if err := waiting.give(e, fn); err != nil {
 				return err
 			}
-		case r := <-waiting.answer:
-			return endOf(ctx, waiting, fn, r)
-		case <-c.done:
+		case r := <-answer:
+			end, answer, done = endOf(r), nil, nil
+		case <-done:
+			end, answer, done = c.reason, nil, nil
 			select {
 			case r := <-waiting.answer: // it came just before the end
-				return endOf(ctx, waiting, fn, r)
+				end = endOf(r)
 			default:
 			}
-			if err := rest(ctx, waiting, fn); err != nil || ctx.Err() != nil {
-				return err
-			}
-			return c.reason
 		case <-ctx.Done():
 		}
 	}
@@ -68,45 +69,12 @@ func (waiting *call) give(e *wire.Event, fn func(*wire.Event) error) error {
 	return fn(e)
 }
 
-func endOf(ctx context.Context, waiting *call, fn func(*wire.Event) error, r reply) error {
+func endOf(r reply) error {
 	closeFiles(r.files)
-	if err := rest(ctx, waiting, fn); err != nil || ctx.Err() != nil {
-		return err
-	}
 	if failure := r.envelope.GetError(); failure != nil {
 		return fromWire(failure)
 	}
 	return unexpected(r.envelope)
-}
-
-func rest(ctx context.Context, waiting *call, fn func(*wire.Event) error) error {
-	for ctx.Err() == nil {
-		select {
-		case e := <-waiting.events:
-			if err := waiting.give(e, fn); err != nil {
-				return err
-			}
-		default:
-			return nil
-		}
-	}
-	return nil
-}
-
-// unsubscribe has the daemon forget a subscription that it may still serve.
-func (c *Client) unsubscribe(number uint64, waiting *call) {
-	c.mu.Lock()
-	current := c.calls[number] == waiting
-	delete(c.calls, number)
-	c.mu.Unlock()
-	if current {
-		c.sendCancel(number)
-	}
-	select {
-	case r := <-waiting.answer:
-		closeFiles(r.files)
-	default:
-	}
 }
 
 // deliverEvent never waits for who subscribed: answers to others come behind.

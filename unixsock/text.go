@@ -1,6 +1,9 @@
 package unixsock
 
-import "unicode/utf8"
+import (
+	"strings"
+	"unicode/utf8"
+)
 
 // cut shortens text to at most n bytes, at the boundary of a character, and makes it valid UTF-8: protobuf
 // refuses strings that are not, and compilers print anything.
@@ -11,12 +14,5 @@ func cut(text string, n int) string {
 		}
 		text = text[:n]
 	}
-	return toValid(text)
-}
-
-func toValid(text string) string {
-	if utf8.ValidString(text) {
-		return text
-	}
-	return string([]rune(text)) // each byte that is no character becomes U+FFFD
+	return strings.ToValidUTF8(text, "\uFFFD")
 }
