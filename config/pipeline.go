@@ -54,8 +54,8 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	d.Root().Into(&top)
 	p := &Pipeline{}
 	add := func(v tomlfile.Value, t terms, models ...string) {
-		r := PipelineRequest{models, t.EPs, t.Options, t.SessionOptions, t.Dims, t.Denotations, t.Embed, t.Level,
-			[]tomlfile.Value{d.Root(), v}}
+		r := PipelineRequest{models, t.EPs, t.Options, t.SessionOptions, t.Dims, t.Denotations,
+			t.Embed, t.Level, []tomlfile.Value{d.Root(), v}}
 		if len(models) > 1 && t.Embed {
 			why := errors.New("it is not for groups: what the models share is a file of its own")
 			d.Add(r.Wrong(why, "embed"))
@@ -94,7 +94,8 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	return p, nil
 }
 
-// over gives what the top says for all, without the options of execution providers that a table replaces.
+// over gives what the top says for all, without the options of execution providers that a table
+// replaces.
 func (t terms) over(v tomlfile.Value) terms {
 	if v.Has("ep") {
 		t.Options = nil

@@ -44,7 +44,8 @@ func (d *Driver) Check(v tomlfile.Value) {
 	}
 }
 
-// Decode reads the policy for all execution providers and, over it, those for each: what they do not say they inherit.
+// Decode reads the policy for all execution providers and, over it, those for each: what they do not
+// say they inherit.
 func (p *Policies) Decode(v tomlfile.Value) {
 	var file struct {
 		Policy

@@ -210,8 +210,11 @@ func (p *providerFile) section(v tomlfile.Value) section {
 		at := element(v.In("report"), i)
 		checkName(at, r.Name, names)
 		allowed := []string{"code", "ep"}
-		part.reports = append(part.reports, report{name: r.Name, codes: r.Codes, text: r.Text.Regexp, class: r.Class,
-			reason: readTemplate(at.In("reason"), r.Reason, allowed), hint: readTemplate(at.In("hint"), r.Hint, allowed)})
+		part.reports = append(part.reports, report{
+			name: r.Name, codes: r.Codes, text: r.Text.Regexp, class: r.Class,
+			reason: readTemplate(at.In("reason"), r.Reason, allowed),
+			hint:   readTemplate(at.In("hint"), r.Hint, allowed),
+		})
 	}
 	return part
 }

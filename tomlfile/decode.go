@@ -78,8 +78,9 @@ func (v Value) Wrong(format string, args ...any) { v.Add(v.Mistake(fmt.Sprintf(f
 // Into decodes the value into what the pointer points to, over what is there. Mistakes are noted,
 // and leave there what was there. Into decodes texts, truths, numbers, arrays, and tables into
 // maps and structs; of a struct the fields that are tagged `toml:"key"`, and those of embedded
-// structs; a Value takes anything. The field with the key "*" is a map[string]Value for the tables that no other field
-// takes. All other keys are mistakes. More tags of a field, which count for elements too:
+// structs; a Value takes anything. The field with the key "*" is a map[string]Value for the tables
+// that no other field takes. All other keys are mistakes. More tags of a field, which count for
+// elements too:
 //
 //	is:"name"         the text passes Document.Checks[name]; "path" makes it absolute
 //	in:"a,b"          the text is one of these

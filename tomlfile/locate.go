@@ -46,7 +46,7 @@ func locate(d *Document, text []byte) *Error {
 			wrong = l.keyValue(prefix, e)
 		}
 		if wrong == nil && len(l.places) > maxValues {
-			wrong = &Error{File: d.File, Text: fmt.Sprintf("more than %d keys and values", maxValues)}
+			wrong = l.tooMany(Position{})
 		}
 		if wrong != nil {
 			return wrong
@@ -109,13 +109,17 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 			l.places[place(inner)] = l.position(child)
 		}
 		if len(l.places) > maxValues {
-			return &Error{File: l.File, Position: l.places[place(inner)], Text: fmt.Sprintf("more than %d keys and values", maxValues)}
+			return l.tooMany(l.places[place(inner)])
 		}
 		if wrong := l.value(inner, child); wrong != nil {
 			return wrong
 		}
 	}
 	return nil
+}
+
+func (l *locator) tooMany(at Position) *Error {
+	return &Error{File: l.File, Position: at, Text: fmt.Sprintf("more than %d keys and values", maxValues)}
 }
 
 func (l *locator) tooDeep(at Position) *Error {

@@ -58,7 +58,8 @@ func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File, pro
 }
 
 // askWith is ask for a request with descriptors.
-func (c *Client) askWith(ctx context.Context, what string, message proto.Message, files []*os.File, progress func(*wire.Progress)) (reply, error) {
+func (c *Client) askWith(ctx context.Context, what string, message proto.Message, files []*os.File,
+	progress func(*wire.Progress)) (reply, error) {
 	if len(files) > MaxAttached {
 		return reply{}, refused("%s: %d descriptors; a request may have %d", what, len(files), MaxAttached)
 	}

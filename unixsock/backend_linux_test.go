@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -192,13 +193,24 @@ type served struct {
 	stop    func()
 }
 
-func serve(t testing.TB, backend *standIn, limits Limits) *served {
+// orDefault fills in what is zero.
+func orDefault(own limits) limits {
+	all, some := defaultLimits, reflect.ValueOf(&own).Elem()
+	for i := range some.NumField() {
+		if some.Field(i).IsZero() {
+			some.Field(i).Set(reflect.ValueOf(all).Field(i))
+		}
+	}
+	return own
+}
+
+func serve(t testing.TB, backend *standIn, own limits) *served {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "us") // t.TempDir is too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	backend.folder = dir
-	s := &served{Server: &Server{Backend: backend, Limits: limits, Name: "epcached test"}, path: filepath.Join(dir, "s"), backend: backend}
+	s := &served{Server: &Server{Backend: backend, limits: orDefault(own), Name: "epcached test"}, path: filepath.Join(dir, "s"), backend: backend}
 	l, err := Listen(s.path, 0o600)
 	require.NoError(t, err)
 	before := openDescriptors(t) - 1 // without the listener

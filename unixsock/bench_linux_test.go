@@ -15,7 +15,7 @@ import (
 // BenchmarkHit asks for a build that is there, with a backend that only opens the view's folder, next to the least
 // that a round trip with one descriptor each way can cost in Go. It reports the medians and their ratio.
 func BenchmarkHit(b *testing.B) {
-	s := serve(b, &standIn{}, Limits{})
+	s := serve(b, &standIn{}, limits{})
 	c := dial(b, s)
 	model := []*os.File{modelFile(b)}
 	raw := rawLoop(b, model[0])

@@ -11,7 +11,8 @@ import (
 )
 
 // ask sends a request and waits; an Error frame becomes the error.
-func (c *Client) ask(ctx context.Context, message proto.Message, fds []int, progress func(*wire.Progress)) (reply, error) {
+func (c *Client) ask(ctx context.Context, message proto.Message, fds []int,
+	progress func(*wire.Progress)) (reply, error) {
 	envelope, waiting := envelopeOf(0, message), newCall(progress != nil)
 	if err := c.start(ctx, envelope, fds, waiting); err != nil {
 		return reply{}, err
@@ -32,7 +33,8 @@ func unexpected(e *wire.Envelope) error {
 }
 
 // plain is ask for the requests that carry no descriptors either way.
-func plain[R any](ctx context.Context, c *Client, message proto.Message, progress func(*wire.Progress)) (*R, error) {
+func plain[R any](ctx context.Context, c *Client, message proto.Message,
+	progress func(*wire.Progress)) (*R, error) {
 	answer, err := c.ask(ctx, message, nil, progress)
 	if err != nil {
 		return nil, err
@@ -163,7 +165,7 @@ func (c *Client) Follow(ctx context.Context, r *wire.Follow, progress func(*wire
 	if jobs := reply.GetJobs(); len(jobs) == 1 {
 		return jobs[0], nil
 	}
-	return nil, violation("the daemon answered with %d jobs where one was followed", len(reply.GetJobs()))
+	return nil, violation("the daemon answered with %d jobs to Follow", len(reply.GetJobs()))
 }
 
 // CancelJobs ends compiles, and gives those that it ended.

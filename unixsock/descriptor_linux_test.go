@@ -38,7 +38,7 @@ func TestDescriptorsThatAreRefused(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, &standIn{}, Limits{})
+			s := serve(t, &standIn{}, limits{})
 			fd, err := tc.open()
 			require.NoError(t, err)
 			f := os.NewFile(uintptr(fd), name)
@@ -74,7 +74,7 @@ func TestDescriptorsAreNotPolled(t *testing.T) {
 }
 
 func TestRefusedDescriptorIsNamed(t *testing.T) {
-	c := dial(t, serve(t, &standIn{}, Limits{}))
+	c := dial(t, serve(t, &standIn{}, limits{}))
 	folder, err := os.Open(t.TempDir())
 	require.NoError(t, err)
 	defer folder.Close()

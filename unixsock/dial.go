@@ -145,7 +145,7 @@ func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloRepl
 		return nil, err
 	}
 	defer putBuffer(frame)
-	err = s.write(context.Background(), *frame, nil, limit) // nobody else writes yet
+	err = s.write(context.Background(), *frame, nil, limit) // no other goroutine writes yet
 	if err != nil && !closedByPeer(err) {                   // a daemon that refuses at once has said why, before it closed
 		return nil, lost(err)
 	}

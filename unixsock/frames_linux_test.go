@@ -63,11 +63,11 @@ func TestBrokenFrames(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			var limits Limits
+			var few limits
 			if tc.text == "" { // nothing more comes of a frame; the others come in pieces, and this process may be held up between them
-				limits.FrameTimeout = 100 * time.Millisecond
+				few.FrameTimeout = 100 * time.Millisecond
 			}
-			s := serve(t, &standIn{}, limits)
+			s := serve(t, &standIn{}, few)
 			c := rawHello(t, s)
 			tc.send(c, modelFile(t))
 			refusal := c.readEnd()
@@ -85,7 +85,7 @@ func TestBrokenFrames(t *testing.T) {
 }
 
 func TestRequestNumberInUse(t *testing.T) {
-	s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
+	s := serve(t, &standIn{acquire: waitForEnd}, limits{})
 	c := rawHello(t, s)
 	f := modelFile(t)
 	c.write(acquireFrame(7, 1), int(f.Fd()))
@@ -99,7 +99,7 @@ func waitForEnd(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File, _ fu
 }
 
 func TestUnknownRequestLeavesTheConnection(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	c := rawHello(t, s)
 	c.write([]byte{5, 0, 0, 0, 0x08, 3, 0xa2, 0x3f, 0}) // request 3, an empty message under field 1012
 	e, _ := c.read()
@@ -127,24 +127,24 @@ func TestFirstFrame(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := rawDial(t, serve(t, &standIn{}, Limits{}))
+			c := rawDial(t, serve(t, &standIn{}, limits{}))
 			c.write(tc.frame)
 			require.Equal(t, tc.class, c.readEnd().GetClass())
 		})
 	}
 	t.Run("a newer client is told our version", func(t *testing.T) {
-		c := rawDial(t, serve(t, &standIn{}, Limits{}))
+		c := rawDial(t, serve(t, &standIn{}, limits{}))
 		c.write(hello(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 9, Features: []string{"later"}}}}))
 		e, _ := c.read()
 		require.EqualValues(t, Version, e.GetHelloReply().GetVersion())
 		require.EqualValues(t, os.Geteuid(), e.GetHelloReply().GetUid())
 	})
 	t.Run("none comes", func(t *testing.T) {
-		c := rawDial(t, serve(t, &standIn{}, Limits{HelloTimeout: 50 * time.Millisecond}))
+		c := rawDial(t, serve(t, &standIn{}, limits{HelloTimeout: 50 * time.Millisecond}))
 		require.Nil(t, c.readEnd())
 	})
 	t.Run("byte by byte is too slow as well", func(t *testing.T) {
-		c := rawDial(t, serve(t, &standIn{}, Limits{HelloTimeout: 100 * time.Millisecond}))
+		c := rawDial(t, serve(t, &standIn{}, limits{HelloTimeout: 100 * time.Millisecond}))
 		frame := hello(&wire.Envelope{Body: &wire.Envelope_Hello{Hello: &wire.Hello{Version: 1, Client: strings.Repeat("a client with a long name", 30)}}})
 		for _, b := range frame {
 			if c.tryWrite([]byte{b}) != nil {
@@ -158,7 +158,7 @@ func TestFirstFrame(t *testing.T) {
 
 // Frames that arrive in any pieces are the same frames.
 func TestPieces(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	c := rawHello(t, s)
 	f := modelFile(t)
 	two := append(statusFrame(1), acquireFrame(2, 1)...)
@@ -180,7 +180,7 @@ func TestPieces(t *testing.T) {
 }
 
 func TestLargestFrame(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	c := dial(t, s)
 	padded := acquireModel()
 	padded.Model.Name = string(make([]byte, MaxFrame-200))

@@ -139,7 +139,7 @@ func FuzzConnection(f *testing.F) {
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, 1, true)
 	f.Add(append(putFrame(1, 1), framed(&wire.Envelope{Request: 2, Body: &wire.Envelope_Follow{Follow: &wire.Follow{}}})...), 5, true)
 	f.Fuzz(func(t *testing.T, data []byte, split int, descriptor bool) {
-		s := serve(t, &standIn{}, Limits{FrameTimeout: time.Second, WriteTimeout: time.Second})
+		s := serve(t, &standIn{}, limits{FrameTimeout: time.Second, WriteTimeout: time.Second})
 		c := rawHello(t, s)
 		if split < 0 || split > len(data) {
 			split = len(data)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestRequestsInFlight(t *testing.T) {
-	s := serve(t, &standIn{acquire: waitForEnd}, Limits{Requests: 3})
+	s := serve(t, &standIn{acquire: waitForEnd}, limits{Requests: 3})
 	c, f := rawHello(t, s), modelFile(t)
 	for i := range 4 {
 		c.write(acquireFrame(uint64(i+1), 1), int(f.Fd()))
@@ -32,7 +32,7 @@ func TestRequestsInFlight(t *testing.T) {
 }
 
 func TestRequestBytesOfOneUser(t *testing.T) {
-	s := serve(t, &standIn{acquire: waitForEnd}, Limits{RequestBytesPerUID: 1 << 20})
+	s := serve(t, &standIn{acquire: waitForEnd}, limits{RequestBytesPerUID: 1 << 20})
 	one, other, f := rawHello(t, s), rawHello(t, s), modelFile(t)
 	large := acquireModel()
 	large.Model.Name = string(make([]byte, 600<<10))
@@ -45,7 +45,7 @@ func TestRequestBytesOfOneUser(t *testing.T) {
 }
 
 func TestDescriptorsOfOneUser(t *testing.T) {
-	s := serve(t, &standIn{acquire: waitForEnd}, Limits{DescriptorsPerUID: 10})
+	s := serve(t, &standIn{acquire: waitForEnd}, limits{DescriptorsPerUID: 10})
 	c, f := rawHello(t, s), modelFile(t)
 	c.write(acquireFrame(1, 8), many(f, 8)...)
 	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
@@ -57,7 +57,7 @@ func TestDescriptorsOfOneUser(t *testing.T) {
 }
 
 func TestConnectionsOfOneUser(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{ConnectionsPerUID: 2})
+	s := serve(t, &standIn{}, limits{ConnectionsPerUID: 2})
 	dial(t, s)
 	second, err := Dial(background(t), s.path)
 	require.NoError(t, err)
@@ -70,7 +70,7 @@ func TestConnectionsOfOneUser(t *testing.T) {
 }
 
 func TestConnectionsInAll(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{Connections: 1})
+	s := serve(t, &standIn{}, limits{Connections: 1})
 	dial(t, s)
 	_, err := Dial(background(t), s.path)
 	require.ErrorIs(t, err, ErrBusy)
@@ -78,7 +78,7 @@ func TestConnectionsInAll(t *testing.T) {
 
 // Descriptors that were sent and not read count for the whole daemon in the kernel.
 func TestUnreadAnswersWithDescriptors(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{Unread: 8})
+	s := serve(t, &standIn{}, limits{Unread: 8})
 	c, f := rawHello(t, s), modelFile(t)
 	for i := range 20 {
 		c.write(acquireFrame(uint64(i+1), 1), int(f.Fd()))
@@ -105,7 +105,7 @@ func (s *Server) unreadAnswers() int64 {
 }
 
 func TestClientThatNeverReadsDescriptors(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{Unread: 2, WriteTimeout: 100 * time.Millisecond})
+	s := serve(t, &standIn{}, limits{Unread: 2, WriteTimeout: 100 * time.Millisecond})
 	c, f := rawHello(t, s), modelFile(t)
 	for i := range 3 {
 		c.write(acquireFrame(uint64(i+1), 1), int(f.Fd()))
@@ -118,7 +118,7 @@ func TestClientThatNeverReadsDescriptors(t *testing.T) {
 }
 
 func TestUnreadAnswersOfOneUser(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{Unread: 2, UnreadPerUID: 3, WriteTimeout: 200 * time.Millisecond})
+	s := serve(t, &standIn{}, limits{Unread: 2, UnreadPerUID: 3, WriteTimeout: 200 * time.Millisecond})
 	f := modelFile(t)
 	lazy := []*rawClient{rawHello(t, s), rawHello(t, s)}
 	lazy[0].write(acquireFrame(1, 1), int(f.Fd()))
@@ -140,7 +140,7 @@ func TestUnreadAnswersOfOneUser(t *testing.T) {
 
 func TestClientThatNeverReads(t *testing.T) {
 	large := &wire.ListReply{Next: string(make([]byte, 900<<10))}
-	s := serve(t, &standIn{list: func(context.Context, *wire.List) (*wire.ListReply, error) { return large, nil }}, Limits{WriteTimeout: 100 * time.Millisecond})
+	s := serve(t, &standIn{list: func(context.Context, *wire.List) (*wire.ListReply, error) { return large, nil }}, limits{WriteTimeout: 100 * time.Millisecond})
 	c := rawHello(t, s)
 	require.Eventually(t, func() bool {
 		frame := framed(&wire.Envelope{Request: uint64(time.Now().UnixNano()), Body: &wire.Envelope_List{List: &wire.List{}}})

@@ -143,7 +143,7 @@ func TestDialPathThatIsTooLong(t *testing.T) {
 }
 
 func TestDialTakesTheFirstThatListens(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	c, err := Dialer{}.Dial(background(t), filepath.Join(shortDir(t), "none"), s.path)
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
@@ -151,7 +151,7 @@ func TestDialTakesTheFirstThatListens(t *testing.T) {
 
 // Under sudo, HOME may be that of another user, and the system's daemon is asked all the same.
 func TestDialPassesASocketThatIsDenied(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	require.NoError(t, os.Chmod(filepath.Dir(s.path), 0o755))
 	require.NoError(t, os.Chmod(s.path, 0o666))
 	closed := filepath.Join(shortDir(t), "closed")

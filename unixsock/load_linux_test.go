@@ -70,7 +70,7 @@ func load(t *testing.T, s *served, errs ...error) (*Lease, int, error) {
 
 func TestLoadOfASoundBuild(t *testing.T) {
 	b := newRefusing("retry")
-	lease, loads, err := load(t, serve(t, b.standIn, Limits{}))
+	lease, loads, err := load(t, serve(t, b.standIn, limits{}))
 	require.NoError(t, err)
 	require.Equal(t, 1, loads)
 	require.Empty(t, b.seen())
@@ -79,7 +79,7 @@ func TestLoadOfASoundBuild(t *testing.T) {
 
 func TestRefusalIsReportedAndLoadTriedAgain(t *testing.T) {
 	b := newRefusing("retry")
-	lease, loads, err := load(t, serve(t, b.standIn, Limits{}), errors.New(stale))
+	lease, loads, err := load(t, serve(t, b.standIn, limits{}), errors.New(stale))
 	require.NoError(t, err)
 	require.Equal(t, 2, loads)
 	require.NoError(t, lease.Close())
@@ -109,7 +109,7 @@ func TestLoadGivesUp(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			b := newRefusing(tc.decision)
-			_, loads, err := load(t, serve(t, b.standIn, Limits{}), refusal, refusal)
+			_, loads, err := load(t, serve(t, b.standIn, limits{}), refusal, refusal)
 			var refused *RefusedError
 			require.ErrorAs(t, err, &refused)
 			require.ErrorIs(t, err, refusal)
@@ -125,7 +125,7 @@ func TestLoadGivesUp(t *testing.T) {
 func TestOwnErrorsAreNotReported(t *testing.T) {
 	b := newRefusing("retry")
 	own := errors.New("out of patience")
-	_, loads, err := load(t, serve(t, b.standIn, Limits{}), own)
+	_, loads, err := load(t, serve(t, b.standIn, limits{}), own)
 	require.ErrorIs(t, err, own)
 	var refused *RefusedError
 	require.False(t, errors.As(err, &refused))
@@ -136,7 +136,7 @@ func TestOwnErrorsAreNotReported(t *testing.T) {
 func TestReportThatFails(t *testing.T) {
 	b := newRefusing("retry")
 	b.err = &Error{Class: wire.ErrorClass_BUSY, Text: "too many reports"}
-	_, loads, err := load(t, serve(t, b.standIn, Limits{}), errors.New(stale))
+	_, loads, err := load(t, serve(t, b.standIn, limits{}), errors.New(stale))
 	var refused *RefusedError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, []*wire.ReportReply{nil}, refused.Decision)
@@ -151,7 +151,7 @@ func TestSecondAcquireFails(t *testing.T) {
 		}
 		return b.hit()
 	}
-	_, _, err := load(t, serve(t, b.standIn, Limits{}), errors.New(stale))
+	_, _, err := load(t, serve(t, b.standIn, limits{}), errors.New(stale))
 	var refused *RefusedError
 	require.ErrorAs(t, err, &refused)
 	require.ErrorIs(t, err, ErrCompileFailed)
@@ -162,7 +162,7 @@ func TestModelThatIsCompiledAlready(t *testing.T) {
 	b.acquire = func(context.Context, Peer, *wire.Acquire, []*os.File, func(*wire.Progress)) (Answer, error) {
 		return Answer{Reply: &wire.AcquireReply{Outcome: "passthrough"}}, nil
 	}
-	c := dial(t, serve(t, b.standIn, Limits{}))
+	c := dial(t, serve(t, b.standIn, limits{}))
 	_, err := c.Load(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil, func(l *Lease) error {
 		require.Empty(t, l.Path())
 		return errors.New(stale)

@@ -37,7 +37,7 @@ func TestPutGivesFilesAndTheView(t *testing.T) {
 		progress(&wire.Progress{Phase: "checking"})
 		return backend.hit()
 	}
-	s := serve(t, backend, Limits{})
+	s := serve(t, backend, limits{})
 	var seen []string
 	reply, view, err := dial(t, s).Put(background(t), putModel(), []*os.File{modelFile(t)}, func(p *wire.Progress) { seen = append(seen, p.GetPhase()) })
 	require.NoError(t, err)
@@ -63,7 +63,7 @@ func TestPutWithManyDescriptors(t *testing.T) {
 		}
 		return backend.hit()
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	request, files := &wire.Put{}, make([]*os.File, n)
 	for i := range files {
 		name := fmt.Sprint("file", i)
@@ -99,7 +99,7 @@ func TestPutThatIsRefused(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, &standIn{}, Limits{})
+			s := serve(t, &standIn{}, limits{})
 			_, _, err := dial(t, s).Put(background(t), tc.put, tc.files, nil)
 			require.ErrorIs(t, err, ErrBadRequest)
 			require.ErrorContains(t, err, tc.says)
@@ -120,7 +120,7 @@ func TestConnectionOfAPeer(t *testing.T) {
 		peers <- peer
 		return Answer{}, nil
 	}
-	s := serve(t, backend, Limits{})
+	s := serve(t, backend, limits{})
 	first, err := Dial(background(t), s.path)
 	require.NoError(t, err)
 	second := dial(t, s)
@@ -160,7 +160,7 @@ func TestGroupOfModels(t *testing.T) {
 		}
 		return backend.hit()
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	asked := acquireModel()
 	asked.Group = []*wire.Model{{Name: "second.onnx", Fd: 1}, {Name: "third.onnx", Fd: 2}}
 	dir := t.TempDir()
@@ -187,7 +187,7 @@ func TestNeedOfNoMember(t *testing.T) {
 				return Answer{}, need
 			}}
 			external := func(int, string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
-			_, _, err := dial(t, serve(t, backend, Limits{})).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
+			_, _, err := dial(t, serve(t, backend, limits{})).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
 			require.ErrorIs(t, err, ErrBadRequest)
 		})
 	}
@@ -199,7 +199,7 @@ func TestFollow(t *testing.T) {
 		progress(&wire.Progress{Phase: "compiling", Job: f.GetJob(), Waiting: 3, EstimateMs: 4000})
 		return &wire.JobsReply{Jobs: []*wire.Job{{Id: f.GetJob(), State: "failed", Error: &wire.Error{Class: wire.ErrorClass_COMPILE_FAILED}}}}, nil
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	var seen []*wire.Progress
 	job, err := c.Follow(background(t), &wire.Follow{Job: "j"}, func(p *wire.Progress) { seen = append(seen, p) })
 	require.NoError(t, err, "that the job failed is no failure to follow it")
@@ -220,7 +220,7 @@ func TestFollowIsGivenUp(t *testing.T) {
 		ended <- ctx.Err()
 		return nil, ctx.Err()
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	ctx, cancel := context.WithCancel(background(t))
 	go func() {
 		<-started
@@ -242,7 +242,7 @@ func TestJobRequests(t *testing.T) {
 		text <- r.GetText()
 		return &wire.GiveUpReply{}, nil
 	}}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	ctx := background(t)
 	jobs, err := c.Jobs(ctx)
 	require.NoError(t, err)

@@ -129,7 +129,8 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	c.user.descriptors.Add(int64(len(fds)))
 	err = c.overLimits(r)
 	if err == nil && message == nil {
-		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request", Hint: "a newer daemon may"}
+		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request",
+			Hint: "a newer daemon may"}
 	}
 	if err != nil {
 		return true, c.answer(r, toWire(err), nil)

@@ -15,12 +15,11 @@ import (
 // Server answers requests on Unix sockets. Fill in the exported fields, then call Serve; do not change them after.
 type Server struct {
 	Backend Backend      // what answers
-	Limits  Limits       // what is zero is as in DefaultLimits
 	Name    string       // for HelloReply: "epcached 0.1.0"
 	Log     *slog.Logger // nil: silent
 
 	once    sync.Once
-	limits  Limits
+	limits  limits          // zero: the default; tests bring others
 	base    context.Context // ends every connection
 	stop    context.CancelFunc
 	serving context.Context // ends before base, as soon as nothing new is taken
@@ -46,7 +45,9 @@ type user struct {
 
 func (s *Server) init() {
 	s.once.Do(func() {
-		s.limits = s.Limits.withDefaults()
+		if s.limits == (limits{}) {
+			s.limits = defaultLimits
+		}
 		s.base, s.stop = context.WithCancel(context.Background())
 		s.serving, s.drain = context.WithCancel(s.base)
 		s.listeners = make(map[net.Listener]struct{})

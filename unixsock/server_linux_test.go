@@ -27,7 +27,7 @@ func background(t testing.TB) context.Context {
 }
 
 func TestAcquireGivesTheView(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	reply, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
 	require.NoError(t, err)
 	defer view.Close()
@@ -56,14 +56,14 @@ func TestBackendSeesPeerAndFiles(t *testing.T) {
 		require.NotZero(t, flags&unix.FD_CLOEXEC, "a worker must not inherit a client's file")
 		return Answer{}, nil
 	}
-	s := serve(t, backend, Limits{})
+	s := serve(t, backend, limits{})
 	_, view, err := dial(t, s).Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, nil)
 	require.NoError(t, err)
 	require.Nil(t, view)
 }
 
 func TestOtherRequests(t *testing.T) {
-	c := dial(t, serve(t, &standIn{}, Limits{}))
+	c := dial(t, serve(t, &standIn{}, limits{}))
 	ctx := background(t)
 	list, err := c.List(ctx, &wire.List{}, nil)
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestListPagesFollowsPages(t *testing.T) {
 		return &wire.ListReply{Builds: []*wire.Build{{Build: "after " + l.GetAfter()}}, Next: next[l.GetAfter()]}, nil
 	}}
 	var builds []*wire.Build
-	err := dial(t, serve(t, backend, Limits{})).ListPages(background(t), &wire.List{}, nil, func(page []*wire.Build) error {
+	err := dial(t, serve(t, backend, limits{})).ListPages(background(t), &wire.List{}, nil, func(page []*wire.Build) error {
 		builds = append(builds, page...)
 		return nil
 	})
@@ -143,7 +143,7 @@ func TestAnswersComeInAnyOrder(t *testing.T) {
 		}
 		return backend.hit()
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	model := modelFile(t)
 	slow := make(chan error, 1)
 	go func() {
@@ -162,7 +162,7 @@ func TestAnswersComeInAnyOrder(t *testing.T) {
 }
 
 func TestManyCallersOnOneConnection(t *testing.T) {
-	c := dial(t, serve(t, &standIn{}, Limits{Requests: 256}))
+	c := dial(t, serve(t, &standIn{}, limits{Requests: 256}))
 	model := modelFile(t)
 	var callers sync.WaitGroup
 	failed := make(chan error, 16)
@@ -193,7 +193,7 @@ func TestErrorsAreTheSameOnBothEnds(t *testing.T) {
 	}
 	require.Len(t, sentinels, len(wire.ErrorClass_name)-1, "every class has a sentinel")
 	answers := make(chan error, 1)
-	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) { return nil, <-answers }}, Limits{})
+	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) { return nil, <-answers }}, limits{})
 	c := dial(t, s)
 	for number, sentinel := range sentinels {
 		sent := fmt.Errorf("status: %w", &Error{Class: number, Text: "no luck", Hint: "try", Facts: map[string]string{"code": "10"}})
@@ -219,7 +219,7 @@ func TestErrorsAreTheSameOnBothEnds(t *testing.T) {
 func TestInternalErrorsStayInside(t *testing.T) {
 	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
 		return nil, errors.New("bbolt: page 7 of /secret/index.db")
-	}}, Limits{})
+	}}, limits{})
 	_, err := dial(t, s).Status(background(t))
 	require.ErrorIs(t, err, ErrInternal)
 	require.NotContains(t, err.Error(), "secret")
@@ -229,7 +229,7 @@ func TestErrorTextOfACompiler(t *testing.T) {
 	long := string(make([]byte, 2<<20)) + "\xff"
 	s := serve(t, &standIn{status: func(context.Context) (*wire.StatusReply, error) {
 		return nil, &Error{Class: wire.ErrorClass_COMPILE_FAILED, Text: "bad \xff byte " + long, Facts: map[string]string{"log": long}}
-	}}, Limits{})
+	}}, limits{})
 	_, err := dial(t, s).Status(background(t))
 	require.ErrorIs(t, err, ErrCompileFailed)
 	require.Contains(t, err.Error(), "bad \uFFFD byte")
@@ -238,7 +238,7 @@ func TestErrorTextOfACompiler(t *testing.T) {
 func TestAnswerTooLarge(t *testing.T) {
 	s := serve(t, &standIn{list: func(context.Context, *wire.List) (*wire.ListReply, error) {
 		return &wire.ListReply{Next: string(make([]byte, MaxFrame))}, nil
-	}}, Limits{})
+	}}, limits{})
 	c := dial(t, s)
 	_, err := c.List(background(t), &wire.List{}, nil)
 	require.ErrorIs(t, err, ErrInternal)
@@ -263,7 +263,7 @@ func TestNeed(t *testing.T) {
 		}
 		return backend.hit()
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	var opened []*os.File
 	external := func(_ int, location string) (*os.File, error) {
 		path := filepath.Join(dir, filepath.Base(filepath.Dir(location))+"x")
@@ -295,7 +295,7 @@ func TestNeedForEver(t *testing.T) {
 	backend.acquire = func(_ context.Context, _ Peer, a *wire.Acquire, _ []*os.File, _ func(*wire.Progress)) (Answer, error) {
 		return Answer{}, &NeedError{Locations: []string{fmt.Sprint("part ", len(a.GetModel().GetExternal()))}}
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	external := func(int, string) (*os.File, error) { return os.Open("/proc/self/cmdline") }
 	_, _, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, external, nil)
 	require.ErrorIs(t, err, ErrBadRequest)
@@ -314,7 +314,7 @@ func TestManyDescriptors(t *testing.T) {
 		}
 		return backend.hit()
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	files := make([]*os.File, n)
 	for i := range files {
 		path := filepath.Join(t.TempDir(), "f")
@@ -339,7 +339,7 @@ func TestCancelReachesTheBackend(t *testing.T) {
 		ended <- ctx.Err()
 		return Answer{}, ctx.Err()
 	}}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { <-started; cancel() }()
 	_, _, err := c.Acquire(ctx, acquireModel(), []*os.File{modelFile(t)}, nil, nil)
@@ -350,7 +350,7 @@ func TestCancelReachesTheBackend(t *testing.T) {
 }
 
 func TestDeadlineTravels(t *testing.T) {
-	s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
+	s := serve(t, &standIn{acquire: waitForEnd}, limits{})
 	c := rawHello(t, s)
 	a := acquireModel()
 	a.DeadlineMs = 30
@@ -374,7 +374,7 @@ func TestClientThatLeavesCancels(t *testing.T) {
 		<-ctx.Done()
 		ended <- ctx.Err()
 		return Answer{}, ctx.Err()
-	}}, Limits{})
+	}}, limits{})
 	c := rawHello(t, s)
 	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
 	require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
@@ -396,7 +396,7 @@ func TestProgress(t *testing.T) {
 		progress(&wire.Progress{Phase: "storing"})
 		return backend.hit()
 	}
-	c := dial(t, serve(t, backend, Limits{}))
+	c := dial(t, serve(t, backend, limits{}))
 	var seen []string
 	_, view, err := c.Acquire(background(t), acquireModel(), []*os.File{modelFile(t)}, nil, func(m *wire.Progress) { seen = append(seen, m.GetPhase()) })
 	require.NoError(t, err)
@@ -417,7 +417,7 @@ func TestProgressDoesNotWaitForTheClient(t *testing.T) {
 		}
 		close(done)
 		return Answer{}, nil
-	}}, Limits{WriteTimeout: 100 * time.Millisecond})
+	}}, limits{WriteTimeout: 100 * time.Millisecond})
 	c := rawHello(t, s)
 	c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
 	select {
@@ -440,7 +440,7 @@ func TestShutdown(t *testing.T) {
 		}
 	}
 	t.Run("lets requests finish", func(t *testing.T) {
-		s := serve(t, backend, Limits{})
+		s := serve(t, backend, limits{})
 		c, model := dial(t, s), modelFile(t)
 		answered := make(chan error, 1)
 		go func() {
@@ -463,7 +463,7 @@ func TestShutdown(t *testing.T) {
 		require.ErrorIs(t, err, ErrConnectionLost)
 	})
 	t.Run("cancels at the end of its patience", func(t *testing.T) {
-		s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
+		s := serve(t, &standIn{acquire: waitForEnd}, limits{})
 		c := rawHello(t, s)
 		c.write(acquireFrame(1, 1), int(modelFile(t).Fd()))
 		require.Eventually(t, func() bool { return s.backend.calls.Load() == 1 }, patience, time.Millisecond)
@@ -476,7 +476,7 @@ func TestShutdown(t *testing.T) {
 // A server that refuses answers requests under way, those that come, and new connections with its
 // reason, until it serves again.
 func TestRefusalAnswersEveryRequest(t *testing.T) {
-	s := serve(t, &standIn{acquire: waitForEnd}, Limits{})
+	s := serve(t, &standIn{acquire: waitForEnd}, limits{})
 	c, model := dial(t, s), modelFile(t)
 	underWay := make(chan error, 1)
 	go func() {
@@ -529,7 +529,7 @@ func TestActivatedListener(t *testing.T) {
 
 // 64 KiB of requests cannot make the daemon take memory for a megabyte each.
 func TestAnnouncedLengthTakesNoMemory(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	var before, after runtime.MemStats
 	clients := make([]*rawClient, 64)
 	for i := range clients {
@@ -554,7 +554,7 @@ func TestLateAnswerIsClosed(t *testing.T) {
 		<-late // and not the end of the context
 		return backend.hit()
 	}
-	c, model := dial(t, serve(t, backend, Limits{})), modelFile(t)
+	c, model := dial(t, serve(t, backend, limits{})), modelFile(t)
 	before := openDescriptors(t)
 	for range 5 {
 		ctx, cancel := context.WithCancel(context.Background())

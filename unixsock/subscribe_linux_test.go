@@ -91,7 +91,7 @@ func cancelFrame(number uint64) []byte {
 
 func TestEventsComeInOrder(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)
 	ctx, cancel := context.WithCancel(background(t))
 	var seen []uint64
@@ -119,7 +119,7 @@ func TestEventsComeInOrder(t *testing.T) {
 
 func TestSubscribersFailureCancels(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)
 	enough := errors.New("enough")
 	ended := make(chan error, 1)
@@ -136,7 +136,7 @@ func TestSubscribersFailureCancels(t *testing.T) {
 
 func TestRequestsGoOnBesideASubscription(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)
 	ctx, cancel := context.WithCancel(background(t))
 	ended := make(chan error, 1)
@@ -163,7 +163,7 @@ func TestRequestsGoOnBesideASubscription(t *testing.T) {
 // A callback that lags behind loses the oldest events, and is told.
 func TestSlowCallbackIsTold(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)
 	ctx, cancel := context.WithCancel(background(t))
 	const published = 10 * maxPendingEvents
@@ -223,7 +223,7 @@ func TestDeliveryDoesNotWait(t *testing.T) {
 
 func TestCancelledSubscription(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := rawHello(t, s)
 	c.write(subscribeFrame(7))
 	b.await(t, 1)
@@ -245,7 +245,7 @@ func TestCancelledSubscription(t *testing.T) {
 }
 
 func TestDeadlineEndsASubscription(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	c := rawHello(t, s)
 	c.write(framed(&wire.Envelope{Request: 1, DeadlineMs: 20, Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}}))
 	e, _ := c.read()
@@ -254,7 +254,7 @@ func TestDeadlineEndsASubscription(t *testing.T) {
 
 func TestSubscriberThatLeaves(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := rawHello(t, s)
 	c.write(subscribeFrame(1))
 	b.await(t, 1)
@@ -266,7 +266,7 @@ func TestSubscriberThatLeaves(t *testing.T) {
 // A subscriber that never reads costs its own connection, and holds up nobody.
 func TestStalledSubscriber(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{WriteTimeout: 300 * time.Millisecond})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{WriteTimeout: 300 * time.Millisecond})
 	stalled := rawHello(t, s)
 	stalled.write(subscribeFrame(1))
 	b.await(t, 1)
@@ -284,7 +284,7 @@ func TestStalledSubscriber(t *testing.T) {
 // What a subscriber cannot read now it gets later, as long as it reads in time.
 func TestSubscriberThatReadsLate(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := rawHello(t, s)
 	c.write(subscribeFrame(1))
 	b.await(t, 1)
@@ -300,7 +300,7 @@ func TestSubscriberThatReadsLate(t *testing.T) {
 
 func TestEventsAreCut(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := rawHello(t, s)
 	c.write(subscribeFrame(1))
 	b.await(t, 1)
@@ -314,7 +314,7 @@ func TestEventsAreCut(t *testing.T) {
 
 func TestSubscriptionsOfOneConnection(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{Subscriptions: 2})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{Subscriptions: 2})
 	c := rawHello(t, s)
 	c.write(subscribeFrame(1))
 	c.write(subscribeFrame(2))
@@ -332,7 +332,7 @@ func TestSubscriptionsOfOneConnection(t *testing.T) {
 
 func TestSubscriptionsOfOneUser(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{SubscriptionsPerUID: 2})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{SubscriptionsPerUID: 2})
 	for i := range 2 {
 		rawHello(t, s).write(subscribeFrame(1))
 		b.await(t, i+1)
@@ -343,7 +343,7 @@ func TestSubscriptionsOfOneUser(t *testing.T) {
 
 func TestShutdownEndsSubscriptions(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)
 	ended := make(chan error, 1)
 	go func() { ended <- c.Subscribe(background(t), func(*wire.Event) error { return nil }) }()
@@ -354,7 +354,7 @@ func TestShutdownEndsSubscriptions(t *testing.T) {
 
 func TestEndOfTheConnectionEndsASubscription(t *testing.T) {
 	var b broadcaster
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{})
 	c := dial(t, s)
 	var seen atomic.Int64
 	ended := make(chan error, 1)
@@ -372,11 +372,11 @@ func TestEndOfTheConnectionEndsASubscription(t *testing.T) {
 
 func TestBackendThatCannotSubscribe(t *testing.T) {
 	failed := fmt.Errorf("events: %w", &Error{Class: wire.ErrorClass_UNAVAILABLE, Text: "none"})
-	s := serve(t, &standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return failed }}, Limits{})
+	s := serve(t, &standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return failed }}, limits{})
 	err := dial(t, s).Subscribe(background(t), func(*wire.Event) error { return nil })
 	require.ErrorIs(t, err, ErrUnavailable)
 
-	s = serve(t, &standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return nil }}, Limits{})
+	s = serve(t, &standIn{subscribe: func(context.Context, func(*wire.Event) error) error { return nil }}, limits{})
 	err = dial(t, s).Subscribe(background(t), func(*wire.Event) error { return nil })
 	require.ErrorIs(t, err, ErrCancelled, "an end that nobody asked for is told")
 }
@@ -388,7 +388,7 @@ func TestEventsAfterTheEnd(t *testing.T) {
 		kept <- send
 		<-ctx.Done()
 		return nil
-	}}, Limits{})
+	}}, limits{})
 	c := rawHello(t, s)
 	c.write(subscribeFrame(1))
 	send := <-kept
@@ -402,7 +402,7 @@ func TestEventsAfterTheEnd(t *testing.T) {
 }
 
 func TestSubscribeWithDescriptors(t *testing.T) {
-	s := serve(t, &standIn{}, Limits{})
+	s := serve(t, &standIn{}, limits{})
 	c := rawHello(t, s)
 	frame := framed(&wire.Envelope{Request: 1, Descriptors: 1, Body: &wire.Envelope_Subscribe{Subscribe: &wire.Subscribe{}}})
 	c.write(frame, int(modelFile(t).Fd()))
@@ -414,7 +414,7 @@ func TestReportsTextIsCut(t *testing.T) {
 	s := serve(t, &standIn{report: func(_ context.Context, r *wire.Report) (*wire.ReportReply, error) {
 		got <- len(r.GetText())
 		return &wire.ReportReply{}, nil
-	}}, Limits{})
+	}}, limits{})
 	_, err := dial(t, s).Report(background(t), &wire.Report{Text: strings.Repeat("x", 100<<10)})
 	require.NoError(t, err)
 	require.Equal(t, MaxReportText, <-got)
@@ -423,7 +423,7 @@ func TestReportsTextIsCut(t *testing.T) {
 func TestManySubscribersComeAndGo(t *testing.T) {
 	var b broadcaster
 	// A subscription that was cancelled counts until the daemon has seen it.
-	s := serve(t, &standIn{subscribe: b.subscribe}, Limits{Subscriptions: 100, SubscriptionsPerUID: 100, Requests: 100})
+	s := serve(t, &standIn{subscribe: b.subscribe}, limits{Subscriptions: 100, SubscriptionsPerUID: 100, Requests: 100})
 	stop := make(chan struct{})
 	var publisher, callers sync.WaitGroup
 	publisher.Go(func() {

@@ -46,7 +46,7 @@ func (n inotify) add(path string) (watch int32, err error) {
 }
 
 func (n inotify) remove(watch int32) {
-	// It fails when the kernel has ended the watch by itself, with the folder, and then there is nothing to do.
+	// It fails when the kernel has ended the watch by itself, with the folder: nothing is left to do.
 	_ = n.control(func(fd int) { _, _ = unix.InotifyRmWatch(fd, uint32(watch)) })
 }
 
@@ -58,13 +58,15 @@ func (n inotify) control(f func(fd int)) error {
 	return raw.Control(func(fd uintptr) { f(int(fd)) })
 }
 
-// explain says which limit an error is about: the system's own words for it are about disks and files.
+// explain says which limit an error is about: the system's own words for it are about disks and
+// files.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
 		return fmt.Errorf("the limit fs.inotify.max_user_watches is reached: %w", err)
 	case errors.Is(err, syscall.EMFILE):
-		return fmt.Errorf("the limit fs.inotify.max_user_instances, or that of open files, is reached: %w", err)
+		const limits = "the limit fs.inotify.max_user_instances, or that of open files, is reached"
+		return fmt.Errorf(limits+": %w", err)
 	}
 	return err
 }

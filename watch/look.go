@@ -16,8 +16,9 @@ const maxLinks = 40
 
 // look is a subject as it lay there at one moment.
 type look struct {
-	stamps map[string]stamp // by path, as the links lead to it; with a / behind it: of all entries of a folder
-	deaf   string           // why part of it cannot be watched; "" if all can
+	// By path, as the links lead to it; with a / behind it: of all entries of a folder.
+	stamps map[string]stamp
+	deaf   string // why part of it cannot be watched; "" if all can
 }
 
 // take looks at all that the subject's paths lead over, and has each folder on
