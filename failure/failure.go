@@ -164,7 +164,7 @@ func ending(text string) string {
 
 // Refusal says what became of a request, as formatted: text, class, facts and what to do.
 func (f *Failure) Refusal(cause error, format string, args ...any) *refusal.Error {
-	e := refusal.New(f.Reason.class(), nil, format, args...)
+	e := refusal.New(cmp.Or(meanings[f.Reason].class, refusal.CompileFailed), nil, format, args...)
 	e.Text += ": " + f.Text
 	e.Err = &failed{f, cause}
 	for key, value := range f.Facts {
@@ -206,55 +206,49 @@ func (f *Failure) AddHint(hint string) {
 
 // Advice is everything that can be done about it.
 func (f *Failure) Advice() string {
-	usual := f.Reason.hint()
+	usual := meanings[f.Reason].hint
 	if f.Hint == "" || usual == "" {
 		return f.Hint + usual
 	}
 	return f.Hint + "; or " + usual
 }
 
-func (r Reason) class() refusal.Class {
-	switch r {
-	case Cancelled:
-		return refusal.Cancelled
-	case NoWorker, Sandbox:
-		return refusal.Unavailable
-	}
-	return refusal.CompileFailed
+// meanings are what the reasons mean where that is not the usual.
+var meanings = map[Reason]struct {
+	hint       string
+	class      refusal.Class // 0: CompileFailed
+	notOfModel bool
+	ofProvider bool
+}{
+	"":          {notOfModel: true},
+	Cancelled:   {class: refusal.Cancelled, notOfModel: true},
+	NoWorker:    {hint: hintMachine, class: refusal.Unavailable, notOfModel: true},
+	Sandbox:     {hint: hintMachine, class: refusal.Unavailable, notOfModel: true},
+	Crash:       {hint: hintCrash, ofProvider: true},
+	NoNode:      {hint: hintNoNode, ofProvider: true},
+	Refused:     {ofProvider: true},
+	Invalid:     {ofProvider: true},
+	LoadCheck:   {ofProvider: true},
+	Timeout:     {hint: hintLimits},
+	CPU:         {hint: hintLimits},
+	Memory:      {hint: hintLimits},
+	OutputLimit: {hint: hintLimits},
 }
 
-func (r Reason) hint() string {
-	switch r {
-	case NoNode:
-		return "use the model as it is: load it without epcached, or choose another execution provider"
-	case Crash:
-		return "the daemon is unhurt; an application that loads the model with this execution provider may crash likewise: choose another one, or change what it is asked for"
-	case Timeout, CPU, Memory, OutputLimit:
-		return "[limits] in the daemon's configuration sets the bounds of a compile"
-	case NoWorker, Sandbox:
-		return "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
-	}
-	return ""
-}
+const (
+	hintNoNode = "use the model as it is: load it without epcached, or choose another execution provider"
+	hintCrash  = "the daemon is unhurt; an application that loads the model with this execution provider " +
+		"may crash likewise: choose another one, or change what it is asked for"
+	hintLimits  = "[limits] in the daemon's configuration sets the bounds of a compile"
+	hintMachine = "nothing is known against the model; epcachectl doctor tells what is wrong with this machine"
+)
 
 // OfModel tells whether a failure may be the model's doing, and not the machine's or the asker's.
-func (r Reason) OfModel() bool {
-	switch r {
-	case "", Cancelled, NoWorker, Sandbox:
-		return false
-	}
-	return true
-}
+func (r Reason) OfModel() bool { return !meanings[r].notOfModel }
 
 // OfProvider tells whether the execution provider fails so wherever it runs: an application that has the same one fares no
 // better by compiling itself. Limits are the daemon's own.
-func (r Reason) OfProvider() bool {
-	switch r {
-	case Crash, Refused, NoNode, Invalid, LoadCheck:
-		return true
-	}
-	return false
-}
+func (r Reason) OfProvider() bool { return meanings[r].ofProvider }
 
 // OfLoad is for what compiles and then does not load.
 func OfLoad(checked compilers.CheckResult) *Failure {

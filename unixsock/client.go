@@ -109,43 +109,31 @@ func (c *Client) receive() error {
 		}
 		return fromWire(envelope.GetError()) // the last word before the daemon closes
 	}
-	if progress := envelope.GetProgress(); progress != nil {
-		closeAll(fds)
-		c.deliverProgress(number, progress)
-		return nil
-	}
-	if event := envelope.GetEvent(); event != nil {
-		closeAll(fds)
-		c.deliverEvent(number, event)
-		return nil
-	}
 	c.deliver(number, envelope, fds)
 	return nil
 }
 
+// deliver never waits for the caller: answers to others come behind.
 func (c *Client) deliver(number uint64, envelope *wire.Envelope, fds []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	waiting := c.calls[number]
-	if waiting == nil {
-		closeAll(fds) // who asked gave up
-		return
-	}
-	delete(c.calls, number)
-	waiting.answer <- reply{envelope, toFiles(fds)}
-}
-
-func (c *Client) deliverProgress(number uint64, progress *wire.Progress) {
-	c.mu.Lock()
-	waiting := c.calls[number]
-	c.mu.Unlock()
-	if waiting == nil || waiting.progress == nil {
-		return
-	}
-	select {
-	case waiting.progress <- progress:
+	progress, event := envelope.GetProgress(), envelope.GetEvent()
+	switch {
+	case waiting == nil: // the caller gave up
+	case progress != nil:
+		select {
+		case waiting.progress <- progress:
+		default:
+		}
+	case event != nil:
+		waiting.take(event)
 	default:
+		delete(c.calls, number)
+		waiting.answer <- reply{envelope, toFiles(fds)}
+		return
 	}
+	closeAll(fds)
 }
 
 // lost says that the connection is gone and, as far as that is known, why.
@@ -280,7 +268,9 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call, progres
 		case <-silence.C:
 			silence.Reset(c.silent(ctx))
 		case r := <-waiting.answer:
-			drainProgress(waiting, progress)
+			for len(waiting.progress) > 0 { // of the phases that came with the answer
+				progress(<-waiting.progress)
+			}
 			return r, nil
 		case m := <-waiting.progress:
 			progress(m)
@@ -315,18 +305,6 @@ func (c *Client) silent(ctx context.Context) time.Duration {
 		_ = c.stream.conn.Close()
 	}
 	return silenceLimit
-}
-
-// drainProgress shows the phases that came with the answer.
-func drainProgress(waiting *call, progress func(*wire.Progress)) {
-	for waiting.progress != nil {
-		select {
-		case m := <-waiting.progress:
-			progress(m)
-		default:
-			return
-		}
-	}
 }
 
 // giveUp forgets a call, which the daemon is told as long as it has not answered.

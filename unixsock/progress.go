@@ -93,15 +93,13 @@ func (p *reporter) run() {
 }
 
 func (p *reporter) sleep(wait time.Duration) {
-	if wait == 0 {
-		<-p.wake
-		return
+	var over <-chan time.Time
+	if wait > 0 {
+		over = time.After(wait)
 	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
 	select {
 	case <-p.wake:
-	case <-timer.C:
+	case <-over:
 	}
 }
 

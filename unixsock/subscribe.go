@@ -77,22 +77,16 @@ func endOf(r reply) error {
 	return unexpected(r.envelope)
 }
 
-// deliverEvent never waits for who subscribed: answers to others come behind.
-func (c *Client) deliverEvent(number uint64, event *wire.Event) {
-	c.mu.Lock()
-	waiting := c.calls[number]
-	c.mu.Unlock()
-	if waiting == nil || waiting.events == nil {
-		return
-	}
-	for {
+// take keeps an event for the subscriber; the oldest makes room where there is none.
+func (waiting *call) take(event *wire.Event) {
+	for waiting.events != nil {
 		select {
 		case waiting.events <- event:
 			return
 		default:
 		}
 		select {
-		case <-waiting.events: // the oldest makes room
+		case <-waiting.events:
 			waiting.missed.Store(true)
 		default:
 		}

@@ -207,7 +207,7 @@ func TestDeliveryDoesNotWait(t *testing.T) {
 	go func() {
 		defer close(delivered)
 		for i := range 10 {
-			c.deliverEvent(1, &wire.Event{Sequence: uint64(i)})
+			c.deliver(1, envelopeOf(1, &wire.Event{Sequence: uint64(i)}), nil)
 		}
 	}()
 	select {
@@ -218,7 +218,7 @@ func TestDeliveryDoesNotWait(t *testing.T) {
 	for _, newest := range []uint64{7, 8, 9} {
 		require.Equal(t, newest, (<-waiting.events).GetSequence())
 	}
-	c.deliverEvent(2, &wire.Event{}) // nobody's
+	c.deliver(2, envelopeOf(2, &wire.Event{}), nil) // nobody's
 }
 
 func TestCancelledSubscription(t *testing.T) {
