@@ -17,9 +17,25 @@ func checkAcquire(a *wire.Acquire, fds []int) error {
 	if a.GetModel() == nil {
 		return refused("acquire: no model")
 	}
-	named, err := nameAcquired(a, len(fds))
-	if err != nil {
-		return err
+	named := newDescriptors("acquire", len(fds))
+	for _, m := range append([]*wire.Model{a.GetModel()}, a.GetGroup()...) {
+		named.name(m.GetFd(), "model", m.GetName())
+		for _, x := range m.GetExternal() {
+			named.name(x.GetFd(), "external data", x.GetLocation())
+		}
+	}
+	for _, ep := range a.GetEps() {
+		for option, fd := range ep.GetOptionFds() {
+			named.name(fd, "file of option", option)
+		}
+	}
+	for _, lib := range a.GetRuntime().GetEpLibraries() {
+		if lib.Fd != nil {
+			named.name(lib.GetFd(), "library of", lib.GetEp())
+		}
+		for _, x := range lib.GetBeside() {
+			named.name(x.GetFd(), "library beside that of", lib.GetEp())
+		}
 	}
 	return named.check(fds)
 }
@@ -33,9 +49,7 @@ func checkPut(p *wire.Put, fds []int) error {
 	}
 	named := newDescriptors("put", len(fds))
 	for _, f := range p.GetFiles() {
-		if !named.name(f.GetFd(), "file", f.GetName()) {
-			return named.err
-		}
+		named.name(f.GetFd(), "file", f.GetName())
 	}
 	return named.check(fds)
 }
@@ -54,61 +68,21 @@ func newDescriptors(request string, n int) *descriptors {
 	return &descriptors{request: request, what: make([]described, n)}
 }
 
-// name tells whether there is such a descriptor.
-func (d *descriptors) name(fd uint32, kind, name string) bool {
-	if int64(fd) >= int64(len(d.what)) {
+func (d *descriptors) name(fd uint32, kind, name string) {
+	switch {
+	case d.err != nil:
+	case int64(fd) >= int64(len(d.what)):
 		d.err = refused("%s: %s %q is descriptor %d of %d", d.request, kind, name, fd, len(d.what))
-		return false
+	default:
+		d.what[fd] = described{kind, name}
 	}
-	d.what[fd] = described{kind, name}
-	return true
 }
 
-func (d *descriptors) model(m *wire.Model) bool {
-	if !d.name(m.GetFd(), "model", m.GetName()) {
-		return false
-	}
-	for _, x := range m.GetExternal() {
-		if !d.name(x.GetFd(), "external data", x.GetLocation()) {
-			return false
-		}
-	}
-	return true
-}
-
-// nameAcquired also proves that every index in the request has a descriptor.
-func nameAcquired(a *wire.Acquire, n int) (*descriptors, error) {
-	d := newDescriptors("acquire", n)
-	if !d.model(a.GetModel()) {
-		return nil, d.err
-	}
-	for _, member := range a.GetGroup() {
-		if !d.model(member) {
-			return nil, d.err
-		}
-	}
-	for _, ep := range a.GetEps() {
-		for option, fd := range ep.GetOptionFds() {
-			if !d.name(fd, "file of option", option) {
-				return nil, d.err
-			}
-		}
-	}
-	for _, lib := range a.GetRuntime().GetEpLibraries() {
-		if lib.Fd != nil && !d.name(lib.GetFd(), "library of", lib.GetEp()) {
-			return nil, d.err
-		}
-		for _, x := range lib.GetBeside() {
-			if !d.name(x.GetFd(), "library beside that of", lib.GetEp()) {
-				return nil, d.err
-			}
-		}
-	}
-	return d, nil
-}
-
-// check looks at what the descriptors are.
+// check proves that every index in the request has a descriptor, and looks at what those are.
 func (d *descriptors) check(fds []int) error {
+	if d.err != nil {
+		return d.err
+	}
 	for i, fd := range fds {
 		if err := checkFD(fd); err != nil {
 			return d.describe(err, i)

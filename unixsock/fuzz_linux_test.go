@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -114,7 +115,7 @@ func FuzzEnvelope(f *testing.F) {
 			require.ErrorIs(t, err, ErrBadRequest)
 			return
 		}
-		_, _ = nameAcquired(e.GetAcquire(), int(e.GetDescriptors())) // must not panic
+		_ = checkAcquire(e.GetAcquire(), slices.Repeat([]int{-1}, int(e.GetDescriptors()))) // must not panic
 		_ = checkPut(e.GetPut(), make([]int, e.GetDescriptors()))
 		frame, err := encode(e)
 		if err != nil {
