@@ -41,7 +41,7 @@ func qnnTool(t *testing.T, r compilers.Runtime) compilers.Tool {
 func TestCommand(t *testing.T) {
 	r := compilertest.Runtime(t, "qnn-2.7.0")
 	c := newCommand(t, compilers.ORTOptions{}, qnnTool(t, r))
-	compilertest.Suite(t, compilertest.Subject{
+	suite(t, subject{
 		Compiler: c, Runtime: c.Equip(r), Tool: true,
 		EP:           compilers.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
 		NoNodesModel: normalizer(),

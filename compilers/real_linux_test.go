@@ -45,7 +45,7 @@ func normalizer() []byte {
 
 func TestOpenVINO(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
-	compilertest.Suite(t, compilertest.Subject{
+	suite(t, subject{
 		Compiler: newORT(t, compilers.ORTOptions{}), Runtime: r,
 		EP:           compilers.EP{Name: openVINO, Devices: []compilers.Device{{Type: "cpu"}}, Options: f32},
 		NoNodesModel: normalizer(), Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
@@ -54,7 +54,7 @@ func TestOpenVINO(t *testing.T) {
 
 func TestQNN(t *testing.T) {
 	r := compilertest.Runtime(t, "qnn-2.7.0")
-	compilertest.Suite(t, compilertest.Subject{
+	suite(t, subject{
 		Compiler: newORT(t, compilers.ORTOptions{}), Runtime: r,
 		EP:           compilers.EP{Name: qnn, Options: map[string]string{"soc_model": "60", "enable_htp_fp16_precision": "1"}},
 		NoNodesModel: normalizer(),

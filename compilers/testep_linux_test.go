@@ -26,7 +26,7 @@ const (
 func TestTestEP(t *testing.T) {
 	for _, version := range []string{oldestORT, newestORT} {
 		t.Run(version, func(t *testing.T) {
-			compilertest.Suite(t, compilertest.Subject{
+			suite(t, subject{
 				Compiler: newORT(t, compilers.ORTOptions{}), Runtime: compilertest.TestEPRuntime(t, version, compilertest.Release{}),
 				EP: testEP(nil), NoNodesModel: negation(), Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
 			})

@@ -7,21 +7,10 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/stretchr/testify/require"
 )
-
-func TestSuite(t *testing.T) {
-	c := standin.New()
-	c.Delay = 10 * time.Millisecond
-	compilertest.Suite(t, compilertest.Subject{
-		Compiler: c, Runtime: runtime(t, "1.0"), EP: compilers.EP{Name: standin.EP},
-		NoNodesModel: tinymodel.Relu(), NoNodesOption: map[string]string{"fault": string(standin.NoNodes)},
-		Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
-	})
-}
 
 func runtime(t *testing.T, sdk string) compilers.Runtime {
 	r, err := standin.Library(t.TempDir(), "1.31.1", standin.SDK{Version: sdk, Hardware: "sim-1"})

@@ -1,4 +1,4 @@
-package compilertest
+package compilers_test
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 )
 
 // groupJob writes models into a folder of their own, to be compiled as one group.
-func (s Subject) groupJob(t *testing.T, models ...[]byte) compilers.Job {
+func (s subject) groupJob(t *testing.T, models ...[]byte) compilers.Job {
 	job := s.job(t, models[0])
 	job.EPs = []compilers.EP{s.EP}
 	job.EPs[0].Options = map[string]string{}
@@ -36,7 +36,7 @@ func variants() [][]byte {
 	return [][]byte{tinymodel.Dense(1, 64, 1), tinymodel.Dense(1, 64, 2), tinymodel.Dense(1, 64, 4)}
 }
 
-func (s Subject) testGroup(t *testing.T) {
+func (s subject) testGroup(t *testing.T) {
 	job := s.groupJob(t, variants()...)
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func (s Subject) testGroup(t *testing.T) {
 }
 
 // groupCheck loads all members of a group in one process.
-func groupCheck(s Subject, job compilers.Job, result compilers.Result) compilers.CheckJob {
+func groupCheck(s subject, job compilers.Job, result compilers.Result) compilers.CheckJob {
 	check := compilers.CheckJob{Runtime: s.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), SessionOptions: compilers.ShareOptions()}
 	for _, graph := range result.Graphs[1:] {
 		check.Share = append(check.Share, filepath.Join(job.Folder, graph))
@@ -75,7 +75,7 @@ func groupCheck(s Subject, job compilers.Job, result compilers.Result) compilers
 	return check
 }
 
-func (s Subject) testGroupMemberMissing(t *testing.T) {
+func (s subject) testGroupMemberMissing(t *testing.T) {
 	if !s.GroupsLoad {
 		return
 	}
@@ -90,7 +90,7 @@ func (s Subject) testGroupMemberMissing(t *testing.T) {
 	require.NotEmpty(t, check.Text)
 }
 
-func (s Subject) testGroupMemberFails(t *testing.T) {
+func (s subject) testGroupMemberFails(t *testing.T) {
 	models := variants()
 	models[1] = []byte("this is not a model\xff\xff\xff")
 	_, err := s.Compiler.Compile(t.Context(), s.groupJob(t, models...), nil)
@@ -102,7 +102,7 @@ func (s Subject) testGroupMemberFails(t *testing.T) {
 	require.ErrorContains(t, err, "model 2 of the group")
 }
 
-func (s Subject) testGroupMemberWithoutNodes(t *testing.T) {
+func (s subject) testGroupMemberWithoutNodes(t *testing.T) {
 	if s.NoNodesModel == nil || s.NoNodesOption != nil {
 		return // only where it is the model that says so
 	}

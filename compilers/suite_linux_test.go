@@ -1,4 +1,4 @@
-package compilertest
+package compilers_test
 
 import (
 	"bytes"
@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/stretchr/testify/require"
 )
 
-// Subject is an implementation under test.
-type Subject struct {
+// subject is an implementation under test.
+type subject struct {
 	Compiler compilers.Compiler
 	Runtime  compilers.Runtime
 	EP       compilers.EP // must compile tinymodel.Dense
@@ -30,8 +31,8 @@ type Subject struct {
 	ShareOptions  map[string]string // provider options that groups are compiled with
 }
 
-// Suite runs every promise of compilers.Compiler against one implementation.
-func Suite(t *testing.T, s Subject) {
+// suite runs every promise of compilers.Compiler against one implementation.
+func suite(t *testing.T, s subject) {
 	t.Run("probe lists a device", s.testProbe)
 	t.Run("fingerprint is told and stays", s.testFingerprint)
 	t.Run("own compatibility string is judged", s.testCompatibility)
@@ -57,15 +58,27 @@ func Suite(t *testing.T, s Subject) {
 	t.Run("deadline in the middle", s.testDeadline)
 }
 
+func TestStandInKeepsThePromises(t *testing.T) {
+	c := standin.New()
+	c.Delay = 10 * time.Millisecond
+	r, err := standin.Library(t.TempDir(), "1.31.1", standin.SDK{Version: "1.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	suite(t, subject{
+		Compiler: c, Runtime: r, EP: compilers.EP{Name: standin.EP},
+		NoNodesModel: tinymodel.Relu(), NoNodesOption: map[string]string{"fault": string(standin.NoNodes)},
+		Verdict: compilers.Optimal, Loads: true, GroupsLoad: true,
+	})
+}
+
 // job writes a model into a folder of its own, as the daemon does.
-func (s Subject) job(t *testing.T, model []byte) compilers.Job {
+func (s subject) job(t *testing.T, model []byte) compilers.Job {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "0123456789abcdef.onnx")
 	require.NoError(t, os.WriteFile(path, model, 0o600))
 	return compilers.Job{Runtime: s.Runtime, EPs: []compilers.EP{s.EP}, Model: path, Folder: folder, Output: "0123456789abcdef_ctx.onnx"}
 }
 
-func (s Subject) testProbe(t *testing.T) {
+func (s subject) testProbe(t *testing.T) {
 	facts, err := s.Compiler.Probe(t.Context(), s.Runtime)
 	require.NoError(t, err)
 	require.Equal(t, s.Runtime.ORTVersion, facts.ORTVersion)
@@ -77,7 +90,7 @@ func (s Subject) testProbe(t *testing.T) {
 	}
 }
 
-func (s Subject) testFingerprint(t *testing.T) {
+func (s subject) testFingerprint(t *testing.T) {
 	first, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP}, nil)
 	require.NoError(t, err)
 	require.Len(t, first, 1)
@@ -90,7 +103,7 @@ func (s Subject) testFingerprint(t *testing.T) {
 	require.Equal(t, first, again)
 }
 
-func (s Subject) testCompatibility(t *testing.T) {
+func (s subject) testCompatibility(t *testing.T) {
 	prints, err := s.Compiler.Fingerprint(t.Context(), s.Runtime, []compilers.EP{s.EP}, nil)
 	require.NoError(t, err)
 	verdicts, err := s.Compiler.Compatibility(t.Context(), s.Runtime, s.EP, []string{prints[0].CompatibilityString, "nobody's"})
@@ -100,7 +113,7 @@ func (s Subject) testCompatibility(t *testing.T) {
 	require.NotEqual(t, compilers.Optimal, verdicts[1])
 }
 
-func (s Subject) testSidecar(t *testing.T) {
+func (s subject) testSidecar(t *testing.T) {
 	source := tinymodel.Dense(1, 64, 1)
 	job := s.job(t, source)
 	var mu sync.Mutex
@@ -132,7 +145,7 @@ func (s Subject) testSidecar(t *testing.T) {
 }
 
 // What a model comes from makes no difference to what is made of it.
-func (s Subject) testOpenFile(t *testing.T) {
+func (s subject) testOpenFile(t *testing.T) {
 	opener, ok := s.Compiler.(compilers.Opener)
 	job := s.job(t, tinymodel.Dense(1, 64, 1))
 	inPlace := job.Model
@@ -168,14 +181,14 @@ func (s Subject) testOpenFile(t *testing.T) {
 	require.Equal(t, made[1], made[0])
 }
 
-func (s Subject) route() string {
+func (s subject) route() string {
 	if s.Tool {
 		return compilers.RouteCommand
 	}
 	return compilers.RouteCompileAPI
 }
 
-func (s Subject) testEmbedded(t *testing.T) {
+func (s subject) testEmbedded(t *testing.T) {
 	job := s.job(t, tinymodel.Dense(1, 64, 1))
 	job.Embed = true
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
@@ -187,7 +200,7 @@ func (s Subject) testEmbedded(t *testing.T) {
 	s.requireLoads(t, job, result)
 }
 
-func (s Subject) requireLoads(t *testing.T, job compilers.Job, result compilers.Result) {
+func (s subject) requireLoads(t *testing.T, job compilers.Job, result compilers.Result) {
 	if !s.Loads {
 		return
 	}
@@ -196,7 +209,7 @@ func (s Subject) requireLoads(t *testing.T, job compilers.Job, result compilers.
 	require.Equal(t, compilers.Passed, check.Outcome, check.Text)
 }
 
-func (s Subject) testControl(t *testing.T) {
+func (s subject) testControl(t *testing.T) {
 	if !s.Loads {
 		return // what a control says on such a machine is not promised
 	}
@@ -205,7 +218,7 @@ func (s Subject) testControl(t *testing.T) {
 	require.Equal(t, compilers.Passed, result.Outcome, result.Text)
 }
 
-func (s Subject) testConcurrent(t *testing.T) {
+func (s subject) testConcurrent(t *testing.T) {
 	var wait sync.WaitGroup
 	errs := make([]error, 4)
 	jobs := make([]compilers.Job, len(errs))
@@ -221,7 +234,7 @@ func (s Subject) testConcurrent(t *testing.T) {
 	}
 }
 
-func (s Subject) testMissingBinary(t *testing.T) {
+func (s subject) testMissingBinary(t *testing.T) {
 	job := s.job(t, tinymodel.Dense(1, 64, 1))
 	result, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.NoError(t, err)
@@ -233,7 +246,7 @@ func (s Subject) testMissingBinary(t *testing.T) {
 	require.NotEmpty(t, check.Text)
 }
 
-func (s Subject) testNotONNX(t *testing.T) {
+func (s subject) testNotONNX(t *testing.T) {
 	job := s.job(t, []byte("this is not a model\xff\xff\xff"))
 	_, err := s.Compiler.Compile(t.Context(), job, nil)
 	var refused *compilers.RefusedError
@@ -242,7 +255,7 @@ func (s Subject) testNotONNX(t *testing.T) {
 	require.NotEmpty(t, refused.Text)
 }
 
-func (s Subject) testMissingModel(t *testing.T) {
+func (s subject) testMissingModel(t *testing.T) {
 	job := s.job(t, nil)
 	require.NoError(t, os.Remove(job.Model))
 	_, err := s.Compiler.Compile(t.Context(), job, nil)
@@ -251,7 +264,7 @@ func (s Subject) testMissingModel(t *testing.T) {
 	require.Contains(t, refused.Text, filepath.Base(job.Model))
 }
 
-func (s Subject) testNoNodes(t *testing.T) {
+func (s subject) testNoNodes(t *testing.T) {
 	if s.NoNodesModel == nil {
 		t.Skip("this compiler takes something of every model")
 	}
@@ -267,14 +280,14 @@ func (s Subject) testNoNodes(t *testing.T) {
 	require.ErrorContains(t, err, s.EP.Name)
 }
 
-func (s Subject) testGroupRefused(t *testing.T) {
+func (s subject) testGroupRefused(t *testing.T) {
 	job := s.job(t, tinymodel.Dense(1, 64, 1))
 	job.Share = []compilers.ShareMember{{Model: job.Model, Output: "fedcba9876543210_ctx.onnx"}}
 	_, err := s.Compiler.Compile(t.Context(), job, nil)
 	require.ErrorIs(t, err, compilers.ErrOption)
 }
 
-func (s Subject) testUnknownEP(t *testing.T) {
+func (s subject) testUnknownEP(t *testing.T) {
 	job := s.job(t, tinymodel.Relu())
 	job.EPs = []compilers.EP{{Name: "NobodysExecutionProvider"}}
 	_, err := s.Compiler.Compile(t.Context(), job, nil)
@@ -283,7 +296,7 @@ func (s Subject) testUnknownEP(t *testing.T) {
 	require.ErrorContains(t, err, s.EP.Name, "it should tell what there is")
 }
 
-func (s Subject) testCancelled(t *testing.T) {
+func (s subject) testCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := s.Compiler.Compile(ctx, s.job(t, tinymodel.Relu()), nil)
@@ -292,7 +305,7 @@ func (s Subject) testCancelled(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func (s Subject) testDeadline(t *testing.T) {
+func (s subject) testDeadline(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	job := s.job(t, tinymodel.Dense(1, 1024, 1))
