@@ -42,12 +42,7 @@ func newRealBench(t *testing.T, r compilers.Runtime) (*bench, *compilers.ORT) {
 
 // outputs runs graphs in one process, in order, and gives the bytes of all outputs.
 func (b *bench) outputs(ort *compilers.ORT, job compilers.CheckJob) []byte {
-	output := filepath.Join(b.TempDir(), "outputs")
-	_, err := ort.Run(context.Background(), compilers.RunJob{CheckJob: job, Seed: 3, Output: output})
-	require.NoError(b, err)
-	data, err := os.ReadFile(output)
-	require.NoError(b, err)
-	return data
+	return compilertest.Outputs(b, job, 3)
 }
 
 // A real group loads as its answer says, and its models compute what they do uncompiled: all in one process, and each alone.

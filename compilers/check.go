@@ -153,32 +153,3 @@ func targetAbsent(used []dialogue.EPResult, asked []EP) bool {
 	}
 	return false
 }
-
-// RunJob runs a graph on inputs that follow from a seed. It is for tests, which compare outputs bit for bit.
-type RunJob struct {
-	CheckJob
-	Seed   uint64
-	Times  int    // 0: once
-	Output string // absolute path of the file that gets the outputs' bytes, one output after the other; empty: none
-}
-
-// RunResult describes the outputs of a run.
-type RunResult struct {
-	Outputs     []dialogue.Tensor // where each stands in the file
-	LoadSeconds float64
-	RunSeconds  []float64 // one per round
-}
-
-// Run loads and runs a graph in a worker. The graph may be any model; it need not be compiled.
-func (o *ORT) Run(ctx context.Context, job RunJob) (RunResult, error) {
-	req, err := loadRequest(job.CheckJob)
-	if err != nil {
-		return RunResult{}, err
-	}
-	req.Do, req.Seed, req.Times, req.Output = dialogue.Run, job.Seed, job.Times, job.Output
-	done, err := o.scratchJob(ctx, req, Pace{})
-	if err != nil {
-		return RunResult{}, fmt.Errorf("run %q: %w", job.Graph, err)
-	}
-	return RunResult{Outputs: done.Outputs, LoadSeconds: done.Seconds, RunSeconds: done.RunSeconds}, nil
-}

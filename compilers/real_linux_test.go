@@ -95,18 +95,6 @@ func writeJob(t *testing.T, r compilers.Runtime, ep compilers.EP, model []byte) 
 	return compilers.Job{Runtime: r, EPs: []compilers.EP{ep}, Model: path, Folder: folder, Output: "00112233445566_ctx.onnx"}
 }
 
-// run gives the bytes of a graph's outputs.
-func run(t *testing.T, c *compilers.ORT, job compilers.CheckJob) []byte {
-	output := filepath.Join(t.TempDir(), "outputs")
-	result, err := c.Run(t.Context(), compilers.RunJob{CheckJob: job, Seed: 7, Times: 2, Output: output})
-	require.NoError(t, err)
-	require.Len(t, result.RunSeconds, 2)
-	data, err := os.ReadFile(output)
-	require.NoError(t, err)
-	require.NotEmpty(t, data)
-	return data
-}
-
 // Both routes, and both forms, compute the same from the same model.
 func TestRoutesComputeTheSame(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
@@ -123,7 +111,7 @@ func TestRoutesComputeTheSame(t *testing.T) {
 		require.Equal(t, variant.route, result.Route)
 		require.Equal(t, variant.embed, len(result.Files) == 1)
 		require.Positive(t, result.MaxRSS)
-		data := run(t, c, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+		data := compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)}, 7)
 		require.Len(t, data, 4*64*4, "the free dimension was fixed to 4")
 		outputs = append(outputs, data)
 	}
@@ -134,12 +122,11 @@ func TestRoutesComputeTheSame(t *testing.T) {
 
 func TestOtherWeightsGiveOtherOutputs(t *testing.T) {
 	r := compilertest.Runtime(t, "openvino-1.8.1")
-	c := newORT(t, compilers.ORTOptions{})
 	ep := compilers.EP{Name: openVINO, Options: f32}
 	var outputs [][]byte
 	for _, seed := range []uint64{1, 2} {
 		job := writeJob(t, r, ep, tinymodel.Dense(seed, 64, 1))
-		outputs = append(outputs, run(t, c, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model}))
+		outputs = append(outputs, compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: job.Model}, 7))
 	}
 	require.NotEqual(t, outputs[0], outputs[1])
 }

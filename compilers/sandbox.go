@@ -82,9 +82,6 @@ func (o *ORT) confinement(req dialogue.Request, folder string) *dialogue.Confine
 	for _, ep := range req.EPs {
 		c.Read = append(c.Read, foldersOf(ep.Library)...)
 	}
-	if req.Do == dialogue.Run && req.Output != "" {
-		c.Write = append(c.Write, filepath.Dir(req.Output))
-	}
 	if req.Do == dialogue.Try {
 		c.Read = slices.DeleteFunc(c.Read, func(path string) bool { return path == filepath.Dir(req.Model) })
 	}

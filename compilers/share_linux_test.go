@@ -94,19 +94,13 @@ func TestGroupComputes(t *testing.T) {
 			group := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), SessionOptions: compilers.ShareOptions()}
 			var want []byte
 			for i, source := range append([]compilers.ShareMember{{Model: job.Model}}, job.Share...) {
-				want = append(want, run(t, c, compilers.CheckJob{Runtime: r, EPs: job.EPs,
-					Graph: source.Model})...)
+				want = append(want, compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs,
+					Graph: source.Model}, 7)...)
 				if i > 0 {
 					group.Share = append(group.Share, filepath.Join(job.Folder, result.Graphs[i]))
 				}
 			}
-			output := filepath.Join(t.TempDir(), "outputs")
-			done, err := c.Run(t.Context(), compilers.RunJob{CheckJob: group, Seed: 7, Output: output})
-			require.NoError(t, err)
-			require.Len(t, done.Outputs, 3)
-			got, err := os.ReadFile(output)
-			require.NoError(t, err)
-			require.Equal(t, want, got)
+			require.Equal(t, want, compilertest.Outputs(t, group, 7))
 		})
 	}
 }

@@ -161,7 +161,7 @@ func TestTestEPComputes(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, result.Files, row.files)
 			require.NoError(t, os.Remove(job.Model))
-			data := run(t, c, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)})
+			data := compilertest.Outputs(t, compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)}, 7)
 			values := map[string][]float32{"x": workerInput(7, 2*width)}
 			evaluate(source, values)
 			require.InDeltaSlice(t, values["y"], floats(data), 1e-4)
@@ -217,8 +217,19 @@ func requireFault(t *testing.T, kind, stage string, limits compilers.Limits) {
 	case "load", "run":
 		result, err := newORT(t, compilers.ORTOptions{}).Compile(t.Context(), job, nil) // which does not come to these stages
 		require.NoError(t, err)
-		_, err = faulty.Run(t.Context(), compilers.RunJob{CheckJob: compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)}, Seed: 7})
-		requireKind(t, kind, err)
+		checked, err := faulty.Check(t.Context(), compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph), Zeros: 1})
+		switch {
+		case kind == "hang":
+			requireKind(t, kind, err)
+		case kind == "fail":
+			require.NoError(t, err)
+			require.Equal(t, compilers.Failed, checked.Outcome)
+			require.Contains(t, checked.Text, "asked to fail")
+		default:
+			require.NoError(t, err)
+			require.Equal(t, compilers.Failed, checked.Outcome)
+			require.Equal(t, -1, checked.Code)
+		}
 	}
 }
 
@@ -268,7 +279,7 @@ func TestTestEPDamage(t *testing.T) {
 			result, err := c.Compile(t.Context(), job, nil)
 			require.NoError(t, err)
 			check := compilers.CheckJob{Runtime: r, EPs: job.EPs, Graph: filepath.Join(job.Folder, result.Graph)}
-			sound := run(t, c, check)
+			sound := compilertest.Outputs(t, check, 7)
 			path := filepath.Join(job.Folder, result.Files[1])
 			b, err := os.ReadFile(path)
 			require.NoError(t, err)
@@ -282,7 +293,7 @@ func TestTestEPDamage(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, row.careless, got.Outcome, got.Text)
 			if row.name == damagedWeights {
-				require.NotEqual(t, sound, run(t, c, check))
+				require.NotEqual(t, sound, compilertest.Outputs(t, check, 7))
 			}
 		})
 	}

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -37,12 +36,12 @@ func compareTensor(got, want ort.Tensor, most float64) (string, error) {
 	if bytes.Equal(got.Data, want.Data) {
 		return "", nil
 	}
-	size, known := elementSizes[want.Type]
+	size, known := ort.ElementSizes[want.Type]
 	if !known {
 		return "", fmt.Errorf("output %q: element type %d cannot be compared", want.Name, want.Type)
 	}
 	for at := 0; at+int(size) <= len(want.Data); at += int(size) {
-		a, b := number(got.Data[at:], want.Type), number(want.Data[at:], want.Type)
+		a, b := ort.Number(got.Data[at:], want.Type), ort.Number(want.Data[at:], want.Type)
 		if near(a, b, most) {
 			continue
 		}
@@ -58,51 +57,4 @@ func near(got, want, most float64) bool {
 	}
 	apart := math.Abs(got - want)
 	return apart <= most || !math.IsInf(want, 0) && apart <= most*math.Abs(want)
-}
-
-// number reads the first element. Whole numbers beyond 2^53 are rounded, which a tolerance forgives.
-func number(b []byte, kind int32) float64 {
-	le := binary.LittleEndian
-	switch kind {
-	case typeFloat:
-		return float64(math.Float32frombits(le.Uint32(b)))
-	case typeDouble:
-		return math.Float64frombits(le.Uint64(b))
-	case typeFloat16:
-		return half(le.Uint16(b))
-	case typeBfloat16:
-		return float64(math.Float32frombits(uint32(le.Uint16(b)) << 16))
-	case typeInt8:
-		return float64(int8(b[0]))
-	case typeUint16:
-		return float64(le.Uint16(b))
-	case typeInt16:
-		return float64(int16(le.Uint16(b)))
-	case typeUint32:
-		return float64(le.Uint32(b))
-	case typeInt32:
-		return float64(int32(le.Uint32(b)))
-	case typeUint64:
-		return float64(le.Uint64(b))
-	case typeInt64:
-		return float64(int64(le.Uint64(b)))
-	}
-	return float64(b[0]) // bool, uint8
-}
-
-// half reads IEEE 754's binary16.
-func half(b uint16) float64 {
-	sign, exponent, fraction := 1.0, int(b>>10&0x1f), float64(b&0x3ff)
-	if b&0x8000 != 0 {
-		sign = -1
-	}
-	switch {
-	case exponent == 0x1f && fraction != 0:
-		return math.NaN()
-	case exponent == 0x1f:
-		return math.Inf(int(sign))
-	case exponent == 0:
-		return sign * math.Ldexp(fraction, -24)
-	}
-	return sign * math.Ldexp(1024+fraction, exponent-25)
 }

@@ -10,32 +10,75 @@ import (
 	"github.com/epcached/epcached/compilers/ort"
 )
 
+// models lists the request's models in order.
+func (j *job) models() []dialogue.Member {
+	return append([]dialogue.Member{{Model: j.req.Model, Output: j.req.Output}}, j.req.Share...)
+}
+
+// compile compiles the models; several share one context binary, which EPs keep in memory until the
+// last session writes it. All sessions stay until the process ends: OpenVINO forgets what it would
+// share when the first one goes.
 func (j *job) compile() error {
-	if len(j.req.Share) > 0 {
-		return j.compileGroup()
-	}
-	if err := j.phase(dialogue.PhaseCompiling); err != nil {
-		return err
-	}
 	start := time.Now()
+	members := j.models()
+	for i, m := range members {
+		if err := j.modelPhase(dialogue.PhaseCompiling, i); err != nil {
+			return err
+		}
+		var entries [][2]string
+		if len(members) > 1 {
+			entries = append(entries, [2]string{"ep.share_ep_contexts", "1"})
+			if i == len(members)-1 {
+				entries = append(entries, [2]string{"ep.stop_share_ep_contexts", "1"})
+			}
+		}
+		if err := j.compileModel(m, entries); err != nil {
+			return step(err, "compile")
+		}
+	}
+	j.result.Seconds = time.Since(start).Seconds()
+	return nil
+}
+
+// compileModel compiles one model with further session config entries. By the older route a session
+// writes the compiled model while it is being created.
+func (j *job) compileModel(m dialogue.Member, entries [][2]string) error {
 	o, err := j.options()
 	if err != nil {
 		return err
 	}
-	if j.req.Route == "session_options" {
-		_, err = j.compileInSession(o, j.req.Model, j.req.Output, j.req.Embed) // the session stays until the process ends
-	} else {
-		_, err = o.Compile(j.compilation(j.req.Model, j.req.Output))
+	inSession := j.req.Route == "session_options"
+	if inSession {
+		mode := "0"
+		if j.req.Embed {
+			mode = "1"
+		}
+		entries = append(entries, [2]string{"ep.context_enable", "1"},
+			[2]string{"ep.context_file_path", m.Output}, [2]string{"ep.context_embed_mode", mode})
+		if file := j.req.Keep.File; file != "" {
+			entries = append(entries,
+				[2]string{"ep.context_model_external_initializers_file_name", file})
+		}
 	}
-	j.result.Seconds = time.Since(start).Seconds()
-	return step(err, "compile")
+	for _, entry := range entries {
+		if err := o.Set(entry[0], entry[1]); err != nil {
+			return err
+		}
+	}
+	if inSession {
+		_, err = o.Open(m.Model)
+	} else {
+		_, err = o.Compile(j.compilation(m))
+	}
+	return err
 }
 
-// compilation is from file to file: both are in private folders, and a model in memory gives the same. That nothing was compiled is no error here,
-// for what ORT writes then tells which nodes were left.
-func (j *job) compilation(model, output string) ort.Compilation {
-	c := ort.Compilation{ModelPath: model, OutputPath: output, Embed: j.req.Embed, Level: j.req.Options.GraphOptimizationLevel,
-		Flags: ort.ErrorIfOutputFileExists}
+// compilation is from file to file: both are in private folders, and a model in memory gives the
+// same. That nothing was compiled is no error here, because what ONNX Runtime writes then tells which
+// nodes were left.
+func (j *job) compilation(m dialogue.Member) ort.Compilation {
+	c := ort.Compilation{ModelPath: m.Model, OutputPath: m.Output, Embed: j.req.Embed,
+		Level: j.req.Options.GraphOptimizationLevel, Flags: ort.ErrorIfOutputFileExists}
 	if keep := j.req.Keep; keep.InSource {
 		c.Location = func(i ort.Initializer) (*ort.Place, error) {
 			if i.Place != nil {
@@ -47,22 +90,4 @@ func (j *job) compilation(model, output string) ort.Compilation {
 		c.InitializersFile, c.InitializersThreshold = keep.File, keep.Threshold
 	}
 	return c
-}
-
-// compileInSession is the older route: a session that writes the compiled model while it is being created.
-func (j *job) compileInSession(o *ort.SessionOptions, model, output string, embed bool) (*ort.Session, error) {
-	mode := "0"
-	if embed {
-		mode = "1"
-	}
-	entries := [][2]string{{"ep.context_enable", "1"}, {"ep.context_file_path", output}, {"ep.context_embed_mode", mode}}
-	if j.req.Keep.File != "" {
-		entries = append(entries, [2]string{"ep.context_model_external_initializers_file_name", j.req.Keep.File})
-	}
-	for _, entry := range entries {
-		if err := o.Set(entry[0], entry[1]); err != nil {
-			return nil, err
-		}
-	}
-	return o.Open(model)
 }

@@ -10,9 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
@@ -51,53 +48,51 @@ func (j *job) logged() []string {
 }
 
 // do does the request.
-func do(req dialogue.Request, in *bufio.Reader, tell func(dialogue.Event) error) (dialogue.Result, error) {
-	if req.Do == dialogue.Try {
-		return try(req), nil
-	}
-	j := &job{req: req, in: in, tell: tell}
-	if req.Do == dialogue.Command {
-		err := j.command()
-		return j.result, err
+func (j *job) do() error {
+	switch j.req.Do {
+	case dialogue.Try:
+		return j.try()
+	case dialogue.Command:
+		return j.command()
 	}
 	if err := j.open(); err != nil {
-		return dialogue.Result{}, err
+		return err
 	}
-	if req.Do == dialogue.Conformance {
-		err := j.conformance()
-		j.result.Errors = j.logged()
-		return j.result, err
+	if j.req.Do == dialogue.Conformance {
+		return j.conformance()
 	}
-	// Execution providers may open their device as they are registered: not beside another process that is using it.
-	early := req.Do == dialogue.Compile || req.Beside
+	// EPs may open their device as they are registered: not beside another process that is using it.
+	early := j.req.Do == dialogue.Compile || j.req.Beside
 	if !early {
 		if err := j.awaitModel(); err != nil {
-			return dialogue.Result{}, err
+			return err
 		}
 	}
 	if err := j.phase(dialogue.PhaseRegistering); err != nil {
-		return dialogue.Result{}, err
+		return err
 	}
-	if req.Do == dialogue.Probe {
-		err := j.probe()
-		return j.result, err
+	if j.req.Do == dialogue.Probe {
+		return j.probe()
 	}
 	if err := j.register(); err != nil {
-		return dialogue.Result{}, err
+		return err
 	}
 	if early {
 		if err := j.awaitModel(); err != nil {
-			return j.result, err
+			return err
 		}
 	}
-	steps := map[string]func() error{dialogue.Compile: j.compile, dialogue.Load: j.load, dialogue.Compatibility: j.compatibility, dialogue.Run: j.run, dialogue.Compare: j.verify}
-	next, ok := steps[req.Do]
-	if !ok {
-		return dialogue.Result{}, fmt.Errorf("unknown request %q", req.Do)
+	switch j.req.Do {
+	case dialogue.Compile:
+		return j.compile()
+	case dialogue.Load:
+		return j.load()
+	case dialogue.Compatibility:
+		return j.compatibility()
+	case dialogue.Compare:
+		return j.compareOutputs()
 	}
-	err := next()
-	j.result.Errors = j.logged()
-	return j.result, err
+	return fmt.Errorf("unknown request %q", j.req.Do)
 }
 
 // awaitModel returns when the model is there.
@@ -127,7 +122,7 @@ func (j *job) probe() error {
 		r := dialogue.EPResult{Name: ep.Name, Library: ep.Library}
 		if err := j.env.Register(ep.Name, ep.Library); err != nil {
 			r.Error = err.Error()
-		} else if devices, err := j.devicesOf(ep.Name); err != nil {
+		} else if devices, err := j.env.DevicesOf(ep.Name); err != nil {
 			r.Error = err.Error()
 		} else {
 			fill(&r, devices)
@@ -145,7 +140,7 @@ func (j *job) register() error {
 		}
 	}
 	for _, ep := range j.req.EPs {
-		devices, err := j.devicesOf(ep.Name)
+		devices, err := j.env.DevicesOf(ep.Name)
 		if err != nil {
 			return step(err, "list devices")
 		}
@@ -173,19 +168,9 @@ func registration(ep dialogue.EP) string {
 
 func (j *job) phase(name string) error { return j.tell(dialogue.Event{Phase: name}) }
 
-// devicesOf lists the devices under exactly this EP name: OpenVINO also has names with an ending, such as ".AUTO".
-func (j *job) devicesOf(ep string) ([]ort.Device, error) {
-	all, err := j.env.Devices()
-	if err != nil {
-		return nil, err
-	}
-	var devices []ort.Device
-	for _, d := range all {
-		if d.EP == ep {
-			devices = append(devices, d)
-		}
-	}
-	return devices, nil
+// modelPhase also tells which of the request's models the work is at, so that a crash can be laid to it.
+func (j *job) modelPhase(name string, member int) error {
+	return j.tell(dialogue.Event{Phase: name, Member: member + 1})
 }
 
 // options makes session options with the EPs of the request in their order.
@@ -215,11 +200,6 @@ func (j *job) options() (*ort.SessionOptions, error) {
 			return nil, step(err, "graph optimisation level")
 		}
 	}
-	if s.Threads > 0 {
-		if err := o.SetThreads(s.Threads); err != nil {
-			return nil, step(err, "threads")
-		}
-	}
 	for i, ep := range j.req.EPs {
 		if err := o.Append(j.devices[i], ep.Options); err != nil {
 			return nil, step(err, "add %s to the session", ep.Name)
@@ -237,77 +217,6 @@ func entries(asked map[string]string) map[string]string {
 	all := map[string]string{spinning: "0"}
 	maps.Copy(all, asked)
 	return all
-}
-
-func (j *job) load() error {
-	if len(j.req.Share) > 0 {
-		return j.loadGroup()
-	}
-	if j.req.Against != "" {
-		return j.compareLoads()
-	}
-	s, err := j.session()
-	if err != nil || j.req.Zeros == 0 {
-		return err
-	}
-	return j.runOnZeros([]*ort.Session{s})
-}
-
-// compareLoads measures the processor time of one load of the compiled graph and of one of its
-// source. The time does not depend on what else the machine does. The graph is loaded once before,
-// because the first session in a process also pays for what the EP sets up once.
-func (j *job) compareLoads() error {
-	sizes := j.req.Options
-	fixed := sizes
-	fixed.FreeDimensions, fixed.FreeDimensionsByDenotation = nil, nil
-	for i, model := range []string{j.req.Model, j.req.Model, j.req.Against} {
-		j.req.Options = fixed
-		if model == j.req.Against {
-			j.req.Options = sizes
-		}
-		if err := j.phase(dialogue.PhaseLoading); err != nil {
-			return err
-		}
-		before, start := processorTime(), time.Now()
-		o, err := j.options()
-		if err != nil {
-			return err
-		}
-		s, err := o.Open(model)
-		if err != nil {
-			return step(err, "load %q", model)
-		}
-		if i == 0 {
-			j.result.Seconds = time.Since(start).Seconds()
-		} else {
-			j.result.LoadCPU = append(j.result.LoadCPU, (processorTime() - before).Seconds())
-		}
-		s.Release()
-	}
-	return nil
-}
-
-// processorTime is what this process has taken so far, in all its threads.
-func processorTime() time.Duration {
-	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		return 0 // it cannot fail for this process
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
-func (j *job) session() (*ort.Session, error) {
-	if err := j.phase(dialogue.PhaseLoading); err != nil {
-		return nil, err
-	}
-	start := time.Now()
-	o, err := j.options()
-	if err != nil {
-		return nil, err
-	}
-	s, err := o.Open(j.req.Model)
-	j.result.Seconds = time.Since(start).Seconds()
-	return s, step(err, "load %q", j.req.Model)
 }
 
 func (j *job) compatibility() error {

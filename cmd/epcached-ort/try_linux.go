@@ -15,11 +15,12 @@ import (
 )
 
 // try tries what a worker should be kept from.
-func try(req dialogue.Request) dialogue.Result {
+func (j *job) try() error {
 	c := dialogue.Confined{Landlock: landlockABI(), UID: uint32(os.Getuid())}
-	_, err := os.ReadFile(req.Model)
+	defer func() { j.result.Confined = &c }()
+	_, err := os.ReadFile(j.req.Model)
 	c.Reads = err == nil
-	if f, err := os.OpenFile(req.Output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+	if f, err := os.OpenFile(j.req.Output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
 		c.Writes = true
 		_ = f.Close() // nothing was written
 	}
@@ -32,7 +33,7 @@ func try(req dialogue.Request) dialogue.Result {
 	}
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		return dialogue.Result{Confined: &c} // what it would tell is taken for missing
+		return nil // what it would tell is taken for missing
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(status)); lines.Scan(); {
 		name, value, _ := strings.Cut(lines.Text(), ":")
@@ -47,5 +48,5 @@ func try(req dialogue.Request) dialogue.Result {
 			c.Privileged = err != nil || held&^keptCapabilities != 0
 		}
 	}
-	return dialogue.Result{Confined: &c}
+	return nil
 }

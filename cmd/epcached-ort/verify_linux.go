@@ -10,23 +10,20 @@ import (
 	"github.com/epcached/epcached/compilers/ort"
 )
 
-// verify runs the graph with the request's EPs, and the source model with ONNX Runtime's own kernels, both once on zeros, and compares.
-func (j *job) verify() error {
+// maxInput bounds the memory of an input, in bytes.
+const maxInput = 1 << 30
+
+// compareOutputs runs the graph with the request's EPs, and the source model with ONNX Runtime's own
+// kernels, both once on zeros, and compares.
+func (j *job) compareOutputs() error {
 	if len(j.req.Share) != 1 {
 		return errors.New("the request names no source model")
 	}
-	if err := j.memberPhase(dialogue.PhaseLoading, 0); err != nil {
-		return err
-	}
 	sizes := j.req.Options
 	j.req.Options.FreeDimensions, j.req.Options.FreeDimensionsByDenotation = nil, nil // fixed when it was compiled
-	o, err := j.options()
+	compiled, err := j.session(j.req.Model, 0)
 	if err != nil {
 		return err
-	}
-	compiled, err := o.Open(j.req.Model)
-	if err != nil {
-		return step(err, "load %q", j.req.Model)
 	}
 	inputs, why := zeros(compiled, 1)
 	if why != nil {
@@ -38,7 +35,7 @@ func (j *job) verify() error {
 		return step(err, "run %q", j.req.Model)
 	}
 	compiled.Release()
-	if err := j.memberPhase(dialogue.PhaseRunning, 1); err != nil {
+	if err := j.modelPhase(dialogue.PhaseRunning, 1); err != nil {
 		return err
 	}
 	j.req.Options = sizes
@@ -78,11 +75,7 @@ func (j *job) runOnZeros(sessions []*ort.Session) error {
 			j.result.NotRun = err.Error()
 			continue
 		}
-		phase := dialogue.Event{Phase: dialogue.PhaseRunning}
-		if len(sessions) > 1 {
-			phase.Member = i + 1
-		}
-		if err := j.tell(phase); err != nil {
+		if err := j.modelPhase(dialogue.PhaseRunning, i); err != nil {
 			return err
 		}
 		if _, err := s.Run(inputs); err != nil {
@@ -100,7 +93,7 @@ func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 	}
 	for i := range inputs {
 		t := &inputs[i]
-		size, known := elementSizes[t.Type]
+		size, known := ort.ElementSizes[t.Type]
 		if !known {
 			return nil, fmt.Errorf("input %q: zeros of element type %d are not supported", t.Name, t.Type)
 		}
@@ -115,10 +108,4 @@ func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 		t.Data = make([]byte, size)
 	}
 	return inputs, nil
-}
-
-// elementSizes are those of the types that have numbers to compare, in bytes.
-var elementSizes = map[int32]int64{
-	typeFloat: 4, typeDouble: 8, typeFloat16: 2, typeBfloat16: 2, typeBool: 1, typeUint8: 1, typeInt8: 1,
-	typeUint16: 2, typeInt16: 2, typeUint32: 4, typeInt32: 4, typeUint64: 8, typeInt64: 8,
 }

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"strings"
@@ -35,7 +34,8 @@ func work() int {
 		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
 		return dialogue.ExitDialogue
 	}
-	event, status := answer(req, lines, out)
+	j := &job{req: req, in: lines, tell: func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) }}
+	event, status := j.answer()
 	if err := dialogue.WriteEvent(out, event); err != nil {
 		fmt.Fprintln(os.Stderr, "epcached-ort:", err)
 		return dialogue.ExitDialogue
@@ -76,13 +76,13 @@ func defaultSignals() error {
 }
 
 // answer does the request and gives its last event.
-func answer(req dialogue.Request, in *bufio.Reader, out io.Writer) (dialogue.Event, int) {
-	result, err := do(req, in, func(e dialogue.Event) error { return dialogue.WriteEvent(out, e) })
-	if err != nil {
-		return dialogue.Event{Refusal: refusal(req.Do, err)}, dialogue.ExitRefused
+func (j *job) answer() (dialogue.Event, int) {
+	if err := j.do(); err != nil {
+		return dialogue.Event{Refusal: refusal(j.req.Do, err)}, dialogue.ExitRefused
 	}
-	result.PeakMemory = max(result.PeakMemory, peakMemory())
-	return dialogue.Event{Result: &result}, dialogue.ExitDone
+	j.result.Errors = j.logged()
+	j.result.PeakMemory = max(j.result.PeakMemory, peakMemory())
+	return dialogue.Event{Result: &j.result}, dialogue.ExitDone
 }
 
 // peakMemory reads the high-water mark of resident memory. The kernel's account for a parent (rusage) also counts what the process was before

@@ -1,6 +1,7 @@
 package compilertest
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,35 +31,75 @@ func Runtime(t testing.TB, name string) compilers.Runtime {
 	return r
 }
 
-var worker struct {
+// program is one that tests build, once per test binary.
+type program struct {
 	once sync.Once
 	path string
 	out  []byte
 	err  error
 }
 
-// Worker builds epcached-ort, once per test binary, and gives its path. It is built as `make build` does, without cgo and without the race detector,
-// whatever the test is built with: then most of it is in Go's cache already.
-func Worker(t testing.TB) string {
+var worker, runner program
+
+// built gives the program's path. It is built as `make build` does, without cgo and without the race detector, whatever the test is built with: then
+// most of it is in Go's cache already.
+func (p *program) built(t testing.TB, name string) string {
 	t.Helper()
-	worker.once.Do(func() {
+	p.once.Do(func() {
 		dir, err := os.MkdirTemp("", "epcached-worker-")
 		if err != nil {
-			worker.err = err
+			p.err = err
 			return
 		}
-		worker.path = filepath.Join(dir, "epcached-ort")
-		build := exec.Command("go", "build", "-trimpath", "-o", worker.path, "github.com/epcached/epcached/cmd/epcached-ort")
+		p.path = filepath.Join(dir, filepath.Base(name))
+		build := exec.Command("go", "build", "-trimpath", "-o", p.path, "github.com/epcached/epcached/"+name)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		worker.out, worker.err = build.CombinedOutput()
+		p.out, p.err = build.CombinedOutput()
 	})
-	require.NoError(t, worker.err, "build epcached-ort: %s", worker.out)
-	return worker.path
+	require.NoError(t, p.err, "build %s: %s", name, p.out)
+	return p.path
 }
 
-// RemoveWorker removes what Worker built. Call it at the end of TestMain.
+// Worker builds epcached-ort, and gives its path.
+func Worker(t testing.TB) string {
+	t.Helper()
+	return worker.built(t, "cmd/epcached-ort")
+}
+
+// Outputs runs the graphs of a load check in a process of their own, in order, on inputs that follow from a seed, and gives the bytes of all outputs.
+func Outputs(t testing.TB, job compilers.CheckJob, seed uint64) []byte {
+	t.Helper()
+	order := map[string]any{"ORTLibrary": job.Runtime.ORTLibrary, "Graphs": append([]string{job.Graph}, job.Share...), "Seed": seed,
+		"Session": map[string]any{"Entries": job.SessionOptions, "GraphOptimizationLevel": job.GraphOptimizationLevel}}
+	var eps []compilers.EP
+	for _, ep := range job.EPs {
+		lib, err := job.Runtime.Library(ep.Name)
+		require.NoError(t, err)
+		info, _ := compilers.EPByName(ep.Name)
+		ep.Library, ep.Options = lib.Path, info.Resolve(lib.Path, ep.Options)
+		eps = append(eps, ep)
+	}
+	order["EPs"] = eps
+	text, err := json.Marshal(order)
+	require.NoError(t, err)
+	outputs, err := os.Create(filepath.Join(t.TempDir(), "outputs"))
+	require.NoError(t, err)
+	defer outputs.Close() // read below
+	cmd := exec.Command(runner.built(t, "testdata/run"), string(text))
+	cmd.ExtraFiles = []*os.File{outputs}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	data, err := os.ReadFile(outputs.Name())
+	require.NoError(t, err)
+	require.NotEmpty(t, data)
+	return data
+}
+
+// RemoveWorker removes what Worker and Outputs built. Call it at the end of TestMain.
 func RemoveWorker() {
-	if worker.path != "" {
-		_ = os.RemoveAll(filepath.Dir(worker.path)) // a leftover in the temporary folder does no harm
+	for _, p := range []*program{&worker, &runner} {
+		if p.path != "" {
+			_ = os.RemoveAll(filepath.Dir(p.path)) // a leftover in the temporary folder does no harm
+		}
 	}
 }

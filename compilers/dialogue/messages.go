@@ -3,7 +3,7 @@ package dialogue
 import "os"
 
 // Version must be equal on both ends.
-const Version = 4
+const Version = 5
 
 // The worker's exit statuses. They are unlike those of the Go runtime (2) and of shells (126 and above), so that a crash in vendor code is never
 // mistaken for an answer.
@@ -46,7 +46,6 @@ const (
 	Compile       = "compile"
 	Load          = "load"
 	Compatibility = "compatibility"
-	Run           = "run"
 	Try           = "try"         // try what the worker is kept from; loads no library
 	Compare       = "compare"     // run a graph and the model that it was compiled from
 	Command       = "command"     // run a vendor's own compiler; loads no library
@@ -70,21 +69,19 @@ type Request struct {
 	ORTLibrary string
 	EPs        []EP
 
-	Model   string   // Compile: source model. Load, Run: the graph
-	Output  string   // Compile: graph to write. Run: file for the outputs' raw bytes
+	Model   string   // Compile: source model. Load, Compare: the graph
+	Output  string   // Compile: graph to write
 	Route   string   // Compile: "compile_api" or "session_options"
 	Embed   bool     // Compile
 	Keep    Keep     // Compile
-	Options Session  // Compile, Load, Run
-	Share   []Member // Compile, Load, Run: further models, in order, in the same process. Compile: all share one context binary
+	Options Session  // Compile, Load, Compare
+	Share   []Member // Compile, Load: further models, in order, in the same process. Compile: all share one context binary
 	// Load: the model that Model was compiled from, loaded after it to compare both; "": none
 	Against string
 	Infos   []string // Compatibility: the strings to judge
 
 	Guideline string  // Conformance: "SECTION/NAME" of the one to prove; empty: find out which models the EP takes, and list all
 	Family    string  // Conformance: of models that the EP takes, as was found out
-	Seed      uint64  // Run: fills the inputs
-	Times     int     // Run: how often; 0 is once
 	Most      float64 // Compare: by which a value may differ; the source model is the only one of Share
 
 	Zeros  int64 // Load: size of free dimensions with which it is then run on zeros; 0: it is not
@@ -131,13 +128,12 @@ type Session struct {
 	FreeDimensions             map[string]int64
 	FreeDimensionsByDenotation map[string]int64
 	GraphOptimizationLevel     string // "", "disable_all", "basic", "extended", "layout", "all"
-	Threads                    int    // 0: ORT chooses
 }
 
 // Event is one record from the worker: exactly one field is set, but for those that go with another.
 type Event struct {
 	Phase   string     `json:",omitempty"`
-	Member  int        `json:",omitempty"` // with Phase, of a request with Share: which model it is about, from 1
+	Member  int        `json:",omitempty"` // with Phase: which of Model and Share it is about, from 1
 	EPs     []EPResult `json:",omitempty"` // what was registered and chosen, before it is used: known even if the use crashes
 	Memory  int64      `json:",omitempty"` // with EPs: bytes, resident, that the worker took until then
 	Result  *Result    `json:",omitempty"`
@@ -149,10 +145,8 @@ type Result struct {
 	ORTVersion string
 	ORTBuild   string // ONNX Runtime's own build information
 	EPs        []EPResult
-	Seconds    float64   // of the part that the request is about: compile, load
-	Verdicts   []int     // Compatibility: one per string
-	Outputs    []Tensor  // Run
-	RunSeconds []float64 // Run: one per round
+	Seconds    float64 // of the part that the request is about: compile, load
+	Verdicts   []int   // Compatibility: one per string
 	// Load with Against: processor seconds of one load of each form
 	LoadCPU    []float64   `json:",omitempty"`
 	PeakMemory int64       // bytes, resident, of the worker so far
@@ -180,15 +174,6 @@ type EPResult struct {
 	Version string
 	Devices []DeviceFacts // Probe: all that the library lists under Name; else those that were chosen
 	Error   string        // Probe: why it could not be registered
-}
-
-// Tensor is an output of a run. Its bytes stand in the output file, at Offset.
-type Tensor struct {
-	Name   string
-	Type   int32 // ONNXTensorElementDataType, whose numbers are those of TensorProto.DataType
-	Shape  []int64
-	Offset int64
-	Length int64
 }
 
 // Refusal ends a request that ORT, the EP or the worker itself turned down.

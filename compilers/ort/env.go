@@ -5,6 +5,7 @@ package ort
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/ebitengine/purego"
 )
@@ -81,6 +82,13 @@ func (e *Env) Devices() ([]Device, error) {
 		devices = append(devices, e.api.device(ptr))
 	}
 	return devices, nil
+}
+
+// DevicesOf lists the devices under exactly this EP name: OpenVINO also has names with an ending,
+// such as ".AUTO".
+func (e *Env) DevicesOf(ep string) ([]Device, error) {
+	all, err := e.Devices()
+	return slices.DeleteFunc(all, func(d Device) bool { return d.EP != ep }), err
 }
 
 func (a *API) device(ptr handle) Device {

@@ -40,7 +40,6 @@ var (
 	fnRun                             = declare(apiTable, 9, "Run", 0)
 	fnCreateSessionOptions            = declare(apiTable, 10, "CreateSessionOptions", 0)
 	fnSetSessionGraphOptLevel         = declare(apiTable, 23, "SetSessionGraphOptimizationLevel", 0)
-	fnSetIntraOpNumThreads            = declare(apiTable, 24, "SetIntraOpNumThreads", 0)
 	fnSessionGetInputCount            = declare(apiTable, 30, "SessionGetInputCount", 0)
 	fnSessionGetOutputCount           = declare(apiTable, 31, "SessionGetOutputCount", 0)
 	fnSessionGetInputTypeInfo         = declare(apiTable, 33, "SessionGetInputTypeInfo", 0)

@@ -50,11 +50,6 @@ func (o *SessionOptions) FixDenotation(denotation string, value int64) error {
 	return o.env.api.do(fnAddFreeDimensionOverride, o.ptr, denotation, value)
 }
 
-// SetThreads sets the number of threads within nodes.
-func (o *SessionOptions) SetThreads(n int) error {
-	return o.env.api.do(fnSetIntraOpNumThreads, o.ptr, int32(n))
-}
-
 // SetGraphOptimization sets the graph optimisation level, by name; see Level.
 func (o *SessionOptions) SetGraphOptimization(name string) error {
 	level, err := Level(name)

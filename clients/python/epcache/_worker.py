@@ -25,7 +25,7 @@ PROGRAM = "epcached-ort"
 PROGRAM_VARIABLE = "EPCACHE_WORKER"
 FOLDERS = ("/usr/libexec/epcached", "/usr/lib/epcached", "/usr/local/libexec/epcached", "/usr/local/lib/epcached")
 
-VERSION = 4  # of the dialogue
+VERSION = 5  # of the dialogue
 MAX_SAID = 16 << 20  # bytes of the whole dialogue
 DIALOGUE, SETUP, SIGNAL = 61, 62, 128  # exit statuses
 GRACE = 3.0  # for what was killed to go away
