@@ -45,6 +45,7 @@ type testCase struct {
 	ep      dialogue.EP
 	devices []ort.Device
 	family  family
+	source  tinymodel.Model // one block of the family
 	folder  string
 	tell    func(call string) error
 	calls   []dialogue.Call
@@ -71,6 +72,11 @@ func (c *testCase) does(call, expected string, do func() (happened string, err e
 	if err != nil {
 		panic(stopped{})
 	}
+}
+
+// succeeds makes a call that gives nothing.
+func (c *testCase) succeeds(call string, do func() error) {
+	c.does(call, "success", func() (string, error) { return "success", do() })
 }
 
 // brief bounds what an EP says.
@@ -172,14 +178,14 @@ func (c *testCase) compile(path string, session set) {
 
 // compileBy does so by the compile API.
 func (c *testCase) compileBy(call string, k ort.Compilation, session set) (made []byte) {
-	c.does("CompileModel("+call+session.String()+")", "success", func() (string, error) {
+	c.succeeds("CompileModel("+call+session.String()+")", func() error {
 		o, err := c.options(session)
 		if err != nil {
-			return "", err
+			return err
 		}
 		defer o.Release()
 		made, err = o.Compile(k)
-		return "success", err
+		return err
 	})
 	return made
 }
@@ -199,13 +205,8 @@ func (c *testCase) computes(s *ort.Session, source tinymodel.Model) {
 	expected := fmt.Sprintf("the outputs of the source model on the CPU, within %g %%",
 		100*tolerance)
 	c.does("Run", expected, func() (string, error) {
-		inputs := []ort.Tensor{{Name: "x", Type: c.family.outside()}}
-		count := 1
-		for _, d := range c.family.shape() {
-			inputs[0].Shape = append(inputs[0].Shape, int64(d.(int)))
-			count *= d.(int)
-		}
-		inputs[0].Data = numbers(100, count, c.family.outside())
+		x := c.family.tensor("x", 100, c.family.outside(), c.family.shape())
+		inputs := []ort.Tensor{{Name: x.Name, Type: x.Type, Shape: x.Shape, Data: x.Raw}}
 		got, err := s.Run(inputs)
 		if err != nil {
 			return "", err
@@ -317,15 +318,15 @@ func (c *testCase) contexts(name string) (m *epmodel.Model) {
 	return m
 }
 
-// alone compiles a model of one block, and gives the one node. name is without ".onnx".
-func (c *testCase) alone(name string, seed uint64, session set) (*epmodel.Model, tinymodel.Model) {
-	source := c.family.model(seed, 1, false)
-	c.compile(c.write(name+".onnx", source), session)
+// alone compiles a model of one block, the source for seed 1, and gives the one node. name is
+// without ".onnx".
+func (c *testCase) alone(name string, seed uint64, session set) *epmodel.Model {
+	c.compile(c.write(name+".onnx", c.family.model(seed, 1, false)), session)
 	m := c.contexts(name + "_ctx.onnx")
 	if len(m.Contexts) != 1 || m.Nodes != 1 || m.Contexts[0].Inputs != 1 {
 		c.skip("the compiled model has %d nodes", m.Nodes)
 	}
-	return m, source
+	return m
 }
 
 // rebuilt writes a node of a compiled model again between two values, with other attributes where
@@ -341,7 +342,8 @@ func (c *testCase) rebuilt(m *epmodel.Model, graph string, in, out string,
 		"embed_mode": n.EmbedMode}
 	for name, text := range map[string]string{"source": n.Source,
 		"partition_name": n.PartitionName, "ep_sdk_version": n.SDKVersion,
-		"hardware_architecture": n.HardwareArchitecture, "onnx_model_filename": n.ONNXModelFilename, "notes": n.Notes} {
+		"hardware_architecture": n.HardwareArchitecture,
+		"onnx_model_filename":   n.ONNXModelFilename, "notes": n.Notes} {
 		if text != "" {
 			attributes[name] = text
 		}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/epcached/epcached/compilers/dialogue"
 	"github.com/epcached/epcached/compilers/ort"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
@@ -17,195 +16,141 @@ var noFallback = set{"session.disable_cpu_ep_fallback": "1"}
 
 // inference has the guidelines for loading an EPContext model.
 var inference = []guideline{
-	{
-		name: "no EPContext nodes: the normal inference workflow",
-		prove: func(c *testCase) {
-			source := c.family.model(1, 1, false)
-			c.loads(c.write("m.onnx", source), noFallback, source)
-		},
-	},
-	{
-		name: "the compiled model runs on the EP alone",
-		prove: func(c *testCase) {
-			_, source := c.alone("m", 1, nil)
-			c.loads(c.folder+"/m_ctx.onnx", noFallback, source)
-		},
-	},
-	{
-		name: "the EP inspects source, and takes only its own nodes",
-		prove: func(c *testCase) {
-			m, source := c.alone("m", 1, nil)
-			c.loads(c.write("own.onnx", c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
-				nil))), nil, source)
-			other := c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
-				set{"source": "AnotherExecutionProvider"}))
-			c.refuses(c.write("other.onnx", other), nil, nil)
-		},
-	},
-	{
-		name:  "the EP partitions nothing but EPContext nodes where there are some",
-		level: dialogue.Recommended,
-		prove: func(c *testCase) {
-			if c.family.op == "Conv" || c.family.element != tinymodel.Float {
-				c.skip("a Relu may be none that the EP takes")
-			}
-			m, _ := c.alone("m", 1, nil)
-			model := c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y", nil),
-				tinymodel.Node{Op: "Relu", Inputs: []string{"y"}, Outputs: []string{"z"}})
-			model.Outputs = []tinymodel.Value{c.family.value("z")}
-			model.Values = []tinymodel.Value{c.family.value("y")}
-			path := c.write("both.onnx", model)
-			c.open(path, nil).Release()
-			c.refuses(path, nil, noFallback)
-		},
-	},
-	{
-		name:  "attributes that are left out have the schema's defaults: main_context is 1",
-		level: dialogue.Recommended,
-		prove: func(c *testCase) {
-			m, source := c.alone("m", 1, nil)
-			c.loads(c.write("short.onnx", c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
-				set{"main_context": "-"}))), nil, source)
-		},
-	},
-	{
-		name: "loaded from a path: the binary is found in the model's folder, also after that " +
-			"was moved",
-		prove: func(c *testCase) {
-			_, source := c.alone("at/m", 1, nil)
-			must(os.Chdir("/")) // not in the working directory
-			c.loads(c.folder+"/at/m_ctx.onnx", nil, source)
-			must(os.Rename(c.folder+"/at", c.folder+"/moved"))
-			c.loads(c.folder+"/moved/m_ctx.onnx", nil, source)
-			must(os.Chdir(c.folder + "/moved"))
-			c.loads("m_ctx.onnx", nil, source)
-		},
-	},
-	{
-		name: "loaded from memory: ep.context_file_path tells the folder",
-		prove: func(c *testCase) {
-			_, source := c.alone("m", 1, nil)
-			model := c.bytes("m_ctx.onnx")
-			must(os.Remove(c.folder + "/m_ctx.onnx")) // only its path counts
-			must(os.Chdir("/"))
-			s := c.openAs("m_ctx.onnx", model,
-				set{"ep.context_file_path": c.folder + "/m_ctx.onnx"})
-			defer s.Release()
-			c.computes(s, source)
-		},
-	},
-	{
-		name: "loaded from memory: what is embedded needs no path",
-		prove: func(c *testCase) {
-			_, source := c.alone("m", 1, set{"ep.context_embed_mode": "1"})
-			s := c.openAs("m_ctx.onnx", c.bytes("m_ctx.onnx"), nil)
-			defer s.Release()
-			c.computes(s, source)
-		},
-	},
-	{
-		name:  "the binary may stand in a subfolder",
-		level: dialogue.Recommended,
-		prove: func(c *testCase) {
-			m, source := c.alone("m", 1, nil)
-			c.writeFile("sub/b.bin", c.bytes(m.Contexts[0].CacheContext))
-			node := c.rebuilt(m, "m_ctx.onnx", "x", "y", set{"ep_cache_context": "sub/b.bin"})
-			c.loads(c.write("moved.onnx", c.contextModel(m, node)), nil, source)
-		},
-	},
-	{
-		name: "the binary stands nowhere else: absolute paths and .. are refused",
-		prove: func(c *testCase) {
-			m, _ := c.alone("in/m", 1, nil)
-			binary := filepath.Join(c.folder, "in", m.Contexts[0].CacheContext)
-			for i, name := range []string{binary, "../in/" + filepath.Base(binary)} {
-				node := c.rebuilt(m, "in/m_ctx.onnx", "x", "y", set{"ep_cache_context": name})
-				c.refuses(c.write(fmt.Sprintf("in/bad%d.onnx", i), c.contextModel(m, node)), nil,
-					nil)
-			}
-		},
-	},
-	{
-		name: "a binary that is missing, empty, cut in half or of something else is an error, " +
-			"and no crash",
-		prove: func(c *testCase) {
-			m, _ := c.alone("m", 1, nil)
-			binary := m.Contexts[0].CacheContext
-			whole := c.bytes(binary)
-			for _, content := range [][]byte{whole[:len(whole)/2], {},
-				[]byte("this is no context binary\n")} {
-				c.writeFile(binary, content)
-				c.refuses(c.folder+"/m_ctx.onnx", nil, nil)
-			}
-			must(os.Remove(filepath.Join(c.folder, binary)))
+	required("no EPContext nodes: the normal inference workflow", func(c *testCase) {
+		c.loads(c.write("m.onnx", c.source), noFallback, c.source)
+	}),
+	required("the compiled model runs on the EP alone", func(c *testCase) {
+		c.alone("m", 1, nil)
+		c.loads(c.folder+"/m_ctx.onnx", noFallback, c.source)
+	}),
+	required("the EP inspects c.source, and takes only its own nodes", func(c *testCase) {
+		m := c.alone("m", 1, nil)
+		c.loads(c.write("own.onnx", c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
+			nil))), nil, c.source)
+		other := c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
+			set{"source": "AnotherExecutionProvider"}))
+		c.refuses(c.write("other.onnx", other), nil, nil)
+	}),
+	recommended("the EP partitions nothing but EPContext nodes where there are "+
+		"some", func(c *testCase) {
+		if c.family.op == "Conv" || c.family.element != tinymodel.Float {
+			c.skip("a Relu may be none that the EP takes")
+		}
+		m := c.alone("m", 1, nil)
+		model := c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y", nil),
+			tinymodel.Node{Op: "Relu", Inputs: []string{"y"}, Outputs: []string{"z"}})
+		model.Outputs = []tinymodel.Value{c.family.value("z")}
+		model.Values = []tinymodel.Value{c.family.value("y")}
+		path := c.write("both.onnx", model)
+		c.open(path, nil).Release()
+		c.refuses(path, nil, noFallback)
+	}),
+	recommended("attributes that are left out have the schema's defaults: main_context is "+
+		"1", func(c *testCase) {
+		m := c.alone("m", 1, nil)
+		c.loads(c.write("short.onnx", c.contextModel(m, c.rebuilt(m, "m_ctx.onnx", "x", "y",
+			set{"main_context": "-"}))), nil, c.source)
+	}),
+	required("loaded from a path: the binary is found in the model's folder, also after that was "+
+		"moved", func(c *testCase) {
+		c.alone("at/m", 1, nil)
+		must(os.Chdir("/")) // not in the working directory
+		c.loads(c.folder+"/at/m_ctx.onnx", nil, c.source)
+		must(os.Rename(c.folder+"/at", c.folder+"/moved"))
+		c.loads(c.folder+"/moved/m_ctx.onnx", nil, c.source)
+		must(os.Chdir(c.folder + "/moved"))
+		c.loads("m_ctx.onnx", nil, c.source)
+	}),
+	required("loaded from memory: ep.context_file_path tells the folder", func(c *testCase) {
+		c.alone("m", 1, nil)
+		model := c.bytes("m_ctx.onnx")
+		must(os.Remove(c.folder + "/m_ctx.onnx")) // only its path counts
+		must(os.Chdir("/"))
+		s := c.openAs("m_ctx.onnx", model,
+			set{"ep.context_file_path": c.folder + "/m_ctx.onnx"})
+		defer s.Release()
+		c.computes(s, c.source)
+	}),
+	required("loaded from memory: what is embedded needs no path", func(c *testCase) {
+		c.alone("m", 1, set{"ep.context_embed_mode": "1"})
+		s := c.openAs("m_ctx.onnx", c.bytes("m_ctx.onnx"), nil)
+		defer s.Release()
+		c.computes(s, c.source)
+	}),
+	recommended("the binary may stand in a subfolder", func(c *testCase) {
+		m := c.alone("m", 1, nil)
+		c.writeFile("sub/b.bin", c.bytes(m.Contexts[0].CacheContext))
+		node := c.rebuilt(m, "m_ctx.onnx", "x", "y", set{"ep_cache_context": "sub/b.bin"})
+		c.loads(c.write("moved.onnx", c.contextModel(m, node)), nil, c.source)
+	}),
+	required("the binary stands nowhere else: absolute paths and .. are "+
+		"refused", func(c *testCase) {
+		m := c.alone("in/m", 1, nil)
+		binary := filepath.Join(c.folder, "in", m.Contexts[0].CacheContext)
+		for i, name := range []string{binary, "../in/" + filepath.Base(binary)} {
+			node := c.rebuilt(m, "in/m_ctx.onnx", "x", "y", set{"ep_cache_context": name})
+			c.refuses(c.write(fmt.Sprintf("in/bad%d.onnx", i), c.contextModel(m, node)), nil,
+				nil)
+		}
+	}),
+	required("a binary that is missing, empty, cut in half or of something else is an error, and "+
+		"no crash", func(c *testCase) {
+		m := c.alone("m", 1, nil)
+		binary := m.Contexts[0].CacheContext
+		whole := c.bytes(binary)
+		for _, content := range [][]byte{whole[:len(whole)/2], {},
+			[]byte("this is no context binary\n")} {
+			c.writeFile(binary, content)
 			c.refuses(c.folder+"/m_ctx.onnx", nil, nil)
-		},
-	},
-	{
-		name:  "a compiled model is not compiled again",
-		level: dialogue.Recommended,
-		prove: func(c *testCase) {
-			c.alone("m", 1, nil)
-			c.refuses(c.folder+"/m_ctx.onnx", nil, set{"ep.context_enable": "1",
-				"ep.context_file_path": c.folder + "/twice.onnx"})
-		},
-	},
-	{
-		name: "ep.enable_weightless_ep_context_nodes: weights stay in the model, or the option " +
-			"is refused",
-		level: dialogue.Optional,
-		prove: func(c *testCase) {
-			source := c.family.model(1, 1, false)
-			if len(source.Initializers) == 0 {
-				c.skip("a model that the EP takes has no weights")
-			}
-			path := c.write("m.onnx", source)
-			session := set{"ep.context_enable": "1", "ep.enable_weightless_ep_context_nodes": "1"}
-			s, err := c.session(path, nil, session)
-			if err != nil {
-				c.skip("it is refused: %s", brief(err.Error()))
-			}
-			s.Release()
-			m := c.contexts("m_ctx.onnx")
-			c.check(sessionCall("m.onnx", nil, session),
-				"weights that are inputs of the EPContext node", fmt.Sprintf("%d inputs",
-					m.Contexts[0].Inputs), m.Contexts[0].Inputs > 1)
-			c.loads(c.folder+"/m_ctx.onnx", nil, source)
-		},
-	},
+		}
+		must(os.Remove(filepath.Join(c.folder, binary)))
+		c.refuses(c.folder+"/m_ctx.onnx", nil, nil)
+	}),
+	recommended("a compiled model is not compiled again", func(c *testCase) {
+		c.alone("m", 1, nil)
+		c.refuses(c.folder+"/m_ctx.onnx", nil, set{"ep.context_enable": "1",
+			"ep.context_file_path": c.folder + "/twice.onnx"})
+	}),
+	optional("ep.enable_weightless_ep_context_nodes: weights stay in the model, or the option is "+
+		"refused", func(c *testCase) {
+		if len(c.source.Initializers) == 0 {
+			c.skip("a model that the EP takes has no weights")
+		}
+		path := c.write("m.onnx", c.source)
+		session := set{"ep.context_enable": "1", "ep.enable_weightless_ep_context_nodes": "1"}
+		s, err := c.session(path, nil, session)
+		if err != nil {
+			c.skip("it is refused: %s", brief(err.Error()))
+		}
+		s.Release()
+		m := c.contexts("m_ctx.onnx")
+		c.check(sessionCall("m.onnx", nil, session),
+			"weights that are inputs of the EPContext node", fmt.Sprintf("%d inputs",
+				m.Contexts[0].Inputs), m.Contexts[0].Inputs > 1)
+		c.loads(c.folder+"/m_ctx.onnx", nil, c.source)
+	}),
 }
 
 // compatibility has the guidelines for what a compiled model says of itself.
 var compatibility = []guideline{
-	{
-		name: "GetCompiledModelCompatibilityInfo: the compiled model has the EP's compatibility " +
-			"string",
-		level: dialogue.Recommended,
-		prove: func(c *testCase) {
-			c.ownString()
-		},
-	},
-	{
-		name:  "ValidateCompiledModelCompatibilityInfo: its own string is optimal",
-		level: dialogue.Recommended,
-		prove: func(c *testCase) {
-			info := c.ownString()
-			c.judges(info, "optimal", func(v int) bool { return v == 1 })
-		},
-	},
-	{
-		name: "ValidateCompiledModelCompatibilityInfo: what is no string of the EP is " +
-			"not supported",
-		level: dialogue.Recommended,
-		prove: func(c *testCase) {
-			c.judges("this is of no execution provider", "unsupported or not applicable",
-				func(v int) bool { return v == 0 || v == 3 })
-		},
-	},
+	recommended("GetCompiledModelCompatibilityInfo: the compiled model has the EP's "+
+		"compatibility string", func(c *testCase) {
+		c.ownString()
+	}),
+	recommended("ValidateCompiledModelCompatibilityInfo: its own string is "+
+		"optimal", func(c *testCase) {
+		info := c.ownString()
+		c.judges(info, "optimal", func(v int) bool { return v == 1 })
+	}),
+	recommended("ValidateCompiledModelCompatibilityInfo: what is no string of the EP is not "+
+		"supported", func(c *testCase) {
+		c.judges("this is of no execution provider", "unsupported or not applicable",
+			func(v int) bool { return v == 0 || v == 3 })
+	}),
 }
 
 func (c *testCase) ownString() string {
-	m, _ := c.alone("m", 1, nil)
+	m := c.alone("m", 1, nil)
 	key := "ep_compatibility_info." + c.ep.Name
 	info := m.Metadata[key]
 	c.check("metadata "+key, "a string", info, info != "")
@@ -238,53 +183,39 @@ var (
 
 // sharing has the guidelines for models that share one context. An EP need not have it.
 var sharing = []guideline{
-	{
-		name: "the first session decides the binary's name, the last one writes it, each " +
-			"creates a model: N+1 files",
-		level: dialogue.Optional,
-		prove: func(c *testCase) {
-			c.group("at", 1, 2)
-			c.equal("files", "3", fmt.Sprint(len(c.files("at"))-2)) // but for the sources
-			var binaries []string
-			for _, name := range []string{"at/model1_ctx.onnx", "at/model2_ctx.onnx"} {
-				binaries = append(binaries, c.contexts(name).Contexts[0].CacheContext)
-			}
-			c.equal("the second model's binary", binaries[0], binaries[1])
-		},
-	},
-	{
-		name:  "the last session clears the workspace: the next one is the first of another group",
-		level: dialogue.Optional,
-		prove: func(c *testCase) {
-			c.group("first", 1, 2)
-			c.group("second", 9, 1)
-			c.loads(c.folder+"/second/model1_ctx.onnx", nil, c.member(9, 0))
-		},
-	},
-	{
-		name:  "a group loads in order in one process, computes right, and is destroyed in reverse",
-		level: dialogue.Optional,
-		prove: func(c *testCase) {
-			compiled := c.group("at", 1, 3)
-			var sessions []*ort.Session
-			for _, path := range compiled {
-				sessions = append(sessions, c.open(path, share))
-			}
-			for i, s := range sessions {
-				c.computes(s, c.member(1, i))
-			}
-			for i := len(sessions) - 1; i >= 0; i-- {
-				sessions[i].Release()
-			}
-		},
-	},
-	{
-		name:  "a member alone loads without the option",
-		level: dialogue.Optional,
-		prove: func(c *testCase) {
-			c.loads(c.group("at", 1, 2)[1], nil, c.member(1, 1))
-		},
-	},
+	optional("the first session decides the binary's name, the last one writes it, each creates "+
+		"a model: N+1 files", func(c *testCase) {
+		c.group("at", 1, 2)
+		c.equal("files", "3", fmt.Sprint(len(c.files("at"))-2)) // but for the sources
+		var binaries []string
+		for _, name := range []string{"at/model1_ctx.onnx", "at/model2_ctx.onnx"} {
+			binaries = append(binaries, c.contexts(name).Contexts[0].CacheContext)
+		}
+		c.equal("the second model's binary", binaries[0], binaries[1])
+	}),
+	optional("the last session clears the workspace: the next one is the first of another "+
+		"group", func(c *testCase) {
+		c.group("first", 1, 2)
+		c.group("second", 9, 1)
+		c.loads(c.folder+"/second/model1_ctx.onnx", nil, c.member(9, 0))
+	}),
+	optional("a group loads in order in one process, computes right, and is destroyed in "+
+		"reverse", func(c *testCase) {
+		compiled := c.group("at", 1, 3)
+		var sessions []*ort.Session
+		for _, path := range compiled {
+			sessions = append(sessions, c.open(path, share))
+		}
+		for i, s := range sessions {
+			c.computes(s, c.member(1, i))
+		}
+		for i := len(sessions) - 1; i >= 0; i-- {
+			sessions[i].Release()
+		}
+	}),
+	optional("a member alone loads without the option", func(c *testCase) {
+		c.loads(c.group("at", 1, 2)[1], nil, c.member(1, 1))
+	}),
 }
 
 // member is the i-th model of a group: the same weights, and one block more than the one before.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/epcached/epcached/compilers/ort"
 	"github.com/epcached/epcached/compilers/tinymodel"
 )
 
@@ -48,11 +49,11 @@ func familyNamed(name string) (family, error) {
 
 const width = 16
 
-func (f family) shape() []any {
+func (f family) shape() []int64 {
 	if f.op == "Conv" {
-		return []any{1, width, 4, 4}
+		return []int64{1, width, 4, 4}
 	}
-	return []any{1, width}
+	return []int64{1, width}
 }
 
 // outside is the type of the model's inputs and outputs.
@@ -64,7 +65,7 @@ func (f family) outside() int32 {
 }
 
 func (f family) value(name string) tinymodel.Value {
-	return tinymodel.Value{Name: name, Type: f.outside(), Shape: f.shape()}
+	return tinymodel.Fixed(name, f.outside(), f.shape())
 }
 
 // divides tells whether the family has models in parts.
@@ -95,45 +96,22 @@ func (f family) model(seed uint64, count int, parts bool) tinymodel.Model {
 }
 
 func (f family) block(m *tinymodel.Model, seed uint64, id, in, out string) {
-	dims := map[string][]int64{"MatMul": {width, width}, "Conv": {width, width, 1, 1}, "Mul": {1,
-		width}, "Add": {1, width}}[f.op]
-	inputs := []string{in}
+	dims := map[string][]int64{"MatMul": {width, width}, "Conv": {width, width, 1, 1},
+		"Mul": {1, width}, "Add": {1, width}}[f.op]
+	var weight tinymodel.Tensor
 	if dims != nil {
-		m.Initializers = append(m.Initializers, f.weight(id+"w", seed, dims))
-		inputs = append(inputs, id+"w")
+		weight = f.tensor(id+"w", seed, f.element, dims)
 	}
-	if f.element != tinymodel.Int8 {
-		m.Nodes = append(m.Nodes, tinymodel.Node{Name: id + f.op, Op: f.op, Inputs: inputs,
-			Outputs: []string{out}})
-		return
-	}
-	scale, zero := id+"scale", id+"zero"
-	m.Initializers = append(m.Initializers,
-		tinymodel.Tensor{Name: scale, Type: tinymodel.Float,
-			Raw: binary.LittleEndian.AppendUint32(nil, math.Float32bits(quantum))},
-		tinymodel.Tensor{Name: zero, Type: tinymodel.Int8, Raw: []byte{0}})
-	step := func(op, from, to string) string {
-		m.Nodes = append(m.Nodes, tinymodel.Node{Name: id + to, Op: op, Inputs: []string{from,
-			scale, zero}, Outputs: []string{to}})
-		return to
-	}
-	x := step("DequantizeLinear", step("QuantizeLinear", in, id+"xq"), id+"xd")
-	w := step("DequantizeLinear", id+"w", id+"wd")
-	m.Nodes = append(m.Nodes, tinymodel.Node{Name: id + f.op, Op: f.op, Inputs: []string{x, w},
-		Outputs: []string{id + "o"}})
-	step("DequantizeLinear", step("QuantizeLinear", id+"o", id+"oq"), out)
+	m.Apply(f.op, id, in, out, weight, quantum)
 }
 
 // quantum is one step of quantized values.
 const quantum = 0.125
 
-func (f family) weight(name string, seed uint64, dims []int64) tinymodel.Tensor {
-	count := 1
-	for _, d := range dims {
-		count *= int(d)
-	}
-	return tinymodel.Tensor{Name: name, Type: f.element, Shape: dims, Raw: numbers(seed, count,
-		f.element)}
+// tensor has numbers between -1 and 1 that follow from a seed.
+func (f family) tensor(name string, seed uint64, element int32, dims []int64) tinymodel.Tensor {
+	return tinymodel.Tensor{Name: name, Type: element, Shape: dims,
+		Raw: numbers(seed, tinymodel.Count(dims), element)}
 }
 
 // numbers gives count numbers between -1 and 1 as elements of a type.
@@ -163,27 +141,12 @@ func half(v float32) uint16 {
 	return uint16(bits>>16&0x8000) | uint16(exponent)<<10 | uint16(bits>>13&0x3ff)
 }
 
-// floats reads numbers of one of the types of inputs and outputs.
+// floats reads a tensor's numbers.
 func floats(data []byte, element int32) []float32 {
 	var values []float32
-	switch element {
-	case tinymodel.Float:
-		for ; len(data) >= 4; data = data[4:] {
-			values = append(values, math.Float32frombits(binary.LittleEndian.Uint32(data)))
-		}
-	case tinymodel.Float16:
-		for ; len(data) >= 2; data = data[2:] {
-			bits := binary.LittleEndian.Uint16(data)
-			fraction, exponent := float64(bits&0x3ff), int(bits>>10&0x1f)
-			v := math.Ldexp(1024+fraction, exponent-25)
-			if exponent == 0 {
-				v = math.Ldexp(fraction, -24)
-			}
-			if bits&0x8000 != 0 {
-				v = -v
-			}
-			values = append(values, float32(v))
-		}
+	size := int(ort.ElementSizes[element])
+	for ; len(data) >= size; data = data[size:] {
+		values = append(values, float32(ort.Number(data, element)))
 	}
 	return values
 }

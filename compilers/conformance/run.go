@@ -16,9 +16,31 @@ import (
 type guideline struct {
 	name  string
 	level string
-	page  string
-	bare  bool // the library is not registered yet when it begins
+	page  string // "": the section's
+	bare  bool   // the library is not registered yet when it begins
 	prove func(c *testCase)
+}
+
+func required(name string, prove func(c *testCase)) guideline {
+	return guideline{name: name, level: dialogue.Required, prove: prove}
+}
+
+func recommended(name string, prove func(c *testCase)) guideline {
+	return guideline{name: name, level: dialogue.Recommended, prove: prove}
+}
+
+func optional(name string, prove func(c *testCase)) guideline {
+	return guideline{name: name, level: dialogue.Optional, prove: prove}
+}
+
+func (g guideline) on(page string) guideline {
+	g.page = page
+	return g
+}
+
+func (g guideline) unregistered() guideline {
+	g.bare = true
+	return g
 }
 
 // section is a part of the report.
@@ -35,10 +57,13 @@ const (
 )
 
 func sections() []section {
-	return []section{{"plugin library", developmentPage, pluginLibrary}, {"generation", designPage,
-		generation},
-		{"inference", designPage, inference}, {"compatibility", developmentPage,
-			compatibility}, {"weight sharing", designPage, sharing}}
+	return []section{
+		{"plugin library", developmentPage, pluginLibrary},
+		{"generation", designPage, generation},
+		{"inference", designPage, inference},
+		{"compatibility", developmentPage, compatibility},
+		{"weight sharing", designPage, sharing},
+	}
 }
 
 // List lists all guidelines, in the order of the report.
@@ -46,11 +71,15 @@ func List() []dialogue.Guideline {
 	var list []dialogue.Guideline
 	for _, s := range sections() {
 		for _, g := range s.rows {
-			list = append(list, dialogue.Guideline{Section: s.name, Name: g.name,
-				Page: cmp.Or(g.page, s.page), Level: cmp.Or(g.level, dialogue.Required)})
+			list = append(list, s.describe(g))
 		}
 	}
 	return list
+}
+
+func (s section) describe(g guideline) dialogue.Guideline {
+	return dialogue.Guideline{Section: s.name, Name: g.name, Page: cmp.Or(g.page, s.page),
+		Level: g.level}
 }
 
 // Subject is an EP to examine. The library is registered by Discover and Run.
@@ -91,10 +120,10 @@ func Discover(env *ort.Env, s *Subject) (devices []ort.Device, family string, er
 	}
 	var first error
 	for i, f := range families() {
-		c := &testCase{env: env, ep: s.EP, devices: devices, family: f,
-			folder: fmt.Sprintf("%s/%d", s.Folder, i), tell: s.Tell}
+		c := newCase(env, *s, f, fmt.Sprintf("%s/%d", s.Folder, i))
+		c.devices = devices
 		_, failed := c.prove(func(c *testCase) {
-			c.compile(c.write("m.onnx", f.model(1, 1, false)), nil)
+			c.compile(c.write("m.onnx", c.source), nil)
 			c.contexts("m_ctx.onnx")
 		})
 		if failed == nil {
@@ -106,28 +135,44 @@ func Discover(env *ort.Env, s *Subject) (devices []ort.Device, family string, er
 		"that were tried: %w", s.EP.Name, first)
 }
 
+func newCase(env *ort.Env, s Subject, f family, folder string) *testCase {
+	return &testCase{env: env, ep: s.EP, family: f, source: f.model(1, 1, false), folder: folder,
+		tell: s.Tell}
+}
+
 // Run proves the guideline "SECTION/NAME".
-func Run(env *ort.Env, s Subject, guideline, familyName string) (dialogue.Finding, error) {
+func Run(env *ort.Env, s Subject, name, familyName string) (dialogue.Finding, error) {
 	f, err := familyNamed(familyName)
 	if err != nil {
 		return dialogue.Finding{}, err
 	}
-	rows := List()
-	i := slices.IndexFunc(rows,
-		func(g dialogue.Guideline) bool { return g.Section+"/"+g.Name == guideline })
-	if i < 0 {
-		return dialogue.Finding{}, fmt.Errorf("there is no guideline %q", guideline)
+	for _, section := range sections() {
+		for _, g := range section.rows {
+			if section.name+"/"+g.name == name {
+				finding, err := newCase(env, s, f, s.Folder).run(s, g)
+				finding.Guideline = section.describe(g)
+				return finding, err
+			}
+		}
 	}
-	g := rowAt(i)
-	c := &testCase{env: env, ep: s.EP, family: f, folder: s.Folder, tell: s.Tell}
+	return dialogue.Finding{}, fmt.Errorf("there is no guideline %q", name)
+}
+
+func (c *testCase) run(s Subject, g guideline) (dialogue.Finding, error) {
 	if !g.bare {
-		if err := c.register(s); err != nil {
+		if err := c.env.Register(s.EP.Name, s.EP.Library); err != nil {
+			return dialogue.Finding{}, fmt.Errorf("register %q: %w", s.EP.Library, err)
+		}
+		listed, err := c.env.DevicesOf(s.EP.Name)
+		if err != nil {
+			return dialogue.Finding{}, err
+		}
+		if c.devices, err = s.Choose(s.EP, listed); err != nil {
 			return dialogue.Finding{}, err
 		}
 	}
 	notApplicable, err := c.prove(g.prove)
-	out := dialogue.Finding{Guideline: rows[i], Outcome: dialogue.Holds, Reason: notApplicable,
-		Calls: c.calls}
+	out := dialogue.Finding{Outcome: dialogue.Holds, Reason: notApplicable, Calls: c.calls}
 	switch {
 	case notApplicable != "":
 		out.Outcome = dialogue.NotApplicable
@@ -135,39 +180,6 @@ func Run(env *ort.Env, s Subject, guideline, familyName string) (dialogue.Findin
 		out.Outcome = dialogue.Broken
 	}
 	return out, nil
-}
-
-func rowAt(i int) guideline {
-	for _, s := range sections() {
-		if i < len(s.rows) {
-			return s.rows[i]
-		}
-		i -= len(s.rows)
-	}
-	return guideline{}
-}
-
-func (c *testCase) register(s Subject) error {
-	if err := c.env.Register(s.EP.Name, s.EP.Library); err != nil {
-		return fmt.Errorf("register %q: %w", s.EP.Library, err)
-	}
-	listed, err := c.listed(s.EP.Name)
-	if err != nil {
-		return err
-	}
-	c.devices, err = s.Choose(s.EP, listed)
-	return err
-}
-
-// listed gives the devices of an EP.
-func (c *testCase) listed(name string) (devices []ort.Device, err error) {
-	all, err := c.env.Devices()
-	for _, d := range all {
-		if d.EP == name {
-			devices = append(devices, d)
-		}
-	}
-	return devices, err
 }
 
 // prove runs a row until its end, or until what is expected does not happen: then it gives the last

@@ -1,9 +1,7 @@
 package tinymodel
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 	"slices"
 )
 
@@ -40,12 +38,11 @@ func Probes() []Model {
 // Relu is the smallest model that EPs compile: one Relu of one float.
 func Relu() []byte { return Probes()[0].Encode() }
 
-// probe is a model of one operator: of Int8 with what quantizes and dequantizes around it, and
-// floats as input and output. Its names are its own, so that models can be put together.
+// probe is a model of one operator. Its names are its own, so that models can be put together.
 func probe(op string, element int32) Model {
 	id := fmt.Sprintf("%s%d_", op, element)
-	quantized, outside := element == Int8, element
-	if quantized {
+	outside := element
+	if element == Int8 {
 		outside = Float
 	}
 	in, weight, out := []int64{1, 4}, []int64{1, 4}, []int64{1, 4}
@@ -55,50 +52,17 @@ func probe(op string, element int32) Model {
 	case "Conv":
 		in, weight, out = []int64{1, 1, 4, 4}, []int64{1, 1, 3, 3}, []int64{1, 1, 2, 2}
 	}
-	value := func(name string, dims []int64) Value {
-		v := Value{Name: id + name, Type: outside}
-		for _, d := range dims {
-			v.Shape = append(v.Shape, d)
-		}
-		return v
-	}
-	m := Model{Inputs: []Value{value("x", in)}, Outputs: []Value{value("y", out)}}
-	inputs, output := []string{id + "x"}, id+"y"
+	m := Model{Inputs: []Value{Fixed(id+"x", outside, in)},
+		Outputs: []Value{Fixed(id+"y", outside, out)}}
+	var w Tensor
 	if op != "Relu" {
-		m.Initializers = append(m.Initializers, halves(id+"w", element, weight))
-		inputs = append(inputs, id+"w")
+		w = Tensor{Name: id + "w", Type: element, Shape: weight,
+			Raw: slices.Repeat(half[element], Count(weight))}
 	}
-	if !quantized {
-		m.Nodes = []Node{{Name: id, Op: op, Inputs: inputs, Outputs: []string{output}}}
-		return m
-	}
-	scale, zero := id+"scale", id+"zero"
-	m.Initializers = append(m.Initializers, halves(scale, Float, nil), Tensor{Name: zero,
-		Type: Int8, Raw: []byte{0}})
-	step := func(op, from, to string) {
-		m.Nodes = append(m.Nodes, Node{Name: id + to, Op: op, Inputs: []string{from, scale, zero},
-			Outputs: []string{to}})
-	}
-	step("QuantizeLinear", id+"x", id+"xq")
-	step("DequantizeLinear", id+"xq", id+"xd")
-	step("DequantizeLinear", id+"w", id+"wd")
-	m.Nodes = append(m.Nodes, Node{Name: id, Op: op, Inputs: []string{id + "xd", id + "wd"},
-		Outputs: []string{id + "o"}})
-	step("QuantizeLinear", id+"o", id+"oq")
-	step("DequantizeLinear", id+"oq", output)
+	m.Apply(op, id, id+"x", id+"y", w, 0.5)
 	return m
 }
 
-// halves is a tensor whose elements are all one half, or one step of what is quantized: values that
-// no optimization takes for a no-op.
-func halves(name string, element int32, dims []int64) Tensor {
-	bits := map[int32][]byte{
-		Float:   binary.LittleEndian.AppendUint32(nil, math.Float32bits(0.5)),
-		Float16: {0x00, 0x38}, Int8: {1},
-	}[element]
-	count := 1
-	for _, d := range dims {
-		count *= int(d)
-	}
-	return Tensor{Name: name, Type: element, Shape: dims, Raw: slices.Repeat(bits, count)}
-}
+// half is one half as elements of a type, or one step of what is quantized: a value that no
+// optimization takes for a no-op.
+var half = map[int32][]byte{Float: {0, 0, 0, 0x3f}, Float16: {0, 0x38}, Int8: {1}}

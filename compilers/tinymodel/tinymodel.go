@@ -5,6 +5,7 @@ package tinymodel
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -71,10 +72,10 @@ func (m Model) Encode() []byte {
 	}
 	b := appendInt(nil, 1, m.IRVersion)
 	b = appendBytes(b, 7, m.graph())
-	for _, domain := range sortedKeys(m.Opsets) {
+	for _, domain := range slices.Sorted(maps.Keys(m.Opsets)) {
 		b = appendBytes(b, 8, appendInt(appendText(nil, 1, domain), 2, m.Opsets[domain]))
 	}
-	for _, key := range sortedKeys(m.Metadata) {
+	for _, key := range slices.Sorted(maps.Keys(m.Metadata)) {
 		b = appendBytes(b, 14, appendText(appendText(nil, 1, key), 2, m.Metadata[key]))
 	}
 	return b
@@ -111,7 +112,7 @@ func (n Node) encode() []byte {
 	}
 	b = appendText(b, 3, n.Name)
 	b = appendText(b, 4, n.Op)
-	for _, name := range sortedKeys(n.Attributes) {
+	for _, name := range slices.Sorted(maps.Keys(n.Attributes)) {
 		b = appendBytes(b, 5, attribute(name, n.Attributes[name]))
 	}
 	return appendText(b, 7, n.Domain)
@@ -189,6 +190,55 @@ func DenseModel(seed uint64, n int, batch any) Model {
 	}
 }
 
+// Apply adds a node from in to out: an operator on that and on a weight, unless the weight has no
+// name. Of an Int8 weight there are also nodes that quantize and dequantize, in steps of that size.
+// Names begin with id.
+func (m *Model) Apply(op, id, in, out string, weight Tensor, step float32) {
+	inputs := []string{in}
+	if weight.Name != "" {
+		m.Initializers = append(m.Initializers, weight)
+		inputs = append(inputs, weight.Name)
+	}
+	if weight.Type != Int8 {
+		m.node(op, id+op, out, inputs...)
+		return
+	}
+	scale, zero := id+"scale", id+"zero"
+	m.Initializers = append(m.Initializers, Tensor{Name: scale, Type: Float,
+		Raw: binary.LittleEndian.AppendUint32(nil, math.Float32bits(step))},
+		Tensor{Name: zero, Type: Int8, Raw: []byte{0}})
+	convert := func(op, from, to string) string {
+		m.node(op, id+to, to, from, scale, zero)
+		return to
+	}
+	x := convert("DequantizeLinear", convert("QuantizeLinear", in, id+"xq"), id+"xd")
+	w := convert("DequantizeLinear", weight.Name, id+"wd")
+	m.node(op, id+op, id+"o", x, w)
+	convert("DequantizeLinear", convert("QuantizeLinear", id+"o", id+"oq"), out)
+}
+
+func (m *Model) node(op, name, output string, inputs ...string) {
+	m.Nodes = append(m.Nodes, Node{Name: name, Op: op, Inputs: inputs, Outputs: []string{output}})
+}
+
+// Fixed is a value without free dimensions.
+func Fixed(name string, element int32, dims []int64) Value {
+	v := Value{Name: name, Type: element}
+	for _, d := range dims {
+		v.Shape = append(v.Shape, d)
+	}
+	return v
+}
+
+// Count is the number of elements of a tensor.
+func Count(dims []int64) int {
+	count := 1
+	for _, d := range dims {
+		count *= int(d)
+	}
+	return count
+}
+
 // Floats gives count little-endian floats between -1 and 1, the same for the same seed.
 func Floats(seed uint64, count int) []byte {
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -212,13 +262,4 @@ func appendText(b []byte, field protowire.Number, v string) []byte {
 		return b
 	}
 	return appendBytes(b, field, []byte(v))
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
