@@ -16,8 +16,8 @@ const disableAll = "disable_all"
 // Check implements Compiler. A graph that does not load is tried once more without graph optimisation, for graphs with nodes outside the EP often
 // load only so. Where the EP compiles for a device that is not here, a failure is NotCheckable.
 func (o *ORT) Check(ctx context.Context, job CheckJob) (CheckResult, error) {
-	if option := uncheckable(job.EPs); option != "" {
-		return CheckResult{Outcome: NotCheckable, Text: "builds with " + option + " do not load where the device that they are for is absent"}, nil
+	if why := o.unloadable(job.Runtime, job.EPs); why != "" {
+		return CheckResult{Outcome: NotCheckable, Text: why}, ctx.Err()
 	}
 	result, err := o.check(ctx, job)
 	settled := result.Outcome == Passed || job.Zeros > 0 && result.Outcome == NotCheckable
@@ -44,7 +44,7 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	}
 	result := CheckResult{Outcome: Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
 	running := func(phase string) { result.Ran = phase == dialogue.PhaseRunning }
-	done, err := o.scratchPhases(ctx, req, job.Pace, running)
+	done, err := o.scratchJob(ctx, req, job.Pace, running)
 	result.Seconds, result.CPUSeconds, result.MaxRSS, result.ReadyRSS = done.Seconds, done.cpu, done.PeakMemory, done.before
 	if len(done.LoadCPU) == 2 {
 		result.LoadCPU, result.AgainstCPU = done.LoadCPU[0], done.LoadCPU[1]
@@ -64,14 +64,15 @@ func (o *ORT) check(ctx context.Context, job CheckJob) (CheckResult, error) {
 	switch {
 	case errors.As(err, &refused):
 		result.Code, result.Text = refused.Code, refused.Text
-		result.absent = refused.Code < 0 // it never came to ONNX Runtime: there is no such device, for one
 	case errors.As(err, &crash):
 		result.Code, result.Text, result.Signal = -1, crash.Error(), crash.Name
 	default:
 		return CheckResult{}, fmt.Errorf("check %q: %w", job.Graph, err)
 	}
 	result.Outcome = Failed
-	if targetAbsent(done.EPs, job.EPs) {
+	_, isTool, _ := o.toolFor(job.EPs)
+	absent := refused != nil && refused.Code < 0 // it never came to ONNX Runtime: there is no such device, for one
+	if targetAbsent(done.EPs, job.EPs) || isTool && absent {
 		result.Outcome = NotCheckable
 	}
 	return result, nil
@@ -106,19 +107,6 @@ func loadRequest(job CheckJob) (dialogue.Request, error) {
 		req.Share = append(req.Share, dialogue.Member{Model: path})
 	}
 	return req, nil
-}
-
-// uncheckable names an option with which builds do not even fail in an orderly way where their device is absent; empty: there is none.
-func uncheckable(eps []EP) string {
-	for _, ep := range eps {
-		info, _ := EPByName(ep.Name)
-		for name, value := range ep.Options {
-			if info.Options[name].Unchecked && value == "1" && targetAbsent(nil, []EP{ep}) {
-				return name + "=" + value
-			}
-		}
-	}
-	return ""
 }
 
 // targetAbsent tells whether one of the EPs compiles for a device that is elsewhere. A worker that crashed early told no devices: then

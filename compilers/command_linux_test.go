@@ -15,9 +15,9 @@ import (
 )
 
 // newCommand makes a compiler with tools that is closed at the end of the test.
-func newCommand(t *testing.T, o compilers.ORTOptions, tools ...compilers.Tool) *compilers.Command {
-	c, err := compilers.NewCommand(newORT(t, o), tools)
-	require.NoError(t, err)
+func newCommand(t *testing.T, o compilers.ORTOptions, tools ...compilers.Tool) *compilers.ORT {
+	c := newORT(t, o)
+	require.NoError(t, c.AddTools(tools))
 	return c
 }
 

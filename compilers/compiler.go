@@ -181,8 +181,6 @@ type CheckResult struct {
 	MaxRSS              int64 // bytes, of the worker at its most; 0: it did not tell
 	ReadyRSS            int64 // bytes that it had taken when its EPs were registered; likewise
 	Ran                 bool  // it was loaded, and run as far as the outcome says
-
-	absent bool // the worker itself found that it cannot be tried
 }
 
 // Cause says why it failed: "11 EP_FAIL: " and ORT's words, of a crash how the process ended.

@@ -102,13 +102,8 @@ func (o *ORT) conform(ctx context.Context, r Runtime, ep EP, guideline,
 		return answer{}, "", err
 	}
 	r.EPs = []EPLibrary{ownLibrary(ep.Name, ep.Library)}
-	folder, err := o.scratch()
-	if err != nil {
-		return answer{}, "", err
-	}
-	defer o.drop(folder)
 	req := dialogue.Request{Do: dialogue.Conformance, ORTLibrary: r.ORTLibrary, EPs: eps,
 		Guideline: guideline, Family: family, Readable: readable(r, eps)}
-	done, err = o.work(ctx, req, folder, Pace{}, func(call string) { last = call })
+	done, err = o.scratchJob(ctx, req, Pace{}, func(call string) { last = call })
 	return done, last, err
 }

@@ -1,6 +1,7 @@
 package compilers
 
 import (
+	"bytes"
 	_ "embed"
 	"fmt"
 	"maps"
@@ -20,16 +21,17 @@ var epsData []byte
 
 // EPInfo is what is known of an EP before any of its code runs. It comes from eps.toml.
 type EPInfo struct {
-	Name               string
-	Libraries          []string            // patterns of the plugin library's file name
-	Packages           []string            // Python packages that carry it
-	Options            map[string]EPOption // by name
-	FingerprintOptions []string            // options that change the SDK version, the hardware or the compatibility string
+	Name      string              `toml:"-"`
+	Libraries []string            `toml:"libraries"` // patterns of the plugin library's file name
+	Packages  []string            `toml:"packages"`  // Python packages that carry it
+	Options   map[string]EPOption `toml:"options"`   // by name
+	// FingerprintOptions change the SDK version, the hardware or the compatibility string.
+	FingerprintOptions []string `toml:"fingerprint_options"`
 	// Hardware takes the hardware architecture out of the compatibility string: its first group, or named groups joined by "/".
-	Hardware       *regexp.Regexp
-	Aliases        []string // other values of attribute "source" under which the EP takes EPContext nodes, in any case
-	DriverMetadata []string // keys of device metadata that hold a driver version, besides os_driver_version
-	TargetAbsent   string   // device type on which builds are made for a device that is elsewhere; load checks prove nothing there
+	Hardware       *regexp.Regexp `toml:"hardware"`
+	Aliases        []string       `toml:"aliases"`          // other values of attribute "source" under which the EP takes EPContext nodes, in any case
+	DriverMetadata []string       `toml:"driver_metadata"`  // keys of device metadata that hold a driver version, besides os_driver_version
+	TargetAbsent   string         `toml:"target_absent_on"` // device type on which builds are made for a device that is elsewhere; load checks prove nothing there
 }
 
 // Policy tells who may set an option and how its value is understood.
@@ -54,17 +56,6 @@ type EPOption struct {
 
 	// Unchecked: what is compiled with the option set ("1") is not loaded where the target is absent, for that takes the process down.
 	Unchecked bool `toml:"unchecked"`
-}
-
-type epEntry struct {
-	Libraries          []string            `toml:"libraries"`
-	Packages           []string            `toml:"packages"`
-	FingerprintOptions []string            `toml:"fingerprint_options"`
-	Hardware           string              `toml:"hardware"`
-	Aliases            []string            `toml:"aliases"`
-	DriverMetadata     []string            `toml:"driver_metadata"`
-	TargetAbsent       string              `toml:"target_absent_on"`
-	Options            map[string]EPOption `toml:"options"`
 }
 
 // epTable holds what eps.toml says, and what AddEPs added.
@@ -96,26 +87,16 @@ func AddEPs(data []byte) error {
 
 func parseEPs(data []byte) (map[string]EPInfo, error) {
 	var file struct {
-		EP map[string]epEntry `toml:"ep"`
+		EP map[string]EPInfo `toml:"ep"`
 	}
-	dec := toml.NewDecoder(strings.NewReader(string(data))).DisallowUnknownFields()
-	if err := dec.Decode(&file); err != nil {
+	if err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(&file); err != nil {
 		return nil, fmt.Errorf("table of EPs: %w", err)
 	}
-	table := map[string]EPInfo{}
-	for name, e := range file.EP {
-		info := EPInfo{Name: name, Libraries: e.Libraries, Packages: e.Packages, Options: e.Options, FingerprintOptions: e.FingerprintOptions,
-			Aliases: e.Aliases, DriverMetadata: e.DriverMetadata, TargetAbsent: e.TargetAbsent}
-		if e.Hardware != "" {
-			re, err := regexp.Compile(e.Hardware)
-			if err != nil {
-				return nil, fmt.Errorf("table of EPs: %s: hardware: %w", name, err)
-			}
-			info.Hardware = re
-		}
-		table[name] = info
+	for name, info := range file.EP {
+		info.Name = name
+		file.EP[name] = info
 	}
-	return table, nil
+	return file.EP, nil
 }
 
 // EPByName gives what is known of an EP under its canonical name.

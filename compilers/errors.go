@@ -3,10 +3,10 @@ package compilers
 import (
 	"errors"
 	"fmt"
-	"sort"
 	"strings"
 
 	"github.com/epcached/epcached/compilers/dialogue"
+	"github.com/epcached/epcached/epmodel"
 )
 
 var (
@@ -92,37 +92,15 @@ type NoNodesError struct {
 }
 
 func (e *NoNodesError) Error() string {
-	text := fmt.Sprintf("%s took no node of the model: %s: caching brings nothing", strings.Join(e.EPs, ", "), countedNames(e.OpTypes, 12))
+	model := epmodel.Model{OpTypes: e.OpTypes}
+	for _, count := range e.OpTypes {
+		model.Nodes += count
+	}
+	text := fmt.Sprintf("%s took no node of the model: %s: caching brings nothing", strings.Join(e.EPs, ", "), model.NodeSummary(12))
 	if len(e.Errors) > 0 {
 		text += "; ONNX Runtime logged: " + strings.Join(e.Errors, "; ")
 	}
 	return text
-}
-
-// countedNames lists names with their counts, the most frequent first, at most limit of them.
-func countedNames(counts map[string]int, limit int) string {
-	names := make([]string, 0, len(counts))
-	for name := range counts {
-		names = append(names, name)
-	}
-	sort.Slice(names, func(i, j int) bool {
-		if counts[names[i]] != counts[names[j]] {
-			return counts[names[i]] > counts[names[j]]
-		}
-		return names[i] < names[j]
-	})
-	var list []string
-	for i, name := range names {
-		if i == limit {
-			list = append(list, fmt.Sprintf("and %d more types", len(names)-limit))
-			break
-		}
-		list = append(list, fmt.Sprintf("%d %s", counts[name], strings.TrimPrefix(name, "::")))
-	}
-	if len(list) == 0 {
-		return "the graph is empty"
-	}
-	return strings.Join(list, ", ")
 }
 
 // LastLine gives the line of text that says most: where Go's runtime gave up, its reason; else the last line that is not blank, which is where

@@ -7,8 +7,8 @@ import (
 
 // StampsThatTell gives the stamps of what is in a folder, once each change would show in them.
 func StampsThatTell(ctx context.Context, folder string) (stamps any, err error) {
-	then, err := (&writing{folder: folder}).stamps()
-	if err == nil && !afterAll(ctx, then) {
+	then, err := stampsThatTell(ctx, folder, nil)
+	if then == nil && err == nil {
 		err = errors.New("the clock of files stands still")
 	}
 	return then, err

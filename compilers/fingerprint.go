@@ -1,6 +1,7 @@
 package compilers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -10,16 +11,26 @@ import (
 func (o *ORT) Fingerprint(ctx context.Context, r Runtime, eps []EP, own *Job) ([]Fingerprint, error) {
 	var prints []Fingerprint
 	for _, ep := range eps {
-		print, err := o.fingerprint(ctx, r, ep, own)
+		t, isTool := o.tools[ep.Name]
+		print, err := o.fingerprint(ctx, r, ep, t, own)
 		if err != nil {
-			return nil, fmt.Errorf("fingerprint of %s: %w", ep.Name, err)
+			name := ep.Name
+			if isTool {
+				name += " with " + t.Program
+			}
+			return nil, fmt.Errorf("fingerprint of %s: %w", name, err)
 		}
 		prints = append(prints, print)
 	}
 	return prints, nil
 }
 
-func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, own *Job) (Fingerprint, error) {
+// fingerprint takes the fingerprint of an EP, or of the tool that compiles for it.
+func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Job) (Fingerprint, error) {
+	version, err := o.version(ctx, t)
+	if err != nil {
+		return Fingerprint{}, err
+	}
 	folder, err := o.scratch()
 	if err != nil {
 		return Fingerprint{}, err
@@ -38,6 +49,8 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, own *Job) (Fing
 	for _, used := range done.EPs {
 		print.describe(used, info)
 	}
+	print.EPVersion = cmp.Or(print.EPVersion, version)
+	print.SDKVersion = cmp.Or(print.SDKVersion, version)
 	return print, nil
 }
 

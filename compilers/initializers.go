@@ -100,7 +100,7 @@ func keepSources(ctx context.Context, job Job, before []string) ([]string, error
 // keepShared copies those files of a group's models beside their graphs that the shared context binaries refer to: OpenVINO leaves weights that the models
 // have in external data there. Which of the models a name is of no binary says.
 func keepShared(ctx context.Context, job Job, before []string, limits Limits) error {
-	written, _, err := listOutput(job.Folder, outputs(job), before, limits.orDefault())
+	written, _, err := listOutput(job.Folder, job.Outputs(), before, limits.orDefault())
 	if err != nil {
 		return err
 	}
@@ -143,11 +143,11 @@ func referencesOf(binary string) ([]epmodel.Reference, error) {
 		return nil, err
 	}
 	defer f.Close() // read only
-	info, err := f.Stat()
+	source, err := epmodel.FileSource(f)
 	if err != nil {
 		return nil, err
 	}
-	return epmodel.BinaryReferences(filepath.Base(binary), fileSource{f, info.Size()})
+	return epmodel.BinaryReferences(filepath.Base(binary), source)
 }
 
 // sourceFolders tells in which folders the models of a group have a file of external data, by its location.

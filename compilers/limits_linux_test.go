@@ -83,12 +83,11 @@ func TestWorkerOfAnotherUser(t *testing.T) {
 	// A vendor's own compiler is started like a worker.
 	tool := filepath.Join(base, "tool")
 	require.NoError(t, os.WriteFile(tool, []byte("#!/bin/sh\ncat \"$1\" > \"$2\" && echo \"as $(id -u)\" >&2; exit 1\n"), 0o755))
-	command, err := compilers.NewCommand(c, []compilers.Tool{{EP: "ScriptExecutionProvider", Program: tool, Args: []string{"{model}", "{output}"}, Alone: true}})
-	require.NoError(t, err)
+	require.NoError(t, c.AddTools([]compilers.Tool{{EP: "ScriptExecutionProvider", Program: tool, Args: []string{"{model}", "{output}"}, Alone: true}}))
 	attempt := job
 	attempt.EPs, attempt.Folder = []compilers.EP{{Name: "ScriptExecutionProvider"}}, filepath.Join(base, "staging", "job", "tool")
 	require.NoError(t, os.Mkdir(attempt.Folder, 0o700))
-	_, err = command.Compile(t.Context(), attempt, nil)
+	_, err = c.Compile(t.Context(), attempt, nil)
 	require.ErrorContains(t, err, "run tool: exit status 1: as 65534")
 
 	// A build in the store, where that user does not come.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"sort"
 	"strconv"
@@ -97,9 +98,7 @@ func canonicalJSON(value string) (string, error) {
 // library at lib. It is used just before a compile, and for the options that an application gets with its lease.
 func (i EPInfo) Resolve(lib string, options map[string]string) map[string]string {
 	full := map[string]string{}
-	for name, value := range options {
-		full[name] = value
-	}
+	maps.Copy(full, options)
 	for name, opt := range i.Options {
 		_, given := full[name]
 		_, excluded := options[opt.Unless]

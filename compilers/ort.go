@@ -35,12 +35,14 @@ type ORT struct {
 	launcher *launcher
 	host     *host // what of the system's means workers get
 	tried    tried
+	tools    map[string]Tool // by EP: see AddTools
 }
 
 var (
 	_ Compiler  = (*ORT)(nil)
 	_ Sandboxed = (*ORT)(nil)
 	_ Opener    = (*ORT)(nil)
+	_ Equipped  = (*ORT)(nil)
 )
 
 // NewORT prepares a compiler. It starts one thread, from which all workers are started, and which Close ends. Workers die with that thread, and so
@@ -55,7 +57,7 @@ func NewORT(o ORTOptions) *ORT {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Limits = o.Limits.orDefault()
-	return &ORT{opts: o, launcher: newLauncher(), host: newHost(o)}
+	return &ORT{opts: o, launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}
 }
 
 // Close ends the thread that NewORT started. It waits for calls under way; cancel their contexts to hurry. Later calls fail.
@@ -64,24 +66,33 @@ func (o *ORT) Close() error {
 	return nil
 }
 
-// Probe implements Compiler. Each EP library is loaded in a process of its own, so that one that crashes does not hide the others.
+// Probe implements Compiler. Each EP library is loaded in a process of its own, so that one that
+// crashes does not hide the others. An EP without a library, or without a device, has the one that
+// its tool compiles for.
 func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 	facts := Facts{ORTVersion: r.ORTVersion}
 	for _, lib := range r.EPs {
 		probe := EPProbe{Name: lib.EP, Library: lib.Path}
-		req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
-		done, err := o.scratchJob(ctx, req, Pace{})
-		var crash *ExitError
-		switch {
-		case err == nil && len(done.EPs) == 1:
-			facts.ORTVersion, facts.ORTBuild = done.ORTVersion, done.ORTBuild
-			probe.Devices, probe.Error = done.EPs[0].Devices, done.EPs[0].Error
-		case errors.As(err, &crash), errors.Is(err, ErrTimeout):
-			probe.Error = err.Error()
-		case err != nil:
-			return Facts{}, fmt.Errorf("probe %q: %w", r.Directory, err)
-		default:
-			return Facts{}, fmt.Errorf("probe %q: %w: worker answered for %d EPs", r.Directory, dialogue.ErrMalformed, len(done.EPs))
+		if err := ctx.Err(); err != nil {
+			return Facts{}, err
+		}
+		if o.loadable(r, EP{Name: lib.EP, Library: lib.Path}) {
+			req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
+			done, err := o.scratchJob(ctx, req, Pace{}, nil)
+			switch {
+			case err == nil && len(done.EPs) == 1:
+				facts.ORTVersion, facts.ORTBuild = done.ORTVersion, done.ORTBuild
+				probe.Devices, probe.Error = done.EPs[0].Devices, done.EPs[0].Error
+			case errors.As(err, new(*ExitError)), errors.Is(err, ErrTimeout):
+				probe.Error = err.Error()
+			case err != nil:
+				return Facts{}, fmt.Errorf("probe %q: %w", r.Directory, err)
+			default:
+				return Facts{}, fmt.Errorf("probe %q: %w: worker answered for %d EPs", r.Directory, dialogue.ErrMalformed, len(done.EPs))
+			}
+		}
+		if t, isTool := o.tools[lib.EP]; isTool && probe.Error == "" && len(probe.Devices) == 0 {
+			probe.Devices = []DeviceFacts{t.device()}
 		}
 		facts.EPs = append(facts.EPs, probe)
 	}
@@ -90,7 +101,19 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 
 // Compile implements Compiler.
 func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string)) (Result, error) {
-	req, err := compileRequest(job)
+	t, isTool, err := o.toolFor(job.EPs)
+	if err == nil {
+		err = job.check()
+	}
+	var req dialogue.Request
+	switch {
+	case err != nil:
+	case isTool:
+		job.Written = nil // tools may do what they like in any order
+		req, err = t.compileRequest(job)
+	default:
+		req, err = compileRequest(job)
+	}
 	if err != nil {
 		return Result{}, err
 	}
@@ -101,20 +124,19 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 	writing := watchWriting(ctx, job, before, o.opts.Log)
 	done, err := o.work(ctx, req, job.Folder, job.Pace, progress)
 	settled := writing.end()
+	result := Result{Log: done.log, CPUSeconds: done.cpu}
 	if err != nil {
-		return Result{Log: done.log, CPUSeconds: done.cpu}, err
+		if isTool {
+			err = fmt.Errorf("%q: %w", filepath.Base(job.Model), t.said(err, done.log))
+		}
+		return result, err
 	}
-	if job.Initializers.InSource || Weightless(job.SessionOptions) {
-		if before, err = keepSources(ctx, job, before); err != nil {
-			return Result{Log: done.log, CPUSeconds: done.cpu}, err
+	if !isTool {
+		if before, err = o.keepFiles(ctx, job, before); err != nil {
+			return result, err
 		}
 	}
-	if len(job.Share) > 0 {
-		if err := keepShared(ctx, job, before, o.opts.Limits); err != nil {
-			return Result{Log: done.log, CPUSeconds: done.cpu}, err
-		}
-	}
-	files, _, err := CollectAll(ctx, job.Folder, outputs(job), before, o.opts.Limits)
+	files, _, err := Collect(ctx, job.Folder, job.Outputs(), before, o.opts.Limits)
 	if err != nil {
 		if req.Route == RouteSessionOptions {
 			err = noGraph(ctx, job, err)
@@ -123,29 +145,56 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		if errors.As(err, &none) {
 			none.EPs, none.Errors, none.Log = epNames(job.EPs), done.Errors, done.log
 		}
-		return Result{Log: done.log, CPUSeconds: done.cpu}, err
+		return result, err
 	}
 	if err := o.takeBack(job.Folder, files); err != nil {
-		return Result{CPUSeconds: done.cpu}, err
+		return result, err
 	}
-	result := Result{Graph: job.Output, Graphs: outputs(job), Files: files, Seconds: done.Seconds, ORTVersion: done.ORTVersion, Route: req.Route, Log: done.log, MaxRSS: done.PeakMemory,
-		CPUSeconds: done.cpu, Settled: settled && !job.Initializers.InSource && !Weightless(job.SessionOptions)}
+	result.Graph, result.Graphs, result.Files = job.Output, job.Outputs(), files
+	result.Seconds, result.Route, result.MaxRSS = done.Seconds, req.Route, done.PeakMemory
+	result.Settled = settled && !job.Initializers.InSource && !Weightless(job.SessionOptions)
+	if isTool {
+		result.ORTVersion = job.Runtime.ORTVersion
+		result.EPs = []EPUsed{{Name: t.EP, Devices: []DeviceFacts{t.device()}}}
+		return result, nil
+	}
+	result.ORTVersion = done.ORTVersion
 	for _, ep := range done.EPs {
 		result.EPs = append(result.EPs, EPUsed{Name: ep.Name, Version: ep.Version, Devices: ep.Devices})
 	}
 	return result, nil
 }
 
+// keepFiles copies what the artefact needs of the source models' files beside its graphs. It returns
+// the names in the folder that are not output.
+func (o *ORT) keepFiles(ctx context.Context, job Job, before []string) ([]string, error) {
+	if job.Initializers.InSource || Weightless(job.SessionOptions) {
+		var err error
+		if before, err = keepSources(ctx, job, before); err != nil {
+			return nil, err
+		}
+	}
+	if len(job.Share) > 0 {
+		return before, keepShared(ctx, job, before, o.opts.Limits)
+	}
+	return before, nil
+}
+
+// check reports what is wrong with a job's paths.
+func (job Job) check() error {
+	if !filepath.IsAbs(job.Model) || !filepath.IsAbs(job.Folder) {
+		return fmt.Errorf("compile %q in %q: paths must be absolute", job.Model, job.Folder)
+	}
+	if job.Output == "" || job.Output != filepath.Base(job.Output) {
+		return fmt.Errorf("compile %q: output %q is not a file name", job.Model, job.Output)
+	}
+	return nil
+}
+
 func compileRequest(job Job) (dialogue.Request, error) {
 	eps, err := requestEPs(job.Runtime, job.EPs)
 	if err != nil {
 		return dialogue.Request{}, err
-	}
-	if !filepath.IsAbs(job.Model) || !filepath.IsAbs(job.Folder) {
-		return dialogue.Request{}, fmt.Errorf("compile %q in %q: paths must be absolute", job.Model, job.Folder)
-	}
-	if job.Output == "" || job.Output != filepath.Base(job.Output) {
-		return dialogue.Request{}, fmt.Errorf("compile %q: output %q is not a file name", job.Model, job.Output)
 	}
 	switch job.Route {
 	case "":
@@ -211,11 +260,14 @@ func (o *ORT) Compatibility(ctx context.Context, r Runtime, ep EP, infos []strin
 	if len(infos) == 0 {
 		return nil, nil
 	}
+	if !o.loadable(r, ep) { // nobody can say without a library
+		return make([]Verdict, len(infos)), ctx.Err()
+	}
 	eps, err := requestEPs(r, []EP{ep})
 	if err != nil {
 		return nil, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, Pace{})
+	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Compatibility, ORTLibrary: r.ORTLibrary, EPs: eps, Infos: infos, Readable: readable(r, eps)}, Pace{}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("compatibility with %s: %w", ep.Name, err)
 	}
@@ -241,12 +293,7 @@ type answer struct {
 }
 
 // scratchJob runs a request that leaves no files, in a folder that is removed afterwards.
-func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, pace Pace) (answer, error) {
-	return o.scratchPhases(ctx, req, pace, nil)
-}
-
-// scratchPhases is scratchJob for a caller that is told the phases.
-func (o *ORT) scratchPhases(ctx context.Context, req dialogue.Request, pace Pace,
+func (o *ORT) scratchJob(ctx context.Context, req dialogue.Request, pace Pace,
 	progress func(string)) (answer, error) {
 	folder, err := o.scratch()
 	if err != nil {

@@ -40,11 +40,11 @@ func (c *Credential) CanRun(path string) error {
 
 // may looks at the mode's bits for the user: 4 to read, 2 to write, 1 to execute or to pass.
 func (c *Credential) may(info os.FileInfo, bit fs.FileMode) bool {
-	uid, gid, known := ownerOf(info)
+	owner := statOf(info)
 	switch {
-	case known && uid == c.UID:
+	case owner.Uid == c.UID:
 		bit <<= 6
-	case known && (gid == c.GID || slices.Contains(c.Groups, gid)):
+	case owner.Gid == c.GID || slices.Contains(c.Groups, owner.Gid):
 		bit <<= 3
 	}
 	return info.Mode()&bit != 0

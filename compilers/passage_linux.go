@@ -83,11 +83,9 @@ func (o *ORT) inScratch(path string) bool {
 	return o.opts.Scratch != "" && strings.HasPrefix(path+"/", o.opts.Scratch+"/")
 }
 
-// openFolders lets the group pass, and not list, the folders from Scratch on down to one.
+// openFolders lets the group pass, and not list, the folders from Scratch on down to one. The
+// caller sees to a folder elsewhere.
 func (o *ORT) openFolders(folder string) error {
-	if !o.inScratch(folder) {
-		return nil // the caller's own: it sees to that
-	}
 	for ; o.inScratch(folder); folder = filepath.Dir(folder) {
 		if err := o.share(folder, 0o010); err != nil {
 			return err
@@ -102,8 +100,8 @@ func (o *ORT) share(path string, rights fs.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("workers' way: %w", err)
 	}
-	uid, gid, _ := ownerOf(info)
-	if uid == o.opts.User.UID || gid == o.opts.User.GID && info.Mode()&rights == rights {
+	owner := statOf(info)
+	if owner.Uid == o.opts.User.UID || owner.Gid == o.opts.User.GID && info.Mode()&rights == rights {
 		return nil
 	}
 	if err := os.Lchown(path, -1, int(o.opts.User.GID)); err != nil {

@@ -88,7 +88,7 @@ func noGraph(ctx context.Context, job Job, err error) error {
 	if !errors.As(err, &missing) {
 		return err
 	}
-	member := slices.Index(outputs(job), missing.graph)
+	member := slices.Index(job.Outputs(), missing.graph)
 	path := job.Model
 	if member > 0 {
 		path = job.Share[member-1].Model
@@ -100,8 +100,8 @@ func noGraph(ctx context.Context, job Job, err error) error {
 	return ofMember(member, len(job.Share)+1, &NoNodesError{OpTypes: model.OpTypes})
 }
 
-// outputs names a job's graphs in order.
-func outputs(job Job) []string {
+// Outputs names the job's graphs in order.
+func (job Job) Outputs() []string {
 	names := []string{job.Output}
 	for _, m := range job.Share {
 		names = append(names, m.Output)

@@ -5,10 +5,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 )
@@ -100,9 +100,7 @@ func (t Tool) identity() string {
 
 // files are those whose bytes are the tool's identity, without the EP's library.
 func (t Tool) files() []string {
-	all := append([]string{t.Program}, t.Files...)
-	sort.Strings(all)
-	return slices.Compact(all)
+	return slices.Compact(slices.Sorted(slices.Values(append([]string{t.Program}, t.Files...))))
 }
 
 func (t Tool) device() DeviceFacts {
@@ -128,7 +126,7 @@ func (t Tool) refuse(job Job) error {
 	}
 	values := t.values(job)
 	for _, kind := range named {
-		for _, name := range sortedNames(values[kind]) {
+		for _, name := range slices.Sorted(maps.Keys(values[kind])) {
 			if !takes[kind+"s"] && !takes[kind+":"+name] {
 				return fmt.Errorf("%w: %s %q: %s takes none", ErrOption, kind, name, t.Program)
 			}
@@ -160,7 +158,7 @@ func (t Tool) arguments(job Job, model string) []string {
 	for _, arg := range t.Args {
 		if kind := strings.Trim(arg, "{}"); slices.Contains(plural, kind) && arg == "{"+kind+"}" {
 			all := values[strings.TrimSuffix(kind, "s")]
-			for _, name := range sortedNames(all) {
+			for _, name := range slices.Sorted(maps.Keys(all)) {
 				out = append(out, name+"="+all[name])
 			}
 			continue
@@ -192,13 +190,4 @@ func fill(arg string, fixed map[string]string, values map[string]map[string]stri
 		return v
 	})
 	return filled, whole
-}
-
-func sortedNames(m map[string]string) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
 }

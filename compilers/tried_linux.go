@@ -52,7 +52,7 @@ func (o *ORT) try(ctx context.Context) (dialogue.Confined, error) {
 	if err := o.chown(outside, []string{"bait"}); err != nil {
 		return dialogue.Confined{}, err
 	}
-	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Try, Model: bait, Output: filepath.Join(outside, "made")}, Pace{})
+	done, err := o.scratchJob(ctx, dialogue.Request{Do: dialogue.Try, Model: bait, Output: filepath.Join(outside, "made")}, Pace{}, nil)
 	if err != nil {
 		return dialogue.Confined{}, err
 	}

@@ -38,8 +38,8 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	if !(job.Most > 0) || math.IsInf(job.Most, 0) {
 		return VerifyResult{}, fmt.Errorf("compare %q: %g is not a tolerance", job.Graph, job.Most)
 	}
-	if option := uncheckable(job.EPs); option != "" {
-		return VerifyResult{Outcome: NotCheckable, Text: "builds with " + option + " do not load where the device that they are for is absent"}, nil
+	if why := o.unloadable(job.Runtime, job.EPs); why != "" {
+		return VerifyResult{Outcome: NotCheckable, Text: why}, ctx.Err()
 	}
 	if !filepath.IsAbs(job.Source) {
 		return VerifyResult{}, fmt.Errorf("compare with %q: not an absolute path", job.Source)
@@ -50,7 +50,7 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	}
 	req.Do, req.Most = dialogue.Compare, job.Most
 	req.Share = []dialogue.Member{{Model: job.Source}}
-	done, err := o.scratchJob(ctx, req, job.Pace)
+	done, err := o.scratchJob(ctx, req, job.Pace, nil)
 	if err != nil {
 		return o.notCompared(job, done, err)
 	}

@@ -72,21 +72,20 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	if given.Fill != nil {
 		given.Args = given.Fill(given.Model)
 	}
-	removeLink, err := linkModel(given)
-	if err != nil {
-		return answer{}, err
+	if given.ModelFile != nil {
+		if err := os.Symlink(dialogue.ModelLink, given.Model); err != nil {
+			return answer{}, fmt.Errorf("model for the worker: %w", err)
+		}
+		defer os.Remove(given.Model) // if that fails it goes with the job's folder
 	}
-	defer removeLink()
 	given.Waits = pace.Ready != nil
 	w, err := o.start(given, folder, pace.Idle)
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: %q: %w", ErrStart, o.opts.Worker, err)
 	}
-	goOn := func() error { return dialogue.WriteGo(w.request) }
-	w.converse(spelled(given, private), pace.Ready, goOn, progress)
-	stopWatch := watchOutput(folder, o.opts.Limits.Output, cancel)
+	w.converse(spelled(given, private), pace.Ready, progress)
+	go watchOutput(ctx, folder, o.opts.Limits.Output, cancel)
 	w.wait(ctx, o.raiser(pace.Idle))
-	stopWatch()
 	ended := w.group.end()
 	done, err := w.result(ctx, compilerName(req), o.opts.Limits, ended)
 	if w.member > 0 {
@@ -146,9 +145,9 @@ func environment(private string) []string {
 // compile of 10 MB with OpenVINO. A worker's life is short, so nothing is kept for long. Other C libraries do not look at it.
 const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=536870912"
 
-// converse sends the request, and to a worker that waits what goOn says when ready is closed, and reads what comes, both beside the caller: a
-// worker may read or write as slowly as it likes, or not at all.
-func (w *worker) converse(req dialogue.Request, ready <-chan struct{}, goOn func() error, progress func(string)) {
+// converse sends the request, and tells a worker that waits to go on when ready is closed, and reads
+// what comes, both beside the caller: a worker may read or write as slowly as it likes, or not at all.
+func (w *worker) converse(req dialogue.Request, ready <-chan struct{}, progress func(string)) {
 	w.readers.Add(2)
 	go func() {
 		defer w.readers.Done()
@@ -159,7 +158,7 @@ func (w *worker) converse(req dialogue.Request, ready <-chan struct{}, goOn func
 		}
 		select {
 		case <-ready:
-			_ = goOn() // likewise
+			_ = dialogue.WriteGo(w.request) // likewise
 		case <-w.answered:
 		}
 	}()
@@ -316,28 +315,23 @@ func exitOf(state *os.ProcessState) (code int, signal syscall.Signal) {
 
 // watchOutput cancels the job when its folder grows beyond the limit. It looks now and then: what a worker writes between two looks is bounded by the
 // limit on each file.
-func watchOutput(folder string, limit int64, cancel context.CancelCauseFunc) (stop func()) {
+func watchOutput(ctx context.Context, folder string, limit int64, cancel context.CancelCauseFunc) {
 	if limit < 0 {
-		return func() {}
+		return
 	}
-	done, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		ticker := time.NewTicker(500 * time.Millisecond)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-done:
+	ticker := time.NewTicker(500 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if size := folderSize(folder); size > limit {
+				cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, bytesize.Text(size), bytesize.Text(limit)))
 				return
-			case <-ticker.C:
-				if size := folderSize(folder); size > limit {
-					cancel(fmt.Errorf("%w: %s, more than %s", ErrOutputLimit, bytesize.Text(size), bytesize.Text(limit)))
-					return
-				}
 			}
 		}
-	}()
-	return func() { close(done); <-stopped }
+	}
 }
 
 // folderSize counts what is allocated, not what sparse files pretend to hold. Files come and go meanwhile; those are not counted.
@@ -348,9 +342,7 @@ func folderSize(folder string) int64 {
 			return nil
 		}
 		if info, err := entry.Info(); err == nil {
-			if st, ok := info.Sys().(*syscall.Stat_t); ok {
-				total += st.Blocks * 512
-			}
+			total += statOf(info).Blocks * 512
 		}
 		return nil
 	})

@@ -3,13 +3,10 @@ package compilers
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -27,11 +24,12 @@ const (
 // mostTries is how often a graph may be written before nobody looks any more.
 const mostTries = 8
 
-// writing looks at a job's folder while its worker compiles, for the moment at which the graph is written. ONNX Runtime does that last, and then
-// takes the session apart, which takes a while.
+// writing looks at a job's folder while its worker compiles, for the moment at which the graph is
+// written. ONNX Runtime does that last, and then takes the session apart: to load the graph
+// meanwhile saves a tenth of a miss.
 type writing struct {
 	folder string
-	graph  string
+	graph  []byte           // its name in the kernel's records, with a zero
 	skip   []string         // names in the folder that are not output
 	done   func(size int64) // Job.Written
 
@@ -57,7 +55,8 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 		log.Debug("it is not seen when a graph is written", "error", err)
 		return nil
 	}
-	w := &writing{folder: job.Folder, graph: job.Output, skip: append(slices.Clone(before), privateFolder), done: job.Written, events: os.NewFile(uintptr(fd), "inotify")}
+	w := &writing{folder: job.Folder, graph: append([]byte(job.Output), 0), skip: append(slices.Clone(before), privateFolder),
+		done: job.Written, events: os.NewFile(uintptr(fd), "inotify")}
 	if _, err := unix.InotifyAddWatch(fd, job.Folder, unix.IN_CLOSE_WRITE|unix.IN_MOVED_TO|unix.IN_ONLYDIR); err != nil {
 		log.Debug("it is not seen when a graph is written", "error", err)
 		_ = w.events.Close() // nothing was written
@@ -67,7 +66,7 @@ func watchWriting(ctx context.Context, job Job, before []string, log *slog.Logge
 	return w
 }
 
-// look waits for the graph, and tells of it.
+// look waits for the graph, and tells of it. What is wrong with it is found when the compile is over.
 func (w *writing) look(ctx context.Context) {
 	buffer := make([]byte, 64<<10)
 	for tries := 0; tries < mostTries; {
@@ -75,37 +74,24 @@ func (w *writing) look(ctx context.Context) {
 		if err != nil {
 			return // it is closed
 		}
-		if !w.graphIn(buffer[:n]) {
+		if !bytes.Contains(buffer[:n], w.graph) {
 			continue
 		}
 		tries++
-		then, err := w.stamps()
-		if err != nil || !afterAll(ctx, then) {
-			return // what is wrong there is found when the compile is over
+		then, err := stampsThatTell(ctx, w.folder, w.skip)
+		if err != nil {
+			return
 		}
-		if again, err := w.stamps(); err != nil || !maps.Equal(then, again) {
-			continue
+		if then != nil {
+			w.then = then
+			var size int64
+			for _, s := range then {
+				size += s.size
+			}
+			w.done(size)
+			return
 		}
-		w.then = then
-		w.done(sizeOf(then))
-		return
 	}
-}
-
-// graphIn tells whether one of the kernel's records is about the graph.
-func (w *writing) graphIn(records []byte) bool {
-	for len(records) >= unix.SizeofInotifyEvent {
-		length := int(binary.NativeEndian.Uint32(records[12:]))
-		records = records[unix.SizeofInotifyEvent:]
-		if length > len(records) {
-			return false
-		}
-		if string(bytes.TrimRight(records[:length], "\x00")) == w.graph {
-			return true
-		}
-		records = records[length:]
-	}
-	return false
 }
 
 // end stops looking, and tells whether the graph and all beside it are what they were when it was told of them. The worker has ended.
@@ -118,71 +104,40 @@ func (w *writing) end() (settled bool) {
 	if w.then == nil {
 		return false
 	}
-	now, err := w.stamps()
+	now, _, err := stamps(w.folder, w.skip)
 	return err == nil && maps.Equal(w.then, now)
 }
 
-// stamps are those of everything in the folder that is output.
-func (w *writing) stamps() (map[string]fileStamp, error) {
-	found := make(map[string]fileStamp)
-	err := filepath.WalkDir(w.folder, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(w.folder, path)
-		if err != nil {
-			return err
-		}
-		if slices.Contains(w.skip, name) {
-			if entry.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		}
-		if entry.IsDir() {
-			return nil
-		}
-		info, err := entry.Info()
-		if err != nil {
-			return err
-		}
-		st, ok := info.Sys().(*syscall.Stat_t)
-		if !ok {
-			return errors.ErrUnsupported
-		}
+// stamps are those of everything in the folder that is output. last is when the last of it changed.
+func stamps(folder string, skip []string) (found map[string]fileStamp, last int64, err error) {
+	found = make(map[string]fileStamp)
+	err = walkOutput(folder, skip, func(name string, info fs.FileInfo) error {
+		st := statOf(info)
 		found[name] = fileStamp{st.Ino, st.Size, st.Mtim, st.Ctim}
+		last = max(last, st.Mtim.Nano(), st.Ctim.Nano())
 		return nil
 	})
-	return found, err
+	return found, last, err
 }
 
-func sizeOf(stamps map[string]fileStamp) (size int64) {
-	for _, s := range stamps {
-		size += s.size
-	}
-	return size
-}
-
-// afterAll waits until a change of any of the files would give it another stamp: until the clock that the kernel takes their times from has
-// gone on since the last change.
-func afterAll(ctx context.Context, stamps map[string]fileStamp) bool {
-	var last int64
-	for _, s := range stamps {
-		last = max(last, s.ctime.Nano(), s.mtime.Nano())
-	}
+// stampsThatTell gives stamps that any later change makes others: the clock that the kernel takes
+// files' times from had gone on since the last change when they were taken. nil: it does not, on a
+// file system with a clock of its own.
+func stampsThatTell(ctx context.Context, folder string, skip []string) (map[string]fileStamp, error) {
 	for range mostTicks {
 		var now unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now); err != nil {
-			return false
+			return nil, err
 		}
-		if now.Nano() > last {
-			return true
+		found, last, err := stamps(folder, skip)
+		if err != nil || now.Nano() > last {
+			return found, err
 		}
 		select {
 		case <-time.After(tick):
 		case <-ctx.Done():
-			return false
+			return nil, ctx.Err()
 		}
 	}
-	return false // a file system with a clock of its own
+	return nil, nil
 }

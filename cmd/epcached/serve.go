@@ -143,13 +143,12 @@ func (p *process) once(ctx context.Context, s *config.Settings, set *rules.Set, 
 	if err != nil {
 		return nil, err
 	}
-	ort := compilers.NewORT(compilers.ORTOptions{
+	compiler := compilers.NewORT(compilers.ORTOptions{
 		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user, Log: log,
 		Scratch: filepath.Join(s.State, "staging"), // emptied at the start: a daemon that is killed leaves nothing elsewhere
 	})
-	compiler, err := compilers.NewCommand(ort, toolsOf(s))
-	if err != nil {
-		return nil, errors.Join(err, ort.Close())
+	if err := compiler.AddTools(toolsOf(s)); err != nil {
+		return nil, errors.Join(err, compiler.Close())
 	}
 	e := p.newEntrance(s.Socket, log)
 	options := optionsOf(s, set, compiler, log)

@@ -4,7 +4,9 @@ package ort
 
 import (
 	"errors"
+	"maps"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -213,7 +215,7 @@ func (o *SessionOptions) AddExternalFiles(files map[string][]byte) (free func(),
 	var names []string
 	var contents []handle
 	var sizes []int64
-	for _, name := range sortedNames(files) {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
 		data := files[name]
 		if len(data) == 0 {
 			continue // nothing can stand in it

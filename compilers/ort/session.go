@@ -25,15 +25,13 @@ func (e *Env) NewSessionOptions() (*SessionOptions, error) {
 
 // Append adds an EP with some of its devices; EPs are asked in the order in which they are added.
 func (o *SessionOptions) Append(devices []Device, options map[string]string) error {
-	keys := sortedNames(options)
+	keys := slices.Sorted(maps.Keys(options))
 	var values []string
 	for _, k := range keys {
 		values = append(values, options[k])
 	}
 	return o.env.api.do(fnAppendExecutionProviderV2, o.ptr, o.env.ptr, pointers(devices), len(devices), keys, values, len(keys))
 }
-
-func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // Set adds a session config entry.
 func (o *SessionOptions) Set(key, value string) error {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -39,7 +38,12 @@ func (c *Compiler) Check(ctx context.Context, job compilers.CheckJob) (compilers
 		}
 	}
 	result := compilers.CheckResult{Outcome: compilers.Passed, GraphOptimizationLevel: job.GraphOptimizationLevel}
-	result.Member, err = loadAll(ctx, append([]string{job.Graph}, job.Share...), sdk)
+	for i, graph := range append([]string{job.Graph}, job.Share...) {
+		if err = load(ctx, graph, sdk); err != nil {
+			result.Member = i
+			break
+		}
+	}
 	if err == nil && job.Against != "" {
 		result.LoadCPU, result.AgainstCPU = c.LoadCPU, c.AgainstCPU
 		err = loadSource(ctx, job.Against)
@@ -57,18 +61,8 @@ func loadSource(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = epmodel.Read(ctx, filepath.Base(path), memory(graph))
+	_, err = epmodel.Read(ctx, filepath.Base(path), bytes.NewReader(graph))
 	return err
-}
-
-// loadAll loads graphs in order, and tells which one does not load.
-func loadAll(ctx context.Context, paths []string, sdk SDK) (member int, err error) {
-	for i, path := range paths {
-		if err := load(ctx, path, sdk); err != nil {
-			return i, err
-		}
-	}
-	return 0, nil
 }
 
 func load(ctx context.Context, path string, sdk SDK) error {
@@ -76,7 +70,7 @@ func load(ctx context.Context, path string, sdk SDK) error {
 	if err != nil {
 		return err
 	}
-	model, err := epmodel.Read(ctx, filepath.Base(path), memory(graph))
+	model, err := epmodel.Read(ctx, filepath.Base(path), bytes.NewReader(graph))
 	if err != nil {
 		return err
 	}
@@ -108,21 +102,3 @@ func sound(context []byte, sdk SDK) error {
 	}
 	return nil
 }
-
-// memory is a model in memory, for epmodel.
-type memory []byte
-
-// ReadAt implements io.ReaderAt.
-func (m memory) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 || off > int64(len(m)) {
-		return 0, io.EOF
-	}
-	n := copy(p, m[off:])
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
-}
-
-// Size implements epmodel.Source.
-func (m memory) Size() int64 { return int64(len(m)) }

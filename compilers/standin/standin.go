@@ -1,6 +1,7 @@
 package standin
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -171,8 +172,8 @@ func (c *Compiler) Compile(ctx context.Context, job compilers.Job, progress func
 	if err := c.misbehave(ctx, job); err != nil {
 		return compilers.Result{}, err
 	}
-	graphs := outputs(job)
-	files, _, err := compilers.CollectAll(ctx, job.Folder, graphs, before, c.Limits)
+	graphs := job.Outputs()
+	files, _, err := compilers.Collect(ctx, job.Folder, graphs, before, c.Limits)
 	if err != nil {
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {
@@ -218,19 +219,11 @@ func readModel(ctx context.Context, path string, model []byte, err error) (sourc
 	if err != nil {
 		return source{}, &compilers.RefusedError{Doing: "compile", Code: 3, Text: err.Error()}
 	}
-	m, err := epmodel.Read(ctx, filepath.Base(path), memory(model))
+	m, err := epmodel.Read(ctx, filepath.Base(path), bytes.NewReader(model))
 	if err != nil {
 		return source{}, &compilers.RefusedError{Doing: "compile", Code: 7, Text: err.Error()}
 	}
 	return source{model, m}, nil
-}
-
-func outputs(job compilers.Job) []string {
-	names := []string{job.Output}
-	for _, m := range job.Share {
-		names = append(names, m.Output)
-	}
-	return names
 }
 
 func route(job compilers.Job) string {
@@ -248,7 +241,7 @@ func write(job compilers.Job, sdk SDK, models []source) error {
 			return err
 		}
 	}
-	for i, output := range outputs(job) {
+	for i, output := range job.Outputs() {
 		if err := writeGraph(job, filepath.Join(job.Folder, output), sdk, context, models[i].Model); err != nil {
 			return err
 		}
