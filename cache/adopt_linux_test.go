@@ -165,7 +165,7 @@ func TestAdoptionIsStrict(t *testing.T) {
 			return b.adopts(*s)
 		}, "not adopted: it does not load: "},
 		"another execution provider's": {func(b *bench, s *shipped) *Request {
-			m := tinymodel.WrapsIR("part.bin", 1)
+			m := wrapsIR("part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
 			require.NoError(b, os.WriteFile(filepath.Join(filepath.Dir(s.graph), "part.bin"), []byte("context"), 0o644))
 			s.files = []string{"part.bin"}
@@ -177,7 +177,7 @@ func TestAdoptionIsStrict(t *testing.T) {
 			return r
 		}, "not adopted: nothing is to be kept of it"},
 		"outside its folder": {func(b *bench, s *shipped) *Request {
-			m := tinymodel.WrapsIR("../part.bin", 1)
+			m := wrapsIR("../part.bin", 1)
 			require.NoError(b, os.WriteFile(s.graph, m.Encode(), 0o644))
 			s.files = nil
 			return b.adopts(*s)

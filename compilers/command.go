@@ -138,7 +138,7 @@ func (t Tool) compileRequest(job Job) (dialogue.Request, error) {
 
 // request is what is the same of every run of the tool.
 func (t Tool) request() dialogue.Request {
-	return dialogue.Request{Do: dialogue.Command, EPs: []dialogue.EP{{Name: t.EP}}, Readable: t.files(), Read: t.Read}
+	return dialogue.Request{Do: dialogue.Command, EPs: []EP{{Name: t.EP}}, Readable: t.files(), Read: t.Read}
 }
 
 // said adds a tool's own last words to its refusal.

@@ -43,13 +43,9 @@ type Device = dialogue.DeviceSelector
 // IsVirtual is the metadata key of devices that are not in this machine.
 const IsVirtual = dialogue.IsVirtual
 
-// EP is one execution provider of a job, in ORT's order of preference.
-type EP struct {
-	Name    string            // canonical name, e.g. "QNNExecutionProvider"; the library is registered under it
-	Library string            // absolute path of the plugin library; empty: the runtime's library for Name
-	Devices []Device          // which devices to use; empty: every device that the EP lists under exactly this name
-	Options map[string]string // provider options; options that name a library hold its base name
-}
+// EP is one execution provider of a job, in ORT's order of preference. An empty Library is the
+// runtime's for Name; options that name a library hold its base name.
+type EP = dialogue.EP
 
 // PhaseCompiling is the phase that Compile tells when the model is there and the compiling of it begins.
 const PhaseCompiling = dialogue.PhaseCompiling
@@ -102,12 +98,8 @@ type Pace struct {
 }
 
 // Initializers says where those initializers go that stay outside of contexts: of nodes that no EP took, and, where an EP makes weightless contexts,
-// the weights. The zero value puts them into the graph.
-type Initializers struct {
-	File      string // base name of a file of the artefact that gets them; empty: none does
-	Threshold int64  // bytes; smaller ones go into the graph all the same. With RouteCompileAPI only
-	InSource  bool   // what the source model has in external data stays there, and those files become part of the artefact. Likewise
-}
+// the weights. Threshold and InSource are for RouteCompileAPI only. The source's files that initializers stay in become part of the artefact.
+type Initializers = dialogue.Keep
 
 // Result is a finished compile.
 type Result struct {
@@ -124,12 +116,8 @@ type Result struct {
 	Settled    bool    // Job.Written was called, and no file of the output was written, made or removed since
 }
 
-// EPUsed tells what an EP of a job turned out to be.
-type EPUsed struct {
-	Name    string
-	Version string // the EP's own metadata, "version"; not always telling
-	Devices []DeviceFacts
-}
+// EPUsed tells what an EP of a job turned out to be, with the devices that were chosen.
+type EPUsed = dialogue.EPResult
 
 // CheckJob asks whether a graph loads, and how long that takes.
 type CheckJob struct {
@@ -211,13 +199,9 @@ type Facts struct {
 	EPs        []EPProbe // in the order of Runtime.EPs
 }
 
-// EPProbe is what a probe found of one EP library.
-type EPProbe struct {
-	Name    string
-	Library string
-	Devices []DeviceFacts
-	Error   string // why the library could not be registered; empty when it could
-}
+// EPProbe is what a probe found of one EP library, without its version: all its devices, or why it
+// could not be registered.
+type EPProbe = dialogue.EPResult
 
 // DeviceFacts describes a device as ORT and the EP report it.
 type DeviceFacts = dialogue.DeviceFacts

@@ -27,8 +27,7 @@ func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, folder string
 }
 
 func control(ctx context.Context, c Compiler, job Job, own *Job) (CheckResult, error) {
-	compile := func(ctx context.Context, job Job) (Result, error) { return c.Compile(ctx, job, nil) }
-	job, done, err := smallestTaken(ctx, compile, job, own)
+	job, done, err := smallestTaken(ctx, c, job, own)
 	if err != nil {
 		return CheckResult{}, fmt.Errorf("control of %s: %w", job.EPs[0].Name, err)
 	}

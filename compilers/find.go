@@ -67,25 +67,25 @@ func libraryFolders(dir string) []string {
 		roots = append(roots, found...)
 	}
 	var folders []string
+	add := func(folder string) {
+		if !slices.Contains(folders, folder) {
+			folders = append(folders, folder)
+		}
+	}
 	for _, root := range roots {
-		folders = append(folders, root, filepath.Join(root, "onnxruntime", "capi"))
+		add(root)
+		add(filepath.Join(root, "onnxruntime", "capi"))
 		entries, err := os.ReadDir(root)
 		if err != nil {
 			continue // most of the places do not exist
 		}
 		for _, e := range entries {
 			if info, err := os.Stat(filepath.Join(root, e.Name())); err == nil && info.IsDir() {
-				folders = append(folders, filepath.Join(root, e.Name()))
+				add(filepath.Join(root, e.Name()))
 			}
 		}
 	}
-	var distinct []string
-	for _, f := range folders {
-		if !slices.Contains(distinct, f) {
-			distinct = append(distinct, f)
-		}
-	}
-	return distinct
+	return folders
 }
 
 // globQuote keeps a folder's own brackets and stars from being read as a pattern.
@@ -107,7 +107,7 @@ func newestORT(folder string) (path, version string) {
 		}
 		candidate := filepath.Join(folder, e.Name())
 		v := versionOf(candidate)
-		if path == "" || compareVersions(v, version) > 0 || v == version && len(e.Name()) > len(filepath.Base(path)) {
+		if path == "" || slices.Compare(numbers(v), numbers(version)) > 0 || v == version && len(e.Name()) > len(filepath.Base(path)) {
 			path, version = candidate, v
 		}
 	}
@@ -115,41 +115,28 @@ func newestORT(folder string) (path, version string) {
 }
 
 func versionOf(path string) string {
+	names := []string{filepath.Base(path)}
 	if real, err := filepath.EvalSymlinks(path); err == nil {
-		if m := ortName.FindStringSubmatch(filepath.Base(real)); m != nil && strings.Count(m[1], ".") == 2 {
+		names = []string{filepath.Base(real), names[0]}
+	}
+	for _, name := range names {
+		if m := ortName.FindStringSubmatch(name); m != nil && strings.Count(m[1], ".") == 2 {
 			return m[1]
 		}
-	}
-	if m := ortName.FindStringSubmatch(filepath.Base(path)); m != nil && strings.Count(m[1], ".") == 2 {
-		return m[1]
 	}
 	return ""
 }
 
-// compareVersions compares dotted numbers; an unknown version is lower than any other.
-func compareVersions(a, b string) int {
-	pa, pb := strings.Split(a, "."), strings.Split(b, ".")
-	for i := range max(len(pa), len(pb)) {
-		na, nb := -1, -1
-		if i < len(pa) {
-			na = number(pa[i])
+// numbers are those of a dotted version; an unknown version is lower than any other.
+func numbers(version string) (list []int) {
+	for part := range strings.SplitSeq(version, ".") {
+		n, err := strconv.Atoi(part)
+		if err != nil {
+			n = -1
 		}
-		if i < len(pb) {
-			nb = number(pb[i])
-		}
-		if na != nb {
-			return na - nb
-		}
+		list = append(list, n)
 	}
-	return 0
-}
-
-func number(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return -1
-	}
-	return n
+	return list
 }
 
 // findEPs gives one library per EP: the first in the folders' order.

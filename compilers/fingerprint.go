@@ -36,21 +36,23 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool, own *Jo
 		return Fingerprint{}, err
 	}
 	defer o.drop(folder)
-	compile := func(ctx context.Context, job Job) (Result, error) { return o.Compile(ctx, job, nil) }
-	job, done, err := smallestTaken(ctx, compile, probeJob(r, ep, folder), own)
+	job, done, err := smallestTaken(ctx, o, probeJob(r, ep, folder), own)
 	if err != nil {
 		return Fingerprint{}, err
 	}
-	print, err := fingerprintOf(ctx, job, done)
+	graph, err := readGraph(ctx, filepath.Join(job.Folder, done.Graph))
 	if err != nil {
 		return Fingerprint{}, err
 	}
+	stated, _, _ := StatedBy(ep.Name, true, graph) // of a contradiction the first part counts
+	print := Fingerprint{SDKVersion: cmp.Or(stated.SDKVersion, version),
+		HardwareArchitecture: stated.HardwareArchitecture,
+		CompatibilityString:  stated.CompatibilityString, Seconds: done.Seconds}
 	info, _ := EPByName(ep.Name)
 	for _, used := range done.EPs {
 		print.describe(used, info)
 	}
 	print.EPVersion = cmp.Or(print.EPVersion, version)
-	print.SDKVersion = cmp.Or(print.SDKVersion, version)
 	return print, nil
 }
 
@@ -63,17 +65,6 @@ func probeJob(r Runtime, ep EP, folder string) Job {
 	info, _ := EPByName(ep.Name)
 	ep.Options = info.ForFingerprint(ep.Options)
 	return Job{Runtime: r, EPs: []EP{ep}, Folder: folder, Output: "probe_ctx.onnx"}
-}
-
-// fingerprintOf reads what came of such a job.
-func fingerprintOf(ctx context.Context, job Job, done Result) (Fingerprint, error) {
-	graph, err := readGraph(ctx, filepath.Join(job.Folder, done.Graph))
-	if err != nil {
-		return Fingerprint{}, err
-	}
-	stated, _, _ := StatedBy(job.EPs[0].Name, true, graph) // of a contradiction the first part counts
-	return Fingerprint{SDKVersion: stated.SDKVersion, HardwareArchitecture: stated.HardwareArchitecture,
-		CompatibilityString: stated.CompatibilityString, Seconds: done.Seconds}, nil
 }
 
 // driverMetadata is the key under which ONNX Runtime has every EP tell a driver's version.

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )
@@ -77,7 +76,7 @@ func (o *ORT) Probe(ctx context.Context, r Runtime) (Facts, error) {
 			return Facts{}, err
 		}
 		if o.loadable(r, EP{Name: lib.EP, Library: lib.Path}) {
-			req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []dialogue.EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
+			req := dialogue.Request{Do: dialogue.Probe, ORTLibrary: r.ORTLibrary, EPs: []EP{{Name: lib.EP, Library: lib.Path}}, Readable: lib.Files}
 			done, err := o.scratchJob(ctx, req, Pace{}, nil)
 			switch {
 			case err == nil && len(done.EPs) == 1:
@@ -158,10 +157,7 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 		result.EPs = []EPUsed{{Name: t.EP, Devices: []DeviceFacts{t.device()}}}
 		return result, nil
 	}
-	result.ORTVersion = done.ORTVersion
-	for _, ep := range done.EPs {
-		result.EPs = append(result.EPs, EPUsed{Name: ep.Name, Version: ep.Version, Devices: ep.Devices})
-	}
+	result.ORTVersion, result.EPs = done.ORTVersion, done.EPs
 	return result, nil
 }
 
@@ -212,7 +208,7 @@ func compileRequest(job Job) (dialogue.Request, error) {
 	req := dialogue.Request{
 		Do: dialogue.Compile, ORTLibrary: job.Runtime.ORTLibrary, EPs: eps, Model: job.Model, ModelFile: job.ModelFile, Output: filepath.Join(job.Folder, job.Output),
 		Route: job.Route, Embed: job.Embed, Options: session(job.SessionOptions, job.FreeDimensions, job.FreeDimensionsByDenotation, job.GraphOptimizationLevel),
-		Readable: readable(job.Runtime, eps), Keep: dialogue.Keep(job.Initializers),
+		Readable: readable(job.Runtime, eps), Keep: job.Initializers,
 	}
 	return req, shareRequest(job, &req)
 }
@@ -222,11 +218,11 @@ func session(entries map[string]string, byName, byDenotation map[string]int64, l
 }
 
 // requestEPs fills in what a worker needs: libraries, and options as the EP wants them.
-func requestEPs(r Runtime, eps []EP) ([]dialogue.EP, error) {
+func requestEPs(r Runtime, eps []EP) ([]EP, error) {
 	if len(eps) == 0 {
 		return nil, errors.New("no execution provider is named")
 	}
-	var list []dialogue.EP
+	var list []EP
 	for _, ep := range eps {
 		if ep.Library == "" {
 			lib, err := r.Library(ep.Name)
@@ -241,12 +237,12 @@ func requestEPs(r Runtime, eps []EP) ([]dialogue.EP, error) {
 		if info, ok := EPByName(ep.Name); ok {
 			ep.Options = info.Resolve(ep.Library, ep.Options)
 		}
-		out := dialogue.EP{Name: ep.Name, Library: ep.Library, Options: ep.Options, Devices: ep.Devices}
-		list = append(list, out)
+		list = append(list, ep)
 	}
 	return list, nil
 }
 
+// epNames names EPs in errors.
 func epNames(eps []EP) []string {
 	var names []string
 	for _, ep := range eps {
@@ -335,16 +331,12 @@ func (o *ORT) handOver(folder string) ([]string, error) {
 	return names, o.chown(folder, names)
 }
 
+// chown gives the folder and those names in it to the workers' user.
 func (o *ORT) chown(folder string, names []string) error {
 	if o.opts.User == nil {
 		return nil
 	}
-	for _, name := range append([]string{"."}, names...) {
-		if err := os.Lchown(filepath.Join(folder, name), int(o.opts.User.UID), int(o.opts.User.GID)); err != nil {
-			return fmt.Errorf("job's folder: %w", err)
-		}
-	}
-	return nil
+	return chownAll(folder, names, int(o.opts.User.UID), int(o.opts.User.GID))
 }
 
 // takeBack makes the output the daemon's own, so that no process of the workers' user can change it any more. All of them have ended.
@@ -352,19 +344,14 @@ func (o *ORT) takeBack(folder string, files []string) error {
 	if o.opts.User == nil {
 		return nil
 	}
-	for _, name := range append([]string{"."}, files...) {
-		if err := os.Lchown(filepath.Join(folder, name), os.Geteuid(), os.Getegid()); err != nil {
+	return chownAll(folder, files, os.Geteuid(), os.Getegid())
+}
+
+func chownAll(folder string, names []string, uid, gid int) error {
+	for _, name := range append([]string{"."}, names...) {
+		if err := os.Lchown(filepath.Join(folder, name), uid, gid); err != nil {
 			return fmt.Errorf("job's folder: %w", err)
 		}
 	}
 	return nil
-}
-
-// compilerName names a request's EPs in errors.
-func compilerName(req dialogue.Request) string {
-	var names []string
-	for _, ep := range req.EPs {
-		names = append(names, ep.Name)
-	}
-	return strings.Join(names, ", ")
 }

@@ -52,29 +52,29 @@ func (o *ORT) letPass(req dialogue.Request, folder string) (dialogue.Request, fu
 
 // openModels lets the group reach a request's models in Scratch until undo is called. Those of a group may stand in several folders.
 func (o *ORT) openModels(req dialogue.Request) (undo func(), err error) {
+	var shared []string
+	undo = func() {
+		for _, path := range slices.Backward(shared) {
+			if info, err := os.Lstat(path); err == nil { // else it was removed meanwhile
+				_ = os.Lchown(path, -1, os.Getegid()) // only the daemon's folder lets anybody reach it
+				_ = os.Chmod(path, info.Mode().Perm()&^0o050)
+			}
+		}
+	}
 	folders := []string{filepath.Dir(req.Model)}
 	for _, m := range req.Share {
 		if dir := filepath.Dir(m.Model); o.inScratch(dir) && !slices.Contains(folders, dir) {
 			folders = append(folders, dir)
 		}
 	}
-	var undos []func()
-	undo = func() {
-		for _, u := range undos {
-			u()
-		}
-	}
 	for _, dir := range folders {
-		if err := o.openFolders(dir); err != nil {
-			undo()
-			return nil, err
+		if err = o.openFolders(dir); err == nil {
+			err = o.openFiles(dir, &shared)
 		}
-		u, err := o.openFiles(dir)
 		if err != nil {
 			undo()
 			return nil, err
 		}
-		undos = append(undos, u)
 	}
 	return undo, nil
 }
@@ -113,18 +113,9 @@ func (o *ORT) share(path string, rights fs.FileMode) error {
 	return nil
 }
 
-// openFiles lets the group read the files of a folder, and of those below it, until undo is called.
-func (o *ORT) openFiles(folder string) (undo func(), err error) {
-	var shared []string
-	undo = func() {
-		for _, path := range slices.Backward(shared) {
-			if info, err := os.Lstat(path); err == nil { // else it was removed meanwhile
-				_ = os.Lchown(path, -1, os.Getegid()) // only the daemon's folder lets anybody reach it
-				_ = os.Chmod(path, info.Mode().Perm()&^0o050)
-			}
-		}
-	}
-	err = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+// openFiles lets the group read the files of a folder, and of those below it, and adds them to shared.
+func (o *ORT) openFiles(folder string, shared *[]string) error {
+	return filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return fmt.Errorf("workers' way: %w", err)
 		}
@@ -141,14 +132,9 @@ func (o *ORT) openFiles(folder string) (undo func(), err error) {
 		if err := o.share(path, rights); err != nil {
 			return err
 		}
-		shared = append(shared, path)
+		*shared = append(*shared, path)
 		return nil
 	})
-	if err != nil {
-		undo()
-		return nil, err
-	}
-	return undo, nil
 }
 
 // giveTree makes a folder with the regular files of another: second names of them where that can be and all may read them, else copies.

@@ -17,12 +17,12 @@ var ErrNotTaken = errors.New("none of the tiny models is taken")
 // where it takes none of them the model of own, if that is not nil, with the session's options that
 // own has. The compiled model is in a folder below folder, and job.Folder is its path. The error is
 // that of own's model; without own it is that of the smallest and wraps ErrNotTaken.
-func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) (Job, Result,
+func smallestTaken(ctx context.Context, c Compiler, job Job, own *Job) (Job, Result,
 	error) {
 	folder, all := job.Folder, job
 	var first error
 	for i, m := range tinymodel.Probes() {
-		done, err := compileIn(ctx, compile, &job, filepath.Join(folder, fmt.Sprint(i)), m.Encode())
+		done, err := compileIn(ctx, c, &job, filepath.Join(folder, fmt.Sprint(i)), m.Encode())
 		if err == nil || !mayTakeAnother(err) {
 			return job, done, err
 		}
@@ -48,14 +48,12 @@ func smallestTaken(ctx context.Context, compile compileFunc, job Job, own *Job) 
 	if err := os.Mkdir(all.Folder, 0o700); err != nil {
 		return all, Result{}, err
 	}
-	done, err := compile(ctx, all)
+	done, err := c.Compile(ctx, all, nil)
 	return all, done, err
 }
 
-type compileFunc func(context.Context, Job) (Result, error)
-
 // compileIn compiles a model that it writes into a new folder.
-func compileIn(ctx context.Context, compile compileFunc, job *Job, folder string,
+func compileIn(ctx context.Context, c Compiler, job *Job, folder string,
 	model []byte) (Result, error) {
 	job.Folder, job.Model = folder, filepath.Join(folder, ProbeModel)
 	if err := os.Mkdir(folder, 0o700); err != nil {
@@ -64,7 +62,7 @@ func compileIn(ctx context.Context, compile compileFunc, job *Job, folder string
 	if err := os.WriteFile(job.Model, model, 0o600); err != nil {
 		return Result{}, err
 	}
-	return compile(ctx, *job)
+	return c.Compile(ctx, *job, nil)
 }
 
 // mayTakeAnother tells whether an EP that fails so over one model may compile another one. It does

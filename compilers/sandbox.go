@@ -123,10 +123,10 @@ func devices() []string {
 }
 
 // readable lists the files that stand for the folders which a runtime's EPs load libraries from.
-func readable(r Runtime, eps []dialogue.EP) []string {
+func readable(r Runtime, eps []EP) []string {
 	var files []string
 	for _, lib := range r.EPs {
-		if slices.ContainsFunc(eps, func(ep dialogue.EP) bool { return ep.Library == lib.Path }) {
+		if slices.ContainsFunc(eps, func(ep EP) bool { return ep.Library == lib.Path }) {
 			files = append(files, lib.Files...)
 		}
 	}

@@ -11,21 +11,13 @@ import (
 	"github.com/epcached/epcached/compilers/dialogue"
 )
 
-// ShareMember is a further model of a weight-sharing group.
-type ShareMember struct {
-	Model  string // as Job.Model
-	Output string // as Job.Output, another name than those of the other members
-}
-
-// Session config entries of weight-sharing groups.
-const (
-	shareContexts     = "ep.share_ep_contexts"
-	stopShareContexts = "ep.stop_share_ep_contexts"
-)
+// ShareMember is a further model of a weight-sharing group: Model as Job.Model, and Output as
+// Job.Output, another name than those of the other members.
+type ShareMember = dialogue.Member
 
 // ShareOptions gives the session config entries with which members of a group are loaded when there are several of them in one process. A
 // member that is loaded alone has none of them.
-func ShareOptions() map[string]string { return map[string]string{shareContexts: "1"} }
+func ShareOptions() map[string]string { return map[string]string{"ep.share_ep_contexts": "1"} }
 
 // ForSharing gives the options with what weight-sharing groups are compiled with, where the options do not say otherwise.
 func (i EPInfo) ForSharing(options map[string]string) map[string]string {

@@ -88,18 +88,15 @@ func (o *ORT) start(req dialogue.Request, folder string, idle <-chan struct{}) (
 	}
 }
 
-func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <-chan struct{}) (*worker, error) {
+func (o *ORT) startIn(way isolation, req dialogue.Request, folder string, idle <-chan struct{}) (_ *worker, err error) {
 	group := o.group(way)
+	defer func() {
+		if err != nil {
+			group.end()
+		}
+	}()
 	p := o.preparation(way, waits(idle))
 	p.Confine, p.Cgroup, p.Model = o.confinement(req, folder), group != nil, req.ModelFile != nil
-	w, err := o.startPrepared(way, p, group, folder, req.ModelFile)
-	if err != nil {
-		group.end()
-	}
-	return w, err
-}
-
-func (o *ORT) startPrepared(way isolation, p dialogue.Preparation, group *cgroup, folder string, model *os.File) (*worker, error) {
 	preparation, err := json.Marshal(p)
 	if err != nil {
 		return nil, err
@@ -108,12 +105,13 @@ func (o *ORT) startPrepared(way isolation, p dialogue.Preparation, group *cgroup
 	if err != nil {
 		return nil, err
 	}
+	defer requestRead.Close() // the worker has its own
 	answerRead, answerWrite, err := os.Pipe()
 	if err != nil {
-		requestRead.Close() // nothing was written
-		requestWrite.Close()
+		requestWrite.Close() // nothing was written
 		return nil, err
 	}
+	defer answerWrite.Close() // likewise
 	private := filepath.Join(folder, privateFolder)
 	w := &worker{group: group, request: requestWrite, answers: answerRead, stderr: &tail{limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}), answered: make(chan struct{})}
 	w.cmd = exec.Command(o.opts.Worker, "prepare", string(preparation))
@@ -121,18 +119,15 @@ func (o *ORT) startPrepared(way isolation, p dialogue.Preparation, group *cgroup
 	w.cmd.Env = append(environment(private), o.opts.Env...)
 	w.cmd.Stderr = w.stderr
 	w.cmd.ExtraFiles = []*os.File{requestRead, answerWrite}
-	if model != nil {
-		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, model)
+	if req.ModelFile != nil {
+		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, req.ModelFile)
 	}
 	if group != nil {
 		w.cmd.ExtraFiles = append(w.cmd.ExtraFiles, group.procs)
 	}
 	w.cmd.WaitDelay = grace
 	w.cmd.SysProcAttr = o.attributes(way)
-	err = o.launcher.on(w.cmd.Start)
-	requestRead.Close() // the worker has its own
-	answerWrite.Close()
-	if err != nil {
+	if err := o.launcher.on(w.cmd.Start); err != nil {
 		requestWrite.Close() // nothing was written
 		answerRead.Close()
 		return nil, err

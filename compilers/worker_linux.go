@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -58,7 +59,8 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 		}
 		pace.Ready = nil
 	}
-	go limitTime(ctx, compilerName(req), o.opts.Limits.Wall, pace.Ready, cancel)
+	name := strings.Join(epNames(req.EPs), ", ")
+	go limitTime(ctx, name, o.opts.Limits.Wall, pace.Ready, cancel)
 	private := filepath.Join(folder, privateFolder)
 	if err := o.makePrivate(private); err != nil {
 		return answer{}, err
@@ -87,7 +89,7 @@ func (o *ORT) work(ctx context.Context, req dialogue.Request, folder string, pac
 	go watchOutput(ctx, folder, o.opts.Limits.Output, cancel)
 	w.wait(ctx, o.raiser(pace.Idle))
 	ended := w.group.end()
-	done, err := w.result(ctx, compilerName(req), o.opts.Limits, ended)
+	done, err := w.result(ctx, name, o.opts.Limits, ended)
 	if w.member > 0 {
 		err = ofMember(w.member-1, len(req.Share)+1, err)
 	}

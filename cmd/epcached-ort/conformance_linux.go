@@ -31,8 +31,7 @@ func (j *job) conformance() error {
 	if logged := j.logged(); err != nil && len(logged) > 0 {
 		err = fmt.Errorf("%w; ONNX Runtime logged: %s", err, strings.Join(logged, "; "))
 	}
-	r := dialogue.EPResult{Name: subject.EP.Name, Library: subject.EP.Library}
-	fill(&r, devices)
-	j.result.EPs, j.result.Family, j.result.Guidelines = []dialogue.EPResult{r}, family, conformance.List()
+	j.result.EPs = []dialogue.EPResult{described(subject.EP, devices)}
+	j.result.Family, j.result.Guidelines = family, conformance.List()
 	return err
 }

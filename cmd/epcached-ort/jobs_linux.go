@@ -119,13 +119,14 @@ func (j *job) open() error {
 // probe registers each EP, and lists what it offers. One that fails does not spoil the others.
 func (j *job) probe() error {
 	for _, ep := range j.req.EPs {
-		r := dialogue.EPResult{Name: ep.Name, Library: ep.Library}
-		if err := j.env.Register(ep.Name, ep.Library); err != nil {
+		err := j.env.Register(ep.Name, ep.Library)
+		var devices []ort.Device
+		if err == nil {
+			devices, err = j.env.DevicesOf(ep.Name)
+		}
+		r := described(ep, devices)
+		if err != nil {
 			r.Error = err.Error()
-		} else if devices, err := j.env.DevicesOf(ep.Name); err != nil {
-			r.Error = err.Error()
-		} else {
-			fill(&r, devices)
 		}
 		j.result.EPs = append(j.result.EPs, r)
 	}
@@ -149,9 +150,7 @@ func (j *job) register() error {
 			return err
 		}
 		j.devices = append(j.devices, chosen)
-		r := dialogue.EPResult{Name: ep.Name, Library: ep.Library}
-		fill(&r, chosen)
-		j.result.EPs = append(j.result.EPs, r)
+		j.result.EPs = append(j.result.EPs, described(ep, chosen))
 	}
 	return j.tell(dialogue.Event{EPs: j.result.EPs, Memory: peakMemory()})
 }
@@ -232,29 +231,29 @@ func (j *job) compatibility() error {
 }
 
 // choose picks the devices that any of the selectors matches; each selector must match one.
-func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
+func choose(ep dialogue.EP, devices []ort.Device) (chosen []ort.Device, err error) {
 	selectors := ep.Devices
 	if len(selectors) == 0 {
 		selectors = []dialogue.DeviceSelector{{}}
 	}
+	all := facts(devices)
 	taken := make([]bool, len(devices))
 	for _, s := range selectors {
 		found, example := 0, uint32(0)
-		for i, d := range devices {
-			if s.Fits(factsOf(d)) {
+		for i, d := range all {
+			if s.Fits(d) {
 				taken[i], example = true, d.DeviceID
 				found++
 			}
 		}
 		if found > 1 && s.Virtual() { // EPs list every kind there is, and compile for one
 			return nil, fmt.Errorf("%d devices of %s fit %s: say which, by its device id, such as device=%#x; it lists %s",
-				found, ep.Name, s, example, s.Listed(factsOfAll(devices)))
+				found, ep.Name, s, example, s.Listed(all))
 		}
 		if found == 0 {
-			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(factsOfAll(devices)))
+			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(all))
 		}
 	}
-	var chosen []ort.Device
 	for i, d := range devices {
 		if taken[i] {
 			chosen = append(chosen, d)
@@ -263,23 +262,19 @@ func choose(ep dialogue.EP, devices []ort.Device) ([]ort.Device, error) {
 	return chosen, nil
 }
 
-// fill describes devices in the dialogue's terms.
-func fill(r *dialogue.EPResult, devices []ort.Device) {
+// described puts an EP and devices of it into the dialogue's terms.
+func described(ep dialogue.EP, devices []ort.Device) dialogue.EPResult {
+	r := dialogue.EPResult{Name: ep.Name, Library: ep.Library, Devices: facts(devices)}
 	for _, d := range devices {
 		r.Version = d.EPMetadata["version"]
 	}
-	r.Devices = append(r.Devices, factsOfAll(devices)...)
+	return r
 }
 
-func factsOf(d ort.Device) dialogue.DeviceFacts {
-	return dialogue.DeviceFacts{Type: d.Type, VendorID: d.VendorID, Vendor: d.Vendor, DeviceID: d.DeviceID,
-		EPMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
-}
-
-func factsOfAll(devices []ort.Device) []dialogue.DeviceFacts {
+func facts(devices []ort.Device) []dialogue.DeviceFacts {
 	var list []dialogue.DeviceFacts
 	for _, d := range devices {
-		list = append(list, factsOf(d))
+		list = append(list, d.DeviceFacts)
 	}
 	return list
 }

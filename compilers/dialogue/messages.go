@@ -116,10 +116,10 @@ type Keep struct {
 
 // EP is an EP of a request.
 type EP struct {
-	Name    string
-	Library string
-	Devices []DeviceSelector
-	Options map[string]string
+	Name    string            // canonical name, e.g. "QNNExecutionProvider"; the library is registered under it
+	Library string            // absolute path of the plugin library
+	Devices []DeviceSelector  // which devices to use; empty: every device that the EP lists under exactly this name
+	Options map[string]string // provider options
 }
 
 // Session is what goes into ORT's session options.
@@ -171,7 +171,7 @@ type Compared struct {
 type EPResult struct {
 	Name    string
 	Library string
-	Version string
+	Version string        // the EP's own metadata, "version"; not always telling
 	Devices []DeviceFacts // Probe: all that the library lists under Name; else those that were chosen
 	Error   string        // Probe: why it could not be registered
 }

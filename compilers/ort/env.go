@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/ebitengine/purego"
+
+	"github.com/epcached/epcached/compilers/dialogue"
 )
 
 // Env is an OrtEnv. ORT keeps one per process: a second one shares everything with the first.
@@ -18,14 +20,9 @@ type Env struct {
 
 // Device is an OrtEpDevice: a hardware device as one EP sees it.
 type Device struct {
-	EP             string // the name that the EP was registered under, or one of its own
-	EPVendor       string
-	Type           string // "CPU", "GPU", "NPU"
-	VendorID       uint32
-	Vendor         string
-	DeviceID       uint32
-	EPMetadata     map[string]string
-	DeviceMetadata map[string]string
+	EP       string // the name that the EP was registered under, or one of its own
+	EPVendor string
+	dialogue.DeviceFacts
 
 	ptr handle
 }
@@ -99,15 +96,17 @@ func (a *API) device(ptr handle) Device {
 		kind = types[n]
 	}
 	return Device{
-		EP:             text(handle(a.raw(fnEpDeviceEpName, ptr))),
-		EPVendor:       text(handle(a.raw(fnEpDeviceEpVendor, ptr))),
-		Type:           kind,
-		VendorID:       uint32(a.raw(fnHardwareDeviceVendorID, hardware)),
-		Vendor:         text(handle(a.raw(fnHardwareDeviceVendor, hardware))),
-		DeviceID:       uint32(a.raw(fnHardwareDeviceDeviceID, hardware)),
-		EPMetadata:     a.pairs(handle(a.raw(fnEpDeviceEpMetadata, ptr))),
-		DeviceMetadata: a.pairs(handle(a.raw(fnHardwareDeviceMetadata, hardware))),
-		ptr:            ptr,
+		EP:       text(handle(a.raw(fnEpDeviceEpName, ptr))),
+		EPVendor: text(handle(a.raw(fnEpDeviceEpVendor, ptr))),
+		DeviceFacts: dialogue.DeviceFacts{
+			Type:           kind,
+			VendorID:       uint32(a.raw(fnHardwareDeviceVendorID, hardware)),
+			Vendor:         text(handle(a.raw(fnHardwareDeviceVendor, hardware))),
+			DeviceID:       uint32(a.raw(fnHardwareDeviceDeviceID, hardware)),
+			EPMetadata:     a.pairs(handle(a.raw(fnEpDeviceEpMetadata, ptr))),
+			DeviceMetadata: a.pairs(handle(a.raw(fnHardwareDeviceMetadata, hardware))),
+		},
+		ptr: ptr,
 	}
 }
 

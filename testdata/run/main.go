@@ -117,7 +117,7 @@ func (o Order) open(env *ort.Env, graph string) (*ort.Session, error) {
 
 func selected(by dialogue.DeviceSelector, devices []ort.Device) (list []ort.Device) {
 	for _, d := range devices {
-		if by.Fits(dialogue.DeviceFacts{Type: d.Type, EPMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}) {
+		if by.Fits(d.DeviceFacts) {
 			list = append(list, d)
 		}
 	}
