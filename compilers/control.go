@@ -18,20 +18,16 @@ func Control(ctx context.Context, c Compiler, r Runtime, eps []EP, folder string
 		if err := os.Mkdir(below, 0o700); err != nil {
 			return CheckResult{}, err
 		}
-		var err error
-		if result, err = control(ctx, c, probeJob(r, ep, below), own); err != nil || result.Outcome != Passed {
+		job, done, err := smallestTaken(ctx, c, probeJob(r, ep, below), own)
+		if err != nil {
+			return CheckResult{}, fmt.Errorf("control of %s: %w", ep.Name, err)
+		}
+		result, err = c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, done.Graph),
+			SessionOptions: job.SessionOptions, FreeDimensions: job.FreeDimensions,
+			FreeDimensionsByDenotation: job.FreeDimensionsByDenotation})
+		if err != nil || result.Outcome != Passed {
 			return result, err
 		}
 	}
 	return result, nil
-}
-
-func control(ctx context.Context, c Compiler, job Job, own *Job) (CheckResult, error) {
-	job, done, err := smallestTaken(ctx, c, job, own)
-	if err != nil {
-		return CheckResult{}, fmt.Errorf("control of %s: %w", job.EPs[0].Name, err)
-	}
-	return c.Check(ctx, CheckJob{Runtime: job.Runtime, EPs: job.EPs, Graph: filepath.Join(job.Folder, done.Graph),
-		SessionOptions: job.SessionOptions, FreeDimensions: job.FreeDimensions,
-		FreeDimensionsByDenotation: job.FreeDimensionsByDenotation})
 }

@@ -16,11 +16,11 @@ import (
 // nothing and looks only at names and ELF headers. Without a libonnxruntime, or without any library of a known EP, the error wraps ErrNotFound
 // and says what was looked for.
 func Find(dir string) (Runtime, error) {
-	r, folders, err := findORT(dir)
+	r, err := FindORT(dir)
 	if err != nil {
 		return Runtime{}, err
 	}
-	r.EPs = findEPs(folders)
+	r.EPs = findEPs(libraryFolders(r.Directory))
 	if len(r.EPs) == 0 {
 		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s", r.Directory, ErrNotFound, strings.Join(EPNames(), ", "))
 	}
@@ -29,31 +29,19 @@ func Find(dir string) (Runtime, error) {
 
 // FindORT is Find for a folder that need not have a library of a known EP: the runtime has none.
 func FindORT(dir string) (Runtime, error) {
-	r, _, err := findORT(dir)
-	return r, err
-}
-
-// findORT also gives the folders that may hold libraries.
-func findORT(dir string) (r Runtime, folders []string, err error) {
-	dir, err = filepath.Abs(dir)
+	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return Runtime{}, nil, fmt.Errorf("runtime %q: %w", dir, err)
+		return Runtime{}, fmt.Errorf("runtime %q: %w", dir, err)
 	}
 	if _, err := os.ReadDir(dir); err != nil {
-		return Runtime{}, nil, fmt.Errorf("runtime: %w", err)
+		return Runtime{}, fmt.Errorf("runtime: %w", err)
 	}
-	folders = libraryFolders(dir)
-	r = Runtime{Directory: dir}
-	for _, folder := range folders {
+	for _, folder := range libraryFolders(dir) {
 		if path, version := newestORT(folder); path != "" {
-			r.ORTLibrary, r.ORTVersion = path, version
-			break
+			return Runtime{Directory: dir, ORTLibrary: path, ORTVersion: version}, nil
 		}
 	}
-	if r.ORTLibrary == "" {
-		return Runtime{}, nil, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
-	}
-	return r, folders, nil
+	return Runtime{}, fmt.Errorf("runtime %q: libonnxruntime.so*: %w, neither there nor in lib, lib64, python3*/site-packages/onnxruntime/capi", dir, ErrNotFound)
 }
 
 // libraryFolders lists the folders of a runtime that may hold libraries, in the order of their rank.
