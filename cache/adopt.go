@@ -174,7 +174,7 @@ func (c *Cache) newAdoption(o ownArtefact, p *plan, key flightKey) (*adoption, e
 	return &adoption{files: files, about: out.first, put: put, claim: &claim{
 		Claim: Claim{Output: outputName(p)}, adopts: true, state: claimPutting, outsider: out,
 		request: files, plan: p, rc: o.rc, id: o.id, owner: c.reports.owners.of(o.Peer.UID),
-		began: time.Now(), done: make(chan struct{}),
+		began: time.Now(), lasts: context.Background(),
 	}}, nil
 }
 

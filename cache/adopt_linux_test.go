@@ -312,13 +312,12 @@ func TestArtefactWrittenAfterItWasIdentifiedIsNotAdopted(t *testing.T) {
 				to = filepath.Join(filepath.Dir(s.graph), s.files[0])
 			}
 			puts, owner := &b.cache.claims.puts, b.cache.reports.owners.of(r.Peer.UID)
-			leave, err := puts.enter(t.Context(), owner, nil)
+			leave, err := puts.Lock(t.Context(), owner)
 			require.NoError(t, err)
 			answered := b.asked(r)
 			require.Eventually(t, func() bool {
-				puts.mu.Lock()
-				defer puts.mu.Unlock()
-				return puts.tracks[owner].users == 2
+				jobs, err := b.cache.Jobs(t.Context(), Peer{})
+				return err == nil && len(jobs) == 1 && jobs[0].Phase == "queued"
 			}, soon, time.Millisecond, "the adoption waits for its turn to copy")
 			require.NoError(t, os.WriteFile(to, content, 0o644))
 			leave()

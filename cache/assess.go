@@ -195,7 +195,11 @@ func (l *lot) worse() bool {
 // but the execution providers' own verdicts. What was made by the runtime's former libraries and is not the best any
 // more is wanted anew, and so is what is judged worse than before by other rules.
 func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, former map[string]string, tell bool) (done bool) {
-	under, before := c.settings.Load().judging, rc.judged.lastLots()
+	under, last := c.settings.Load().judging, rc.judged.lots.Load()
+	var before map[maker]*lot
+	if last != nil {
+		before = last.lots
+	}
 	lots := make(map[maker]*lot)
 	var affected []index.BuildID // a change of libraries may affect all: records would not fit into memory
 	half := pace{last: time.Now()}
@@ -225,7 +229,7 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 		}
 		return false
 	}
-	rc.judged.setLots(lots, under)
+	rc.judged.lots.Store(&judgedLots{lots, under})
 	for _, m := range slices.Sorted(maps.Keys(lots)) {
 		if tell || lots[m].changed() {
 			c.tellLot(rt, lots[m])

@@ -13,14 +13,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/queue"
 	"github.com/epcached/epcached/rules"
 	"github.com/epcached/epcached/views"
@@ -110,15 +109,15 @@ type Cache struct {
 	claims   *claims
 	gains    gains
 	failures *failure.Remembered
-	opening  chan struct{} // one token for each open of a remembered path
-	reading  turns         // of libraries that clients show
-	checks   chan struct{} // one token for each load check, or conversion, that requests wait for
+	opening  chan struct{}       // one token for each open of a remembered path
+	reading  keyed.Locks[uint32] // libraries that clients show: one of each owner's at a time, because a file may take for ever
+	checks   chan struct{}       // one token for each load check, or conversion, that requests wait for
 
-	conversions singleflight.Group // by build key, scope and what is converted
-	maxGraph    int64              // epmodel.MaxGraph
-	searches    chan struct{}      // one token for each search for neighbours
-	naming      chan struct{}      // the token of who reads a source model for the names of its tensors
-	tidied      chan struct{}      // closed when what is done once after a start is done
+	conversions keyed.Group[*compiled] // by build key, scope and what is converted
+	maxGraph    int64                  // epmodel.MaxGraph
+	searches    chan struct{}          // one token for each search for neighbours
+	naming      chan struct{}          // the token of who reads a source model for the names of its tensors
+	tidied      chan struct{}          // closed when what is done once after a start is done
 	explaining  explaining
 
 	uprooted chan string // has room for one
@@ -205,14 +204,14 @@ func (c *Cache) open() error {
 	c.machine = newMachine(c.options.Drivers)
 	c.watcher = watch.New(watch.Options{Quiet: c.options.Quiet, Poll: c.options.Poll, Log: c.log})
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
-	c.reports = newReports(c.now, running{ctx, &c.work})
+	c.reports = newReports(c.now, c.later)
 	c.claims = newClaims(c.now)
 	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.attend = c.attend
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(c.index, c.log)
 	c.flights.queue = queue.New(c.options.Jobs, c.options.JobsMemory, c.now)
-	c.flights.began, c.flights.ended = c.gains.disturb, func() { c.gains.idle(); c.rebuilds.wake() }
+	c.flights.began, c.flights.ended = c.gains.disturb, c.rebuilds.wake
 	c.work.Go(func() { c.machine.look(ctx) })
 	c.gains.start(ctx, c)
 	c.sharing.start(ctx, c)
@@ -287,7 +286,7 @@ func (c *Cache) Close() error {
 	c.stop()
 	c.rebuilds.close() // it starts flights
 	c.flights.close()
-	c.gains.close()
+	c.gains.work.Wait()
 	err := c.watcher.Close()
 	c.work.Wait()
 	c.flushUses()
@@ -311,6 +310,22 @@ func (c *Cache) Directory() string { return c.dir }
 
 func (c *Cache) path(name ...string) string {
 	return filepath.Join(append([]string{c.dir}, name...)...)
+}
+
+// stage makes a folder for work in progress. remove may be called in any case.
+func (c *Cache) stage(prefix string) (folder string, remove func(), err error) {
+	remove = func() {}
+	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
+		return "", remove, err
+	}
+	if folder, err = os.MkdirTemp(c.path("staging"), prefix); err != nil {
+		return "", remove, err
+	}
+	return folder, func() {
+		if err := os.RemoveAll(folder); err != nil {
+			c.log.Warn("staging folder not removed", "path", folder, "error", err)
+		}
+	}, nil
 }
 
 func (c *Cache) emptyStaging() error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/refusal"
 )
 
@@ -51,7 +52,8 @@ type claim struct {
 	takes     signature
 	adopts    bool // what is put is the request's own model
 
-	done  chan struct{} // closed when it is over
+	lasts context.Context    // ends when it is over
+	ends  context.CancelFunc // ends lasts
 	timer *time.Timer
 	leave func() bool // stops the wait for the connection's end
 
@@ -136,7 +138,7 @@ func (cl *claim) over() {
 	if cl.leave != nil {
 		cl.leave()
 	}
-	close(cl.done)
+	cl.ends()
 }
 
 // move takes the claim from one state to another, if it is in that.
@@ -161,10 +163,17 @@ func (cl *claim) move(from, to claimState) bool {
 	return true
 }
 
+// during is the context for work that ends with the claim.
+func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(cl.lasts, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
 // claims are those that are held, and who wants one.
 type claims struct {
 	limiter limiter
-	puts    turns
+	puts    keyed.Locks[uint32] // one of each owner's is put at a time: files may take for ever to read
 
 	mu     sync.Mutex
 	open   map[string]*claim        // by id; guarded by mu

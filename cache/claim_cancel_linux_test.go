@@ -48,7 +48,7 @@ func TestCancelCrossesTheGrant(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &Request{Name: "m.onnx"}
-			cl := &claim{request: r, timer: time.NewTimer(time.Hour), done: make(chan struct{})}
+			cl := &claim{request: r, timer: time.NewTimer(time.Hour), ends: func() {}}
 			a, err := (&claimer{}).handed(context.Background(), r, cl, cross(cl))
 			require.Nil(t, a)
 			require.Equal(t, refusal.Cancelled, refusal.ClassOf(err))

@@ -126,7 +126,7 @@ func TestPutBegunInTime(t *testing.T) {
 	// So long that the put begins in time on a busy machine too.
 	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 4 * time.Second })
 	c := newClaimed(b, nil)
-	leave, err := b.cache.claims.puts.enter(context.Background(), stranger, nil)
+	leave, err := b.cache.claims.puts.Lock(context.Background(), stranger)
 	require.NoError(t, err)
 	got := make(chan error, 1)
 	go func() {
@@ -151,19 +151,15 @@ func TestAnApplicationDiesInItsPut(t *testing.T) {
 	second := *c.application
 	second.connect = context.Background()
 	next := b.asked(second.ask(c.request.Graph))
-	leave, err := b.cache.claims.puts.enter(context.Background(), stranger, nil)
+	leave, err := b.cache.claims.puts.Lock(context.Background(), stranger)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	got := make(chan error, 1)
+	got, queued := make(chan error, 1), make(chan struct{}, 1)
 	go func() {
-		_, err := b.cache.Put(ctx, c.request.Peer, c.put, nil)
+		_, err := b.cache.Put(ctx, c.request.Peer, c.put, func(Progress) { queued <- struct{}{} })
 		got <- err
 	}()
-	require.Eventually(t, func() bool {
-		b.cache.claims.puts.mu.Lock()
-		defer b.cache.claims.puts.mu.Unlock()
-		return b.cache.claims.puts.tracks[stranger].users == 2
-	}, soon, time.Millisecond)
+	<-queued
 	cancel()
 	c.leave()
 	require.Error(t, <-got)

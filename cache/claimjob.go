@@ -61,7 +61,8 @@ const jobCancelled = "its job was cancelled"
 func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
 	cl := &claim{Claim: Claim{ID: newID(), Output: outputName(a.plan), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
-		outsider: o, flight: f, request: a.request, plan: a.plan, rc: a.rc, id: a.id, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes, done: make(chan struct{})}
+		outsider: o, flight: f, request: a.request, plan: a.plan, rc: a.rc, id: a.id, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes}
+	cl.lasts, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
 		a.why = last.Error()
 	}
@@ -83,10 +84,10 @@ func outputName(p *plan) string { return hex.EncodeToString(p.buildKey[:8]) + "_
 // await waits for the end of a claim.
 func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) {
 	select {
-	case <-cl.done:
+	case <-cl.lasts.Done():
 	case <-ctx.Done():
 		cl.finish(jobCancelled, 0)
-		<-cl.done // what is being stored is stored first
+		<-cl.lasts.Done() // what is being stored is stored first
 	}
 	cl.mu.Lock()
 	result, end := cl.result, cl.end

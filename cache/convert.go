@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -140,7 +139,7 @@ func (c *Cache) convertOnce(ctx context.Context, r *Request, id identity, p *pla
 	if scope == "" {
 		key += newID()
 	}
-	return together(ctx, running{c.ctx, &c.work}, &c.conversions, key, func(ctx context.Context) (*compiled, error) {
+	return c.conversions.Do(ctx, c.later, key, func(ctx context.Context) (*compiled, error) {
 		c.checks <- struct{}{}
 		defer func() { <-c.checks }()
 		return (&conversion{c: c, request: r, plan: p, rc: rc, from: from, scope: scope}).run(ctx)
@@ -157,19 +156,13 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 		return nil, err
 	}
 	defer source.View.Close()
-	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
-		return nil, err
-	}
 	room, noRoom := c.reserve(ctx, v.from.UID, true, sizesOf(v.from.Files)...)
 	defer room.release() // when the folder is gone
-	if v.folder, err = os.MkdirTemp(c.path("staging"), "convert-"); err != nil {
+	var remove func()
+	if v.folder, remove, err = c.stage("convert-"); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err := os.RemoveAll(v.folder); err != nil {
-			c.log.Warn("staging folder not removed", "path", v.folder, "error", err)
-		}
-	}()
+	defer remove()
 	if noRoom == nil && v.from.Put {
 		_, noRoom = c.mayPut(ctx, c.reports.owners.of(v.from.UID), v.request.Name, sizesOf(v.from.Files))
 	}
@@ -188,8 +181,20 @@ func (v *conversion) run(ctx context.Context) (*compiled, error) {
 	if noRoom != nil {
 		return c.unkept(b, v.folder, noRoom)
 	}
-	room.publishing()
-	return v.store(ctx, b)
+	hold := c.cas.Hold()
+	defer c.forms.Release(hold) // after what is served all the same has its links
+	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
+		b.Source = index.Source{Why: whyFailed}
+	}
+	err = c.publish(ctx, made{build: b, folder: v.folder, peer: v.request.Peer, room: room,
+		kind: EventConverted, text: origin(b), counter: "conversions"}, hold)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, err
+	case err != nil:
+		return c.unkept(b, v.folder, err)
+	}
+	return &compiled{build: b}, nil
 }
 
 func sizesOf(files []index.File) (sizes []int64) {
@@ -262,28 +267,4 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 		b.Files = append(b.Files, index.File{Name: name})
 	}
 	return &b
-}
-
-// store puts the files and then the manifest: from there on the build is acknowledged.
-func (v *conversion) store(ctx context.Context, b *index.Build) (*compiled, error) {
-	c := v.c
-	hold := c.cas.Hold()
-	if b.Source.Kind == index.SourceCopy && !keepAll(ctx, hold, b.Source.Files) {
-		b.Source = index.Source{Why: whyFailed}
-	}
-	err := c.put(ctx, b, v.folder, nil, hold)
-	defer c.forms.Release(hold) // after what is served all the same has its links
-	if err != nil && ctx.Err() != nil {
-		return nil, err
-	}
-	if err != nil {
-		return c.unkept(b, v.folder, err)
-	}
-	c.log.Info("converted", "model", b.ModelName, "build", b.BuildKey.String(), "from", v.from.BuildKey.String(), "scope", b.Scope)
-	c.index.Count("conversions", 1)
-	c.seen(v.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
-	c.happened(eventOf(b, EventConverted, "%s", origin(b)))
-	c.rebuilds.made(b)
-	c.supersede(ctx, b)
-	return &compiled{build: b}, nil
 }

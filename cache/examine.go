@@ -5,15 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"sync"
 	"time"
-
-	"golang.org/x/sync/singleflight"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -21,12 +18,11 @@ import (
 // workers than one.
 type examinations struct {
 	now   func() time.Time
-	slots chan struct{} // one token for each that may be under way
-	running
+	start func(func(context.Context)) // an examination, on a goroutine of its own
+	slots chan struct{}               // one token for each that may be under way
 
-	flight singleflight.Group
-	mu     sync.Mutex
-	known  map[string]found // guarded by mu
+	running keyed.Group[any]
+	known   memory[string, found]
 }
 
 const (
@@ -34,45 +30,36 @@ const (
 	maxExaminations  = 1 << 12
 )
 
-func newExaminations(now func() time.Time, running running) *examinations {
-	return &examinations{now: now, running: running, slots: make(chan struct{}, 2), known: make(map[string]found)}
+func newExaminations(now func() time.Time, start func(func(context.Context))) *examinations {
+	return &examinations{now: now, start: start, slots: make(chan struct{}, 2)}
 }
 
 // examineOnce runs find for the key unless it did lately, once however many ask. What fails is not remembered.
-func examineOnce[T any](ctx context.Context, x *examinations, key string, find func(context.Context) (T, error)) (T, error) {
+func examineOnce[T any](ctx context.Context, x *examinations, key string, find func(context.Context) (T, error)) (out T, err error) {
 	if v, ok := x.load(key).(T); ok {
 		return v, nil
 	}
-	return together(ctx, x.running, &x.flight, key, func(ctx context.Context) (T, error) {
+	fact, err := x.running.Do(ctx, x.start, key, func(ctx context.Context) (any, error) {
 		x.slots <- struct{}{}
 		defer func() { <-x.slots }()
-		if v, ok := x.load(key).(T); ok {
+		if v := x.load(key); v != nil {
 			return v, nil // found between the look above and here
 		}
 		v, err := find(ctx)
 		if err == nil {
-			x.keep(key, v)
+			x.known.save(key, found{value: v, until: x.now().Add(examinationHolds)}, maxExaminations)
 		}
 		return v, err
 	})
+	if err != nil {
+		return out, err
+	}
+	return fact.(T), nil // the key says what kind of fact it is
 }
 
 func (x *examinations) load(key string) any {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if f, ok := x.known[key]; ok && x.now().Before(f.until) {
-		return f.value
-	}
-	return nil
-}
-
-func (x *examinations) keep(key string, v any) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if len(x.known) >= maxExaminations {
-		clear(x.known)
-	}
-	x.known[key] = found{value: v, until: x.now().Add(examinationHolds)}
+	f, _ := x.known.load(key)
+	return f.now(x.now())
 }
 
 // verdictOf is what an examination makes of a build.
@@ -266,15 +253,11 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		}
 		own = ownJob(a.request, copies[0].path)
 	}
-	folder, err := os.MkdirTemp(c.path("staging"), "control-")
+	folder, remove, err := c.stage("control-")
 	if err != nil {
 		return "", err
 	}
-	defer func() {
-		if err := os.RemoveAll(folder); err != nil {
-			c.log.Warn("staging folder not removed", "path", folder, "error", err)
-		}
-	}()
+	defer remove()
 	result, err := still(a.rc, func() (compilers.CheckResult, error) {
 		return compilers.Control(ctx, c.compiler, a.rc.spec, a.eps, folder, own)
 	})

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
@@ -48,8 +49,8 @@ const (
 
 // explaining bounds how many explanations are made at the same time. Each hashes what is stored of its entry, and may have builds loaded.
 type explaining struct {
-	turns  turns         // one of each user's, so that nobody keeps others from theirs
-	tokens chan struct{} // and so many in all
+	users  keyed.Locks[uint32] // one of each user's, so that nobody keeps others from theirs
+	tokens chan struct{}       // and so many in all
 }
 
 const maxExplaining = 4
@@ -58,7 +59,7 @@ func newExplaining() explaining { return explaining{tokens: make(chan struct{}, 
 
 // enter waits for the turn of one of the peer's explanations. What it gives ends that.
 func (e *explaining) enter(ctx context.Context, c *Cache, r *Request) (leave func(), err error) {
-	turn, err := e.turns.enter(ctx, c.reports.owners.of(r.Peer.UID), nil)
+	turn, err := e.users.Lock(ctx, c.reports.owners.of(r.Peer.UID))
 	if err != nil {
 		return nil, contextError(ctx, r)
 	}

@@ -34,6 +34,7 @@ type job struct {
 	folder  string
 	name    string // 16 hex digits of the build key: EPs write file names into what they make
 
+	flight     *flight
 	urgent     <-chan struct{} // closed as soon as a request waits for this job
 	copied     bool            // the model is copied, for compiling the original failed
 	died       bool            // a worker did, and its compile is tried once more
@@ -62,6 +63,7 @@ func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*
 func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
 	defer j.request.close()
 	c := j.c
+	j.flight = f
 	result, err := j.placed(ctx, f)
 	for errors.Is(err, queue.ErrYielded) {
 		result, err = j.placed(ctx, f)
@@ -122,31 +124,23 @@ func (j *job) staged(ctx context.Context, phase func(string)) (*compiled, error)
 
 // stagedOnce compiles in a folder of its own, which is gone afterwards.
 func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*compiled, error) {
-	c := j.c
-	if err := j.makeFolder(); err != nil {
+	remove, err := j.stage("job-")
+	defer remove()
+	for _, name := range []string{outFolder, modelsFolder} {
+		if err == nil {
+			err = os.Mkdir(filepath.Join(j.folder, name), 0o700)
+		}
+	}
+	if err != nil {
 		return nil, storeError(err, j.request.Name)
 	}
-	defer func() {
-		if err := os.RemoveAll(j.folder); err != nil {
-			c.log.Warn("staging folder not removed", "path", j.folder, "error", err)
-		}
-	}()
 	return j.compile(ctx, phase)
 }
 
-func (j *job) makeFolder() (err error) {
-	if err := os.MkdirAll(j.c.path("staging"), 0o700); err != nil { // somebody may have deleted it
-		return err
-	}
-	if j.folder, err = os.MkdirTemp(j.c.path("staging"), "job-"); err != nil {
-		return err
-	}
-	for _, name := range []string{outFolder, modelsFolder} {
-		if err := os.Mkdir(filepath.Join(j.folder, name), 0o700); err != nil {
-			return err
-		}
-	}
-	return nil
+// stage makes the folder of the job.
+func (j *job) stage(prefix string) (remove func(), err error) {
+	j.folder, remove, err = j.c.stage(prefix)
+	return remove, err
 }
 
 // The folders of a job.

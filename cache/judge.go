@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -71,67 +71,39 @@ func (a *against) with(r *Request) *against {
 }
 
 // judged remembers how other libraries' builds suit a runtime with certain contents. What was judged by other rules or
-// policies than those in force is forgotten when it is asked for: each call names the generation that the caller works
-// with, settings.judging.
+// policies than those in force does not count: each call names the generation that the caller works with,
+// settings.judging.
 type judged struct {
-	mu        sync.Mutex
-	under     uint64 // the generation of known; guarded by mu, as all of it
-	known     map[index.BuildID]Judgement
-	lots      map[maker]*lot // by who made them, at a glance; replaced as a whole
-	lotsUnder uint64         // the generation of lots
+	known memory[under[index.BuildID], Judgement]
+	lots  atomic.Pointer[judgedLots] // nil: none were set yet
 }
 
-// maxJudged bounds the memory that judgements take; past it all are forgotten, and made again as they are needed.
+// judgedLots are builds by who made them, judged at a glance.
+type judgedLots struct {
+	lots  map[maker]*lot
+	under uint64
+}
+
+// maxJudged bounds the memory that judgements take.
 const maxJudged = 1 << 16
 
-func (js *judged) load(id index.BuildID, under uint64) (Judgement, bool) {
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	if under > js.under {
-		js.known, js.under = nil, under
-	}
-	if under < js.under {
-		return Judgement{}, false
-	}
-	j, ok := js.known[id]
-	return j, ok
+func (js *judged) load(id index.BuildID, generation uint64) (Judgement, bool) {
+	return js.known.load(under[index.BuildID]{generation, id})
 }
 
-// save keeps a judgement, unless others are in force by now.
-func (js *judged) save(id index.BuildID, j Judgement, under uint64) {
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	if under < js.under {
-		return
-	}
-	if js.known == nil || len(js.known) >= maxJudged || under > js.under {
-		js.known, js.under = make(map[index.BuildID]Judgement), under
-	}
-	js.known[id] = j
-}
-
-func (js *judged) setLots(lots map[maker]*lot, under uint64) {
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	js.lots, js.lotsUnder = lots, under
-}
-
-// lastLots are those that were set last, whatever they were judged by.
-func (js *judged) lastLots() map[maker]*lot {
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	return js.lots
+func (js *judged) save(id index.BuildID, j Judgement, generation uint64) {
+	js.known.save(under[index.BuildID]{generation, id}, j, maxJudged)
 }
 
 // glanceAt gives what is known of the build, at a glance at least.
-func (js *judged) glanceAt(b *index.Build, under uint64) (Judgement, bool) {
-	if j, ok := js.load(b.ID, under); ok {
+func (js *judged) glanceAt(b *index.Build, generation uint64) (Judgement, bool) {
+	if j, ok := js.load(b.ID, generation); ok {
 		return j, true
 	}
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	if l := js.lots[makerOf(b)]; l != nil && js.lotsUnder == under {
-		return l.judgement, true
+	if last := js.lots.Load(); last != nil && last.under == generation {
+		if l := last.lots[makerOf(b)]; l != nil {
+			return l.judgement, true
+		}
 	}
 	return Judgement{}, false
 }

@@ -1,14 +1,13 @@
 package cache
 
 import (
-	"context"
 	"encoding/json"
 	"os"
-	"sync"
 
 	"github.com/zeebo/blake3"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/witness"
 )
 
@@ -19,10 +18,9 @@ type memoID [32]byte
 // memo remembers identities of models by the stamps of their files: in memory, and in the index behind it.
 type memo struct {
 	book  memoBook
-	mu    sync.Mutex
-	known map[memoEntry]identity // guarded by mu; emptied when it grows past memoEntries
+	known memory[memoEntry, identity]
 
-	reading map[memoID]chan struct{} // graphs that are being read, each closed at the end of that; guarded by mu
+	reading keyed.Locks[memoID] // graphs: applications are started by the dozen, and one reading does for all
 }
 
 type memoEntry struct {
@@ -38,15 +36,11 @@ type memoBook interface {
 
 const memoEntries = 1 << 16
 
-func newMemo(book memoBook) *memo {
-	return &memo{book: book, known: make(map[memoEntry]identity), reading: make(map[memoID]chan struct{})}
-}
+func newMemo(book memoBook) *memo { return &memo{book: book} }
 
 func (m *memo) load(key memoID, kind string) (identity, bool) {
 	e := memoEntry{key, kind}
-	m.mu.Lock()
-	id, ok := m.known[e]
-	m.mu.Unlock()
+	id, ok := m.known.load(e)
 	if ok {
 		return id, m.complete(id, kind)
 	}
@@ -54,7 +48,7 @@ func (m *memo) load(key memoID, kind string) (identity, bool) {
 	if !ok || json.Unmarshal(raw, &id) != nil || id.Compiled && id.Reader != readerVersion {
 		return identity{}, false
 	}
-	m.keep(e, id)
+	m.known.save(e, id, memoEntries)
 	return id, m.complete(id, kind)
 }
 
@@ -65,44 +59,9 @@ func (m *memo) complete(id identity, kind string) bool {
 }
 
 func (m *memo) save(key memoID, kind string, id identity) {
-	e := memoEntry{key, kind}
-	m.keep(e, id)
+	m.known.save(memoEntry{key, kind}, id, memoEntries)
 	// A memo that cannot be saved costs another hashing later, nothing else.
 	_ = m.book.SaveMemo(append([]byte(kind+":"), key[:]...), id.marshal())
-}
-
-// turn waits until nobody reads the same graph: applications are started by the dozen, and one reading does for all.
-func (m *memo) turn(ctx context.Context, key memoID) (end func(), err error) {
-	for {
-		m.mu.Lock()
-		others := m.reading[key]
-		if others == nil {
-			mine := make(chan struct{})
-			m.reading[key] = mine
-			m.mu.Unlock()
-			return func() {
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				delete(m.reading, key)
-				close(mine)
-			}, nil
-		}
-		m.mu.Unlock()
-		select {
-		case <-others:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-func (m *memo) keep(e memoEntry, id identity) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.known) >= memoEntries {
-		clear(m.known)
-	}
-	m.known[e] = id
 }
 
 // memoKey gives the key of one file, and whether its times may be believed at all.

@@ -80,7 +80,7 @@ func (c *Cache) read(ctx context.Context, r *Request, graphKey memoID, believabl
 		return identity{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
 	}
 	if before.Believed() { // else nothing will be remembered
-		end, err := c.memo.turn(ctx, graphKey)
+		end, err := c.memo.reading.Lock(ctx, graphKey)
 		if err != nil {
 			return identity{}, contextError(ctx, r)
 		}

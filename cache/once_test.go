@@ -131,7 +131,7 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 		r.OnMiss = KeyOnly
 		return r
 	}
-	end, err := b.cache.memo.turn(context.Background(), b.memoKey(path))
+	end, err := b.cache.memo.reading.Lock(context.Background(), b.memoKey(path))
 	require.NoError(t, err)
 	var answers []<-chan got
 	for range 8 {
@@ -141,7 +141,7 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	cancel()
 	require.Equal(t, refusal.Cancelled, refusal.ClassOf((<-b.ask(ctx, request())).err), "who leaves waits for nobody")
 	read := identity{Digest: [32]byte{1}} // not what they would read themselves
-	b.cache.memo.keep(memoEntry{b.memoKey(path), "graph"}, read)
+	b.cache.memo.known.save(memoEntry{b.memoKey(path), "graph"}, read, memoEntries)
 	end()
 	for _, one := range answers {
 		got := <-one

@@ -234,7 +234,7 @@ func (c *Cache) readShown(ctx context.Context, uid uint32, f *os.File) (cas.Dige
 	if d, ok := c.memoDigest(uid, f); ok {
 		return d, nil
 	}
-	leave, err := c.reading.enter(ctx, c.reports.owners.of(uid), nil)
+	leave, err := c.reading.Lock(ctx, c.reports.owners.of(uid))
 	if err != nil {
 		return cas.Digest{}, err
 	}

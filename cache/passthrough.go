@@ -3,7 +3,6 @@ package cache
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -206,12 +205,10 @@ func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool
 // copied makes private copies of the request's models, proven to be what its key was made of.
 func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (
 	copies []modelCopy, remove func(), err error) {
-	folder, err := os.MkdirTemp(c.path("staging"), "own-")
-	if err != nil {
-		return nil, func() {}, storeError(err, r.Name)
+	j := &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16]}
+	if remove, err = j.stage("own-"); err != nil {
+		return nil, remove, storeError(err, r.Name)
 	}
-	remove = func() { _ = os.RemoveAll(folder) } // what stays is removed at the next start
-	j := &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16], folder: folder}
 	_, err = j.copyProven(ctx)
 	return j.copies, remove, err
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -72,43 +71,18 @@ func (f fingerprints) elsewhereEP(i int, made *index.EPFacts) bool {
 
 // plans remembers the plans of one runtime by the request as it was spelled, so that a hit neither parses options
 // nor asks what devices there are.
-type plans struct {
-	mu    sync.RWMutex
-	under uint64             // settings.planning that known was made with; guarded by mu
-	known map[[32]byte]*plan // guarded by mu
-}
+type plans = memory[under[[32]byte], *plan]
 
-// maxPlans bounds the memory that remembered plans take; past it all are forgotten.
+// maxPlans bounds the memory that remembered plans take.
 const maxPlans = 1 << 12
-
-func (ps *plans) load(key [32]byte, under uint64) *plan {
-	ps.mu.RLock()
-	defer ps.mu.RUnlock()
-	if ps.under != under {
-		return nil
-	}
-	return ps.known[key]
-}
-
-func (ps *plans) save(key [32]byte, p *plan, under uint64) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if under < ps.under {
-		return // made with what is not in force any more
-	}
-	if ps.known == nil || len(ps.known) >= maxPlans || under > ps.under {
-		ps.known, ps.under = make(map[[32]byte]*plan), under
-	}
-	ps.known[key] = p
-}
 
 // plan gives the request's plan for the runtime with these contents.
 func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
 	spelled, keep := r.terms(model).Spelling()
-	under := c.settings.Load().planning
+	key := under[[32]byte]{c.settings.Load().planning, spelled}
 	if keep {
 		// A plan that was only made for its key lacks the rest, and is not kept.
-		if p := rc.plans.load(spelled, under); p != nil {
+		if p, ok := rc.plans.load(key); ok {
 			return p, nil
 		}
 	}
@@ -117,7 +91,7 @@ func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runt
 		return nil, err
 	}
 	if keep && r.OnMiss != KeyOnly {
-		rc.plans.save(spelled, p, under)
+		rc.plans.save(key, p, maxPlans)
 	}
 	return p, nil
 }

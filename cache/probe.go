@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/epcached/epcached/compilers"
@@ -25,14 +24,7 @@ type probes struct {
 	now      func() time.Time
 	flights  *flights
 
-	mu    sync.Mutex
-	known map[string]found // guarded by mu; by key
-}
-
-// found is what a probe gave.
-type found struct {
-	value any
-	until time.Time // zero: for good
+	known memory[string, found] // by key
 }
 
 // failureHolds is how long what went wrong with an EP is answered without trying again: long enough that a library
@@ -40,11 +32,11 @@ type found struct {
 // we look at need tell of it.
 const failureHolds = 30 * time.Second
 
-// maxProbes bounds what is held in memory.
+// maxProbes bounds what is held in memory, because clients choose options, and bring models. What is for good is in the book as well.
 const maxProbes = 1 << 14
 
 func newProbes(compiler compilers.Compiler, book memoBook, now func() time.Time, flights *flights) *probes {
-	return &probes{compiler: compiler, book: book, now: now, flights: flights, known: make(map[string]found)}
+	return &probes{compiler: compiler, book: book, now: now, flights: flights}
 }
 
 // remember runs find once for the key, however many ask, and keeps what it found: for good, or for a while only if
@@ -95,13 +87,8 @@ func recall[T any](p *probes, key string) (out T, ok bool) {
 }
 
 func (p *probes) load(key string) any {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f := p.known[key]
-	if !f.until.IsZero() && p.now().After(f.until) {
-		return nil
-	}
-	return f.value
+	f, _ := p.known.load(key)
+	return f.now(p.now())
 }
 
 func (p *probes) hold(key string, v any, lasts bool) {
@@ -109,12 +96,7 @@ func (p *probes) hold(key string, v any, lasts bool) {
 	if !lasts {
 		f.until = p.now().Add(failureHolds)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.known) >= maxProbes {
-		clear(p.known) // clients choose options, and bring models: what is for good is in the book as well
-	}
-	p.known[key] = f
+	p.known.save(key, f, maxProbes)
 }
 
 // key covers what a probe's result depends on: the machine, ONNX Runtime's version and bytes, and every EP's bytes.

@@ -27,9 +27,14 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
-	j.room.publishing()
-	err := c.put(ctx, b, out, hashed, hold)
 	defer c.forms.Release(hold)
+	m := made{build: b, folder: out, hashed: hashed, peer: j.request.Peer, room: j.room, kind: EventCompiled,
+		text: fmt.Sprintf("by %s in %.2f s", makers(b), b.CompileSeconds)}
+	if j.anew != "" {
+		m.kind, m.counter, m.replaces = EventRebuilt, "rebuilds", j.replaces // of other libraries, perhaps
+		m.text += ": " + j.anew
+	}
+	err := c.publish(ctx, m, hold)
 	if err != nil && ctx.Err() != nil {
 		return nil, refusal.New(refusal.Cancelled, err, "model %q", b.ModelName)
 	}
@@ -37,29 +42,44 @@ func (j *job) store(ctx context.Context, b *index.Build, out string, hashed map[
 		// Not kept is no reason not to serve what is compiled and checked: the application waits for it.
 		return c.unkept(b, out, err)
 	}
-	c.forms.Release(hold) // what others keep packed, and was stored whole, counts as that before the place is given back
-	j.room.release()      // the build has taken its place, and nothing counts twice
-	j.published(ctx, b)
+	c.gains.after(j, b)
 	return &compiled{build: b}, nil
 }
 
-// published does what follows once a build is stored.
-func (j *job) published(ctx context.Context, b *index.Build) {
-	c := j.c
-	c.log.Info("compiled", "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds, "scope", b.Scope)
-	c.seen(j.request.Peer, b) // before the event, or a subscriber who asked for the build would not hear of it
-	if j.anew == "" {
-		c.happened(eventOf(b, EventCompiled, "by %s in %.2f s", makers(b), b.CompileSeconds))
-	} else {
-		c.index.Count("rebuilds", 1)
-		c.happened(eventOf(b, EventRebuilt, "by %s in %.2f s: %s", makers(b), b.CompileSeconds, j.anew))
+// made is a build before it is stored.
+type made struct {
+	build  *index.Build
+	folder string                // that its files are in
+	hashed map[string]cas.Hashed // of these, as far as that is done
+	peer   Peer                  // who asked for it
+	room   *reservation
+
+	kind, text string        // of its event
+	counter    string        // that counts it besides; "": none
+	replaces   index.BuildID // whose pin it inherits, besides those of the same key; zero: none
+}
+
+// publish stores a build: from its manifest on it is acknowledged. hold keeps what the build needs
+// until then, and is the caller's to release.
+func (c *Cache) publish(ctx context.Context, m made, hold *cas.Hold) error {
+	b := m.build
+	m.room.publishing()
+	if err := c.put(ctx, b, m.folder, m.hashed, hold); err != nil {
+		return err
 	}
+	c.forms.Release(hold) // what others keep packed, and was stored whole, counts as that before the place is given back
+	m.room.release()      // the build has taken its place, and nothing counts twice
+	c.log.Info(m.kind, "model", b.ModelName, "build", b.BuildKey.String(), "seconds", b.CompileSeconds,
+		"uid", b.UID, "scope", b.Scope)
+	if m.counter != "" {
+		c.index.Count(m.counter, 1)
+	}
+	c.seen(m.peer, b) // before the event, or a subscriber who asked for the build would not hear of it
+	c.happened(eventOf(b, m.kind, "%s", m.text))
 	c.rebuilds.made(b)
-	if j.anew != "" {
-		c.inheritPin(j.replaces, b) // of other libraries, perhaps
-	}
+	c.inheritPin(m.replaces, b)
 	c.supersede(ctx, b)
-	c.gains.after(j, b)
+	return nil
 }
 
 // put makes blobs of the build's files, and publishes it. hold keeps what the build needs until a manifest says that it does;

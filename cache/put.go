@@ -101,7 +101,7 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 		cl.finishUpTo(claimStoring, "what was put is refused: "+err.Error(), 0)
 	}
 	select {
-	case <-cl.done: // it ended meanwhile, perhaps: that is why
+	case <-cl.lasts.Done(): // it ended meanwhile, perhaps: that is why
 		cl.mu.Lock()
 		end := cl.end
 		cl.mu.Unlock()
@@ -116,8 +116,12 @@ func (c *Cache) putFailed(ctx context.Context, cl *claim, err error) error {
 // take copies, checks and stores the artefact.
 func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string)) (*compiled, error) {
 	phase("queued")
-	leave, err := c.claims.puts.enter(ctx, cl.owner, cl.done)
-	if err != nil {
+	lasting, end := cl.during(ctx)
+	defer end()
+	leave, err := c.claims.puts.Lock(lasting, cl.owner)
+	if err != nil && ctx.Err() == nil {
+		return nil, refusal.New(refusal.NotFound, nil, "the claim is over")
+	} else if err != nil {
 		return nil, err
 	}
 	defer leave()
@@ -130,18 +134,11 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 		return nil, err
 	}
 	defer room.release()
-	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
-		return nil, storeError(err, cl.request.Name)
-	}
-	folder, err := os.MkdirTemp(c.path("staging"), "put-")
+	folder, remove, err := c.stage("put-")
 	if err != nil {
 		return nil, storeError(err, cl.request.Name)
 	}
-	defer func() {
-		if err := os.RemoveAll(folder); err != nil {
-			c.log.Warn("staging folder not removed", "path", folder, "error", err)
-		}
-	}()
+	defer remove()
 	// As stated, and no more than the claim has lasted: what is saved by hits is counted with it.
 	seconds := time.Since(cl.began).Seconds()
 	if stated := put.CompileSeconds; stated >= 0 && stated < seconds {
@@ -150,7 +147,7 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	phase("reading")
 	hashed := make(map[string]cas.Hashed, len(put.Files))
 	for i, f := range put.Files {
-		if hashed[f.Name], err = c.copyPut(ctx, cl, f, sizes[i], filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
+		if hashed[f.Name], err = c.copyPut(ctx, lasting, cl, f, sizes[i], filepath.Join(folder, filepath.FromSlash(f.Name))); err != nil {
 			return nil, err
 		}
 	}
@@ -164,23 +161,13 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 		return nil, refusal.New(refusal.NotFound, nil, "claim %s is over", cl.ID)
 	}
 	phase("storing")
-	room.publishing()
-	return c.storePut(ctx, cl, b, folder, hashed)
-}
-
-// storePut makes a build of it.
-func (c *Cache) storePut(ctx context.Context, cl *claim, b *index.Build, folder string, hashed map[string]cas.Hashed) (*compiled, error) {
 	hold := c.cas.Hold()
-	err := c.put(ctx, b, folder, hashed, hold)
-	c.forms.Release(hold)
+	defer c.forms.Release(hold)
+	err = c.publish(ctx, made{build: b, folder: folder, hashed: hashed, peer: cl.request.Peer, room: room,
+		kind: EventPut, text: putText(b), counter: "puts"}, hold)
 	if err != nil {
 		return nil, storeError(err, b.ModelName)
 	}
-	c.index.Count("puts", 1)
-	c.log.Info("put", "model", b.ModelName, "build", b.BuildKey.String(), "uid", b.UID, "scope", b.Scope)
-	c.seen(cl.request.Peer, b)
-	c.happened(eventOf(b, EventPut, "%s", putText(b)))
-	c.supersede(ctx, b)
 	return &compiled{build: b}, nil
 }
 
@@ -307,14 +294,15 @@ func badPutName(name string) string {
 	return ""
 }
 
-// copyPut copies what the file held when it was announced with so many bytes. What a client writes to it meanwhile shows.
-func (c *Cache) copyPut(ctx context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
+// copyPut copies what the file held when it was announced with so many bytes, as long as lasting
+// lasts. What a client writes to it meanwhile shows.
+func (c *Cache) copyPut(ctx, lasting context.Context, cl *claim, f PutFile, size int64, to string) (hashed cas.Hashed, err error) {
 	before, err := stampSettled(f.File)
 	if err == nil && before.Size != size { // its place was set aside for so many
 		err = io.ErrUnexpectedEOF
 	}
 	if err == nil {
-		hashed, err = c.stagePut(ctx, &patient{ctx, f.File, cl.done}, f.File, to, before.Size)
+		hashed, err = c.stagePut(ctx, &patient{lasting, f.File}, f.File, to, before.Size)
 	}
 	var after = before
 	if err == nil {
@@ -331,21 +319,16 @@ func (c *Cache) copyPut(ctx context.Context, cl *claim, f PutFile, size int64, t
 	return hashed, nil
 }
 
-// patient reads until its context ends or the claim is over.
+// patient reads until its context ends.
 type patient struct {
 	ctx  context.Context
 	file *os.File
-	over <-chan struct{}
 }
 
 // ReadAt implements io.ReaderAt.
 func (r *patient) ReadAt(p []byte, off int64) (int, error) {
-	select {
-	case <-r.ctx.Done():
-		return 0, r.ctx.Err()
-	case <-r.over:
-		return 0, errors.New("the claim is over")
-	default:
-		return r.file.ReadAt(p, off)
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
 	}
+	return r.file.ReadAt(p, off)
 }

@@ -157,7 +157,6 @@ func TestHostilePuts(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, left)
 			require.Zero(t, b.cache.places.reserved)
-			require.Empty(t, b.cache.claims.puts.tracks)
 			_, err = b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
 			require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "the claim is over: %v", err)
 			require.ErrorContains(t, err, "refused")

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/epcached/epcached/compilers"
@@ -53,9 +52,8 @@ type reports struct {
 	examinations *examinations
 	owners       owners
 
-	mu   sync.Mutex
-	keys map[index.BuildKey]index.BuildID // where a build key was found last; guarded by mu
-	told map[toldKey]string               // guarded by mu
+	keys memory[index.BuildKey, index.BuildID] // where a build key was found last
+	told memory[toldKey, string]
 }
 
 type toldKey struct {
@@ -72,10 +70,9 @@ const (
 	maxReported    = 1 << 12 // entries of each map
 )
 
-func newReports(now func() time.Time, running running) *reports {
+func newReports(now func() time.Time, start func(func(context.Context))) *reports {
 	return &reports{doubts: newDoubts(now), limiter: limiter{burst: reportBurst, interval: reportInterval, now: now},
-		examinations: newExaminations(now, running), owners: owners{path: "/etc/subuid"},
-		keys: make(map[index.BuildKey]index.BuildID), told: make(map[toldKey]string)}
+		examinations: newExaminations(now, start), owners: owners{path: "/etc/subuid"}}
 }
 
 // Report looks into what a client says of a build. The client is not simply believed: one user must not be able to
@@ -114,10 +111,7 @@ func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, 
 	if err != nil {
 		return nil, none
 	}
-	c.reports.mu.Lock()
-	id, known := c.reports.keys[key]
-	c.reports.mu.Unlock()
-	if known {
+	if id, known := c.reports.keys.load(key); known {
 		if b, err := c.index.Get(id); err == nil && c.maySee(p, &b) && c.isCopy(&b, r.Graph) {
 			return &b, nil
 		}
@@ -130,12 +124,7 @@ func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, 
 		return nil, err
 	}
 	b := builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool { return c.isCopy(&b, r.Graph) }))]
-	c.reports.mu.Lock()
-	defer c.reports.mu.Unlock()
-	if len(c.reports.keys) >= maxReported {
-		clear(c.reports.keys)
-	}
-	c.reports.keys[key] = b.ID
+	c.reports.keys.save(key, b.ID, maxReported)
 	return &b, nil
 }
 
@@ -310,17 +299,11 @@ func (c *Cache) disprovedKey(a *against, b *index.Build) []byte {
 // must not wash away what else is known. The client's own words are for the log: they may hold paths.
 func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *Decision) {
 	outcome := d.Decision + ": " + d.Text
-	c.reports.mu.Lock()
 	key := toldKey{owner, b.ID}
-	again := c.reports.told[key] == outcome
-	if len(c.reports.told) >= maxReported {
-		clear(c.reports.told)
-	}
-	c.reports.told[key] = outcome
-	c.reports.mu.Unlock()
-	if again {
+	if last, _ := c.reports.told.load(key); last == outcome {
 		return
 	}
+	c.reports.told.save(key, outcome, maxReported)
 	c.log.Info("report", "build", b.BuildKey.String(), "uid", p.UID, "code", r.Code, "text", requests.Shortened(r.Text), "decision", d.Decision, "found", d.Text)
 	c.happened(eventOf(b, EventReport, "%s: %s: %s", compilers.CodeName(int(r.Code)), d.Decision, d.Text))
 }

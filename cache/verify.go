@@ -92,29 +92,22 @@ func compared(r compilers.VerifyResult) bool { return r.Outcome != compilers.Not
 // compare runs private copies of both. The build's is copied too: workers of another user reach no views.
 func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Request, p *plan, rc *runtimeContent, b *index.Build, graph string) (compilers.VerifyResult, error) {
 	var none compilers.VerifyResult
-	if err := os.MkdirAll(c.path("staging"), 0o700); err != nil { // somebody may have deleted it
-		return none, err
-	}
-	folder, err := os.MkdirTemp(c.path("staging"), "compare-")
+	j := &job{c: c, request: r, plan: p, rc: rc, name: newID()[:16]}
+	remove, err := j.stage("compare-")
 	if err != nil {
 		return none, err
 	}
-	defer func() {
-		if err := os.RemoveAll(folder); err != nil {
-			c.log.Warn("staging folder not removed", "path", folder, "error", err)
-		}
-	}()
-	j := &job{c: c, request: r, plan: p, rc: rc, name: newID()[:16], folder: folder}
+	defer remove()
 	source, err := j.copyProven(ctx)
 	if err != nil {
 		return none, err
 	}
 	for _, f := range b.Files {
-		if err := copyPath(filepath.Join(filepath.Dir(graph), filepath.FromSlash(f.Name)), filepath.Join(folder, "built", filepath.FromSlash(f.Name))); err != nil {
+		if err := copyPath(filepath.Join(filepath.Dir(graph), filepath.FromSlash(f.Name)), filepath.Join(j.folder, "built", filepath.FromSlash(f.Name))); err != nil {
 			return none, err
 		}
 	}
-	check := p.against("", rc).checkJob(filepath.Join(folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(p.canonical.GraphOptimizationLevel)))
+	check := p.against("", rc).checkJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(p.canonical.GraphOptimizationLevel)))
 	return still(rc, func() (compilers.VerifyResult, error) {
 		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: p.withDimensions(check), Source: source, Most: r.VerifyOutput})
 	})

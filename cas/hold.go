@@ -40,7 +40,7 @@ func (h *Hold) AdoptHashed(ctx context.Context, path string, known Hashed) (Dige
 
 // Keep keeps a blob that is there already, and reports whether it is.
 func (h *Hold) Keep(ctx context.Context, d Digest) (bool, error) {
-	unlock, err := h.s.locks.lock(ctx, d)
+	unlock, err := h.s.locks.Lock(ctx, d)
 	if err != nil {
 		return false, err
 	}

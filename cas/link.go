@@ -13,7 +13,7 @@ import (
 // synced: views are made again. Where no further link is possible (too many,
 // or another file system) the name is a copy, and the stamp the copy's own.
 func (s *Store) Link(ctx context.Context, d Digest, dir *os.File, name string) (Stamp, error) {
-	unlock, err := s.locks.lock(ctx, d)
+	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
 		return Stamp{}, err
 	}
@@ -37,7 +37,7 @@ func (s *Store) Link(ctx context.Context, d Digest, dir *os.File, name string) (
 
 // Unlink removes such a name again. A name that is gone already is no error.
 func (s *Store) Unlink(d Digest, dir *os.File, name string) error {
-	unlock, err := s.locks.lock(context.Background(), d)
+	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
 		return err
 	}

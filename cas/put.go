@@ -198,7 +198,7 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, w
 		return err
 	}
 	keep = whose != incoming
-	unlock, err := s.locks.lock(ctx, d)
+	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
 		return err
 	}

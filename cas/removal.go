@@ -23,7 +23,7 @@ func (s *Store) Removal() *Removal { return &Removal{s: s, folders: make(map[byt
 // needed says that somebody refers to it. needed is asked while nobody can begin
 // to hold the blob. A blob that is not there is no error.
 func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
-	unlock, err := r.s.locks.lock(context.Background(), d)
+	unlock, err := r.s.locks.Lock(context.Background(), d)
 	if err != nil {
 		return false, err
 	}

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+
+	"github.com/epcached/epcached/internal/keyed"
 )
 
 // Store is a folder of blobs. See the package comment for what it promises.
@@ -23,7 +25,7 @@ type Store struct {
 
 	// locks orders what happens to one blob: linking, unlinking, hashing,
 	// removing. A blob's lock is taken first; no other lock is held over it.
-	locks keyLocks
+	locks keyed.Locks[Digest]
 
 	heldMu sync.Mutex     // guards held; taken last
 	held   map[Digest]int // how many Holds keep a blob
@@ -223,7 +225,7 @@ func (s *Store) Verify(ctx context.Context, d Digest, progress func(done, total 
 
 // Check hashes the blob whatever its stamp says. Errors are those of Open.
 func (s *Store) Check(ctx context.Context, d Digest) error {
-	unlock, err := s.locks.lock(ctx, d)
+	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -239,7 +241,7 @@ func (s *Store) Check(ctx context.Context, d Digest) error {
 // Remove forgets the blob and deletes it, durably. Descriptors and further
 // names of it stay good. Who still needs it is for the caller to know.
 func (s *Store) Remove(d Digest) error {
-	unlock, err := s.locks.lock(context.Background(), d)
+	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
 		return err
 	}
@@ -276,7 +278,7 @@ func (s *Store) SyncName(d Digest) error {
 // Quarantine moves the blob out of the store, with a note why. Views that have
 // a further name of the file keep it: they are the caller's to drop.
 func (s *Store) Quarantine(d Digest, why string) error {
-	unlock, err := s.locks.lock(context.Background(), d)
+	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
 		return err
 	}

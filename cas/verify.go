@@ -67,7 +67,7 @@ func (s *Store) open(ctx context.Context, d Digest, progress func(done, total in
 	if err := f.Close(); err != nil {
 		return nil, s.wrap(d, err)
 	}
-	unlock, err := s.locks.lock(ctx, d)
+	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 	if !s.volatile {
 		return fmt.Errorf("fill blob %s: the store is not volatile", d)
 	}
-	unlock, err := s.locks.lock(ctx, d)
+	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,92 @@
+// Package keyed has a lock and a single-flight for each of many keys. Callers of both wait no longer
+// than their contexts last.
+package keyed
+
+import (
+	"context"
+	"sync"
+)
+
+// Locks is a lock for each key. The zero value is ready for use.
+type Locks[K comparable] struct {
+	mu    sync.Mutex // guards inUse and the counts; never held while waiting
+	inUse map[K]*lock
+}
+
+type lock struct {
+	token chan struct{} // holds one token while the lock is held
+	users int           // holder and waiters
+}
+
+// Lock blocks until no other caller holds the key's lock, and returns a function that releases it.
+func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
+	l.mu.Lock()
+	one := l.inUse[key]
+	if one == nil {
+		if l.inUse == nil {
+			l.inUse = make(map[K]*lock)
+		}
+		one = &lock{token: make(chan struct{}, 1)}
+		l.inUse[key] = one
+	}
+	one.users++
+	l.mu.Unlock()
+	select {
+	case one.token <- struct{}{}:
+		return func() { <-one.token; l.leave(key, one) }, nil
+	case <-ctx.Done():
+		l.leave(key, one)
+		return nil, ctx.Err()
+	}
+}
+
+func (l *Locks[K]) leave(key K, one *lock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if one.users--; one.users == 0 {
+		delete(l.inUse, key)
+	}
+}
+
+// Group runs one call at a time for each key, and gives its result to all callers that come
+// meanwhile. A call goes on when its callers leave, because others may have joined, and has a
+// context of its own. The zero value is ready for use.
+type Group[V any] struct {
+	mu    sync.Mutex
+	calls map[string]*call[V] // guarded by mu
+}
+
+type call[V any] struct {
+	done  chan struct{} // closed when value and err are there
+	value V
+	err   error
+}
+
+// Do returns the result of do, or of the call for the key that runs already. Start runs the function
+// that it is given on a goroutine of its own, with the context of the call; it must not block.
+func (g *Group[V]) Do(ctx context.Context, start func(func(context.Context)), key string,
+	do func(context.Context) (V, error)) (value V, err error) {
+	g.mu.Lock()
+	c := g.calls[key]
+	if c == nil {
+		if g.calls == nil {
+			g.calls = make(map[string]*call[V])
+		}
+		c = &call[V]{done: make(chan struct{})}
+		g.calls[key] = c
+		start(func(ctx context.Context) {
+			c.value, c.err = do(ctx)
+			g.mu.Lock()
+			delete(g.calls, key)
+			g.mu.Unlock()
+			close(c.done)
+		})
+	}
+	g.mu.Unlock()
+	select {
+	case <-c.done:
+		return c.value, c.err
+	case <-ctx.Done():
+		return value, ctx.Err()
+	}
+}

@@ -1,0 +1,105 @@
+package keyed
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestLocksExcludeCallersOfOneKeyAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var locks Locks[string]
+		unlock, err := locks.Lock(t.Context(), "a")
+		require.NoError(t, err)
+		other, err := locks.Lock(t.Context(), "b")
+		require.NoError(t, err)
+		got := make(chan func(), 1)
+		go func() {
+			next, err := locks.Lock(context.Background(), "a")
+			if err == nil {
+				got <- next
+			}
+		}()
+		synctest.Wait()
+		require.Empty(t, got, "the key's lock is held")
+		unlock()
+		synctest.Wait()
+		require.Len(t, got, 1)
+		(<-got)()
+		other()
+		require.Empty(t, locks.inUse, "no key is kept that no caller uses")
+	})
+}
+
+func TestWaitForALockEndsWithItsContext(t *testing.T) {
+	var locks Locks[int]
+	unlock, err := locks.Lock(t.Context(), 1)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = locks.Lock(ctx, 1)
+	require.ErrorIs(t, err, context.Canceled)
+	unlock()
+	require.Empty(t, locks.inUse)
+}
+
+func TestGroupSharesOneCallAmongItsCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[int]
+		start := func(do func(context.Context)) { go do(context.Background()) }
+		release, calls := make(chan struct{}), 0
+		do := func(context.Context) (int, error) {
+			calls++
+			<-release
+			return 7, nil
+		}
+		var callers sync.WaitGroup
+		for range 3 {
+			callers.Go(func() {
+				v, err := g.Do(context.Background(), start, "key", do)
+				if v != 7 || err != nil {
+					t.Errorf("%d, %v", v, err)
+				}
+			})
+		}
+		synctest.Wait()
+		v, err := g.Do(t.Context(), start, "other", func(context.Context) (int, error) { return 8, nil })
+		require.NoError(t, err)
+		require.Equal(t, 8, v, "another key does not wait")
+		close(release)
+		callers.Wait()
+		require.Equal(t, 1, calls)
+		require.Empty(t, g.calls)
+		broken := errors.New("broken")
+		_, err = g.Do(t.Context(), start, "key", func(context.Context) (int, error) { return 0, broken })
+		require.ErrorIs(t, err, broken, "an ended call is not shared")
+	})
+}
+
+func TestCallGoesOnWhenItsCallersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[int]
+		start := func(do func(context.Context)) { go do(context.Background()) }
+		release := make(chan struct{})
+		do := func(ctx context.Context) (int, error) {
+			<-release
+			return 7, ctx.Err()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := g.Do(ctx, start, "key", do)
+		require.ErrorIs(t, err, context.Canceled)
+		got := make(chan int, 1)
+		go func() {
+			v, _ := g.Do(context.Background(), start, "key", nil)
+			got <- v
+		}()
+		synctest.Wait()
+		close(release)
+		require.Equal(t, 7, <-got)
+	})
+}
