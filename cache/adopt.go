@@ -167,12 +167,12 @@ func (c *Cache) newAdoption(o ownArtefact, p *plan, key flightKey) (*adoption, e
 	}
 	out := c.newOutsider(key, &claimer{request: files, plan: p})
 	out.first.claim, out.first.keeps, out.first.Why = false, true, "adopted: its user compiled it"
-	put := &Put{Files: []PutFile{{Name: outputName(p), File: files.Graph}}}
+	put := &Put{Files: []PutFile{{Name: p.output(), File: files.Graph}}}
 	for _, name := range sortedKeys(files.External) {
 		put.Files = append(put.Files, PutFile{Name: name, File: files.External[name]})
 	}
 	return &adoption{files: files, about: out.first, put: put, claim: &claim{
-		Claim: Claim{Output: outputName(p)}, adopts: true, state: claimPutting, outsider: out,
+		Claim: Claim{Output: p.output()}, adopts: true, state: claimPutting, outsider: out,
 		request: files, plan: p, rc: o.rc, id: o.id, owner: c.reports.owners.of(o.Peer.UID),
 		began: time.Now(), lasts: context.Background(),
 	}}, nil

@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -29,8 +28,7 @@ type probedEP struct {
 }
 
 func (p *probes) lastProbe(rt *runtime) (last probed, ok bool) {
-	raw, ok := p.book.Memo([]byte("probed:" + rt.subject))
-	return last, ok && json.Unmarshal(raw, &last) == nil
+	return recallMemo[probed](p.book, "probed:"+rt.subject)
 }
 
 // assess probes a runtime that is new or changed, says what is different, and judges what is stored for it. Where its
@@ -63,10 +61,8 @@ func (c *Cache) assess(ctx context.Context, rt *runtime) {
 		return // the next assessment compares with the same one as this
 	}
 	rt.due.Store(false)
-	if raw, err := json.Marshal(now); err == nil {
-		// Not saved costs the comparison at the next start, nothing else.
-		_ = c.probes.book.SaveMemo([]byte("probed:"+rt.subject), raw)
-	}
+	// Not saved costs the comparison at the next start, nothing else.
+	_ = saveMemo(c.probes.book, "probed:"+rt.subject, now)
 }
 
 func (c *Cache) tellProbed(rt *runtime, now *probed, known bool) {
@@ -169,26 +165,18 @@ func makerOf(b *index.Build) maker {
 // lot is the builds of one maker.
 type lot struct {
 	judgement Judgement
-	before    *lot // as it was judged before, nil if it was not
+	before    *Judgement // as it was judged before, nil if it was not
 	example   index.Build
 	builds    int
 }
 
-// alone is the lot without what was before it, so that histories do not grow.
-func (l *lot) alone() *lot {
-	if l == nil {
-		return nil
-	}
-	return &lot{judgement: l.judgement}
-}
-
 // changed tells whether it was judged otherwise before, and worse whether it was judged better.
 func (l *lot) changed() bool {
-	return l.before != nil && (l.before.judgement.Verdict != l.judgement.Verdict || l.before.judgement.Source != l.judgement.Source)
+	return l.before != nil && (l.before.Verdict != l.judgement.Verdict || l.before.Source != l.judgement.Source)
 }
 
 func (l *lot) worse() bool {
-	return l.before != nil && badness(l.judgement.Verdict) > badness(l.before.judgement.Verdict)
+	return l.before != nil && badness(l.judgement.Verdict) > badness(l.before.Verdict)
 }
 
 // judgeAll judges everything stored that a runtime could load, once for each distinct maker, without running anything
@@ -214,7 +202,10 @@ func (c *Cache) judgeAll(ctx context.Context, rt *runtime, rc *runtimeContent, f
 			if err != nil {
 				return err
 			}
-			l = &lot{judgement: j, before: before[m].alone(), example: b}
+			l = &lot{judgement: j, example: b}
+			if old := before[m]; old != nil {
+				l.before = &old.judgement
+			}
 			lots[m] = l
 		}
 		l.builds++

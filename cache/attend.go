@@ -2,6 +2,7 @@ package cache
 
 import (
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -16,17 +17,21 @@ var errGone = errors.New("the build has just been removed")
 // comes second finds no build; a collector that does leaves it alone.
 type attending struct {
 	mu     sync.Mutex
-	served map[index.BuildID]int       // requests that are making sure of a view; guarded by mu
-	fresh  map[index.BuildID]time.Time // stored just now, until then; guarded by mu
-	takers map[index.BuildID]int       // of fresh ones: those who waited and have not taken it yet; guarded by mu
-	going  map[index.BuildID]bool      // being collected; guarded by mu
+	served map[index.BuildID]int   // requests that are making sure of a view; guarded by mu
+	fresh  map[index.BuildID]fresh // stored just now; guarded by mu
+	going  map[index.BuildID]bool  // being collected; guarded by mu
+}
+
+type fresh struct {
+	until  time.Time
+	takers int // those who waited and have not taken it yet
 }
 
 // freshFor bounds how long those who waited for a compile have to take what came of it.
 const freshFor = 10 * time.Second
 
 func newAttending() *attending {
-	return &attending{served: make(map[index.BuildID]int), fresh: make(map[index.BuildID]time.Time), takers: make(map[index.BuildID]int), going: make(map[index.BuildID]bool)}
+	return &attending{served: make(map[index.BuildID]int), fresh: make(map[index.BuildID]fresh), going: make(map[index.BuildID]bool)}
 }
 
 // serve takes a build in hand for a request, unless it is going.
@@ -51,13 +56,8 @@ func (a *attending) stored(id index.BuildID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	for other, until := range a.fresh {
-		if until.Before(now) {
-			delete(a.fresh, other)
-			delete(a.takers, other)
-		}
-	}
-	a.fresh[id] = now.Add(freshFor)
+	maps.DeleteFunc(a.fresh, func(_ index.BuildID, f fresh) bool { return f.until.Before(now) })
+	a.fresh[id] = fresh{until: now.Add(freshFor)}
 }
 
 // expect says how many waited for what was stored: it is fresh until all of them have it.
@@ -68,18 +68,19 @@ func (a *attending) expect(id index.BuildID, takers int) {
 		delete(a.fresh, id)
 		return
 	}
-	a.takers[id] = takers
-	a.fresh[id] = time.Now().Add(freshFor) // also one that was found, and not stored just now
+	a.fresh[id] = fresh{time.Now().Add(freshFor), takers} // also one that was found, and not stored just now
 }
 
 // taken says that one of them has it, or will not.
 func (a *attending) taken(id index.BuildID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.takers[id]--; a.takers[id] <= 0 {
-		delete(a.takers, id)
+	f := a.fresh[id]
+	if f.takers--; f.takers <= 0 {
 		delete(a.fresh, id)
+		return
 	}
+	a.fresh[id] = f
 }
 
 // busy tells whether a request has the build in hand, or is about to.
@@ -90,7 +91,7 @@ func (a *attending) busy(id index.BuildID) bool {
 }
 
 func (a *attending) busyNow(id index.BuildID) bool {
-	return a.served[id] > 0 || time.Now().Before(a.fresh[id])
+	return a.served[id] > 0 || time.Now().Before(a.fresh[id].until)
 }
 
 // collect takes a build in hand for the collector, if no request has it.

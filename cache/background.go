@@ -61,7 +61,7 @@ func (c *Cache) compileLater(ctx context.Context, r *Request, id identity, p *pl
 	}
 	if !first {
 		why = "it is being compiled already"
-		if err := c.inherit(f, key, r, p, rc, func(own *Request) func() (runner, error) { return c.begin(own, id, p, rc, scope) }); err != nil {
+		if err := c.inherit(f, key, r, id, p, rc); err != nil {
 			return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
 		}
 	}
@@ -79,7 +79,7 @@ func heirOf(r *Request) heir { return heir{r.Peer.UID, r.StrictORT} }
 
 // inherit has the job done here if what is under way may not do: an application's, which may bring nothing, and for a request
 // that is strict about ONNX Runtime another's. For each user that goes on without it a request is kept until then.
-func (c *Cache) inherit(f *flight, key flightKey, r *Request, p *plan, rc *runtimeContent, begin func(*Request) func() (runner, error)) error {
+func (c *Cache) inherit(f *flight, key flightKey, r *Request, id identity, p *plan, rc *runtimeContent) error {
 	f.mu.Lock()
 	_, there := f.heirs[heirOf(r)]
 	stays := (f.about.claim || r.StrictORT) && !there
@@ -107,7 +107,7 @@ func (c *Cache) inherit(f *flight, key flightKey, r *Request, p *plan, rc *runti
 		if !errors.As(f.err, new(*claimEnd)) && (f.err != nil || !own.otherORT(rc, f.result.build.ORTVersion)) {
 			return
 		}
-		next, _, err := c.flights.send(key, c.asking(own, nil), begin(own))
+		next, _, err := c.flights.send(key, c.asking(own, nil), c.begin(own, id, p, rc, key.scope))
 		switch {
 		case err == nil:
 			c.keepWanted(next, own, p)

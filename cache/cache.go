@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,24 +135,15 @@ func Open(dir string, o Options) (*Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Quiet == 0 {
-		o.Quiet = time.Second
-	}
-	if o.Poll == 0 {
-		o.Poll = 2 * time.Second
-	}
+	o.Quiet, o.Poll = cmp.Or(o.Quiet, time.Second), cmp.Or(o.Poll, 2*time.Second)
 	if o.Jobs <= 0 {
 		o.Jobs = goruntime.NumCPU()
 	}
-	if o.JobsMemory == 0 {
-		o.JobsMemory = machineMemory() / 2
-	}
+	o.JobsMemory = cmp.Or(o.JobsMemory, machineMemory()/2)
 	first, err := newSettings(&o)
 	if err != nil {
 		return nil, err

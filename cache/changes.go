@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/epcached/epcached/index"
@@ -19,10 +20,8 @@ func newChanges() *changes { return &changes{wake: make(chan struct{}, 1)} }
 func (cs *changes) add(rt *runtime) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, waiting := range cs.pending {
-		if waiting == rt {
-			return
-		}
+	if slices.Contains(cs.pending, rt) {
+		return
 	}
 	cs.pending = append(cs.pending, rt)
 	select {

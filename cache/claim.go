@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -241,15 +242,8 @@ func (cs *claims) withdraw(key flightKey, a *claimer) *claim {
 
 // drop is called with mu held.
 func (cs *claims) drop(key flightKey, a *claimer) {
-	list := cs.asking[key]
-	for i := range list {
-		if list[i] == a {
-			list = append(list[:i:i], list[i+1:]...)
-			break
-		}
-	}
-	cs.asking[key] = list
-	if len(list) == 0 {
+	cs.asking[key] = slices.DeleteFunc(cs.asking[key], func(other *claimer) bool { return other == a })
+	if len(cs.asking[key]) == 0 {
 		delete(cs.asking, key)
 	}
 }

@@ -60,7 +60,7 @@ const jobCancelled = "its job was cancelled"
 // give makes the claim; nil: the job is cancelled, and who asks now has another. It is called with claims.mu held.
 func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 	most := o.c.settings.Load().claims.Deadline
-	cl := &claim{Claim: Claim{ID: newID(), Output: outputName(a.plan), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
+	cl := &claim{Claim: Claim{ID: newID(), Output: a.plan.output(), Route: a.plan.canonical.Route, Deadline: time.Now().Add(most)},
 		outsider: o, flight: f, request: a.request, plan: a.plan, rc: a.rc, id: a.id, libraries: a.plan.libraries, owner: a.owner, began: time.Now(), takes: a.takes}
 	cl.lasts, cl.ends = context.WithCancel(context.Background())
 	if last != nil {
@@ -78,8 +78,11 @@ func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 	return cl
 }
 
-// outputName is the graph's name: names are part of what is compiled, so it is made from the key.
-func outputName(p *plan) string { return hex.EncodeToString(p.buildKey[:8]) + "_ctx.onnx" }
+// name is what the files of a build begin with: names are part of what is compiled, so it is made from the key.
+func (p *plan) name() string { return hex.EncodeToString(p.buildKey[:8]) }
+
+// output is the graph's name.
+func (p *plan) output() string { return p.name() + "_ctx.onnx" }
 
 // await waits for the end of a claim.
 func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) {
@@ -174,7 +177,7 @@ func (c *Cache) claimOrWait(ctx context.Context, r *Request, id identity, p *pla
 	}
 	a.request.Runtime.close()
 	if err != nil {
-		return nil, flightError(ctx, r, claimError(r, err))
+		return nil, flightError(ctx, r, err)
 	}
 	return c.waited(ctx, r, p, result, phase)
 }
@@ -259,12 +262,8 @@ func (ref *RuntimeRef) close() {
 }
 
 func (c *Cache) newOutsider(key flightKey, a *claimer) *outsider {
-	o := &outsider{c: c, key: key, first: jobFacts{scope: key.scope, claim: true}}
-	o.first.Job = Job{ModelName: a.request.Name, ModelDigest: a.plan.canonical.Model, RequestKey: a.plan.requestKey, Build: a.plan.buildKey,
-		EP: a.plan.eps[0].Name, UID: a.request.Peer.UID, Why: "claimed by an application that compiles it itself"}
-	for _, ep := range a.plan.eps {
-		o.first.eps = append(o.first.eps, ep.Name)
-	}
+	o := &outsider{c: c, key: key, first: a.plan.job(a.request, key.scope, "claimed by an application that compiles it itself")}
+	o.first.claim = true
 	return o
 }
 
@@ -277,7 +276,7 @@ func (c *Cache) awaitClaim(ctx context.Context, r *Request, id identity, p *plan
 	nobody := func() (runner, error) { return nil, missing }
 	result, _, err := c.flights.join(ctx, key, c.asking(r, t), nobody)
 	if err != nil {
-		return nil, flightError(ctx, r, claimError(r, err))
+		return nil, flightError(ctx, r, err)
 	}
 	return c.waited(ctx, r, p, result, phase)
 }
@@ -303,15 +302,7 @@ func (c *Cache) waited(ctx context.Context, r *Request, p *plan, result *compile
 	return a, nil
 }
 
-// claimError is what those are told who waited for a claim that brought nothing, and cannot have it themselves.
-func claimError(r *Request, err error) error {
-	var end *claimEnd
-	if !errors.As(err, &end) {
-		return err
-	}
-	return claimFailed(r.Name, end)
-}
-
+// claimFailed is what those are told who waited for a claim that brought nothing, and cannot have it themselves.
 func claimFailed(model string, end *claimEnd) *refusal.Error {
 	e := refusal.New(refusal.CompileFailed, end, "model %q", model).WithFact("reason", "claim ended").
 		WithHint("ask with on_miss claim to compile it yourself, or load the model without epcached")
@@ -351,13 +342,4 @@ func (cl *claim) stillOpen() error {
 		}
 	}
 	return nil
-}
-
-// claimEnded says how the claim ended that a request waited for in vain.
-func claimEnded(err error) string {
-	var end *claimEnd
-	if errors.As(err, &end) {
-		return end.Error()
-	}
-	return err.Error()
 }

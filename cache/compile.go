@@ -35,13 +35,14 @@ func (c *Cache) compileOnce(ctx context.Context, r *Request, id identity, p *pla
 			err = errOtherORT(r, result.build)
 			continue
 		}
-		if !errors.As(err, new(*claimEnd)) {
+		var end *claimEnd
+		if !errors.As(err, &end) {
 			break // else what was claimed is compiled here after all
 		}
-		why = claimEnded(err)
+		why = end.Error()
 	}
 	if err != nil {
-		return nil, flightError(ctx, r, claimError(r, err))
+		return nil, flightError(ctx, r, err)
 	}
 	if !first && result.build.Put {
 		return c.waited(ctx, r, p, result, phase)
@@ -72,9 +73,12 @@ func errOtherORT(r *Request, b *index.Build) error {
 // flightError is what a request is told of a flight that brought nothing.
 func flightError(ctx context.Context, r *Request, err error) error {
 	var known *refusal.Error
+	var end *claimEnd
 	switch {
 	case ctx.Err() != nil:
 		return contextError(ctx, r)
+	case errors.As(err, &end):
+		return claimFailed(r.Name, end)
 	case errors.As(err, &known) && failure.In(known) != nil:
 		return failure.Retold(known, r.Name)
 	case known != nil:
@@ -87,10 +91,9 @@ func (c *Cache) serveCompiled(ctx context.Context, result *compiled, phase func(
 	if result.alone == nil {
 		return c.serve(ctx, result.build, phase)
 	}
-	v := result.alone
-	f, err := v.Lease()
-	if err != nil {
-		return nil, err
+	a, err := leased(result.build, result.alone)
+	if err == nil {
+		a.Unkept = true
 	}
-	return &Answer{Build: result.build, Unkept: true, View: f, Path: v.Path(), Graph: v.GraphPath(), view: v}, nil
+	return a, err
 }

@@ -303,27 +303,20 @@ func (c *Cache) openDigest(ctx context.Context, uid uint32, f *os.File) (cas.Dig
 		return d, nil
 	}
 	key, believable := memoKey(uid, f)
-	began := c.now()
-	if err := witness.Settle(f); err != nil {
-		return cas.Digest{}, &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
-	}
-	before, err := cas.StampOf(f)
+	before, err := witness.Watch([]*os.File{f}, c.now(), believable)
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	d, err := cas.Sum(ctx, f, 0, before.Size)
+	info, err := f.Stat()
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	after, err := cas.StampOf(f)
-	if err != nil {
-		return cas.Digest{}, err
-	}
-	if believable && before == after && witness.LeftAlone(began, after) {
+	d, err := cas.Sum(ctx, f, 0, info.Size())
+	if err == nil && before.Believed() && before.Unchanged() == nil {
 		// Not saved costs another hashing at the next start, nothing else.
 		_ = c.index.SaveMemo(append([]byte("file:"), key[:]...), d[:])
 	}
-	return d, nil
+	return d, err
 }
 
 // memoDigest gives the digest of an open file that is remembered by its stamp.

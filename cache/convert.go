@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -218,17 +217,14 @@ func (v *conversion) made() (*index.Build, error) {
 	return nil, err
 }
 
-// graph is the converted graph's name: as if it had been compiled for this build key.
-func (v *conversion) graph() string { return hex.EncodeToString(v.plan.buildKey[:8]) + "_ctx.onnx" }
-
 // check validates what was written, loads it in a process of its own, and gives the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
-	models, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.graph(), Files: files})
+	models, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.plan.output(), Files: files})
 	if err != nil {
 		return nil, err
 	}
 	b := v.record(models[0], files)
-	job := v.plan.against("", v.rc).checkJob(v.path(v.graph()), cmp.Or(v.from.GraphOptimizationLevel, loadLevel(v.plan.canonical.GraphOptimizationLevel)))
+	job := v.plan.against("", v.rc).checkJob(v.path(v.plan.output()), cmp.Or(v.from.GraphOptimizationLevel, loadLevel(v.plan.canonical.GraphOptimizationLevel)))
 	checked, err := still(v.rc, func() (compilers.CheckResult, error) { return v.c.compiler.Check(ctx, job) })
 	if err != nil {
 		return nil, err
@@ -252,7 +248,7 @@ func (v *conversion) record(m *epmodel.Model, files []string) *index.Build {
 		b.BuildKey = requests.BuildKey(v.plan.requestKey, v.from.EPs, v.from.Route)
 	}
 	b.Record, b.RecordJSON, b.Embed = v.plan.record, v.plan.recordJSON, v.plan.canonical.Embed
-	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.graph(), m.IRVersion, v.c.now()
+	b.Scope, b.Graph, b.IRVersion, b.Created = v.scope, v.plan.output(), m.IRVersion, v.c.now()
 	b.ModelName = v.request.Name
 	if !b.Put { // else whoever compiled it with libraries of its own stays responsible
 		b.UID = v.request.Peer.UID

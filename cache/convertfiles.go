@@ -32,11 +32,11 @@ func (v *conversion) write(ctx context.Context, from string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := room(v.folder, in.files); err != nil {
+	if err := room(v.folder, in.open); err != nil {
 		return nil, err
 	}
-	files := []string{v.graph()}
-	if err := v.writeFile(v.graph(), func(w io.Writer) error { return written.WriteTo(ctx, w) }); err != nil {
+	files := []string{v.plan.output()}
+	if err := v.writeFile(v.plan.output(), func(w io.Writer) error { return written.WriteTo(ctx, w) }); err != nil {
 		return nil, err
 	}
 	for _, one := range contexts {
@@ -62,7 +62,7 @@ func (v *conversion) embed(ctx context.Context, m *epmodel.Model, graph epmodel.
 }
 
 func (v *conversion) detach(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *opened) (*epmodel.Splice, []epmodel.DetachedContext, error) {
-	return epmodel.Detach(ctx, m, graph, v.graph(), sumOf)
+	return epmodel.Detach(ctx, m, graph, v.plan.output(), sumOf)
 }
 
 // copyRest copies what is neither graph nor context: external initializers, for one.
@@ -106,26 +106,15 @@ func (v *conversion) writeFile(name string, write func(io.Writer) error) error {
 
 // opened are files of a view, open for reading.
 type opened struct {
+	openFiles
 	folder string
-	files  []*os.File
 }
 
 func (o *opened) source(name string) (epmodel.Source, error) {
 	if name == "" || !filepath.IsLocal(filepath.FromSlash(name)) || strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("%q is not the name of a file of a build", name)
 	}
-	f, err := os.Open(filepath.Join(o.folder, filepath.FromSlash(name)))
-	if err != nil {
-		return nil, err
-	}
-	o.files = append(o.files, f)
-	return epmodel.FileSource(f)
-}
-
-func (o *opened) close() {
-	for _, f := range o.files {
-		_ = f.Close() // opened for reading only: nothing can be lost
-	}
+	return o.openFiles.source(filepath.Join(o.folder, filepath.FromSlash(name)))
 }
 
 // copyAll copies in large pieces, and ends with its context.

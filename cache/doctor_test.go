@@ -288,7 +288,7 @@ func TestWhatNobodyWaitsForAnyMoreDidNotFail(t *testing.T) {
 	b.cache.flights.mu.Lock()
 	defer b.cache.flights.mu.Unlock()
 	for _, past := range b.cache.flights.past {
-		require.True(t, past.about.inquiry || past.job.State == JobCancelled, past.job.State)
+		require.True(t, past.about.inquiry || past.job().State == JobCancelled, past.job().State)
 	}
 }
 

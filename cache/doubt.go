@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,8 +15,12 @@ type doubts struct {
 	now   func() time.Time
 	any   atomic.Int64 // how many there are: a hit looks no further when there are none
 	mu    sync.Mutex
-	about map[index.BuildID]map[uint32]doubt // by uid; guarded by mu
-	of    map[uint32]int                     // by owner, how many; guarded by mu
+	known map[doubtKey]doubt // guarded by mu
+}
+
+type doubtKey struct {
+	build index.BuildID
+	uid   uint32
 }
 
 type doubt struct {
@@ -33,27 +38,40 @@ const (
 )
 
 func newDoubts(now func() time.Time) *doubts {
-	return &doubts{now: now, about: make(map[index.BuildID]map[uint32]doubt), of: make(map[uint32]int)}
+	return &doubts{now: now, known: make(map[doubtKey]doubt)}
 }
 
 // add withholds a build from a user; false says that there are too many doubts already.
 func (ds *doubts) add(b *index.Build, uid, owner uint32, why string, counts bool) bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	if _, again := ds.about[b.ID][uid]; !again && (ds.of[owner] >= doubtsPerUser || ds.any.Load() >= maxDoubts) {
-		ds.expire()
-		if ds.of[owner] >= doubtsPerUser || ds.any.Load() >= maxDoubts {
+	key := doubtKey{b.ID, uid}
+	if _, again := ds.known[key]; !again && ds.full(owner) {
+		ds.delete(func(_ doubtKey, d doubt) bool { return ds.now().After(d.until) })
+		if ds.full(owner) {
 			return false
 		}
 	}
-	ds.remove(b.ID, uid)
-	if ds.about[b.ID] == nil {
-		ds.about[b.ID] = make(map[uint32]doubt)
-	}
-	ds.about[b.ID][uid] = doubt{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(doubtHolds)}
-	ds.of[owner]++
-	ds.any.Add(1)
+	ds.known[key] = doubt{owner: owner, request: b.RequestKey, why: why, counts: counts, until: ds.now().Add(doubtHolds)}
+	ds.any.Store(int64(len(ds.known)))
 	return true
+}
+
+// full tells whether there may be no other of an owner's. The caller holds mu.
+func (ds *doubts) full(owner uint32) bool {
+	own := 0
+	for _, d := range ds.known {
+		if d.owner == owner {
+			own++
+		}
+	}
+	return own >= doubtsPerUser || len(ds.known) >= maxDoubts
+}
+
+// delete is called with mu held.
+func (ds *doubts) delete(which func(doubtKey, doubt) bool) {
+	maps.DeleteFunc(ds.known, which)
+	ds.any.Store(int64(len(ds.known)))
 }
 
 // holds says why the build is withheld from the user, "" if it is not.
@@ -63,7 +81,7 @@ func (ds *doubts) holds(id index.BuildID, uid uint32) string {
 	}
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	d, ok := ds.about[id][uid]
+	d, ok := ds.known[doubtKey{id, uid}]
 	if !ok || ds.now().After(d.until) {
 		return ""
 	}
@@ -74,18 +92,20 @@ func (ds *doubts) holds(id index.BuildID, uid uint32) string {
 func (ds *doubts) drop(id index.BuildID, uid uint32) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	ds.remove(id, uid)
+	ds.delete(func(k doubtKey, _ doubt) bool { return k == doubtKey{id, uid} })
 }
 
 // answer ends the doubt of a user whose runtime the build was tried with. Those of others stay theirs, for they may have
 // another runtime, but as it was tried at all they do not count towards the quorum any more.
 func (ds *doubts) answer(id index.BuildID, uid uint32) {
+	ds.drop(id, uid)
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	ds.remove(id, uid)
-	for other, d := range ds.about[id] {
-		d.counts = false
-		ds.about[id][other] = d
+	for k, d := range ds.known {
+		if k.build == id {
+			d.counts = false
+			ds.known[k] = d
+		}
 	}
 }
 
@@ -93,9 +113,7 @@ func (ds *doubts) answer(id index.BuildID, uid uint32) {
 func (ds *doubts) settle(id index.BuildID) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	for uid := range ds.about[id] {
-		ds.remove(id, uid)
-	}
+	ds.delete(func(k doubtKey, _ doubt) bool { return k.build == id })
 }
 
 // owners counts the distinct owners whose doubts about the build count.
@@ -103,8 +121,8 @@ func (ds *doubts) owners(id index.BuildID) int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	distinct := make(map[uint32]bool)
-	for _, d := range ds.about[id] {
-		if d.counts && !ds.now().After(d.until) {
+	for k, d := range ds.known {
+		if k.build == id && d.counts && !ds.now().After(d.until) {
 			distinct[d.owner] = true
 		}
 	}
@@ -116,37 +134,10 @@ func (ds *doubts) rounds(request index.RequestKey, uid uint32) int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	n := 0
-	for _, by := range ds.about {
-		if d, ok := by[uid]; ok && d.request == request && !ds.now().After(d.until) {
+	for k, d := range ds.known {
+		if k.uid == uid && d.request == request && !ds.now().After(d.until) {
 			n++
 		}
 	}
 	return n
-}
-
-// remove takes one out. The caller holds mu.
-func (ds *doubts) remove(id index.BuildID, uid uint32) {
-	d, ok := ds.about[id][uid]
-	if !ok {
-		return
-	}
-	delete(ds.about[id], uid)
-	if len(ds.about[id]) == 0 {
-		delete(ds.about, id)
-	}
-	if ds.of[d.owner]--; ds.of[d.owner] == 0 {
-		delete(ds.of, d.owner)
-	}
-	ds.any.Add(-1)
-}
-
-// expire takes out what is over. The caller holds mu.
-func (ds *doubts) expire() {
-	for id, by := range ds.about {
-		for uid, d := range by {
-			if ds.now().After(d.until) {
-				ds.remove(id, uid)
-			}
-		}
-	}
 }

@@ -32,8 +32,7 @@ func TestDoubtsAreBounded(t *testing.T) {
 	require.EqualValues(t, 1, ds.any.Load())
 	ds.settle(id(doubtsPerUser).ID)
 	require.Zero(t, ds.any.Load())
-	require.Empty(t, ds.about)
-	require.Empty(t, ds.of)
+	require.Empty(t, ds.known)
 }
 
 // A build that loads with one user's runtime may still not load with another's, who then keeps getting another; but what

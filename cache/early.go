@@ -19,22 +19,12 @@ type early struct {
 	made      chan struct{} // closed when the graph is there
 	tell      func()        // closes made
 	ahead     atomic.Bool   // that was before the compile had ended
-	compiling func() compiling
-	loading   func() loading // nil: no worker waits for the graph
+	compiling func() (compilers.Result, error)
+	loading   func() (compilers.CheckResult, error) // nil: no worker waits for the graph
 }
 
 // compilesFor is how long a compile has to go on before a worker is started that will load what it makes: many that fail do so at once.
 const compilesFor = 20 * time.Millisecond
-
-type compiling struct {
-	result compilers.Result
-	err    error
-}
-
-type loading struct {
-	result compilers.CheckResult
-	err    error
-}
 
 func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *early {
 	e := &early{j: j, cancel: func() {}, copied: make(chan struct{}), begun: make(chan struct{}), made: make(chan struct{})}
@@ -50,24 +40,24 @@ func (j *job) startEarly(ctx context.Context, spec compilers.Job, o *original) *
 	if !weightless && j.plan.beside && !spec.Initializers.InSource {
 		spec.Written = e.written
 	}
-	e.compiling = alongside(func() compiling {
-		begin := sync.OnceFunc(func() { close(e.begun) })
-		result, err := j.compileTwice(ctx, spec, func(phase string) {
+	begin := sync.OnceFunc(func() { close(e.begun) })
+	e.compiling = sync.OnceValues(func() (compilers.Result, error) {
+		return j.compileTwice(ctx, spec, func(phase string) {
 			if phase == compilers.PhaseCompiling {
 				begin()
 			}
 		})
-		return compiling{result, err}
 	})
+	go e.compiling()
 	if !weightless {
-		e.loading = alongside(func() loading {
+		e.loading = sync.OnceValues(func() (compilers.CheckResult, error) {
 			e.awaitCompile(ctx)
 			if ctx.Err() != nil {
-				return loading{err: ctx.Err()}
+				return compilers.CheckResult{}, ctx.Err()
 			}
-			result, err := j.loadGraphs(ctx, spec.Folder, compilers.Result{Graph: spec.Output}, spec.SessionOptions, e.made)
-			return loading{result, err}
+			return j.loadGraphs(ctx, spec.Folder, compilers.Result{Graph: spec.Output}, spec.SessionOptions, e.made)
 		})
+		go e.loading()
 	}
 	return e
 }
@@ -94,8 +84,7 @@ func (e *early) compile(ctx context.Context, spec compilers.Job) (compilers.Resu
 		return e.j.compileTwice(ctx, spec, func(string) {})
 	}
 	close(e.copied)
-	out := e.compiling()
-	return out.result, out.err
+	return e.compiling()
 }
 
 // load goes on when the graphs are made.
@@ -104,9 +93,9 @@ func (e *early) load(ctx context.Context, folder string, result compilers.Result
 		return e.j.loadGraphs(ctx, folder, result, options, nil)
 	}
 	e.tell()
-	out := e.loading()
-	if !e.ahead.Load() || result.Settled && out.err == nil && e.j.loads(out.result) {
-		return out.result, out.err
+	loaded, err := e.loading()
+	if !e.ahead.Load() || result.Settled && err == nil && e.j.loads(loaded) {
+		return loaded, err
 	}
 	// What was loaded may not have been all that there is now, and the worker that compiled it may have been in the way.
 	e.ahead.Store(false)
@@ -143,9 +132,9 @@ func (e *early) memory(compiled int64, checked compilers.CheckResult) int64 {
 func (e *early) end() {
 	e.cancel()
 	if e.compiling != nil {
-		e.compiling()
+		_, _ = e.compiling() // of no interest any more
 	}
 	if e.loading != nil {
-		e.loading()
+		_, _ = e.loading()
 	}
 }

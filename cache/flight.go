@@ -22,7 +22,7 @@ type flights struct {
 	number uint64                // of the latest; guarded by mu
 	open   map[flightKey]*flight // that can be joined; guarded by mu
 	all    map[string]*flight    // by id: also those that are cancelled and have not ended yet; guarded by mu
-	past   []pastJob             // that ended lately, oldest first; guarded by mu
+	past   []*flight             // that ended lately, oldest first; guarded by mu
 	closed bool                  // guarded by mu
 	work   sync.WaitGroup
 
@@ -74,10 +74,7 @@ type flight struct {
 
 // waiter is one request's part in a flight.
 type waiter struct {
-	uid   uint32
-	idle  bool // the daemon's own: no request waits
-	since time.Time
-	tell  func(Progress)
+	asking
 	out   chan struct{} // closed when its user gave the job up; nil for who only looks on
 	given bool          // it is; guarded by flight.mu
 
@@ -91,9 +88,9 @@ const maxAskers = 1024
 type asking struct {
 	uid, owner uint32
 	name       string // of the model
-	idle       bool
-	keep       bool // to be finished even if nobody waits
-	goOn       bool // likewise, and it is none of the jobs of which a user may have so many
+	idle       bool   // the daemon's own: no request waits
+	keep       bool   // to be finished even if nobody waits
+	goOn       bool   // likewise, and it is none of the jobs of which a user may have so many
 	since      time.Time
 	tell       func(Progress)
 }
@@ -101,7 +98,7 @@ type asking struct {
 // join enters the flight for the key, starting it with what prepare gives if there is none, and waits for its result.
 // When the last one leaves it is cancelled, unless it is to be kept. first says whether this call began it.
 func (fs *flights) join(ctx context.Context, key flightKey, who asking, prepare func() (runner, error)) (result *compiled, first bool, err error) {
-	w := &waiter{uid: who.uid, idle: who.idle, since: who.since, tell: who.tell, out: make(chan struct{})}
+	w := &waiter{asking: who, out: make(chan struct{})}
 	f, first, err := fs.find(key, who, w, prepare)
 	if err != nil {
 		return nil, first, err
@@ -190,7 +187,8 @@ func (fs *flights) start(key flightKey, f *flight, work runner) {
 		}
 		delete(fs.all, f.id)
 		if !f.hidden() {
-			fs.remember(f)
+			fs.past = append(fs.past, f)
+			fs.forget()
 		}
 		fs.mu.Unlock()
 		close(f.done)
@@ -393,7 +391,7 @@ func (f *flight) waiting() int {
 // estimate is how long it may take from queued to done; 0: not known. The caller holds f.mu.
 func (f *flight) estimate() time.Duration {
 	switch {
-	case f.turn == nil || f.turn.Length == 0:
+	case f.turn == nil || f.turn.Length == 0 || f.over() && f.started.IsZero():
 		return 0
 	case f.started.IsZero():
 		return f.flights.now().Sub(f.queued) + f.flights.queue.Wait(f.turn) + f.turn.Length

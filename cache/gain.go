@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -57,7 +56,7 @@ func (g Gain) warning() string {
 		"time to load, the source model %.3f s", g.Load, g.SourceLoad)
 }
 
-func gainKey(id index.BuildID) []byte { return append([]byte("loads:"), id[:]...) }
+func gainKey(id index.BuildID) string { return "loads:" + string(id[:]) }
 
 // of gives what is known of the build. It is on the path of each hit.
 func (gs *gains) of(id index.BuildID) Gain {
@@ -67,9 +66,7 @@ func (gs *gains) of(id index.BuildID) Gain {
 	}
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	if raw, ok := gs.c.index.Memo(gainKey(id)); !ok || json.Unmarshal(raw, &g) != nil {
-		g = Gain{}
-	}
+	g, _ = recallMemo[Gain](gs.c.index, gainKey(id))
 	gs.known.save(id, g, gainEntries)
 	return g
 }
@@ -78,11 +75,7 @@ func (gs *gains) save(id index.BuildID, g Gain) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	gs.known.save(id, g, gainEntries)
-	raw, err := json.Marshal(g)
-	if err == nil {
-		err = gs.c.index.SaveMemo(gainKey(id), raw)
-	}
-	if err != nil {
+	if err := saveMemo(gs.c.index, gainKey(id), g); err != nil {
 		gs.c.log.Warn("measured gain not kept", "build", id.String(), "error", err)
 	}
 }

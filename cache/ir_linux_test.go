@@ -134,7 +134,7 @@ func (r remembers) SaveMemo(key, value []byte) error { r[string(key)] = value; r
 func TestIdentitiesOfEarlierReadersAreNotBelieved(t *testing.T) {
 	book, key := remembers{}, memoID{1}
 	id := identity{Digest: cas.Digest{2}, Compiled: true}
-	require.NoError(t, book.SaveMemo(append([]byte("graph:"), key[:]...), id.marshal()))
+	require.NoError(t, saveMemo(book, "graph:"+string(key[:]), id))
 	_, ok := newMemo(book).load(key, "graph")
 	require.False(t, ok)
 	id.Reader = readerVersion

@@ -3,12 +3,12 @@ package cache
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -57,7 +57,7 @@ func (c *Cache) newJob(r *Request, p *plan, rc *runtimeContent, scope string) (*
 	if err != nil {
 		return nil, refusal.New(refusal.Internal, err, "model %q", r.Name)
 	}
-	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: hex.EncodeToString(p.buildKey[:8])}, nil
+	return &job{c: c, id: r.job, request: own, plan: p, rc: rc, scope: scope, name: p.name()}, nil
 }
 
 func (j *job) run(ctx context.Context, f *flight) (*compiled, error) {
@@ -149,13 +149,22 @@ const (
 	modelsFolder = "model" // what it is compiled from
 )
 
+// job is what is told of a job that makes the plan's build for a request.
+func (p *plan) job(r *Request, scope, why string) jobFacts {
+	a := jobFacts{scope: scope, Job: Job{ModelName: r.Name, ModelDigest: p.canonical.Model, RequestKey: p.requestKey,
+		Build: p.buildKey, EP: p.eps[0].Name, UID: r.Peer.UID, Why: why}}
+	for _, ep := range p.eps {
+		a.eps = append(a.eps, ep.Name)
+	}
+	return a
+}
+
 // facts are what is told of the job.
 func (j *job) facts() jobFacts {
 	r := j.request
 	files := r.descriptors()
-	a := jobFacts{scope: j.scope, anew: j.replaces, files: len(files)}
-	a.Job = Job{ID: j.id, ModelName: r.Name, ModelDigest: j.plan.canonical.Model, RequestKey: j.plan.requestKey, Build: j.plan.buildKey,
-		EP: j.plan.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
+	a := j.plan.job(r, j.scope, "asked for")
+	a.ID, a.anew, a.files = j.id, j.replaces, len(files)
 	switch {
 	case j.anew != "":
 		a.Why = j.anew
@@ -164,9 +173,6 @@ func (j *job) facts() jobFacts {
 	}
 	if n := r.models(); n > 1 {
 		a.Models = n
-	}
-	for _, ep := range j.plan.eps {
-		a.eps = append(a.eps, ep.Name)
 	}
 	for _, f := range files {
 		if info, err := f.Stat(); err == nil { // else the copy will tell
@@ -288,16 +294,9 @@ func (j *job) given(ctx context.Context, o *original, workers *early) (proven fu
 
 // alongside starts do, and gives a function that waits for it and gives its result, as often as it is called.
 func alongside[T any](do func() T) (wait func() T) {
-	done := make(chan struct{})
-	var result T
-	go func() {
-		defer close(done)
-		result = do()
-	}()
-	return func() T {
-		<-done
-		return result
-	}
+	wait = sync.OnceValue(do)
+	go wait()
+	return wait
 }
 
 // worthAhead is the size in bytes of a file that is hashed ahead: below it, that would gain nothing.

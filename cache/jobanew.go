@@ -60,13 +60,13 @@ func (c *Cache) awaitAnew(ctx context.Context, p Peer, j Job) (*flight, *Job, er
 		case <-ctx.Done():
 			return nil, nil, contextError(ctx, &Request{Name: j.ModelName})
 		}
-		f, now, err := c.findJob(p, j.ID)
+		f, _, err := c.findJob(p, j.ID)
 		if refusal.ClassOf(err) == refusal.NotFound && err != nil {
 			j.State = JobDone
 			return nil, &j, nil
 		}
-		if f != nil || now != nil && now.State != JobQueued {
-			return f, now, nil
+		if f != nil {
+			return f, nil, nil
 		}
 	}
 }
@@ -77,37 +77,26 @@ func (c *Cache) dropAnew(p Peer) []Job {
 		return nil
 	}
 	out := c.jobsAnew(p)
-	c.rebuilds.dropAll()
+	c.rebuilds.drop(func(*task) bool { return true })
 	for i := range out {
 		out[i].State = JobCancelled
 	}
 	return out
 }
 
-// drop takes a task out of the queue, unless it is being worked on. It comes back when it is wanted again.
-func (q *rebuilds) drop(id string) bool {
+// drop takes tasks out of the queue, unless they are being worked on, and tells whether there were any. They come back
+// when they are wanted again.
+func (q *rebuilds) drop(which func(*task) bool) (any bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for key, t := range q.tasks {
-		if t.id == id && t.state == rebuildQueued {
+		if t.state == rebuildQueued && which(t) {
 			q.release(t)
 			delete(q.tasks, key)
-			return true
+			any = true
 		}
 	}
-	return false
-}
-
-// dropAll takes all out of the queue.
-func (q *rebuilds) dropAll() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for key, t := range q.tasks {
-		if t.state == rebuildQueued {
-			q.release(t)
-			delete(q.tasks, key)
-		}
-	}
+	return any
 }
 
 // named gives the task of that id; nil: there is none.

@@ -8,36 +8,23 @@ import (
 	"github.com/epcached/epcached/refusal"
 )
 
-// findJob gives the job that an id names, or the beginning of one, if the peer may follow it: the flight of one that is under
-// way, else what is known of one that has ended, or that the daemon wants by itself and has not begun.
-func (c *Cache) findJob(p Peer, name string) (*flight, *Job, error) {
+// findJob gives the job that an id names, or the beginning of one, if the peer may follow it: the flight, also of one that
+// ended lately, or what the daemon wants by itself and has not begun.
+func (c *Cache) findJob(p Peer, name string) (f *flight, anew *Job, err error) {
 	id, err := c.jobID(p, name)
 	if err != nil {
 		return nil, nil, err
 	}
-	anew := c.jobAnew(p, id) // looked for first: what it becomes then is found
-	fs := &c.flights
-	fs.mu.Lock()
-	fs.forget()
-	f := fs.all[id]
-	var past *pastJob
-	for i := range fs.past { // one that failed may have been begun again
-		if fs.past[i].job.ID == id {
-			one := fs.past[i]
-			past = &one
+	anew = c.jobAnew(p, id) // looked for first: what it becomes then is found
+	for _, one := range c.flights.known() {
+		if one.id == id { // one that failed may have been begun again
+			f = one
 		}
 	}
-	fs.mu.Unlock()
 	switch {
-	case f != nil:
-		if c.mayFollow(p, &f.about, f.askedBy(p.UID)) {
-			return f, nil, nil
-		}
-	case past != nil:
-		if c.mayFollowPast(p, past) {
-			return nil, &past.job, nil
-		}
-	case anew != nil:
+	case f != nil && c.mayFollow(p, &f.about, f.askedBy(p.UID)):
+		return f, nil, nil
+	case f == nil && anew != nil:
 		return nil, anew, nil
 	}
 	return nil, nil, refusal.New(refusal.NotFound, nil, "no job %.80q: none is under way, or ended within %s, whose id begins so", name, pastJobsFor).
@@ -47,7 +34,7 @@ func (c *Cache) findJob(p Peer, name string) (*flight, *Job, error) {
 // jobID completes the beginning of a job's id, among those that the peer may follow. What begins none stays as it is.
 func (c *Cache) jobID(p Peer, name string) (string, error) {
 	found := make(map[string]bool)
-	for _, f := range c.flights.list() {
+	for _, f := range c.flights.known() {
 		if strings.HasPrefix(f.id, name) && c.mayFollow(p, &f.about, f.askedBy(p.UID)) {
 			found[f.id] = true
 		}
@@ -55,14 +42,6 @@ func (c *Cache) jobID(p Peer, name string) (string, error) {
 	for _, j := range c.jobsAnew(p) {
 		if strings.HasPrefix(j.ID, name) {
 			found[j.ID] = true
-		}
-	}
-	c.flights.mu.Lock()
-	past := slices.Clone(c.flights.past)
-	c.flights.mu.Unlock()
-	for i := range past {
-		if strings.HasPrefix(past[i].job.ID, name) && c.mayFollowPast(p, &past[i]) {
-			found[past[i].job.ID] = true
 		}
 	}
 	switch {
@@ -77,7 +56,10 @@ func (c *Cache) jobID(p Peer, name string) (string, error) {
 	return name, nil
 }
 
-func (c *Cache) mayFollowPast(p Peer, past *pastJob) bool {
-	_, asked := past.job.askers[p.UID]
-	return c.mayFollow(p, &past.about, asked)
+// known gives the flights that ended lately, the oldest first, and then those that have not ended.
+func (fs *flights) known() []*flight {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.forget()
+	return slices.AppendSeq(slices.Clone(fs.past), maps.Values(fs.all))
 }

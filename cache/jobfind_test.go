@@ -14,16 +14,12 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 	id := b.later1(1, somebody).Job
 	b.begins(g, 1)
 	find := func(uid uint32, name string) (state string, err error) {
-		f, past, err := b.cache.findJob(Peer{UID: uid}, name)
-		switch {
-		case f != nil:
-			require.Equal(t, id, f.id)
-			return "under way", nil
-		case past != nil:
-			require.Equal(t, id, past.ID)
-			return past.State, nil
+		f, _, err := b.cache.findJob(Peer{UID: uid}, name)
+		if f == nil {
+			return "", err
 		}
-		return "", err
+		require.Equal(t, id, f.id)
+		return f.job().State, nil
 	}
 	requireFound := func(state string) {
 		t.Helper()
@@ -35,7 +31,7 @@ func TestAJobIsFoundByTheBeginningOfItsIDEvenAfterItsEnd(t *testing.T) {
 			require.Equal(t, refusal.NotFound, refusal.ClassOf(err), "others' jobs are found by nobody")
 		}
 	}
-	requireFound("under way")
+	requireFound(JobRunning)
 	close(g.pass)
 	require.Equal(t, JobDone, b.follow(somebody, id).State)
 	requireFound(JobDone)

@@ -68,13 +68,6 @@ func (a *jobFacts) compiles() bool { return !a.inquiry && !a.keeps }
 
 func (a *jobFacts) kind() queue.Kind { return queue.Kind{EPs: a.eps, Size: a.size} }
 
-// pastJob is one that has ended.
-type pastJob struct {
-	job   Job
-	about jobFacts
-	ended time.Time
-}
-
 // So many jobs are remembered after their end, and for so long: whoever follows one asks soon.
 const (
 	maxPastJobs = 256
@@ -83,15 +76,6 @@ const (
 
 // errGivenUp ends the requests of a user who cancelled the job.
 var errGivenUp = errors.New("the job was cancelled")
-
-// remember keeps what has ended for a while. The caller holds fs.mu.
-func (fs *flights) remember(f *flight) {
-	f.mu.Lock()
-	one := pastJob{job: f.jobLocked(), about: f.about, ended: f.ended}
-	f.mu.Unlock()
-	fs.past = append(fs.past, one)
-	fs.forget()
-}
 
 // forget drops what ended long ago. The caller holds fs.mu.
 func (fs *flights) forget() {
@@ -231,23 +215,20 @@ func (fs *flights) list() []*flight {
 // Follow waits until the job ends, and gives its end; that of one which ended lately at once. progress is called at each
 // change of phase, and not after Follow returned. Who only follows a job does not keep it going.
 func (c *Cache) Follow(ctx context.Context, p Peer, id string, progress func(Progress)) (Job, error) {
-	f, past, err := c.findJob(p, id)
-	if err != nil {
-		return Job{}, err
-	}
-	if f == nil && past.State == JobQueued {
-		f, past, err = c.awaitAnew(ctx, p, *past)
+	f, anew, err := c.findJob(p, id)
+	if err == nil && f == nil {
+		f, anew, err = c.awaitAnew(ctx, p, *anew)
 	}
 	if err != nil {
 		return Job{}, err
 	}
 	if f == nil {
-		return c.toldTo(p, *past), nil
+		return c.toldTo(p, *anew), nil
 	}
 	since := c.now()
 	told := newTelling(progress, since)
 	defer told.end()
-	w := &waiter{uid: p.UID, since: since, tell: told.tell}
+	w := &waiter{asking: asking{uid: p.UID, since: since, tell: told.tell}}
 	f.watch(w, true)
 	defer f.watch(w, false)
 	tick := time.NewTicker(progressEvery)
@@ -276,7 +257,7 @@ func (f *flight) watch(w *waiter, on bool) {
 		f.followed = make(map[*waiter]struct{})
 	}
 	f.followed[w] = struct{}{}
-	if f.phase != "" {
+	if f.phase != "" && !f.over() {
 		w.tell(f.progress(w))
 	}
 }
@@ -329,19 +310,19 @@ func (c *Cache) named(p Peer, ids []string, all bool) (flights []*flight, past [
 		return flights, c.dropAnew(p), nil
 	}
 	for _, id := range ids {
-		f, old, err := c.findJob(p, id)
+		f, anew, err := c.findJob(p, id)
 		switch {
 		case err != nil:
 			return nil, nil, err
-		case f == nil && old.State == JobQueued && !c.Administrator(p):
+		case f != nil && !waits(f.done):
+			past = append(past, c.toldTo(p, f.job()))
+		case !c.Administrator(p) && (f == nil || !f.askedBy(p.UID)):
 			return nil, nil, refusal.New(refusal.NotAllowed, nil, "job %.80q: you did not ask for it", id)
 		case f == nil:
-			if old.State == JobQueued && c.rebuilds.drop(id) {
-				old.State = JobCancelled
+			if c.rebuilds.drop(func(t *task) bool { return t.id == id }) {
+				anew.State = JobCancelled
 			}
-			past = append(past, c.toldTo(p, *old))
-		case !f.askedBy(p.UID) && !c.Administrator(p):
-			return nil, nil, refusal.New(refusal.NotAllowed, nil, "job %.80q: you did not ask for it", id)
+			past = append(past, c.toldTo(p, *anew))
 		default:
 			flights = append(flights, f)
 		}

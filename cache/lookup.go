@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/views"
 )
 
 // search is what a look-up found.
@@ -226,15 +227,21 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 		if err != nil {
 			return nil, c.goneMeanwhile(b.ID, err)
 		}
-		f, err := v.Lease()
+		a, err := leased(b, v)
 		if errors.Is(err, fs.ErrNotExist) && attempt < 3 {
 			// Taken away, or being taken away, between the check and the lease.
 			c.views.Drop(b.ID, v, 0)
 			continue
 		}
-		if err != nil {
-			return nil, err
-		}
-		return &Answer{Build: b, View: f, Path: v.Path(), Graph: v.GraphPath(), view: v}, nil
+		return a, err
 	}
+}
+
+// leased gives a lease on the build's view.
+func leased(b *index.Build, v *views.View) (*Answer, error) {
+	f, err := v.Lease()
+	if err != nil {
+		return nil, err
+	}
+	return &Answer{Build: b, View: f, Path: v.Path(), Graph: v.GraphPath(), view: v}, nil
 }

@@ -33,15 +33,8 @@ func (c *Cache) madeMeanwhile(r *Request, p *plan, rc *runtimeContent, scope str
 	}
 	for i := range builds {
 		if b := &builds[i]; p.exactly(b) && !slices.Contains(r.unserved, b.ID) && c.barred(r, rc, b) == "" {
-			return newMeanwhile(r, p, scope, &compiled{build: b, found: true})
+			return &meanwhile{result: &compiled{build: b, found: true}, about: p.job(r, scope, "asked for")}
 		}
 	}
 	return nil
-}
-
-func newMeanwhile(r *Request, p *plan, scope string, result *compiled) *meanwhile {
-	b := result.build
-	m := &meanwhile{result: result, about: jobFacts{scope: scope}}
-	m.about.Job = Job{ModelName: r.Name, ModelDigest: b.ModelDigest, RequestKey: b.RequestKey, Build: b.BuildKey, EP: p.eps[0].Name, UID: r.Peer.UID, Why: "asked for"}
-	return m
 }

@@ -34,6 +34,23 @@ type memoBook interface {
 	SaveMemo(key, value []byte) error
 }
 
+// recallMemo gives what saveMemo kept.
+func recallMemo[T any](book memoBook, key string) (v T, ok bool) {
+	raw, ok := book.Memo([]byte(key))
+	if !ok || json.Unmarshal(raw, &v) != nil {
+		return *new(T), false
+	}
+	return v, true
+}
+
+func saveMemo(book memoBook, key string, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return book.SaveMemo([]byte(key), raw)
+}
+
 const memoEntries = 1 << 16
 
 func newMemo(book memoBook) *memo { return &memo{book: book} }
@@ -44,8 +61,8 @@ func (m *memo) load(key memoID, kind string) (identity, bool) {
 	if ok {
 		return id, m.complete(id, kind)
 	}
-	raw, ok := m.book.Memo(append([]byte(kind+":"), key[:]...))
-	if !ok || json.Unmarshal(raw, &id) != nil || id.Compiled && id.Reader != readerVersion {
+	id, ok = recallMemo[identity](m.book, kind+":"+string(key[:]))
+	if !ok || id.Compiled && id.Reader != readerVersion {
 		return identity{}, false
 	}
 	m.known.save(e, id, memoEntries)
@@ -61,7 +78,7 @@ func (m *memo) complete(id identity, kind string) bool {
 func (m *memo) save(key memoID, kind string, id identity) {
 	m.known.save(memoEntry{key, kind}, id, memoEntries)
 	// A memo that cannot be saved costs another hashing later, nothing else.
-	_ = m.book.SaveMemo(append([]byte(kind+":"), key[:]...), id.marshal())
+	_ = saveMemo(m.book, kind+":"+string(key[:]), id)
 }
 
 // memoKey gives the key of one file, and whether its times may be believed at all.

@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -221,12 +220,4 @@ func freeDimensions(m *epmodel.Model) []string {
 		}
 	}
 	return sortedKeys(seen)
-}
-
-func (id identity) marshal() []byte {
-	b, err := json.Marshal(id)
-	if err != nil {
-		return nil // cannot happen: plain strings only
-	}
-	return b
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/epmodel"
 )
 
 // original is a job's model in its owner's file. A worker may read it there, without a private copy,
@@ -41,7 +40,7 @@ func (j *job) original(ctx context.Context, spec compilers.Job) *original {
 	}
 	o := &original{file, stamp}
 	spec.ModelFile = o.file
-	m, err := o.read(ctx, j.request.Name)
+	m, err := readModel(ctx, &Request{Name: j.request.Name, Graph: file})
 	if err != nil || len(m.Locations()) > 0 || !opener.TakesOpen(spec) {
 		o.close()
 		return nil // what is wrong with the model its copy tells
@@ -63,14 +62,6 @@ func (c *Cache) knownStamp(r *Request, digest cas.Digest) (cas.Stamp, bool) {
 	}
 	id, ok, err := c.remembered(r, key)
 	return stamp, ok && err == nil && id.Digest == digest
-}
-
-func (o *original) read(ctx context.Context, name string) (*epmodel.Model, error) {
-	src, err := epmodel.FileSource(o.file)
-	if err != nil {
-		return nil, err
-	}
-	return epmodel.Read(ctx, name, src)
 }
 
 // proof reports whether the file has the bytes that were keyed, and had them all the time. The memo's

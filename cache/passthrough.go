@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
-	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 )
 
@@ -45,13 +43,9 @@ const compiledAlready = "the model is compiled already: "
 // passThrough answers for a model that has EPContext nodes already: it is never compiled again. What it says of
 // itself is judged for the caller's runtime, and the application loads its own file.
 func (c *Cache) passThrough(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, phase func(string)) (*Answer, error) {
-	src, err := epmodel.FileSource(r.Graph)
+	m, err := readModel(ctx, r)
 	if err != nil {
-		return nil, refusal.New(refusal.BadModel, err, "model %q", r.Name)
-	}
-	m, err := epmodel.Read(ctx, r.Name, src)
-	if err != nil {
-		return nil, modelError(r, err)
+		return nil, err
 	}
 	compilers.NameSources(m)
 	var sources []string
@@ -166,38 +160,13 @@ type onModel struct {
 // onCopy finds something out with a private copy of the request's model, once for the key, and
 // remembers it as remember does. find goes on when the request that it was begun for leaves.
 func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool,
-	find func(ctx context.Context, graph string) (T, error)) (out T, err error) {
-	if known, ok := recall[T](c.probes, of.key); ok {
-		return known, nil
-	}
-	select {
-	case c.checks <- struct{}{}: // a copy of each model and a process: their number is bounded
-	case <-ctx.Done():
-		return out, ctx.Err()
-	}
-	var copies []modelCopy
-	removeCopy := func() {}
-	remove := func() {
-		removeCopy()
-		<-c.checks
-	}
-	var taken atomic.Bool // set by the one of the two that removes the folder
-	defer func() {
-		if taken.CompareAndSwap(false, true) {
-			remove()
-		}
-	}()
-	if known, ok := c.probes.load(of.key).(T); ok {
-		return known, nil // by another request, meanwhile
-	}
-	if copies, removeCopy, err = c.copied(ctx, of.request, of.record); err != nil {
-		return out, err
-	}
-	return remember(ctx, c.probes, byItself(), "", of.key, false, lasts, func(ctx context.Context) (T, error) {
-		if !taken.CompareAndSwap(false, true) {
-			return out, context.Canceled
-		}
+	find func(ctx context.Context, graph string) (T, error)) (T, error) {
+	return rememberOwn(ctx, c, of.request, of.key, lasts, func(ctx context.Context, r *Request) (out T, err error) {
+		copies, remove, err := c.copied(ctx, r, of.record)
 		defer remove()
+		if err != nil {
+			return out, err
+		}
 		return find(ctx, copies[0].path)
 	})
 }

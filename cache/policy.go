@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/compilers"
@@ -62,9 +64,10 @@ func (c *Cache) policyOf(eps []compilers.EP) Policy {
 			out = p
 			continue
 		}
-		out.Unknown = stricter(out.Unknown, p.Unknown, PolicyServe, PolicyLoadCheck, PolicyRefuse)
-		out.PreferRecompilation = stricter(out.PreferRecompilation, p.PreferRecompilation, PolicyServe, PolicyServeAndRefresh, PolicyRefuse)
-		out.Unsupported = stricter(out.Unsupported, p.Unsupported, PolicyRecompile, PolicyFail)
+		out.Unknown = stricter(out.Unknown, p.Unknown, PolicyLoadCheck, PolicyServe, PolicyLoadCheck, PolicyRefuse)
+		out.PreferRecompilation = stricter(out.PreferRecompilation, p.PreferRecompilation, PolicyServeAndRefresh,
+			PolicyServe, PolicyServeAndRefresh, PolicyRefuse)
+		out.Unsupported = stricter(out.Unsupported, p.Unsupported, PolicyRecompile, PolicyRecompile, PolicyFail)
 		if p.MaxAge > 0 && (out.MaxAge == 0 || p.MaxAge < out.MaxAge) {
 			out.MaxAge = p.MaxAge
 		}
@@ -76,30 +79,10 @@ func (c *Cache) policyOf(eps []compilers.EP) Policy {
 	return out
 }
 
-// stricter gives the one of a and b that comes later in order; what is empty counts as the default, which the caller
-// need not spell out.
-func stricter(a, b string, order ...string) string {
-	rank := func(s string) int {
-		for i, word := range order {
-			if s == word {
-				return i
-			}
-		}
-		return defaultRank(order)
-	}
-	if rank(b) > rank(a) {
+// stricter gives the one of a and b that comes later in order; what is empty counts as usual.
+func stricter(a, b, usual string, order ...string) string {
+	if slices.Index(order, cmp.Or(b, usual)) > slices.Index(order, cmp.Or(a, usual)) {
 		return b
 	}
 	return a
-}
-
-// defaultRank is where the default stands in the order of words.
-func defaultRank(order []string) int {
-	for i, word := range order {
-		switch word {
-		case PolicyLoadCheck, PolicyServeAndRefresh, PolicyRecompile:
-			return i
-		}
-	}
-	return 0
 }

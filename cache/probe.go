@@ -56,16 +56,10 @@ func remember[T any](ctx context.Context, p *probes, who asking, ep, key string,
 		if err != nil {
 			return nil, err
 		}
-		raw, err := json.Marshal(v)
-		if err != nil {
-			return nil, err
+		if p.hold(key, v, lasts(v)); lasts(v) {
+			// Not saved costs a probe at the next start, nothing else.
+			_ = saveMemo(p.book, "probe:"+key, v)
 		}
-		p.hold(key, v, lasts(v))
-		if !lasts(v) {
-			return v, nil
-		}
-		// Not saved costs a probe at the next start, nothing else.
-		_ = p.book.SaveMemo([]byte("probe:"+key), raw)
 		return v, nil
 	})
 	if err != nil {
@@ -79,11 +73,10 @@ func recall[T any](p *probes, key string) (out T, ok bool) {
 	if out, ok = p.load(key).(T); ok {
 		return out, true
 	}
-	if raw, ok := p.book.Memo([]byte("probe:" + key)); ok && json.Unmarshal(raw, &out) == nil {
+	if out, ok = recallMemo[T](p.book, "probe:"+key); ok {
 		p.hold(key, out, true)
-		return out, true
 	}
-	return out, false
+	return out, ok
 }
 
 func (p *probes) load(key string) any {

@@ -35,13 +35,9 @@ func signatureOf(m *epmodel.Model) signature {
 
 // readSignature reads the request's model for it.
 func readSignature(ctx context.Context, r *Request) (signature, error) {
-	src, err := epmodel.FileSource(r.Graph)
+	m, err := readModel(ctx, r)
 	if err != nil {
-		return signature{}, refusal.New(refusal.BadModel, err, "model %q cannot be read", r.Name)
-	}
-	m, err := epmodel.Read(ctx, r.Name, src)
-	if err != nil {
-		return signature{}, modelError(r, err)
+		return signature{}, err
 	}
 	return signatureOf(m), nil
 }

@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -272,27 +271,20 @@ func (c *Cache) disprove(a *against, b *index.Build, text string) {
 	j := Judgement{Verdict: compilers.Unsupported, Source: sourceLoadCheck, Reason: text, At: c.now(), Runtime: a.runtime, firm: true}
 	a.rc.judged.save(b.ID, j, c.settings.Load().judging)
 	c.happened(eventOf(b, EventJudged, "%s for %s: %s", j.Verdict, a.runtime, text))
-	raw, err := json.Marshal(j)
-	if err == nil {
-		err = c.index.SaveMemo(c.disprovedKey(a, b), raw)
-	}
-	if err != nil {
+	if err := saveMemo(c.index, c.disprovedKey(a, b), j); err != nil {
 		c.log.Warn("judgement not kept", "build", b.BuildKey.String(), "error", err) // it is reported again after a restart
 	}
 }
 
 // disproved gives the judgement that a report brought about.
 func (c *Cache) disproved(a *against, b *index.Build) (j Judgement, ok bool) {
-	raw, ok := c.index.Memo(c.disprovedKey(a, b))
-	if !ok || json.Unmarshal(raw, &j) != nil {
-		return Judgement{}, false
-	}
-	j.firm = true
-	return j, true
+	j, ok = recallMemo[Judgement](c.index, c.disprovedKey(a, b))
+	j.firm = ok
+	return j, ok
 }
 
-func (c *Cache) disprovedKey(a *against, b *index.Build) []byte {
-	return []byte("disproved:" + c.probes.key("report", a.rc, b.ID[:]))
+func (c *Cache) disprovedKey(a *against, b *index.Build) string {
+	return "disproved:" + c.probes.key("report", a.rc, b.ID[:])
 }
 
 // tellReport writes down what came of a report, unless that is what came of this user's last one: a flood of reports

@@ -41,9 +41,7 @@ func (c *Cache) resolveDefault(ctx context.Context, r *Request, progress func(st
 		if rc.hasAll(r.EPs) && (!r.StrictORT || r.Runtime.ORTVersion == "" || r.Runtime.ORTVersion == rc.spec.ORTVersion) {
 			return rt, rc, nil
 		}
-		for _, l := range rc.spec.EPs {
-			have = append(have, l.EP)
-		}
+		have = append(have, rc.providers()...)
 	}
 	if last != nil && len(have) == 0 {
 		return nil, nil, last
@@ -68,6 +66,13 @@ func noRuntime(r *Request, have []string) error {
 		return e.WithHint("name the runtime that it will be loaded with (epcachectl: --runtime DIR), or start epcached with --runtime DIR, a folder made by: pip install --no-deps --target DIR onnxruntime onnxruntime-ep-openvino")
 	}
 	return e.WithHint("the registered runtimes have %s; epcachectl probe shows them", strings.Join(have, ", "))
+}
+
+func (rc *runtimeContent) providers() (names []string) {
+	for _, l := range rc.spec.EPs {
+		names = append(names, l.EP)
+	}
+	return names
 }
 
 func (rc *runtimeContent) hasAll(eps []requests.EP) bool {
@@ -110,11 +115,7 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 		return nil, nil, err
 	}
 	if !rc.hasAll(r.EPs) {
-		var have []string
-		for _, l := range rc.spec.EPs {
-			have = append(have, l.EP)
-		}
-		return nil, nil, noRuntime(r, have)
+		return nil, nil, noRuntime(r, rc.providers())
 	}
 	return found, rc, nil
 }

@@ -87,10 +87,6 @@ type places struct {
 	// does, because it could not be admitted instead of these bytes. Guarded by mu.
 	passing int64
 
-	// moved counts what has gone from what is set aside to a build's account, and from leaving to held: who has read the accounts
-	// before, and looks at these after, may have missed it in both. Guarded by mu.
-	moved uint64
-
 	rounds
 
 	wake chan struct{} // asks the collector to look
@@ -138,7 +134,6 @@ func (s *places) leave(disk int64) (done func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.leaving -= disk
-		s.moved++
 	}
 }
 
@@ -203,36 +198,22 @@ func (r *reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 	if err != nil {
 		return true, err
 	}
-	for tries := 1; ; tries++ {
-		s.mu.Lock()
-		moved := s.moved
-		if tries < surveys {
-			s.mu.Unlock()
-		}
-		now, err := r.c.roomNow(ctx)
-		now.mayGo, now.stays = mayGo, stays
-		if tries < surveys {
-			s.mu.Lock()
-		}
-		if err == nil && s.moved != moved && tries < surveys {
-			s.mu.Unlock() // what has gone from one account to another meanwhile may be in none of what was read
-			continue
-		}
-		if err != nil {
-			final = true
-		} else if final, err = s.admit(&now, r, disk, bytes); err == nil {
-			s.reserved += disk - r.disk
-			s.written += min(r.written, disk) - r.counted
-			s.byUser[r.user] += bytes - r.bytes
-			r.disk, r.bytes, r.counted = disk, bytes, min(r.written, disk)
-		}
-		s.mu.Unlock()
+	s.mu.Lock() // while the accounts are read: nothing goes from one to another that was read before
+	defer s.mu.Unlock()
+	now, err := r.c.roomNow(ctx)
+	if err != nil {
+		return true, err
+	}
+	now.mayGo, now.stays = mayGo, stays
+	if final, err := s.admit(&now, r, disk, bytes); err != nil {
 		return final, err
 	}
+	s.reserved += disk - r.disk
+	s.written += min(r.written, disk) - r.counted
+	s.byUser[r.user] += bytes - r.bytes
+	r.disk, r.bytes, r.counted = disk, bytes, min(r.written, disk)
+	return false, nil
 }
-
-// surveys bounds how often the accounts are read before they are read while everybody else waits.
-const surveys = 4
 
 // roomNow is what a decision rests on, besides what is set aside.
 type roomNow struct {
@@ -323,7 +304,6 @@ func (r *reservation) dropUser() {
 		delete(s.byUser, r.user)
 	}
 	r.bytes = 0
-	s.moved++
 }
 
 // release gives the place back. It may be called more than once, and on nil.

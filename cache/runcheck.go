@@ -86,7 +86,10 @@ func (c *Cache) blame(ctx context.Context, a *against, b *index.Build, failed co
 // its own, because the caller may leave before the end, and is bounded as load checks are.
 func rememberOwn[T any](ctx context.Context, c *Cache, r *Request, key string, lasts func(T) bool,
 	find func(context.Context, *Request) (T, error)) (T, error) {
-	var none T
+	none, known := recall[T](c.probes, key)
+	if known {
+		return none, nil
+	}
 	own, err := r.own()
 	if err != nil {
 		return none, err

@@ -235,15 +235,6 @@ func (s *sharing) run(ctx context.Context) {
 	}
 }
 
-// PackNow does at once what is done every ten minutes while the cache is open: it looks at what has come, packs builds that have become
-// cold, and removes unpacked forms that nobody used. It takes its time, for requests come first, as they always do; when packing is PackOff it does nothing.
-// What cannot be done is in the log, and is tried again the next time.
-func (c *Cache) PackNow(ctx context.Context) error {
-	c.sharing.wake()
-	c.sharing.sweep(ctx)
-	return ctx.Err()
-}
-
 // sweep goes over all that there is to do.
 func (s *sharing) sweep(ctx context.Context) {
 	s.sweeping.Lock()
