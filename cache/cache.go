@@ -102,7 +102,6 @@ type Cache struct {
 	attend   *attending
 	evicting sync.Mutex // held by who writes ghosts and removes their builds
 	usages   usages
-	uses     uses
 	flights  flights
 	stream   stream
 	rebuilds rebuilds
@@ -198,7 +197,6 @@ func (c *Cache) open() error {
 	c.failures = failure.NewRemembered(c.now, c.index, c.options.Conditions, c.log)
 	c.reports = newReports(c.now, c.later)
 	c.claims = newClaims(c.now)
-	c.uses.since = make(map[index.BuildID]*use)
 	c.runtimes.register(c.options.Runtimes)
 	c.flights.attend = c.attend
 	c.flights.now, c.flights.costs = c.now, queue.NewCosts(c.index, c.log)
@@ -261,7 +259,6 @@ func (c *Cache) background(ctx context.Context, before map[string][]byte) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			c.flushUses()
 			c.lookAround()
 		case <-machine.C:
 			c.lookAtMachine(ctx)
@@ -281,7 +278,6 @@ func (c *Cache) Close() error {
 	c.gains.work.Wait()
 	err := c.watcher.Close()
 	c.work.Wait()
-	c.flushUses()
 	c.views.Close()
 	return errors.Join(err, c.closeStores(), c.lock.Close())
 }

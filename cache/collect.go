@@ -104,7 +104,6 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 		if plan.yields && c.places.hurry() {
 			return errHurry
 		}
-		c.flushUses()
 		if s := &plan.Steps[next]; s.Action != space.Evict {
 			next++
 			if err := c.shrink(ctx, plan, s); err != nil {
@@ -253,7 +252,6 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 			if ctx.Err() != nil {
 				return false
 			}
-			c.flushUses()
 			done, ok := c.attend.collect(r.ID)
 			why := keptInUse
 			if ok {

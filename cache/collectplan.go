@@ -31,7 +31,6 @@ const MaxTold = 256
 // administrators, else the peer's own builds. What goes in which order, space.Snapshot.Plan says.
 func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collection, error) {
 	began := time.Now()
-	c.flushUses()
 	c.forms.ReadAgain() // else nothing goes
 	b, err := c.bounds()
 	if err != nil {

@@ -68,7 +68,6 @@ func (c *Cache) untilUsed(plan *Collection, s *space.Step) func(context.Context)
 		if plan.yields && c.places.hurry() {
 			return errHurry
 		}
-		c.flushUses()
 		if last, _ := c.index.LastUse(s.ID); last.After(s.Last) {
 			return forms.ErrInUse
 		}

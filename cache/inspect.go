@@ -124,12 +124,6 @@ func (c *Cache) listing(b index.Build) Listing {
 		l.State.Name = index.Current
 	}
 	l.LastUsed, l.Hits = c.index.LastUse(b.ID)
-	c.uses.mu.Lock()
-	if u := c.uses.since[b.ID]; u != nil {
-		l.Hits += u.hits
-		l.LastUsed = u.last
-	}
-	c.uses.mu.Unlock()
 	l.Gain = c.gains.of(b.ID)
 	_, l.Pinned = c.index.Pinned(b.ID)
 	l.Build.Warnings = slices.Concat(b.Warnings, c.gains.warnings(b.ID))
@@ -148,7 +142,6 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) ([]Listing, []str
 	var out []Listing
 	var history []string
 	told := make(map[index.RequestKey]bool)
-	c.flushUses() // when something is done by itself goes by them
 	for _, b := range builds {
 		one := c.listing(b)
 		one.KeptAs, one.KeptText = c.formWord(&b), c.keptAs(&b)
@@ -300,7 +293,6 @@ type Status struct {
 
 // Status counts.
 func (c *Cache) Status(ctx context.Context) (Status, error) {
-	c.flushUses()
 	space, err := c.Space()
 	if err != nil {
 		return Status{}, err

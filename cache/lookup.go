@@ -82,7 +82,7 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 	if err == nil {
 		a.Outcome, a.Compatibility, a.Why = Hit, j, j.Reason
 		found.answer = a
-		c.uses.note(b, c.now())
+		c.used(b)
 		c.freshen(r, p, b, j)
 		return nil
 	}
@@ -100,6 +100,15 @@ func (c *Cache) try(ctx context.Context, r *Request, p *plan, b *index.Build, j 
 	found.why = c.withhold(ctx, b, err)
 	r.unserved = append(r.unserved, b.ID)
 	return nil
+}
+
+// used counts a hit, in memory: the index writes it down within seconds.
+func (c *Cache) used(b *index.Build) {
+	if err := c.index.Use(b.ID, c.now(), 1, b.CompileSeconds); err != nil {
+		c.log.Warn("use not kept", "build", b.ID.String(), "error", err)
+	}
+	c.index.Count("hits", 1)
+	c.index.Count("saved_milliseconds", uint64(b.CompileSeconds*1000))
 }
 
 // freshen wants a build anew that is served and not the best there could be.

@@ -188,11 +188,6 @@ func (c *Cache) byUse(list []ranked) {
 	for i := range list {
 		one := &list[i]
 		one.last, one.hits = c.index.LastUse(one.build)
-		c.uses.mu.Lock()
-		if u := c.uses.since[one.build]; u != nil {
-			one.hits, one.last = one.hits+u.hits, u.last
-		}
-		c.uses.mu.Unlock()
 	}
 	slices.SortFunc(list, func(a, b ranked) int {
 		return cmp.Or(cmp.Compare(b.hits, a.hits), b.last.Compare(a.last), a.since.Compare(b.since))

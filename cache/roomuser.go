@@ -41,7 +41,6 @@ func (c *Cache) mayGoFor(ctx context.Context, r *reservation, bytes int64) (mayG
 func (c *Cache) lookAtRoom(
 	ctx context.Context, uid uint32, builds uint64, enough int64,
 ) (mayGo int64, stays string, err error) {
-	c.flushUses()
 	var own views.OwnFiles
 	var held int64
 	err = c.index.EachBrief(ctx, index.BuildID{}, func(one *index.Brief) error {

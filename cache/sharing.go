@@ -334,7 +334,6 @@ func (s *sharing) unknown(ctx context.Context) ([]cas.Digest, error) {
 
 // pack packs the builds that have not been used for long enough. A blob that a warm build needs as well stays.
 func (s *sharing) pack(ctx context.Context, when packWhen) error {
-	s.c.flushUses() // the latest ones count as well
 	var worth []cas.Digest
 	err := s.c.forms.EachShare(ctx, func(d cas.Digest, found forms.Share) error {
 		if !s.c.forms.DropStale(d, found) && !found.Little {
