@@ -3,7 +3,9 @@ package cache
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -146,4 +148,98 @@ func epNames(eps []requests.EP) string {
 		names[i] = ep.Name
 	}
 	return strings.Join(names, ", ")
+}
+
+// setAside reserves room for what the job will bring, as far as that can be guessed, so that the collector can make it while
+// the compile runs. That there is none yet says nothing: what counts is found out before a byte is stored. To its user's quota a guess does not
+// count: others of the user's would go for what is not kept then.
+func (j *job) setAside(ctx context.Context, about *jobFacts) {
+	if j.scope == "" {
+		return
+	}
+	j.room = &reservation{c: j.c, user: j.request.Peer.UID}
+	disk, _ := needOf(j.c.flights.costs.Output(about.kind()))
+	_ = j.room.resizeTo(ctx, false, disk, 0)
+}
+
+// settle makes the reservation as large as what was compiled, whose files have these sizes, and says why there is no room for it, if there is none.
+func (j *job) settle(ctx context.Context, b *index.Build, out string) (why error) {
+	var sizes []int64
+	j.output = 0
+	for _, f := range b.Files {
+		info, err := os.Lstat(filepath.Join(out, filepath.FromSlash(f.Name)))
+		if err != nil {
+			return err
+		}
+		sizes = append(sizes, info.Size())
+		j.output += info.Size()
+	}
+	if j.c.settings.Load().keepSource == KeepCopy {
+		sizes = append(sizes, j.sourceSizes()...)
+	}
+	j.room.written = writtenOf(b, sizes)
+	return j.room.resize(ctx, true, sizes...)
+}
+
+// writtenOf is what of a compile's result is on the disk already: sizes are those of its files, and then of what is copied.
+func writtenOf(b *index.Build, sizes []int64) (disk int64) {
+	for _, size := range sizes[:min(len(b.Files), len(sizes))] {
+		disk += cas.OnDisk(size)
+	}
+	return disk
+}
+
+// sourceSizes are those of the files that are kept as copies of the source models.
+func (j *job) sourceSizes() (sizes []int64) {
+	for _, f := range j.request.descriptors() {
+		if info, err := f.Stat(); err == nil { // else the copy will tell
+			sizes = append(sizes, info.Size())
+		}
+	}
+	return sizes
+}
+
+// unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
+// application waits for it.
+func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error) {
+	text := "not kept: " + textOf(why)
+	var e *refusal.Error
+	if errors.As(why, &e) && e.Class == refusal.NoSpace && e.Hint != "" {
+		text += "; " + e.Hint
+	}
+	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], text)
+	result, err := c.keepAlone(b, out)
+	if err != nil {
+		return nil, err
+	}
+	result.why = text
+	if storeClass(why) == refusal.NoSpace {
+		c.index.Count("unkept", 1)
+		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
+	} else {
+		c.log.Error("build not stored", "model", b.ModelName, "error", why)
+		c.lookAround()
+	}
+	event := eventOf(b, EventUnkept, "%s", textOf(why))
+	event.scope = event.by // only the user that asked for it hears of it
+	c.happened(event)
+	return result, nil
+}
+
+// textOf is what an error says, without the hint.
+func textOf(err error) string {
+	var e *refusal.Error
+	if errors.As(err, &e) {
+		return e.Text
+	}
+	return err.Error()
+}
+
+// keepAlone makes a view that only those who wait for it now will hold; nothing of it is kept.
+func (c *Cache) keepAlone(b *index.Build, out string) (*compiled, error) {
+	v, err := c.views.Alone(b, out)
+	if err != nil {
+		return nil, storeError(err, b.ModelName)
+	}
+	return &compiled{build: b, alone: v}, nil
 }

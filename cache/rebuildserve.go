@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/index"
@@ -236,4 +237,78 @@ var errSettled = errors.New("settled")
 
 func settled(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", errSettled, fmt.Sprintf(format, args...))
+}
+
+// rebuildLimits are RebuildOptions with the defaults filled in.
+type rebuildLimits struct {
+	off    bool
+	jobs   int
+	share  float64 // seconds of processor time per second and job
+	window window
+}
+
+func (o RebuildOptions) check() (rebuildLimits, error) {
+	l := rebuildLimits{off: o.Off, jobs: o.Jobs, share: o.CPUShare}
+	if l.jobs == 0 {
+		l.jobs = 1
+	}
+	if l.share == 0 {
+		l.share = 0.5
+	}
+	if l.jobs < 0 || !(l.share > 0) {
+		return l, fmt.Errorf("rebuilds: %d jobs with a share of %v of the processor: both have to be above zero", o.Jobs, o.CPUShare)
+	}
+	var err error
+	l.window, err = parseWindow(o.Window)
+	return l, err
+}
+
+// window is a time of day: from begin until end, over midnight where end is not after begin. The zero value is always.
+type window struct {
+	begin, end time.Duration // since midnight, by the clock on the wall
+}
+
+func parseWindow(text string) (window, error) {
+	if text == "" {
+		return window{}, nil
+	}
+	from, to, ok := strings.Cut(text, "-")
+	begin, err := timeOfDay(from)
+	if err == nil && ok {
+		var end time.Duration
+		if end, err = timeOfDay(to); err == nil {
+			return window{begin, end}, nil
+		}
+	}
+	return window{}, fmt.Errorf("rebuilds: window %q is not of the form 22:00-06:00", text)
+}
+
+func timeOfDay(text string) (time.Duration, error) {
+	t, err := time.Parse("15:04", strings.TrimSpace(text))
+	if err != nil {
+		return 0, err
+	}
+	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute, nil
+}
+
+// opens says how long it is until the window is open; 0: it is. Days that are longer or shorter because the clocks
+// were changed are taken as the clocks show them.
+func (w window) opens(now time.Time) time.Duration {
+	if w.begin == w.end {
+		return 0
+	}
+	clock := time.Duration(now.Hour())*time.Hour + time.Duration(now.Minute())*time.Minute + time.Duration(now.Second())*time.Second
+	open := clock >= w.begin && clock < w.end
+	if w.end < w.begin {
+		open = clock >= w.begin || clock < w.end
+	}
+	if open {
+		return 0
+	}
+	y, m, d := now.Date()
+	begin := time.Date(y, m, d, int(w.begin/time.Hour), int(w.begin%time.Hour/time.Minute), 0, 0, now.Location())
+	if !begin.After(now) {
+		begin = time.Date(y, m, d+1, begin.Hour(), begin.Minute(), 0, 0, now.Location())
+	}
+	return max(begin.Sub(now), time.Second)
 }
