@@ -183,18 +183,13 @@ func TestLibraryIsLinkedElsewhereWhileItIsHashed(t *testing.T) {
 	b := newBench(t)
 	app := b.application(stranger, "7.1")
 	owner := b.cache.reports.owners.of(stranger)
-	leave, err := b.cache.reading.enter(b.Context(), owner, nil) // its libraries are hashed afterwards
+	leave, err := b.cache.reading.Lock(b.Context(), owner) // its libraries are hashed afterwards
 	require.NoError(t, err)
 	path := app.spec.EPs[0].Path
 	linked := make(chan error, 1)
 	go func() {
 		defer leave()
-		waits := func() bool {
-			b.cache.reading.mu.Lock()
-			defer b.cache.reading.mu.Unlock()
-			return b.cache.reading.tracks[owner].users == 2
-		}
-		for !waits() && b.Context().Err() == nil {
+		for b.cache.reading.Users(owner) < 2 && b.Context().Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		linked <- os.Link(path, filepath.Join(filepath.Dir(app.folder), "another environment"))

@@ -40,6 +40,16 @@ func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	}
 }
 
+// Users returns how many callers hold the key's lock or wait for it.
+func (l *Locks[K]) Users(key K) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if one := l.inUse[key]; one != nil {
+		return one.users
+	}
+	return 0
+}
+
 func (l *Locks[K]) leave(key K, one *lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
