@@ -169,7 +169,11 @@ func Open(dir string, o Options) (*Cache, error) {
 func (c *Cache) open() error {
 	var err error
 	if c.index, err = index.Open(c.dir, index.Options{FS: c.options.fs, Log: c.log,
-		Heard: c.stream.add, Disk: c.diskBytes, Making: c.indexMaking, Broken: c.indexBroken}); err != nil {
+		Heard: c.stream.add, Disk: c.diskBytes, Making: c.indexMaking, Broken: func(err *index.BrokenError) {
+			if c.options.Broken != nil {
+				c.options.Broken(err)
+			}
+		}}); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
 	if c.cas, err = cas.Open(c.dir, cas.Options{FS: c.options.fs, Stamps: c.index.Stamps()}); err != nil {
@@ -218,12 +222,6 @@ func (c *Cache) open() error {
 func (c *Cache) indexMaking(builds uint64, percent int) {
 	if c.options.Opening != nil {
 		c.options.Opening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%", builds, percent))
-	}
-}
-
-func (c *Cache) indexBroken(err *index.BrokenError) {
-	if c.options.Broken != nil {
-		c.options.Broken(err)
 	}
 }
 

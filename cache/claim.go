@@ -174,18 +174,18 @@ func (cl *claim) during(ctx context.Context) (context.Context, context.CancelFun
 // claims are those that are held, and who wants one.
 type claims struct {
 	limiter limiter
-	puts    keyed.Locks[uint32] // one of each owner's is put at a time: files may take for ever to read
+	past    memory[string, pastClaim] // that ended, by id
+	puts    keyed.Locks[uint32]       // one of each owner's is put at a time: files may take for ever to read
 
 	mu     sync.Mutex
 	open   map[string]*claim        // by id; guarded by mu
-	past   []pastClaim              // that ended lately, oldest first; guarded by mu
 	asking map[flightKey][]*claimer // in order; guarded by mu
 }
 
 // pastClaim tells its holder why a put comes too late.
 type pastClaim struct {
-	id, why string
-	uid     uint32
+	why string
+	uid uint32
 }
 
 // claimer is a request that wants a claim.
@@ -274,10 +274,7 @@ func (cs *claims) remove(cl *claim) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.open, cl.ID)
-	if len(cs.past) >= maxPastClaims {
-		cs.past = append(cs.past[:0:0], cs.past[maxPastClaims/2:]...)
-	}
-	cs.past = append(cs.past, pastClaim{cl.ID, why, cl.request.Peer.UID})
+	cs.past.save(cl.ID, pastClaim{why, cl.request.Peer.UID}, maxPastClaims)
 }
 
 // find gives a claim to the user whose it is. Others are not told that there is one.
@@ -290,10 +287,8 @@ func (cs *claims) find(p Peer, id string) (*claim, error) {
 			return cl, nil
 		}
 	}
-	for _, past := range cs.past {
-		if past.id == id && past.uid == p.UID {
-			why = past.why
-		}
+	if past, ok := cs.past.load(id); ok && past.uid == p.UID {
+		why = past.why
 	}
 	e := refusal.New(refusal.NotFound, nil, "no claim %.80q of yours", id).WithHint("ask for the model again with on_miss claim: claims end with their connection, and with the daemon")
 	if why != "" {

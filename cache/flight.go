@@ -75,10 +75,8 @@ type flight struct {
 // waiter is one request's part in a flight.
 type waiter struct {
 	asking
-	out   chan struct{} // closed when its user gave the job up; nil for who only looks on
-	given bool          // it is; guarded by flight.mu
-
-	counted bool // the build is kept from the collector until it has it; guarded by flight.mu
+	giveUp  context.CancelFunc // ends the wait; nil for who only looks on
+	counted bool               // the build is kept from the collector until it has it; guarded by flight.mu
 }
 
 // maxAskers bounds the users who are remembered with a job.
@@ -98,7 +96,9 @@ type asking struct {
 // join enters the flight for the key, starting it with what prepare gives if there is none, and waits for its result.
 // When the last one leaves it is cancelled, unless it is to be kept. first says whether this call began it.
 func (fs *flights) join(ctx context.Context, key flightKey, who asking, prepare func() (runner, error)) (result *compiled, first bool, err error) {
-	w := &waiter{asking: who, out: make(chan struct{})}
+	waiting, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	w := &waiter{asking: who, giveUp: giveUp}
 	f, first, err := fs.find(key, who, w, prepare)
 	if err != nil {
 		return nil, first, err
@@ -110,12 +110,9 @@ func (fs *flights) join(ctx context.Context, key flightKey, who asking, prepare 
 		case <-f.done:
 			f.leave(w)
 			return f.result, first, f.err
-		case <-ctx.Done():
+		case <-waiting.Done():
 			f.giveUp(w)
-			return nil, first, ctx.Err()
-		case <-w.out:
-			f.giveUp(w)
-			return nil, first, errGivenUp
+			return nil, first, cmp.Or(ctx.Err(), errGivenUp)
 		case <-tick.C:
 			f.tellOne(w)
 		}

@@ -357,10 +357,7 @@ func (c *Cache) giveUp(p Peer, f *flight) (ends bool, held *claim) {
 			left++
 			continue
 		}
-		if !w.given {
-			w.given = true
-			close(w.out)
-		}
+		w.giveUp()
 	}
 	delete(f.kept, p.UID)
 	if everybody {

@@ -29,17 +29,24 @@ type machineState struct {
 
 	looking sync.Mutex // held for a whole look; taken before mu
 
-	mu       sync.Mutex
-	sources  []DriverSource // replaced as a whole; guarded by mu
-	versions []string       // of the sources' drivers, "" where there is none; guarded by mu
-	errs     []error        // why a source could not be read at the last look; guarded by mu
+	mu      sync.Mutex
+	drivers []driver // replaced as a whole; guarded by mu
+}
+
+// driver is a source of a driver's version as it was last read.
+type driver struct {
+	DriverSource
+	version string // "" where there is none
+	err     error  // why it could not be read at the last look
 }
 
 // machineEvery is how often the machine is looked at where nothing tells of a change.
 const machineEvery = time.Minute
 
 func newMachine(sources []DriverSource) *machineState {
-	return &machineState{sources: sources, versions: make([]string, len(sources)), errs: make([]error, len(sources)), seen: make(chan struct{})}
+	m := &machineState{seen: make(chan struct{})}
+	m.setSources(sources)
+	return m
 }
 
 // now waits for the first look: a command that tells a driver's version may take its time.
@@ -55,27 +62,28 @@ func (m *machineState) now() machine {
 func (m *machineState) setSources(sources []DriverSource) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if slices.EqualFunc(m.sources, sources, DriverSource.equal) {
+	if slices.EqualFunc(m.drivers, sources, driver.isOf) {
 		return false
 	}
-	versions, errs := make([]string, len(sources)), make([]error, len(sources))
+	drivers := make([]driver, len(sources))
 	for i, s := range sources {
-		if old := slices.IndexFunc(m.sources, s.equal); old >= 0 {
-			versions[i], errs[i] = m.versions[old], m.errs[old]
+		drivers[i].DriverSource = s
+		if old := slices.IndexFunc(m.drivers, func(d driver) bool { return d.isOf(s) }); old >= 0 {
+			drivers[i] = m.drivers[old]
 		}
 	}
-	m.sources, m.versions, m.errs = sources, versions, errs
+	m.drivers = drivers
 	return true
 }
 
-func (s DriverSource) equal(o DriverSource) bool {
-	return s.EP == o.EP && s.File == o.File && s.Module == o.Module && slices.Equal(s.Command, o.Command)
+func (d driver) isOf(s DriverSource) bool {
+	return d.EP == s.EP && d.File == s.File && d.Module == s.Module && slices.Equal(d.Command, s.Command)
 }
 
-func (m *machineState) where() []DriverSource {
+func (m *machineState) known() []driver {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.sources
+	return m.drivers
 }
 
 // look reads the drivers' versions and the machine's stamp, and says what is different from the last time. A source that
@@ -83,29 +91,30 @@ func (m *machineState) where() []DriverSource {
 func (m *machineState) look(ctx context.Context) (changes []string) {
 	m.looking.Lock() // so that the later reading is kept
 	defer m.looking.Unlock()
-	sources := m.where()
-	versions, errs := make([]string, len(sources)), make([]error, len(sources))
-	for i, s := range sources {
-		versions[i], errs[i] = s.read(ctx)
+	drivers := slices.Clone(m.known())
+	for i := range drivers {
+		d := &drivers[i]
+		d.version, d.err = d.read(ctx)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := m.current.Load()
-	if !slices.EqualFunc(sources, m.sources, DriverSource.equal) {
+	if !slices.EqualFunc(drivers, m.drivers, func(d, now driver) bool { return d.isOf(now.DriverSource) }) {
 		if before == nil {
 			m.first(m.stamp()) // nobody waits for the next look, which whoever set the others takes
 		}
 		return nil
 	}
-	for i, old := range m.versions {
-		if errs[i] != nil {
-			versions[i] = old
+	for i, old := range m.drivers {
+		d := &drivers[i]
+		if d.err != nil {
+			d.version = old.version
 		}
-		if before != nil && old != versions[i] {
-			changes = append(changes, fmt.Sprintf("driver version of %s: %q, was %q", sources[i], versions[i], old))
+		if before != nil && old.version != d.version {
+			changes = append(changes, fmt.Sprintf("driver version of %s: %q, was %q", d, d.version, old.version))
 		}
 	}
-	m.versions, m.errs = versions, errs
+	m.drivers = drivers
 	after := m.stamp()
 	if before == nil {
 		m.first(after)
@@ -122,8 +131,8 @@ func (m *machineState) look(ctx context.Context) (changes []string) {
 func (m *machineState) stamp() machine {
 	own := machineStamp()
 	b := bytes.NewBuffer(own[:])
-	for i, v := range m.versions {
-		fmt.Fprintf(b, "%s\x00%s\x00", m.sources[i], v)
+	for _, d := range m.drivers {
+		fmt.Fprintf(b, "%s\x00%s\x00", d, d.version)
 	}
 	return digestOf(b.Bytes())
 }
@@ -135,11 +144,9 @@ func (m *machineState) first(now machine) {
 
 // unreadable tells which sources could not be read at the last look.
 func (m *machineState) unreadable() (errs []error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i, err := range m.errs {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", m.sources[i], err))
+	for _, d := range m.known() {
+		if d.err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", d, d.err))
 		}
 	}
 	return errs
@@ -152,11 +159,9 @@ func (m *machineState) driver(ep string, mark compilers.Fingerprint) (version, s
 		return mark.DriverVersion, "device metadata"
 	}
 	<-m.seen
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i, s := range m.sources {
-		if (s.EP == "" || s.EP == ep) && m.versions[i] != "" {
-			return m.versions[i], s.String()
+	for _, d := range m.known() {
+		if (d.EP == "" || d.EP == ep) && d.version != "" {
+			return d.version, d.String()
 		}
 	}
 	return "", ""
@@ -165,7 +170,7 @@ func (m *machineState) driver(ep string, mark compilers.Fingerprint) (version, s
 // files are what can be watched for a change of a driver.
 func (m *machineState) files() []string {
 	var out []string
-	for _, s := range m.where() {
+	for _, s := range m.known() {
 		if p := s.path(); p != "" {
 			out = append(out, p)
 		}

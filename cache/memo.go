@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"os"
 
@@ -117,7 +118,7 @@ func appendStamp(b []byte, s cas.Stamp) []byte {
 }
 
 func appendInt(b []byte, v uint64) []byte {
-	return append(b, byte(v), byte(v>>8), byte(v>>16), byte(v>>24), byte(v>>32), byte(v>>40), byte(v>>48), byte(v>>56))
+	return binary.LittleEndian.AppendUint64(b, v)
 }
 
 func digestOf(b []byte) [32]byte { return blake3.Sum256(b) }
