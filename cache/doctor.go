@@ -144,7 +144,7 @@ func againstEP(rc *runtimeContent, facts compilers.Facts, name string) (*against
 		return nil, err
 	}
 	eps, err := resolveEPs([]requests.EP{ep}, []requests.RecordEP{{Name: name, Devices: requests.Devices(devices)}}, rc)
-	return &against{rc: rc, eps: eps}, err
+	return (&plan{eps: eps}).against("", rc), err
 }
 
 // adviseUnusable is for a runtime that cannot even be asked.

@@ -12,7 +12,6 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
-	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/rules"
 )
 
@@ -40,22 +39,14 @@ const (
 
 // against is what a build is judged against: a runtime, with the execution providers and options of a request.
 type against struct {
-	runtime  string
-	rc       *runtimeContent
-	eps      []compilers.EP
-	marks    fingerprints
-	facts    []index.EPFacts // of what would be made now
-	buildKey index.BuildKey  // likewise
-	request  requests.Record
-	seen     [32]byte // digest of marks and drivers
-
-	onModel bool     // an execution provider takes none of the tiny models
+	*plan
+	runtime string
+	rc      *runtimeContent
 	model   *Request // a request that has its models with it, for controls; nil: there is none
 }
 
 func (p *plan) against(rt string, rc *runtimeContent) *against {
-	return &against{runtime: rt, rc: rc, eps: p.eps, marks: p.marks, facts: p.facts,
-		buildKey: p.buildKey, request: p.canonical, seen: p.seen, onModel: p.onModel}
+	return &against{plan: p, runtime: rt, rc: rc}
 }
 
 // key is for what is remembered of a judgement. It covers all that a probe can notice, such as
@@ -380,16 +371,16 @@ func (c *Cache) tryView(ctx context.Context, a *against, b *index.Build,
 
 // checkJob loads a graph as an application would that asked for what is judged.
 func (a *against) checkJob(graph, level string) compilers.CheckJob {
-	return compilers.CheckJob{Runtime: a.rc.spec, EPs: a.eps, Graph: graph, SessionOptions: a.request.SessionOptions,
+	return compilers.CheckJob{Runtime: a.rc.spec, EPs: a.eps, Graph: graph, SessionOptions: a.canonical.SessionOptions,
 		GraphOptimizationLevel: level}
 }
 
 // checkJobOf loads a build from its view: a group's graphs together, in order.
 func (a *against) checkJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 	graph := filepath.Join(view.Path, filepath.FromSlash(view.Graph))
-	job := a.checkJob(graph, cmp.Or(b.GraphOptimizationLevel, loadLevel(a.request.GraphOptimizationLevel)))
+	job := a.checkJob(graph, cmp.Or(b.GraphOptimizationLevel, loadLevel(a.canonical.GraphOptimizationLevel)))
 	for i := range b.Members {
-		job.SessionOptions = sharingOptions(a.request.SessionOptions)
+		job.SessionOptions = sharingOptions(a.canonical.SessionOptions)
 		if i > 0 {
 			job.Share = append(job.Share, filepath.Join(filepath.Dir(graph), filepath.FromSlash(b.Members[i].Graph)))
 		}
@@ -401,13 +392,13 @@ func (a *against) checkJobOf(b *index.Build, view *Answer) compilers.CheckJob {
 // the others.
 func (a *against) checkJobAlone(b *index.Build, view *Answer) compilers.CheckJob {
 	job := a.checkJobOf(b, view)
-	job.SessionOptions = a.request.SessionOptions
+	job.SessionOptions = a.canonical.SessionOptions
 	return job
 }
 
 // spelled is the request but for its model.
 func (a *against) spelled() []byte {
-	r := a.request
+	r := a.canonical
 	r.Model = cas.Digest{}
 	return r.Encode()
 }

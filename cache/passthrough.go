@@ -143,8 +143,8 @@ func (j Judgement) ofString() string {
 
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
 func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
-	key := a.key(c, "own", append(a.request.Model[:], a.spelled()...))
-	of := onModel{r, a.request, key}
+	key := a.key(c, "own", append(a.canonical.Model[:], a.spelled()...))
+	of := onModel{r, a.canonical, key}
 	return onCopy(ctx, c, of, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
 	})

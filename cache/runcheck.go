@@ -59,20 +59,20 @@ func (c *Cache) blame(ctx context.Context, a *against, b *index.Build, failed co
 	}
 	member := failed.Member
 	if len(b.Members) > 0 && a.model.models() == 1 {
-		if b.Members[member].ModelDigest != a.request.Model {
+		if b.Members[member].ModelDigest != a.canonical.Model {
 			return notRun("another model of its group does not run on zeros: " + failed.Text), nil
 		}
 		member = 0
 	}
-	copies, remove, err := c.copied(ctx, a.model, a.request)
+	copies, remove, err := c.copied(ctx, a.model, a.canonical)
 	defer remove()
 	if err != nil {
 		return failed, err
 	}
-	source := a.checkJob(copies[member].path, loadLevel(a.request.GraphOptimizationLevel))
+	source := a.checkJob(copies[member].path, loadLevel(a.canonical.GraphOptimizationLevel))
 	source.Zeros = free
-	source.FreeDimensions = a.request.FreeDimensions
-	source.FreeDimensionsByDenotation = a.request.FreeDimensionsByDenotation
+	source.FreeDimensions = a.canonical.FreeDimensions
+	source.FreeDimensionsByDenotation = a.canonical.FreeDimensionsByDenotation
 	load := func() (compilers.CheckResult, error) { return c.compiler.Check(ctx, source) }
 	ran, err := still(a.rc, load)
 	if err != nil || ran.Outcome == compilers.Passed {
