@@ -143,7 +143,6 @@ func (c *Cache) unmoved(a *Answer, r *Request, rc *runtimeContent) error {
 	return errors.Join(refusal.New(refusal.Busy, errMoving, "model %q: the runtime's libraries changed meanwhile", r.Name).WithHint("ask again when the update is done"), a.View.Close())
 }
 
-// answer is for a runtime with certain contents.
 func (c *Cache) answer(ctx context.Context, r *Request, id identity, rt *runtime, rc *runtimeContent, t *telling, phase func(string)) (*Answer, error) {
 	if id.Compiled {
 		return c.answerCompiled(ctx, ownArtefact{r, id, rt, rc, t, phase})

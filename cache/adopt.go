@@ -22,7 +22,6 @@ type ownArtefact struct {
 	phase func(string)
 }
 
-// adopts tells whether a compiled model is to be kept.
 func (r *Request) adopts() bool { return r.Adopt && r.tooLarge == "" }
 
 // boundAdoption notes that a request brings more than may be put. Its files are not read then,
@@ -125,7 +124,6 @@ func (c *Cache) adoptNow(ctx context.Context, o ownArtefact, p *plan) (*Answer, 
 	return a, "", nil
 }
 
-// readModel reads the request's graph.
 func readModel(ctx context.Context, r *Request) (*epmodel.Model, error) {
 	src, err := epmodel.FileSource(r.Graph)
 	if err != nil {

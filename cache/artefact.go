@@ -11,13 +11,13 @@ import (
 )
 
 // readArtefacts reads the compiled graph, or those of a group in order, and checks that every file which they, or one of
-// their context binaries, refer to is among the result's. EPs check nothing of that when they load.
-func readArtefacts(ctx context.Context, out string, result compilers.Result) ([]*epmodel.Model, error) {
+// their context binaries, refer to is among the result's. EPs check nothing of that when they load. used are these files.
+func readArtefacts(ctx context.Context, out string, result compilers.Result) (models []*epmodel.Model, used map[string]bool, err error) {
 	sizes := make(map[string]int64, len(result.Files))
 	for _, name := range result.Files {
 		info, err := os.Stat(filepath.Join(out, filepath.FromSlash(name)))
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		sizes[name] = info.Size()
 	}
@@ -25,11 +25,42 @@ func readArtefacts(ctx context.Context, out string, result compilers.Result) ([]
 	if len(graphs) == 0 {
 		graphs = []string{result.Graph}
 	}
-	var models []*epmodel.Model
-	for _, name := range graphs {
-		m, err := readCompiled(ctx, out, name, sizes)
+	used = make(map[string]bool)
+	note := func(refs []epmodel.Reference) {
+		for _, r := range refs {
+			used[r.File()] = true
+		}
+	}
+	binary := func(name string, bin epmodel.Source) error {
+		refs, err := epmodel.BinaryReferences(name, bin)
 		if err != nil {
-			return nil, err
+			return err
+		}
+		note(refs)
+		return epmodel.ValidateReferences(name, refs, sizes)
+	}
+	opened := openFiles{}
+	defer opened.close()
+	for _, name := range graphs {
+		graph, err := opened.source(filepath.Join(out, name))
+		if err != nil {
+			return nil, nil, err
+		}
+		m, err := epmodel.Read(ctx, name, graph)
+		if err == nil {
+			err = epmodel.Validate(m, sizes)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		compilers.NameSources(m)
+		note(m.Sidecars())
+		for _, node := range m.Contexts {
+			if node.Inline.Length > 0 {
+				if err := binary(name, node.Open(graph)); err != nil {
+					return nil, nil, err
+				}
+			}
 		}
 		models = append(models, m)
 	}
@@ -37,59 +68,13 @@ func readArtefacts(ctx context.Context, out string, result compilers.Result) ([]
 		if slices.Contains(graphs, name) {
 			continue
 		}
-		if err := checkSidecar(out, name, sizes); err != nil {
-			return nil, err
+		bin, err := opened.source(filepath.Join(out, filepath.FromSlash(name)))
+		if err == nil {
+			err = binary(name, bin)
+		}
+		if err != nil {
+			return nil, nil, err
 		}
 	}
-	return models, nil
-}
-
-// readCompiled is readArtefacts for one graph, but for what is beside it.
-func readCompiled(ctx context.Context, out, name string, sizes map[string]int64) (*epmodel.Model, error) {
-	f, err := os.Open(filepath.Join(out, name))
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	graph, err := epmodel.FileSource(f)
-	if err != nil {
-		return nil, err
-	}
-	m, err := epmodel.Read(ctx, name, graph)
-	if err != nil {
-		return nil, err
-	}
-	if err := epmodel.Validate(m, sizes); err != nil {
-		return nil, err
-	}
-	compilers.NameSources(m)
-	for _, node := range m.Contexts {
-		if node.Inline.Length > 0 {
-			if err := checkBinary(name, node.Open(graph), sizes); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return m, nil
-}
-
-func checkSidecar(out, name string, sizes map[string]int64) error {
-	f, err := os.Open(filepath.Join(out, filepath.FromSlash(name)))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	src, err := epmodel.FileSource(f)
-	if err != nil {
-		return err
-	}
-	return checkBinary(name, src, sizes)
-}
-
-func checkBinary(name string, bin epmodel.Source, sizes map[string]int64) error {
-	refs, err := epmodel.BinaryReferences(name, bin)
-	if err != nil {
-		return err
-	}
-	return epmodel.ValidateReferences(name, refs, sizes)
+	return models, used, nil
 }

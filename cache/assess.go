@@ -99,7 +99,6 @@ func (c *Cache) summary(facts *RuntimeFacts) probed {
 	return out
 }
 
-// libraries are the digests of the EP libraries.
 func (p *probed) libraries() map[string]string {
 	out := make(map[string]string, len(p.EPs))
 	for name, ep := range p.EPs {

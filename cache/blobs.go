@@ -61,10 +61,9 @@ func (c *Cache) unpackElsewhere() (folder string, apart bool, err error) {
 	return folder, here.Dev != there.Dev, nil
 }
 
-// blobOwner is the cache as those know it who change the forms of blobs.
+// blobOwner is the cache as package forms knows it: it implements forms.Owner.
 type blobOwner struct{ c *Cache }
 
-// Needed is forms.Owner's.
 func (o blobOwner) Needed(d cas.Digest) (bool, error) {
 	if !o.c.index.Complete() {
 		return true, nil // there are builds that cannot be read, and nobody knows what they need
@@ -82,7 +81,6 @@ func (o blobOwner) InHand(d cas.Digest) bool {
 	return err != nil || slices.ContainsFunc(ids, func(id index.BuildID) bool { return o.c.attend.busy(id) || o.c.hasView(id) })
 }
 
-// MayTake is forms.Owner's.
 func (o blobOwner) MayTake(d cas.Digest) (func(from cas.Digest) (bool, error), error) {
 	own, err := o.c.reachOf(d)
 	return func(from cas.Digest) (bool, error) {
@@ -98,10 +96,8 @@ func (o blobOwner) Reserve(ctx context.Context, disk, instead int64) (release fu
 	return place.release, err
 }
 
-// Shrinks is forms.Owner's.
 func (o blobOwner) Shrinks(disk int64) (done func()) { return o.c.places.shrinks(disk) }
 
-// Fits is forms.Owner's.
 func (o blobOwner) Fits(folder, what string, size, instead int64) error {
 	free, err := cas.FreeBytes(folder)
 	if err != nil {

@@ -218,7 +218,6 @@ func (c *Cache) open() error {
 	return nil
 }
 
-// indexMaking passes on how far the index is.
 func (c *Cache) indexMaking(builds uint64, percent int) {
 	if c.options.Opening != nil {
 		c.options.Opening(fmt.Sprintf("the index is being made from the manifests: %d builds, %d %%", builds, percent))

@@ -111,7 +111,6 @@ func (cl *claim) finishUpTo(latest claimState, text string, code int32) bool {
 	return true
 }
 
-// deliver ends the claim with its build.
 func (cl *claim) deliver(result *compiled) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
@@ -268,7 +267,6 @@ func (cs *claims) grant(key flightKey, give func(*claimer) *claim) *claim {
 	return cl
 }
 
-// remove forgets a claim that is over.
 func (cs *claims) remove(cl *claim) {
 	why := cl.overWhy()
 	cs.mu.Lock()

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -81,10 +82,8 @@ func (o *outsider) give(a *claimer, f *flight, last *claimEnd) *claim {
 // name is what the files of a build begin with: names are part of what is compiled, so it is made from the key.
 func (p *plan) name() string { return hex.EncodeToString(p.buildKey[:8]) }
 
-// output is the graph's name.
 func (p *plan) output() string { return p.name() + "_ctx.onnx" }
 
-// await waits for the end of a claim.
 func (o *outsider) await(ctx context.Context, cl *claim) (*compiled, *claimEnd) {
 	select {
 	case <-cl.lasts.Done():
@@ -330,11 +329,8 @@ func (cl *claim) stillOpen() error {
 			continue
 		}
 		gone, err := unlinked(l.File)
-		if err != nil {
-			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
-		}
-		now, err := cas.StampOf(l.File)
-		if err != nil {
+		now, err2 := cas.StampOf(l.File)
+		if err = cmp.Or(err, err2); err != nil {
 			return &os.PathError{Op: "stat", Path: l.Path, Err: err}
 		}
 		if gone || now.Size != cl.libraries[l.EP].Size || now.Mtime != cl.libraries[l.EP].Mtime {

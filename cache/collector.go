@@ -126,7 +126,7 @@ func (c *Cache) aboveBounds(ctx context.Context, waits bool) (bool, error) {
 	return false, err
 }
 
-// above tells whether something has to go, but for users' quotas: what their users store is byUser. What waits for room counts with the floor, which
+// above tells whether something has to go, but for users' quotas: what their users store is byUser. What reservations lack counts with the floor, which
 // nothing may go below; within its budget the store takes one more without anything going.
 func (s *places) above(
 	b *bounds, now *account, waits bool,

@@ -128,7 +128,6 @@ type conversion struct {
 	folder  string
 }
 
-// convertOnce converts, or waits for whoever does.
 func (c *Cache) convertOnce(ctx context.Context, r *Request, id identity, p *plan, rc *runtimeContent, from *index.Build) (*compiled, error) {
 	scope, _ := c.scopes(r, id)
 	if scope != "" && from.Scope != "shared" {
@@ -219,7 +218,7 @@ func (v *conversion) made() (*index.Build, error) {
 
 // check validates what was written, loads it in a process of its own, and gives the build's record.
 func (v *conversion) check(ctx context.Context, files []string) (*index.Build, error) {
-	models, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.plan.output(), Files: files})
+	models, _, err := readArtefacts(ctx, v.folder, compilers.Result{Graph: v.plan.output(), Files: files})
 	if err != nil {
 		return nil, err
 	}

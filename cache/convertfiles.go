@@ -76,12 +76,7 @@ func (v *conversion) copyRest(m *epmodel.Model, from string) ([]string, error) {
 		if done[f.Name] {
 			continue
 		}
-		r, err := os.Open(filepath.Join(from, filepath.FromSlash(f.Name)))
-		if err != nil {
-			return nil, err
-		}
-		err = copyPrivate(r, v.path(f.Name))
-		if err = errors.Join(err, r.Close()); err != nil {
+		if err := copyPath(filepath.Join(from, filepath.FromSlash(f.Name)), v.path(f.Name)); err != nil {
 			return nil, err
 		}
 		names = append(names, f.Name)

@@ -80,11 +80,7 @@ func (j *job) addDimensions(r *Request, m *epmodel.Model) {
 			j.open = append(j.open, d)
 		}
 	}
-	for _, in := range m.Inputs {
-		for _, d := range in.Shape {
-			j.dimensions = append(j.dimensions, d.Param)
-		}
-	}
+	j.dimensions = append(j.dimensions, freeDimensions(m)...)
 }
 
 // fixedInVain lists the dimensions that the request fixes and no input of the models has: ONNX Runtime says nothing of them.

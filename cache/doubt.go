@@ -88,7 +88,6 @@ func (ds *doubts) holds(id index.BuildID, uid uint32) string {
 	return d.why
 }
 
-// drop ends a user's doubt.
 func (ds *doubts) drop(id index.BuildID, uid uint32) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()

@@ -246,12 +246,12 @@ func (c *Cache) control(ctx context.Context, a *against) (string, error) {
 		if a.model == nil {
 			return "", nil // there is nothing to try it with, so what happened is believed
 		}
-		copies, remove, err := c.copied(ctx, a.model, a.canonical)
+		j, remove, err := c.copied(ctx, a.model, a.canonical)
 		defer remove()
 		if err != nil {
 			return "", err
 		}
-		own = ownJob(a.canonical, copies[0].path)
+		own = ownJob(a.canonical, j.copies[0].path)
 	}
 	folder, remove, err := c.stage("control-")
 	if err != nil {

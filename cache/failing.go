@@ -88,7 +88,6 @@ func (j *job) compileTwice(ctx context.Context, spec compilers.Job, phase func(s
 	return result, err
 }
 
-// emptied removes what a worker left in its folder.
 func emptied(folder string) error {
 	entries, err := os.ReadDir(folder)
 	for _, e := range entries {

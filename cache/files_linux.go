@@ -32,7 +32,6 @@ func stampThrough(dir int, name string) (cas.Stamp, error) {
 	}, nil
 }
 
-// duplicate gives a second descriptor of an open file.
 func duplicate(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {

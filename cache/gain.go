@@ -50,7 +50,6 @@ func (g Gain) Loses() bool {
 	return g.SourceLoad > 0 && g.Load > gainRatio*g.SourceLoad && g.Load > g.SourceLoad+gainMargin
 }
 
-// warning says so.
 func (g Gain) warning() string {
 	return fmt.Sprintf("compiling gained nothing: the compiled model takes %.3f s of processor "+
 		"time to load, the source model %.3f s", g.Load, g.SourceLoad)
@@ -162,13 +161,8 @@ func (gs *gains) compare(ctx context.Context, j *job, own *Request, b *index.Bui
 		if err := c.fitsAboveFloor(own.files()); err != nil {
 			return g, err
 		}
-		again := &job{c: c, request: own, plan: j.plan, name: j.name}
-		remove, err := again.stage("gain-")
+		source, remove, err := c.copied(ctx, own, j.plan.canonical)
 		defer remove()
-		if err != nil {
-			return g, err
-		}
-		source, err := again.copyProven(ctx)
 		if err != nil {
 			return g, err
 		}
@@ -181,7 +175,7 @@ func (gs *gains) compare(ctx context.Context, j *job, own *Request, b *index.Bui
 			c.views.Sweep()         // the build may have been removed meanwhile
 		}()
 		check := j.plan.withDimensions(j.plan.against("", j.rc).checkJobOf(b, answer))
-		check.Against, check.Pace = source, compilers.Pace{Idle: make(chan struct{})}
+		check.Against, check.Pace = source.copies[0].path, compilers.Pace{Idle: make(chan struct{})}
 		checked, err := c.compiler.Check(ctx, check)
 		if err == nil && checked.LoadCPU <= 0 {
 			err = errors.New(cmp.Or(checked.Text, "the worker reported no processor time"))

@@ -32,7 +32,6 @@ type Member struct {
 // maxGroup bounds a group: its models are compiled one after the other in one worker.
 const maxGroup = 64
 
-// models is how many models the request is for.
 func (r *Request) models() int { return 1 + len(r.Group) }
 
 // model gives the request for one of its models alone, with the same files. 0 is the first.
@@ -150,7 +149,6 @@ func narrower(a, b string) string {
 	return a
 }
 
-// add notes what one of a group's models lacks.
 func (e *NeedFilesError) add(missing *NeedFilesError, member int) {
 	for _, l := range missing.Locations {
 		e.Locations, e.Members = append(e.Locations, l), append(e.Members, member)

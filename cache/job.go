@@ -137,7 +137,6 @@ func (j *job) stagedOnce(ctx context.Context, phase func(string)) (*compiled, er
 	return j.compile(ctx, phase)
 }
 
-// stage makes the folder of the job.
 func (j *job) stage(prefix string) (remove func(), err error) {
 	j.folder, remove, err = j.c.stage(prefix)
 	return remove, err
@@ -159,7 +158,6 @@ func (p *plan) job(r *Request, scope, why string) jobFacts {
 	return a
 }
 
-// facts are what is told of the job.
 func (j *job) facts() jobFacts {
 	r := j.request
 	files := r.descriptors()
@@ -182,7 +180,6 @@ func (j *job) facts() jobFacts {
 	return a
 }
 
-// spent counts what a worker took.
 func (j *job) spent(seconds float64) {
 	j.cpu.Add(int64(seconds * float64(time.Second)))
 }
@@ -330,7 +327,7 @@ func (j *job) moved() error {
 
 // check validates the output and loads it in a process of its own, and writes the build's record.
 func (j *job) check(ctx context.Context, out string, result compilers.Result, workers *early) (*index.Build, error) {
-	models, err := readArtefacts(ctx, out, result)
+	models, _, err := readArtefacts(ctx, out, result)
 	if err != nil {
 		return nil, failure.OfOutput(err).Refusal(err, "model %q does not compile", j.request.Name)
 	}

@@ -21,7 +21,6 @@ func (j *job) share() []compilers.ShareMember {
 	return out
 }
 
-// nameIn names the model that an error is about.
 func (j *job) nameIn(err error) string {
 	var member *compilers.MemberError
 	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.request.models() {

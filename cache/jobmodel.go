@@ -45,16 +45,16 @@ func (j *job) copyModel(ctx context.Context) (proof func(context.Context) error,
 	return func(ctx context.Context) error { return j.prove(ctx, models) }, nil
 }
 
-// copyProven is copyModel with its proof. It gives the path of the first model's copy.
-func (j *job) copyProven(ctx context.Context) (path string, err error) {
+// copyProven is copyModel with its proof.
+func (j *job) copyProven(ctx context.Context) error {
 	if err := room(j.folder, j.request.files()); err != nil {
-		return "", storeError(err, j.request.Name)
+		return storeError(err, j.request.Name)
 	}
 	proof, err := j.copyModel(ctx)
-	if err == nil {
-		err = proof(ctx)
+	if err != nil {
+		return err
 	}
-	return j.modelPath(0), err
+	return proof(ctx)
 }
 
 // modelPath is where a model is copied to at first, and the first one stays.

@@ -55,7 +55,6 @@ func (a *against) key(c *Cache, kind string, more []byte) string {
 	return c.probes.key(kind, a.rc, append(a.seen[:], more...))
 }
 
-// with is a with the models of a request.
 func (a *against) with(r *Request) *against {
 	a.model = r
 	return a
@@ -265,7 +264,6 @@ func (a *against) ownLibrary(i int, b *index.Build) (j Judgement, equal bool) {
 	return j, true
 }
 
-// makerName says for people what made a build.
 func makerName(f *index.EPFacts) string {
 	if f.LibraryDigest.IsZero() {
 		return fmt.Sprintf("an unknown library (SDK %s)", cmp.Or(f.SDKVersion, "unknown"))
@@ -273,7 +271,6 @@ func makerName(f *index.EPFacts) string {
 	return fmt.Sprintf("%s (SDK %s, library %.12s)", cmp.Or(f.Version, "its library"), cmp.Or(f.SDKVersion, "unknown"), f.LibraryDigest)
 }
 
-// shown shortens what a message quotes.
 func shown(s string) string {
 	const most = 160
 	if len(s) > most {
@@ -358,7 +355,6 @@ func (c *Cache) loadCheckAs(ctx context.Context, a *against, b *index.Build, way
 	})
 }
 
-// tryView loads a build from its view.
 func (c *Cache) tryView(ctx context.Context, a *against, b *index.Build,
 	job func(*index.Build, *Answer) compilers.CheckJob) (compilers.CheckResult, error) {
 	answer, err := c.serve(ctx, b, func(string) {})

@@ -246,7 +246,6 @@ func (c *Cache) serve(ctx context.Context, b *index.Build, phase func(string)) (
 	}
 }
 
-// leased gives a lease on the build's view.
 func leased(b *index.Build, v *views.View) (*Answer, error) {
 	f, err := v.Lease()
 	if err != nil {

@@ -35,7 +35,6 @@ type memoBook interface {
 	SaveMemo(key, value []byte) error
 }
 
-// recallMemo gives what saveMemo kept.
 func recallMemo[T any](book memoBook, key string) (v T, ok bool) {
 	raw, ok := book.Memo([]byte(key))
 	if !ok || json.Unmarshal(raw, &v) != nil {

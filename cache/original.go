@@ -74,7 +74,6 @@ func (o *original) proof() error {
 	return nil
 }
 
-// close ends the use of the original.
 func (o *original) close() {
 	if o != nil {
 		_ = o.file.Close() // opened for reading only: nothing can be lost

@@ -162,22 +162,21 @@ type onModel struct {
 func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool,
 	find func(ctx context.Context, graph string) (T, error)) (T, error) {
 	return rememberOwn(ctx, c, of.request, of.key, lasts, func(ctx context.Context, r *Request) (out T, err error) {
-		copies, remove, err := c.copied(ctx, r, of.record)
+		j, remove, err := c.copied(ctx, r, of.record)
 		defer remove()
 		if err != nil {
 			return out, err
 		}
-		return find(ctx, copies[0].path)
+		return find(ctx, j.copies[0].path)
 	})
 }
 
-// copied makes private copies of the request's models, proven to be what its key was made of.
-func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (
-	copies []modelCopy, remove func(), err error) {
-	j := &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16]}
+// copied makes private copies of the request's models, proven to be what its key was made of. They
+// are in the folder of a job that compiles nothing; remove may be called in any case.
+func (c *Cache) copied(ctx context.Context, r *Request, record requests.Record) (j *job, remove func(), err error) {
+	j = &job{c: c, request: r, plan: &plan{canonical: record}, name: newID()[:16]}
 	if remove, err = j.stage("own-"); err != nil {
 		return nil, remove, storeError(err, r.Name)
 	}
-	_, err = j.copyProven(ctx)
-	return j.copies, remove, err
+	return j, remove, j.copyProven(ctx)
 }

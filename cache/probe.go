@@ -234,15 +234,11 @@ func fingerprintFacts(eps []compilers.EP) []compilers.EP {
 // devices finds the devices that a request's EP means: for each selector the first that fits, and without any
 // selector the EP's first device.
 func resolveDevices(facts compilers.Facts, ep requests.EP) ([]compilers.Device, error) {
-	var probe *compilers.EPProbe
-	for i := range facts.EPs {
-		if facts.EPs[i].Name == ep.Name {
-			probe = &facts.EPs[i]
-		}
-	}
-	if probe == nil {
+	i := slices.IndexFunc(facts.EPs, func(p compilers.EPProbe) bool { return p.Name == ep.Name })
+	if i < 0 {
 		return nil, refusal.New(refusal.Unavailable, nil, "the runtime has no execution provider %q", ep.Name)
 	}
+	probe := &facts.EPs[i]
 	if probe.Error != "" {
 		return nil, refusal.New(refusal.Unavailable, nil, "execution provider %s: %s", ep.Name, probe.Error).
 			WithFact("library", probe.Library)

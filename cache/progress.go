@@ -10,7 +10,7 @@ import (
 
 // Progress is what a waiting caller is told.
 type Progress struct {
-	Phase       string // "reading", "queued", "probing", "converting", "compiling", "claimed", "checking", "storing", "verifying", "unpacking", "waiting for room", "comparing"
+	Phase       string // "reading", "queued", "probing", "converting", "compiling", "claimed", "checking", "storing", "verifying", "unpacking", "comparing"
 	Detail      string
 	Done, Total int64         // bytes, where they are known
 	Estimate    time.Duration // of the whole request, from earlier compiles of like size; 0: not known

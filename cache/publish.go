@@ -130,7 +130,6 @@ func (c *Cache) supersede(ctx context.Context, b *index.Build) {
 	}
 }
 
-// makers names what made a build.
 func makers(b *index.Build) string {
 	names := make([]string, len(b.EPs))
 	for i, ep := range b.EPs {
@@ -226,7 +225,6 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 	return result, nil
 }
 
-// textOf is what an error says, without the hint.
 func textOf(err error) string {
 	var e *refusal.Error
 	if errors.As(err, &e) {

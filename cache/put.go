@@ -171,7 +171,6 @@ func (c *Cache) take(ctx context.Context, cl *claim, put *Put, phase func(string
 	return &compiled{build: b}, nil
 }
 
-// putText tells of a build that the daemon did not make.
 func putText(b *index.Build) string {
 	if adopted(b) {
 		return putBy(b)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,7 +32,6 @@ func signatureOf(m *epmodel.Model) signature {
 	return s
 }
 
-// readSignature reads the request's model for it.
 func readSignature(ctx context.Context, r *Request) (signature, error) {
 	m, err := readModel(ctx, r)
 	if err != nil {
@@ -81,9 +79,9 @@ func (c *Cache) examinePut(ctx context.Context, cl *claim, put *Put, folder stri
 		return nil, notThis(cl, err)
 	}
 	result := compilers.Result{Graph: names[0], Files: names, ORTVersion: ort}
-	models, err := readArtefacts(ctx, folder, result)
+	models, used, err := readArtefacts(ctx, folder, result)
 	if err == nil {
-		err = nothingElse(models[0], folder, names)
+		err = nothingElse(used, names)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -174,25 +172,7 @@ func notThis(cl *claim, err error) error {
 }
 
 // nothingElse refuses files that nothing in the artefact refers to: they would be kept, and given out, for nothing.
-func nothingElse(m *epmodel.Model, folder string, names []string) error {
-	used := make(map[string]bool)
-	note := func(refs []epmodel.Reference) {
-		for _, r := range refs {
-			used[r.File()] = true
-		}
-	}
-	note(m.Sidecars())
-	for _, name := range names {
-		f, err := os.Open(filepath.Join(folder, filepath.FromSlash(name)))
-		if err != nil {
-			return err
-		}
-		refs, err := binaryReferences(name, f, m, name == names[0])
-		if err = errors.Join(err, f.Close()); err != nil {
-			return err
-		}
-		note(refs)
-	}
+func nothingElse(used map[string]bool, names []string) error {
 	for _, name := range names[1:] {
 		if !used[name] {
 			return fmt.Errorf("nothing refers to file %q", name)
@@ -204,30 +184,6 @@ func nothingElse(m *epmodel.Model, folder string, names []string) error {
 	return nil
 }
 
-// binaryReferences gives what the context binaries in a file refer to: those inside the graph, or the file as a whole.
-func binaryReferences(name string, f *os.File, m *epmodel.Model, graph bool) ([]epmodel.Reference, error) {
-	src, err := epmodel.FileSource(f)
-	if err != nil || !graph {
-		if err != nil {
-			return nil, err
-		}
-		return epmodel.BinaryReferences(name, src)
-	}
-	var all []epmodel.Reference
-	for _, node := range m.Contexts {
-		if node.Inline.Length == 0 {
-			continue
-		}
-		refs, err := epmodel.BinaryReferences(name, node.Open(src))
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, refs...)
-	}
-	return all, nil
-}
-
-// suits compares the graph with what was asked for.
 func (cl *claim) suits(m *epmodel.Model) error {
 	for i := range m.Contexts {
 		n := &m.Contexts[i]

@@ -92,13 +92,10 @@ func (c *Cache) resolveDirectory(ctx context.Context, r *Request, progress func(
 	own := c.mayName(r.Peer)
 	same := func(rt *runtime) bool { return rt.name == dir || own && sameFile(rt.name, dir) }
 	var found *runtime
-	for _, rt := range c.runtimes.all() {
-		if same(rt) {
-			found = rt
-			break
-		}
-	}
-	if found == nil {
+	all := c.runtimes.all()
+	if i := slices.IndexFunc(all, same); i >= 0 {
+		found = all[i]
+	} else {
 		if !own {
 			if rt, rc, err := c.equalRuntime(ctx, r, progress); rc != nil || err != nil {
 				return rt, rc, err

@@ -94,7 +94,7 @@ type places struct {
 
 func newPlaces() *places {
 	return &places{byUser: make(map[uint32]int64), wake: make(chan struct{}, 1),
-		rounds: rounds{one: make(chan struct{}, 1), waiting: make(map[*need]bool)}}
+		rounds: rounds{one: make(chan struct{}, 1)}}
 }
 
 // errUserFull is ErrNoRoom where only the quota of the build's user is in the way: builds of other users

@@ -17,17 +17,12 @@ type rounds struct {
 	one chan struct{} // has one token while a round runs
 
 	// These are guarded by places.mu.
-	waiting map[*need]bool
-	begun   uint64 // rounds that have begun
-	futile  uint64 // the latest that left the store above its bounds, and had nothing more to evict
-	left    string // what that one had to leave, with numbers
-}
-
-// need is the space that a reservation lacks.
-type need struct {
-	bytes   int64 // on disk
-	written int64 // of these are on the disk already
-	after   uint64
+	waiting     int    // reservations that lack space
+	lacks       int64  // these bytes on disk
+	lackWritten int64  // of which these are on the disk already
+	begun       uint64 // rounds that have begun
+	futile      uint64 // the latest that left the store above its bounds, and had nothing more to evict
+	left        string // what that one had to leave, with numbers
 }
 
 // begin waits until no other round runs, and begins one. end ends it.
@@ -43,25 +38,29 @@ func (s *places) begin(ctx context.Context) (end func(), err error) {
 	return func() { <-s.one }, nil
 }
 
-// await counts what a reservation lacks as needed until done. Every round that begins from then on
-// evicts builds for it too.
-func (s *places) await(bytes, written int64) (n *need, done func()) {
+// await counts what a reservation lacks as needed until done. Every round that begins after those
+// that have begun then evicts builds for it too.
+func (s *places) await(bytes, written int64) (begun uint64, done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n = &need{bytes: bytes, written: written, after: s.begun}
-	s.waiting[n] = true
-	return n, func() {
+	add := func(n int) {
+		s.waiting += n
+		s.lacks += int64(n) * bytes
+		s.lackWritten += int64(n) * written
+	}
+	add(1)
+	return s.begun, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.waiting, n)
+		add(-1)
 	}
 }
 
-// inVain reports whether a round that evicted for n left no space, and what that had to leave.
-func (s *places) inVain(n *need) (is bool, left string) {
+// inVain reports whether a round after those left no space, and what that had to leave.
+func (s *places) inVain(begun uint64) (is bool, left string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.futile > n.after, s.left
+	return s.futile > begun, s.left
 }
 
 // evict has the collector make space for a reservation, and tries again. It returns the error of the
@@ -69,7 +68,7 @@ func (s *places) inVain(n *need) (is bool, left string) {
 // next.
 func (r *reservation) evict(ctx context.Context, disk, bytes int64) (err error) {
 	s := r.c.places
-	n, done := s.await(disk-r.disk, min(r.written, disk)-r.counted)
+	begun, done := s.await(disk-r.disk, min(r.written, disk)-r.counted)
 	defer done()
 	for range collectRounds {
 		end, ended := s.begin(ctx)
@@ -78,11 +77,11 @@ func (r *reservation) evict(ctx context.Context, disk, bytes int64) (err error) 
 		}
 		var final bool
 		final, err = r.try(ctx, disk, bytes)
-		vain, left := s.inVain(n)
+		vain, left := s.inVain(begun)
 		if err != nil && !final && !vain && !errors.Is(err, errUserFull) {
 			r.c.makeRoom(ctx, nil)
 			final, err = r.try(ctx, disk, bytes)
-			vain, left = s.inVain(n)
+			vain, left = s.inVain(begun)
 		}
 		end()
 		if err == nil || final || errors.Is(err, errUserFull) {
@@ -95,7 +94,6 @@ func (r *reservation) evict(ctx context.Context, disk, bytes int64) (err error) 
 	return withText(err, "others have taken what was evicted")
 }
 
-// withText adds to the text of a refusal.
 func withText(err error, text string) error {
 	if e := (*refusal.Error)(nil); errors.As(err, &e) {
 		e.Text = strings.TrimSuffix(e.Text+"; "+text, "; ")
@@ -108,17 +106,14 @@ func withText(err error, text string) error {
 func (s *places) waitedFor() (bytes, written int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for n := range s.waiting {
-		bytes, written = bytes+n.bytes, written+n.written
-	}
-	return bytes, written
+	return s.lacks, s.lackWritten
 }
 
 // hurry reports whether a reservation waits for space.
 func (s *places) hurry() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.waiting) > 0
+	return s.waiting > 0
 }
 
 // giveUp notes that this round leaves the store above its bounds, because nothing more may be

@@ -64,12 +64,12 @@ func (c *Cache) blame(ctx context.Context, a *against, b *index.Build, failed co
 		}
 		member = 0
 	}
-	copies, remove, err := c.copied(ctx, a.model, a.canonical)
+	j, remove, err := c.copied(ctx, a.model, a.canonical)
 	defer remove()
 	if err != nil {
 		return failed, err
 	}
-	source := a.checkJob(copies[member].path, loadLevel(a.canonical.GraphOptimizationLevel))
+	source := a.checkJob(j.copies[member].path, loadLevel(a.canonical.GraphOptimizationLevel))
 	source.Zeros = free
 	source.FreeDimensions = a.canonical.FreeDimensions
 	source.FreeDimensionsByDenotation = a.canonical.FreeDimensionsByDenotation

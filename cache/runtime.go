@@ -91,7 +91,6 @@ func (c *Cache) changing(rt *runtime) {
 	}
 }
 
-// lost notes that a runtime cannot be used.
 func (c *Cache) lost(ctx context.Context, rt *runtime, before *runtimeContent, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -270,21 +269,14 @@ func (rs *runtimes) forget(rt *runtime) {
 func (rs *runtimes) add(rt *runtime, same func(*runtime) bool) (added, evicted *runtime) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	for _, old := range rs.list {
-		if same(old) {
-			return old, nil
-		}
+	if i := slices.IndexFunc(rs.list, same); i >= 0 {
+		return rs.list[i], nil
 	}
-	named := 0
-	for _, old := range rs.list {
-		if !old.registered {
-			named++
-		}
-	}
-	if named >= maxNamedRuntimes {
-		i := slices.IndexFunc(rs.list, func(old *runtime) bool { return !old.registered })
-		evicted = rs.list[i]
-		rs.list = slices.Delete(rs.list, i, i+1)
+	// Registered ones come first.
+	first := slices.IndexFunc(rs.list, func(old *runtime) bool { return !old.registered })
+	if first >= 0 && len(rs.list)-first >= maxNamedRuntimes {
+		evicted = rs.list[first]
+		rs.list = slices.Delete(rs.list, first, first+1)
 	}
 	rs.list = append(rs.list, rt)
 	return rt, evicted

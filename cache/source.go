@@ -47,33 +47,21 @@ func (j *job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 	var err error
 	switch how {
 	case KeepReference:
-		return j.reference(ctx, member)
+		r, external := j.request.model(member), make(map[string]*os.File)
+		for _, location := range j.copies[member].locations {
+			external[location] = r.External[location]
+		}
+		s, err = j.c.reference(ctx, r.Graph, external, !j.request.foreign && j.request.Peer.UID == j.c.uid)
 	case KeepCopy:
 		s, err = j.copySource(ctx, member, hold)
 	default:
 		return index.Source{Why: whySwitchedOff}
 	}
-	return j.keptOr(s, err, member)
-}
-
-// keptOr is the source, or why it is not kept.
-func (j *job) keptOr(s index.Source, err error, member int) index.Source {
 	if err != nil {
 		j.c.log.Info("source model not kept", "model", j.request.model(member).Name, "why", err)
 		return index.Source{Why: whyNotKept(err)}
 	}
 	return s
-}
-
-// reference remembers the paths of one of the job's models.
-func (j *job) reference(ctx context.Context, member int) index.Source {
-	r, external := j.request.model(member), make(map[string]*os.File)
-	for _, location := range j.copies[member].locations {
-		external[location] = r.External[location]
-	}
-	s, err := j.c.reference(ctx, r.Graph, external, !j.request.foreign &&
-		j.request.Peer.UID == j.c.uid)
-	return j.keptOr(s, err, member)
 }
 
 // reference remembers the paths of a model's files. They come from the descriptors: a path that a

@@ -92,13 +92,8 @@ func compared(r compilers.VerifyResult) bool { return r.Outcome != compilers.Not
 // compare runs private copies of both. The build's is copied too: workers of another user reach no views.
 func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Request, p *plan, rc *runtimeContent, b *index.Build, graph string) (compilers.VerifyResult, error) {
 	var none compilers.VerifyResult
-	j := &job{c: c, request: r, plan: p, rc: rc, name: newID()[:16]}
-	remove, err := j.stage("compare-")
-	if err != nil {
-		return none, err
-	}
+	j, remove, err := c.copied(ctx, r, p.canonical)
 	defer remove()
-	source, err := j.copyProven(ctx)
 	if err != nil {
 		return none, err
 	}
@@ -109,7 +104,7 @@ func (c *Cache) compare(ctx context.Context, v compilers.OutputVerifier, r *Requ
 	}
 	check := p.against("", rc).checkJob(filepath.Join(j.folder, "built", b.Graph), cmp.Or(b.GraphOptimizationLevel, loadLevel(p.canonical.GraphOptimizationLevel)))
 	return still(rc, func() (compilers.VerifyResult, error) {
-		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: p.withDimensions(check), Source: source, Most: r.VerifyOutput})
+		return v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: p.withDimensions(check), Source: j.copies[0].path, Most: r.VerifyOutput})
 	})
 }
 
