@@ -3,6 +3,8 @@ package cache
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"sync"
 	"time"
 
@@ -103,16 +105,24 @@ func (fs *flights) join(ctx context.Context, key flightKey, who asking, prepare 
 	if err != nil {
 		return nil, first, err
 	}
+	if !f.wait(waiting, w) {
+		f.giveUp(w)
+		return nil, first, cmp.Or(ctx.Err(), errGivenUp)
+	}
+	f.leave(w)
+	return f.result, first, f.err
+}
+
+// wait waits for the flight's end, and tells whether it came before that of the context.
+func (f *flight) wait(ctx context.Context, w *waiter) bool {
 	tick := time.NewTicker(progressEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-f.done:
-			f.leave(w)
-			return f.result, first, f.err
-		case <-waiting.Done():
-			f.giveUp(w)
-			return nil, first, cmp.Or(ctx.Err(), errGivenUp)
+			return true
+		case <-ctx.Done():
+			return false
 		case <-tick.C:
 			f.tellOne(w)
 		}
@@ -440,4 +450,20 @@ func (fs *flights) close() {
 	}
 	fs.mu.Unlock()
 	fs.work.Wait()
+}
+
+// newID gives an id that was never used before and cannot be guessed.
+func newID() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return hex.EncodeToString(b[:])
+}
+
+// Idle tells whether nothing is being compiled and nobody holds what was served since the start: who keeps the cache open for others
+// only may close it. It looks into the folder of every view that is in use, so it is not for each request.
+func (c *Cache) Idle() bool {
+	if c.flights.count() > 0 {
+		return false
+	}
+	return !c.views.AnyHeld()
 }

@@ -231,18 +231,10 @@ func (c *Cache) Follow(ctx context.Context, p Peer, id string, progress func(Pro
 	w := &waiter{asking: asking{uid: p.UID, since: since, tell: told.tell}}
 	f.watch(w, true)
 	defer f.watch(w, false)
-	tick := time.NewTicker(progressEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-f.done:
-			return c.toldTo(p, f.job()), nil
-		case <-ctx.Done():
-			return Job{}, contextError(ctx, &Request{Name: f.about.ModelName})
-		case <-tick.C:
-			f.tellOne(w)
-		}
+	if !f.wait(ctx, w) {
+		return Job{}, contextError(ctx, &Request{Name: f.about.ModelName})
 	}
+	return c.toldTo(p, f.job()), nil
 }
 
 // watch has somebody told the phases, or not any more.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // owners tells whose a uid is. The uids that /etc/subuid gives to a user, for containers, are that user's: otherwise
@@ -83,4 +85,54 @@ func uidByName(name string) (uint32, bool) {
 	}
 	uid, err := strconv.ParseUint(u.Uid, 10, 32)
 	return uint32(uid), err == nil
+}
+
+// limiter bounds how often each user may ask for something: burst requests at once, and then one
+// in each interval.
+type limiter struct {
+	burst    int
+	interval time.Duration
+	now      func() time.Time
+
+	mu   sync.Mutex
+	left map[uint32]*rate.Limiter // by user; guarded by mu; a user who is not in it has the whole burst
+}
+
+// maxLimited bounds the users that are remembered at one time.
+const maxLimited = 1 << 12
+
+// take uses up one request of a user. Where there is none left, it returns after which time there is.
+func (l *limiter) take(user uint32) (wait time.Duration, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	own := l.left[user]
+	if own == nil {
+		if len(l.left) >= maxLimited {
+			l.forget(now)
+		}
+		if len(l.left) >= maxLimited {
+			return l.interval, false
+		}
+		if l.left == nil {
+			l.left = make(map[uint32]*rate.Limiter)
+		}
+		own = rate.NewLimiter(rate.Every(l.interval), l.burst)
+		l.left[user] = own
+	}
+	r := own.ReserveN(now, 1)
+	if wait = r.DelayFrom(now); wait > 0 {
+		r.CancelAt(now)
+		return wait, false
+	}
+	return 0, true
+}
+
+// forget drops the users who have the whole burst again.
+func (l *limiter) forget(now time.Time) {
+	for user, own := range l.left {
+		if own.TokensAt(now) >= float64(l.burst) {
+			delete(l.left, user)
+		}
+	}
 }

@@ -566,3 +566,19 @@ func TestStagedPutsKeepTheirHoles(t *testing.T) {
 		require.NoError(t, f.Close())
 	}
 }
+
+// A build of a request that waited for its model to be compiled again has come with the put.
+func TestPutEndsARebuildThatWaits(t *testing.T) {
+	b := newBench(t)
+	c := newClaimed(b, nil)
+	cl, err := b.cache.claims.find(c.request.Peer, c.claim.ID)
+	require.NoError(t, err)
+	q, key := &b.cache.rebuilds, taskKey{request: cl.plan.requestKey, scope: cl.outsider.key.scope}
+	q.mu.Lock()
+	q.tasks[key] = &task{key: key, state: rebuildWaiting}
+	q.mu.Unlock()
+	a, err := b.cache.Put(context.Background(), c.request.Peer, c.put, nil)
+	require.NoError(t, err)
+	require.NoError(t, a.View.Close())
+	require.Empty(t, q.list())
+}

@@ -51,7 +51,6 @@ type reports struct {
 	examinations *examinations
 	owners       owners
 
-	keys memory[index.BuildKey, index.BuildID] // where a build key was found last
 	told memory[toldKey, string]
 }
 
@@ -66,7 +65,7 @@ const (
 	reportBurst    = 60
 	reportInterval = 2 * time.Second
 	maxReportText  = 4096
-	maxReported    = 1 << 12 // entries of each map
+	maxReported    = 1 << 12 // of which it is known what was told last
 )
 
 func newReports(now func() time.Time, start func(func(context.Context))) *reports {
@@ -106,14 +105,8 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*Decision, error)
 // reported finds the build among those that the peer was given.
 func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, error) {
 	none := refusal.New(refusal.NotFound, nil, "build %.80q is none that you were given", r.Build).WithHint("name it as the answer to the request did")
-	key, err := index.ParseBuildKey(r.Build)
-	if err != nil {
+	if _, err := index.ParseBuildKey(r.Build); err != nil {
 		return nil, none
-	}
-	if id, known := c.reports.keys.load(key); known {
-		if b, err := c.index.Get(id); err == nil && c.maySee(p, &b) && c.isCopy(&b, r.Graph) {
-			return &b, nil
-		}
 	}
 	builds, err := c.find(ctx, p, []string{r.Build})
 	if refusal.ClassOf(err) == refusal.NotFound && err != nil {
@@ -123,7 +116,6 @@ func (c *Cache) reported(ctx context.Context, p Peer, r *Report) (*index.Build, 
 		return nil, err
 	}
 	b := builds[max(0, slices.IndexFunc(builds, func(b index.Build) bool { return c.isCopy(&b, r.Graph) }))]
-	c.reports.keys.save(key, b.ID, maxReported)
 	return &b, nil
 }
 
