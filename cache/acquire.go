@@ -238,12 +238,11 @@ func (c *Cache) mayReplace(r *Request, id identity, p *plan) error {
 	if r.OnMiss != Refresh || scope != "shared" || c.Administrator(r.Peer) {
 		return nil
 	}
-	builds, err := c.index.Lookup(p.requestKey, scope)
-	if err != nil {
-		return refusal.New(refusal.Internal, err, "look-up of %s", p.requestKey)
-	}
-	for i := range builds {
-		if builds[i].BuildKey == p.buildKey && c.index.StateOf(builds[i].ID).Name != index.Damaged {
+	for b, err := range c.stored(p, []string{scope}) {
+		if err != nil {
+			return err
+		}
+		if b.BuildKey == p.buildKey && c.index.StateOf(b.ID).Name != index.Damaged {
 			return refusal.New(refusal.NotAllowed, nil, "build %s is shared: replacing it is for administrators", p.buildKey).
 				WithHint("bypass compiles for this request alone, and store user keeps a build of your own")
 		}

@@ -126,18 +126,15 @@ func (c *Cache) Collect(ctx context.Context, plan *Collection, progress func(don
 }
 
 // batch gives what goes together, of the steps from first on, and how many steps it has looked at.
-func (c *Cache) batch(plan *Collection, first int) (batch []removal, n int) {
+func (c *Cache) batch(plan *Collection, first int) (batch []*space.Step, n int) {
 	var expected int64
-	builds := c.recordsOf(plan.Steps[first:min(first+atOnce, len(plan.Steps))])
-	for ; n < len(builds) && expected < bytesAtOnce; n++ {
-		s, b := &plan.Steps[first+n], builds[n]
+	steps := plan.Steps[first:min(first+atOnce, len(plan.Steps))]
+	for ; n < len(steps) && expected < bytesAtOnce; n++ {
+		s := &steps[n]
 		if s.Action != space.Evict {
 			break
 		}
-		why := keptGone
-		if b != nil {
-			why = c.stays(plan, s, expected)
-		}
+		why := c.stays(plan, s, expected)
 		if why == keptRoom && len(batch) > 0 {
 			break // unless one of those stays after all
 		}
@@ -146,26 +143,15 @@ func (c *Cache) batch(plan *Collection, first int) (batch []removal, n int) {
 			continue
 		}
 		expected += s.Frees
-		batch = append(batch, removal{s, b})
+		batch = append(batch, s)
 	}
 	return batch, n
-}
-
-// recordsOf gives the records of the builds of some steps, nil for each that is gone.
-func (c *Cache) recordsOf(steps []space.Step) []*index.Build {
-	builds := make([]*index.Build, len(steps))
-	for i := range steps {
-		if b, err := c.index.Get(steps[i].ID); err == nil { // one that cannot be read counts as gone
-			builds[i] = &b
-		}
-	}
-	return builds
 }
 
 // removal is a step that removes a build, and its record, which takes some KiB and is not kept for longer.
 type removal struct {
 	*space.Step
-	build *index.Build
+	build index.Build
 }
 
 // readingWait is how long a collection waits for the daemon to be done with reading what is to go.
@@ -180,10 +166,10 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 			if r.KeptFor() != keptReading {
 				continue
 			}
-			if b, why := c.still(plan, r, 0); why != "" {
+			if why := c.stays(plan, r, 0); why != "" {
 				r.Keep(why)
 				left = left || why == keptReading
-			} else if err := c.evictAll(ctx, plan, []removal{{r, b}}, progress, total); err != nil {
+			} else if err := c.evictAll(ctx, plan, []*space.Step{r}, progress, total); err != nil {
 				return err
 			}
 		}
@@ -197,30 +183,24 @@ func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(d
 }
 
 // evictAll removes builds, after their ghosts are durable: nothing goes without one.
-func (c *Cache) evictAll(ctx context.Context, plan *Collection, batch []removal, progress func(done, total int64), total int64) error {
+func (c *Cache) evictAll(ctx context.Context, plan *Collection, steps []*space.Step, progress func(done, total int64), total int64) error {
 	c.evicting.Lock() // who collects by hand and the daemon by itself may have chosen the same, and one would take back the other's ghost
 	defer c.evicting.Unlock()
-	steps := make([]space.Step, len(batch))
-	for i, r := range batch {
-		steps[i] = *r.Step
-	}
-	var left []removal
-	for i, b := range c.recordsOf(steps) {
-		if b == nil {
-			batch[i].Keep(keptGone)
+	var batch []removal
+	var ghosts []index.Ghost
+	for _, s := range steps {
+		b, err := c.index.Get(s.ID)
+		if err != nil { // one that cannot be read counts as gone
+			s.Keep(keptGone)
 			continue
 		}
-		left = append(left, batch[i])
+		batch = append(batch, removal{s, b})
+		ghosts = append(ghosts, index.Ghost{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
+			At: c.now(), Reason: evicted(c.now(), s), Bytes: s.Frees, CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
+			ForBudget: plan.forBudget && !s.Must})
 	}
-	if batch = left; len(batch) == 0 {
+	if len(batch) == 0 {
 		return nil
-	}
-	ghosts := make([]index.Ghost, len(batch))
-	for i, r := range batch {
-		b := r.build
-		ghosts[i] = index.Ghost{BuildID: b.ID, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, At: c.now(),
-			Reason: evicted(c.now(), r.Step), Bytes: r.Frees, CompileSeconds: b.CompileSeconds, LastUsed: r.Last,
-			ForBudget: plan.forBudget && !r.Must}
 	}
 	if err := c.index.Haunt(ctx, ghosts); err != nil {
 		for i := range ghosts {
@@ -248,7 +228,7 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 	before := make(map[cas.Digest]int64) // what they took
 	taken := make([]func(), len(batch))  // end the collector's having them in hand
 	for i, r := range batch {
-		list[i] = departure{build: r.build, why: evicted(c.now(), r.Step), grace: views.PathGrace, may: func() bool {
+		list[i] = departure{build: &r.build, why: evicted(c.now(), r.Step), grace: views.PathGrace, may: func() bool {
 			if ctx.Err() != nil {
 				return false
 			}
@@ -265,7 +245,7 @@ func (c *Cache) evict(ctx context.Context, plan *Collection, batch []removal) er
 			}
 			taken[i] = done
 			going += r.Frees
-			parts[i] = c.partsOf(r.build)
+			parts[i] = c.partsOf(&r.build)
 			for d := range parts[i] {
 				if _, ok := before[d]; !ok {
 					before[d] = c.takenBy(d)
@@ -353,16 +333,7 @@ func distinctBlobs(b *index.Build) map[cas.Digest]int64 {
 	return out
 }
 
-// still gives the record of a build that was to go, and says why it stays after all, "" if it goes. freed is what is about to go before it.
-func (c *Cache) still(plan *Collection, s *space.Step, freed int64) (b *index.Build, why string) {
-	record, err := c.index.Get(s.ID)
-	if err != nil {
-		return nil, keptGone
-	}
-	return &record, c.stays(plan, s, freed)
-}
-
-// stays is still of a build that is there.
+// stays says why a build that was to go stays after all, "" if it goes. freed is what is about to go before it.
 func (c *Cache) stays(plan *Collection, s *space.Step, freed int64) (why string) {
 	if !s.Must && plan.Goal >= 0 && plan.Enough(freed) {
 		return keptRoom

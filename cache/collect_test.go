@@ -66,12 +66,12 @@ func TestAPlanChangesNothingAndIsCarriedOutAsItIs(t *testing.T) {
 func TestTwoCollectTheSame(t *testing.T) {
 	b, builds := stored(t, 2)
 	plan, other := b.plan(0), b.plan(0)
-	var chosen []removal
+	var chosen []*space.Step
 	other.Freed = 0 // nothing is done yet
 	for i := range other.Steps {
-		record, why := b.cache.still(other, &other.Steps[i], 0)
+		why := b.cache.stays(other, &other.Steps[i], 0)
 		require.Empty(t, why)
-		chosen = append(chosen, removal{&other.Steps[i], record})
+		chosen = append(chosen, &other.Steps[i])
 	}
 	b.collect(plan)
 	require.NoError(t, b.cache.evictAll(context.Background(), other, chosen, func(int64, int64) {}, 0))

@@ -147,13 +147,16 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 	if ctx.Err() != nil {
 		return refusal.New(refusal.Cancelled, ctx.Err(), "collect")
 	}
-	b, why := c.still(plan, s, 0)
+	b, err := c.index.Get(s.ID)
+	why := keptGone
+	if err == nil {
+		why = c.stays(plan, s, 0)
+	}
 	if why != "" {
 		s.Keep(why)
 		return nil
 	}
 	var freed int64
-	var err error
 	if s.Action == space.DropCopy {
 		freed, err = c.dropUnpacked(s.ID)
 	} else {
@@ -171,7 +174,7 @@ func (c *Cache) shrink(ctx context.Context, plan *Collection, s *space.Step) err
 	case cas.Full(err) || errors.Is(err, forms.ErrNoRoom):
 		s.Keep(keptNoRoom)
 	case forms.Lost(err):
-		s.Keep(c.withhold(ctx, b, err))
+		s.Keep(c.withhold(ctx, &b, err))
 	case err == nil:
 		s.Keep("it frees nothing by now")
 	default:

@@ -121,12 +121,11 @@ func (c *Cache) madeMeanwhile(r *Request, p *plan, rc *runtimeContent, scope str
 	if rc == nil {
 		rc = statedRuntime(r)
 	}
-	builds, err := c.index.Lookup(p.requestKey, scope)
-	if err != nil {
-		return nil // whoever makes it will say so
-	}
-	for i := range builds {
-		if b := &builds[i]; p.exactly(b) && !slices.Contains(r.unserved, b.ID) && c.barred(r, rc, b) == "" {
+	for b, err := range c.stored(p, []string{scope}) {
+		if err != nil {
+			return nil // whoever makes it will say so
+		}
+		if p.exactly(b) && !slices.Contains(r.unserved, b.ID) && c.barred(r, rc, b) == "" {
 			return &meanwhile{result: &compiled{build: b, found: true}, about: p.job(r, scope, "asked for")}
 		}
 	}

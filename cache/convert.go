@@ -59,15 +59,12 @@ func (c *Cache) otherForm(ctx context.Context, r *Request, id identity, p *plan,
 // form: a conversion would bring back the very context that is withheld.
 func (c *Cache) withheldWith(r *Request, p *plan, from *index.Build) bool {
 	_, look := c.scopes(r, identity{})
-	for _, scope := range look {
-		builds, err := c.index.Lookup(p.requestKey, scope)
-		if err != nil {
-			return true // whoever compiles will say so
+	for b, err := range c.stored(p, look) {
+		if err != nil { // whoever compiles will say so
+			return true
 		}
-		for i := range builds {
-			if c.index.StateOf(builds[i].ID).Name == index.Withheld && builds[i].Compiled().Equal(from.Compiled()) {
-				return true
-			}
+		if c.index.StateOf(b.ID).Name == index.Withheld && b.Compiled().Equal(from.Compiled()) {
+			return true
 		}
 	}
 	return false
