@@ -35,8 +35,7 @@ type database struct {
 	fs      cas.FS
 	dir     string // the state directory
 	path    string
-	reserve *reserve                 // of the disk
-	fill    func(db *bbolt.DB) error // from the manifests
+	reserve *reserve // of the disk
 
 	// failed is called once. unmarked is why the next Open may use the database again; nil: it will
 	// not.
@@ -154,24 +153,11 @@ func (d *database) fail(cause error) error {
 // open opens the database. If it is missing, marked as damaged or of no use, open makes a new one
 // and returns why.
 func (d *database) open() (why string, err error) {
-	if err := remove(d.fs, d.temp()); err != nil {
-		return "", err
-	}
 	why, err = d.unusable()
 	if err != nil || why == "" {
 		return "", err
 	}
-	d.handle, err = d.remake(why)
-	return why, err
-}
-
-// openNew makes a new database instead of the one that is open, which is not in use yet.
-func (d *database) openNew(why string) error {
-	err := d.handle.Close()
-	if err == nil {
-		d.handle, err = d.remake(why)
-	}
-	return err
+	return why, d.remake(why)
 }
 
 // unusable opens the database that is there, or says why it cannot be used.
@@ -190,7 +176,7 @@ func (d *database) unusable() (why string, err error) {
 	}
 	var db *bbolt.DB
 	err = guard(func() (err error) {
-		if db, err = openBolt(d.path, false); err == nil {
+		if db, err = openBolt(d.path); err == nil {
 			why, err = schemaProblem(db)
 		}
 		return err
@@ -231,7 +217,6 @@ func schemaProblem(db *bbolt.DB) (why string, err error) {
 	})
 }
 
-func (d *database) temp() string     { return d.path + ".new" }
 func (d *database) markPath() string { return d.path + ".damaged" }
 
 // maxMark bounds what is written into a mark.
@@ -257,75 +242,58 @@ func (d *database) mark() string {
 	return cmp.Or(string(b), "it was marked as damaged")
 }
 
-// remake moves the old database into the quarantine and makes a new one under another name. The
-// rename is the commit point: a crash before it leaves a temporary file and no database, and the
-// next start does all this again. So does a crash before the mark is removed.
-func (d *database) remake(why string) (*bbolt.DB, error) {
-	var db *bbolt.DB
+// remake moves the old database into the quarantine and opens a new one that knows no build. A crash
+// before the mark is removed has the next start do this again; one afterwards leaves a database that
+// lacks builds, which a start takes in.
+func (d *database) remake(why string) error {
 	err := d.reserve.use(func() error {
 		err := cas.SetAside(d.fs, d.dir, d.path, why)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		return guard(func() (err error) {
-			db, err = d.make()
-			return err
-		})
+		return guard(d.make)
 	})
+	if err == nil {
+		err = d.fs.SyncDir(d.dir)
+	}
 	if err == nil {
 		err = remove(d.fs, d.markPath())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("make index.db: %w", err)
+		return fmt.Errorf("make index.db: %w", err)
 	}
-	return db, nil
+	return nil
 }
 
-// make makes a database from the manifests.
-func (d *database) make() (db *bbolt.DB, err error) {
-	if err := remove(d.fs, d.temp()); err != nil {
-		return nil, err
+// make makes a database without builds. After an error there is none.
+func (d *database) make() error {
+	db, err := openBolt(d.path)
+	if err != nil {
+		return errors.Join(err, remove(d.fs, d.path))
 	}
-	if db, err = openBolt(d.temp(), true); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, db.Close())
-		}
-	}()
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for _, name := range buckets {
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+			if _, err := tx.CreateBucket(name); err != nil {
 				return err
 			}
 		}
 		schema := binary.LittleEndian.AppendUint32(nil, schemaVersion)
-		return put(tx, bucketMeta, []byte("schema"), schema)
+		return firstOf(put(tx, bucketMeta, []byte("schema"), schema), writeSpace(tx, Space{}))
 	})
-	if err == nil {
-		err = d.fill(db)
+	if err != nil {
+		return errors.Join(err, db.Close(), d.fs.Remove(d.path))
 	}
-	if err == nil {
-		err = db.Sync()
-	}
-	if err == nil {
-		err = d.fs.Rename(d.temp(), d.path)
-	}
-	if err == nil {
-		err = d.fs.SyncDir(d.dir)
-	}
-	db.NoSync = false
-	return db, err
+	d.handle = db
+	return nil
 }
 
 // openBolt opens or makes a database file. The large mapping is address space only. It keeps a
 // growing file from being mapped again, for which bbolt would block until every reader is done, and
 // every new reader behind it. The freelist stays synced, because finding it again cost 382 ms at a
 // million entries.
-func openBolt(path string, noSync bool) (*bbolt.DB, error) {
+func openBolt(path string) (*bbolt.DB, error) {
 	o := &bbolt.Options{
-		Timeout: lockWait, NoSync: noSync, FreelistType: bbolt.FreelistMapType, NoStatistics: true,
+		Timeout: lockWait, FreelistType: bbolt.FreelistMapType, NoStatistics: true,
 		InitialMmapSize: initialMapping(),
 	}
 	db, err := bbolt.Open(path, 0o600, o)

@@ -112,8 +112,8 @@ type difference struct {
 }
 
 // differences compares the database with every folder that has changed, and reads no name in the
-// others. A database that was made just now, from the folders as they are, is not compared.
-func (x *Index) differences(made bool) (all []difference, err error) {
+// others.
+func (x *Index) differences() (all []difference, err error) {
 	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]folderTimes, err error) {
 		for i := range kept {
 			v, err := get(tx, bucketFolders, []byte{byte(i)})
@@ -130,7 +130,7 @@ func (x *Index) differences(made bool) (all []difference, err error) {
 		return nil, err
 	}
 	for i := range x.folders {
-		if now := x.lookAt(byte(i)); !made && !kept[i].same(now) {
+		if now := x.lookAt(byte(i)); !kept[i].same(now) {
 			if all, err = x.compare(all, byte(i), now); err != nil {
 				return nil, err
 			}
@@ -142,30 +142,6 @@ func (x *Index) differences(made bool) (all []difference, err error) {
 		}
 	}
 	return all, nil
-}
-
-// manyMissing is how many builds a database lacks before it is better made again. Taken in one by
-// one, their rows go to pages all over the file: of 50,000 builds that took three times as long, of
-// more it takes more each.
-const manyMissing = 1 << 10
-
-// lacksMany says why the database is to be made again, as after a restore of manifests beside an
-// older index.db; "": it is not.
-func (x *Index) lacksMany(all []difference) (why string, err error) {
-	missing := 0
-	for _, d := range all {
-		if d.done == nil && !d.gone {
-			missing++
-		}
-	}
-	if missing < manyMissing {
-		return "", nil
-	}
-	space, err := x.Space()
-	if err == nil && uint64(missing) > space.Builds/8 {
-		why = fmt.Sprintf("it lacked %d of the builds that are there", missing)
-	}
-	return why, err
 }
 
 // compare adds what the database has to learn of a folder.
@@ -190,11 +166,18 @@ func (x *Index) compare(all []difference, i byte, now folderTimes) ([]difference
 	return append(all, difference{folder: i, done: &now}), nil
 }
 
+const (
+	// learnPage bounds what is in one transaction of learn. Rows that begin with digests go to pages
+	// all over the file, so that a smaller transaction writes nearly as much.
+	learnPage = 1 << 12
+	tellLearn = 2 * time.Second // how often the progress is reported
+)
+
 // learn writes differences into the database, many in one transaction, because each costs a sync. A
 // folder's times follow its builds, so that they are noted only when the database has all of them.
 func (x *Index) learn(all []difference) error {
-	done, told := 0, x.now()
-	for part := range slices.Chunk(all, flushPage) {
+	done, builds, told := 0, 0, x.now()
+	for part := range slices.Chunk(all, learnPage) {
 		var came []Build
 		for _, d := range part {
 			if d.done != nil || d.gone {
@@ -210,10 +193,14 @@ func (x *Index) learn(all []difference) error {
 		if err != nil {
 			return err
 		}
-		done += len(part)
-		if now := x.now(); now.Sub(told) >= tellFill {
+		done, builds = done+len(part), builds+len(came)
+		if now := x.now(); now.Sub(told) >= tellLearn {
 			told = now
-			x.tellMaking(uint64(done), done*100/len(all))
+			x.log.Info("index.db is being made from the manifests",
+				"store", x.dir, "builds", builds, "percent", done*100/len(all))
+			if x.making != nil {
+				x.making(uint64(builds), done*100/len(all))
+			}
 		}
 	}
 	return nil

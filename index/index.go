@@ -125,7 +125,7 @@ func openOnce(dir string, o Options) (*Index, error) {
 	}
 	x.reserve = newReserve(x.fs, dir)
 	x.db = newDatabase(x.fs, dir, x.reserve)
-	x.db.fill, x.db.failed = x.fillAll, x.isBroken
+	x.db.failed = x.isBroken
 	x.soft = newSoft(x.db, x.wake)
 	if err := x.open(); err != nil {
 		if x.journal != nil {
@@ -162,23 +162,15 @@ func (x *Index) open() error {
 	if err != nil {
 		return err
 	}
-	var all []difference
-	for lacks := " "; lacks != ""; {
-		if all, err = x.differences(why != ""); err != nil {
-			return err
-		}
-		if lacks, err = x.lacksMany(all); err == nil && lacks != "" {
-			why, err = lacks, x.db.openNew(lacks)
-		}
-		if err != nil {
-			return err
-		}
-	}
 	if why != "" && !first {
 		x.rebuilt = why
-		x.log.Warn("index.db was made again from the manifests", "store", x.dir, "reason", why)
+		x.log.Warn("index.db is made again from the manifests", "store", x.dir, "reason", why)
 	}
-	if err := x.learn(all); err != nil {
+	all, err := x.differences()
+	if err == nil {
+		err = x.learn(all)
+	}
+	if err != nil {
 		return err
 	}
 	x.journal.prune(func(id BuildID) bool {
@@ -214,7 +206,7 @@ func (x *Index) makeFolders() error {
 			return err
 		}
 	}
-	for _, name := range []string{"journal.new", "journal.damaged"} {
+	for _, name := range []string{"journal.new", "journal.damaged", "index.db.new"} {
 		if err := remove(x.fs, filepath.Join(x.dir, name)); err != nil {
 			return err
 		}

@@ -224,6 +224,10 @@ func encodeSpace(s Space) []byte {
 	return numbers(uint64(s.LogicalBytes), uint64(s.UniqueBytes), s.Entries, s.Builds, uint64(s.DiskBytes), uint64(s.ManifestBytes))
 }
 
+func writeSpace(tx *bbolt.Tx, s Space) error {
+	return put(tx, bucketMeta, []byte("space"), encodeSpace(s))
+}
+
 func decodeSpace(b []byte) (Space, bool) {
 	f := fields{b: b}
 	s := Space{LogicalBytes: f.i64(), UniqueBytes: f.i64(), Entries: f.u64(), Builds: f.u64(),

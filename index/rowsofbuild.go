@@ -33,21 +33,16 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	space.ManifestBytes += brief.manifest
 	space.LogicalBytes += brief.LogicalBytes
 	for d, size := range distinct(b) {
-		others, err := keysOf(tx, bucketBlobs, d[:], 1)
+		disk := x.blobBytes(d, size)
+		more, needed, err := resize(tx, d, disk) // it may have been packed, and is whole again
 		if err != nil {
 			return err
 		}
-		disk := x.blobBytes(d, size)
-		if len(others) == 0 {
+		if !needed {
 			space.UniqueBytes += size
-			space.DiskBytes += disk
-		} else {
-			more, err := resize(tx, d, disk) // it may have been packed, and is whole again
-			if err != nil {
-				return err
-			}
-			space.DiskBytes += more
+			more = disk
 		}
+		space.DiskBytes += more
 		if err := put(tx, bucketBlobs, blobKey(d, b.ID), numbers(uint64(size), uint64(disk))); err != nil {
 			return err
 		}
@@ -61,7 +56,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	}
 	err = firstOf(err, put(tx, bucketBriefs, b.ID[:], encodeBrief(&brief)))
 	err = firstOf(err, changeUser(tx, &brief, 1))
-	return firstOf(err, put(tx, bucketMeta, []byte("space"), encodeSpace(space)))
+	return firstOf(err, writeSpace(tx, space))
 }
 
 // removeBuild takes the rows of a build out again, those of its use and view
@@ -87,18 +82,18 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 	space.LogicalBytes -= brief.LogicalBytes
 	space.ManifestBytes -= brief.manifest
 	for d, size := range distinct(b) {
-		n, err := needOf(tx, blobKey(d, id))
+		n, err := firstNeed(tx, d)
 		if err != nil {
 			return err
 		}
 		if err := drop(tx, bucketBlobs, blobKey(d, id)); err != nil {
 			return err
 		}
-		others, err := keysOf(tx, bucketBlobs, d[:], 1)
+		other, err := firstNeed(tx, d)
 		if err != nil {
 			return err
 		}
-		if len(others) == 0 {
+		if other.Build.IsZero() {
 			space.UniqueBytes -= size
 			space.DiskBytes -= n.Disk
 		}
@@ -123,7 +118,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 	if len(left) == 0 {
 		space.Entries--
 	}
-	return put(tx, bucketMeta, []byte("space"), encodeSpace(space))
+	return writeSpace(tx, space)
 }
 
 // blobBytes is what a blob takes on the disk. One that is not there, which a
@@ -164,25 +159,27 @@ func (x *Index) BlobBytes(d cas.Digest) (size int64, needed bool, err error) {
 	return n.Size, !n.Build.IsZero(), err
 }
 
-// blob returns the first row of a blob; the zero Need if it has none.
 func (x *Index) blob(d cas.Digest) (Need, error) {
-	return read(x.db, func(tx *bbolt.Tx) (n Need, err error) {
-		err = eachRow(tx, bucketBlobs, d[:], nil, func(key, sealed []byte) (bool, error) {
-			v, err := unseal(bucketBlobs, key, sealed)
-			if err == nil {
-				n, err = decodeNeed(key, v)
-			}
-			return false, err
-		})
-		return n, err
+	return read(x.db, func(tx *bbolt.Tx) (Need, error) { return firstNeed(tx, d) })
+}
+
+// firstNeed returns the first row of a blob; the zero Need if it has none.
+func firstNeed(tx *bbolt.Tx, d cas.Digest) (n Need, err error) {
+	err = eachRow(tx, bucketBlobs, d[:], nil, func(key, sealed []byte) (bool, error) {
+		v, err := unseal(bucketBlobs, key, sealed)
+		if err == nil {
+			n, err = decodeNeed(key, v)
+		}
+		return false, err
 	})
+	return n, err
 }
 
 // Remeasure asks the file system again what a blob takes on the disk, after it
 // was moved away, stored anew or packed. It is no error if no build needs it.
 func (x *Index) Remeasure(d cas.Digest) error {
 	return x.db.write(func(tx *bbolt.Tx) error {
-		more, err := resize(tx, d, x.blobBytes(d, 0)) // asked in its turn: whoever asks last has the last word
+		more, _, err := resize(tx, d, x.blobBytes(d, 0)) // asked in its turn: the last to ask wins
 		if err != nil || more == 0 {
 			return err
 		}
@@ -191,38 +188,25 @@ func (x *Index) Remeasure(d cas.Digest) error {
 			return err
 		}
 		space.DiskBytes += more
-		return put(tx, bucketMeta, []byte("space"), encodeSpace(space))
+		return writeSpace(tx, space)
 	})
 }
 
-// resize writes the bytes on disk into all rows of a blob, and returns how many
-// more these are.
-func resize(tx *bbolt.Tx, d cas.Digest, disk int64) (more int64, err error) {
+// resize writes the bytes on disk into all rows of a blob, which say the same, and returns how many
+// more these are, and whether there are any rows.
+func resize(tx *bbolt.Tx, d cas.Digest, disk int64) (more int64, needed bool, err error) {
+	n, err := firstNeed(tx, d)
+	if err != nil || n.Build.IsZero() {
+		return 0, false, err
+	}
+	if more = disk - n.Disk; more == 0 {
+		return 0, true, nil
+	}
 	keys, err := keysOf(tx, bucketBlobs, d[:], maxSharers)
-	if err != nil {
-		return 0, err
-	}
 	for _, key := range keys {
-		n, err := needOf(tx, key)
-		if err != nil {
-			return 0, err
-		}
-		if more = disk - n.Disk; more == 0 {
-			break // all rows of a blob say the same
-		}
-		if err := put(tx, bucketBlobs, key, numbers(uint64(n.Size), uint64(disk))); err != nil {
-			return 0, err
-		}
+		err = firstOf(err, put(tx, bucketBlobs, key, numbers(uint64(n.Size), uint64(disk))))
 	}
-	return more, nil
-}
-
-func needOf(tx *bbolt.Tx, key []byte) (Need, error) {
-	v, err := get(tx, bucketBlobs, key)
-	if err != nil {
-		return Need{}, err
-	}
-	return decodeNeed(key, v)
+	return more, true, err
 }
 
 // maxSharers bounds the builds of one blob, or of one request, that a transaction goes through.
