@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/zeebo/blake3"
 	"google.golang.org/protobuf/encoding/protowire"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/flock"

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/witness"
@@ -90,7 +90,7 @@ func hashEverywhere(f *os.File, size int64) error {
 	for i := range cores {
 		wg.Go(func() {
 			part := io.NewSectionReader(f, size*i/cores, size*(i+1)/cores-size*i/cores)
-			_, errs[i] = io.CopyBuffer(struct{ io.Writer }{blake3.New()}, part, make([]byte, 256<<10))
+			_, errs[i] = io.CopyBuffer(struct{ io.Writer }{blake3.New(32, nil)}, part, make([]byte, 256<<10))
 		})
 	}
 	wg.Wait()

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"

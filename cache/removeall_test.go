@@ -17,7 +17,9 @@ func TestRemoveAllLeavesNothing(t *testing.T) {
 	<-b.cache.tidied // a start removes what nobody needs, and this is to
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
-	_, _, err := b.cache.cas.Put(context.Background(), strings.NewReader("of a put that was never acknowledged"))
+	put := b.cache.cas.Hold()
+	_, _, err := put.Put(context.Background(), strings.NewReader("of a put that was never acknowledged"))
+	put.Release()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(b.cache.path("quarantine", "20260101-x"), []byte("damaged"), 0o600))
 

@@ -90,7 +90,9 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 		fs.err.Store(new(syscall.EIO))
 		b.open()
 		if whole { // somebody was making it whole again when the daemon ended
-			_, _, err := b.cache.cas.Put(ctx, bytes.NewReader(content))
+			hold := b.cache.cas.Hold()
+			_, _, err := hold.Put(ctx, bytes.NewReader(content))
+			hold.Release()
 			require.NoError(t, err)
 			require.True(t, b.cache.cas.Has(large(builds[1])))
 		}

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"
@@ -83,7 +83,7 @@ func operations() []operation {
 			if err != nil {
 				return err
 			}
-			_, _, err = s.Adopt(ctx, path)
+			_, _, err = s.AdoptHashed(ctx, path, cas.Hashed{})
 			return err
 		}, [][]byte{old, fresh}, [][]byte{fresh}, [][]byte{old}},
 		{"adopt what was hashed", func(s *cas.Store, root string) error {

@@ -18,18 +18,23 @@ func (d Digest) IsZero() bool { return d == Digest{} }
 
 // ParseDigest reads what Digest.String wrote. Upper-case digits are refused,
 // so that every digest has one spelling and one file name.
-func ParseDigest(s string) (Digest, error) {
-	var d Digest
-	if len(s) != 2*len(d) {
-		return Digest{}, fmt.Errorf("digest %.80q: %d characters, not %d", s, len(s), 2*len(d))
+func ParseDigest(s string) (d Digest, err error) { return d, ParseHex("digest", s, d[:]) }
+
+// ParseHex reads lower-case hexadecimal digits of exactly as many bytes as to has. what names them in
+// errors.
+func ParseHex(what, s string, to []byte) error {
+	if len(s) != 2*len(to) {
+		return fmt.Errorf("%s %.80q: %d characters, not %d", what, s, len(s), 2*len(to))
 	}
-	if _, err := hex.Decode(d[:], []byte(s)); err != nil {
-		return Digest{}, fmt.Errorf("digest %q: %w", s, err)
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", what, s, err)
 	}
-	if d.String() != s {
-		return Digest{}, fmt.Errorf("digest %q: upper-case digits", s)
+	if hex.EncodeToString(b) != s {
+		return fmt.Errorf("%s %q: upper-case digits", what, s)
 	}
-	return d, nil
+	copy(to, b)
+	return nil
 }
 
 // ErrNotFound says that the store has no blob of that digest.

@@ -6,87 +6,62 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
-
-	"golang.org/x/sync/errgroup"
 )
 
-// Put stores what r gives until io.EOF, and returns its digest and length when
-// it is durable. A blob that is there already is kept, if its bytes are right.
-func (s *Store) Put(ctx context.Context, r io.Reader) (Digest, int64, error) {
-	return s.put(ctx, r, nil)
-}
-
-func (s *Store) put(ctx context.Context, r io.Reader, h *Hold) (Digest, int64, error) {
-	f, path, err := s.stage()
+// put is Hold.Put. h may be nil, as in the functions below.
+func (s *Store) put(ctx context.Context, r Source, h *Hold) (Digest, int64, error) {
+	d, err := s.putCopy(ctx, h, func(to *os.File) (Digest, error) {
+		return s.copyFrom(ctx, to, r, r.Size())
+	})
 	if err != nil {
 		return Digest{}, 0, fmt.Errorf("store a blob: %w", err)
 	}
-	d, n, err := s.fill(ctx, f, r)
-	if err != nil {
-		err = errors.Join(err, s.fs.Remove(path))
-	} else {
-		err = s.commit(ctx, f, path, d, incoming, h)
-	}
-	return result(d, n, errors.Join(err, f.Close()))
+	return d, r.Size(), nil
 }
 
-// PutFile stores the bytes of the file f, which stays as it is, and returns
-// their digest and length when they are durable. It reads through the
-// descriptor at offsets of its own, and shares the bytes where the file system
-// can. What is hashed is the store's copy. ErrChanged: the size or the time of
-// the last change was another afterwards.
-func (s *Store) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
-	return s.putFile(ctx, f, nil)
-}
-
+// putFile is Hold.PutFile.
 func (s *Store) putFile(ctx context.Context, f *os.File, h *Hold) (Digest, int64, error) {
 	before, err := StampOf(f)
 	if err == nil {
 		err = regular(f)
 	}
-	if err != nil {
-		return Digest{}, 0, fmt.Errorf("store %s: %w", f.Name(), err)
-	}
-	staged, path, err := s.stage()
-	if err != nil {
-		return Digest{}, 0, fmt.Errorf("store %s: %w", f.Name(), err)
-	}
-	d, err := s.copy(ctx, staged, f, before.Size)
+	var d Digest
 	if err == nil {
-		err = unchanged(f, before)
+		d, err = s.putCopy(ctx, h, func(to *os.File) (Digest, error) {
+			d, err := s.copy(ctx, to, f, before.Size)
+			if err == nil {
+				err = unchanged(f, before)
+			}
+			return d, err
+		})
 	}
 	if err != nil {
-		err = errors.Join(err, s.fs.Remove(path))
-	} else {
-		err = s.commit(ctx, staged, path, d, incoming, h)
-	}
-	if err = errors.Join(err, staged.Close()); err != nil {
 		return Digest{}, 0, fmt.Errorf("store %s: %w", f.Name(), err)
 	}
 	return d, before.Size, nil
 }
 
-// Adopt makes the staged file at path a blob without copying it, and returns
-// its digest and length when it is durable. The file has to be on the store's
-// file system and its writer has to be done. If it can be seen that somebody
-// could still write it, it is copied instead. Either way path is gone
-// afterwards; after an error it is there still, unless its bytes could not be
-// synced.
-func (s *Store) Adopt(ctx context.Context, path string) (Digest, int64, error) {
-	return s.AdoptHashed(ctx, path, Hashed{})
+// putCopy makes a blob of what write copies into a new file, and hashes.
+func (s *Store) putCopy(
+	ctx context.Context, h *Hold, write func(to *os.File) (Digest, error),
+) (Digest, error) {
+	f, path, err := s.stage()
+	if err != nil {
+		return Digest{}, err
+	}
+	d, err := write(f)
+	if err != nil {
+		err = errors.Join(err, s.fs.Remove(path))
+	} else {
+		err = s.commit(ctx, f, path, d, incoming, h)
+	}
+	return d, errors.Join(err, f.Close())
 }
 
-// AdoptHashed is Adopt of a file that HashAhead or CopyAhead has hashed: if it is still as
-// it was then, it is not hashed again.
-func (s *Store) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
-	return s.adoptHashed(ctx, path, known, nil)
-}
-
+// adoptHashed is Hold.AdoptHashed.
 func (s *Store) adoptHashed(ctx context.Context, path string, known Hashed, h *Hold) (Digest, int64, error) {
 	f, err := s.fs.Open(path)
 	if err != nil {
@@ -110,29 +85,17 @@ func (s *Store) adopt(ctx context.Context, f *os.File, path string, known Hashed
 			return Digest{}, 0, err
 		}
 	}
-	if known == (Hashed{}) {
-		d, n, err := s.putFile(ctx, f, h)
-		if err != nil {
-			return Digest{}, 0, err
+	if known != (Hashed{}) {
+		err = s.commit(ctx, f, path, known.digest, adopted, h)
+		if !errors.Is(err, errElsewhere) {
+			return known.digest, known.stamp.Size, err
 		}
-		return d, n, s.fs.Remove(path)
-	}
-	err = s.commit(ctx, f, path, known.digest, adopted, h)
-	if !errors.Is(err, errElsewhere) {
-		return known.digest, known.stamp.Size, err
 	}
 	d, n, err := s.putFile(ctx, f, h)
 	if err != nil {
 		return Digest{}, 0, err
 	}
 	return d, n, s.fs.Remove(path)
-}
-
-func result(d Digest, n int64, err error) (Digest, int64, error) {
-	if err != nil {
-		return Digest{}, 0, fmt.Errorf("store a blob: %w", err)
-	}
-	return d, n, nil
 }
 
 func unchanged(f *os.File, before Stamp) error {
@@ -287,73 +250,4 @@ func (s *Store) sameFile(f *os.File, d Digest) error {
 		return errors.Join(fmt.Errorf("link blob %s: %w", d, ErrChanged), s.fs.Remove(s.path(d)))
 	}
 	return nil
-}
-
-// fill writes what r gives into the empty file f and hashes it on the way:
-// one goroutine reads, the others write and hash whole pieces.
-func (s *Store) fill(ctx context.Context, f *os.File, r io.Reader) (Digest, int64, error) {
-	type piece struct {
-		buf   *[pieceSize]byte
-		index int64
-		n     int
-	}
-	workers := runtime.GOMAXPROCS(0)
-	free := make(chan *[pieceSize]byte, workers+1) // bounds what is in memory
-	full := make(chan piece)
-	for range cap(free) {
-		free <- pieces.Get().(*[pieceSize]byte)
-	}
-	h := &pieceSum{}
-	g, ctx := errgroup.WithContext(ctx)
-	for range workers {
-		g.Go(func() error {
-			for p := range full {
-				if _, err := WriteInSteps(at{s.fs, f}, p.buf[:p.n], p.index*pieceSize); err != nil {
-					return err
-				}
-				h.put(p.index, pieceNode(p.buf[:p.n], uint64(p.index)), p.n)
-				free <- p.buf
-			}
-			return nil
-		})
-	}
-	var total int64
-	g.Go(func() error {
-		defer close(full)
-		for index := int64(0); ; index++ {
-			var p piece
-			select {
-			case p.buf = <-free:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			var err error
-			p.index = index
-			p.n, err = io.ReadFull(r, p.buf[:])
-			last := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-			if err != nil && !last {
-				return fmt.Errorf("read at offset %d: %w", total+int64(p.n), err)
-			}
-			if p.n == 0 && index > 0 {
-				free <- p.buf
-				return nil
-			}
-			total += int64(p.n)
-			select {
-			case full <- p:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if last {
-				return nil
-			}
-		}
-	})
-	if err := g.Wait(); err != nil {
-		return Digest{}, 0, err // the buffers in flight are left to the garbage collector
-	}
-	for range cap(free) {
-		pieces.Put(<-free)
-	}
-	return h.tree.root(), total, nil
 }

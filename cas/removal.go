@@ -23,18 +23,28 @@ func (s *Store) Removal() *Removal { return &Removal{s: s, folders: make(map[byt
 // needed says that somebody refers to it. needed is asked while nobody can begin
 // to hold the blob. A blob that is not there is no error.
 func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
-	unlock, err := r.s.locks.Lock(context.Background(), d)
+	s := r.s
+	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
 		return false, err
 	}
-	// Unlocked before the sync, which may take long: whoever stores the same
-	// blob now links it anew and syncs the folder too.
+	// Unlocked before the sync, which may take long: a Put of the same blob
+	// now links it again and syncs the folder too.
 	defer unlock()
-	removed, absent, err := r.s.unlinkUnless(d, needed)
-	if removed || absent { // also one that was not there: an earlier call may have got no further than to unlink it
-		r.folders[d[0]] = d
+	if s.isHeld(d) {
+		return false, nil
 	}
-	return removed, err
+	if is, err := needed(); is || err != nil {
+		return false, err
+	}
+	s.stamps.forget(d)
+	err = s.fs.Remove(s.path(d))
+	absent := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !absent {
+		return false, s.wrap(d, err)
+	}
+	r.folders[d[0]] = d // also of an absent one: an earlier call may have got no further than to unlink it
+	return !absent, nil
 }
 
 // Sync makes durable what was removed. After an error some of it may come back
@@ -68,23 +78,8 @@ func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed boo
 	return removed, nil
 }
 
-func (s *Store) unlinkUnless(d Digest, needed func() (bool, error)) (removed, absent bool, err error) {
+func (s *Store) isHeld(d Digest) bool {
 	s.heldMu.Lock()
-	held := s.held[d] > 0
-	s.heldMu.Unlock()
-	if held {
-		return false, false, nil
-	}
-	if is, err := needed(); is || err != nil {
-		return false, false, err
-	}
-	s.stamps.forget(d)
-	err = s.fs.Remove(s.path(d))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, true, nil
-	}
-	if err != nil {
-		return false, false, s.wrap(d, err)
-	}
-	return true, false, nil
+	defer s.heldMu.Unlock()
+	return s.held[d] > 0
 }

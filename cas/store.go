@@ -2,7 +2,6 @@ package cas
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -318,18 +317,6 @@ func (s *Store) WalkDisk(ctx context.Context, fn func(d Digest, disk int64) erro
 	})
 }
 
-// Foreign returns the paths of what stands among the objects and is no blob.
-func (s *Store) Foreign(ctx context.Context) ([]string, error) {
-	var paths []string
-	err := s.each(ctx, func(path string, _ Digest, _ fs.FileInfo, ok bool) error {
-		if !ok {
-			paths = append(paths, path)
-		}
-		return nil
-	})
-	return paths, err
-}
-
 func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs.FileInfo, ok bool) error) error {
 	there, err := s.fs.ReadDir(s.objects) // a volatile store, which is asked for its sum again and again, has few of them
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -337,7 +324,7 @@ func (s *Store) each(ctx context.Context, fn func(path string, d Digest, info fs
 	}
 	for _, shard := range there {
 		var first [1]byte
-		if n, err := hex.Decode(first[:], []byte(shard[:min(len(shard), 2)])); n != 1 || err != nil || hex.EncodeToString(first[:]) != shard {
+		if ParseHex("folder", shard, first[:]) != nil {
 			continue // incoming, and what is not ours
 		}
 		folder := filepath.Join(s.objects, shard)

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
+	"lukechampine.com/blake3"
 )
 
 var ctx = context.Background()
@@ -102,16 +102,22 @@ func TestWhatIsNotThere(t *testing.T) {
 
 func TestPutOfAFailingReaderLeavesNothing(t *testing.T) {
 	s := openStore(t, Options{})
-	_, _, err := s.Put(ctx, io.MultiReader(bytes.NewReader(random(3*pieceSize)), iotestErr{}))
+	_, _, err := s.Put(ctx, failing{bytes.NewReader(random(3*pieceSize + 1))})
 	require.ErrorIs(t, err, syscall.EPROTO)
 	names, err := os.ReadDir(s.incoming)
 	require.NoError(t, err)
 	require.Empty(t, names)
 }
 
-type iotestErr struct{}
+// failing cannot be read from its third piece on.
+type failing struct{ *bytes.Reader }
 
-func (iotestErr) Read([]byte) (int, error) { return 0, syscall.EPROTO }
+func (f failing) ReadAt(p []byte, off int64) (int, error) {
+	if off >= 2*pieceSize {
+		return 0, syscall.EPROTO
+	}
+	return f.Reader.ReadAt(p, off)
+}
 
 func TestASoundStampSparesHashing(t *testing.T) {
 	fs := &countingReads{}
@@ -293,7 +299,7 @@ func TestAdopt(t *testing.T) {
 			c.before(t, path)
 			staged, err := os.Stat(path)
 			require.NoError(t, err)
-			d, n, err := s.Adopt(ctx, path)
+			d, n, err := s.AdoptHashed(ctx, path, Hashed{})
 			require.NoError(t, err)
 			require.Equal(t, int64(len(b)), n)
 			require.NoFileExists(t, path)

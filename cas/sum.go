@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -8,7 +9,10 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
+	"golang.org/x/sync/errgroup"
+	"lukechampine.com/blake3"
 	"lukechampine.com/blake3/guts"
 )
 
@@ -25,7 +29,7 @@ const (
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
 // Sum returns the BLAKE3 digest of the n bytes of r that begin at off. Large
-// ranges are hashed on all cores, in memory that does not depend on n. Fewer
+// ranges are hashed on all cores, in 1 MiB for each and 32 bytes for each MiB of n. Fewer
 // than n bytes are io.ErrUnexpectedEOF; ctx is looked at between pieces.
 func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	return sum(ctx, r, off, n, nil)
@@ -52,147 +56,70 @@ func sum(ctx context.Context, r io.ReaderAt, off, n int64, progress func(done, t
 		return Digest{}, fmt.Errorf("hash %d bytes at offset %d: not a range", n, off)
 	}
 	count := max(1, (n+pieceSize-1)/pieceSize)
-	workers := min(int64(runtime.GOMAXPROCS(0)), count)
-	h := &pieceSum{r: r, off: off, n: n, count: count, progress: progress}
-	if workers == 1 {
-		h.work(ctx)
-		return h.result()
-	}
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() { h.work(ctx) })
-	}
-	wg.Wait()
-	return h.result()
-}
-
-// pieceSum hands out the pieces of one range to its workers.
-type pieceSum struct {
-	r        io.ReaderAt
-	off, n   int64
-	count    int64 // pieces
-	progress func(done, total int64)
-
-	mu   sync.Mutex // guards all below
-	next int64      // the piece that the next free worker takes
-	done int64      // bytes
-	tree tree
-	err  error
-}
-
-func (h *pieceSum) work(ctx context.Context) {
-	buf := pieces.Get().(*[pieceSize]byte)
-	defer pieces.Put(buf)
-	for i, ok := h.take(); ok; i, ok = h.take() {
-		if err := ctx.Err(); err != nil {
-			h.fail(err)
-			return
-		}
-		at := i * pieceSize
-		part := buf[:min(pieceSize, h.n-at)]
-		if k, err := h.r.ReadAt(part, h.off+at); k < len(part) {
-			if err == nil || err == io.EOF {
-				err = io.ErrUnexpectedEOF
+	nodes := make([][8]uint32, count) // chaining values of the pieces
+	var only guts.Node                // the piece, if there is one alone
+	var next atomic.Int64             // the piece that the next free worker takes
+	var mu sync.Mutex                 // guards done, and calls of progress
+	done := int64(0)
+	work := func() error {
+		buf := pieces.Get().(*[pieceSize]byte)
+		defer pieces.Put(buf)
+		for i := next.Add(1) - 1; i < count; i = next.Add(1) - 1 {
+			if err := ctx.Err(); err != nil {
+				return err
 			}
-			h.fail(fmt.Errorf("read at offset %d: %w", h.off+at+int64(k), err))
-			return
+			at := i * pieceSize
+			part := buf[:min(pieceSize, n-at)]
+			if k, err := r.ReadAt(part, off+at); k < len(part) {
+				next.Store(count) // the other workers end as well
+				if err == nil || err == io.EOF {
+					err = io.ErrUnexpectedEOF
+				}
+				return fmt.Errorf("read at offset %d: %w", off+at+int64(k), err)
+			}
+			node := pieceNode(part, uint64(i))
+			if count == 1 {
+				only = node
+			}
+			nodes[i] = guts.ChainingValue(node)
+			if progress != nil {
+				mu.Lock()
+				done += int64(len(part))
+				progress(done, n)
+				mu.Unlock()
+			}
 		}
-		h.put(i, pieceNode(part, uint64(i)), len(part))
+		return nil
 	}
+	var workers errgroup.Group
+	for range min(int64(runtime.GOMAXPROCS(0)), count) - 1 {
+		workers.Go(work)
+	}
+	if err := cmp.Or(work(), workers.Wait()); err != nil {
+		return Digest{}, err
+	}
+	if count > 1 {
+		only = join(nodes)
+	}
+	return root(only), nil
 }
 
-func (h *pieceSum) take() (int64, bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.err != nil || h.next == h.count {
-		return 0, false
+// SumBytes returns the digest of b. For small inputs it is faster than Sum.
+func SumBytes(b []byte) Digest {
+	if len(b) <= guts.ChunkSize {
+		return root(guts.CompressChunk(b, &guts.IV, 0, 0))
 	}
-	h.next++
-	return h.next - 1, true
+	if len(b) > groupSize {
+		return blake3.Sum256(b)
+	}
+	var group [groupSize]byte
+	return root(groupNode(group[:copy(group[:], b)], 0))
 }
 
-func (h *pieceSum) put(i int64, n guts.Node, bytes int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.tree.add(i, n)
-	h.done += int64(bytes)
-	if h.progress != nil {
-		h.progress(h.done, h.n)
-	}
-}
-
-func (h *pieceSum) fail(err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.err == nil {
-		h.err = err
-	}
-}
-
-func (h *pieceSum) result() (Digest, error) {
-	if h.err != nil {
-		return Digest{}, h.err
-	}
-	return h.tree.root(), nil
-}
-
-// tree joins the subtrees of pieces into the root. Pieces may arrive in any
-// order; what is early waits. Callers do their own locking.
-type tree struct {
-	joined int64       // pieces that stand in stack
-	stack  [][8]uint32 // complete subtrees, largest first
-	last   guts.Node   // the piece after those: held back, because the last one of all is treated apart
-	have   bool
-	early  map[int64]guts.Node
-}
-
-func (t *tree) add(i int64, n guts.Node) {
-	expect := t.joined
-	if t.have {
-		expect++
-	}
-	if i != expect {
-		if t.early == nil {
-			t.early = make(map[int64]guts.Node)
-		}
-		t.early[i] = n
-		return
-	}
-	t.append(n)
-	for {
-		n, ok := t.early[t.joined+1]
-		if !ok {
-			return
-		}
-		delete(t.early, t.joined+1)
-		t.append(n)
-	}
-}
-
-// append takes the piece that follows all before it. That another one came
-// shows that the one held back is not the last, so it may be joined.
-func (t *tree) append(n guts.Node) {
-	if t.have {
-		cv := guts.ChainingValue(t.last)
-		t.joined++
-		for k := t.joined; k%2 == 0; k /= 2 {
-			cv = guts.ChainingValue(parent(t.stack[len(t.stack)-1], cv))
-			t.stack = t.stack[:len(t.stack)-1]
-		}
-		t.stack = append(t.stack, cv)
-	}
-	t.last, t.have = n, true
-}
-
-// root finishes the tree: at least one piece has been added, none is missing.
-func (t *tree) root() Digest {
-	n := t.last
-	for i := len(t.stack) - 1; i >= 0; i-- {
-		n = parent(t.stack[i], guts.ChainingValue(n))
-	}
+// root finishes the tree.
+func root(n guts.Node) (d Digest) {
 	n.Flags |= guts.FlagRoot
 	words := guts.CompressNode(n)
-	var d Digest
 	for i := range 8 {
 		binary.LittleEndian.PutUint32(d[4*i:], words[i])
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 )
 
 // random returns n bytes that depend on n only.
@@ -29,6 +29,41 @@ func TestSumIsStandardBLAKE3(t *testing.T) {
 		got, err := Sum(context.Background(), bytes.NewReader(b), 0, int64(n))
 		require.NoError(t, err)
 		require.Equal(t, Digest(blake3.Sum256(b)), got, "%d bytes", n)
+	}
+}
+
+// Test vectors of the BLAKE3 specification: byte i of an input is i modulo 251.
+func TestSumGivesTheReferenceVectors(t *testing.T) {
+	for n, want := range map[int]string{
+		0:     "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
+		1:     "2d3adedff11b61f14c886e35afa036736dcd87a74d27b5c1510225d0f592e213",
+		1023:  "10108970eeda3eb932baac1428c7a2163b0e924c9a9e25b35bba72b28f70bd11",
+		1024:  "42214739f095a406f3fc83deb889744ac00df831c10daa55189b5d121c855af7",
+		1025:  "d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444",
+		2048:  "e776b6028c7cd22a4d0ba182a8bf62205d2ef576467e838ed6f2529b85fba24a",
+		3073:  "7124b49501012f81cc7f11ca069ec9226cecb8a2c850cfe644e327d22d3e1cd3",
+		4096:  "015094013f57a5277b59d8475c0501042c0b642e531b0a1c8f58d2163229e969",
+		8193:  "bab6c09cb8ce8cf459261398d2e7aef35700bf488116ceb94a36d0f5f1b7bc3b",
+		16384: "f875d6646de28985646f34ee13be9a576fd515f76b5b0a26bb324735041ddde4",
+		31744: "62b6960e1a44bcc1eb1a611a8d6235b6b4b78f32e7abc4fb4c6cdcce94895c47",
+	} {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = byte(i % 251)
+		}
+		got, err := Sum(context.Background(), bytes.NewReader(b), 0, int64(n))
+		require.NoError(t, err)
+		require.Equal(t, want, got.String(), "%d bytes", n)
+		require.Equal(t, want, SumBytes(b).String(), "%d bytes", n)
+	}
+}
+
+func TestSumBytesIsSum(t *testing.T) {
+	b := random(3 * groupSize)
+	for n := range b {
+		if n%1024 < 3 || n%97 == 0 {
+			require.Equal(t, Digest(blake3.Sum256(b[:n])), SumBytes(b[:n]), "%d bytes", n)
+		}
 	}
 }
 
@@ -73,24 +108,10 @@ func TestSumNamesTheReadError(t *testing.T) {
 	require.EqualError(t, err, "read at offset 5: bad sector")
 }
 
-func TestTreeTakesPiecesInAnyOrder(t *testing.T) {
-	b := random(9*pieceSize + 1234)
-	want := Digest(blake3.Sum256(b))
-	for seed := range uint64(20) {
-		var tr tree
-		for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(10) {
-			part := make([]byte, pieceSize)
-			k := copy(part, b[i*pieceSize:])
-			tr.add(int64(i), pieceNode(part[:k], uint64(i)))
-		}
-		require.Equal(t, want, tr.root(), "seed %d", seed)
-	}
-}
-
 func BenchmarkSum(b *testing.B) {
 	const size = 256 << 20
 	data := random(size)
-	b.Run("zeebo", func(b *testing.B) {
+	b.Run("one stream", func(b *testing.B) {
 		b.SetBytes(size)
 		for b.Loop() {
 			blake3.Sum256(data)

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 )
 
 func fill(t *testing.T, s *Store, b []byte) Digest {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/compilers/dialogue"
 )

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 )
 
 // A recipe file; numbers are little-endian, uv is an unsigned varint in its

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 	"pgregory.net/rapid"
 
 	"github.com/epcached/epcached/cas"

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cas/crashfs"

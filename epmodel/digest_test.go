@@ -11,14 +11,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/epmodel"
 )
 
 // sum is BLAKE3 the plain way.
 func sum(_ context.Context, r io.ReaderAt, off, n int64) (d [32]byte, err error) {
-	h := blake3.New()
+	h := blake3.New(32, nil)
 	m, err := io.Copy(h, io.NewSectionReader(r, off, n))
 	if err == nil && m != n {
 		err = io.ErrUnexpectedEOF

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/index"
 )

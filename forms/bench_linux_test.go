@@ -47,7 +47,9 @@ func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 // put stores bytes that the owner needs.
 func (b *bench) put(content []byte) cas.Digest {
 	b.Helper()
-	d, size, err := b.whole.Put(context.Background(), bytes.NewReader(content))
+	hold := b.whole.Hold()
+	defer hold.Release()
+	d, size, err := hold.Put(context.Background(), bytes.NewReader(content))
 	require.NoError(b, err)
 	b.measure(d)
 	b.need(d, size)

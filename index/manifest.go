@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zeebo/blake3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cas"
@@ -48,7 +47,7 @@ func sealManifest(version uint32, body []byte) []byte {
 	file = binary.LittleEndian.AppendUint32(file, version)
 	file = binary.LittleEndian.AppendUint32(file, uint32(len(body)))
 	file = append(file, body...)
-	sum := blake3.Sum256(file)
+	sum := cas.SumBytes(file)
 	return append(file, sum[:]...)
 }
 
@@ -81,7 +80,7 @@ func openManifest(name string, file []byte) ([]byte, error) {
 	if n > maxManifest || int64(len(file)) != headerSize+n+manifestSumSize {
 		return nil, &DamageError{name, fmt.Sprintf("%d bytes, its header says %d", len(file), headerSize+n+manifestSumSize)}
 	}
-	sum := blake3.Sum256(file[:headerSize+n])
+	sum := cas.SumBytes(file[:headerSize+n])
 	if !bytes.Equal(sum[:], file[headerSize+n:]) {
 		return nil, &DamageError{name, "wrong checksum"}
 	}

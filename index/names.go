@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/zeebo/blake3"
-
 	"github.com/epcached/epcached/cas"
 )
 
@@ -62,7 +60,7 @@ func nameKey(kind byte, value []byte, id []byte) []byte {
 }
 
 func modelNameKey(name string, id []byte) []byte {
-	sum := blake3.Sum256([]byte(name))
+	sum := cas.SumBytes([]byte(name))
 	return nameKey(nameModel, sum[:], id)
 }
 

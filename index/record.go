@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
-	"github.com/zeebo/blake3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
@@ -52,7 +53,7 @@ func parseJournal(file []byte, fn func(*manifestpb.Record) error) (torn bool, da
 	if v := binary.LittleEndian.Uint32(file[8:]); v > formatVersion {
 		return false, &NewerError{"journal", v}
 	}
-	if sum := blake3.Sum256(file[:16]); !bytes.Equal(sum[:16], file[16:32]) {
+	if sum := cas.SumBytes(file[:16]); !bytes.Equal(sum[:16], file[16:32]) {
 		damage = &DamageError{"journal", "its header has a wrong checksum"}
 	}
 	for at := journalHeaderSize; at < len(file); {
@@ -112,12 +113,8 @@ func nextRecord(file []byte, from int) int {
 }
 
 func recordSum(head, body []byte) [16]byte {
-	h := blake3.New()
-	_, _ = h.Write(head) // never fails
-	_, _ = h.Write(body)
-	var sum [16]byte
-	copy(sum[:], h.Sum(nil))
-	return sum
+	sum := cas.SumBytes(slices.Concat(head, body))
+	return [16]byte(sum[:])
 }
 
 func appendJournalHeader(b []byte) []byte {
@@ -125,7 +122,7 @@ func appendJournalHeader(b []byte) []byte {
 	b = append(b, journalMagic...)
 	b = binary.LittleEndian.AppendUint32(b, formatVersion)
 	b = binary.LittleEndian.AppendUint32(b, 0)
-	sum := blake3.Sum256(b[start:])
+	sum := cas.SumBytes(b[start:])
 	return append(b, sum[:16]...)
 }
 

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/zeebo/blake3"
 	"go.etcd.io/bbolt"
 
 	"github.com/epcached/epcached/cas"
@@ -81,12 +80,12 @@ func unsealIn(room *[]byte, bucket, key, sealed []byte) ([]byte, error) {
 	return nil, &DamageError{"index.db", fmt.Sprintf("%s %x has a wrong checksum", bucket, key[:min(len(key), 64)])}
 }
 
-func rowSum(room *[]byte, bucket, key, value []byte) [32]byte {
+func rowSum(room *[]byte, bucket, key, value []byte) cas.Digest {
 	b := slices.Grow((*room)[:0], 1+len(bucket)+4+len(key)+len(value))
 	b = append(append(b, byte(len(bucket))), bucket...)
 	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(key))), key...)
 	*room = append(b, value...)
-	return blake3.Sum256(*room)
+	return cas.SumBytes(*room)
 }
 
 // bucketOf returns a bucket, which each database has.

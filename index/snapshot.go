@@ -52,7 +52,7 @@ func ReadSnapshot(ctx context.Context, dir string) (*Snapshot, error) {
 // shardOf reads the name of a folder of manifests.
 func shardOf(name string) (i byte, ok bool) {
 	var b [1]byte
-	err := parseHex("folder", name, b[:])
+	err := cas.ParseHex("folder", name, b[:])
 	return b[0], err == nil
 }
 

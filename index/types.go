@@ -3,7 +3,6 @@ package index
 import (
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -25,7 +24,7 @@ type BuildKey [32]byte
 func (k BuildKey) String() string { return hex.EncodeToString(k[:]) }
 
 // ParseBuildKey reads what BuildKey.String wrote.
-func ParseBuildKey(s string) (k BuildKey, err error) { return k, parseHex("build key", s, k[:]) }
+func ParseBuildKey(s string) (k BuildKey, err error) { return k, cas.ParseHex("build key", s, k[:]) }
 
 // BuildID names one published build. It is random, made for one Publish and
 // never used again; it is the name of the build's manifest.
@@ -38,22 +37,7 @@ func (id BuildID) String() string { return hex.EncodeToString(id[:]) }
 func (id BuildID) IsZero() bool { return id == BuildID{} }
 
 // ParseBuildID reads what BuildID.String wrote.
-func ParseBuildID(s string) (id BuildID, err error) { return id, parseHex("build id", s, id[:]) }
-
-func parseHex(what, s string, to []byte) error {
-	if len(s) != 2*len(to) {
-		return fmt.Errorf("%s %.80q: %d characters, not %d", what, s, len(s), 2*len(to))
-	}
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		return fmt.Errorf("%s %q: %w", what, s, err)
-	}
-	if hex.EncodeToString(b) != s {
-		return fmt.Errorf("%s %q: upper-case digits", what, s)
-	}
-	copy(to, b)
-	return nil
-}
+func ParseBuildID(s string) (id BuildID, err error) { return id, cas.ParseHex("build id", s, id[:]) }
 
 // ErrNotFound says that the index has no such build.
 var ErrNotFound = errors.New("build not found")

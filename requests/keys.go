@@ -1,7 +1,7 @@
 package requests
 
 import (
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/index"
 )

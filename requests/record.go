@@ -5,8 +5,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/zeebo/blake3"
 	"google.golang.org/protobuf/encoding/protowire"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"

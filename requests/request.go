@@ -4,7 +4,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"

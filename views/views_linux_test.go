@@ -43,7 +43,7 @@ func open(t *testing.T) *shop {
 	require.NoError(t, err)
 	s.build = index.Build{ID: index.BuildID{1}, Scope: "shared", Graph: "m_ctx.onnx"}
 	for name, text := range map[string]string{"m_ctx.onnx": "graph", "sub/m.bin": "binary"} {
-		d, size, err := s.blobs.Put(context.Background(), strings.NewReader(text))
+		d, size, err := s.blobs.Hold().Put(context.Background(), strings.NewReader(text))
 		require.NoError(t, err)
 		s.build.Files = append(s.build.Files, index.File{Name: name, Digest: d, Size: size})
 	}

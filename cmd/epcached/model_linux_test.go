@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/unixsock"
@@ -129,7 +129,7 @@ func fileDigest(path string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	h := blake3.New()
+	h := blake3.New(32, nil)
 	if _, err := io.Copy(h, f); err != nil {
 		return "", err
 	}
