@@ -1,88 +1,72 @@
 package index
 
-import (
-	"container/list"
-	"sync"
-)
+import "sync"
 
-// lru keeps the values that were used last, up to a total cost.
-type lru[K comparable, V any] struct {
+// bounded keeps values up to a total cost. Above it values are dropped, in no order.
+type bounded[K comparable, V any] struct {
 	limit int
 
 	mu    sync.Mutex // guards all below
 	cost  int
-	turn  uint64 // counts drops, see fill
-	order list.List
-	at    map[K]*list.Element
+	drops uint64 // see fill
+	held  map[K]costed[V]
 }
 
-type lruEntry[K comparable, V any] struct {
-	key   K
+type costed[V any] struct {
 	value V
 	cost  int
 }
 
-func newLRU[K comparable, V any](limit int) *lru[K, V] {
-	return &lru[K, V]{limit: limit, at: make(map[K]*list.Element)}
+func newBounded[K comparable, V any](limit int) *bounded[K, V] {
+	return &bounded[K, V]{limit: limit, held: make(map[K]costed[V])}
 }
 
-func (c *lru[K, V]) get(k K) (v V, ok bool) {
+// get returns a value. If there is none, it may be read elsewhere: drops is for fill then.
+func (c *bounded[K, V]) get(k K) (v V, drops uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e, ok := c.at[k]
-	if !ok {
-		return v, false
-	}
-	c.order.MoveToFront(e)
-	return e.Value.(*lruEntry[K, V]).value, true
+	one, ok := c.held[k]
+	return one.value, c.drops, ok
 }
 
-// now is to be asked before a value is read elsewhere, for fill.
-func (c *lru[K, V]) now() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.turn
-}
-
-// fill puts in what was read elsewhere since turn, unless the key has a newer
+// fill puts in what was read elsewhere since get, unless the key has a newer
 // value by now, or something was dropped meanwhile: then the value may be of
 // before the drop.
-func (c *lru[K, V]) fill(turn uint64, k K, v V, cost int) {
+func (c *bounded[K, V]) fill(drops uint64, k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, newer := c.at[k]; turn == c.turn && !newer {
+	if _, newer := c.held[k]; drops == c.drops && !newer {
 		c.put(k, v, cost)
 	}
 }
 
 // set puts in a new value.
-func (c *lru[K, V]) set(k K, v V, cost int) {
+func (c *bounded[K, V]) set(k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.put(k, v, cost)
 }
 
-func (c *lru[K, V]) drop(k K) {
+func (c *bounded[K, V]) drop(k K) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.turn++
-	if e, ok := c.at[k]; ok {
-		c.remove(e)
+	c.drops++
+	c.remove(k)
+}
+
+func (c *bounded[K, V]) put(k K, v V, cost int) {
+	c.remove(k)
+	c.held[k] = costed[V]{v, cost}
+	c.cost += cost
+	for other := range c.held { // any one: Go's order is as good as random
+		if c.cost <= c.limit {
+			return
+		}
+		c.remove(other)
 	}
 }
 
-func (c *lru[K, V]) put(k K, v V, cost int) {
-	if e, ok := c.at[k]; ok {
-		c.remove(e)
-	}
-	c.at[k] = c.order.PushFront(&lruEntry[K, V]{k, v, cost})
-	for c.cost += cost; c.cost > c.limit; {
-		c.remove(c.order.Back())
-	}
-}
-
-func (c *lru[K, V]) remove(e *list.Element) {
-	entry := c.order.Remove(e).(*lruEntry[K, V])
-	delete(c.at, entry.key)
-	c.cost -= entry.cost
+func (c *bounded[K, V]) remove(k K) {
+	c.cost -= c.held[k].cost
+	delete(c.held, k)
 }

@@ -53,10 +53,10 @@ type lookupKey struct {
 // The result is shared with other callers.
 func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 	key := lookupKey{k, scope}
-	if builds, ok := x.entries.get(key); ok {
+	builds, drops, ok := x.entries.get(key)
+	if ok {
 		return builds, nil
 	}
-	turn := x.entries.now()
 	builds, err := read(x.db, func(tx *bbolt.Tx) ([]Build, error) { return buildsOf(tx, key) })
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (x *Index) Lookup(k RequestKey, scope string) ([]Build, error) {
 	builds = slices.DeleteFunc(builds, func(b Build) bool { return x.isGone(b.ID) })
 	slices.SortFunc(builds, func(a, b Build) int { return b.Created.Compare(a.Created) })
 	if len(builds) > 0 {
-		x.entries.fill(turn, key, builds, costOf(builds))
+		x.entries.fill(drops, key, builds, costOf(builds))
 	}
 	return builds, nil
 }
@@ -154,23 +154,6 @@ func (x *Index) idsOf(ctx context.Context, bucket, prefix []byte) (ids []BuildID
 func (x *Index) Needs(d cas.Digest) ([]BuildID, error) {
 	ids, err := x.idsOf(context.Background(), bucketBlobs, d[:])
 	return slices.DeleteFunc(ids, x.isGone), err
-}
-
-// NeedsSome is Needs for at most so many builds.
-func (x *Index) NeedsSome(d cas.Digest, most int) ([]BuildID, error) {
-	keys, err := read(x.db, func(tx *bbolt.Tx) ([][]byte, error) {
-		return keysOf(tx, bucketBlobs, d[:], most+1) // one of them may be going
-	})
-	if err != nil {
-		return nil, err
-	}
-	ids := make([]BuildID, 0, most)
-	for _, key := range keys {
-		if id, err := idAtEnd(key); err == nil && len(ids) < most && !x.isGone(id) {
-			ids = append(ids, id)
-		}
-	}
-	return ids, nil
 }
 
 // Need is a blob that a build needs.

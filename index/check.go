@@ -59,7 +59,7 @@ func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, build
 	f := &x.folders[i]
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	names, err := x.fs.ReadDir(x.folderPath(i))
+	names, err := x.FS.ReadDir(x.folderPath(i))
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", x.folderPath(i), "the folder is not there; it is made again at the next start"}}, 0, nil
 	}
@@ -113,7 +113,7 @@ func (x *Index) known(i byte) (map[BuildID]bool, error) {
 }
 
 func (x *Index) leftovers() []string {
-	names, err := x.fs.ReadDir(x.incoming)
+	names, err := x.FS.ReadDir(x.incoming)
 	if err != nil {
 		return nil // made again at the next start
 	}
@@ -127,7 +127,7 @@ func (x *Index) leftovers() []string {
 func (x *Index) checkJournal() ([]Finding, error) {
 	x.journal.appending.Lock()
 	defer x.journal.appending.Unlock()
-	file, err := readFile(x.fs, x.journal.path, maxJournalRead)
+	file, err := readFile(x.FS, x.journal.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", "journal", "somebody has deleted it"}}, nil
 	}

@@ -2,7 +2,6 @@ package index
 
 import (
 	"context"
-	"encoding/binary"
 	"maps"
 	"time"
 
@@ -126,10 +125,9 @@ func (x *Index) usage(id BuildID) Usage {
 // Count adds to a counter of the whole store.
 func (x *Index) Count(name string, delta uint64) {
 	x.countMu.Lock()
+	defer x.countMu.Unlock()
 	x.counts[name] += delta
-	x.counted = true
-	x.countMu.Unlock()
-	x.wake()
+	_ = x.soft.put(bucketCounters, []byte(name), numbers(x.counts[name])) // a name is no large row
 }
 
 // Counters returns all counters since the database was made.
@@ -137,22 +135,6 @@ func (x *Index) Counters() map[string]uint64 {
 	x.countMu.Lock()
 	defer x.countMu.Unlock()
 	return maps.Clone(x.counts)
-}
-
-// saveCounters hands changed counters to the next flush.
-func (x *Index) saveCounters() error {
-	x.countMu.Lock()
-	defer x.countMu.Unlock()
-	if !x.counted {
-		return nil
-	}
-	for name, v := range x.counts {
-		if err := x.soft.put(bucketCounters, []byte(name), binary.LittleEndian.AppendUint64(nil, v)); err != nil {
-			return err
-		}
-	}
-	x.counted = false
-	return nil
 }
 
 // maxFailures and maxWanted bound how many rows are read.

@@ -6,7 +6,7 @@
 // counters, stamps and views, all of which are made again in use. Damage that
 // is found after Open ends the use of the index, see BrokenError.
 //
-// Publish and Retract return when their effect is durable: the manifest is the
+// Publish and RetractAll return when their effect is durable: the manifest is the
 // commit point both ways. SetState is durable when it returns. Everything else
 // (memos, views, stamps, uses, counters, notes) is kept in memory and written
 // a few seconds later and at Close.

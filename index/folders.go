@@ -196,10 +196,10 @@ func (x *Index) learn(all []difference) error {
 		done, builds = done+len(part), builds+len(came)
 		if now := x.now(); now.Sub(told) >= tellLearn {
 			told = now
-			x.log.Info("index.db is being made from the manifests",
+			x.Log.Info("index.db is being made from the manifests",
 				"store", x.dir, "builds", builds, "percent", done*100/len(all))
-			if x.making != nil {
-				x.making(uint64(builds), done*100/len(all))
+			if x.Making != nil {
+				x.Making(uint64(builds), done*100/len(all))
 			}
 		}
 	}
@@ -250,7 +250,7 @@ func (x *Index) Complete() bool {
 // list returns the ids of the manifests in a folder. Other names are left for
 // Check to tell.
 func (x *Index) list(i byte) ([]BuildID, error) {
-	names, err := x.fs.ReadDir(x.folderPath(i))
+	names, err := x.FS.ReadDir(x.folderPath(i))
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +267,7 @@ func (x *Index) list(i byte) ([]BuildID, error) {
 // or whatever the system said.
 func (x *Index) readManifest(id BuildID) (Build, error) {
 	name := filepath.Join(manifestsName, id.String()[:2], id.String())
-	file, err := readFile(x.fs, x.manifestPath(id), headerSize+maxManifest+manifestSumSize)
+	file, err := readFile(x.FS, x.manifestPath(id), headerSize+maxManifest+manifestSumSize)
 	if err != nil {
 		return Build{}, err
 	}
@@ -288,8 +288,8 @@ func (x *Index) loadManifest(id BuildID) (Build, bool) {
 	path := x.manifestPath(id)
 	x.report(findingOf(path, err))
 	if errors.As(err, new(*DamageError)) {
-		err := cas.SetAside(x.fs, x.dir, path, err.Error())
-		if err = errors.Join(err, x.fs.SyncDir(x.folderPath(id[0]))); err == nil {
+		err := cas.SetAside(x.FS, x.dir, path, err.Error())
+		if err = errors.Join(err, x.FS.SyncDir(x.folderPath(id[0]))); err == nil {
 			return Build{}, false
 		}
 		x.report(Finding{"damaged", path, "it could not be moved to the quarantine: " + err.Error()})

@@ -27,25 +27,12 @@ type Ghost struct {
 // maxGhosts bounds what is remembered; the oldest go. One takes some 400 bytes.
 const maxGhosts = 4 << 10
 
-// ghosts are in the order in which their builds went.
-type ghosts struct{ list []Ghost }
-
-func (g *ghosts) add(one Ghost) {
-	if len(g.list) >= 2*maxGhosts { // now and then, not for each
-		g.list = slices.Clone(g.list[len(g.list)-maxGhosts:])
+// addGhost keeps memory within bounds without moving all ghosts every time.
+func (j *journal) addGhost(one Ghost) {
+	if len(j.ghosts) >= 2*maxGhosts {
+		j.ghosts = j.ghosts[len(j.ghosts)-maxGhosts:]
 	}
-	g.list = append(g.list, one)
-}
-
-func (g *ghosts) drop(drop func(*Ghost) bool) {
-	g.list = slices.DeleteFunc(g.list, func(one Ghost) bool { return drop(&one) })
-}
-
-func (g *ghosts) bytes() (n int64) {
-	for i := range g.list {
-		n += recordHeaderSize + 160 + int64(len(g.list[i].Reason)+len(g.list[i].ModelName))
-	}
-	return n
+	j.ghosts = append(j.ghosts, one)
 }
 
 // Haunt leaves ghosts of builds that are about to be retracted, durably when
@@ -66,7 +53,7 @@ func (x *Index) Haunt(ctx context.Context, list []Ghost) error {
 	j := x.journal
 	return j.change(func() {
 		for _, g := range list {
-			j.ghosts.add(g)
+			j.addGhost(g)
 		}
 	}, records...)
 }
@@ -76,7 +63,7 @@ func (x *Index) Haunt(ctx context.Context, list []Ghost) error {
 func (x *Index) Exorcise(id BuildID) {
 	x.journal.mu.Lock()
 	defer x.journal.mu.Unlock()
-	x.journal.ghosts.drop(func(g *Ghost) bool { return g.BuildID == id })
+	x.journal.ghosts = slices.DeleteFunc(x.journal.ghosts, func(g Ghost) bool { return g.BuildID == id })
 }
 
 // Ghosts returns what is still known of builds that were collected, oldest
@@ -86,8 +73,8 @@ func (x *Index) Ghosts(match func(*Ghost) bool) []Ghost {
 	x.journal.mu.Lock()
 	defer x.journal.mu.Unlock()
 	var out []Ghost
-	for i := range x.journal.ghosts.list {
-		if one := &x.journal.ghosts.list[i]; match == nil || match(one) {
+	for i := range x.journal.ghosts {
+		if one := &x.journal.ghosts[i]; match == nil || match(one) {
 			out = append(out, *one)
 		}
 	}

@@ -48,29 +48,24 @@ type Options struct {
 // Locks are taken in the order folder, then everything inside the database,
 // soft or journal; none of those takes another.
 type Index struct {
+	Options // none of FS, Log and now is nil
+
 	dir       string // the state folder
 	manifests string
 	incoming  string // manifests that have no name yet
-	fs        cas.FS
-	log       *slog.Logger
-	now       func() time.Time
-	heard     func(Event)
-	disk      func(cas.Digest) (int64, error)
-	making    func(builds uint64, percent int)
-	broken    func(*BrokenError)
+	opened    bool   // set by Open
 
 	db      *database
 	reserve *reserve
 	soft    *soft
 	journal *journal
-	entries *lru[lookupKey, []Build]
+	entries *bounded[lookupKey, []Build]
 	folders [256]folder
 	memos   atomic.Int64 // saved since the memo was last trimmed
 
 	useMu   sync.Mutex // makes Use one step
-	countMu sync.Mutex // guards the next two
+	countMu sync.Mutex // guards counts
 	counts  map[string]uint64
-	counted bool // since they were last saved
 
 	knownMu  sync.Mutex // guards the next two
 	gone     map[BuildID]bool
@@ -109,22 +104,22 @@ func Open(dir string, o Options) (*Index, error) {
 
 func openOnce(dir string, o Options) (*Index, error) {
 	x := &Index{
-		dir: dir, manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
-		fs: o.FS, log: o.Log, now: o.now, heard: o.Heard, disk: o.Disk, making: o.Making,
-		entries: newLRU[lookupKey, []Build](entriesBytes), counts: make(map[string]uint64), gone: make(map[BuildID]bool),
-		woken: make(chan struct{}, 1),
+		Options: o, dir: dir,
+		manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
+		entries: newBounded[lookupKey, []Build](entriesBytes), gone: make(map[BuildID]bool),
+		counts: make(map[string]uint64), woken: make(chan struct{}, 1),
 	}
-	if x.fs == nil {
-		x.fs = cas.OS{}
+	if x.FS == nil {
+		x.FS = cas.OS{}
 	}
-	if x.log == nil {
-		x.log = slog.New(slog.DiscardHandler)
+	if x.Log == nil {
+		x.Log = slog.New(slog.DiscardHandler)
 	}
 	if x.now == nil {
 		x.now = time.Now
 	}
-	x.reserve = newReserve(x.fs, dir)
-	x.db = newDatabase(x.fs, dir, x.reserve)
+	x.reserve = newReserve(x.FS, dir)
+	x.db = newDatabase(x.FS, dir, x.reserve)
 	x.db.failed = x.isBroken
 	x.soft = newSoft(x.db, x.wake)
 	if err := x.open(); err != nil {
@@ -133,7 +128,7 @@ func openOnce(dir string, o Options) (*Index, error) {
 		}
 		return nil, fmt.Errorf("open index %s: %w", dir, errors.Join(err, x.db.close()))
 	}
-	x.broken = o.Broken
+	x.opened = true
 	ctx, stop := context.WithCancel(context.Background())
 	x.stop = stop
 	x.stopped.Go(func() { x.flushUntil(ctx) })
@@ -150,11 +145,11 @@ func (x *Index) open() error {
 	if err := x.reserve.dropHollow(); err != nil {
 		return err
 	}
-	x.journal, damage, err = openJournal(x.fs, x.dir, x.reserve)
+	x.journal, damage, err = openJournal(x.FS, x.dir, x.reserve)
 	if err != nil {
 		return err
 	}
-	x.journal.heard = x.heard
+	x.journal.heard = x.Heard
 	if damage != nil {
 		x.report(Finding{"damaged", "journal", damage.Error()})
 	}
@@ -164,7 +159,7 @@ func (x *Index) open() error {
 	}
 	if why != "" && !first {
 		x.rebuilt = why
-		x.log.Warn("index.db is made again from the manifests", "store", x.dir, "reason", why)
+		x.Log.Warn("index.db is made again from the manifests", "store", x.dir, "reason", why)
 	}
 	all, err := x.differences()
 	if err == nil {
@@ -183,31 +178,31 @@ func (x *Index) open() error {
 // makeFolders makes every folder that a manifest can ever need, and removes
 // manifests that a crash kept from getting their names.
 func (x *Index) makeFolders() error {
-	if err := cas.MakeFolder(x.fs, x.dir); err != nil {
+	if err := cas.MakeFolder(x.FS, x.dir); err != nil {
 		return err
 	}
 	for _, path := range []string{x.manifests, x.incoming} {
-		if err := x.fs.Mkdir(path); err != nil {
+		if err := x.FS.Mkdir(path); err != nil {
 			return err
 		}
 	}
-	if err := cas.MakeShards(x.fs, x.manifests); err != nil {
+	if err := cas.MakeShards(x.FS, x.manifests); err != nil {
 		return err
 	}
-	if err := x.fs.SyncDir(x.dir); err != nil {
+	if err := x.FS.SyncDir(x.dir); err != nil {
 		return err
 	}
-	names, err := x.fs.ReadDir(x.incoming)
+	names, err := x.FS.ReadDir(x.incoming)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := x.fs.Remove(filepath.Join(x.incoming, name)); err != nil {
+		if err := x.FS.Remove(filepath.Join(x.incoming, name)); err != nil {
 			return err
 		}
 	}
 	for _, name := range []string{"journal.new", "journal.damaged", "index.db.new"} {
-		if err := remove(x.fs, filepath.Join(x.dir, name)); err != nil {
+		if err := remove(x.FS, filepath.Join(x.dir, name)); err != nil {
 			return err
 		}
 	}
@@ -262,20 +257,20 @@ func (x *Index) flushUntil(ctx context.Context) {
 		case <-x.soft.full:
 		}
 		if err := x.flush(); err != nil {
-			x.log.Warn("what may be lost could not be written, and stays in memory", "store", x.dir, "error", err)
+			x.Log.Warn("what may be lost could not be written, and stays in memory", "store", x.dir, "error", err)
 			x.wake()
 		}
 		if x.memos.Load() > maxMemos/8 {
 			x.memos.Store(0)
 			if err := x.trimMemo(maxMemos); err != nil {
-				x.log.Warn("old memos could not be dropped", "store", x.dir, "error", err)
+				x.Log.Warn("old memos could not be dropped", "store", x.dir, "error", err)
 			}
 		}
 	}
 }
 
 func (x *Index) flush() error {
-	err := errors.Join(x.saveCounters(), x.journal.flush())
+	err := x.journal.flush()
 	x.settleFolders()
 	return errors.Join(err, x.soft.flush())
 }
@@ -293,14 +288,14 @@ func (x *Index) Problems() []Finding {
 
 // isBroken is called once, when the database turned out to be damaged.
 func (x *Index) isBroken(err *BrokenError, unmarked error) {
-	x.log.Error("index.db is damaged; the next start makes it again from the manifests",
+	x.Log.Error("index.db is damaged; the next start makes it again from the manifests",
 		"store", x.dir, "cause", err.Cause)
 	if unmarked != nil {
-		x.log.Error("index.db cannot be marked as damaged: remove it before the next start",
+		x.Log.Error("index.db cannot be marked as damaged: remove it before the next start",
 			"store", x.dir, "error", unmarked)
 	}
-	if x.broken != nil {
-		x.broken(err)
+	if x.opened && x.Broken != nil {
+		x.Broken(err)
 	}
 }
 
@@ -313,7 +308,7 @@ func (x *Index) report(f Finding) {
 		x.problems = append(x.problems, f)
 	}
 	x.knownMu.Unlock()
-	x.log.Error("store has a problem", "store", x.dir, "kind", f.Kind, "object", f.Object, "detail", f.Detail)
+	x.Log.Error("store has a problem", "store", x.dir, "kind", f.Kind, "object", f.Object, "detail", f.Detail)
 }
 
 func (x *Index) isGone(id BuildID) bool {

@@ -140,3 +140,10 @@ func TestWhereABuildComesFromIsKept(t *testing.T) {
 	require.Equal(t, b, got)
 	require.Equal(t, compiled.Created, got.Compiled(), "a conversion makes nothing younger")
 }
+
+// Retract is RetractAll of one build.
+func (x *Index) Retract(_ context.Context, id BuildID, why string) error {
+	one := []Retraction{{ID: id, Why: why}}
+	x.RetractAll(one)
+	return one[0].Err
+}

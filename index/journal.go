@@ -42,7 +42,7 @@ type journal struct {
 	mu     sync.Mutex        // guards all below
 	states map[BuildID]State // never Current
 	pins   map[BuildID]Pin
-	ghosts ghosts
+	ghosts []Ghost     // in the order in which their builds went
 	events []Event     // oldest first
 	last   uint64      // sequence of the latest event
 	heard  func(Event) // nil, or told of each new event, in order
@@ -76,7 +76,7 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve) (j *journal, damage 
 	case torn:
 		err = j.rewrite() // a crash cut the last append short: nobody was told of it
 	default:
-		j.size, j.limit = int64(len(file)), max(maxJournal, 2*j.needs())
+		j.size, j.limit = int64(len(file)), maxJournal
 		j.file, err = fsys.OpenWrite(j.path)
 	}
 	return j, damage, err
@@ -117,7 +117,7 @@ func (j *journal) apply(rec *manifestpb.Record) error {
 		if err != nil {
 			return err
 		}
-		j.ghosts.add(g)
+		j.addGhost(g)
 	}
 	return nil // of a kind that a newer epcached has added, and that may be ignored
 }
@@ -226,7 +226,7 @@ func (j *journal) prune(there func(BuildID) bool) {
 	defer j.mu.Unlock()
 	maps.DeleteFunc(j.states, func(id BuildID, _ State) bool { return !there(id) })
 	maps.DeleteFunc(j.pins, func(id BuildID, _ Pin) bool { return !there(id) })
-	j.ghosts.drop(func(g *Ghost) bool { return there(g.BuildID) })
+	j.ghosts = slices.DeleteFunc(j.ghosts, func(g Ghost) bool { return there(g.BuildID) })
 }
 
 func (j *journal) stateOf(id BuildID) (State, bool) {
@@ -327,17 +327,6 @@ func (j *journal) flush() error {
 	return j.sync(upTo)
 }
 
-// needs returns roughly what states, pins and ghosts take, which have to be kept.
-func (j *journal) needs() int64 {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	n := int64(len(j.pins))*(recordHeaderSize+48) + j.ghosts.bytes()
-	for _, s := range j.states {
-		n += recordHeaderSize + 64 + int64(len(s.Reason))
-	}
-	return n
-}
-
 // rewrite makes a new journal of all states, pins and ghosts, and the latest events. The rename
 // is its commit point; before it the old file stands. On a full disk it takes of
 // the reserve. appending is held.
@@ -404,9 +393,9 @@ func (j *journal) image() ([]byte, error) {
 func (j *journal) kept() (map[BuildID]State, map[BuildID]Pin, []Ghost, []Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.ghosts.list = slices.Clone(j.ghosts.list[max(0, len(j.ghosts.list)-maxGhosts):])
+	j.ghosts = slices.Clone(j.ghosts[max(0, len(j.ghosts)-maxGhosts):])
 	j.events = fairly(j.events, maxEvents, maxJournal/2)
-	return maps.Clone(j.states), maps.Clone(j.pins), slices.Clone(j.ghosts.list), slices.Clone(j.events)
+	return maps.Clone(j.states), maps.Clone(j.pins), slices.Clone(j.ghosts), slices.Clone(j.events)
 }
 
 func (j *journal) close() error {

@@ -42,7 +42,7 @@ func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
 	require.NoError(t, errors.Join(damage, err))
 	for i := range byte(2) {
 		g := Ghost{BuildID: BuildID{i + 1}}
-		j.ghosts.add(g)
+		j.addGhost(g)
 		require.NoError(t, j.append(ghostRecord(&g)))
 	}
 	disk.broken = true
@@ -53,6 +53,6 @@ func TestNobodyIsToldOfASyncThatFailedForAnother(t *testing.T) {
 	require.NoError(t, j.close())
 	j, damage, err = openJournal(disk, dir, newReserve(disk, dir))
 	require.NoError(t, errors.Join(damage, err))
-	require.Len(t, j.ghosts.list, 2)
+	require.Len(t, j.ghosts, 2)
 	require.NoError(t, j.close())
 }

@@ -21,7 +21,6 @@ const (
 	nameBuildKey byte = iota
 	nameModelDigest
 	nameModel
-	nameKinds
 )
 
 // nameBytes is how much of a digest, or of a model name's BLAKE3, stands in a

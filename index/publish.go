@@ -56,26 +56,26 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 // replacing, folder synced.
 func (x *Index) commit(id BuildID, file []byte) error {
 	temp := filepath.Join(x.incoming, id.String())
-	if err := writeFile(x.fs, temp, file); err != nil {
+	if err := writeFile(x.FS, temp, file); err != nil {
 		// After a failed sync the file's bytes cannot be trusted: try again with a new one.
-		if err = writeFile(x.fs, temp, file); err != nil {
+		if err = writeFile(x.FS, temp, file); err != nil {
 			return err
 		}
 	}
 	// Visible to a start from here on, though a power cut may take it back. A
 	// crash before this line leaves only the staged file, which Open removes.
-	if err := x.fs.Link(temp, x.manifestPath(id)); err != nil {
-		return errors.Join(err, x.fs.Remove(temp))
+	if err := x.FS.Link(temp, x.manifestPath(id)); err != nil {
+		return errors.Join(err, x.FS.Remove(temp))
 	}
-	if err := x.fs.SyncDir(x.folderPath(id[0])); err != nil {
-		return errors.Join(err, x.uncommit(id), x.fs.Remove(temp))
+	if err := x.FS.SyncDir(x.folderPath(id[0])); err != nil {
+		return errors.Join(err, x.uncommit(id), x.FS.Remove(temp))
 	}
 	// From here on the build is published. The staged name that stays behind
 	// if this fails is removed by the next Open.
-	_ = x.fs.Remove(temp)
+	_ = x.FS.Remove(temp)
 	return nil
 }
 
 func (x *Index) uncommit(id BuildID) error {
-	return errors.Join(x.fs.Remove(x.manifestPath(id)), x.fs.SyncDir(x.folderPath(id[0])))
+	return errors.Join(x.FS.Remove(x.manifestPath(id)), x.FS.SyncDir(x.folderPath(id[0])))
 }

@@ -1,7 +1,6 @@
 package index
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,20 +20,10 @@ type Retraction struct {
 	Err  error // why not, unless May said that it may not. ErrNotFound: it was not there
 }
 
-// Retract takes a build back, durably when it returns, and leaves a line in
-// the history of its request. Its blobs and its view may go only afterwards.
-// After an error the build may be there or not; Retract can be called again.
-func (x *Index) Retract(ctx context.Context, id BuildID, why string) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	one := []Retraction{{ID: id, Why: why}}
-	x.RetractAll(one)
-	return one[0].Err
-}
-
-// RetractAll is Retract of several builds, in this order, each by itself: of
-// some that were there before, after a crash some may be gone. What makes it
+// RetractAll takes builds back, in this order, durably when it returns, and leaves a line in the
+// history of the request of each. Their blobs and views may be removed only afterwards. After an
+// error the build may be there or not; RetractAll can be called again. Each is by itself: after a
+// crash some may be gone. What makes it
 // fast is that the manifests are all unlinked before their folders are synced,
 // each once, and that one transaction takes the rows of all of them. Who
 // publishes in one of the folders waits, so there should not be many at once.
@@ -51,7 +40,7 @@ func (x *Index) RetractAll(list []Retraction) {
 		case r.May != nil && !r.May():
 		default:
 			// One without a manifest was unlinked by an earlier Retract that failed to sync, or deleted by somebody: make that durable.
-			if err := remove(x.fs, x.manifestPath(r.ID)); err != nil {
+			if err := remove(x.FS, x.manifestPath(r.ID)); err != nil {
 				r.fail(err)
 			} else {
 				unlinked[r.ID[0]] = append(unlinked[r.ID[0]], i)
@@ -64,7 +53,7 @@ func (x *Index) RetractAll(list []Retraction) {
 	for k, folder := range folders {
 		paths[k] = x.folderPath(folder)
 	}
-	for k, err := range cas.SyncDirs(x.fs, paths) { // the commit point of each one's builds
+	for k, err := range cas.SyncDirs(x.FS, paths) { // the commit point of each one's builds
 		for _, i := range unlinked[folders[k]] {
 			if r := &list[i]; err != nil {
 				r.fail(err)
@@ -85,7 +74,7 @@ func (x *Index) RetractAll(list []Retraction) {
 		note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID, Text: list[i].Why,
 			BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope, By: fmt.Sprintf("uid:%d", b.UID)}
 		if err := x.journal.note(note); err != nil {
-			x.log.Warn("history could not be written", "build", b.ID, "error", err)
+			x.Log.Warn("history could not be written", "build", b.ID, "error", err)
 		}
 	}
 }
@@ -136,7 +125,7 @@ func (x *Index) dropRows(builds []Build, gone []int) {
 		})
 	})
 	if err != nil {
-		x.log.Warn("index.db still has retracted builds; the next start drops them", "builds", len(gone), "first", builds[gone[0]].ID, "error", err)
+		x.Log.Warn("index.db still has retracted builds; the next start drops them", "builds", len(gone), "first", builds[gone[0]].ID, "error", err)
 		return
 	}
 	for i, t := range times {

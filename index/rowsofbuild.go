@@ -124,10 +124,10 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 // blobBytes is what a blob takes on the disk. One that is not there, which a
 // check will tell of, takes nothing.
 func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
-	if x.disk == nil {
+	if x.Disk == nil {
 		return (size + 4095) / 4096 * 4096
 	}
-	n, err := x.disk(d)
+	n, err := x.Disk(d)
 	if err != nil {
 		return 0
 	}

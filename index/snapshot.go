@@ -33,8 +33,8 @@ func (s *Snapshot) StateOf(id BuildID) State {
 // where a folder cannot be read, and, with a *NewerError, where the journal
 // is a newer epcached's, for its marks say what must not be served.
 func ReadSnapshot(ctx context.Context, dir string) (*Snapshot, error) {
-	x := &Index{dir: dir, manifests: filepath.Join(dir, manifestsName), fs: cas.OS{}}
-	names, err := x.fs.ReadDir(x.manifests)
+	x := &Index{dir: dir, manifests: filepath.Join(dir, manifestsName), Options: Options{FS: cas.OS{}}}
+	names, err := x.FS.ReadDir(x.manifests)
 	if err != nil {
 		return nil, fmt.Errorf("read store %s: %w", dir, err)
 	}
@@ -79,7 +79,7 @@ func (s *Snapshot) readShard(ctx context.Context, x *Index, i byte) error {
 // readJournal takes what can be read of it: an end within a record is what a crash leaves.
 func (s *Snapshot) readJournal(x *Index) error {
 	j := &journal{states: s.states, pins: make(map[BuildID]Pin)}
-	file, err := readFile(x.fs, filepath.Join(x.dir, "journal"), maxJournalRead)
+	file, err := readFile(x.FS, filepath.Join(x.dir, "journal"), maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

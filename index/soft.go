@@ -17,7 +17,7 @@ import (
 // transaction, and reads are answered from memory as far as that goes.
 type soft struct {
 	db    *database
-	cache *lru[softKey, []byte]
+	cache *bounded[softKey, []byte]
 	wake  func()        // there is something to flush
 	full  chan struct{} // asks for a flush before its time
 
@@ -42,7 +42,7 @@ const (
 )
 
 func newSoft(db *database, wake func()) *soft {
-	return &soft{db: db, wake: wake, cache: newLRU[softKey, []byte](softCacheBytes),
+	return &soft{db: db, wake: wake, cache: newBounded[softKey, []byte](softCacheBytes),
 		full: make(chan struct{}, 1), pending: make(map[softKey][]byte)}
 }
 
@@ -58,10 +58,10 @@ func (s *soft) get(bucket, key []byte) ([]byte, bool) {
 	if ok {
 		return v, v != nil
 	}
-	if v, ok := s.cache.get(k); ok {
+	v, drops, ok := s.cache.get(k)
+	if ok {
 		return v, true
 	}
-	turn := s.cache.now()
 	v, err := read(s.db, func(tx *bbolt.Tx) ([]byte, error) {
 		v, err := get(tx, bucket, key)
 		if v != nil && err == nil {
@@ -72,7 +72,7 @@ func (s *soft) get(bucket, key []byte) ([]byte, bool) {
 	if err != nil || v == nil {
 		return nil, false // what cannot be read is as good as lost, which it may be
 	}
-	s.cache.fill(turn, k, v, softCost+len(key)+len(v))
+	s.cache.fill(drops, k, v, softCost+len(key)+len(v))
 	return v, true
 }
 

@@ -52,7 +52,7 @@ type Survey struct {
 // called now and then, see Told; it may be nil.
 func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{}, told Told) (*Survey, error) {
 	if err := x.soft.flush(); err != nil {
-		x.log.Warn("the latest uses are not in a survey", "store", x.dir, "error", err)
+		x.Log.Warn("the latest uses are not in a survey", "store", x.dir, "error", err)
 	}
 	space, err := x.Space()
 	if err != nil {

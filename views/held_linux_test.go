@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/index"
 )
 
 // However many files are open, the daemon's own are looked up once for a plan.
@@ -52,7 +54,9 @@ func TestWhatIsOnlyInAViewThatWasBeingMadeIsHeld(t *testing.T) {
 	require.Zero(t, s.HeldBytes())
 
 	s = open(t)
-	require.NoError(t, s.index.Retract(ctx, s.build.ID, "evicted"))
+	evicted := []index.Retraction{{ID: s.build.ID, Why: "evicted"}}
+	s.index.RetractAll(evicted)
+	require.NoError(t, evicted[0].Err)
 	v = s.get()
 	require.Nil(t, s.Current(s.build.ID), "nobody new is given it")
 	f, err := v.Lease()
