@@ -18,7 +18,7 @@ func (s *Store) Link(ctx context.Context, d Digest, dir *os.File, name string) (
 		return Stamp{}, err
 	}
 	defer unlock()
-	f, stamp, err := s.openLocked(ctx, d, nil)
+	f, stamp, err := s.openLocked(ctx, d)
 	if err != nil {
 		return Stamp{}, err
 	}

@@ -56,7 +56,7 @@ func (s *Store) putCopy(
 	if err != nil {
 		err = errors.Join(err, s.fs.Remove(path))
 	} else {
-		err = s.commit(ctx, f, path, d, incoming, h)
+		err = s.commit(ctx, f, path, d, false, h)
 	}
 	return d, errors.Join(err, f.Close())
 }
@@ -86,7 +86,7 @@ func (s *Store) adopt(ctx context.Context, f *os.File, path string, known Hashed
 		}
 	}
 	if known != (Hashed{}) {
-		err = s.commit(ctx, f, path, known.digest, adopted, h)
+		err = s.commit(ctx, f, path, known.digest, true, h)
 		if !errors.Is(err, errElsewhere) {
 			return known.digest, known.stamp.Size, err
 		}
@@ -118,14 +118,6 @@ func (s *Store) stage() (*os.File, string, error) {
 	return f, path, err
 }
 
-// staging is whose a staged file is, and so what becomes of it.
-type staging int
-
-const (
-	incoming staging = iota // the store's own: it goes, whatever happens
-	adopted                 // a caller's, which goes when it has become a blob
-)
-
 // errElsewhere says that the staged file is not on the store's file system.
 var errElsewhere = errors.New("staged on another file system")
 
@@ -138,13 +130,13 @@ var errElsewhere = errors.New("staged on another file system")
 //  3. folder synced: from here on the name survives a power cut, and only then
 //     may anybody be told.
 //
-// A staged file that is adopted stays after an error, unless it is the sync
+// A staged file that is adopted, and so a caller's, stays after an error, unless it is the sync
 // that failed. h, if it is not nil, keeps the blob from step 2 on.
 //
 // After a failed sync nobody knows which bytes are on the disk and a second
 // sync would succeed without writing them, so the file is dropped: the next
 // Put writes a new one.
-func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, whose staging, h *Hold) (err error) {
+func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, adopted bool, h *Hold) (err error) {
 	keep := false // path is the caller's, and sound
 	defer func() {
 		if err == nil || keep {
@@ -160,7 +152,7 @@ func (s *Store) commit(ctx context.Context, f *os.File, path string, d Digest, w
 	if err := s.fs.Sync(f); err != nil {
 		return err
 	}
-	keep = whose != incoming
+	keep = adopted
 	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
 		return err
@@ -213,7 +205,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 		case !errors.Is(err, fs.ErrExist):
 			return false, err
 		}
-		there, _, err := s.openLocked(ctx, d, nil)
+		there, _, err := s.openLocked(ctx, d)
 		if err == nil {
 			return false, there.Close()
 		}

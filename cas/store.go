@@ -70,7 +70,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if err := s.makeFolders(); err != nil {
 		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
 	}
-	if err := s.removeLeftovers(); err != nil {
+	if err := RemoveLeftovers(s.fs, s.incoming); err != nil {
 		return nil, fmt.Errorf("open blob store %s: %w", dir, err)
 	}
 	if s.volatile {
@@ -88,22 +88,13 @@ func (s *Store) makeFolders() error {
 	if err := MakeFolder(s.fs, s.dir); err != nil {
 		return err
 	}
-	folders := []string{s.objects, s.incoming}
-	if !s.volatile {
-		folders = append(folders, filepath.Join(s.dir, quarantineName))
+	if s.volatile { // each blob's folder is made with its first blob: there is nothing to sync
+		return makeFolders(s.fs, s.objects, s.incoming)
 	}
-	for _, path := range folders {
-		if err := s.fs.Mkdir(path); err != nil {
-			return err
-		}
-	}
-	if s.volatile {
-		return nil // each blob's folder is made with its first blob: there is nothing to sync
-	}
-	if err := MakeShards(s.fs, s.objects); err != nil {
+	if err := s.fs.Mkdir(filepath.Join(s.dir, quarantineName)); err != nil {
 		return err
 	}
-	return s.fs.SyncDir(s.dir)
+	return MakeShards(s.fs, s.objects)
 }
 
 // MakeFolder makes a folder of mode 0700 durably, if it is not there. Its name is
@@ -128,8 +119,20 @@ func cannotSync(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS)
 }
 
-// MakeShards makes the 256 folders 00 to ff below path, and syncs them into it.
+func makeFolders(fsys FS, paths ...string) error {
+	for _, path := range paths {
+		if err := fsys.Mkdir(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MakeShards durably makes the folder at path, and in it the folders 00 to ff and "incoming".
 func MakeShards(fsys FS, path string) error {
+	if err := makeFolders(fsys, path, filepath.Join(path, incomingName)); err != nil {
+		return err
+	}
 	names, err := fsys.ReadDir(path)
 	if err != nil {
 		return err
@@ -147,20 +150,16 @@ func MakeShards(fsys FS, path string) error {
 			return err
 		}
 	}
-	return fsys.SyncDir(path)
+	return errors.Join(fsys.SyncDir(path), fsys.SyncDir(filepath.Dir(path)))
 }
 
-func (s *Store) removeLeftovers() error {
-	names, err := s.fs.ReadDir(s.incoming)
-	if err != nil {
-		return err
-	}
+// RemoveLeftovers removes the files that a crash has left in an incoming folder.
+func RemoveLeftovers(fsys FS, incoming string) error {
+	names, err := fsys.ReadDir(incoming)
 	for _, name := range names {
-		if err := s.fs.Remove(filepath.Join(s.incoming, name)); err != nil {
-			return err
-		}
+		err = errors.Join(err, fsys.Remove(filepath.Join(incoming, name)))
 	}
-	return nil
+	return err
 }
 
 func (s *Store) folder(d Digest) string { return filepath.Join(s.objects, d.String()[:2]) }
@@ -205,17 +204,9 @@ func DiskBytesIn(dir string, d Digest) (int64, error) {
 // that nothing is known, and that Verify is needed.
 func (s *Store) Stamp(d Digest) (Stamp, bool) { return s.stamps.load(d) }
 
-// Open returns a descriptor of the blob for reading, after checking that its
-// bytes are right: by its stamp, else by hashing it. The caller closes it.
-// Errors are ErrNotFound, *CorruptError, or whatever the system said.
-func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
-	return s.open(ctx, d, nil)
-}
-
-// Verify is Open without a descriptor. progress, which may be nil, is called
-// only if the blob has to be hashed.
-func (s *Store) Verify(ctx context.Context, d Digest, progress func(done, total int64)) error {
-	f, err := s.open(ctx, d, progress)
+// Verify is Open without a descriptor.
+func (s *Store) Verify(ctx context.Context, d Digest) error {
+	f, err := s.Open(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -233,7 +224,7 @@ func (s *Store) Check(ctx context.Context, d Digest) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.verify(ctx, d, f, nil)
+	_, err = s.verify(ctx, d, f)
 	return errors.Join(err, f.Close())
 }
 

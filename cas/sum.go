@@ -28,13 +28,6 @@ const (
 // buffer a core is all that hashing needs, however large the input.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
-// Sum returns the BLAKE3 digest of the n bytes of r that begin at off. Large
-// ranges are hashed on all cores, in 1 MiB for each and 32 bytes for each MiB of n. Fewer
-// than n bytes are io.ErrUnexpectedEOF; ctx is looked at between pieces.
-func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
-	return sum(ctx, r, off, n, nil)
-}
-
 // SumFile returns the digest of the whole file at path.
 func SumFile(ctx context.Context, path string) (Digest, error) {
 	f, err := os.Open(path)
@@ -49,9 +42,10 @@ func SumFile(ctx context.Context, path string) (Digest, error) {
 	return Sum(ctx, f, 0, info.Size())
 }
 
-// sum is Sum that tells how far it is. progress may be nil; calls to it do not
-// overlap and done never shrinks.
-func sum(ctx context.Context, r io.ReaderAt, off, n int64, progress func(done, total int64)) (Digest, error) {
+// Sum returns the BLAKE3 digest of the n bytes of r that begin at off. Large
+// ranges are hashed on all cores, in 1 MiB for each and 32 bytes for each MiB of n. Fewer
+// than n bytes are io.ErrUnexpectedEOF; ctx is looked at between pieces.
+func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	if off < 0 || n < 0 || off > 1<<62 || n > 1<<62 {
 		return Digest{}, fmt.Errorf("hash %d bytes at offset %d: not a range", n, off)
 	}
@@ -59,8 +53,6 @@ func sum(ctx context.Context, r io.ReaderAt, off, n int64, progress func(done, t
 	nodes := make([][8]uint32, count) // chaining values of the pieces
 	var only guts.Node                // the piece, if there is one alone
 	var next atomic.Int64             // the piece that the next free worker takes
-	var mu sync.Mutex                 // guards done, and calls of progress
-	done := int64(0)
 	work := func() error {
 		buf := pieces.Get().(*[pieceSize]byte)
 		defer pieces.Put(buf)
@@ -82,12 +74,6 @@ func sum(ctx context.Context, r io.ReaderAt, off, n int64, progress func(done, t
 				only = node
 			}
 			nodes[i] = guts.ChainingValue(node)
-			if progress != nil {
-				mu.Lock()
-				done += int64(len(part))
-				progress(done, n)
-				mu.Unlock()
-			}
 		}
 		return nil
 	}

@@ -1,6 +1,6 @@
 package cas
 
-import "sync"
+import "golang.org/x/sync/errgroup"
 
 // syncsAtOnce bounds how many folders are synced at the same time.
 const syncsAtOnce = 16
@@ -11,19 +11,14 @@ const syncsAtOnce = 16
 // not once for each. The errors are in the order of the paths.
 func SyncDirs(fsys FS, paths []string) []error {
 	errs := make([]error, len(paths))
-	if len(paths) == 1 {
-		errs[0] = fsys.SyncDir(paths[0])
-		return errs
-	}
-	var all sync.WaitGroup
-	places := make(chan struct{}, syncsAtOnce)
+	var all errgroup.Group
+	all.SetLimit(syncsAtOnce)
 	for i, path := range paths {
-		places <- struct{}{}
-		all.Go(func() {
+		all.Go(func() error {
 			errs[i] = fsys.SyncDir(path)
-			<-places
+			return nil
 		})
 	}
-	all.Wait()
+	_ = all.Wait() // always nil: each error has its own place
 	return errs
 }

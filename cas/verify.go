@@ -56,7 +56,10 @@ func (s *Store) OpenUnverified(d Digest) (f *os.File, verified bool, err error) 
 	return f, verified, nil
 }
 
-func (s *Store) open(ctx context.Context, d Digest, progress func(done, total int64)) (*os.File, error) {
+// Open returns a descriptor of the blob for reading, after checking that its
+// bytes are right: by its stamp, else by hashing it. The caller closes it.
+// Errors are ErrNotFound, *CorruptError, or whatever the system said.
+func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
 	f, err := s.openFile(d)
 	if err != nil {
 		return nil, err
@@ -72,13 +75,13 @@ func (s *Store) open(ctx context.Context, d Digest, progress func(done, total in
 		return nil, err
 	}
 	defer unlock()
-	f, _, err = s.openLocked(ctx, d, progress)
+	f, _, err = s.openLocked(ctx, d)
 	return f, err
 }
 
 // openLocked opens and verifies the blob. The blob's lock is held: a stamp
 // that did not fit a moment ago may have been renewed by whoever held it.
-func (s *Store) openLocked(ctx context.Context, d Digest, progress func(done, total int64)) (*os.File, Stamp, error) {
+func (s *Store) openLocked(ctx context.Context, d Digest) (*os.File, Stamp, error) {
 	f, err := s.openFile(d)
 	if err != nil {
 		return nil, Stamp{}, err
@@ -90,7 +93,7 @@ func (s *Store) openLocked(ctx context.Context, d Digest, progress func(done, to
 	if s.volatile {
 		return nil, Stamp{}, errors.Join(f.Close(), s.dropStale(d), s.wrap(d, fs.ErrNotExist))
 	}
-	stamp, err = s.verify(ctx, d, f, progress)
+	stamp, err = s.verify(ctx, d, f)
 	if err != nil {
 		return nil, Stamp{}, errors.Join(err, f.Close())
 	}
@@ -100,7 +103,7 @@ func (s *Store) openLocked(ctx context.Context, d Digest, progress func(done, to
 // verify hashes the blob's file f and keeps its stamp if the bytes are right.
 // The blob's lock is held, so the store itself does not change the stamp
 // meanwhile; others may have unlinked a view by hand, so it tries again.
-func (s *Store) verify(ctx context.Context, d Digest, f *os.File, progress func(done, total int64)) (Stamp, error) {
+func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error) {
 	for range 3 {
 		before, err := StampOf(f)
 		if err != nil {
@@ -112,7 +115,7 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File, progress func(
 		if s.volatile || s.fs.Sync(f) != nil {
 			boot = Boot()
 		}
-		got, err := sum(ctx, at{s.fs, f}, 0, before.Size, progress)
+		got, err := Sum(ctx, at{s.fs, f}, 0, before.Size)
 		if err != nil {
 			return Stamp{}, s.wrap(d, err)
 		}

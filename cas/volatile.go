@@ -28,7 +28,7 @@ func (s *Store) Fill(ctx context.Context, d Digest, write func(f *os.File) error
 		return err
 	}
 	defer unlock()
-	there, _, err := s.openLocked(ctx, d, nil)
+	there, _, err := s.openLocked(ctx, d)
 	if err == nil {
 		return there.Close()
 	}

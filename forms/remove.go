@@ -106,7 +106,7 @@ func (s *Store) removeDouble(ctx context.Context, d cas.Digest) error {
 	if !packed || !s.whole.Has(d) {
 		return nil
 	}
-	if err := s.whole.Verify(ctx, d, nil); err != nil {
+	if err := s.whole.Verify(ctx, d); err != nil {
 		return err
 	}
 	if err := s.whole.SyncName(d); err != nil {

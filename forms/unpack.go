@@ -18,7 +18,7 @@ func (s *Store) Unpack(ctx context.Context, d cas.Digest, begins func(), progres
 	if err != nil {
 		return err
 	}
-	if err := store.Verify(ctx, d, nil); err == nil {
+	if err := store.Verify(ctx, d); err == nil {
 		return nil
 	} else if !Lost(err) {
 		return err

@@ -92,7 +92,7 @@ func (s *Store) unverified(d cas.Digest) (src *dedupe.File, verified bool, err e
 // Verify is for a blob in whichever form: it looks at stamps, and hashes where they do not hold. Of a packed one it reads
 // the recipe and verifies the containers, which does not prove that the one goes with the others: Check does.
 func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
-	return s.asItIs(d, func() error { return s.whole.Verify(ctx, d, nil) }, func() error { return s.verifyPacked(ctx, d) })
+	return s.asItIs(d, func() error { return s.whole.Verify(ctx, d) }, func() error { return s.verifyPacked(ctx, d) })
 }
 
 func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
@@ -104,7 +104,7 @@ func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 		return err
 	}
 	for _, container := range r.Containers {
-		if err := s.whole.Verify(ctx, container.Digest, nil); err != nil {
+		if err := s.whole.Verify(ctx, container.Digest); err != nil {
 			return &dedupe.ContainerError{Digest: container.Digest, Err: err}
 		}
 	}
@@ -153,7 +153,7 @@ type Damage struct {
 // of which one that is missing counts as well. What is missing without being packed is not in the list. What was verified a moment ago
 // is not hashed again.
 func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
-	err := s.whole.Verify(ctx, d, nil)
+	err := s.whole.Verify(ctx, d)
 	if !errors.Is(err, cas.ErrNotFound) || !s.shelf.Stands(d) {
 		if cas.Unsound(err) {
 			out = append(out, Damage{Digest: d, Why: err.Error()})
@@ -162,7 +162,7 @@ func (s *Store) DamageOf(ctx context.Context, d cas.Digest) (out []Damage) {
 	}
 	p, _ := s.shelf.Has(d) // of one that cannot be read, none
 	for _, container := range p.Containers {
-		err := s.whole.Verify(ctx, container.Digest, nil)
+		err := s.whole.Verify(ctx, container.Digest)
 		if size, _ := s.whole.Size(container.Digest); err == nil && size != container.Size {
 			out = append(out, Damage{d, true, fmt.Sprintf("the recipe says that container %s has %d bytes, and it has %d", container.Digest, container.Size, size)})
 		}

@@ -16,16 +16,12 @@ func blobKey(d cas.Digest, id BuildID) []byte {
 	return append(append(make([]byte, 0, len(d)+len(id)), d[:]...), id[:]...)
 }
 
-func readSpace(tx *bbolt.Tx) (Space, error) {
+func readSpace(tx *bbolt.Tx) (s Space, err error) {
 	v, err := get(tx, bucketMeta, []byte("space"))
-	if err != nil {
-		return Space{}, err
+	if err == nil && !decodeRow(v, &s) {
+		err = &DamageError{"index.db", "no account of the space"}
 	}
-	s, ok := decodeSpace(v)
-	if !ok {
-		return Space{}, &DamageError{"index.db", "no account of the space"}
-	}
-	return s, nil
+	return s, err
 }
 
 func readBuild(tx *bbolt.Tx, id BuildID) (Build, error) {

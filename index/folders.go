@@ -30,26 +30,15 @@ type folder struct {
 	unread atomic.Bool
 }
 
-// folderTimes as stored: mtime, ctime, when noted; nanoseconds since 1970, 8
-// bytes each.
-type folderTimes struct{ mtime, ctime, at int64 }
-
-func encodeFolder(t folderTimes) []byte {
-	return numbers(uint64(t.mtime), uint64(t.ctime), uint64(t.at))
-}
-
-func decodeFolder(b []byte) (folderTimes, bool) {
-	f := fields{b: b}
-	t := folderTimes{f.i64(), f.i64(), f.i64()}
-	return t, f.end()
-}
+// folderTimes as stored; At is when they were noted. Nanoseconds since 1970.
+type folderTimes struct{ Mtime, Ctime, At int64 }
 
 // fresh is how long after a change a file system may give the next one the
 // same time. The kernel's clock ticks every 10 ms at worst.
 const fresh = time.Second
 
 func (t folderTimes) same(now folderTimes) bool {
-	return t.mtime == now.mtime && t.ctime == now.ctime && t.at-t.mtime >= int64(fresh)
+	return t.Mtime == now.Mtime && t.Ctime == now.Ctime && t.At-t.Mtime >= int64(fresh)
 }
 
 func (x *Index) folderPath(i byte) string { return filepath.Join(x.manifests, fmt.Sprintf("%02x", i)) }
@@ -91,14 +80,14 @@ func (x *Index) settle(i byte, f *folder) {
 		return
 	}
 	now := x.lookAt(i)
-	if now.at-now.mtime < int64(fresh) {
+	if now.At-now.Mtime < int64(fresh) {
 		x.wake() // later
 		return
 	}
 	f.touched = false
-	if now.mtime == f.seen.mtime && now.ctime == f.seen.ctime { // else somebody else was here
+	if now.Mtime == f.seen.Mtime && now.Ctime == f.seen.Ctime { // else somebody else was here
 		// Lost, the folder is listed once more, that is all.
-		_ = x.soft.put(bucketFolders, []byte{i}, encodeFolder(now))
+		_ = x.soft.put(bucketFolders, []byte{i}, encodeRow(now))
 	}
 }
 
@@ -120,7 +109,7 @@ func (x *Index) differences() (all []difference, err error) {
 			if err != nil {
 				return kept, err
 			}
-			if t, ok := decodeFolder(v); ok {
+			if t := (folderTimes{}); decodeRow(v, &t) {
 				kept[i] = t
 			}
 		}
@@ -136,7 +125,7 @@ func (x *Index) differences() (all []difference, err error) {
 			}
 			kept[i] = now
 		}
-		if f := &x.folders[i]; kept[i].at-kept[i].mtime < int64(fresh) {
+		if f := &x.folders[i]; kept[i].At-kept[i].Mtime < int64(fresh) {
 			f.seen, f.touched = kept[i], true
 			x.wake()
 		}
@@ -232,7 +221,7 @@ func (x *Index) noteFolder(tx *bbolt.Tx, i byte, t folderTimes) error {
 	if x.folders[i].unread.Load() {
 		return drop(tx, bucketFolders, []byte{i})
 	}
-	return put(tx, bucketFolders, []byte{i}, encodeFolder(t))
+	return put(tx, bucketFolders, []byte{i}, encodeRow(t))
 }
 
 // Complete reports whether every manifest could be read. If not (some are of a

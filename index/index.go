@@ -181,25 +181,11 @@ func (x *Index) makeFolders() error {
 	if err := cas.MakeFolder(x.FS, x.dir); err != nil {
 		return err
 	}
-	for _, path := range []string{x.manifests, x.incoming} {
-		if err := x.FS.Mkdir(path); err != nil {
-			return err
-		}
-	}
 	if err := cas.MakeShards(x.FS, x.manifests); err != nil {
 		return err
 	}
-	if err := x.FS.SyncDir(x.dir); err != nil {
+	if err := cas.RemoveLeftovers(x.FS, x.incoming); err != nil {
 		return err
-	}
-	names, err := x.FS.ReadDir(x.incoming)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := x.FS.Remove(filepath.Join(x.incoming, name)); err != nil {
-			return err
-		}
 	}
 	for _, name := range []string{"journal.new", "journal.damaged", "index.db.new"} {
 		if err := remove(x.FS, filepath.Join(x.dir, name)); err != nil {

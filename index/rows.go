@@ -21,14 +21,14 @@ const schemaVersion = 4
 // The buckets of index.db. Numbers in values are little-endian, in keys
 // big-endian where their order counts. Every value is sealed, see seal.
 var (
-	bucketMeta     = []byte("meta")     // name -> "schema": u32; "space": encodeSpace
+	bucketMeta     = []byte("meta")     // name -> "schema": u32; "space": Space
 	bucketBuilds   = []byte("builds")   // BuildID 16 -> manifestpb.Manifest
 	bucketRequests = []byte("requests") // RequestKey 32, length of scope u8, scope, BuildID 16 -> nothing
 	bucketNames    = []byte("names")    // kind u8, first 8 bytes of a build key, of a model's digest or of the BLAKE3 of its name, BuildID 16 -> nothing
 	bucketBlobs    = []byte("blobs")    // Digest 32, BuildID 16 -> size i64, bytes on disk i64: the same in all rows of a blob
 	bucketBriefs   = []byte("briefs")   // BuildID 16 -> encodeBrief
-	bucketUsers    = []byte("users")    // user id u32 -> encodeUser
-	bucketFolders  = []byte("folders")  // first byte of BuildID -> encodeFolder
+	bucketUsers    = []byte("users")    // user id u32 -> UserSpace
+	bucketFolders  = []byte("folders")  // first byte of BuildID -> folderTimes
 	bucketStamps   = []byte("stamps")   // Digest 32 -> encodeStamp
 	bucketMemo     = []byte("memo")     // key as given -> saved at, seconds i64; value as given
 	bucketUse      = []byte("use")      // BuildID 16 -> encodeUse
@@ -217,19 +217,21 @@ func decodeUse(b []byte) (Usage, bool) {
 	return u, f.end() && !math.IsNaN(u.SavedSeconds)
 }
 
-// The space: logical bytes, unique bytes, entries, builds, bytes of blobs and of
-// manifests on disk; 8 bytes each.
-func encodeSpace(s Space) []byte {
-	return numbers(uint64(s.LogicalBytes), uint64(s.UniqueBytes), s.Entries, s.Builds, uint64(s.DiskBytes), uint64(s.ManifestBytes))
+// encodeRow returns the fields of a struct of numbers, little-endian.
+func encodeRow(v any) []byte {
+	b, err := binary.Append(nil, binary.LittleEndian, v)
+	if err != nil {
+		panic(err) // a field has no fixed size
+	}
+	return b
+}
+
+// decodeRow reads what encodeRow returned.
+func decodeRow(b []byte, v any) bool {
+	n, err := binary.Decode(b, binary.LittleEndian, v)
+	return err == nil && n == len(b)
 }
 
 func writeSpace(tx *bbolt.Tx, s Space) error {
-	return put(tx, bucketMeta, []byte("space"), encodeSpace(s))
-}
-
-func decodeSpace(b []byte) (Space, bool) {
-	f := fields{b: b}
-	s := Space{LogicalBytes: f.i64(), UniqueBytes: f.i64(), Entries: f.u64(), Builds: f.u64(),
-		DiskBytes: f.i64(), ManifestBytes: f.i64()}
-	return s, f.end()
+	return put(tx, bucketMeta, []byte("space"), encodeRow(s))
 }

@@ -254,17 +254,6 @@ type UserSpace struct {
 	Builds       uint64
 }
 
-// A user: logical bytes, those of builds that were put, builds; 8 bytes each.
-func encodeUser(u UserSpace) []byte {
-	return numbers(uint64(u.LogicalBytes), uint64(u.PutBytes), u.Builds)
-}
-
-func decodeUser(b []byte) (UserSpace, bool) {
-	f := fields{b: b}
-	u := UserSpace{f.i64(), f.i64(), f.u64()}
-	return u, f.end()
-}
-
 // with counts a build more, or with a sign of -1 one less.
 func (u UserSpace) with(b *Brief, sign int64) UserSpace {
 	u.LogicalBytes += sign * b.LogicalBytes
@@ -282,19 +271,20 @@ func changeUser(tx *bbolt.Tx, b *Brief, sign int64) error {
 	if err != nil {
 		return err
 	}
-	u, _ := decodeUser(v) // of none: zero
+	var u UserSpace
+	decodeRow(v, &u) // of none: zero
 	if u = u.with(b, sign); u.Builds == 0 {
 		return drop(tx, bucketUsers, key)
 	}
-	return put(tx, bucketUsers, key, encodeUser(u))
+	return put(tx, bucketUsers, key, encodeRow(u))
 }
 
 // Users returns what each user takes.
 func (x *Index) Users(ctx context.Context) (map[uint32]UserSpace, error) {
 	out := make(map[uint32]UserSpace)
 	err := x.rows(ctx, bucketUsers, func(key, value []byte) error {
-		u, ok := decodeUser(value)
-		if len(key) != 4 || !ok {
+		var u UserSpace
+		if len(key) != 4 || !decodeRow(value, &u) {
 			return &DamageError{"index.db", "a user's space that is none"}
 		}
 		out[binary.BigEndian.Uint32(key)] = u

@@ -131,18 +131,10 @@ func (a *Accounts) SumsBy(list []*index.Brief, nameOf func(*index.Brief) string)
 // eachPart calls fn with what a build takes space with, each once: its blobs, and the containers that they are packed with. mark
 // has a place for each blob; turn is another number for each call.
 func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, turn uint32, fn func(at uint32)) {
-	once := func(at uint32) {
+	inv.parts(b, func(at uint32, _ bool) {
 		if mark[at] != turn {
 			mark[at] = turn
 			fn(at)
 		}
-	}
-	for _, at := range b.Blobs {
-		once(at)
-		if f := inv.forms[at]; f != nil {
-			for _, container := range f.takes {
-				once(container)
-			}
-		}
-	}
+	})
 }

@@ -97,25 +97,28 @@ func (inv *Inventory) sum() (sum int64) {
 // sumOf is what the blobs of some builds take, each once, with what only recipes take from.
 func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
 	counted := make([]bool, len(inv.blobs))
-	count := func(at uint32) {
-		if !counted[at] {
-			counted[at] = true
-			sum += inv.bytes(at)
-		}
-	}
 	for i := range builds {
-		for _, at := range builds[i].Blobs {
-			count(at)
-			if f := inv.forms[at]; f != nil {
-				for _, container := range f.takes {
-					if inv.blobs[container].Needs == 0 {
-						count(container)
-					}
-				}
+		inv.parts(builds[i].Brief, func(at uint32, container bool) {
+			if !counted[at] && !(container && inv.blobs[at].Needs > 0) {
+				counted[at] = true
+				sum += inv.bytes(at)
+			}
+		})
+	}
+	return sum
+}
+
+// parts calls fn with what a build takes space with: its blobs, and the containers that they are packed with. Several
+// blobs may have a container in common.
+func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, container bool)) {
+	for _, at := range b.Blobs {
+		fn(at, false)
+		if f := inv.forms[at]; f != nil {
+			for _, container := range f.takes {
+				fn(container, true)
 			}
 		}
 	}
-	return sum
 }
 
 // release takes out one build that needs a blob, and tells what that frees: with the last one the blob goes, unless recipes
@@ -201,21 +204,13 @@ func (inv *Inventory) needs(builds ...*candidate) (sum int64) {
 		return sum
 	}
 	counted := make(map[uint32]bool)
-	count := func(at uint32) {
-		if !counted[at] {
-			counted[at] = true
-			sum += inv.bytes(at)
-		}
-	}
 	for _, one := range builds {
-		for _, at := range one.Blobs {
-			count(at)
-			if f := inv.forms[at]; f != nil {
-				for _, container := range f.takes {
-					count(container)
-				}
+		inv.parts(one.Brief, func(at uint32, _ bool) {
+			if !counted[at] {
+				counted[at] = true
+				sum += inv.bytes(at)
 			}
-		}
+		})
 	}
 	return sum
 }

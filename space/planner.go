@@ -503,21 +503,14 @@ func (pl *planner) share(order []string) {
 			k.First = append(k.First, one.ID)
 		}
 		at := place[one.why]
-		hold := func(blob uint32) {
+		pl.inv.parts(one.Brief, func(blob uint32, container bool) {
+			if container && !pl.Whole && pl.inv.blobs[blob].Needs > 0 {
+				return // it is in what is used only if it is a build's that is planned for
+			}
 			if first[blob] == 0 || at < first[blob] {
 				first[blob] = at
 			}
-		}
-		for _, blob := range one.Blobs {
-			hold(blob)
-			if f := pl.inv.forms[blob]; f != nil {
-				for _, container := range f.takes {
-					if pl.Whole || pl.inv.blobs[container].Needs == 0 { // else it is in what is used only if it is a build's that is planned for
-						hold(container)
-					}
-				}
-			}
-		}
+		})
 	}
 	for blob, at := range first {
 		if at > 0 {

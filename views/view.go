@@ -91,7 +91,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 		if _, ok := vs.blobs.Stamp(b.Files[i].Digest); !ok {
 			verifying()
 		}
-		if err := vs.blobs.Verify(ctx, b.Files[i].Digest, nil); err != nil {
+		if err := vs.blobs.Verify(ctx, b.Files[i].Digest); err != nil {
 			return nil, fmt.Errorf("%s: %w", b.Files[i].Name, err)
 		}
 	}
