@@ -33,16 +33,7 @@ func SetAside(fsys FS, dir, path, why string) error {
 		return err
 	}
 	note := fmt.Sprintf("%s\nmoved here on %s: %s\n", path, now.Format(time.RFC3339), why)
-	return errors.Join(writeNote(fsys, to+".txt", note), trimQuarantine(fsys, quarantine))
-}
-
-func writeNote(fsys FS, path, text string) error {
-	f, err := fsys.Create(path)
-	if err != nil {
-		return err
-	}
-	_, err = fsys.WriteAt(f, []byte(text), 0)
-	return errors.Join(err, f.Close())
+	return errors.Join(WriteFile(fsys, to+".txt", []byte(note)), trimQuarantine(fsys, quarantine))
 }
 
 func trimQuarantine(fsys FS, quarantine string) error {

@@ -1,6 +1,9 @@
 package cas
 
-import "io"
+import (
+	"errors"
+	"io"
+)
 
 // WriteStep is how much of a large file one call writes. The file system takes
 // memory for a call as a whole if it can: finding a MiB in one piece takes
@@ -20,4 +23,20 @@ func WriteInSteps(w io.WriterAt, p []byte, off int64) (int, error) {
 		}
 	}
 	return done, nil
+}
+
+// WriteFile makes a file with these bytes, and syncs it. After an error there is none.
+func WriteFile(fsys FS, path string, b []byte) error {
+	f, err := fsys.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = fsys.WriteAt(f, b, 0)
+	if err == nil {
+		err = fsys.Sync(f)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		err = errors.Join(err, fsys.Remove(path))
+	}
+	return err
 }

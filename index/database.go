@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -32,14 +31,8 @@ const lockWait = time.Second
 // later call fails with a *BrokenError, and a mark beside the file has the next Open make a new one
 // from the manifests.
 type database struct {
-	fs      cas.FS
-	dir     string // the state directory
-	path    string
-	reserve *reserve // of the disk
-
-	// failed is called once. unmarked is why the next Open may use the database again; nil: it will
-	// not.
-	failed func(broken *BrokenError, unmarked error)
+	x    *Index
+	path string
 
 	// writing has one write at a time, so that none blocks on a lock of bbolt's that a damaged
 	// database keeps.
@@ -144,8 +137,8 @@ func (d *database) fail(cause error) error {
 	}
 	d.mu.Unlock()
 	if first {
-		err := d.reserve.use(func() error { return d.putMark(cause.Error()) })
-		d.failed(broken, err)
+		err := d.x.reserve.use(func() error { return d.putMark(cause.Error()) })
+		d.x.isBroken(broken, err)
 	}
 	return broken
 }
@@ -224,18 +217,18 @@ const maxMark = 4 << 10
 
 // putMark durably notes beside the database that it is damaged, and why.
 func (d *database) putMark(why string) error {
-	if err := remove(d.fs, d.markPath()); err != nil {
+	if err := remove(d.x.FS, d.markPath()); err != nil {
 		return err
 	}
-	if err := writeFile(d.fs, d.markPath(), []byte(shorten(why, maxMark))); err != nil {
+	if err := cas.WriteFile(d.x.FS, d.markPath(), []byte(shorten(why, maxMark))); err != nil {
 		return err
 	}
-	return d.fs.SyncDir(d.dir)
+	return d.x.FS.SyncDir(d.x.dir)
 }
 
 // mark returns what putMark noted; "": nothing.
 func (d *database) mark() string {
-	b, err := readFile(d.fs, d.markPath(), maxMark)
+	b, err := readFile(d.x.FS, d.markPath(), maxMark)
 	if errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}
@@ -246,18 +239,18 @@ func (d *database) mark() string {
 // before the mark is removed has the next start do this again; one afterwards leaves a database that
 // lacks builds, which a start takes in.
 func (d *database) remake(why string) error {
-	err := d.reserve.use(func() error {
-		err := cas.SetAside(d.fs, d.dir, d.path, why)
+	err := d.x.reserve.use(func() error {
+		err := cas.SetAside(d.x.FS, d.x.dir, d.path, why)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return guard(d.make)
 	})
 	if err == nil {
-		err = d.fs.SyncDir(d.dir)
+		err = d.x.FS.SyncDir(d.x.dir)
 	}
 	if err == nil {
-		err = remove(d.fs, d.markPath())
+		err = remove(d.x.FS, d.markPath())
 	}
 	if err != nil {
 		return fmt.Errorf("make index.db: %w", err)
@@ -269,7 +262,7 @@ func (d *database) remake(why string) error {
 func (d *database) make() error {
 	db, err := openBolt(d.path)
 	if err != nil {
-		return errors.Join(err, remove(d.fs, d.path))
+		return errors.Join(err, remove(d.x.FS, d.path))
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for _, name := range buckets {
@@ -281,7 +274,7 @@ func (d *database) make() error {
 		return firstOf(put(tx, bucketMeta, []byte("schema"), schema), writeSpace(tx, Space{}))
 	})
 	if err != nil {
-		return errors.Join(err, db.Close(), d.fs.Remove(d.path))
+		return errors.Join(err, db.Close(), d.x.FS.Remove(d.path))
 	}
 	d.handle = db
 	return nil
@@ -325,8 +318,4 @@ func (d *database) close() error {
 		return nil
 	}
 	return guard(db.Close)
-}
-
-func newDatabase(fsys cas.FS, dir string, reserve *reserve) *database {
-	return &database{fs: fsys, dir: dir, reserve: reserve, path: filepath.Join(dir, "index.db")}
 }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/epcached/epcached/cas"
 )
 
@@ -159,10 +161,7 @@ func (x *Index) Wanted() (map[string][]byte, error) { return x.all(bucketWanted,
 
 // SaveWanted keeps the record of a background job, at most some 60 KiB, durably when it returns.
 func (x *Index) SaveWanted(id string, value []byte) error {
-	if err := x.soft.put(bucketWanted, []byte(id), value); err != nil {
-		return err
-	}
-	return x.soft.flush()
+	return x.db.write(func(tx *bbolt.Tx) error { return put(tx, bucketWanted, []byte(id), value) })
 }
 
 // DropWanted forgets a job within seconds. A job that comes back after a crash is found to be done.

@@ -119,8 +119,7 @@ func openOnce(dir string, o Options) (*Index, error) {
 		x.now = time.Now
 	}
 	x.reserve = newReserve(x.FS, dir)
-	x.db = newDatabase(x.FS, dir, x.reserve)
-	x.db.failed = x.isBroken
+	x.db = &database{x: x, path: filepath.Join(dir, "index.db")}
 	x.soft = newSoft(x.db, x.wake)
 	if err := x.open(); err != nil {
 		if x.journal != nil {
@@ -272,7 +271,8 @@ func (x *Index) Problems() []Finding {
 	return append([]Finding(nil), x.problems...)
 }
 
-// isBroken is called once, when the database turned out to be damaged.
+// isBroken is called once, when the database turned out to be damaged. unmarked is why the next Open
+// may use it again; nil: it will not.
 func (x *Index) isBroken(err *BrokenError, unmarked error) {
 	x.Log.Error("index.db is damaged; the next start makes it again from the manifests",
 		"store", x.dir, "cause", err.Cause)

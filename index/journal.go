@@ -350,7 +350,7 @@ func (j *journal) replace(b []byte) error {
 	if err := remove(j.fs, temp); err != nil {
 		return err
 	}
-	if err := writeFile(j.fs, temp, b); err != nil {
+	if err := cas.WriteFile(j.fs, temp, b); err != nil {
 		return err
 	}
 	if err := j.fs.Rename(temp, j.path); err != nil {

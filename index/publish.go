@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
 )
 
 // Publish makes a build known, durably when it returns. Its blobs have to be
@@ -56,9 +58,9 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 // replacing, folder synced.
 func (x *Index) commit(id BuildID, file []byte) error {
 	temp := filepath.Join(x.incoming, id.String())
-	if err := writeFile(x.FS, temp, file); err != nil {
+	if err := cas.WriteFile(x.FS, temp, file); err != nil {
 		// After a failed sync the file's bytes cannot be trusted: try again with a new one.
-		if err = writeFile(x.FS, temp, file); err != nil {
+		if err = cas.WriteFile(x.FS, temp, file); err != nil {
 			return err
 		}
 	}

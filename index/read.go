@@ -35,22 +35,6 @@ func readAll(fsys cas.FS, f *os.File, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// writeFile makes a file with these bytes, and syncs it. After an error there is none.
-func writeFile(fsys cas.FS, path string, b []byte) error {
-	f, err := fsys.Create(path)
-	if err != nil {
-		return err
-	}
-	_, err = fsys.WriteAt(f, b, 0)
-	if err == nil {
-		err = fsys.Sync(f)
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		err = errors.Join(err, fsys.Remove(path))
-	}
-	return err
-}
-
 // remove removes a file, if it is there.
 func remove(fsys cas.FS, path string) error {
 	if err := fsys.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -23,9 +24,8 @@ type soft struct {
 
 	flushing sync.Mutex // one flush at a time; taken before mu
 
-	mu      sync.Mutex         // guards all below
+	mu      sync.Mutex         // guards pending
 	pending map[softKey][]byte // not written yet; nil: to be removed
-	taken   map[softKey][]byte // being written
 }
 
 type softKey struct {
@@ -51,9 +51,6 @@ func (s *soft) get(bucket, key []byte) ([]byte, bool) {
 	k := softKey{string(bucket), string(key)}
 	s.mu.Lock()
 	v, ok := s.pending[k]
-	if !ok {
-		v, ok = s.taken[k]
-	}
 	s.mu.Unlock()
 	if ok {
 		return v, v != nil
@@ -125,14 +122,9 @@ func (s *soft) flush() error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()
 	s.mu.Lock()
-	s.taken, s.pending = s.pending, make(map[softKey][]byte)
-	rows := make([]softKey, 0, len(s.taken))
-	for k := range s.taken {
-		rows = append(rows, k)
-	}
-	taken := s.taken
+	taken := maps.Clone(s.pending)
 	s.mu.Unlock()
-	for part := range slices.Chunk(rows, flushPage) {
+	for part := range slices.Chunk(slices.Collect(maps.Keys(taken)), flushPage) {
 		err := s.db.write(func(tx *bbolt.Tx) error {
 			for _, k := range part {
 				if err := writeRow(tx, k, taken[k]); err != nil {
@@ -142,12 +134,14 @@ func (s *soft) flush() error {
 			return nil
 		})
 		if err != nil {
-			s.putBack()
 			return err
 		}
 		s.mu.Lock()
 		for _, k := range part {
-			delete(taken, k)
+			now, v := s.pending[k], taken[k]
+			if bytes.Equal(now, v) && (now == nil) == (v == nil) { // else it has changed meanwhile
+				delete(s.pending, k)
+			}
 		}
 		s.mu.Unlock()
 	}
@@ -159,18 +153,6 @@ func writeRow(tx *bbolt.Tx, k softKey, value []byte) error {
 		return drop(tx, []byte(k.bucket), []byte(k.key))
 	}
 	return put(tx, []byte(k.bucket), []byte(k.key), value)
-}
-
-// putBack has what was taken, and could not be written, pending again.
-func (s *soft) putBack() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for k, v := range s.taken {
-		if _, newer := s.pending[k]; !newer && (v == nil || len(s.pending) < maxPending) {
-			s.pending[k] = v
-		}
-	}
-	s.taken = nil
 }
 
 // all returns the rows of a bucket, at most so many, by their keys.
