@@ -171,7 +171,7 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 	seen := uint64(0)
 	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
 	first := -1
-	return c.cas.Walk(ctx, func(d cas.Digest, size int64) (err error) {
+	return c.cas.Walk(ctx, func(d cas.Digest, size, _ int64) (err error) {
 		if seen++; seen%farAfter == 0 {
 			far(progress, "looking for leftovers", "files", seen, 0)
 		}

@@ -72,7 +72,7 @@ func (c *Cache) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
 }
 
 func (l *leftovers) wholeBlobs(ctx context.Context) error {
-	err := l.c.cas.WalkDisk(ctx, func(d cas.Digest, disk int64) error {
+	err := l.c.cas.Walk(ctx, func(d cas.Digest, _, disk int64) error {
 		if err := l.upTo(ctx, d[0]); err != nil {
 			return err
 		}

@@ -20,7 +20,7 @@ func (c *Cache) removeRest(ctx context.Context) error {
 
 // everything is how many bytes on disk go when nothing is kept: those of builds in all their forms, and others'.
 func (c *Cache) everything(ctx context.Context) (sum int64, err error) {
-	err = c.cas.Walk(ctx, func(d cas.Digest, _ int64) error {
+	err = c.cas.Walk(ctx, func(d cas.Digest, _, _ int64) error {
 		disk, _ := c.diskBytes(d) // of one that has just gone, none
 		sum += disk
 		return nil

@@ -49,7 +49,7 @@ func (b *bench) within(budget int64) {
 // blobs counts what lies among the objects.
 func (b *bench) blobs() (n int) {
 	b.Helper()
-	require.NoError(b, b.cache.cas.Walk(context.Background(), func(cas.Digest, int64) error { n++; return nil }))
+	require.NoError(b, b.cache.cas.Walk(context.Background(), func(cas.Digest, int64, int64) error { n++; return nil }))
 	return n
 }
 

@@ -381,7 +381,7 @@ func (s *sharing) dropCold(ctx context.Context, after time.Duration) error {
 	if open == nil {
 		return nil
 	}
-	return open.Walk(ctx, func(d cas.Digest, _ int64) error {
+	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
 		if cold, err := s.c.allCold(d, packWhen{when: PackCold, after: after}); err != nil || !cold && !s.c.cas.Has(d) {
 			return err
 		}

@@ -242,7 +242,7 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	require.Equal(t, builds[0].Build.Source, builds[1].Build.Source)
 
 	stored := func() (sum int64) {
-		require.NoError(t, b.cache.cas.Walk(context.Background(), func(d cas.Digest, _ int64) error {
+		require.NoError(t, b.cache.cas.Walk(context.Background(), func(d cas.Digest, _, _ int64) error {
 			disk, err := b.cache.diskBytes(d)
 			sum += disk
 			return err

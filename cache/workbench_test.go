@@ -244,7 +244,7 @@ func (b *bench) current(d cas.Digest) string {
 
 // objectBytes sums the sizes of all whole blobs.
 func (c *Cache) objectBytes(ctx context.Context) (sum int64, err error) {
-	err = c.cas.Walk(ctx, func(_ cas.Digest, size int64) error {
+	err = c.cas.Walk(ctx, func(_ cas.Digest, size, _ int64) error {
 		sum += size
 		return nil
 	})

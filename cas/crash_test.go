@@ -138,7 +138,7 @@ func requireStore(t *testing.T, dir string, has, may [][]byte) {
 	for _, b := range append(has, may...) {
 		allowed[digestOf(b)] = true
 	}
-	require.NoError(t, s.Walk(ctx, func(d cas.Digest, _ int64) error {
+	require.NoError(t, s.Walk(ctx, func(d cas.Digest, _, _ int64) error {
 		require.True(t, allowed[d], "blob %s comes from nowhere", d)
 		return s.Check(ctx, d)
 	}))

@@ -285,26 +285,16 @@ func (s *Store) quarantine(d Digest, why string) error {
 	return s.gone(d, SetAside(s.fs, s.dir, s.path(d), why))
 }
 
-// Walk calls fn with every blob and its length, in order of digests, and stops
-// at fn's first error, which it returns. It reads no blob. Blobs that come or
-// go meanwhile may be given or not.
-func (s *Store) Walk(ctx context.Context, fn func(Digest, int64) error) error {
+// Walk calls fn with every blob, its length, and the bytes that it takes on the
+// disk, in whole blocks, in order of digests, and stops at fn's first error,
+// which it returns. It reads no blob. Blobs that come or go meanwhile may be
+// given or not.
+func (s *Store) Walk(ctx context.Context, fn func(d Digest, size, disk int64) error) error {
 	return s.each(ctx, func(_ string, d Digest, info fs.FileInfo, ok bool) error {
 		if !ok {
 			return nil
 		}
-		return fn(d, info.Size())
-	})
-}
-
-// WalkDisk is Walk with the bytes that each blob takes on the disk, in whole blocks,
-// instead of its length.
-func (s *Store) WalkDisk(ctx context.Context, fn func(d Digest, disk int64) error) error {
-	return s.each(ctx, func(_ string, d Digest, info fs.FileInfo, ok bool) error {
-		if !ok {
-			return nil
-		}
-		return fn(d, diskBytesOf(info))
+		return fn(d, info.Size(), diskBytesOf(info))
 	})
 }
 

@@ -25,7 +25,7 @@ func openStore(t *testing.T, o Options) *Store {
 	s, err := Open(t.TempDir(), o)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		require.NoError(t, s.Walk(ctx, func(d Digest, _ int64) error { return s.Check(ctx, d) }))
+		require.NoError(t, s.Walk(ctx, func(d Digest, _, _ int64) error { return s.Check(ctx, d) }))
 		foreign, err := s.Foreign(ctx)
 		require.NoError(t, err)
 		require.Empty(t, foreign)
@@ -252,7 +252,7 @@ func TestPutFileNoticesAChange(t *testing.T) {
 	defer f.Close()
 	_, _, err = s.PutFile(ctx, f)
 	require.ErrorIs(t, err, ErrChanged)
-	require.NoError(t, s.Walk(ctx, func(d Digest, _ int64) error { return errors.New("stored " + d.String()) }))
+	require.NoError(t, s.Walk(ctx, func(d Digest, _, _ int64) error { return errors.New("stored " + d.String()) }))
 }
 
 func TestPutFileRefusesWhatIsNoFile(t *testing.T) {

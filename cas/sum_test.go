@@ -111,7 +111,7 @@ func TestSumNamesTheReadError(t *testing.T) {
 func BenchmarkSum(b *testing.B) {
 	const size = 256 << 20
 	data := random(size)
-	b.Run("one stream", func(b *testing.B) {
+	b.Run("library", func(b *testing.B) {
 		b.SetBytes(size)
 		for b.Loop() {
 			blake3.Sum256(data)

@@ -97,7 +97,7 @@ func (b *bench) read(d cas.Digest) []byte {
 // objects lists what stands whole.
 func (b *bench) objects() (all []cas.Digest) {
 	b.Helper()
-	require.NoError(b, b.whole.Walk(context.Background(), func(d cas.Digest, _ int64) error {
+	require.NoError(b, b.whole.Walk(context.Background(), func(d cas.Digest, _, _ int64) error {
 		all = append(all, d)
 		return nil
 	}))

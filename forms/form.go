@@ -66,7 +66,7 @@ func (s *Store) EachCopy(ctx context.Context, fn func(d cas.Digest, disk int64) 
 	if open == nil || s.apart {
 		return nil
 	}
-	return open.Walk(ctx, func(d cas.Digest, _ int64) error {
+	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
 		disk, err := cas.DiskBytesIn(s.folder, d)
 		if err != nil {
 			return nil //nolint:nilerr // it has just gone

@@ -79,7 +79,7 @@ func seldom(progress func(done, total int64)) func(done, total int64) {
 // dropIdleCopies makes room by removing every unpacked form that nobody holds, and tells how many bytes that were: unpacking
 // one again costs a copy, and having no room for this one a compile.
 func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int64) {
-	err := store.Walk(ctx, func(d cas.Digest, size int64) error {
+	err := store.Walk(ctx, func(d cas.Digest, size, _ int64) error {
 		if err := s.DropCopy(d); err != nil {
 			return ignoreInUse(err)
 		}

@@ -53,12 +53,10 @@ func (x *Index) Check(ctx context.Context, told Told) ([]Finding, error) {
 	return found, nil
 }
 
-// checkFolder holds the folder's lock, so that no Publish is half done. builds is
-// how many it looked at.
+// checkFolder lets no Publish be half done meanwhile. builds is how many it looked at.
 func (x *Index) checkFolder(ctx context.Context, i byte) (found []Finding, builds uint64, err error) {
-	f := &x.folders[i]
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	x.changing.Lock()
+	defer x.changing.Unlock()
 	names, err := x.FS.ReadDir(x.folderPath(i))
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{{"missing", x.folderPath(i), "the folder is not there; it is made again at the next start"}}, 0, nil

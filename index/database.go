@@ -271,7 +271,7 @@ func (d *database) make() error {
 			}
 		}
 		schema := binary.LittleEndian.AppendUint32(nil, schemaVersion)
-		return firstOf(put(tx, bucketMeta, []byte("schema"), schema), writeSpace(tx, Space{}))
+		return cmp.Or(put(tx, bucketMeta, []byte("schema"), schema), writeSpace(tx, Space{}))
 	})
 	if err != nil {
 		return errors.Join(err, db.Close(), d.x.FS.Remove(d.path))

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,7 +20,6 @@ import (
 // folders that have not changed, and notices manifests that a crash kept from
 // the database, or that somebody deleted.
 type folder struct {
-	mu      sync.Mutex // held from a change in the folder until the database has it
 	seen    folderTimes
 	touched bool // seen is so fresh that another change could have the same times
 
@@ -64,14 +62,19 @@ func (x *Index) lookAt(i byte) folderTimes {
 // settleFolders notes the times of changed folders again, once they are old
 // enough to be told from those of the next change.
 func (x *Index) settleFolders() {
+	x.changing.Lock()
+	defer x.changing.Unlock()
 	for i := range x.folders {
-		f := &x.folders[i]
-		f.mu.Lock()
-		if f.touched {
+		if f := &x.folders[i]; f.touched {
 			x.settle(byte(i), f)
 		}
-		f.mu.Unlock()
 	}
+}
+
+// touch has the times of a folder that has just changed noted again later.
+func (x *Index) touch(i byte, t folderTimes) {
+	x.folders[i].seen, x.folders[i].touched = t, true
+	x.wake()
 }
 
 func (x *Index) settle(i byte, f *folder) {
@@ -125,9 +128,8 @@ func (x *Index) differences() (all []difference, err error) {
 			}
 			kept[i] = now
 		}
-		if f := &x.folders[i]; kept[i].At-kept[i].Mtime < int64(fresh) {
-			f.seen, f.touched = kept[i], true
-			x.wake()
+		if kept[i].At-kept[i].Mtime < int64(fresh) {
+			x.touch(byte(i), kept[i])
 		}
 	}
 	return all, nil

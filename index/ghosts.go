@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -84,9 +85,8 @@ func (x *Index) Ghosts(match func(*Ghost) bool) []Ghost {
 func ghostOf(m *manifestpb.Ghost) (Ghost, error) {
 	g := Ghost{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()), Reason: m.GetReason(), Bytes: m.GetBytes(),
 		CompileSeconds: m.GetCompileSeconds(), LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
-	err := fixed("build_id", g.BuildID[:], m.GetBuildId())
-	err = firstOf(err, fixed("request_key", g.RequestKey[:], m.GetRequestKey()))
-	return g, firstOf(err, fixed("build_key", g.BuildKey[:], m.GetBuildKey()))
+	return g, cmp.Or(fixed("build_id", g.BuildID[:], m.GetBuildId()),
+		fixed("request_key", g.RequestKey[:], m.GetRequestKey()), fixed("build_key", g.BuildKey[:], m.GetBuildKey()))
 }
 
 func ghostRecord(g *Ghost) *manifestpb.Record {

@@ -45,7 +45,7 @@ type Options struct {
 // Index is the open index of a store. See the package comment for what it
 // promises.
 //
-// Locks are taken in the order folder, then everything inside the database,
+// Locks are taken in the order changing, then everything inside the database,
 // soft or journal; none of those takes another.
 type Index struct {
 	Options // none of FS, Log and now is nil
@@ -55,13 +55,14 @@ type Index struct {
 	incoming  string // manifests that have no name yet
 	opened    bool   // set by Open
 
-	db      *database
-	reserve *reserve
-	soft    *soft
-	journal *journal
-	entries *bounded[lookupKey, []Build]
-	folders [256]folder
-	memos   atomic.Int64 // saved since the memo was last trimmed
+	db       *database
+	reserve  *reserve
+	soft     *soft
+	journal  *journal
+	entries  *bounded[lookupKey, []Build]
+	changing sync.Mutex // held from a change of manifests until the database has it; guards folders
+	folders  [256]folder
+	memos    atomic.Int64 // saved since the memo was last trimmed
 
 	useMu   sync.Mutex // makes Use one step
 	countMu sync.Mutex // guards counts

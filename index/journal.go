@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -20,8 +21,7 @@ import (
 
 // journal is the file, and in memory what it says.
 //
-// Who asks what is known of a build waits for nobody who writes, and who
-// appends waits for nobody who syncs. Locks are taken in the order syncing,
+// Readers never block on writers, and appends never block on fsync. Locks are taken in the order syncing,
 // appending, mu.
 type journal struct {
 	fs   cas.FS
@@ -124,18 +124,8 @@ func (j *journal) apply(rec *manifestpb.Record) error {
 
 func eventOf(m *manifestpb.Event) (Event, error) {
 	e := Event{At: fromNanos(m.At), Kind: m.Kind, Text: m.Text, ModelName: m.ModelName, Runtime: m.Runtime, Scope: m.Scope, By: m.By}
-	for _, id := range []struct {
-		name     string
-		to, from []byte
-	}{{"request_key", e.RequestKey[:], m.RequestKey}, {"build_id", e.BuildID[:], m.BuildId}, {"build_key", e.BuildKey[:], m.BuildKey}} {
-		if len(id.from) == 0 {
-			continue
-		}
-		if err := fixed(id.name, id.to, id.from); err != nil {
-			return Event{}, err
-		}
-	}
-	return e, nil
+	return e, cmp.Or(optional("request_key", e.RequestKey[:], m.RequestKey),
+		optional("build_id", e.BuildID[:], m.BuildId), optional("build_key", e.BuildKey[:], m.BuildKey))
 }
 
 func (j *journal) setState(id BuildID, s State) {

@@ -2,6 +2,7 @@ package index
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"path"
@@ -139,18 +140,16 @@ func unmarshalBuild(body []byte) (Build, error) {
 		Created: fromNanos(m.Created), LoadCheck: m.LoadCheck, IRVersion: m.IrVersion, Embed: m.Embed, Warnings: m.Warnings,
 		Put: m.Put, VerifiedOutput: m.VerifiedOutput,
 	}
-	err := fixed("id", b.ID[:], m.Id)
-	err = firstOf(err, fixed("request_key", b.RequestKey[:], m.RequestKey))
-	err = firstOf(err, fixed("build_key", b.BuildKey[:], m.BuildKey))
-	err = firstOf(err, fixed("model_digest", b.ModelDigest[:], m.ModelDigest))
+	err := cmp.Or(fixed("id", b.ID[:], m.Id), fixed("request_key", b.RequestKey[:], m.RequestKey),
+		fixed("build_key", b.BuildKey[:], m.BuildKey), fixed("model_digest", b.ModelDigest[:], m.ModelDigest))
 	if o := m.Converted; o != nil {
 		b.Converted.Created = fromNanos(o.Created)
-		err = firstOf(err, fixed("converted.build_id", b.Converted.ID[:], o.BuildId))
-		err = firstOf(err, fixed("converted.build_key", b.Converted.BuildKey[:], o.BuildKey))
+		err = cmp.Or(err, fixed("converted.build_id", b.Converted.ID[:], o.BuildId))
+		err = cmp.Or(err, fixed("converted.build_key", b.Converted.BuildKey[:], o.BuildKey))
 	}
 	for _, f := range m.Files {
 		file := File{Name: f.Name, Size: f.Size}
-		err = firstOf(err, fixed("files.digest", file.Digest[:], f.Digest))
+		err = cmp.Or(err, fixed("files.digest", file.Digest[:], f.Digest))
 		b.Files = append(b.Files, file)
 	}
 	for _, e := range m.Eps {
@@ -159,7 +158,7 @@ func unmarshalBuild(body []byte) (Build, error) {
 			HardwareArchitecture: e.HardwareArchitecture, CompatibilityString: e.CompatibilityString,
 			DriverVersion: e.DriverVersion, Devices: e.Devices, TookNone: e.TookNone,
 		}
-		err = firstOf(err, fixed("eps.library_digest", facts.LibraryDigest[:], e.LibraryDigest))
+		err = cmp.Or(err, fixed("eps.library_digest", facts.LibraryDigest[:], e.LibraryDigest))
 		b.EPs = append(b.EPs, facts)
 	}
 	for ep, options := range m.ProviderOptions {
@@ -172,7 +171,7 @@ func unmarshalBuild(body []byte) (Build, error) {
 	if b.Source, bad = unmarshalSource(m.Source); bad == nil {
 		b.Members, bad = unmarshalMembers(m.Members)
 	}
-	if err = firstOf(err, firstOf(bad, checkBuild(b))); err != nil {
+	if err = cmp.Or(err, cmp.Or(bad, checkBuild(b))); err != nil {
 		return Build{}, err
 	}
 	return b, nil
@@ -233,11 +232,12 @@ func fixed(field string, to, from []byte) error {
 	return nil
 }
 
-func firstOf(a, b error) error {
-	if a != nil {
-		return a
+// optional is fixed for a field that may be missing.
+func optional(field string, to, from []byte) error {
+	if len(from) == 0 {
+		return nil
 	}
-	return b
+	return fixed(field, to, from)
 }
 
 // nanos and fromNanos keep the zero time, which has no such number.

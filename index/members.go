@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -68,12 +69,10 @@ func unmarshalMembers(list []*manifestpb.Member) ([]Member, error) {
 	for _, m := range list {
 		one := Member{ModelName: m.ModelName, Graph: m.Graph, SessionOptions: m.SessionOptions}
 		err := fixed("members.model_digest", one.ModelDigest[:], m.ModelDigest)
-		if len(m.AloneKey) > 0 {
-			err = firstOf(err, fixed("members.alone_key", one.AloneKey[:], m.AloneKey))
-		}
+		err = cmp.Or(err, optional("members.alone_key", one.AloneKey[:], m.AloneKey))
 		var bad error
 		one.Source, bad = unmarshalSource(m.Source)
-		if err = firstOf(err, bad); err != nil {
+		if err = cmp.Or(err, bad); err != nil {
 			return nil, err
 		}
 		out = append(out, one)

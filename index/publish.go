@@ -32,9 +32,8 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 	if err != nil {
 		return fmt.Errorf("publish build %s: %w", b.ID, err)
 	}
-	f := &x.folders[b.ID[0]]
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	x.changing.Lock()
+	defer x.changing.Unlock()
 	if err := x.commit(b.ID, file); err != nil {
 		return fmt.Errorf("publish build %s: %w", b.ID, err)
 	}
@@ -48,8 +47,7 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 	if err != nil {
 		return fmt.Errorf("publish build %s: %w", b.ID, errors.Join(err, x.uncommit(b.ID)))
 	}
-	f.seen, f.touched = times, true
-	x.wake()
+	x.touch(b.ID[0], times)
 	x.dropEntries(&b)
 	return nil
 }

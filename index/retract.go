@@ -28,7 +28,8 @@ type Retraction struct {
 // each once, and that one transaction takes the rows of all of them. Who
 // publishes in one of the folders waits, so there should not be many at once.
 func (x *Index) RetractAll(list []Retraction) {
-	defer x.enterFolders(list)()
+	x.changing.Lock()
+	defer x.changing.Unlock()
 	builds := make([]Build, len(list))
 	unlinked := make(map[byte][]int) // by folder
 	for i := range list {
@@ -81,25 +82,8 @@ func (x *Index) RetractAll(list []Retraction) {
 
 func (r *Retraction) fail(err error) { r.Err = fmt.Errorf("retract build %s: %w", r.ID, err) }
 
-// enterFolders locks all folders that the builds are in, in their order, because two calls would
-// block each other otherwise.
-func (x *Index) enterFolders(list []Retraction) (leave func()) {
-	folders := make(map[byte]bool)
-	for i := range list {
-		folders[list[i].ID[0]] = true
-	}
-	for _, i := range slices.Sorted(maps.Keys(folders)) {
-		x.folders[i].mu.Lock()
-	}
-	return func() {
-		for i := range folders {
-			x.folders[i].mu.Unlock()
-		}
-	}
-}
-
 // dropRows takes the rows of builds that are gone out of the database, in one
-// transaction. The locks of their folders are held.
+// transaction.
 func (x *Index) dropRows(builds []Build, gone []int) {
 	times := make(map[byte]folderTimes)
 	for _, i := range gone {
@@ -129,9 +113,8 @@ func (x *Index) dropRows(builds []Build, gone []int) {
 		return
 	}
 	for i, t := range times {
-		x.folders[i].seen, x.folders[i].touched = t, true
+		x.touch(i, t)
 	}
-	x.wake()
 	for _, i := range gone {
 		// A look-up that read the rows before they went must not be kept once
 		// the mark is off.

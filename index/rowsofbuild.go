@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"go.etcd.io/bbolt"
 
 	"github.com/epcached/epcached/cas"
@@ -49,14 +50,14 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	}
 	err = put(tx, bucketBuilds, b.ID[:], body)
 	for _, k := range b.keys() {
-		err = firstOf(err, put(tx, bucketRequests, requestRow(&b, k), nil))
+		err = cmp.Or(err, put(tx, bucketRequests, requestRow(&b, k), nil))
 	}
 	for _, key := range b.nameRows() {
-		err = firstOf(err, put(tx, bucketNames, key, nil))
+		err = cmp.Or(err, put(tx, bucketNames, key, nil))
 	}
-	err = firstOf(err, put(tx, bucketBriefs, b.ID[:], encodeBrief(&brief)))
-	err = firstOf(err, changeUser(tx, &brief, 1))
-	return firstOf(err, writeSpace(tx, space))
+	err = cmp.Or(err, put(tx, bucketBriefs, b.ID[:], encodeBrief(&brief)))
+	err = cmp.Or(err, changeUser(tx, &brief, 1))
+	return cmp.Or(err, writeSpace(tx, space))
 }
 
 // removeBuild takes the rows of a build out again, those of its use and view
@@ -99,15 +100,15 @@ func removeBuild(tx *bbolt.Tx, id BuildID) error {
 		}
 	}
 	for _, k := range b.keys() {
-		err = firstOf(err, drop(tx, bucketRequests, requestRow(&b, k)))
+		err = cmp.Or(err, drop(tx, bucketRequests, requestRow(&b, k)))
 	}
 	for _, key := range b.nameRows() {
-		err = firstOf(err, drop(tx, bucketNames, key))
+		err = cmp.Or(err, drop(tx, bucketNames, key))
 	}
 	for _, bucket := range [][]byte{bucketBuilds, bucketBriefs, bucketUse, bucketViews} {
-		err = firstOf(err, drop(tx, bucket, id[:]))
+		err = cmp.Or(err, drop(tx, bucket, id[:]))
 	}
-	err = firstOf(err, changeUser(tx, &brief, -1))
+	err = cmp.Or(err, changeUser(tx, &brief, -1))
 	if err != nil {
 		return err
 	}
@@ -204,7 +205,7 @@ func resize(tx *bbolt.Tx, d cas.Digest, disk int64) (more int64, needed bool, er
 	}
 	keys, err := keysOf(tx, bucketBlobs, d[:], maxSharers)
 	for _, key := range keys {
-		err = firstOf(err, put(tx, bucketBlobs, key, numbers(uint64(n.Size), uint64(disk))))
+		err = cmp.Or(err, put(tx, bucketBlobs, key, numbers(uint64(n.Size), uint64(disk))))
 	}
 	return more, true, err
 }

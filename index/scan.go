@@ -2,6 +2,7 @@ package index
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 
 	"go.etcd.io/bbolt"
@@ -22,6 +23,7 @@ type scanned struct {
 	data []byte
 	ends []int // of each key, and of its value
 	more bool  // rows follow
+	err  error
 }
 
 // rows calls fn with every row of a bucket, in order, and stops at its first error, which it
@@ -34,44 +36,33 @@ func (x *Index) rows(ctx context.Context, bucket []byte, fn func(key, value []by
 func (x *Index) rowsFrom(
 	ctx context.Context, bucket, prefix, after []byte, fn func(key, value []byte) error,
 ) error {
-	type result struct {
-		scanned
-		err error
-	}
-	var next chan result // of a goroutine that reads the next page
-	defer func() {
-		if next != nil {
-			<-next
-		}
-	}()
-	var spare scanned // was looked at, and can be filled again
-	page, err := x.scan(bucket, prefix, after, spare)
-	for {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil {
+	next := make(chan scanned, 1)
+	read := func(after []byte, into scanned) { next <- x.scan(bucket, prefix, after, into) }
+	go read(after, scanned{})
+	for spare := (scanned{}); ; {
+		page := <-next
+		if err := cmp.Or(page.err, ctx.Err()); err != nil {
 			return err
 		}
 		if page.more {
-			reading, last, into := make(chan result, 1), page.lastKey(), spare
-			next = reading
-			go func() {
-				page, err := x.scan(bucket, prefix, last, into)
-				reading <- result{page, err}
-			}()
+			go read(page.lastKey(), spare)
 		}
-		if err := page.each(fn); err != nil || next == nil {
+		if err := page.each(fn); err != nil {
+			if page.more {
+				<-next
+			}
 			return err
 		}
-		r := <-next
-		next, spare, page, err = nil, page, r.scanned, r.err
+		if !page.more {
+			return nil
+		}
+		spare = page // it was looked at, and can be filled again
 	}
 }
 
 // scan reads the page that follows a key, into the memory of another page.
-func (x *Index) scan(bucket, prefix, after []byte, into scanned) (scanned, error) {
-	return read(x.db, func(tx *bbolt.Tx) (p scanned, err error) {
+func (x *Index) scan(bucket, prefix, after []byte, into scanned) scanned {
+	p, err := read(x.db, func(tx *bbolt.Tx) (p scanned, err error) {
 		p.data, p.ends = into.data[:0], into.ends[:0]
 		var room []byte // for checksums
 		err = eachRow(tx, bucket, prefix, after, func(k, v []byte) (bool, error) {
@@ -88,6 +79,8 @@ func (x *Index) scan(bucket, prefix, after []byte, into scanned) (scanned, error
 		})
 		return p, err
 	})
+	p.err = err
+	return p
 }
 
 // each calls fn with every row.

@@ -29,13 +29,13 @@ const PathGrace = 10 * time.Minute
 // Drop takes a view out of use. It goes when nobody holds it, and not before the grace is over.
 func (vs *Store) Drop(id index.BuildID, v *View, grace time.Duration) {
 	v.gone.Store(true)
-	vs.index.DropView(id)
+	vs.o.Index.DropView(id)
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	if vs.live[id] == v {
 		delete(vs.live, id)
 	}
-	after := vs.now()
+	after := vs.o.Now()
 	if served := v.served.Load(); served != 0 && grace > 0 {
 		after = time.Unix(0, served).Add(grace)
 	}
@@ -53,7 +53,7 @@ func (vs *Store) DropCurrent(id index.BuildID, grace time.Duration) {
 func (vs *Store) doomLater(v *View) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	vs.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: vs.now().Add(HandOver)}
+	vs.doomed[v.scope+"/"+v.name] = &doomed{path: v.path, inner: v.inner, files: v.files, after: vs.o.Now().Add(HandOver)}
 }
 
 // HandOver is how long those who waited for a compile have to take its result.
@@ -77,7 +77,7 @@ func (vs *Store) doomedViews() []*doomed {
 }
 
 // here tells whether a view lies among those that are links to whole blobs.
-func (vs *Store) here(path string) bool { return filepath.Dir(filepath.Dir(path)) == vs.dir }
+func (vs *Store) here(path string) bool { return filepath.Dir(filepath.Dir(path)) == vs.o.Dir }
 
 // Unkept is the scope of views of results that are not kept.
 const Unkept = "unkept"
@@ -112,7 +112,7 @@ func (d *doomed) open() bool {
 func (vs *Store) Sweep() {
 	vs.mu.Lock()
 	todo := make(map[string]*doomed, len(vs.doomed))
-	now := vs.now()
+	now := vs.o.Now()
 	for name, d := range vs.doomed {
 		if !now.Before(d.after) {
 			todo[name] = d
@@ -128,7 +128,7 @@ func (vs *Store) Sweep() {
 			err = vs.remove(d.path, d.files)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			vs.log.Warn("view not removed", "path", d.path, "error", err)
+			vs.o.Log.Warn("view not removed", "path", d.path, "error", err)
 			continue
 		}
 		if d.inner != nil {
@@ -173,9 +173,9 @@ func (vs *Store) remove(dir string, files []file) error {
 }
 
 func (vs *Store) unlink(dir *os.File, file file) {
-	store := vs.blobs
+	store := vs.o.Blobs
 	if file.unpacked {
-		store = vs.forms.Copies()
+		store = vs.o.Forms.Copies()
 	}
 	if store != nil && !file.copied {
 		_ = store.Unlink(file.digest, dir, file.name) // a stamp not renewed costs hashing, or unpacking, once
@@ -185,15 +185,15 @@ func (vs *Store) unlink(dir *os.File, file file) {
 // DoomStrangers marks for removal every view on disk that no build refers to and this process did not make.
 func (vs *Store) DoomStrangers(ctx context.Context) error {
 	known := make(map[string]bool)
-	err := vs.index.EachView(ctx, func(_ index.BuildID, where string) error {
+	err := vs.o.Index.EachView(ctx, func(_ index.BuildID, where string) error {
 		known[path.Dir(strings.TrimPrefix(where, viewsApart))] = true
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	found, err := filepath.Glob(filepath.Join(vs.dir, "*", "*"))
-	if _, apart := vs.forms.Folder(); err == nil && apart {
+	found, err := filepath.Glob(filepath.Join(vs.o.Dir, "*", "*"))
+	if _, apart := vs.o.Forms.Folder(); err == nil && apart {
 		var more []string
 		more, err = filepath.Glob(filepath.Join(vs.folder(true), "*", "*"))
 		found = append(found, more...)

@@ -8,6 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Opener is who has a file open.
+type Opener int
+
+// Who may have it open.
+const (
+	ByNobody Opener = iota
+	ByDaemon        // and perhaps somebody else
+	BySomebody
+)
+
+// inode tells files apart.
+type inode struct{ dev, ino uint64 }
+
 // HeldBytes sums what is on the disk for the views of removed builds alone, in whole blocks: files whose only names are in such
 // views. Results that were never kept do not count: they go with those who wait for them.
 func (vs *Store) HeldBytes() int64 {

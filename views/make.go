@@ -23,7 +23,7 @@ func ScopeFolder(scope string) string { return strings.ReplaceAll(scope, ":", "-
 func (vs *Store) scopeDir(views, scope string) error {
 	dir := filepath.Join(views, ScopeFolder(scope))
 	mode := fs.FileMode(0o700)
-	if scope == "shared" && vs.pathAccess {
+	if scope == "shared" && vs.o.PathAccess {
 		mode = 0o711
 	}
 	if err := os.MkdirAll(views, 0o711); err != nil { // somebody may have deleted it
@@ -79,7 +79,7 @@ func (vs *Store) link(ctx context.Context, v *View, f index.File) (file, error) 
 			return file{}, err
 		}
 	}
-	store, unpacked, err := vs.forms.Serving(f.Digest)
+	store, unpacked, err := vs.o.Forms.Serving(f.Digest)
 	if err != nil {
 		return file{}, err
 	}
@@ -135,7 +135,7 @@ func (vs *Store) discard(v *View) {
 		_ = v.inner.Close() // read-only: nothing can be lost
 	}
 	if err := vs.remove(v.path, v.files); err != nil {
-		vs.log.Warn("view not removed", "path", v.path, "error", err)
+		vs.o.Log.Warn("view not removed", "path", v.path, "error", err)
 	}
 }
 

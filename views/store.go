@@ -13,13 +13,7 @@ import (
 
 // Store has the views that are in use, and those to be taken away. It may be used by any number of goroutines.
 type Store struct {
-	dir        string
-	pathAccess bool
-	blobs      *cas.Store
-	forms      *forms.Store
-	index      *index.Index
-	now        func() time.Time
-	log        *slog.Logger
+	o Options
 
 	mu     sync.Mutex
 	live   map[index.BuildID]*View // guarded by mu
@@ -27,7 +21,6 @@ type Store struct {
 	doomed map[string]*doomed      // by "<scope>/<view>"; guarded by mu
 	making sync.Mutex              // one view is made at a time
 	half   *View                   // which is being made: its build may go meanwhile; guarded by mu
-
 }
 
 // Options say where views lie and what they are made of.
@@ -43,23 +36,22 @@ type Options struct {
 
 // Open gives the store of views below a folder, which it makes.
 func Open(o Options) (*Store, error) {
-	vs := &Store{dir: o.Dir, pathAccess: o.PathAccess, blobs: o.Blobs, forms: o.Forms, index: o.Index, now: o.Now, log: o.Log,
-		live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed)}
-	return vs, vs.scopeDir(vs.dir, "shared")
+	vs := &Store{o: o, live: make(map[index.BuildID]*View), made: make(map[string]bool), doomed: make(map[string]*doomed)}
+	return vs, vs.scopeDir(o.Dir, "shared")
 }
 
 // folder is where views lie that have a file of an unpacked form, or none.
 func (vs *Store) folder(unpacked bool) string {
-	if folder, apart := vs.forms.Folder(); unpacked && apart {
+	if folder, apart := vs.o.Forms.Folder(); unpacked && apart {
 		return filepath.Join(folder, "views")
 	}
-	return vs.dir
+	return vs.o.Dir
 }
 
 // Unpacks tells whether some file of the build has to be unpacked for a view.
 func (vs *Store) Unpacks(b *index.Build) bool {
 	for i := range b.Files {
-		if vs.forms.OnlyPacked(b.Files[i].Digest) {
+		if vs.o.Forms.OnlyPacked(b.Files[i].Digest) {
 			return true
 		}
 	}
@@ -94,10 +86,10 @@ func (vs *Store) Look(id index.BuildID) (v *View, done func()) {
 	if v = vs.Current(id); v != nil {
 		return v, func() {}
 	}
-	if _, there := vs.index.View(id); !there {
+	if _, there := vs.o.Index.View(id); !there {
 		return nil, nil
 	}
-	b, err := vs.index.Get(id)
+	b, err := vs.o.Index.Get(id)
 	if err != nil {
 		return nil, nil
 	}

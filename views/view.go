@@ -65,9 +65,9 @@ func (vs *Store) intact(v *View) bool {
 		switch {
 		case f.copied:
 		case f.unpacked:
-			want, ok = vs.forms.CopyStamp(f.digest)
+			want, ok = vs.o.Forms.CopyStamp(f.digest)
 		default:
-			want, ok = vs.blobs.Stamp(f.digest)
+			want, ok = vs.o.Blobs.Stamp(f.digest)
 		}
 		if !ok {
 			return false
@@ -85,13 +85,13 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	vs.making.Lock()
 	defer vs.making.Unlock()
 	for i := range b.Files {
-		if vs.forms.OnlyPacked(b.Files[i].Digest) {
+		if vs.o.Forms.OnlyPacked(b.Files[i].Digest) {
 			continue
 		}
-		if _, ok := vs.blobs.Stamp(b.Files[i].Digest); !ok {
+		if _, ok := vs.o.Blobs.Stamp(b.Files[i].Digest); !ok {
 			verifying()
 		}
-		if err := vs.blobs.Verify(ctx, b.Files[i].Digest); err != nil {
+		if err := vs.o.Blobs.Verify(ctx, b.Files[i].Digest); err != nil {
 			return nil, fmt.Errorf("%s: %w", b.Files[i].Name, err)
 		}
 	}
@@ -108,11 +108,11 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	if err != nil {
 		return nil, err
 	}
-	if err := vs.index.SaveView(b.ID, vs.savedPath(v)); err != nil {
-		vs.log.Warn("view not remembered", "error", err) // it is made anew after a restart
+	if err := vs.o.Index.SaveView(b.ID, vs.savedPath(v)); err != nil {
+		vs.o.Log.Warn("view not remembered", "error", err) // it is made anew after a restart
 	}
 	vs.keep(b.ID, v)
-	if _, err := vs.index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // it went meanwhile, and who removed it may not have found this view
+	if _, err := vs.o.Index.Get(b.ID); errors.Is(err, index.ErrNotFound) { // it went meanwhile, and who removed it may not have found this view
 		vs.mu.Lock()
 		delete(vs.live, b.ID)
 		vs.mu.Unlock()
@@ -136,13 +136,13 @@ func (vs *Store) keep(id index.BuildID, v *View) {
 
 // earlier opens the view that an earlier run made for the build, nil if there is none.
 func (vs *Store) earlier(b *index.Build) *View {
-	where, ok := vs.index.View(b.ID)
+	where, ok := vs.o.Index.View(b.ID)
 	if !ok {
 		return nil
 	}
 	where, apart := strings.CutPrefix(where, viewsApart)
 	parts := strings.Split(where, "/")
-	if _, elsewhere := vs.forms.Folder(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.Unpacks(b)) {
+	if _, elsewhere := vs.o.Forms.Folder(); len(parts) != 3 || parts[0] != ScopeFolder(b.Scope) || apart != (elsewhere && vs.Unpacks(b)) {
 		return nil
 	}
 	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph, path: filepath.Join(vs.folder(apart), parts[0], parts[1])}
@@ -150,7 +150,7 @@ func (vs *Store) earlier(b *index.Build) *View {
 		return nil
 	}
 	for _, f := range b.Files {
-		v.files = append(v.files, file{name: f.Name, digest: f.Digest, unpacked: vs.forms.OnlyPacked(f.Digest)})
+		v.files = append(v.files, file{name: f.Name, digest: f.Digest, unpacked: vs.o.Forms.OnlyPacked(f.Digest)})
 	}
 	return v
 }
@@ -184,7 +184,7 @@ func (v *View) Lease() (*os.File, error) {
 
 // Told notes that a client was told a view's path, which does not hold on to the descriptor: the view stays for a while.
 func (vs *Store) Told(v *View) {
-	now := vs.now()
+	now := vs.o.Now()
 	v.served.Store(now.UnixNano())
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
