@@ -43,7 +43,7 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 	if err != nil && !absent {
 		return false, s.wrap(d, err)
 	}
-	r.folders[d[0]] = d // also of an absent one: an earlier call may have got no further than to unlink it
+	r.folders[d[0]] = d // absent or not: an earlier call may have got no further than to unlink it
 	return !absent, nil
 }
 

@@ -21,8 +21,8 @@ import (
 
 // journal is the file, and in memory what it says.
 //
-// Readers never block on writers, and appends never block on fsync. Locks are taken in the order syncing,
-// appending, mu.
+// Readers never block on writers, and appends never block on fsync. Locks are taken in the order
+// syncing, appending, mu.
 type journal struct {
 	fs   cas.FS
 	dir  string // the state folder

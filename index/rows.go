@@ -45,9 +45,6 @@ var (
 var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs, bucketBriefs, bucketUsers, bucketFolders,
 	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures, bucketUnpacked, bucketProven, bucketSketches, bucketShares, bucketWanted}
 
-// blobValue is the length of a value in bucketBlobs.
-const blobValue = 16
-
 const sealSize = 16
 
 // seal returns what is stored for a value: a checksum and the value. The
