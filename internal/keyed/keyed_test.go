@@ -26,14 +26,14 @@ func TestLocksExcludeCallersOfOneKeyAlone(t *testing.T) {
 		}()
 		synctest.Wait()
 		require.Empty(t, got, "the key's lock is held")
-	require.Equal(t, 2, locks.Users("a"))
+		require.Equal(t, 2, locks.Users("a"))
 		unlock()
 		synctest.Wait()
 		require.Len(t, got, 1)
 		(<-got)()
 		other()
 		require.Zero(t, locks.Users("a"))
-	require.Empty(t, locks.inUse, "no key is kept that no caller uses")
+		require.Empty(t, locks.inUse, "no key is kept that no caller uses")
 	})
 }
 
