@@ -1,0 +1,52 @@
+package cache
+
+import (
+	"errors"
+
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
+)
+
+// unkept is the end of what made a build that cannot be stored. That is no reason not to serve what is made and checked: the
+// application waits for it.
+func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error) {
+	text := "not kept: " + textOf(why)
+	var e *refusal.Error
+	if errors.As(why, &e) && e.Class == refusal.NoSpace && e.Hint != "" {
+		text += "; " + e.Hint
+	}
+	b.Warnings = append(b.Warnings[:len(b.Warnings):len(b.Warnings)], text)
+	result, err := c.keepAlone(b, out)
+	if err != nil {
+		return nil, err
+	}
+	result.why = text
+	if storeClass(why) == refusal.NoSpace {
+		c.index.Count("unkept", 1)
+		c.log.Warn("build not kept", "model", b.ModelName, "why", textOf(why))
+	} else {
+		c.log.Error("build not stored", "model", b.ModelName, "error", why)
+		c.lookAround()
+	}
+	event := eventOf(b, EventUnkept, "%s", textOf(why))
+	event.scope = event.by // only the user that asked for it hears of it
+	c.happened(event)
+	return result, nil
+}
+
+func textOf(err error) string {
+	var e *refusal.Error
+	if errors.As(err, &e) {
+		return e.Text
+	}
+	return err.Error()
+}
+
+// keepAlone makes a view that only those who wait for it now will hold; nothing of it is kept.
+func (c *Cache) keepAlone(b *index.Build, out string) (*compiled, error) {
+	v, err := c.views.Alone(b, out)
+	if err != nil {
+		return nil, storeError(err, b.ModelName)
+	}
+	return &compiled{build: b, alone: v}, nil
+}
