@@ -144,25 +144,17 @@ func (j Judgement) ofString() string {
 // checkOwn loads a private copy of the caller's compiled model, once for its bytes and the runtime.
 func (c *Cache) checkOwn(ctx context.Context, r *Request, a *against) (compilers.CheckResult, error) {
 	key := a.key(c, "own", append(a.canonical.Model[:], a.spelled()...))
-	of := onModel{r, a.canonical, key}
-	return onCopy(ctx, c, of, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
+	return onCopy(ctx, c, r, a.canonical, key, proven, func(ctx context.Context, graph string) (compilers.CheckResult, error) {
 		return c.believed(ctx, a, a.checkJob(graph, loadLevel("")))
 	})
 }
 
-// onModel is something to find out with a copy of a request's model.
-type onModel struct {
-	request *Request
-	record  requests.Record
-	key     string // that it is remembered under
-}
-
 // onCopy finds something out with a private copy of the request's model, once for the key, and
 // remembers it as remember does. find goes on when the request that it was begun for leaves.
-func onCopy[T any](ctx context.Context, c *Cache, of onModel, lasts func(T) bool,
+func onCopy[T any](ctx context.Context, c *Cache, r *Request, record requests.Record, key string, lasts func(T) bool,
 	find func(ctx context.Context, graph string) (T, error)) (T, error) {
-	return rememberOwn(ctx, c, of.request, of.key, lasts, func(ctx context.Context, r *Request) (out T, err error) {
-		j, remove, err := c.copied(ctx, r, of.record)
+	return rememberOwn(ctx, c, r, key, lasts, func(ctx context.Context, r *Request) (out T, err error) {
+		j, remove, err := c.copied(ctx, r, record)
 		defer remove()
 		if err != nil {
 			return out, err

@@ -197,8 +197,8 @@ func (c *Cache) marks(ctx context.Context, r *Request, rc *runtimeContent, p *pl
 		return err
 	}
 	p.onModel = true
-	of := onModel{r, p.canonical, c.probes.key("fingerprint", rc, p.requestKey[:])}
-	made, err := onCopy(ctx, c, of, printed.holds, func(ctx context.Context, model string) (printed, error) {
+	key := c.probes.key("fingerprint", rc, p.requestKey[:])
+	made, err := onCopy(ctx, c, r, p.canonical, key, printed.holds, func(ctx context.Context, model string) (printed, error) {
 		return c.probes.print(ctx, rc, p.eps, ownJob(p.canonical, model))
 	})
 	p.marks, err = made.of(p.eps, err)
