@@ -3,28 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// checkResult is what check --json prints.
-type checkResult struct {
-	Blobs    uint64          `json:"blobs"`
-	Builds   uint64          `json:"builds"`
-	Bytes    int64           `json:"bytes"`
-	Findings []findingResult `json:"findings"`
-	More     uint64          `json:"more"` // findings that are not listed
-}
-
-type findingResult struct {
-	Kind   string   `json:"kind"`
-	Object string   `json:"object"`
-	Detail string   `json:"detail"`
-	Builds []string `json:"builds"`
-}
 
 func (a *app) checkCommand() *cobra.Command {
 	var quick, deep, space bool
@@ -60,16 +45,11 @@ func (a *app) check(ctx context.Context, c *unixsock.Client, request *wire.Check
 	if err != nil {
 		return err
 	}
-	out := checkResult{Blobs: reply.GetBlobs(), Builds: reply.GetBuilds(), Bytes: reply.GetBytes(), Findings: []findingResult{}, More: reply.GetMore()}
-	damaged := false
-	for _, f := range reply.GetFindings() {
-		out.Findings = append(out.Findings, findingResult{f.GetKind(), f.GetObject(), f.GetDetail(), append([]string{}, f.GetBuilds()...)})
-		damaged = damaged || isDamage(f.GetKind())
-	}
+	damaged := slices.ContainsFunc(reply.GetFindings(), isDamage)
 	if a.json {
-		err = a.print.json(out)
+		err = a.print.json(objectOf(reply, "blobs", "builds", "bytes", "findings", "more"))
 	} else {
-		a.printCheck(out)
+		a.printCheck(reply, damaged)
 	}
 	if err == nil && damaged {
 		return exitError(exitDamage)
@@ -87,23 +67,28 @@ func (a *app) checked(ctx context.Context, c *unixsock.Client, request *wire.Che
 }
 
 // isDamage takes a kind that is not known for damage: a newer daemon may find more.
-func isDamage(kind string) bool { return kind != "leftover" && kind != "stale view" }
+func isDamage(f *wire.Finding) bool {
+	return f.GetKind() != "leftover" && f.GetKind() != "stale view"
+}
 
-func (a *app) printCheck(out checkResult) {
-	for _, f := range out.Findings {
-		a.print.line("%s %s: %s", printable(f.Kind), printable(f.Object), printable(f.Detail))
-		for _, b := range f.Builds {
-			a.print.line("  needed by build %s", short(b))
-		}
-	}
-	if out.More > 0 {
-		a.print.line("and %d more", out.More)
+func (a *app) printCheck(r *wire.CheckReply, damaged bool) {
+	a.print.storeFindings(r.GetFindings())
+	if n := r.GetMore(); n > 0 {
+		a.print.line("and %d more", n)
 	}
 	verdict := "no damage"
-	for _, f := range out.Findings {
-		if isDamage(f.Kind) {
-			verdict = "damage found"
+	if damaged {
+		verdict = "damage found"
+	}
+	a.print.line("%s, %s, %s: %s", counted(r.GetBuilds(), "build"), counted(r.GetBlobs(), "file"),
+		byteSize(r.GetBytes()), verdict)
+}
+
+func (p *printer) storeFindings(list []*wire.Finding) {
+	for _, f := range list {
+		p.line("%s %s: %s", printable(f.GetKind()), printable(f.GetObject()), printable(f.GetDetail()))
+		for _, b := range f.GetBuilds() {
+			p.line("  needed by build %s", short(b))
 		}
 	}
-	a.print.line("%s, %s, %s: %s", counted(out.Builds, "build"), counted(out.Blobs, "file"), byteSize(out.Bytes), verdict)
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -11,56 +13,24 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// duRest is what du prints with --json behind "models", a list of duModel.
-type duRest struct {
-	Users       []duSum          `json:"users"`
-	EPs         []duSum          `json:"eps"`
-	Space       spaceResult      `json:"space"`
-	Shared      []sharedBlobJSON `json:"shared"`
-	SharedBytes int64            `json:"shared_bytes"` // of the second entry's files, that the first's have as well
-
-	PackableBytes *int64 `json:"packable_bytes,omitempty"` // on disk: what packing would free of all builds, as far as is known; not there with entries
-}
-
+// duModel is a model with its builds.
 type duModel struct {
-	Model        string    `json:"model"`
-	ModelDigest  string    `json:"model_digest"`
-	LogicalBytes int64     `json:"logical_bytes"`
-	OwnBytes     int64     `json:"own_bytes"`    // on disk, of its builds one by one
-	SharedBytes  int64     `json:"shared_bytes"` // what several of its builds share counts once: less than theirs together, then
-	Builds       []duBuild `json:"builds"`
+	name, digest string
+	logical, own int64
+	shared       int64 // what several of its builds share counts once: less than theirs together, then
+	builds       []*wire.BuildUsage
 }
 
-type duBuild struct {
-	Build        string `json:"build"`
-	EP           string `json:"ep"`
-	Shapes       string `json:"shapes"` // what free dimensions were fixed at: "batch=1, sequence=128"
-	Scope        string `json:"scope"`
-	State        string `json:"state"`
-	Pinned       bool   `json:"pinned"`
-	Models       int    `json:"models"` // of a group: how many it serves
-	LogicalBytes int64  `json:"logical_bytes"`
-	OwnBytes     int64  `json:"own_bytes"`    // on disk: what its removal would free
-	SharedBytes  int64  `json:"shared_bytes"` // on disk: what other builds need as well, of this model or another
-	LastUsedMs   int64  `json:"last_used_ms"`
-	KeptAs       string `json:"kept_as"` // as in list
-}
-
-type duSum struct {
-	Name         string `json:"name"`
-	Builds       uint64 `json:"builds"`
-	LogicalBytes int64  `json:"logical_bytes"`
-	OwnBytes     int64  `json:"own_bytes"`
-	DiskBytes    int64  `json:"disk_bytes"`
-	QuotaBytes   int64  `json:"quota_bytes"`
-}
-
-type sharedBlobJSON struct {
-	Digest     string `json:"digest"` // of the second entry's file
-	Size       int64  `json:"size"`
-	Bytes      int64  `json:"bytes"` // of it, that stand in the first's file as well
-	FirstName  string `json:"first_name"`
-	SecondName string `json:"second_name"`
+func (m *duModel) json() object {
+	builds := make([]object, len(m.builds))
+	for i, one := range m.builds {
+		builds[i] = objectOf(one, "shapes", "logical_bytes", "own_bytes", "shared_bytes")
+		b := one.GetBuild()
+		maps.Copy(builds[i], objectOf(b, "build", "ep", "scope", "state", "pinned", "last_used_ms", "kept_as"))
+		builds[i]["models"] = max(1, len(b.GetMembers()))
+	}
+	return object{"model": m.name, "model_digest": m.digest, "logical_bytes": m.logical, "own_bytes": m.own,
+		"shared_bytes": m.shared, "builds": builds}
 }
 
 func (a *app) duCommand() *cobra.Command {
@@ -103,11 +73,10 @@ func (a *app) picture(ctx context.Context, c *unixsock.Client, entries []string)
 	if err != nil {
 		return err
 	}
-	out := layoutOf(reply)
 	if a.json {
-		return a.print.json(out)
+		return a.print.json(objectOf(reply))
 	}
-	_, err = a.print.out.Write(drawLayout(&out))
+	_, err = a.print.out.Write(drawLayout(reply))
 	return err
 }
 
@@ -121,7 +90,7 @@ func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage
 				return err
 			}
 			if first {
-				out.take(reply)
+				out.rest = reply
 			}
 			var whole []duModel
 			for _, b := range reply.GetBuilds() {
@@ -133,7 +102,7 @@ func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage
 			if err := out.models(whole); err != nil {
 				return err
 			}
-			progress(&wire.Progress{Phase: "listing", Detail: counted(out.builds, "build"), Done: out.builds, Total: out.rest.Space.Builds})
+			progress(&wire.Progress{Phase: "listing", Detail: counted(out.builds, "build"), Done: out.builds, Total: out.rest.GetSpace().GetBuilds()})
 		}
 		return nil
 	})
@@ -150,38 +119,26 @@ type usagePrinter struct {
 	entries int // that were named
 	array   jsonArray
 	table   columns
-	rest    duRest
-	model   *duModel // whose builds are coming
-	builds  uint64   // that came
+	rest    *wire.UsageReply // the first page, which alone has what stands below the models
+	model   *duModel         // whose builds are coming
+	builds  uint64           // that came
 	begun   bool
-}
-
-// take has what the first page alone tells.
-func (u *usagePrinter) take(r *wire.UsageReply) {
-	u.rest = duRest{Users: sumsOf(r.GetUsers()), EPs: sumsOf(r.GetEps()), Space: spaceOf(r.GetSpace()), Shared: []sharedBlobJSON{}, SharedBytes: r.GetSharedBytes()}
-	if n := r.GetPackableBytes(); u.entries == 0 { // else the daemon does not say it
-		u.rest.PackableBytes = &n
-	}
-	for _, s := range r.GetShared() {
-		u.rest.Shared = append(u.rest.Shared, sharedBlobJSON{s.GetDigest(), s.GetSize(), s.GetBytes(), s.GetFirstName(), s.GetSecondName()})
-	}
 }
 
 // add takes a build; those of a model come one after the other. It gives the model before, when another one begins.
 func (u *usagePrinter) add(one *wire.BuildUsage) (whole []duModel) {
 	b := one.GetBuild()
-	if u.model == nil || u.model.ModelDigest != b.GetModelDigest() {
+	if u.model == nil || u.model.digest != b.GetModelDigest() {
 		if u.model != nil {
 			whole = append(whole, *u.model)
 		}
-		u.model = &duModel{Model: b.GetModelName(), ModelDigest: b.GetModelDigest(), Builds: []duBuild{}}
+		u.model = &duModel{name: b.GetModelName(), digest: b.GetModelDigest()}
 	}
 	m := u.model
-	m.LogicalBytes += one.GetLogicalBytes()
-	m.OwnBytes += one.GetOwnBytes()
-	m.SharedBytes += one.GetOnceBytes()
-	m.Builds = append(m.Builds, duBuild{b.GetBuild(), b.GetEp(), one.GetShapes(), b.GetScope(), b.GetState(), b.GetPinned(), max(1, len(b.GetMembers())),
-		one.GetLogicalBytes(), one.GetOwnBytes(), one.GetSharedBytes(), b.GetLastUsedMs(), b.GetKeptAs()})
+	m.logical += one.GetLogicalBytes()
+	m.own += one.GetOwnBytes()
+	m.shared += one.GetOnceBytes()
+	m.builds = append(m.builds, one)
 	u.builds++
 	return whole
 }
@@ -195,7 +152,11 @@ func (u *usagePrinter) models(list []duModel) error {
 				return err
 			}
 		}
-		return u.array.add(anys(list)...)
+		objects := make([]any, len(list))
+		for i := range list {
+			objects[i] = list[i].json()
+		}
+		return u.array.add(objects...)
 	}
 	var rows [][]string
 	if !u.begun && len(list) > 0 {
@@ -211,7 +172,12 @@ func (u *usagePrinter) models(list []duModel) error {
 // end prints what stands below the models.
 func (u *usagePrinter) end() error {
 	if u.json {
-		text, err := indented("", &u.rest)
+		rest := objectOf(u.rest, "users", "eps", "shared", "shared_bytes", "packable_bytes")
+		rest["space"] = spaceOf(u.rest.GetSpace())
+		if u.entries > 0 {
+			delete(rest, "packable_bytes") // which the daemon says of all builds only
+		}
+		text, err := indented("", rest)
 		if err == nil {
 			err = u.array.end()
 		}
@@ -223,80 +189,73 @@ func (u *usagePrinter) end() error {
 	switch {
 	case u.entries == 2:
 		few := int64(0)
-		for _, s := range u.rest.Shared {
-			if s.Bytes < fewBytes && s.Bytes < u.rest.SharedBytes/2 {
-				few += s.Bytes
+		for _, s := range u.rest.GetShared() {
+			if n := s.GetBytes(); n < fewBytes && n < u.rest.GetSharedBytes()/2 {
+				few += n
 				continue
 			}
-			u.p.line("%s of %s, %s, stand in %s as well", byteSize(s.Bytes), orDash(s.SecondName), byteSize(s.Size), orDash(s.FirstName))
+			u.p.line("%s of %s, %s, stand in %s as well", byteSize(s.GetBytes()), orDash(s.GetSecondName()),
+				byteSize(s.GetSize()), orDash(s.GetFirstName()))
 		}
 		if few > 0 {
 			u.p.line("%s of small files, mostly graphs, as well", byteSize(few))
 		}
-		u.p.line("the second has %s in common with the first", byteSize(u.rest.SharedBytes))
+		u.p.line("the second has %s in common with the first", byteSize(u.rest.GetSharedBytes()))
 	case u.entries == 0:
-		return u.p.usageSums(&u.rest)
+		return u.p.usageSums(u.rest)
 	case u.entries > 2:
 		u.p.note("nothing is compared: for what entries have in common name two")
 	}
 	return nil
 }
 
-func sumsOf(list []*wire.UsageSum) []duSum {
-	out := []duSum{}
-	for _, s := range list {
-		out = append(out, duSum{s.GetName(), s.GetBuilds(), s.GetLogicalBytes(), s.GetOwnBytes(), s.GetDiskBytes(), s.GetQuotaBytes()})
-	}
-	return out
-}
-
 // rows are a model and its builds.
 func (m *duModel) rows() [][]string {
-	rows := [][]string{{byteSize(m.OwnBytes), byteSize(m.SharedBytes), byteSize(m.LogicalBytes), orDash(m.Model) + " " + short(m.ModelDigest)}}
-	for i, b := range m.Builds {
-		branch := "├─ "
-		if i == len(m.Builds)-1 {
+	rows := [][]string{{byteSize(m.own), byteSize(m.shared), byteSize(m.logical), orDash(m.name) + " " + short(m.digest)}}
+	for i, one := range m.builds {
+		b, branch := one.GetBuild(), "├─ "
+		if i == len(m.builds)-1 {
 			branch = "└─ "
 		}
-		what := branch + short(b.Build) + " " + orDash(b.EP) + shapesText(b.Shapes)
-		if b.Scope != "shared" {
-			what += ", " + orDash(b.Scope) + " only"
+		what := branch + short(b.GetBuild()) + " " + orDash(b.GetEp()) + shapesText(one.GetShapes())
+		if b.GetScope() != "shared" {
+			what += ", " + orDash(b.GetScope()) + " only"
 		}
-		if b.Models > 1 {
-			what += fmt.Sprintf(", a group of %d", b.Models)
+		if n := len(b.GetMembers()); n > 1 {
+			what += fmt.Sprintf(", a group of %d", n)
 		}
-		if b.State != "" && b.State != "current" {
-			what += ", " + printable(b.State)
+		if b.GetState() != "" && b.GetState() != "current" {
+			what += ", " + printable(b.GetState())
 		}
-		if b.Pinned {
+		if b.GetPinned() {
 			what += ", pinned"
 		}
-		if b.KeptAs != "" && b.KeptAs != "whole" {
-			what += ", " + printable(b.KeptAs)
+		if b.GetKeptAs() != "" && b.GetKeptAs() != "whole" {
+			what += ", " + printable(b.GetKeptAs())
 		}
-		rows = append(rows, []string{byteSize(b.OwnBytes), byteSize(b.SharedBytes), byteSize(b.LogicalBytes), what})
+		rows = append(rows, []string{byteSize(one.GetOwnBytes()), byteSize(one.GetSharedBytes()),
+			byteSize(one.GetLogicalBytes()), what})
 	}
 	return rows
 }
 
-func (p *printer) usageSums(r *duRest) error {
+func (p *printer) usageSums(r *wire.UsageReply) error {
 	rows := [][]string{{"OF", "OWN", "ON DISK", "LOGICAL", "BUILDS", "QUOTA"}}
-	for _, s := range append(append([]duSum{}, r.Users...), r.EPs...) {
+	for _, s := range slices.Concat(r.GetUsers(), r.GetEps()) {
 		quota := "-"
-		if s.QuotaBytes > 0 {
-			quota = byteSize(s.QuotaBytes)
+		if s.GetQuotaBytes() > 0 {
+			quota = byteSize(s.GetQuotaBytes())
 		}
-		rows = append(rows, []string{orDash(s.Name), byteSize(s.OwnBytes), byteSize(s.DiskBytes), byteSize(s.LogicalBytes), counted(s.Builds, "build"), quota})
+		rows = append(rows, []string{orDash(s.GetName()), byteSize(s.GetOwnBytes()), byteSize(s.GetDiskBytes()),
+			byteSize(s.GetLogicalBytes()), counted(s.GetBuilds(), "build"), quota})
 	}
 	if len(rows) > 1 {
 		if err := p.table(rows); err != nil {
 			return err
 		}
 	}
-	p.line("%s", spaceLine(&r.Space))
-	if r.PackableBytes != nil {
-		p.line("%s", packableLine(*r.PackableBytes, r.Space.ToLookAt))
-	}
+	p.line("%s", spaceLine(r.GetSpace()))
+	p.line("%s", packableLine(r.GetPackableBytes(), r.GetSpace().GetToLookAt()))
 	return nil
 }
 
@@ -323,14 +282,14 @@ func packableLine(bytes int64, unknown uint64) string {
 const fewBytes = 4 << 10
 
 // spaceLine says in one line how much is used, of how much, and for what.
-func spaceLine(s *spaceResult) string {
-	text := fmt.Sprintf("%s on disk", byteSize(s.UsedBytes))
-	if s.BudgetBytes > 0 {
-		text += " of " + byteSize(s.BudgetBytes)
+func spaceLine(s *wire.Space) string {
+	text := fmt.Sprintf("%s on disk", byteSize(usedBytes(s)))
+	if s.GetBudgetBytes() > 0 {
+		text += " of " + byteSize(s.GetBudgetBytes())
 	}
-	text += fmt.Sprintf(", for files of %s", byteSize(s.LogicalBytes))
-	if s.UniqueBytes != s.LogicalBytes {
-		text += fmt.Sprintf(" (%s, equal ones once)", byteSize(s.UniqueBytes))
+	text += fmt.Sprintf(", for files of %s", byteSize(s.GetLogicalBytes()))
+	if s.GetUniqueBytes() != s.GetLogicalBytes() {
+		text += fmt.Sprintf(" (%s, equal ones once)", byteSize(s.GetUniqueBytes()))
 	}
-	return text + fmt.Sprintf(", %s, %s", counted(s.Entries, "entry"), counted(s.Builds, "build"))
+	return text + fmt.Sprintf(", %s, %s", counted(s.GetEntries(), "entry"), counted(s.GetBuilds(), "build"))
 }

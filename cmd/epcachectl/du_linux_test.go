@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"strconv"
 	"testing"
 
@@ -29,22 +28,18 @@ func TestDu(t *testing.T) {
 	require.Contains(t, out, "1.5 KiB of b_ctx.bin, 4.0 KiB, stand in a_ctx.bin as well\n512 B of small files, mostly graphs, as well\nthe second has 2.0 KiB in common with the first\n")
 	require.NotContains(t, out, "on disk", "the whole store is not asked for")
 	require.NotContains(t, out, "packing")
-	var r struct {
-		Models []duModel `json:"models"`
-		duRest
-	}
-	require.NoError(t, json.Unmarshal([]byte(call(t, "du", "--json").out), &r))
-	require.Len(t, r.Models, 2)
-	require.Len(t, r.Models[0].Builds, 2)
-	require.EqualValues(t, 12288, r.Models[0].OwnBytes)
-	require.Equal(t, "batch=2", r.Models[0].Builds[1].Shapes)
-	require.EqualValues(t, 3<<20, *r.PackableBytes)
+	r := said(t, call(t, "du", "--json"))
+	require.Len(t, at(t, r, "models"), 2)
+	require.Len(t, at(t, r, "models", 0, "builds"), 2)
+	require.EqualValues(t, 12288, at(t, r, "models", 0, "own_bytes"))
+	require.Equal(t, "batch=2", at(t, r, "models", 0, "builds", 1, "shapes"))
+	require.EqualValues(t, 3<<20, at(t, r, "packable_bytes"))
 	require.NotContains(t, call(t, "du", "a", "b", "--json").out, "packable_bytes")
 	require.Contains(t, call(t, "du", "a", "b", "c").err, "nothing is compared")
-	require.Equal(t, "bbbb", r.Models[1].ModelDigest)
-	require.Equal(t, "whole", r.Models[0].Builds[0].KeptAs)
-	require.Equal(t, "packed", r.Models[0].Builds[1].KeptAs)
-	require.EqualValues(t, 1<<20, r.Users[0].QuotaBytes)
+	require.Equal(t, "bbbb", at(t, r, "models", 1, "model_digest"))
+	require.Equal(t, "whole", at(t, r, "models", 0, "builds", 0, "kept_as"))
+	require.Equal(t, "packed", at(t, r, "models", 0, "builds", 1, "kept_as"))
+	require.EqualValues(t, 1<<20, at(t, r, "users", 0, "quota_bytes"))
 	require.Contains(t, call(t, "status").out, "3 blobs still to be compared with others")
 }
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // The picture of what files share: a bar for each, as long as the file is large. What stands in one file only is grey; a colour stands in
@@ -35,22 +37,22 @@ const (
 
 // picture is what is drawn.
 type picture struct {
-	layout  *layoutResult
-	files   []*laidFileJSON // in the order of rows
+	layout  *wire.LayoutReply
+	files   []*wire.LaidFile // in the order of rows
 	colours map[string]string
 	shared  []string         // holders that others take from, the most first
 	takers  map[string]int   // of each: other files that have bytes of it
 	bytes   map[string]int64 // of each: that others take, each file's
-	taken   map[string][]pieceJSON
-	byName  map[string]*laidFileJSON // by digest
-	family  map[string]string        // by digest or holder: one of them
+	taken   map[string][]*wire.Piece
+	byName  map[string]*wire.LaidFile // by digest
+	family  map[string]string         // by digest or holder: one of them
 	out     bytes.Buffer
 }
 
 // drawLayout gives the picture as an SVG that needs nothing besides.
-func drawLayout(l *layoutResult) []byte {
-	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{}, bytes: map[string]int64{}, taken: map[string][]pieceJSON{},
-		byName: map[string]*laidFileJSON{}, family: map[string]string{}}
+func drawLayout(l *wire.LayoutReply) []byte {
+	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{}, bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
+		byName: map[string]*wire.LaidFile{}, family: map[string]string{}}
 	p.relate()
 	p.order()
 	high := p.draw()
@@ -63,8 +65,7 @@ func drawLayout(l *layoutResult) []byte {
 
 // relate finds out who takes from whom.
 func (p *picture) relate() {
-	for i := range p.layout.Files {
-		f := &p.layout.Files[i]
+	for _, f := range p.layout.GetFiles() {
 		if p.byName[f.Digest] != nil {
 			continue // several builds have this file: one bar
 		}
@@ -72,16 +73,17 @@ func (p *picture) relate() {
 		p.files = append(p.files, f)
 		took := map[string]bool{}
 		for _, piece := range f.Pieces {
-			if piece.Holder == f.Digest {
+			holder := digestAt(p.layout, piece.Holder)
+			if holder == f.Digest {
 				continue
 			}
-			p.bytes[piece.Holder] += piece.Length
-			p.taken[piece.Holder] = append(p.taken[piece.Holder], pieceJSON{At: piece.From, Length: piece.Length})
-			if !took[piece.Holder] {
-				took[piece.Holder] = true
-				p.takers[piece.Holder]++
+			p.bytes[holder] += piece.Length
+			p.taken[holder] = append(p.taken[holder], &wire.Piece{At: piece.From, Length: piece.Length})
+			if !took[holder] {
+				took[holder] = true
+				p.takers[holder]++
 			}
-			p.join(f.Digest, piece.Holder)
+			p.join(f.Digest, holder)
 		}
 	}
 	p.shared = sorted(p.bytes)
@@ -113,7 +115,7 @@ func (p *picture) order() {
 	for _, f := range p.files {
 		sizes[p.root(f.Digest)] += f.Size
 	}
-	slices.SortStableFunc(p.files, func(a, b *laidFileJSON) int {
+	slices.SortStableFunc(p.files, func(a, b *wire.LaidFile) int {
 		x, y := p.root(a.Digest), p.root(b.Digest)
 		return cmp.Or(cmp.Compare(sizes[y], sizes[x]), strings.Compare(x, y), cmp.Compare(p.bytes[b.Digest], p.bytes[a.Digest]), cmp.Compare(b.Size, a.Size))
 	})
@@ -144,10 +146,10 @@ func cutOff(text string, most int) string {
 }
 
 // variant says of which of a model's builds a file is: what tells it apart from the model's others first, for the end may not fit.
-func (p *picture) variant(f *laidFileJSON) string {
+func (p *picture) variant(f *wire.LaidFile) string {
 	parts := variantParts(f)
 	apart := func(part string) bool {
-		return slices.ContainsFunc(p.files, func(other *laidFileJSON) bool {
+		return slices.ContainsFunc(p.files, func(other *wire.LaidFile) bool {
 			return other.ModelName == f.ModelName && !slices.Contains(variantParts(other), part)
 		})
 	}
@@ -163,11 +165,11 @@ func (p *picture) variant(f *laidFileJSON) string {
 }
 
 // variantParts are the facts of a build, by which those of one model differ.
-func variantParts(f *laidFileJSON) (parts []string) {
+func variantParts(f *wire.LaidFile) (parts []string) {
 	if f.Shapes != "" {
 		parts = strings.Split(f.Shapes, ", ")
 	}
-	return append(parts, orDash(strings.TrimSuffix(f.EP, "ExecutionProvider")))
+	return append(parts, orDash(strings.TrimSuffix(f.Ep, "ExecutionProvider")))
 }
 
 func (p *picture) add(format string, args ...any) { fmt.Fprintf(&p.out, format+"\n", args...) }
@@ -251,7 +253,7 @@ func (p *picture) holderName(holder string) string {
 	return "packed files: " + short(holder)
 }
 
-func (p *picture) row(f *laidFileJSON, y int, longest int64) {
+func (p *picture) row(f *wire.LaidFile, y int, longest int64) {
 	p.text(svgMargin, y+12, "name", shortened(f.ModelName, svgNames))
 	p.text(svgMargin, y+25, "small", cutOff(p.variant(f), svgNames+10))
 	wide := max(int(int64(svgBar)*f.Size/longest), svgColumn)
@@ -266,7 +268,7 @@ func (p *picture) row(f *laidFileJSON, y int, longest int64) {
 	form := "stored whole"
 	switch {
 	case f.Packed:
-		form = "packed" + f.compressedText() + ", " + byteSize(f.OwnBytes) + " its own"
+		form = "packed" + compressedText(f) + ", " + byteSize(f.OwnBytes) + " its own"
 	case f.SharedBytes > 0:
 		form += ", " + byteSize(f.SharedBytes) + " elsewhere too"
 	}
@@ -282,7 +284,7 @@ type stretch struct {
 }
 
 // runs paints a file in so many columns, each in what most of its bytes are.
-func (p *picture) runs(f *laidFileJSON, columns int) (out []stretch) {
+func (p *picture) runs(f *wire.LaidFile, columns int) (out []stretch) {
 	type weight map[string]int64
 	cells := make([]weight, columns)
 	paint := func(at, length int64, holder string) {
@@ -302,8 +304,8 @@ func (p *picture) runs(f *laidFileJSON, columns int) (out []stretch) {
 		}
 	}
 	for _, piece := range f.Pieces {
-		if piece.Holder != f.Digest {
-			paint(piece.At, piece.Length, piece.Holder)
+		if holder := digestAt(p.layout, piece.Holder); holder != f.Digest {
+			paint(piece.At, piece.Length, holder)
 		}
 	}
 	for _, piece := range apart(p.taken[f.Digest]) {
@@ -336,15 +338,14 @@ func (p *picture) runs(f *laidFileJSON, columns int) (out []stretch) {
 }
 
 // apart joins ranges that overlap, in order.
-func apart(all []pieceJSON) (out []pieceJSON) {
-	all = slices.Clone(all)
-	slices.SortFunc(all, func(a, b pieceJSON) int { return cmp.Compare(a.At, b.At) })
+func apart(all []*wire.Piece) (out []*wire.Piece) {
+	slices.SortFunc(all, func(a, b *wire.Piece) int { return cmp.Compare(a.At, b.At) })
 	for _, r := range all {
 		if n := len(out); n > 0 && r.At <= out[n-1].At+out[n-1].Length {
 			out[n-1].Length = max(out[n-1].Length, r.At+r.Length-out[n-1].At)
 			continue
 		}
-		out = append(out, r)
+		out = append(out, &wire.Piece{At: r.At, Length: r.Length})
 	}
 	return out
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // wellFormed reads a picture as XML, and gives the texts in it.
@@ -28,17 +30,19 @@ func wellFormed(t *testing.T, svg []byte) (texts []string) {
 }
 
 // Two files of a megabyte: the second takes its first half from the first.
-func half() *layoutResult {
-	return &layoutResult{More: 7, MoreBytes: 7 << 20, Files: []laidFileJSON{
-		{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", Digest: "h0", Size: 1 << 20, OwnBytes: 1 << 20, SharedBytes: 1 << 19, Pieces: []pieceJSON{{0, 1 << 20, "h0", 0}}},
-		{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, Digest: "h1", Size: 1 << 20, OwnBytes: 1 << 19, SharedBytes: 1 << 19, Packed: true,
-			Pieces: []pieceJSON{{0, 1 << 19, "h0", 1 << 19}, {1 << 19, 1 << 19, "h1", 1 << 19}}},
+func half() *wire.LayoutReply {
+	return &wire.LayoutReply{More: 7, MoreBytes: 7 << 20, Holders: []string{"h0", "h1"}, Files: []*wire.LaidFile{
+		{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx", Digest: "h0", Size: 1 << 20, OwnBytes: 1 << 20,
+			SharedBytes: 1 << 19, Pieces: []*wire.Piece{{Length: 1 << 20}}},
+		{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`, Digest: "h1", Size: 1 << 20, OwnBytes: 1 << 19,
+			SharedBytes: 1 << 19, Packed: true, Pieces: []*wire.Piece{
+				{Length: 1 << 19, From: 1 << 19}, {At: 1 << 19, Length: 1 << 19, Holder: 1, From: 1 << 19}}},
 	}}
 }
 
 func TestAPictureTellsWhatIsCompressed(t *testing.T) {
 	files := half()
-	files.Files[1].Compressed = 1 << 18
+	files.Files[1].CompressedBytes = 1 << 18
 	require.Contains(t, wellFormed(t, drawLayout(files)), "packed, 256.0 KiB of it compressed, 512.0 KiB its own")
 }
 
@@ -63,30 +67,34 @@ func TestAPictureShowsWhatIsShared(t *testing.T) {
 
 // What tells the builds of a model apart stands first, and what does not fit goes from the end.
 func TestAPictureNamesVariantsByWhatDiffers(t *testing.T) {
-	file := func(digest, shapes string) laidFileJSON {
-		return laidFileJSON{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx", EP: "OpenVINOExecutionProvider", Shapes: shapes, Digest: digest, Size: 1, OwnBytes: 1}
+	file := func(digest, shapes string) *wire.LaidFile {
+		return &wire.LaidFile{Build: digest + "cdcdcdcdcdcdcdcd", ModelName: "m.onnx", Ep: "OpenVINOExecutionProvider",
+			Shapes: shapes, Digest: digest, Size: 1, OwnBytes: 1}
 	}
-	texts := wellFormed(t, drawLayout(&layoutResult{Files: []laidFileJSON{file("a", "batch=1, channels=3, height=320, width=320"), file("b", "batch=1, channels=3, height=640, width=640")}}))
+	texts := wellFormed(t, drawLayout(&wire.LayoutReply{Files: []*wire.LaidFile{
+		file("a", "batch=1, channels=3, height=320, width=320"), file("b", "batch=1, channels=3, height=640, width=640")}}))
 	require.Contains(t, texts, "height=320, width=320, acdcdcdcdcdc, batch=1,…")
 	require.Contains(t, texts, "height=640, width=640, bcdcdcdcdcdc, batch=1,…")
 	require.Contains(t, texts, "stored whole", "nothing of it stands elsewhere")
-	require.Contains(t, wellFormed(t, drawLayout(&layoutResult{Files: []laidFileJSON{file("a", "batch=1")}})), "acdcdcdcdcdc, batch=1, OpenVINO")
+	require.Contains(t, wellFormed(t, drawLayout(&wire.LayoutReply{Files: []*wire.LaidFile{file("a", "batch=1")}})), "acdcdcdcdcdc, batch=1, OpenVINO")
 }
 
 // However many pieces files have, and whatever they say, a picture stays small and is one.
 func TestAPictureIsBounded(t *testing.T) {
-	l := &layoutResult{}
+	l := &wire.LayoutReply{}
 	for i := range svgFiles {
-		f := laidFileJSON{ModelName: strings.Repeat("ü\x00", 500), Digest: fmt.Sprint(i), Size: 1 << 30}
+		f := &wire.LaidFile{ModelName: strings.Repeat("ü\x00", 500), Digest: fmt.Sprint(i), Size: 1 << 30}
+		l.Holders = append(l.Holders, f.Digest)
 		for at := int64(0); at < 1<<30; at += 1 << 21 {
-			holder := fmt.Sprint((i + int(at>>21)) % svgFiles)
-			f.Pieces = append(f.Pieces, pieceJSON{at, 1 << 21, holder, at})
+			holder := uint32((i + int(at>>21)) % svgFiles)
+			f.Pieces = append(f.Pieces, &wire.Piece{At: at, Length: 1 << 21, Holder: holder, From: at})
 		}
 		l.Files = append(l.Files, f)
 	}
 	svg := drawLayout(l)
 	wellFormed(t, svg)
 	require.Less(t, len(svg), 5<<20)
-	wellFormed(t, drawLayout(&layoutResult{}))
-	wellFormed(t, drawLayout(&layoutResult{Files: []laidFileJSON{{Digest: "x", Size: 0}, {Digest: "y", Size: 1, Pieces: []pieceJSON{{-5, 1 << 40, "z", -1}}}}}))
+	wellFormed(t, drawLayout(&wire.LayoutReply{}))
+	wellFormed(t, drawLayout(&wire.LayoutReply{Files: []*wire.LaidFile{{Digest: "x", Size: 0}, {Digest: "y", Size: 1,
+		Pieces: []*wire.Piece{{At: -5, Length: 1 << 40, Holder: 9, From: -1}}}}}))
 }

@@ -12,34 +12,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// eventResult is one event, as events and why print it with --json. The names are a contract for scripts.
-type eventResult struct {
-	At         time.Time `json:"at"`
-	AtMs       int64     `json:"at_ms"`    // Unix time
-	Sequence   uint64    `json:"sequence"` // grows; 0: from before the daemon's start
-	Kind       string    `json:"kind"`
-	RequestKey string    `json:"request_key"` // empty: of the machine
-	Build      string    `json:"build"`
-	Model      string    `json:"model"`
-	Runtime    string    `json:"runtime"`
-	Text       string    `json:"text"`
-}
-
-func eventOf(e *wire.Event) eventResult {
-	return eventResult{
-		At: time.UnixMilli(e.GetAtMs()).UTC(), AtMs: e.GetAtMs(), Sequence: e.GetSequence(), Kind: e.GetKind(), RequestKey: e.GetRequestKey(),
-		Build: e.GetBuild(), Model: e.GetModel(), Runtime: e.GetRuntime(), Text: e.GetText(),
-	}
-}
-
-func eventsOf(events []*wire.Event) []eventResult {
-	out := make([]eventResult, len(events))
-	for i, e := range events {
-		out[i] = eventOf(e)
-	}
-	return out
-}
-
 func (a *app) eventsCommand() *cobra.Command {
 	var since string
 	var limit uint32
@@ -111,7 +83,7 @@ func (a *app) printEvent(e *wire.Event) error {
 	a.print.clear()
 	enc := json.NewEncoder(a.print.out) // not the printer's: one line for each, and not one document
 	enc.SetEscapeHTML(false)
-	return enc.Encode(eventOf(e))
+	return enc.Encode(objectOf(e))
 }
 
 func eventLine(e *wire.Event) string {

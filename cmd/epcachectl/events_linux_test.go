@@ -41,7 +41,7 @@ func TestEvents(t *testing.T) {
 	require.Len(t, lines, 2)
 	var one map[string]any
 	require.NoError(t, json.Unmarshal([]byte(lines[1]), &one))
-	require.ElementsMatch(t, []string{"at", "at_ms", "sequence", "kind", "request_key", "build", "model", "runtime", "text"}, keysOf(one))
+	require.ElementsMatch(t, []string{"at", "sequence", "kind", "request_key", "build", "model", "runtime", "text"}, keysOf(one))
 	require.Equal(t, at.Add(time.Hour).UTC().Format(time.RFC3339), one["at"])
 }
 

@@ -12,45 +12,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// gcResult is what gc prints with --json.
-type gcResult struct {
-	DryRun      bool         `json:"dry_run"`
-	UsedBytes   int64        `json:"used_bytes"` // before
-	ToBytes     int64        `json:"to_bytes"`
-	FreedBytes  int64        `json:"freed_bytes"`
-	ShortBytes  int64        `json:"short_bytes"` // so much more should go, and may not
-	Copies      uint64       `json:"copies"`      // builds whose unpacked copy went, or would
-	Packed      uint64       `json:"packed"`      // builds that were packed, or would be
-	Removed     uint64       `json:"removed"`     // builds that were removed, or would be
-	Considered  uint64       `json:"considered"`
-	PlanSeconds float64      `json:"plan_seconds"`
-	Steps       []stepResult `json:"steps"`
-	More        uint32       `json:"more"` // steps that are not listed
-	Kept        []keptResult `json:"kept"`
-}
-
-type stepResult struct {
-	Action         string  `json:"action"` // "drop copy", "pack", "remove"
-	Build          string  `json:"build"`
-	ModelName      string  `json:"model_name"`
-	EP             string  `json:"ep"`
-	Scope          string  `json:"scope"`
-	Models         uint32  `json:"models"`
-	FreesBytes     int64   `json:"frees_bytes"`
-	Reason         string  `json:"reason"`
-	Outcome        string  `json:"outcome"`
-	CompileSeconds float64 `json:"compile_seconds"`
-	LastUsedMs     int64   `json:"last_used_ms"`
-}
-
-type keptResult struct {
-	Reason string `json:"reason"`
-	Builds uint64 `json:"builds"`
-	Bytes  int64  `json:"bytes"`
-
-	Keys []string `json:"keys"` // of the first builds
-}
-
 func (a *app) gcCommand() *cobra.Command {
 	var to string
 	var request wire.Collect
@@ -113,7 +74,7 @@ func parseSize(text string) (int64, error) {
 
 func (a *app) printCollection(dryRun bool, r *wire.CollectReply) error {
 	if a.json {
-		return a.print.json(collectionOf(dryRun, r))
+		return a.print.change(dryRun, r)
 	}
 	for _, one := range r.GetSteps() {
 		a.print.line("%s", stepLine(one))
@@ -155,18 +116,4 @@ func stepLine(s *wire.CollectStep) string {
 		frees = "would free " + byteSize(s.GetFreesBytes())
 	}
 	return fmt.Sprintf("%s %s: build %s of %s, %s: %s", what, model, short(s.GetBuild()), orDash(s.GetEp()), frees, printable(s.GetReason()))
-}
-
-func collectionOf(dryRun bool, r *wire.CollectReply) gcResult {
-	out := gcResult{DryRun: dryRun, UsedBytes: r.GetUsedBytes(), ToBytes: r.GetBudgetBytes(), FreedBytes: r.GetFreedBytes(), ShortBytes: r.GetShortBytes(),
-		Copies: r.GetCopies(), Packed: r.GetPacked(), Removed: r.GetRemoved(), Considered: r.GetConsidered(), PlanSeconds: r.GetPlanSeconds(), More: r.GetMore(),
-		Steps: []stepResult{}, Kept: []keptResult{}}
-	for _, one := range r.GetSteps() {
-		out.Steps = append(out.Steps, stepResult{one.GetAction(), one.GetBuild(), one.GetModelName(), one.GetEp(), one.GetScope(), one.GetModels(),
-			one.GetFreesBytes(), one.GetReason(), one.GetOutcome(), one.GetCompileSeconds(), one.GetLastUsedMs()})
-	}
-	for _, k := range r.GetKept() {
-		out.Kept = append(out.Kept, keptResult{k.GetReason(), k.GetBuilds(), k.GetBytes(), append([]string{}, k.GetKeys()...)})
-	}
-	return out
 }

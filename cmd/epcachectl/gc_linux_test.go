@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,15 +18,16 @@ kept, needed by builds that are not planned for: 1.0 KiB
 	require.Empty(t, b.changed())
 	require.Equal(t, exitShort, call(t, "gc", "--to", "3KiB", "-n").code, "less may go than should")
 	require.Equal(t, exitShort, call(t, "gc", "--to", "3KiB", "-n", "--json").code, "a script is told so too")
-	var out gcResult
-	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "-n", "--json").out), &out))
-	require.Equal(t, []keptResult{{Reason: "pinned", Builds: 1, Bytes: 4096, Keys: []string{"ab"}}, {Reason: "needed by builds that are not planned for", Bytes: 1024, Keys: []string{}}}, out.Kept)
-	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "--to", "1.5MiB", "--json").out), &out))
-	require.Equal(t, "removed", out.Steps[0].Outcome)
+	out := said(t, call(t, "gc", "-n", "--json"))
+	require.Equal(t, []any{object{"reason": "pinned", "builds": 1.0, "bytes": 4096.0, "keys": []any{"ab"}},
+		object{"reason": "needed by builds that are not planned for", "builds": 0.0, "bytes": 1024.0, "keys": []any{}}},
+		at(t, out, "kept"))
+	out = said(t, call(t, "gc", "--to", "1.5MiB", "--json"))
+	require.Equal(t, "removed", at(t, out, "steps", 0, "outcome"))
 	require.Equal(t, []string{"collect 1572864"}, b.changed())
-	require.NoError(t, json.Unmarshal([]byte(call(t, "gc", "--json").out), &out))
-	require.False(t, out.DryRun)
-	require.Equal(t, "remove", out.Steps[0].Action)
+	out = said(t, call(t, "gc", "--json"))
+	require.Equal(t, false, at(t, out, "dry_run"))
+	require.Equal(t, "remove", at(t, out, "steps", 0, "action"))
 	require.Equal(t, []string{"collect 1572864", "collect as configured"}, b.changed(), "without --to the configuration's bounds count")
 	for _, size := range []string{"", "x", "-1", "1GB", "NaN", "9999999TiB"} {
 		require.Equal(t, exitUsage, call(t, "gc", "--to", size).code, size)

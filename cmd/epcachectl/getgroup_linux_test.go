@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -61,16 +60,15 @@ func TestGetShareJSONHasAnElementForEachModel(t *testing.T) {
 	newGroup(t).serve()
 	r := call(t, "get", "--share", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--json")
 	require.Equal(t, exitDone, r.code, r.err)
-	var list []getResult
-	require.NoError(t, json.Unmarshal([]byte(r.out), &list))
+	list := said(t, r)
 	require.Len(t, list, 2)
-	for i, one := range list {
-		require.EqualValues(t, i, *one.Member)
-		require.Len(t, one.Members, 2)
-		require.Equal(t, one.Members[i].Graph, one.Graph)
-		require.Equal(t, one.Members[i].ModelDigest, one.ModelDigest)
-		require.Equal(t, "1", one.Members[i].SessionOptions["ep.share_ep_contexts"])
-		require.NotContains(t, one.SessionOptions, "ep.share_ep_contexts")
+	for i, one := range list.([]any) {
+		require.EqualValues(t, i, at(t, one, "member"))
+		require.Len(t, at(t, one, "members"), 2)
+		require.Equal(t, at(t, one, "members", i, "graph"), at(t, one, "graph"))
+		require.Equal(t, at(t, one, "members", i, "model_digest"), at(t, one, "model_digest"))
+		require.Equal(t, "1", at(t, one, "members", i, "session_options", "ep.share_ep_contexts"))
+		require.NotContains(t, at(t, one, "session_options"), "ep.share_ep_contexts")
 	}
 }
 

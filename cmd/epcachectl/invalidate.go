@@ -9,14 +9,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// changeResult is what invalidate and rm print with --json.
-type changeResult struct {
-	DryRun     bool          `json:"dry_run"`
-	Builds     []buildResult `json:"builds"`
-	FreedBytes int64         `json:"freed_bytes"`
-	More       uint64        `json:"more"` // builds that are not listed
-}
-
 func (a *app) invalidateCommand() *cobra.Command {
 	var request wire.Invalidate
 	cmd := &cobra.Command{
@@ -48,7 +40,7 @@ withheld.` + statusHelp(askingCodes...),
 
 func (a *app) printChange(done, would string, dryRun bool, reply *wire.ChangeReply) error {
 	if a.json {
-		return a.print.json(changeResult{dryRun, buildsOf(reply.GetBuilds()), reply.GetFreedBytes(), reply.GetMore()})
+		return a.print.change(dryRun, reply)
 	}
 	freed := "freed"
 	if dryRun {

@@ -44,7 +44,7 @@ Each shows what the caller may see. --json prints an object with the lists "jobs
 
 func (a *app) printJobs(reply *wire.JobsReply) error {
 	if a.json {
-		return a.print.json(jobsOf(reply))
+		return a.print.json(objectOf(reply))
 	}
 	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
 		a.print.note("no jobs, and no failures are remembered")

@@ -122,9 +122,7 @@ func (a *app) printEnded(reply *wire.JobsReply, did string, dryRun bool, err err
 		return err
 	}
 	if a.json {
-		out := jobsOf(reply)
-		out.DryRun = dryRun
-		return a.print.json(out)
+		return a.print.change(dryRun, reply)
 	}
 	if len(reply.GetJobs())+len(reply.GetFailures()) == 0 {
 		a.print.line("%s nothing", did)

@@ -48,7 +48,7 @@ Failed means that the compile did, or was cancelled.`,
 func (a *app) printEnd(job *wire.Job) error {
 	failed := jobError(job)
 	if a.json {
-		if err := a.print.json(jobOf(job)); err != nil || failed == nil {
+		if err := a.print.json(objectOf(job)); err != nil || failed == nil {
 			return err
 		}
 		return exitError(exitCode(failed))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"github.com/spf13/cobra"
@@ -10,13 +9,6 @@ import (
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// keyResult is what key --json prints.
-type keyResult struct {
-	RequestKey  string          `json:"request_key"`
-	ModelDigest string          `json:"model_digest"`
-	Record      json.RawMessage `json:"record"`
-}
 
 func (a *app) keyCommand() *cobra.Command {
 	var r request
@@ -59,7 +51,7 @@ func (a *app) key(ctx context.Context, c *unixsock.Client, path string, r *reque
 		return verbError{"key", path, err}
 	}
 	if a.json {
-		return a.print.json(keyResult{reply.GetRequestKey(), reply.GetModelDigest(), raw(reply.GetRecord())})
+		return a.print.json(objectOf(reply, "request_key", "model_digest", "record"))
 	}
 	return a.print.table([][]string{
 		{"request key", reply.GetRequestKey()},

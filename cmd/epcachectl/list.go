@@ -41,7 +41,7 @@ func (a *app) list(ctx context.Context, filter *wire.List) error {
 				first := listed == 0
 				listed += len(page)
 				if a.json {
-					return array.add(anys(buildsOf(page))...)
+					return array.add(objectsOf(page)...)
 				}
 				return table.print(buildRows(page, first))
 			})
@@ -107,4 +107,11 @@ func fits(b *wire.Build) string {
 		return "-"
 	}
 	return verdict(b.GetCompatibility())
+}
+
+func sizeOf(b *wire.Build) (size int64) {
+	for _, f := range b.GetFiles() {
+		size += f.GetSize()
+	}
+	return size
 }

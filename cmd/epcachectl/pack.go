@@ -12,28 +12,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// packResult is what pack and unpack print with --json.
-type packResult struct {
-	DryRun     bool           `json:"dry_run"`
-	FreedBytes int64          `json:"freed_bytes"` // less than 0: that it takes
-	Changed    uint64         `json:"changed"`
-	Builds     []packedBuilds `json:"builds"`
-	More       uint32         `json:"more"`        // builds that are not listed
-	LaterBytes int64          `json:"later_bytes"` // what packing would free of builds that are in use or were given out lately, once they are not
-}
-
-type packedBuilds struct {
-	Build      string `json:"build"`
-	ModelName  string `json:"model_name"`
-	EP         string `json:"ep"`
-	Scope      string `json:"scope"`
-	Action     string `json:"action"` // "pack", "unpack": also of what is kept
-	State      string `json:"state"`  // "packed", "unpacked", or "kept", as it was; with -n as it would be
-	Why        string `json:"why"`    // of "kept", in words
-	FreesBytes int64  `json:"frees_bytes"`
-	LaterBytes int64  `json:"later_bytes"`
-}
-
 func (a *app) packCommand() *cobra.Command {
 	var request wire.Pack
 	cmd := &cobra.Command{
@@ -107,18 +85,7 @@ func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pac
 
 func (a *app) printPacked(dryRun bool, r *wire.PackReply, done string) error {
 	if a.json {
-		out := packResult{DryRun: dryRun, FreedBytes: r.GetFreedBytes(), Changed: r.GetChanged(), More: r.GetMore(), LaterBytes: r.GetLaterBytes(), Builds: []packedBuilds{}}
-		for _, b := range r.GetBuilds() {
-			state, did := b.GetOutcome(), b.GetOutcome()
-			why, kept := strings.CutPrefix(state, keptMark)
-			if kept {
-				state, did = "kept", done
-			} else {
-				why = ""
-			}
-			out.Builds = append(out.Builds, packedBuilds{b.GetBuild(), b.GetModelName(), b.GetEp(), b.GetScope(), actionOf(did), state, why, b.GetFreesBytes(), b.GetLaterBytes()})
-		}
-		return a.print.json(out)
+		return a.print.change(dryRun, r)
 	}
 	for _, b := range r.GetBuilds() {
 		outcome := b.GetOutcome()
@@ -160,9 +127,6 @@ func freedText(would bool, bytes int64) string {
 	}
 	return ""
 }
-
-// actionOf names what is done so that a build is packed or unpacked.
-func actionOf(done string) string { return strings.TrimSuffix(done, "ed") }
 
 // keptMark stands before why a build stays as it is.
 const keptMark = "kept: "

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,22 +16,15 @@ and 3 more
 `, call(t, "pack", "--all", "-n").out)
 	require.Empty(t, b.changed())
 	require.Contains(t, call(t, "unpack", "x").out, "1 build unpacked, which takes 8.0 KiB\n")
-	var out packResult
-	require.NoError(t, json.Unmarshal([]byte(call(t, "pack", "--all", "--json").out), &out))
-	require.Equal(t, "packed", out.Builds[0].State)
-	require.Equal(t, "pack", out.Builds[0].Action)
-	require.EqualValues(t, 4096, out.FreedBytes)
-	require.EqualValues(t, 3072, out.LaterBytes)
-	require.EqualValues(t, 2048, out.Builds[1].LaterBytes)
-	var planned packResult
-	require.NoError(t, json.Unmarshal([]byte(call(t, "unpack", "x", "-n", "--json").out), &planned))
-	require.True(t, planned.DryRun)
-	require.Equal(t, "unpacked", planned.Builds[0].State)
-	require.Empty(t, planned.Builds[0].Why)
-	require.Equal(t, "unpack", planned.Builds[0].Action)
-	require.Equal(t, "unpack", planned.Builds[1].Action)
-	require.Equal(t, "kept", planned.Builds[1].State)
-	require.Equal(t, "in use", planned.Builds[1].Why)
+	out := said(t, call(t, "pack", "--all", "--json"))
+	require.Equal(t, "packed", at(t, out, "builds", 0, "outcome"))
+	require.EqualValues(t, 4096, at(t, out, "freed_bytes"))
+	require.EqualValues(t, 3072, at(t, out, "later_bytes"))
+	require.EqualValues(t, 2048, at(t, out, "builds", 1, "later_bytes"))
+	planned := said(t, call(t, "unpack", "x", "-n", "--json"))
+	require.Equal(t, true, at(t, planned, "dry_run"))
+	require.Equal(t, "unpacked", at(t, planned, "builds", 0, "outcome"))
+	require.Equal(t, "kept: in use", at(t, planned, "builds", 1, "outcome"))
 	require.Equal(t, []string{`unpacked ["x"] false`, `packed [] true`}, b.changed())
 	for _, args := range [][]string{{"pack"}, {"unpack"}, {"pack", "--all", "x"}, {"pack", "--compress", "x"}} {
 		require.Equal(t, exitUsage, call(t, args...).code, args)

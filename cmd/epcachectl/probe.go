@@ -78,7 +78,7 @@ func (a *app) probe(ctx context.Context, c *unixsock.Client, p *wire.Probe, runt
 		return err
 	}
 	if a.json {
-		return a.print.json(runtimesOf(reply.GetRuntimes()))
+		return a.print.json(objectsOf(reply.GetRuntimes()))
 	}
 	if runtime == "" {
 		a.print.sandbox(reply.GetSandbox())

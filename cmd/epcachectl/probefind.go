@@ -27,14 +27,14 @@ func (a *app) findRuntimes(ctx context.Context, dir string) error {
 		return err
 	}
 	if a.json {
-		out := make([]runtimeResult, len(runtimes))
+		out := make([]*wire.RuntimeFacts, len(runtimes))
 		for i, r := range runtimes {
-			out[i] = runtimeResult{Directory: r.Directory, ORTVersion: r.ORTVersion, ORTLibrary: r.ORTLibrary, EPs: make([]epResult, len(r.EPs))}
-			for j, ep := range r.EPs {
-				out[i].EPs[j] = epResult{Name: ep.EP, Library: ep.Path, Devices: []deviceResult{}}
+			out[i] = &wire.RuntimeFacts{Directory: r.Directory, OrtVersion: r.ORTVersion, OrtLibrary: r.ORTLibrary}
+			for _, ep := range r.EPs {
+				out[i].Eps = append(out[i].Eps, &wire.EpFacts{Name: ep.EP, Library: ep.Path})
 			}
 		}
-		return a.print.json(out)
+		return a.print.json(objectsOf(out))
 	}
 	if len(runtimes) == 0 {
 		a.print.failure(&hintedError{errors.New("probe: no runtime with a known execution provider found"),

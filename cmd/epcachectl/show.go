@@ -11,13 +11,6 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// showResult is what show --json prints.
-type showResult struct {
-	Builds  []buildResult `json:"builds"`
-	History []string      `json:"history"`
-	More    uint64        `json:"more"` // builds that are not listed
-}
-
 func (a *app) showCommand() *cobra.Command {
 	var tensors bool
 	cmd := &cobra.Command{
@@ -58,12 +51,11 @@ func (a *app) show(ctx context.Context, c *unixsock.Client, arg string) error {
 		return verbError{"show", arg, err}
 	}
 	if a.json {
-		out := showResult{Builds: buildsOf(reply.GetBuilds()), History: append([]string{}, reply.GetHistory()...), More: reply.GetMore()}
-		for i, record := range reply.GetRecords() {
-			if i < len(out.Builds) {
-				out.Builds[i].Record = raw(record)
-			}
+		out, builds := objectOf(reply, "history", "more"), objectsOf(reply.GetBuilds())
+		for i, record := range reply.GetRecords()[:min(len(reply.GetRecords()), len(builds))] {
+			builds[i].(object)["record"] = raw(record)
 		}
+		out["builds"] = builds
 		return a.print.json(out)
 	}
 	for i, b := range reply.GetBuilds() {

@@ -4,11 +4,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // What lies on the disk is told beside what it is for: a packed store has not stored what it saves.
 func TestTheLineOfTheSpaceSaysWhatItIsFor(t *testing.T) {
-	s := spaceResult{UsedBytes: 96 << 20, LogicalBytes: 485 << 20, UniqueBytes: 485 << 20, Entries: 11, Builds: 1}
+	s := wire.Space{DiskBytes: 95 << 20, ManifestBytes: 1 << 20, LogicalBytes: 485 << 20, UniqueBytes: 485 << 20,
+		Entries: 11, Builds: 1}
 	require.Equal(t, "96.0 MiB on disk, for files of 485.0 MiB, 11 entries, 1 build", spaceLine(&s))
 	s.BudgetBytes, s.UniqueBytes = 1<<30, 400<<20
 	require.Equal(t, "96.0 MiB on disk of 1.0 GiB, for files of 485.0 MiB (400.0 MiB, equal ones once), 11 entries, 1 build", spaceLine(&s))

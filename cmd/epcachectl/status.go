@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -11,47 +12,6 @@ import (
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// statusResult is what status --json prints.
-type statusResult struct {
-	Version             string          `json:"version"`
-	PID                 int64           `json:"pid"`
-	UptimeSeconds       float64         `json:"uptime_seconds"`
-	StateDirectory      string          `json:"state_directory"`
-	Socket              string          `json:"socket"`
-	StartedBy           string          `json:"started_by"` // "socket": systemd passed it; "service", "client", ""
-	UID                 uint32          `json:"uid"`
-	Scope               string          `json:"scope"`
-	Rights              []string        `json:"rights"`
-	Hits                uint64          `json:"hits"`
-	Misses              uint64          `json:"misses"`
-	Compiles            uint64          `json:"compiles"`
-	Failures            uint64          `json:"failures"`
-	CompileSecondsSaved float64         `json:"compile_seconds_saved"`
-	Connections         uint32          `json:"connections"`
-	Jobs                uint32          `json:"jobs"`
-	Space               spaceResult     `json:"space"`
-	Runtimes            []runtimeResult `json:"runtimes"`
-	Warnings            []string        `json:"warnings"`
-	Sandbox             []string        `json:"sandbox"`
-	// builds that only a request can have compiled again
-	Sourceless sourcelessJSON `json:"sourceless"`
-}
-
-type sourcelessJSON struct {
-	Builds uint64            `json:"builds"`
-	Looked uint64            `json:"looked"` // of a large store not all
-	Why    map[string]uint64 `json:"why"`    // builds, by the reason
-}
-
-func sourcelessOf(s *wire.Sourceless) sourcelessJSON {
-	out := sourcelessJSON{Builds: s.GetBuilds(), Looked: s.GetLooked(),
-		Why: make(map[string]uint64)}
-	for _, why := range s.GetWhy() {
-		out.Why[why.GetText()] = why.GetBuilds()
-	}
-	return out
-}
 
 // sourcelessLine says how many builds only a request can have compiled again, and why; "" for none.
 func sourcelessLine(s *wire.Sourceless) string {
@@ -66,35 +26,15 @@ func sourcelessLine(s *wire.Sourceless) string {
 		counted(s.GetLooked(), "build"), strings.Join(why, "; "))
 }
 
-// spaceResult has a number for each name, also where it is 0: scripts do sums with them.
-type spaceResult struct {
-	LogicalBytes        int64  `json:"logical_bytes"`
-	UniqueBytes         int64  `json:"unique_bytes"`
-	UnpackedBytes       int64  `json:"unpacked_bytes"`
-	SavedBySharingBytes int64  `json:"saved_by_sharing_bytes"`
-	DeadBytes           int64  `json:"dead_bytes"`
-	BudgetBytes         int64  `json:"budget_bytes"`
-	Entries             uint64 `json:"entries"`
-	Builds              uint64 `json:"builds"`
-	UsedBytes           int64  `json:"used_bytes"` // on disk: what counts against the budget: the next four, and what is unpacked
-	DiskBytes           int64  `json:"disk_bytes"`
-	ManifestBytes       int64  `json:"manifest_bytes"`
-	HeldBytes           int64  `json:"held_bytes"`
-	ReservedBytes       int64  `json:"reserved_bytes"`
-	PinnedBytes         int64  `json:"pinned_bytes"`
-	FreeBytes           int64  `json:"free_bytes"`
-	FloorBytes          int64  `json:"floor_bytes"`
-	MaxEntries          uint64 `json:"max_entries"`
-	Evicted             uint64 `json:"evicted"`
-	Unkept              uint64 `json:"unkept"`
-	ToLookAt            uint64 `json:"to_look_at"` // blobs of which is not known yet what they share with others
+// usedBytes is what counts against the budget.
+func usedBytes(s *wire.Space) int64 {
+	return s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes()
 }
 
-func spaceOf(s *wire.Space) spaceResult {
-	return spaceResult{s.GetLogicalBytes(), s.GetUniqueBytes(), s.GetUnpackedBytes(), s.GetSavedBySharingBytes(), s.GetDeadBytes(),
-		s.GetBudgetBytes(), s.GetEntries(), s.GetBuilds(), s.GetDiskBytes() + s.GetUnpackedBytes() + s.GetManifestBytes() + s.GetHeldBytes() + s.GetReservedBytes(),
-		s.GetDiskBytes(), s.GetManifestBytes(), s.GetHeldBytes(), s.GetReservedBytes(), s.GetPinnedBytes(), s.GetFreeBytes(), s.GetFloorBytes(),
-		s.GetMaxEntries(), s.GetEvicted(), s.GetUnkept(), s.GetToLookAt()}
+func spaceOf(s *wire.Space) object {
+	out := objectOf(s)
+	out["used_bytes"] = usedBytes(s)
+	return out
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -137,20 +77,14 @@ and the space that is used. --watch prints it again and again until it is interr
 	return cmd
 }
 
-func statusOf(s *wire.StatusReply, h *wire.HelloReply) statusResult {
-	return statusResult{
-		Version: s.GetVersion(), PID: s.GetPid(), UptimeSeconds: s.GetUptimeSeconds(), StateDirectory: s.GetStateDirectory(),
-		Socket: s.GetSocket(), StartedBy: s.GetStartedBy(), UID: h.GetUid(), Scope: h.GetScope(), Rights: append([]string{}, h.GetRights()...),
-		Hits: s.GetHits(), Misses: s.GetMisses(), Compiles: s.GetCompiles(), Failures: s.GetFailures(),
-		CompileSecondsSaved: s.GetCompileSecondsSaved(), Connections: s.GetConnections(), Jobs: s.GetJobs(),
-		Space:    spaceOf(s.GetSpace()),
-		Runtimes: runtimesOf(s.GetRuntimes()), Warnings: append([]string{}, s.GetWarnings()...), Sandbox: append([]string{}, s.GetSandbox()...),
-		Sourceless: sourcelessOf(s.GetSourceless()),
-	}
+func statusOf(s *wire.StatusReply, h *wire.HelloReply) object {
+	out := objectOf(s)
+	maps.Copy(out, objectOf(h, "uid", "scope", "rights"))
+	out["space"] = spaceOf(s.GetSpace())
+	return out
 }
 
 func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
-	space := spaceOf(s.GetSpace())
 	you := fmt.Sprintf("uid %d, scope %s", h.GetUid(), orDash(h.GetScope()))
 	if rights := h.GetRights(); len(rights) > 0 {
 		you += ", " + printable(strings.Join(rights, ", "))
@@ -164,8 +98,8 @@ func (p *printer) status(s *wire.StatusReply, h *wire.HelloReply) error {
 		{"requests", strings.Join([]string{counted(s.GetHits(), "hit"), counted(s.GetMisses(), "miss"), counted(s.GetCompiles(), "compile"), counted(s.GetFailures(), "failure")}, ", ")},
 		{"saved", seconds(s.GetCompileSecondsSaved()) + " of compiling"},
 		{"now", counted(s.GetConnections(), "connection") + ", " + counted(s.GetJobs(), "job")},
-		{"space", spaceLine(&space)},
-		{"", spaceDetails(&space)},
+		{"space", spaceLine(s.GetSpace())},
+		{"", spaceDetails(s.GetSpace())},
 		{"sandbox", sandboxSummary(s.GetSandbox())},
 	}
 	if line := sourcelessLine(s.GetSourceless()); line != "" {
@@ -182,22 +116,26 @@ var startedBy = map[string]string{
 }
 
 // spaceDetails says what else there is to know of the space.
-func spaceDetails(s *spaceResult) string {
-	parts := []string{byteSize(s.FreeBytes) + " free"}
+func spaceDetails(s *wire.Space) string {
+	parts := []string{byteSize(s.GetFreeBytes()) + " free"}
 	for _, one := range []struct {
 		bytes int64
 		what  string
-	}{{s.FloorBytes, "to stay free"}, {s.PinnedBytes, "pinned"}, {s.HeldBytes, "removed and still open"}, {s.ReservedBytes, "being stored"}, {s.DeadBytes, "not served"}} {
+	}{
+		{s.GetFloorBytes(), "to stay free"}, {s.GetPinnedBytes(), "pinned"},
+		{s.GetHeldBytes(), "removed and still open"}, {s.GetReservedBytes(), "being stored"},
+		{s.GetDeadBytes(), "not served"},
+	} {
 		if one.bytes > 0 {
 			parts = append(parts, byteSize(one.bytes)+" "+one.what)
 		}
 	}
-	parts = append(parts, counted(s.Evicted, "build")+" evicted")
-	if s.ToLookAt > 0 {
-		parts = append(parts, counted(s.ToLookAt, "blob")+" still to be compared with others")
+	parts = append(parts, counted(s.GetEvicted(), "build")+" evicted")
+	if s.GetToLookAt() > 0 {
+		parts = append(parts, counted(s.GetToLookAt(), "blob")+" still to be compared with others")
 	}
-	if s.Unkept > 0 {
-		parts = append(parts, counted(s.Unkept, "result")+" not kept")
+	if s.GetUnkept() > 0 {
+		parts = append(parts, counted(s.GetUnkept(), "result")+" not kept")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -8,15 +8,6 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// stopResult is what stop --json prints.
-type stopResult struct {
-	PID            int64  `json:"pid"` // of the process that has ended
-	Socket         string `json:"socket"`
-	StateDirectory string `json:"state_directory"`
-	StartedBy      string `json:"started_by"` // "socket", "service", "client", ""
-	Again          string `json:"again"`      // what starts a daemon again, and how to prevent it; "": nothing does
-}
-
 // startsAgain says what starts a daemon again, by how it was started.
 var startsAgain = map[string]string{
 	"socket": "systemd starts it again when a program connects to its socket; " +
@@ -57,7 +48,9 @@ func (a *app) stop(ctx context.Context, c *unixsock.Client) error {
 	}
 	again := startsAgain[s.GetStartedBy()]
 	if a.json {
-		return a.print.json(stopResult{s.GetPid(), s.GetSocket(), s.GetStateDirectory(), s.GetStartedBy(), again})
+		out := objectOf(s, "pid", "socket", "state_directory", "started_by")
+		out["again"] = again // what starts a daemon again, and how to prevent it; "": nothing does
+		return a.print.json(out)
 	}
 	a.print.line("stopped epcached, pid %d, at %s", s.GetPid(), printable(s.GetSocket()))
 	if again != "" {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,11 +49,10 @@ func TestStopSaysWhatStartsTheDaemonAgain(t *testing.T) {
 		}
 		b.serve()
 		require.Contains(t, call(t, "stop").err, says)
-		var result stopResult
-		require.NoError(t, json.Unmarshal([]byte(call(t, "stop", "--json").out), &result))
-		require.Equal(t, by, result.StartedBy)
-		require.EqualValues(t, 77, result.PID)
-		require.Contains(t, result.Again, says)
+		out := said(t, call(t, "stop", "--json"))
+		require.Equal(t, by, at(t, out, "started_by"))
+		require.EqualValues(t, 77, at(t, out, "pid"))
+		require.Contains(t, at(t, out, "again"), says)
 		require.Contains(t, call(t, "status").out, startedBy[by])
 	}
 }

@@ -6,12 +6,6 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// versionResult is what version --json prints.
-type versionResult struct {
-	Version  string `json:"version"`
-	Protocol int    `json:"protocol"`
-}
-
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
@@ -21,7 +15,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
-				return a.print.json(versionResult{version, unixsock.Version})
+				return a.print.json(object{"version": version, "protocol": unixsock.Version})
 			}
 			a.print.line("epcachectl %s (protocol %d)", version, unixsock.Version)
 			return nil

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,10 +22,9 @@ func TestGetInTheBackground(t *testing.T) {
 	require.Equal(t, result{exitDone, "queued " + model + ": job j1\n", ""}, call(t, "get", model, ep, "--on-miss", "background", "--keep-going"))
 	require.Equal(t, wire.OnMiss_BACKGROUND, b.first().GetOnMiss())
 	require.True(t, b.first().GetKeepGoing())
-	var list []getResult
-	require.NoError(t, json.Unmarshal([]byte(call(t, "get", model, ep, "--on-miss", "background", "--json").out), &list))
-	require.Equal(t, "queued", list[0].Outcome)
-	require.Equal(t, "j1", list[0].Job)
+	list := said(t, call(t, "get", model, ep, "--on-miss", "background", "--json"))
+	require.Equal(t, "queued", at(t, list, 0, "outcome"))
+	require.Equal(t, "j1", at(t, list, 0, "job"))
 
 	out := filepath.Join(t.TempDir(), "out")
 	for _, more := range [][]string{{"--out", out}, {"--", "cat", "{}"}} {

@@ -98,7 +98,7 @@ func withoutEP(arg string, err error) error {
 func (a *app) printWhy(arg string, e *wire.Explanation, all bool) error {
 	var err error
 	if a.json {
-		err = a.print.json(explanationOf(e))
+		err = a.print.json(objectOf(e))
 	} else {
 		err = a.print.why(arg, e, all)
 	}

@@ -48,11 +48,12 @@ def test_a_packed_build_is_unpacked_loads_and_computes(start: Callable[..., Daem
 
     # What it is made of: the model's own names for its weights, which stand in the other build's file.
     other = next(build for build in made if build != packed["build"])
-    (shown,) = [one for one in daemon.control("show", packed["build"], "--tensors")["files"] if one["file"] == packed["file"]]
+    layout = daemon.control("show", packed["build"], "--tensors")
+    (shown,) = [one for one in layout["files"] if one["name"] == packed["name"]]
     large = max((one for one in shown["tensors"] if one["kind"] == "tensor"), key=lambda one: one["length"])
     assert large["shared_bytes"] == large["length"] > 100_000
-    assert large["holder"] != shown["digest"]
-    assert [one["build"] for one in large["with"]] == [other]
+    assert layout["holders"][large["holder"]] != shown["digest"]
+    assert [shown["sharers"][place]["build"] for place in large["with"]] == [other]
 
     space = daemon.control("check", "--space")["space"]
     accounted = {one["name"]: one["accounted_bytes"] for one in space if one["accounted_bytes"] is not None}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// object is a JSON object as --json prints it.
+type object = map[string]any
+
+// durations are the fields in milliseconds that are no times.
+var durations = []string{"elapsed_ms", "estimate_ms", "deadline_ms"}
+
+// objectOf returns the fields of a message, or only those that are named. Their names are those in
+// epcached.proto, and a contract for scripts. Each field is there, also where it is empty, because
+// scripts do sums with them:
+//
+//   - numbers of every size are JSON numbers, enums have their names, lists and maps may be empty
+//   - a time, x_ms, is x in RFC 3339, null for none; a duration is elapsed_seconds, for example
+//   - a record is the JSON that it holds, null for none
+//   - a message or optional field that is not there is null
+func objectOf(m proto.Message, names ...string) object {
+	r, out := m.ProtoReflect(), object{}
+	for i := range r.Descriptor().Fields().Len() {
+		f := r.Descriptor().Fields().Get(i)
+		name, v := string(f.Name()), r.Get(f)
+		base, milliseconds := strings.CutSuffix(name, "_ms")
+		switch {
+		case len(names) > 0 && !slices.Contains(names, name):
+		case f.HasPresence() && !r.Has(f):
+			out[name] = nil
+		case f.IsList():
+			list := make([]any, v.List().Len())
+			for i := range list {
+				list[i] = jsonValue(f, v.List().Get(i))
+			}
+			out[name] = list
+		case f.IsMap():
+			entries := object{}
+			v.Map().Range(func(key protoreflect.MapKey, v protoreflect.Value) bool {
+				entries[key.String()] = jsonValue(f.MapValue(), v)
+				return true
+			})
+			out[name] = entries
+		case slices.Contains(durations, name):
+			out[base+"_seconds"] = float64(v.Int()) / 1000
+		case milliseconds && v.Int() == 0:
+			out[base] = nil
+		case milliseconds:
+			out[base] = time.UnixMilli(v.Int()).UTC()
+		default:
+			out[name] = jsonValue(f, v)
+		}
+	}
+	return out
+}
+
+// jsonValue returns one value of a field.
+func jsonValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
+	switch {
+	case f.Message() != nil && f.Message().Name() == "StringMap": // a map as the value of a map
+		return objectOf(v.Message().Interface())["entries"]
+	case f.Message() != nil:
+		return objectOf(v.Message().Interface())
+	case f.Enum() != nil:
+		if value := f.Enum().Values().ByNumber(v.Enum()); value != nil {
+			return value.Name()
+		}
+		return v.Enum() // of a newer daemon
+	case f.Name() == "record":
+		return raw(v.String())
+	}
+	return v.Interface()
+}
+
+// objectsOf returns each message of a list as objectOf does.
+func objectsOf[M proto.Message](list []M) []any {
+	out := make([]any, len(list))
+	for i, m := range list {
+		out[i] = objectOf(m)
+	}
+	return out
+}
+
+// change prints a reply for scripts, with whether nothing was done.
+func (p *printer) change(dryRun bool, reply proto.Message) error {
+	out := objectOf(reply)
+	out["dry_run"] = dryRun
+	return p.json(out)
+}
+
+// raw passes a record on as it is, where it is JSON.
+func raw(record string) any {
+	switch {
+	case record == "":
+		return nil
+	case json.Valid([]byte(record)):
+		return json.RawMessage(record)
+	}
+	return record
+}
