@@ -50,7 +50,7 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 	}
 	var need *NeedError
 	switch {
-	case errors.As(err, &need):
+	case err != nil && errors.As(c.server.Errors(err), &need):
 		return &wire.Need{Locations: need.Locations, Members: need.Members}, nil
 	case err != nil:
 		return c.failure(r, err), nil
@@ -149,6 +149,7 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 
 // failure logs what the client must not be told, and says the rest.
 func (c *connection) failure(r *request, err error) *wire.Error {
+	err = c.server.Errors(err)
 	if refused := c.server.refused(); refused != nil {
 		err = refused
 	}

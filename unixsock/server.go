@@ -18,6 +18,9 @@ type Server struct {
 	Name    string       // for HelloReply: "epcached 0.1.0"
 	Log     *slog.Logger // nil: silent
 
+	// Errors makes errors of the backend *Error or *NeedError; nil: they are already.
+	Errors func(error) error
+
 	once    sync.Once
 	limits  limits          // zero: the default; tests bring others
 	base    context.Context // ends every connection
@@ -54,6 +57,9 @@ func (s *Server) init() {
 		s.users = make(map[uint32]*user)
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)
+		}
+		if s.Errors == nil {
+			s.Errors = func(err error) error { return err }
 		}
 	})
 }

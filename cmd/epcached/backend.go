@@ -53,12 +53,12 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	}
 	r, err := acquireRequest(peer(p), w, fds)
 	if err != nil {
-		return unixsock.Answer{}, wireError(err)
+		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
 	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
 	if err != nil {
-		return unixsock.Answer{}, wireError(err)
+		return unixsock.Answer{}, err
 	}
 	reply := acquireReply(a)
 	reply.ElapsedSeconds = time.Since(start).Seconds()
@@ -75,7 +75,7 @@ func (b *backend) List(ctx context.Context, p unixsock.Peer, w *wire.List, progr
 	filter := cache.ListFilter{Model: w.Model, EP: w.Ep, After: w.After, Limit: int(w.Limit), Progress: howFar(progress)}
 	page, next, err := b.cache.List(ctx, peer(p), filter)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := &wire.ListReply{Next: next}
 	var cut int
@@ -89,7 +89,7 @@ func (b *backend) List(ctx context.Context, p unixsock.Peer, w *wire.List, progr
 func (b *backend) Show(ctx context.Context, p unixsock.Peer, w *wire.Show) (*wire.ShowReply, error) {
 	builds, history, err := b.cache.Show(ctx, peer(p), w.Entry)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return showReply(builds, history, maxReply), nil
 }
@@ -98,7 +98,7 @@ func (b *backend) Show(ctx context.Context, p unixsock.Peer, w *wire.Show) (*wir
 func (b *backend) Invalidate(ctx context.Context, p unixsock.Peer, w *wire.Invalidate) (*wire.ChangeReply, error) {
 	builds, err := b.cache.Invalidate(ctx, peer(p), w.Entries, w.Reason, w.DryRun)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return changeReply(&builds, 0, maxReply), nil
 }
@@ -110,7 +110,7 @@ func (b *backend) Remove(ctx context.Context, p unixsock.Peer, w *wire.Remove) (
 	}
 	builds, freed, err := b.cache.Remove(ctx, peer(p), w.Entries, w.All, w.DryRun)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return changeReply(&builds, freed, maxReply), nil
 }
@@ -122,7 +122,7 @@ func (b *backend) Check(ctx context.Context, p unixsock.Peer, w *wire.Check, pro
 	}
 	result, err := b.cache.Check(ctx, peer(p), w.Deep, w.Repair, howFar(progress))
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return checkReply(&result, maxReply), nil
 }
@@ -131,7 +131,7 @@ func (b *backend) Check(ctx context.Context, p unixsock.Peer, w *wire.Check, pro
 func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (*wire.StatusReply, error) {
 	s, err := b.cache.Status(ctx)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := &wire.StatusReply{
 		Version: version, Pid: int64(os.Getpid()), UptimeSeconds: time.Since(s.Started).Seconds(),
@@ -171,7 +171,7 @@ func (b *backend) sandbox(ctx context.Context) []string {
 func (b *backend) Probe(ctx context.Context, p unixsock.Peer, w *wire.Probe) (*wire.ProbeReply, error) {
 	facts, err := b.cache.Probe(ctx, peer(p), runtimeRef(w.Runtime, nil), w.Refresh)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := &wire.ProbeReply{Sandbox: b.sandbox(ctx)}
 	for i := range facts {
@@ -185,7 +185,7 @@ func (b *backend) Report(ctx context.Context, p unixsock.Peer, w *wire.Report) (
 	d, err := b.cache.Report(ctx, peer(p), cache.Report{Build: w.Build, Code: w.Code, Text: w.Text, ORTVersion: w.OrtVersion,
 		Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return &wire.ReportReply{Decision: d.Decision, Text: valid(d.Text), Hint: valid(d.Hint), Class: d.Class, State: d.State}, nil
 }
@@ -208,7 +208,7 @@ func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 func (b *backend) Doctor(ctx context.Context, p unixsock.Peer, _ *wire.Doctor) (*wire.DoctorReply, error) {
 	advice, err := b.cache.Doctor(ctx, peer(p))
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := &wire.DoctorReply{}
 	for _, a := range advice {

@@ -25,7 +25,7 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	}
 	a, err := b.cache.Put(ctx, peer(p), put, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
 	if err != nil {
-		return unixsock.Answer{}, wireError(err)
+		return unixsock.Answer{}, err
 	}
 	reply := acquireReply(a)
 	reply.ElapsedSeconds = time.Since(start).Seconds()
@@ -35,7 +35,7 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 // GiveUp ends a claim without a result.
 func (b *backend) GiveUp(ctx context.Context, p unixsock.Peer, w *wire.GiveUp) (*wire.GiveUpReply, error) {
 	if err := b.cache.GiveUp(ctx, peer(p), w.Claim, w.Text, w.Code); err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return &wire.GiveUpReply{}, nil
 }

@@ -20,7 +20,7 @@ func (b *backend) Events(ctx context.Context, p unixsock.Peer, w *wire.Events) (
 	}
 	events, err := b.cache.Events(ctx, peer(p), since, int(w.Limit))
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return eventsReply(events), nil
 }

@@ -20,7 +20,7 @@ const maxReply = unixsock.MaxFrame - 64<<10
 func (b *backend) Why(ctx context.Context, p unixsock.Peer, w *wire.Why) (*wire.Explanation, error) {
 	e, err := b.cache.Why(ctx, peer(p), w.Entry)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return explanationReply(e, maxReply), nil
 }

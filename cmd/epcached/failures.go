@@ -18,7 +18,7 @@ import (
 func (b *backend) RetryJobs(ctx context.Context, p unixsock.Peer, w *wire.RetryJobs) (*wire.JobsReply, error) {
 	gone, err := b.cache.Retry(ctx, peer(p), w.Entries, w.All)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return &wire.JobsReply{Failures: failuresReply(gone, maxReply)}, nil
 }

@@ -16,11 +16,11 @@ import (
 func (b *backend) Jobs(ctx context.Context, p unixsock.Peer, _ *wire.Jobs) (*wire.JobsReply, error) {
 	jobs, err := b.cache.Jobs(ctx, peer(p))
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	failed, err := b.cache.Failures(ctx, peer(p))
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return &wire.JobsReply{Jobs: jobsReply(jobs), Failures: failuresReply(failed, maxReply/2)}, nil
 }
@@ -30,7 +30,7 @@ func (b *backend) Follow(ctx context.Context, p unixsock.Peer, w *wire.Follow, p
 	start := time.Now()
 	job, err := b.cache.Follow(ctx, peer(p), w.Job, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return &wire.JobsReply{Jobs: jobsReply([]cache.Job{job})}, nil
 }
@@ -39,7 +39,7 @@ func (b *backend) Follow(ctx context.Context, p unixsock.Peer, w *wire.Follow, p
 func (b *backend) CancelJobs(ctx context.Context, p unixsock.Peer, w *wire.CancelJobs) (*wire.JobsReply, error) {
 	jobs, err := b.cache.CancelJobs(ctx, peer(p), w.Jobs, w.All)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return &wire.JobsReply{Jobs: jobsReply(jobs)}, nil
 }

@@ -19,7 +19,7 @@ const maxLayout = 900 << 10
 func (b *backend) Layout(ctx context.Context, p unixsock.Peer, w *wire.Layout) (*wire.LayoutReply, error) {
 	l, err := b.cache.Layout(ctx, peer(p), w.Entries, int(w.Most), w.Tensors)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes}, holders: make(map[string]uint32)}
 	if w.Tensors {

@@ -22,7 +22,7 @@ func (b *backend) Pack(ctx context.Context, p unixsock.Peer, w *wire.Pack, progr
 		progress(&wire.Progress{Phase: phase, Detail: fmt.Sprintf("build %d of %d", done+1, total), Done: uint64(done), Total: uint64(total)})
 	})
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := &wire.PackReply{}
 	for i := range results {

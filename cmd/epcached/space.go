@@ -15,7 +15,7 @@ import (
 func (b *backend) Pin(ctx context.Context, p unixsock.Peer, w *wire.Pin) (*wire.ChangeReply, error) {
 	builds, err := b.cache.Pin(ctx, peer(p), w.Entries, w.DryRun)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return changeReply(&builds, 0, maxReply), nil
 }
@@ -24,7 +24,7 @@ func (b *backend) Pin(ctx context.Context, p unixsock.Peer, w *wire.Pin) (*wire.
 func (b *backend) Unpin(ctx context.Context, p unixsock.Peer, w *wire.Unpin) (*wire.ChangeReply, error) {
 	builds, err := b.cache.Unpin(ctx, peer(p), w.Entries, w.DryRun)
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	return changeReply(&builds, 0, maxReply), nil
 }
@@ -41,7 +41,7 @@ func (b *backend) Collect(ctx context.Context, p unixsock.Peer, w *wire.Collect,
 		})
 	}
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := collectReply(plan)
 	for i := range plan.Kept {
@@ -84,13 +84,13 @@ func clip(text string) string { return valid(text[:min(len(text), 400)]) }
 func (b *backend) Usage(ctx context.Context, p unixsock.Peer, w *wire.Usage, progress func(*wire.Progress)) (*wire.UsageReply, error) {
 	u, next, err := b.cache.Usage(ctx, peer(p), w.Entries, w.After, howFar(progress))
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := &wire.UsageReply{Next: next, SharedBytes: u.SharedBytes, PackableBytes: u.Packable}
 	if w.After == "" { // the first page says it for all: it takes longer than a page
 		report, err := b.cache.Space()
 		if err != nil {
-			return nil, wireError(err)
+			return nil, err
 		}
 		reply.Space = spaceReply(&report)
 	}
@@ -140,7 +140,7 @@ func spaceReply(s *cache.SpaceReport) *wire.Space {
 func (b *backend) checkSpace(ctx context.Context, p unixsock.Peer, progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	lines, findings, err := b.cache.CheckSpace(ctx, peer(p), howFar(progress))
 	if err != nil {
-		return nil, wireError(err)
+		return nil, err
 	}
 	reply := &wire.CheckReply{}
 	for _, l := range lines {

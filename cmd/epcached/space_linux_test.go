@@ -40,7 +40,7 @@ func serveInside(t testing.TB, state string, o cache.Options) *inside {
 	l, err := (&process{}).listen(in.socket)
 	require.NoError(t, err)
 	b := &backend{cache: c, socket: in.socket}
-	b.server = &unixsock.Server{Backend: b, Name: "epcached test", Log: o.Log}
+	b.server = &unixsock.Server{Backend: b, Name: "epcached test", Log: o.Log, Errors: wireError}
 	done := make(chan error, 1)
 	go func() { done <- b.server.Serve(context.Background(), l) }()
 	t.Cleanup(func() {
