@@ -16,6 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 	"github.com/epcached/epcached/views"
 )
 
@@ -43,10 +44,10 @@ type Answer struct {
 	Unkept        bool         // nothing of Build is kept: its files go with View, and nobody made digests of them
 	Compatibility Judgement
 	Why           string
-	Explanation   *Explanation // for Explain
-	Runtime       string       // what the answer is for
-	Job           string       // of Later: what Follow and CancelJobs name
-	Claim         *Claim       // of Claimed
+	Explanation   *wire.Explanation // for Explain
+	Runtime       string            // what the answer is for
+	Job           string            // of Later: what Follow and CancelJobs name
+	Claim         *Claim            // of Claimed
 
 	view  *views.View // that View is of
 	View  *os.File

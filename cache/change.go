@@ -7,34 +7,44 @@ import (
 
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Changed is what was done with some builds, or would be: to how many, and the first of them.
-type Changed struct {
-	Builds []Listing
-	More   uint64 // that are not among them
+// changing tells what was done with builds, or would be: of the first of them, as many as fit into an answer.
+type changing struct {
+	c     *Cache
+	peer  Peer
+	reply *wire.ChangeReply
+	left  frame
 }
 
 // maxChanged is how many of the builds that were changed are told.
 const maxChanged = 256
 
-// took notes one.
-func (ch *Changed) took(c *Cache, b *index.Build) {
-	if len(ch.Builds) < maxChanged {
-		ch.Builds = append(ch.Builds, c.listing(*b))
-		return
-	}
-	ch.More++
+func (c *Cache) changed(p Peer) *changing { return &changing{c, p, &wire.ChangeReply{}, maxReply} }
+
+// took notes a build that is still there, and gone one that was removed.
+func (ch *changing) took(b *index.Build) error {
+	return ch.note(func() (*wire.Build, error) { return ch.c.listed(ch.peer, b) })
 }
 
-// filledIn says of the builds, which are still there, what List says.
-func (c *Cache) filledIn(p Peer, ch Changed, err error) (Changed, error) {
-	if err == nil {
-		if err = c.fillIn(p, ch.Builds); err != nil {
-			err = refusal.New(refusal.Internal, err, "change builds")
+func (ch *changing) gone(b *index.Build) {
+	_ = ch.note(func() (*wire.Build, error) { return ch.c.listing(b), nil }) // cannot fail
+}
+
+func (ch *changing) note(list func() (*wire.Build, error)) error {
+	if n := len(ch.reply.Builds); n < maxChanged && ch.left > 0 {
+		one, err := list()
+		if err != nil {
+			return refusal.New(refusal.Internal, err, "change builds")
+		}
+		if ch.left.takes(one) || n == 0 {
+			ch.reply.Builds = append(ch.reply.Builds, one)
+			return nil
 		}
 	}
-	return ch, err
+	ch.reply.More++
+	return nil
 }
 
 // eachOf calls fn with the builds that are still there, one after the other.
@@ -59,11 +69,12 @@ func (c *Cache) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.
 
 // Invalidate withholds the builds that the names mean: they are not served again, and the next request compiles.
 // With dryRun it tells what it would do.
-func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason string, dryRun bool) (out Changed, err error) {
+func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason string, dryRun bool) (*wire.ChangeReply, error) {
 	ids, err := c.changeable(ctx, p, names)
 	if err != nil {
-		return out, err
+		return nil, err
 	}
+	out := c.changed(p)
 	if reason == "" {
 		reason = "invalidated by hand"
 	}
@@ -71,29 +82,30 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 		if !dryRun {
 			c.withholdBuild(b.ID, index.Withheld, reason)
 		}
-		out.took(c, b)
-		return nil
+		return out.took(b)
 	})
-	return c.filledIn(p, out, err)
+	return out.reply, err
 }
 
 // Remove deletes the builds that the names mean, or all that the peer may change. Files that somebody has loaded
-// stay until they are let go. freed counts the bytes on disk that nothing else needs, in the account of what each build has of its own.
-func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun bool) (removed Changed, freed int64, err error) {
+// stay until they are let go. Freed are the bytes on disk that nothing else needs, in the account of what each build has of its own.
+func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun bool) (*wire.ChangeReply, error) {
 	everything := all && c.Administrator(p)
 	ids, err := c.toRemove(ctx, p, names, all)
 	if err != nil {
-		return removed, 0, err
+		return nil, err
 	}
+	freed := int64(0)
 	if everything {
 		freed, err = c.everything(ctx)
 	} else {
 		freed, err = c.freedBy(ctx, p, ids)
 	}
 	if err != nil {
-		return removed, 0, refusal.New(refusal.Internal, err, "remove")
+		return nil, refusal.New(refusal.Internal, err, "remove")
 	}
-	err = c.removeByHand(ctx, ids, dryRun, &removed)
+	removed := c.changed(p)
+	err = c.removeByHand(ctx, ids, dryRun, removed)
 	if err == nil && everything && !dryRun {
 		left := int64(0)
 		err = c.removeRest(ctx)
@@ -105,17 +117,15 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 		}
 		freed = max(freed-left, 0)
 	}
-	if dryRun {
-		removed, err = c.filledIn(p, removed, err)
-	}
-	return removed, freed, err
+	removed.reply.FreedBytes = freed
+	return removed.reply, err
 }
 
 // removeByHand removes builds, some at a time, and notes those that have gone; or tells of all that it would remove.
-func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bool, removed *Changed) error {
+func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bool, removed *changing) error {
 	var some []departure
 	remove := func() error {
-		err := c.retractAll(some, func(d *departure) { removed.took(c, d.build) })
+		err := c.retractAll(some, func(d *departure) { removed.gone(d.build) })
 		for i := range some {
 			if d := &some[i]; !errors.Is(d.err, index.ErrNotFound) { // else it has just gone
 				err = cmp.Or(err, d.err)
@@ -129,8 +139,7 @@ func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bo
 	}
 	err := c.eachOf(ctx, ids, func(b *index.Build) error {
 		if dryRun {
-			removed.took(c, b)
-			return nil
+			return removed.took(b)
 		}
 		if some = append(some, departure{build: b, why: "removed by hand"}); len(some) < atOnce {
 			return nil

@@ -12,43 +12,32 @@ import (
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Finding is something that Check did not find as it should be.
-type Finding struct {
-	Kind   string // "damaged", "missing", "leftover", and those of the index
-	Object string
-	Detail string
-	Builds []index.BuildKey // what needs it
-}
-
-// CheckResult is what Check looked at, and what it found.
-type CheckResult struct {
-	Blobs, Builds uint64
-	Bytes         int64
-	Findings      []Finding
-	More          uint64 // findings that are not among them
-
+// checking is what Check has looked at, and what it has found.
+type checking struct {
+	*wire.CheckReply
 	damages, leftovers int // found so far
 }
 
 // Check looks at every build's files: with deep by hashing every byte, else by their stamps. With repair, what is
 // damaged is put aside and its builds are withheld; the next request compiles them anew. Progress may be nil.
-func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress func(Progress)) (CheckResult, error) {
+func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress func(Progress)) (*wire.CheckReply, error) {
 	if !c.Administrator(p) {
-		return CheckResult{}, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
+		return nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
 	}
-	var out CheckResult
+	out := &checking{CheckReply: &wire.CheckReply{}}
 	found, err := c.index.Check(ctx, farThrough(progress, "checking"))
 	if err != nil {
-		return out, checkError(ctx, err)
+		return nil, checkError(ctx, err)
 	}
 	for _, f := range found {
-		out.found(Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
+		out.found(&wire.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
 	}
 	space, err := c.index.Space()
 	if err != nil {
-		return out, checkError(ctx, err)
+		return nil, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
 	known := c.forms.Complete()
@@ -69,7 +58,7 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress f
 			progress(Progress{Phase: "checking files", Done: min(out.Bytes, space.UniqueBytes), Total: space.UniqueBytes})
 		}
 		if f := c.checkBlob(ctx, d, size, deep); f != nil {
-			out.found(*f)
+			out.found(f)
 			if repair {
 				c.repairBlob(ctx, d, f.Detail)
 			}
@@ -85,29 +74,30 @@ func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress f
 		return one(n.Blob, n.Size)
 	})
 	if err != nil {
-		return out, checkError(ctx, err)
+		return nil, checkError(ctx, err)
 	}
-	containers, err := c.checkRecipes(ctx, &out)
+	containers, err := c.checkRecipes(ctx, out)
 	for d, size := range containers {
 		if err == nil {
 			err = one(d, size)
 		}
 	}
 	if err == nil {
-		err = c.checkLeftovers(ctx, containers, &out, progress)
+		err = c.checkLeftovers(ctx, containers, out, progress)
 	}
 	if err == nil && repair && !known && c.forms.Complete() {
 		err = c.removeLeftovers(ctx) // what had to stay as long as nobody knew what recipes need
 	}
 	if err != nil {
-		return out, checkError(ctx, err)
+		return nil, checkError(ctx, err)
 	}
 	out.Findings = slices.DeleteFunc(out.Findings, c.hasGone)
-	return out, nil
+	out.cut(maxReply)
+	return out.CheckReply, nil
 }
 
 // hasGone tells of a leftover that it was one only for as long as its build was being removed.
-func (c *Cache) hasGone(f Finding) bool {
+func (c *Cache) hasGone(f *wire.Finding) bool {
 	if f.Kind != kindLeftover {
 		return false
 	}
@@ -123,7 +113,7 @@ func (c *Cache) hasGone(f Finding) bool {
 const maxKeptFindings = 4096
 
 // found notes a finding.
-func (r *CheckResult) found(f Finding) {
+func (r *checking) found(f *wire.Finding) {
 	n := &r.damages
 	if f.Kind == kindLeftover {
 		n = &r.leftovers
@@ -135,6 +125,21 @@ func (r *CheckResult) found(f Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
+// cut keeps the findings that fit into so many bytes, leftovers last: what is cut off must not be the damage.
+func (r *checking) cut(limit int) {
+	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
+		return boolean(a.Kind == kindLeftover) - boolean(b.Kind == kindLeftover)
+	})
+	left := frame(limit)
+	for i, f := range r.Findings {
+		if f.Detail = clip(f.Detail); !left.takes(f) {
+			r.More += uint64(len(r.Findings) - i)
+			r.Findings = r.Findings[:i]
+			break
+		}
+	}
+}
+
 // The kinds of findings that are made differently, or not at all, where the store changes while it is checked.
 const (
 	kindLeftover = "leftover"
@@ -142,7 +147,7 @@ const (
 )
 
 // checkRecipes gives the containers that only recipes need, with their sizes.
-func (c *Cache) checkRecipes(ctx context.Context, out *CheckResult) (map[cas.Digest]int64, error) {
+func (c *Cache) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
 	containers := make(map[cas.Digest]int64)
 	err := c.forms.EachPacked(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		_, needed, err := c.index.DiskBytes(d)
@@ -150,7 +155,7 @@ func (c *Cache) checkRecipes(ctx context.Context, out *CheckResult) (map[cas.Dig
 			return err
 		}
 		if !needed {
-			out.found(Finding{Kind: kindLeftover, Object: d.String(), Detail: "a recipe that no build needs"})
+			out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(), Detail: "a recipe that no build needs"})
 			return nil
 		}
 		for _, container := range p.Containers {
@@ -167,7 +172,7 @@ func (c *Cache) checkRecipes(ctx context.Context, out *CheckResult) (map[cas.Dig
 }
 
 // checkLeftovers finds the blobs that nothing needs.
-func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *CheckResult, progress func(Progress)) error {
+func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *checking, progress func(Progress)) error {
 	seen := uint64(0)
 	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
 	first := -1
@@ -191,7 +196,7 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 		if err != nil || len(ids) > 0 || len(c.forms.Users(d)) > 0 {
 			return err // published, or packed, meanwhile
 		}
-		out.found(Finding{Kind: kindLeftover, Object: d.String(), Detail: bytesize.Text(size) + " that no build needs"})
+		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(), Detail: bytesize.Text(size) + " that no build needs"})
 		return nil
 	})
 }
@@ -204,7 +209,7 @@ func checkError(ctx context.Context, err error) error {
 }
 
 // checkBlob gives what is wrong with one blob, nil if nothing is.
-func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *Finding {
+func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
 	f := c.lookAtBlob(ctx, d, size, deep)
 	if f == nil {
 		return nil
@@ -231,7 +236,7 @@ func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bo
 			f.Detail += fmt.Sprintf("; %d builds need it", len(all))
 			return f
 		case b.Serves(one.blob):
-			f.Builds = append(f.Builds, b.BuildKey)
+			f.Builds = append(f.Builds, b.BuildKey.String())
 		default:
 			f.Detail += fmt.Sprintf("; it is of the copy of source model %q", b.ModelName)
 		}
@@ -240,8 +245,8 @@ func (c *Cache) checkBlob(ctx context.Context, d cas.Digest, size int64, deep bo
 }
 
 // lookAtBlob is checkBlob for a store in which nothing changes meanwhile; it does not tell who needs the blob.
-func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *Finding {
-	f := &Finding{Object: d.String()}
+func (c *Cache) lookAtBlob(ctx context.Context, d cas.Digest, size int64, deep bool) *wire.Finding {
+	f := &wire.Finding{Object: d.String()}
 	have, err := c.forms.Size(d)
 	switch {
 	case errors.Is(err, cas.ErrNotFound):
@@ -278,14 +283,14 @@ func (c *Cache) unneeded(d cas.Digest) bool {
 const maxNeeding = 64
 
 // recipeFinding tells of a recipe that could not be read at the start.
-func recipeFinding(p dedupe.Problem) Finding {
+func recipeFinding(p dedupe.Problem) *wire.Finding {
 	switch {
 	case p.Newer:
-		return Finding{Kind: "newer", Object: p.Path, Detail: p.Detail}
+		return &wire.Finding{Kind: "newer", Object: p.Path, Detail: p.Detail}
 	case p.Unread:
-		return Finding{Kind: "damaged", Object: p.Path, Detail: "it cannot be read: " + p.Detail}
+		return &wire.Finding{Kind: "damaged", Object: p.Path, Detail: "it cannot be read: " + p.Detail}
 	}
-	return Finding{Kind: "damaged", Object: p.Path, Detail: p.Detail + "; it is in the quarantine"}
+	return &wire.Finding{Kind: "damaged", Object: p.Path, Detail: p.Detail + "; it is in the quarantine"}
 }
 
 // repairBlob puts aside what is damaged of a blob. One that is only missing has its builds withheld.

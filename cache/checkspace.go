@@ -10,16 +10,9 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 	"github.com/epcached/epcached/views"
 )
-
-// SpaceLine is one kind of file below the state folder.
-type SpaceLine struct {
-	Name      string
-	Files     uint64
-	Disk      int64 // bytes in whole blocks, as the file system says; a file with several names counts once, for the first kind that has it
-	Accounted int64 // as the daemon has it; -1: it keeps no account of these
-}
 
 // The kinds, in the order in which a file with several names is counted. Views hold further names of objects; what they have for themselves is of
 // removed builds.
@@ -77,13 +70,14 @@ func kindOf(rel string) string {
 
 // CheckSpace compares what is accounted with what the file system says, to the block, and names what makes a difference. What changes while it
 // looks is looked at once more. Progress may be nil.
-func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) ([]SpaceLine, []Finding, error) {
+func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) (*wire.CheckReply, error) {
 	if !c.Administrator(p) {
-		return nil, nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
+		return nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
 	}
-	lines := make(map[string]*SpaceLine)
+	out, lines := &wire.CheckReply{}, make(map[string]*wire.SpaceLine)
 	for _, name := range spaceKinds {
-		lines[name] = &SpaceLine{Name: name, Accounted: -1}
+		lines[name] = &wire.SpaceLine{Name: name}
+		out.Space = append(out.Space, lines[name])
 	}
 	seen := make(map[fileID]bool)
 	var blobs []cas.Digest
@@ -105,34 +99,32 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 				seen[id] = true
 			}
 			line.Files++
-			line.Disk += disk
+			line.DiskBytes += disk
 			if d, err := cas.ParseDigest(filepath.Base(path)); err == nil && name == kindObjects && !folder {
 				blobs = append(blobs, d)
 			}
 		})
 		if err != nil {
-			return nil, nil, checkError(ctx, err)
+			return nil, checkError(ctx, err)
 		}
 	}
 	now, err := c.index.Space()
 	if err != nil {
-		return nil, nil, checkError(ctx, err)
+		return nil, checkError(ctx, err)
 	}
 	packed, err := c.forms.Space(true)
 	if err != nil {
-		return nil, nil, checkError(ctx, err)
+		return nil, checkError(ctx, err)
 	}
-	lines[kindObjects].Accounted, lines[kindManifests].Accounted = now.DiskBytes+packed.Containers, now.ManifestBytes
-	lines[kindViews].Accounted, lines[kindRecipes].Accounted, lines[kindUnpacked].Accounted = c.views.HeldBytes(), packed.Recipes, packed.Copies
-	findings, err := c.misaccounted(ctx, blobs, progress)
+	for name, accounted := range map[string]int64{kindObjects: now.DiskBytes + packed.Containers, kindManifests: now.ManifestBytes,
+		kindViews: c.views.HeldBytes(), kindRecipes: packed.Recipes, kindUnpacked: packed.Copies} {
+		lines[name].AccountedBytes = &accounted
+	}
+	out.Findings, err = c.misaccounted(ctx, blobs, progress)
 	if err != nil {
-		return nil, nil, checkError(ctx, err)
+		return nil, checkError(ctx, err)
 	}
-	var out []SpaceLine
-	for _, name := range spaceKinds {
-		out = append(out, *lines[name])
-	}
-	return out, findings, nil
+	return out, nil
 }
 
 // eachFile walks what is of one kind.
@@ -201,9 +193,12 @@ func (c *Cache) eachCopyFile(ctx context.Context, kind string, fn func(path stri
 // ownFolders have kinds of their own.
 var ownFolders = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging", "quarantine"}
 
+// maxSpaceFindings bounds what is named; the lines have the sums.
+const maxSpaceFindings = 1000
+
 // misaccounted names the blobs that are not accounted for, or with another size.
-func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest, progress func(Progress)) ([]Finding, error) {
-	var out []Finding
+func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest, progress func(Progress)) ([]*wire.Finding, error) {
+	var out []*wire.Finding
 	for i, d := range blobs {
 		if i%farAfter == 0 {
 			far(progress, "comparing files", "files", uint64(i), uint64(len(blobs)))
@@ -230,7 +225,9 @@ func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest, progress f
 			if !known {
 				detail = fmt.Sprintf("%d bytes on disk that no build needs; the next start removes them", disk)
 			}
-			out = append(out, Finding{Kind: "space", Object: d.String(), Detail: detail})
+			if out = append(out, &wire.Finding{Kind: "space", Object: d.String(), Detail: detail}); len(out) == maxSpaceFindings {
+				return out, nil
+			}
 			break
 		}
 	}

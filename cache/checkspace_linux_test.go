@@ -25,12 +25,12 @@ func TestTheLinesOfSpaceAreTheWholeFolder(t *testing.T) {
 	entries := 0
 	measure := func() (files map[string]uint64, listed, walked int64) {
 		entries = 0
-		lines, _, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+		found, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
 		require.NoError(t, err)
 		files = make(map[string]uint64)
-		for _, l := range lines {
+		for _, l := range found.Space {
 			files[l.Name] = l.Files
-			listed += l.Disk
+			listed += l.DiskBytes
 			entries -= int(l.Files)
 		}
 		seen := make(map[fileID]bool)

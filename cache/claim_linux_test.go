@@ -491,15 +491,15 @@ func TestEventsOfClaims(t *testing.T) {
 	var kinds []string
 	events, err := b.cache.Events(context.Background(), r.Peer, time.Time{}, 0)
 	require.NoError(t, err)
-	for _, e := range events {
-		if e.RequestKey != (index.RequestKey{}) {
+	for _, e := range events.Events {
+		if e.RequestKey != "" {
 			kinds = append(kinds, e.Kind)
 		}
 	}
 	require.Equal(t, "claimed, claim ended, claimed, put", strings.Join(kinds, ", "))
 	hidden, err := b.cache.Events(context.Background(), Peer{UID: stranger + 1}, time.Time{}, 0)
 	require.NoError(t, err)
-	for _, e := range hidden {
-		require.True(t, e.RequestKey == (index.RequestKey{}), "others hear nothing of %s", e.Kind)
+	for _, e := range hidden.Events {
+		require.Empty(t, e.RequestKey, "others hear nothing of %s", e.Kind)
 	}
 }

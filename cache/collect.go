@@ -11,6 +11,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/unixsock/wire"
 	"github.com/epcached/epcached/views"
 )
 
@@ -27,8 +28,28 @@ type Collection struct {
 	hurry  bool           // a reservation waits: a use since the survey keeps no build
 }
 
-// Record gives the record of the build of a step that is told of: of one of the first MaxTold. Of a build that had gone when it was planned it is empty.
-func (c *Collection) Record(step int) *index.Build { return c.told[step] }
+// CollectReply tells what a plan does, or what became of it.
+func (c *Cache) CollectReply(plan *Collection) *wire.CollectReply {
+	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used, BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
+		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered, Removed: plan.Done(space.Evict), Packed: plan.Done(space.PackBuild),
+		Copies: plan.Done(space.DropCopy), More: uint32(len(plan.Steps) - len(plan.told))}
+	for i, b := range plan.told {
+		r := &plan.Steps[i]
+		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Ep: clip(firstEP(b)),
+			Scope: b.Scope, FreesBytes: r.Frees, Reason: clip(r.Reason()), Outcome: clip(r.Outcome), CompileSeconds: b.CompileSeconds,
+			LastUsedMs: milliseconds(r.Last), Models: uint32(max(1, len(b.Members))), Action: r.Action.String()})
+	}
+	for _, k := range plan.Kept {
+		kept := &wire.Kept{Reason: k.Reason, Builds: k.Builds, Bytes: k.Bytes}
+		for _, id := range k.First {
+			if b, err := c.index.Get(id); err == nil { // else it has gone
+				kept.Keys = append(kept.Keys, b.BuildKey.String())
+			}
+		}
+		reply.Kept = append(reply.Kept, kept)
+	}
+	return reply
+}
 
 // spared says why a build may not go now, "" if it may. own is what the daemon has open.
 func (c *Cache) spared(id index.BuildID, own *views.OwnFiles) string {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Nothing goes when there is just as much room as was wished for.
@@ -98,6 +99,6 @@ func TestALeftoverThatGoesMeanwhileIsNotFound(t *testing.T) {
 		found = check()
 	}
 	require.Equal(t, all[1:], found)
-	require.False(t, b.cache.hasGone(Finding{Kind: "damaged", Object: left[0].String()}), "damage is told also of what went")
-	require.False(t, b.cache.hasGone(Finding{Kind: "leftover", Object: "views/shared/x"}))
+	require.False(t, b.cache.hasGone(&wire.Finding{Kind: "damaged", Object: left[0].String()}), "damage is told also of what went")
+	require.False(t, b.cache.hasGone(&wire.Finding{Kind: "leftover", Object: "views/shared/x"}))
 }

@@ -24,8 +24,8 @@ type Goal struct {
 	Progress func(Progress) // is told how far the survey of the store is; may be nil
 }
 
-// MaxTold bounds the steps of a plan whose builds' records are kept: what is told. A told step takes less than 2 KiB, and a frame 1 MiB.
-const MaxTold = 256
+// mostTold bounds the steps of a plan whose builds' records are kept: what is told. A told step takes less than 2 KiB, and a frame 1 MiB.
+const mostTold = 256
 
 // PlanCollection plans to bring what the peer may collect within the configured bounds, or within the goal: everything for
 // administrators, else the peer's own builds. What goes in which order, space.Snapshot.Plan says.
@@ -63,22 +63,12 @@ func (c *Cache) PlanCollection(ctx context.Context, p Peer, goal Goal) (*Collect
 	}
 	plan := &Collection{Plan: *s.Plan(to), hurry: goal.hurry}
 	plan.forBudget = budgeted && plan.Goal == to.Bytes // else more has to go, to keep some of the disk free
-	for _, step := range plan.Steps[:min(len(plan.Steps), MaxTold)] {
+	for _, step := range plan.Steps[:min(len(plan.Steps), mostTold)] {
 		b, _ := c.index.Get(step.ID) // of one that has just gone, nothing
 		plan.told = append(plan.told, &b)
 	}
 	plan.Took = time.Since(began)
 	return plan, nil
-}
-
-// BuildKeys gives the keys of some builds, but for those that have gone.
-func (c *Cache) BuildKeys(ids []index.BuildID) (keys []index.BuildKey) {
-	for _, id := range ids {
-		if b, err := c.index.Get(id); err == nil {
-			keys = append(keys, b.BuildKey)
-		}
-	}
-	return keys
 }
 
 // snapshot is what plans are made from. waits: what the daemon is just reading may go, when it is done; not where requests may need the room now.

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // otherForm answers a miss with the other form of what was asked for, where there is one: the context binary is moved into
@@ -81,7 +82,7 @@ func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
 }
 
 // explainOtherForm says of a miss that it would be answered by a conversion, if it would.
-func (c *Cache) explainOtherForm(ctx context.Context, out *Explanation, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) error {
+func (c *Cache) explainOtherForm(ctx context.Context, out *wire.Explanation, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) error {
 	if len(r.Group) > 0 {
 		return nil
 	}

@@ -239,7 +239,7 @@ func TestBackAndForthGivesTheSameFiles(t *testing.T) {
 	made := b.acquire(b.form(false))
 	embedded := b.acquire(b.form(true))
 	files := b.read(made)
-	_, _, err := b.cache.Remove(context.Background(), b.self(), []string{made.Build.BuildKey.String()}, false, false)
+	_, err := b.cache.Remove(context.Background(), b.self(), []string{made.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	back := b.acquire(b.form(false))
 	require.Equal(t, Hit, back.Outcome)

@@ -48,7 +48,7 @@ func TestWhatIsNoBlobIsDamage(t *testing.T) {
 			require.Contains(t, again.Why, "damaged")
 			require.Contains(t, kinds(b.events(b.self())), EventDamaged)
 			require.Contains(t, kinds(b.events(b.self())), EventHealed)
-			require.Equal(t, index.Current, b.list()[0].State.Name)
+			require.Equal(t, index.Current, b.list()[0].told.State)
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Advice is one thing that was looked at, and what to do about it.
@@ -49,7 +50,7 @@ func (a Advice) hint(format string, args ...any) Advice {
 
 // Doctor looks for what is wrong on this machine: runtimes, disk, clock, rights, watching, the index, and what went
 // wrong lately. It starts workers where a runtime was not probed yet, and changes nothing.
-func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
+func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
 	out := append(c.adviseConfiguration(), c.adviseRuntimes(ctx)...)
 	out = append(out, c.adviseDrivers()...)
 	out = append(out, c.adviseUprooted()...)
@@ -65,7 +66,11 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) ([]Advice, error) {
 	if ctx.Err() != nil {
 		return nil, refusal.New(refusal.Cancelled, ctx.Err(), "doctor")
 	}
-	return out, nil
+	reply := &wire.DoctorReply{}
+	for _, a := range out {
+		reply.Advice = append(reply.Advice, &wire.Advice{Severity: a.Severity, Subject: valid(a.Subject), Text: valid(a.Text), Hint: valid(a.Hint)})
+	}
+	return reply, nil
 }
 
 // adviseDrivers tells of drivers whose version is not known now, and of nothing where none is configured.

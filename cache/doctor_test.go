@@ -17,11 +17,12 @@ import (
 	"github.com/epcached/epcached/refusal"
 )
 
-func (b *bench) doctor(p Peer) []Advice {
+func (b *bench) doctor(p Peer) (out []Advice) {
 	b.Helper()
-	out, err := b.cache.Doctor(context.Background(), p)
+	reply, err := b.cache.Doctor(context.Background(), p)
 	require.NoError(b, err)
-	for _, a := range out {
+	for _, a := range reply.Advice {
+		out = append(out, Advice{a.Severity, a.Subject, a.Text, a.Hint})
 		require.Contains(b, []string{SeverityProblem, SeverityWarning, SeverityOK}, a.Severity)
 		require.NotEmpty(b, a.Text)
 		if a.Severity != SeverityOK {

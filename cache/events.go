@@ -9,6 +9,7 @@ import (
 
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Event is something that happened to an entry, or to the machine.
@@ -85,6 +86,12 @@ func eventFrom(e index.Event) Event {
 		Runtime: e.Runtime, Text: e.Text, id: e.BuildID, scope: e.Scope}
 }
 
+// reply is the event as clients are told of it.
+func (e *Event) reply() *wire.Event {
+	return &wire.Event{AtMs: milliseconds(e.At), Kind: e.Kind, RequestKey: keyText(e.RequestKey), Build: keyText(e.Build),
+		Model: valid(e.Model), Text: valid(e.Text), Runtime: valid(e.Runtime), Sequence: e.Sequence}
+}
+
 // mayHear: everybody of the machine, and of builds whoever may see them, or could while they were there.
 func (c *Cache) mayHear(p Peer, e *Event) bool {
 	switch {
@@ -104,49 +111,53 @@ const eventsLimit = 10_000
 
 // Events gives what happened since, oldest first, as far as it is kept: at most the newest limit of them, which the
 // peer may see. A limit of 0 is the cache's choice.
-func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) ([]Event, error) {
+func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) (*wire.EventsReply, error) {
 	if limit <= 0 || limit > eventsLimit {
 		limit = eventsLimit
 	}
 	all := c.index.Events(since)
-	var out []Event
-	for i := len(all) - 1; i >= 0 && len(out) < limit; i-- {
+	out, left := &wire.EventsReply{}, frame(maxReply)
+	for i := len(all) - 1; i >= 0 && len(out.Events) < limit; i-- {
 		if ctx.Err() != nil {
 			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "events")
 		}
 		if e := eventFrom(all[i]); c.mayHear(p, &e) {
-			out = append(out, c.complete(e))
+			one := c.complete(e).reply()
+			if !left.takes(one) {
+				break
+			}
+			out.Events = append(out.Events, one)
 		}
 	}
-	slices.Reverse(out)
+	slices.Reverse(out.Events)
 	return out, nil
 }
 
 // complete adds what an earlier epcached did not write down.
-func (c *Cache) complete(e Event) Event {
+func (c *Cache) complete(e Event) *Event {
 	if e.scope == "" && !e.id.IsZero() {
 		if b, err := c.index.Get(e.id); err == nil {
 			e.Build, e.Model, e.scope = b.BuildKey, b.ModelName, b.Scope
 		}
 	}
-	return e
+	return &e
 }
 
 // Subscribe calls fn with each event that the peer may see, one at a time, until the context ends, which is no
 // error, or fn fails. A subscriber that falls far behind misses events: it is told so by an event of its own, of the
 // kind "missed" and without a sequence.
-func (c *Cache) Subscribe(ctx context.Context, p Peer, fn func(Event) error) error {
+func (c *Cache) Subscribe(ctx context.Context, p Peer, fn func(*wire.Event) error) error {
 	return c.subscribe(ctx, p, c.stream.end(), fn)
 }
 
 // subscribe begins with the event that has this sequence.
-func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64, fn func(Event) error) error {
+func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64, fn func(*wire.Event) error) error {
 	for {
 		events, missed, more := c.stream.from(next)
 		if missed > 0 {
 			next += missed
 			e := Event{At: c.now(), Kind: EventMissed, Text: "this subscriber was too slow; epcachectl events shows what is kept"}
-			if err := fn(e); err != nil {
+			if err := fn(e.reply()); err != nil {
 				return err
 			}
 		}
@@ -155,7 +166,7 @@ func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64, fn func(Even
 			if !c.mayHear(p, &events[i]) {
 				continue
 			}
-			if err := fn(events[i]); err != nil {
+			if err := fn(events[i].reply()); err != nil {
 				return err
 			}
 		}

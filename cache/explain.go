@@ -6,31 +6,14 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// Explanation is a decision with its reasons.
-type Explanation struct {
-	Decision   string // "hit", "miss", "stale", "failed", "passthrough"; of an entry that was asked for by name: its state, or "gone"
-	Reason     string
-	RequestKey index.RequestKey
-	Record     string // the request record as JSON
-	Candidates []Candidate
-	Neighbours []Neighbour
-	History    []Event // oldest first
-	Runtime    string  // what the decision is for
-}
-
-// Candidate is a build of the entry, in the order in which they are considered.
-type Candidate struct {
-	Listing     Listing
-	Served      bool
-	Reason      string
-	Differences []requests.Difference // between what would be made now and what made it
-}
 
 // The decisions of explanations, besides the states of builds.
 const (
@@ -79,19 +62,14 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 		return nil, err
 	}
 	defer leave()
-	out := &Explanation{Decision: decidedMiss, Reason: "never compiled for this request", RequestKey: p.requestKey, Record: p.recordJSON, Runtime: rt.name}
+	out := &wire.Explanation{Decision: decidedMiss, Reason: "never compiled for this request", RequestKey: p.requestKey.String(),
+		Record: p.recordJSON, Runtime: rt.name}
 	order, err := c.order(ctx, r, id, p, rt, rc)
 	if err != nil {
 		return nil, err
 	}
 	if err := c.consider(ctx, out, r, p, rc, order); err != nil {
 		return nil, err
-	}
-	for i := range out.Candidates {
-		if l := &out.Candidates[i].Listing; !c.maySee(r.Peer, &l.Build) {
-			l.Build.ModelName = r.Name // whoever has the model may know of the build, and not what others call it
-			l.Build.Members = r.named(l.Build.Members)
-		}
 	}
 	record, err := requests.ParseFields(p.recordJSON)
 	if err != nil {
@@ -105,7 +83,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 		if gone := c.whyNone(r.Peer, p.requestKey); gone != "" {
 			out.Reason = gone
 		} else if len(out.Neighbours) > 0 {
-			out.Reason = missedBy(&out.Neighbours[0])
+			out.Reason = missedBy(out.Neighbours[0])
 		}
 	}
 	if out.Decision != decidedHit && !p.outside { // with libraries that are not run here nothing is compiled or converted
@@ -120,7 +98,7 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 			return nil, err
 		}
 	}
-	if err := c.tellHistory(r.Peer, out); err != nil {
+	if err := c.tellHistory(r.Peer, p.requestKey, out); err != nil {
 		return nil, err
 	}
 	return &Answer{Outcome: Explained, RequestKey: p.requestKey, ModelDigest: id.Digest, Record: p.recordJSON, Runtime: rt.name,
@@ -155,22 +133,26 @@ func (c *Cache) orderGroups(ctx context.Context, r *Request, id identity, rt *ru
 }
 
 // consider says of each build whether it is served.
-func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *plan, rc *runtimeContent, order []considered) error {
+func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request, p *plan, rc *runtimeContent, order []considered) error {
 	for _, o := range order {
 		if len(out.Candidates) == maxCandidates {
 			return nil
 		}
 		differences := requests.MakerDifferences(p.expected(o.build), rc.spec.ORTVersion, o.build)
-		one := Candidate{Listing: c.listing(*o.build), Reason: o.refused, Differences: differences}
 		if p.outside { // of libraries that are not run here little is known
-			one.Differences = slices.DeleteFunc(one.Differences, func(d requests.Difference) bool { return d.Asked == "" })
+			differences = slices.DeleteFunc(differences, func(d requests.Difference) bool { return d.Asked == "" })
+		}
+		one := c.candidate(o.build, o.refused)
+		one.Differences = differencesReply(differences)
+		if !c.maySee(r.Peer, o.build) {
+			one.Build.ModelName = r.Name // whoever has the model may know of the build, and not what others call it
+			one.Build.Members = membersReply(r.named(o.build.Members))
 		}
 		if o.judgement.Runtime != "" {
-			one.Listing.Judgement = o.judgement
+			setJudgement(one.Build, o.judgement)
 		}
-		one.Listing.KeptAs, one.Listing.KeptText = c.formWord(o.build), c.keptAs(o.build)
 		if one.Reason == "" {
-			one.Reason = c.unsound(ctx, o.build)
+			one.Reason = valid(c.unsound(ctx, o.build))
 		}
 		if err := ctx.Err(); err != nil {
 			return contextError(ctx, r)
@@ -183,12 +165,45 @@ func (c *Cache) consider(ctx context.Context, out *Explanation, r *Request, p *p
 		case out.Decision == decidedHit:
 			one.Reason = "it fits, too; one that is considered earlier is served"
 		default:
-			one.Served, one.Reason = true, o.judgement.Reason
+			one.Served, one.Reason = true, valid(o.judgement.Reason)
 			out.Decision, out.Reason = decidedHit, one.Reason
 		}
 		out.Candidates = append(out.Candidates, one)
 	}
 	return nil
+}
+
+// candidate is a build of an entry that is explained.
+func (c *Cache) candidate(b *index.Build, reason string) *wire.Candidate {
+	of := c.listing(b)
+	of.KeptAs, of.KeptText = c.formWord(b), valid(c.keptAs(b))
+	return &wire.Candidate{Build: of, Reason: valid(reason)}
+}
+
+func differencesReply(list []requests.Difference) []*wire.Difference {
+	out := make([]*wire.Difference, 0, len(list))
+	for _, d := range list {
+		out = append(out, &wire.Difference{Field: d.Field, Asked: valid(d.Asked), Found: valid(d.Found)})
+	}
+	return out
+}
+
+// shorten drops first what is farthest from the decision: the oldest history, then the least like neighbours.
+func shorten(e *wire.Explanation, limit int) {
+	for proto.Size(e) > limit {
+		switch {
+		case len(e.History) > 0:
+			e.History = e.History[(len(e.History)+1)/2:]
+		case len(e.Neighbours) > 0:
+			e.Neighbours = e.Neighbours[:len(e.Neighbours)/2]
+		case len(e.Candidates) > 0:
+			e.Candidates = e.Candidates[:len(e.Candidates)/2]
+		case e.Record != "":
+			e.Record = ""
+		default:
+			return
+		}
+	}
 }
 
 // expected is what would make the build, for comparing it with what made the build. Of the plan's
@@ -217,7 +232,7 @@ func (c *Cache) unsound(ctx context.Context, b *index.Build) string {
 }
 
 // missedBy says what keeps the nearest entry from being the one that was asked for.
-func missedBy(n *Neighbour) string {
+func missedBy(n *wire.Neighbour) string {
 	if len(n.Differences) > 0 && n.Differences[0].Field == "model" {
 		return "never compiled for this request; a model of the same name was, with other content: the file was changed, or it is another one"
 	}
@@ -239,27 +254,30 @@ func searchError(ctx context.Context, err error) error {
 }
 
 // tellHistory adds what is still known of the entry, as far as the peer may hear it.
-func (c *Cache) tellHistory(p Peer, out *Explanation) error {
-	all, err := c.index.History(out.RequestKey)
+func (c *Cache) tellHistory(p Peer, key index.RequestKey, out *wire.Explanation) error {
+	all, err := c.index.History(key)
 	if err != nil {
-		return refusal.New(refusal.Internal, err, "history of %s", out.RequestKey)
+		return refusal.New(refusal.Internal, err, "history of %s", key)
 	}
+	out.Reason = valid(out.Reason)
 	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
 		if e := eventFrom(all[i]); c.mayHear(p, &e) {
-			out.History = append(out.History, c.complete(e))
+			out.History = append(out.History, c.complete(e).reply())
 		}
 	}
 	slices.Reverse(out.History)
+	shorten(out, maxReply-len(out.Record)-len(out.Reason)) // which the answer to a request has once more
 	return nil
 }
 
 // explainPassThrough explains the answer to a model that is compiled already.
 func explainPassThrough(a *Answer) *Answer {
 	reason := strings.TrimPrefix(a.Why, compiledAlready)
-	e := &Explanation{Decision: PassThrough, Reason: reason, Runtime: a.Runtime}
+	e := &wire.Explanation{Decision: PassThrough, Reason: reason, Runtime: a.Runtime}
 	if a.Compatibility.Reason != "" {
 		e.Reason += "; " + a.Compatibility.Reason
 	}
+	e.Reason = valid(e.Reason)
 	a.Outcome, a.Explanation = Explained, e
 	return a
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // explain asks for the decision on a request, and makes sure that asking changes nothing.
-func (b *bench) explain(r *Request) *Explanation {
+func (b *bench) explain(r *Request) *wire.Explanation {
 	b.Helper()
 	compiles, checks := b.compiler.Compiles.Load(), b.compiler.Checks.Load()
 	before, err := b.cache.Status(context.Background())
@@ -31,24 +31,27 @@ func (b *bench) explain(r *Request) *Explanation {
 	require.Nil(b, a.Build)
 	after, err := b.cache.Status(context.Background())
 	require.NoError(b, err)
-	require.Equal(b, before.Counters, after.Counters)
+	require.Equal(b, counted(before), counted(after))
 	require.Equal(b, compiles, b.compiler.Compiles.Load())
 	require.Equal(b, checks, b.compiler.Checks.Load())
 	require.Len(b, b.done(), events)
 	return a.Explanation
 }
 
+// counted is what a status counts of requests.
+func counted(s *wire.StatusReply) []uint64 { return []uint64{s.Hits, s.Misses, s.Compiles, s.Failures} }
+
 // done lists what was done, without what the background finds out about the runtimes meanwhile.
-func (b *bench) done() (out []Event) {
+func (b *bench) done() (out []*wire.Event) {
 	for _, e := range b.events(b.self()) {
-		if e.RequestKey != (index.RequestKey{}) && e.Kind != EventJudged {
+		if e.RequestKey != "" && e.Kind != EventJudged {
 			out = append(out, e)
 		}
 	}
 	return out
 }
 
-func (b *bench) why(p Peer, entry string) *Explanation {
+func (b *bench) why(p Peer, entry string) *wire.Explanation {
 	b.Helper()
 	e, err := b.cache.Why(context.Background(), p, entry)
 	require.NoError(b, err)
@@ -56,11 +59,11 @@ func (b *bench) why(p Peer, entry string) *Explanation {
 }
 
 // withoutJudged leaves out what the background finds out meanwhile.
-func withoutJudged(history []Event) []string {
+func withoutJudged(history []*wire.Event) []string {
 	return slices.DeleteFunc(kinds(history), func(kind string) bool { return kind == EventJudged })
 }
 
-func differing(list []requests.Difference) map[string][2]string {
+func differing(list []*wire.Difference) map[string][2]string {
 	out := make(map[string][2]string)
 	for _, d := range list {
 		out[d.Field] = [2]string{d.Asked, d.Found}
@@ -133,7 +136,7 @@ func TestExplainTellsWhatMadeABuild(t *testing.T) {
 	one := e.Candidates[0]
 	require.False(t, one.Served)
 	require.NotEmpty(t, one.Reason)
-	require.Equal(t, first.Build.ID, one.Listing.Build.ID)
+	require.Equal(t, first.Build.BuildKey.String(), one.Build.Build)
 	d := differing(one.Differences)
 	require.Equal(t, [2]string{"2.0", "1.0"}, d["eps[0].sdk_version"])
 	require.Equal(t, [2]string{"standin:2.0:sim-1", "standin:1.0:sim-1"}, d["eps[0].compatibility_string"])
@@ -147,7 +150,7 @@ func TestExplainTellsWhatMadeABuild(t *testing.T) {
 	e = b.explain(b.request(b.model(1)))
 	require.Equal(t, "hit", e.Decision)
 	require.Len(t, e.Candidates, 2)
-	require.Equal(t, second.Build.ID, e.Candidates[0].Listing.Build.ID)
+	require.Equal(t, second.Build.BuildKey.String(), e.Candidates[0].Build.Build)
 	require.True(t, e.Candidates[0].Served)
 	require.False(t, e.Candidates[1].Served)
 }
@@ -168,12 +171,13 @@ func TestNeighboursAreTheNearest(t *testing.T) {
 
 	e := b.explain(ask(1, nil, nil))
 	require.Len(t, e.Neighbours, 3, "a model with another name is none")
-	require.Equal(t, near.RequestKey, e.Neighbours[0].RequestKey)
-	require.Equal(t, []requests.Difference{{Field: "eps[0].options.level", Found: "2"}}, e.Neighbours[0].Differences)
-	require.Equal(t, 1, e.Neighbours[0].Builds)
+	require.Equal(t, near.RequestKey.String(), e.Neighbours[0].RequestKey)
+	require.Equal(t, map[string][2]string{"eps[0].options.level": {"", "2"}}, differing(e.Neighbours[0].Differences))
+	require.EqualValues(t, 1, e.Neighbours[0].Builds)
 	require.Len(t, e.Neighbours[1].Differences, 3)
-	require.Equal(t, changed.RequestKey, e.Neighbours[2].RequestKey)
-	require.Equal(t, []requests.Difference{{Field: "model", Asked: e.Neighbours[2].Differences[0].Asked, Found: changed.ModelDigest.String()}}, e.Neighbours[2].Differences)
+	require.Equal(t, changed.RequestKey.String(), e.Neighbours[2].RequestKey)
+	require.Len(t, e.Neighbours[2].Differences, 1)
+	require.Equal(t, changed.ModelDigest.String(), differing(e.Neighbours[2].Differences)["model"][1])
 }
 
 func TestExplanationsAreBounded(t *testing.T) {
@@ -212,7 +216,7 @@ func TestExplainTellsNothingOfOthers(t *testing.T) {
 	r := b.others(2002, 1)
 	e := b.explain(r)
 	require.Equal(t, "hit", e.Decision)
-	require.Equal(t, r.Name, e.Candidates[0].Listing.Build.ModelName)
+	require.Equal(t, r.Name, e.Candidates[0].Build.ModelName)
 	require.Empty(t, e.Neighbours)
 	for _, h := range e.History {
 		require.NotContains(t, h.Model+h.Text, "secret")
@@ -237,7 +241,7 @@ func TestWhyAnEntryIsAsItIs(t *testing.T) {
 	for _, name := range []string{a.RequestKey.String(), a.Build.BuildKey.String()[:12], a.Build.ID.String(), "model.onnx"} {
 		e := b.why(b.self(), name)
 		require.Equal(t, index.Current, e.Decision, e.Reason)
-		require.Equal(t, a.RequestKey, e.RequestKey)
+		require.Equal(t, a.RequestKey.String(), e.RequestKey)
 		require.Equal(t, a.Record, e.Record)
 		require.Equal(t, b.runtime, e.Runtime)
 		require.True(t, e.Candidates[0].Served)
@@ -275,7 +279,7 @@ func TestWhyWithoutARuntime(t *testing.T) {
 func TestWhyAnEntryIsGone(t *testing.T) {
 	b := newBench(t)
 	a := b.acquire(b.request(b.model(1)))
-	_, _, err := b.cache.Remove(context.Background(), b.self(), nil, true, false)
+	_, err := b.cache.Remove(context.Background(), b.self(), nil, true, false)
 	require.NoError(t, err)
 	for _, name := range []string{a.RequestKey.String()[:16], a.Build.BuildKey.String(), "model.onnx"} {
 		e := b.why(b.self(), name)
@@ -301,7 +305,7 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 	}{
 		{func() { b.later.Add(int64(time.Hour)); b.collect(b.plan(0)) }, "evicted on "},
 		{func() {
-			_, _, err := b.cache.Remove(context.Background(), b.self(), []string{a.RequestKey.String()}, false, false)
+			_, err := b.cache.Remove(context.Background(), b.self(), []string{a.RequestKey.String()}, false, false)
 			require.NoError(t, err)
 		}, "removed by hand"},
 	} {

@@ -183,13 +183,3 @@ func (j *job) succeeded() {
 		j.c.failures.Forget(j.plan.failureKey(j.rc, scope))
 	}
 }
-
-// whyFailed explains an entry that has no builds, for its compile failed.
-func (c *Cache) whyFailed(p Peer, name string) *Explanation {
-	for _, f := range c.failures.List(c.hears(p), nil) {
-		if f.Means(name) {
-			return &Explanation{Decision: decidedFailed, RequestKey: f.RequestKey, Reason: f.Said()}
-		}
-	}
-	return nil
-}

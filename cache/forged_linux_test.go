@@ -127,7 +127,7 @@ func (b *bench) requireFound(d cas.Digest, whose ...*index.Build) {
 	b.Helper()
 	result, err := b.cache.Check(context.Background(), b.self(), true, false, nil)
 	require.NoError(b, err)
-	var told []index.BuildKey
+	var told []string
 	found := false
 	for _, f := range result.Findings {
 		found = found || strings.Contains(f.Object, d.String()) && f.Detail != ""
@@ -135,7 +135,7 @@ func (b *bench) requireFound(d cas.Digest, whose ...*index.Build) {
 	}
 	require.True(b, found, "%v", result.Findings)
 	for _, build := range whose {
-		require.Contains(b, told, build.BuildKey)
+		require.Contains(b, told, build.BuildKey.String())
 	}
 }
 

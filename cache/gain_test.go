@@ -24,11 +24,13 @@ func measuring(t testing.TB, load, source float64, change func(*Options)) *bench
 	return b
 }
 
+func (b *bench) gain() Gain { return b.cache.gains.of(b.list()[0].Build.ID) }
+
 // measured waits until the only build is measured.
 func (b *bench) measured() Gain {
 	b.Helper()
-	require.Eventually(b, func() bool { return b.list()[0].Gain.SourceLoad > 0 }, soon, time.Millisecond)
-	return b.list()[0].Gain
+	require.Eventually(b, func() bool { return b.gain().SourceLoad > 0 }, soon, time.Millisecond)
+	return b.gain()
 }
 
 func (b *bench) staged() []os.DirEntry {
@@ -44,11 +46,11 @@ func TestGainIsMeasured(t *testing.T) {
 	require.Eventually(t, func() bool { return len(b.staged()) == 0 }, soon, time.Millisecond,
 		"the copy is removed")
 	require.EqualValues(t, 1, b.compiler.LoadComparisons.Load())
-	require.Empty(t, b.list()[0].Build.Warnings)
+	require.Empty(t, b.cache.gains.warnings(b.list()[0].Build.ID))
 	require.Empty(t, b.acquire(b.request(b.model(1))).Warnings)
 	require.NotContains(t, first.Why, "gain")
 	b.reopen()
-	require.Equal(t, Gain{Load: 0.25, SourceLoad: 8}, b.list()[0].Gain, "it is remembered")
+	require.Equal(t, Gain{Load: 0.25, SourceLoad: 8}, b.gain(), "it is remembered")
 }
 
 func TestLossIsSaid(t *testing.T) {
@@ -57,7 +59,7 @@ func TestLossIsSaid(t *testing.T) {
 	b.measured()
 	want := []string{"compiling gained nothing: the compiled model takes 2.000 s of processor " +
 		"time to load, the source model 0.500 s"}
-	require.Equal(t, want, b.list()[0].Build.Warnings)
+	require.Equal(t, want, b.cache.gains.warnings(b.list()[0].Build.ID))
 	hit := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, hit.Outcome)
 	require.Equal(t, want, hit.Warnings)
@@ -82,7 +84,7 @@ func TestGainIsNotMeasuredWhereItIsSwitchedOff(t *testing.T) {
 	b := measuring(t, 1, 2, func(o *Options) { o.Policies = map[string]Policy{"": {MeasureGain: new(bool)}} })
 	b.acquire(b.request(b.model(1)))
 	b.cache.gains.work.Wait()
-	require.Zero(t, b.list()[0].Gain)
+	require.Zero(t, b.gain())
 	require.Zero(t, b.compiler.LoadComparisons.Load())
 	require.Empty(t, b.staged())
 }
@@ -127,7 +129,7 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 	close(s.fast)
 	b.cache.gains.work.Wait()
 	for _, l := range b.list() {
-		require.Equal(t, l.Build.ID == first.Build.ID, l.Gain.SourceLoad == 0)
+		require.Equal(t, l.Build.ID == first.Build.ID, l.told.SourceLoadSeconds == 0)
 	}
 	require.EqualValues(t, 1, b.compiler.LoadComparisons.Load())
 	require.Empty(t, b.staged())
@@ -140,7 +142,7 @@ func TestBusyMachineEndsAMeasurement(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	<-s.begun
 	b.cache.gains.work.Wait()
-	require.Zero(t, b.list()[0].Gain)
+	require.Zero(t, b.gain())
 	require.Empty(t, b.staged())
 }
 
@@ -149,7 +151,7 @@ func TestBuildRemovedDuringItsMeasurementLeavesNothing(t *testing.T) {
 	a := b.acquire(b.request(b.model(1)))
 	require.NoError(t, a.View.Close())
 	<-s.begun
-	_, _, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+	_, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
 	require.NoError(t, err)
 	require.DirExists(t, a.Path, "the measurement has a lease")
 	close(s.fast)
@@ -167,7 +169,7 @@ func TestCloseEndsAMeasurement(t *testing.T) {
 	require.NoError(t, os.Mkdir(left, 0o700))
 	b.open()
 	require.NoDirExists(t, left)
-	require.Zero(t, b.list()[0].Gain)
+	require.Zero(t, b.gain())
 }
 
 func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {

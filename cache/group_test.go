@@ -102,7 +102,7 @@ func TestAnExplanationKnowsOfGroups(t *testing.T) {
 	group := b.acquire(b.group(1, 2))
 	e := b.explain(b.request(b.model(2)))
 	require.Equal(t, decidedHit, e.Decision)
-	require.Equal(t, group.Build.ID, e.Candidates[0].Listing.Build.ID)
+	require.Equal(t, group.Build.BuildKey.String(), e.Candidates[0].Build.Build)
 	other := b.request(b.model(2))
 	other.Peer.UID = 4711
 	e = b.explain(other)
@@ -228,13 +228,13 @@ func TestAGroupIsWithheldAndRemovedByEachOfItsNames(t *testing.T) {
 	first := b.acquire(b.group(1, 2))
 	_, err := b.cache.Invalidate(context.Background(), b.self(), []string{"model2.onnx"}, "test", false)
 	require.NoError(t, err)
-	require.Equal(t, index.Withheld, b.list()[0].State.Name)
+	require.Equal(t, index.Withheld, b.list()[0].told.State)
 	for _, r := range []*Request{b.group(1, 2), b.request(b.model(1)), b.request(b.model(2))} {
 		r.OnMiss = Fail
 		b.refused(r)
 	}
 	b.acquire(b.group(1, 2))
-	_, _, err = b.cache.Remove(context.Background(), b.self(), []string{first.Members[1].ModelDigest.String()[:12]}, false, false)
+	_, err = b.cache.Remove(context.Background(), b.self(), []string{first.Members[1].ModelDigest.String()[:12]}, false, false)
 	require.NoError(t, err)
 	require.Empty(t, b.list())
 }

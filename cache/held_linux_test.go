@@ -40,7 +40,7 @@ func TestWhatIsOpenStaysAndCounts(t *testing.T) {
 	closed := b.elsewhere(a.Path + "/" + a.Graph)
 	require.NoError(t, a.View.Close())
 	require.Equal(t, keptInUse, b.cache.spared(a.Build.ID, &views.OwnFiles{}))
-	_, _, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, nil, true, false)
+	_, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, nil, true, false)
 	require.NoError(t, err)
 	b.cache.views.Sweep()
 	require.EqualValues(t, 2*cas.Block, b.account().held)

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -9,78 +10,64 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Listing is a build with what is known of its use.
-type Listing struct {
-	Build    index.Build
-	State    index.State
-	LastUsed time.Time
-	Hits     uint64
-	Leased   bool
-	Pinned   bool  // it is not collected
-	Own      int64 // bytes on disk that its removal would free now, as far as the peer may know; not there of what was removed
-
-	KeptAs   string // how its files are kept on the disk: "whole", "packed" or "compressed", and ", with a copy"
-	KeptText string // of Show and Why: that with what will become of it by itself, in words
-
-	Judgement Judgement // the best for the runtimes that are here
-	Gain      Gain
-}
-
-// ListFilter narrows List. Empty fields match all.
-type ListFilter struct {
-	Model string // a prefix of the model digest, or part of the model's name
-	EP    string
-	After string // the page token of the last answer
-	Limit int
-
-	Progress func(Progress) // is told how far a search is that finds little; may be nil
-}
-
-// List pages through the builds that the peer may see, in the order of their ids. next is empty on the last page.
-func (c *Cache) List(ctx context.Context, p Peer, f ListFilter) (page []Listing, next string, err error) {
-	if f.Limit <= 0 || f.Limit > 500 {
-		f.Limit = 500
+// List pages through the builds that the peer may see, in the order of their ids. The page is empty in Next where that was all.
+func (c *Cache) List(ctx context.Context, p Peer, w *wire.List, progress func(Progress)) (*wire.ListReply, error) {
+	limit := 500
+	if w.Limit > 0 {
+		limit = min(limit, int(w.Limit))
 	}
 	var after index.BuildID
-	if f.After != "" {
-		if after, err = index.ParseBuildID(f.After); err != nil {
-			return nil, "", refusal.New(refusal.BadRequest, err, "list: page").WithHint("ask from the beginning")
+	var err error
+	if w.After != "" {
+		if after, err = index.ParseBuildID(w.After); err != nil {
+			return nil, refusal.New(refusal.BadRequest, err, "list: page").WithHint("ask from the beginning")
 		}
 	}
 	looked, all := 0, uint64(0)
-	if f.Progress != nil {
+	if progress != nil {
 		space, err := c.index.Space()
 		if err != nil {
-			return nil, "", refusal.New(refusal.Internal, err, "list")
+			return nil, refusal.New(refusal.Internal, err, "list")
 		}
 		all = space.Builds
 	}
+	var page []index.Build // and one more, where there is one
 	err = c.index.EachAfter(ctx, after, func(b index.Build) error {
 		if looked++; looked%farAfter == 0 {
-			far(f.Progress, "reading builds", "builds", before(b.ID, all), all)
+			far(progress, "reading builds", "builds", before(b.ID, all), all)
 		}
-		if !c.maySee(p, &b) || !f.matches(&b) {
-			return nil
+		if c.maySee(p, &b) && isListed(w, &b) {
+			page = append(page, b)
 		}
-		if len(page) == f.Limit {
-			next = page[f.Limit-1].Build.ID.String()
+		if len(page) > limit {
 			return errStop
 		}
-		page = append(page, c.listing(b))
 		return nil
 	})
-	if err == nil || errors.Is(err, errStop) {
-		err = c.fillIn(p, page)
+	if err != nil && !errors.Is(err, errStop) {
+		return nil, refusal.New(refusal.Internal, err, "list")
 	}
-	if err != nil {
-		return nil, "", refusal.New(refusal.Internal, err, "list")
+	reply, left := &wire.ListReply{}, frame(maxReply)
+	for i := range page {
+		one, err := c.listed(p, &page[i])
+		if err != nil {
+			return nil, refusal.New(refusal.Internal, err, "list")
+		}
+		if i == limit || !left.takes(one) && i > 0 {
+			reply.Next = page[i-1].ID.String()
+			break
+		}
+		reply.Builds = append(reply.Builds, one)
 	}
-	return page, next, nil
+	return reply, nil
 }
 
 // before is about how many of so many builds come before this one: ids are random.
@@ -88,80 +75,118 @@ func before(id index.BuildID, all uint64) uint64 {
 	return uint64(float64(binary.BigEndian.Uint32(id[:])) / (1 << 32) * float64(all))
 }
 
-// fillIn says of each how it is kept, and what its removal would free.
-func (c *Cache) fillIn(p Peer, list []Listing) error {
-	for i := range list {
-		list[i].KeptAs = c.formWord(&list[i].Build)
-	}
-	return c.fillInOwn(p, list)
-}
-
-// fillInOwn says of each what its removal would free.
-func (c *Cache) fillInOwn(p Peer, list []Listing) error {
-	builds := make([]*index.Build, len(list))
-	for i := range list {
-		builds[i] = &list[i].Build
-	}
-	own, err := c.ownBytes(p, builds...)
-	for i := range own {
-		list[i].Own = own[i]
-	}
-	return err
-}
-
-func (f *ListFilter) matches(b *index.Build) bool {
-	if f.Model != "" && !slices.ContainsFunc(b.Models(), func(m index.Member) bool {
-		return strings.HasPrefix(m.ModelDigest.String(), f.Model) || strings.Contains(m.ModelName, f.Model)
+// isListed tells whether a build is one that List asks for.
+func isListed(w *wire.List, b *index.Build) bool {
+	if w.Model != "" && !slices.ContainsFunc(b.Models(), func(m index.Member) bool {
+		return strings.HasPrefix(m.ModelDigest.String(), w.Model) || strings.Contains(m.ModelName, w.Model)
 	}) {
 		return false
 	}
-	return f.EP == "" || slices.ContainsFunc(b.EPs, func(e index.EPFacts) bool { return e.Name == f.EP })
+	return w.Ep == "" || slices.ContainsFunc(b.EPs, func(e index.EPFacts) bool { return e.Name == w.Ep })
 }
 
-func (c *Cache) listing(b index.Build) Listing {
-	l := Listing{Build: b, State: c.index.StateOf(b.ID), Judgement: c.standing(&b)}
-	if l.State.Name == "" {
-		l.State.Name = index.Current
+// listing returns what is known of a build and its use. listed adds how it is kept, and what its removal would free.
+func (c *Cache) listing(b *index.Build) *wire.Build {
+	state, g := c.index.StateOf(b.ID), c.gains.of(b.ID)
+	lastUsed, hits := c.index.LastUse(b.ID)
+	out := &wire.Build{
+		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(), ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName,
+		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph, CreatedMs: milliseconds(b.Created), CompileSeconds: b.CompileSeconds,
+		State: cmp.Or(state.Name, index.Current), Reason: state.Reason, LastUsedMs: milliseconds(lastUsed), Hits: hits,
+		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput, LoadSeconds: g.Load, SourceLoadSeconds: g.SourceLoad,
+		Members: membersReply(b.Members),
 	}
-	l.LastUsed, l.Hits = c.index.LastUse(b.ID)
-	l.Gain = c.gains.of(b.ID)
-	_, l.Pinned = c.index.Pinned(b.ID)
-	l.Build.Warnings = slices.Concat(b.Warnings, c.gains.warnings(b.ID))
+	_, out.Pinned = c.index.Pinned(b.ID)
+	setJudgement(out, c.standing(b))
+	if b.Put {
+		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
+	}
+	if !b.Converted.ID.IsZero() {
+		out.ConvertedFrom = b.Converted.BuildKey.String()
+	}
 	if v := c.views.Current(b.ID); v != nil {
-		l.Leased, _ = v.Held() // a folder that cannot be opened is held by nobody
+		if held, _ := v.Held(); held { // a folder that cannot be opened is held by nobody
+			out.Leases = 1
+		}
 	}
-	return l
+	if len(b.EPs) > 0 {
+		ep := b.EPs[0]
+		out.Ep, out.EpVersion, out.EpLibraryDigest = ep.Name, ep.Version, ep.LibraryDigest.String()
+		out.SdkVersion, out.HardwareArchitecture, out.CompatibilityString = ep.SDKVersion, ep.HardwareArchitecture, ep.CompatibilityString
+		out.DriverVersion = ep.DriverVersion
+	}
+	for _, f := range b.Files {
+		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})
+	}
+	return out
 }
 
-// Show gives the builds that a name means, and the history of their requests.
-func (c *Cache) Show(ctx context.Context, p Peer, name string) ([]Listing, []string, error) {
+func membersReply(members []index.Member) (out []*wire.Member) {
+	for _, m := range members {
+		out = append(out, &wire.Member{Name: m.ModelName, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
+	}
+	return out
+}
+
+// setJudgement says what a build is good for.
+func setJudgement(out *wire.Build, j Judgement) {
+	if j.Source != "" || j.Reason != "" { // else nobody judged it
+		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)
+		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, milliseconds(j.At)
+	}
+}
+
+// listed is listing of a build that is there.
+func (c *Cache) listed(p Peer, b *index.Build) (*wire.Build, error) {
+	own, err := c.ownBytes(p, b)
+	if err != nil {
+		return nil, err
+	}
+	out := c.listing(b)
+	out.KeptAs, out.OwnBytes = c.formWord(b), own
+	return out, nil
+}
+
+// Show tells everything about the builds that a name means, each with its record, and the history of their requests: the latest
+// of it.
+func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply, error) {
 	builds, err := c.find(ctx, p, []string{name})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var out []Listing
+	reply, left := &wire.ShowReply{}, frame(maxReply)
 	var history []string
 	told := make(map[index.RequestKey]bool)
-	for _, b := range builds {
-		one := c.listing(b)
-		one.KeptAs, one.KeptText = c.formWord(&b), c.keptAs(&b)
-		out = append(out, one)
+	for i := range builds {
+		b := &builds[i]
+		one, err := c.listed(p, b)
+		if err != nil {
+			return nil, refusal.New(refusal.Internal, err, "show %q", name)
+		}
+		one.KeptText = valid(c.keptAs(b))
+		if !left.takesBytes(proto.Size(one)+len(b.RecordJSON)+8) && i > 0 {
+			reply.More = uint64(len(builds) - i)
+			break
+		}
+		reply.Builds, reply.Records = append(reply.Builds, one), append(reply.Records, b.RecordJSON)
 		if told[b.RequestKey] {
 			continue
 		}
 		told[b.RequestKey] = true
 		events, err := c.index.History(b.RequestKey)
 		if err != nil {
-			return nil, nil, refusal.New(refusal.Internal, err, "history of %s", b.RequestKey)
+			return nil, refusal.New(refusal.Internal, err, "history of %s", b.RequestKey)
 		}
 		for _, e := range events {
-			history = append(history, fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text))
+			history = append(history, valid(fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)))
 		}
 	}
-	if err := c.fillInOwn(p, out); err != nil {
-		return nil, nil, refusal.New(refusal.Internal, err, "show %q", name)
+	from := len(history)
+	for from > 0 && left.takesBytes(len(history[from-1])) {
+		from--
 	}
-	return out, history, nil
+	reply.History = history[from:]
+	return reply, nil
 }
 
 // minPrefix is the shortest prefix of a digest that names something.
@@ -279,30 +304,21 @@ func (c *Cache) seen(p Peer, b *index.Build) {
 	}
 }
 
-// Status is what the cache says of itself.
-type Status struct {
-	Started      time.Time
-	Counters     map[string]uint64
-	SavedSeconds float64
-	Space        SpaceReport
-	Jobs         int
-	Warnings     []string
-	Runtimes     []RuntimeFacts // as they were when last looked at, without devices
-	Sourceless   Sourceless
-}
-
-// Status counts.
-func (c *Cache) Status(ctx context.Context) (Status, error) {
+// Status counts, and tells of the runtimes as they were when last looked at, without devices. What is the process's and the socket's
+// is left to the caller.
+func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 	space, err := c.Space()
 	if err != nil {
-		return Status{}, err
+		return nil, err
 	}
-	s := Status{Started: c.started, Counters: c.index.Counters(), Space: space, Jobs: c.flights.count()}
+	n := c.index.Counters()
+	s := &wire.StatusReply{UptimeSeconds: time.Since(c.started).Seconds(), StateDirectory: c.dir, Space: space,
+		Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"], Failures: n["failures"],
+		CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000, Jobs: uint32(c.flights.count()),
+		Warnings: c.configured.Load().warnings(), Sandbox: c.sandboxLines(ctx)}
 	if s.Sourceless, err = c.sourceless(ctx); err != nil {
-		return Status{}, refusal.New(refusal.Internal, err, "builds")
+		return nil, refusal.New(refusal.Internal, err, "builds")
 	}
-	s.SavedSeconds = float64(s.Counters["saved_milliseconds"]) / 1000
-	s.Warnings = c.configured.Load().warnings()
 	if why := c.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
 	}
@@ -310,13 +326,14 @@ func (c *Cache) Status(ctx context.Context) (Status, error) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
 	for _, rt := range c.runtimes.all() {
-		facts := RuntimeFacts{Name: rt.name, Registered: rt.registered, At: c.now(), State: *rt.state.Load(), Watched: c.watcher.How(rt.subject)}
+		facts := &wire.RuntimeFacts{Directory: rt.name, Registered: rt.registered, ProbedMs: milliseconds(c.now()),
+			State: *rt.state.Load(), Watched: c.watcher.How(rt.subject)}
 		if rc := rt.facts.Load(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
 		} else {
-			facts.Spec = rc.spec
+			facts.OrtVersion, facts.OrtLibrary = rc.spec.ORTVersion, rc.spec.ORTLibrary
 			for _, l := range rc.spec.EPs {
-				facts.Facts.EPs = append(facts.Facts.EPs, compilers.EPProbe{Name: l.EP, Library: l.Path})
+				facts.Eps = append(facts.Eps, &wire.EpFacts{Name: l.EP, Library: l.Path})
 			}
 		}
 		s.Runtimes = append(s.Runtimes, facts)
@@ -354,7 +371,7 @@ type Driver struct {
 }
 
 // Probe looks at one runtime, or with an empty reference at all of them.
-func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) ([]RuntimeFacts, error) {
+func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (*wire.ProbeReply, error) {
 	list := c.runtimes.all()
 	if ref.Directory != "" || len(ref.EPLibraries) > 0 {
 		rt, _, err := c.resolve(ctx, &Request{Peer: p, Runtime: ref}, func(string) {})
@@ -366,18 +383,45 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (
 	if fresh && !c.Administrator(p) {
 		return nil, refusal.New(refusal.NotAllowed, nil, "probing anew is for administrators")
 	}
-	var out []RuntimeFacts
+	out := &wire.ProbeReply{}
 	for _, rt := range list {
-		if fresh {
-			out = append(out, c.refresh(ctx, rt))
-		} else {
-			out = append(out, c.probeRuntime(ctx, rt, false))
+		look := c.refresh
+		if !fresh {
+			look = func(ctx context.Context, rt *runtime) RuntimeFacts { return c.probeRuntime(ctx, rt, false) }
 		}
+		facts := look(ctx, rt)
+		out.Runtimes = append(out.Runtimes, facts.reply())
 		if ctx.Err() != nil {
 			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "probe")
 		}
 	}
+	out.Sandbox = c.sandboxLines(ctx)
 	return out, nil
+}
+
+// reply is what clients are told of a runtime.
+func (f *RuntimeFacts) reply() *wire.RuntimeFacts {
+	out := &wire.RuntimeFacts{
+		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion), OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild,
+		Error: valid(f.Error), Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
+		ProbedMs: milliseconds(f.At), PreviousMs: milliseconds(f.Previous),
+	}
+	for _, ep := range f.Facts.EPs {
+		mark, driver := f.Marks[ep.Name], f.Drivers[ep.Name]
+		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name], Version: mark.EPVersion, Error: valid(ep.Error),
+			DriverVersion: driver.Version, DriverSource: driver.Source}
+		for i, d := range ep.Devices {
+			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor, DeviceId: d.DeviceID,
+				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
+			if i == 0 { // which the fingerprint is of
+				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
+				dev.CompatibilityString, dev.Error = mark.CompatibilityString, valid(f.MarkErrors[ep.Name])
+			}
+			one.Devices = append(one.Devices, dev)
+		}
+		out.Eps = append(out.Eps, one)
+	}
+	return out
 }
 
 func (c *Cache) probeRuntime(ctx context.Context, rt *runtime, fresh bool) RuntimeFacts {

@@ -103,7 +103,7 @@ func TestWhatIsWantedAnewCanBeCancelledByAdministrators(t *testing.T) {
 
 func TestWhatIsNotNeededAnyMoreIsDone(t *testing.T) {
 	b, _, _, job := wantedByItself(t)
-	_, _, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+	_, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
 	require.NoError(t, err)
 	_, ended, err := b.cache.awaitAnew(context.Background(), Peer{UID: somebody}, job)
 	require.NoError(t, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // opinion is a compiler whose execution providers have a verdict of their own, and whose load checks end as told.
@@ -300,9 +301,7 @@ func TestDriverIsAnotherOne(t *testing.T) {
 	second := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Hit, second.Outcome, "nothing says that the driver matters here")
 	require.Greater(t, b.compiler.Fingerprints.Load(), prints, "another driver may make another fingerprint")
-	facts, err := b.cache.Probe(context.Background(), Peer{UID: b.cache.uid}, RuntimeRef{}, false)
-	require.NoError(t, err)
-	require.Equal(t, Driver{"32.0.1", "file " + file}, facts[0].Drivers[standin.EP])
+	require.Equal(t, Driver{"32.0.1", "file " + file}, b.probed().Drivers[standin.EP])
 }
 
 func TestWhatChangedIsTold(t *testing.T) {
@@ -321,19 +320,22 @@ func TestWhatChangedIsTold(t *testing.T) {
 			f := b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
 			require.Contains(t, f.Changes, standin.EP+" SDK: 2.0, was 1.0")
 			require.False(t, f.Previous.IsZero())
-			require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, soon, time.Millisecond)
-			require.Equal(t, sourceEP, b.list()[0].Judgement.Source)
+			require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
+			require.Equal(t, sourceEP, b.list()[0].told.CompatibilitySource)
 		})
 	}
+}
+
+// probed is what is known of the runtime.
+func (b *bench) probed() RuntimeFacts {
+	return b.cache.probeRuntime(context.Background(), b.cache.runtimes.all()[0], false)
 }
 
 // assessed waits for the background to have looked at the runtime.
 func (b *bench) assessed(when func(RuntimeFacts) bool) (f RuntimeFacts) {
 	b.Helper()
 	require.Eventually(b, func() bool {
-		facts, err := b.cache.Probe(context.Background(), Peer{UID: b.cache.uid}, RuntimeRef{}, false)
-		require.NoError(b, err)
-		f = facts[0]
+		f = b.probed()
 		_, done := b.cache.probes.lastProbe(b.cache.runtimes.all()[0])
 		return done && when(f)
 	}, soon, time.Millisecond)
@@ -346,7 +348,7 @@ func TestChangesAreNoticedWithoutARequest(t *testing.T) {
 	b.acquire(b.request(b.model(1)))
 	b.assessed(func(RuntimeFacts) bool { return true })
 	b.library("2.0")
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Unsupported }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Unsupported.String() }, soon, time.Millisecond)
 	require.Contains(t, kinds(b.events(b.self())), EventChanged)
 }
 
@@ -357,8 +359,8 @@ func TestJudgedWithItsOwnOptions(t *testing.T) {
 	r.EPs[0].Options = map[string]string{"hardware": "sim-2"}
 	a := b.acquire(r)
 	b.library("1.1")
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceEP }, soon, time.Millisecond)
-	require.Equal(t, compilers.PreferRecompilation, b.list()[0].Judgement.Verdict)
+	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == sourceEP }, soon, time.Millisecond)
+	require.Equal(t, compilers.PreferRecompilation.String(), b.list()[0].told.Compatibility)
 	require.Equal(t, a.Build.ID, b.list()[0].Build.ID)
 }
 
@@ -385,9 +387,9 @@ func TestNothingIsSaidForLibrariesThatCannotCompile(t *testing.T) {
 	f.ill.Store(true)
 	b.library("1.1")
 	require.Eventually(t, func() bool {
-		return strings.Contains(b.list()[0].Judgement.Reason, "experimental function missing")
+		return strings.Contains(b.list()[0].told.CompatibilityReason, "experimental function missing")
 	}, soon, time.Millisecond)
-	require.Equal(t, compilers.Unknown, b.list()[0].Judgement.Verdict)
+	require.Equal(t, compilers.Unknown.String(), b.list()[0].told.Compatibility)
 	b.refused(b.request(b.model(1)))
 }
 
@@ -397,7 +399,7 @@ func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
 	b := newOpinion(t, o, Policy{})
 	first := b.acquire(b.request(b.model(1)))
 	b.library("2.0")
-	explained := func() Candidate {
+	explained := func() *wire.Candidate {
 		r := b.request(b.model(1))
 		r.OnMiss = Explain
 		return b.acquire(r).Explanation.Candidates[0]
@@ -405,10 +407,10 @@ func TestNothingIsJudgedWhereNothingLoads(t *testing.T) {
 	o.load = compilers.Failed
 	o.broken.Store(true)
 	c := explained()
-	require.Equal(t, first.Build.ID, c.Listing.Build.ID)
-	require.Equal(t, compilers.Unknown, c.Listing.Judgement.Verdict, c.Reason)
+	require.Equal(t, first.Build.BuildKey.String(), c.Build.Build)
+	require.Equal(t, compilers.Unknown.String(), c.Build.Compatibility, c.Reason)
 	require.Contains(t, c.Reason, "nothing loads here")
 	b.reopen() // what could not be tried is looked at anew
 	o.broken.Store(false)
-	require.Equal(t, compilers.Unsupported, explained().Listing.Judgement.Verdict)
+	require.Equal(t, compilers.Unsupported.String(), explained().Build.Compatibility)
 }

@@ -15,14 +15,14 @@ import (
 // kept is what show and why say of how a build is kept.
 func (b *bench) kept(name string) string {
 	b.Helper()
-	shown, _, err := b.cache.Show(context.Background(), b.self(), name)
+	shown, err := b.cache.Show(context.Background(), b.self(), name)
 	require.NoError(b, err)
 	why, err := b.cache.Why(context.Background(), b.self(), name)
 	require.NoError(b, err)
-	require.Equal(b, shown[0].KeptText, why.Candidates[0].Listing.KeptText)
-	require.Contains(b, []string{"whole", "packed", "packed, with a copy"}, shown[0].KeptAs, "a word, as in listings")
-	require.Equal(b, shown[0].KeptAs, why.Candidates[0].Listing.KeptAs)
-	return shown[0].KeptText
+	require.Equal(b, shown.Builds[0].KeptText, why.Candidates[0].Build.KeptText)
+	require.Contains(b, []string{"whole", "packed", "packed, with a copy"}, shown.Builds[0].KeptAs, "a word, as in listings")
+	require.Equal(b, shown.Builds[0].KeptAs, why.Candidates[0].Build.KeptAs)
+	return shown.Builds[0].KeptText
 }
 
 // A build is packed if some file of it is, and of several that are kept differently each is told,
@@ -34,7 +34,7 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 	require.Positive(t, b.pack(builds[2]))
 	words := make(map[index.BuildKey]string)
 	for _, l := range b.list() {
-		words[l.Build.BuildKey] = l.KeptAs
+		words[l.Build.BuildKey] = l.told.KeptAs
 	}
 	require.Equal(t, []string{"whole", "packed", "packed"}, []string{words[builds[0].BuildKey], words[builds[1].BuildKey], words[builds[2].BuildKey]})
 
@@ -64,7 +64,7 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 
 	small := b.acquire(b.request(b.model(1)))
 	require.Equal(t, "whole", b.cache.keptAs(small.Build), "nothing more is to be said of what is small")
-	require.True(t, slices.ContainsFunc(b.list(), func(l Listing) bool { return l.Build.BuildKey == small.Build.BuildKey && l.KeptAs == "whole" }))
+	require.True(t, slices.ContainsFunc(b.list(), func(l listed) bool { return l.Build.BuildKey == small.Build.BuildKey && l.told.KeptAs == "whole" }))
 }
 
 func (b *bench) sizeOf(d cas.Digest) int64 {

@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Layout is what files of builds are made of, and where their bytes stand.
@@ -21,7 +22,7 @@ type Layout struct {
 	More      uint64 // files that are left out, since there are larger ones
 	MoreBytes int64
 
-	Holders map[cas.Digest]Sharer // with tensors: a build for each holder that has it as a file; not there for one that only recipes need
+	Holders map[cas.Digest]*wire.Sharer // with tensors: a build for each holder that has it as a file; not there for one that only recipes need
 }
 
 // LaidFile is one file of one build.
@@ -33,15 +34,15 @@ type LaidFile struct {
 	Size        int64
 	Shared      int64 // bytes that stand in another of these files as well
 	Packed      bool
-	Own         int64    // bytes that it takes from no other file: while it is whole, all
-	Compressed  int64    // of its own bytes, how many are kept compressed while it is packed
-	Pieces      []Piece  // all of it, in order
-	Tensors     []Placed // what is known by name, in order; where that was asked for
-	MoreTensors int      // that are left out: the smallest
-	NamedBy     string   // the source model whose weights were looked for in it; "": it names its tensors itself, or nothing does
-	NamedBytes  int64    // of tensors that are known by name
-	Unknown     string   // why no names of tensors are known; "" where some are
-	Sharers     []Sharer // files of other builds that have some of its bytes; of Placed.With
+	Own         int64          // bytes that it takes from no other file: while it is whole, all
+	Compressed  int64          // of its own bytes, how many are kept compressed while it is packed
+	Pieces      []Piece        // all of it, in order
+	Tensors     []Placed       // what is known by name, in order; where that was asked for
+	MoreTensors int            // that are left out: the smallest
+	NamedBy     string         // the source model whose weights were looked for in it; "": it names its tensors itself, or nothing does
+	NamedBytes  int64          // of tensors that are known by name
+	Unknown     string         // why no names of tensors are known; "" where some are
+	Sharers     []*wire.Sharer // files of other builds that have some of its bytes; of Placed.With
 }
 
 // Piece is a range of a file, and where the bytes stand whole.
@@ -58,13 +59,6 @@ type Placed struct {
 	From   int64      // likewise
 	Shared int64      // bytes of it that some other build has as well
 	With   []int      // places in Sharers of those that have half of it or more
-}
-
-// Sharer is a file of another build.
-type Sharer struct {
-	Build index.Build
-	EP    string // the first execution provider
-	File  string
 }
 
 const (
@@ -130,7 +124,7 @@ func (c *Cache) Layout(ctx context.Context, p Peer, names []string, most int, te
 
 // nameHolders finds a build for each blob that tensors stand in, of those that the peer may see.
 func (c *Cache) nameHolders(p Peer, l *Layout) error {
-	l.Holders = make(map[cas.Digest]Sharer)
+	l.Holders = make(map[cas.Digest]*wire.Sharer)
 	looked := make(map[cas.Digest]bool)
 	for i := range l.Files {
 		for _, t := range l.Files[i].Tensors {
@@ -148,13 +142,18 @@ func (c *Cache) nameHolders(p Peer, l *Layout) error {
 					continue // gone meanwhile, or not the peer's to know
 				}
 				if at := slices.IndexFunc(b.Files, func(f index.File) bool { return f.Digest == t.Holder }); at >= 0 {
-					l.Holders[t.Holder] = Sharer{Build: b, EP: firstEP(&b), File: b.Files[at].Name}
+					l.Holders[t.Holder] = sharer(&b, at)
 					break
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// sharer is a file of a build.
+func sharer(b *index.Build, file int) *wire.Sharer {
+	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Ep: clip(firstEP(b)), File: clip(b.Files[file].Name)}
 }
 
 // largest leaves out all files but so many.
@@ -520,7 +519,7 @@ func (k *kinship) relatives(ctx context.Context, p Peer, f *LaidFile) (out []rel
 				}
 			}
 			out = append(out, relative{same: d == f.Digest, has: has})
-			f.Sharers = append(f.Sharers, Sharer{Build: b, EP: firstEP(&b), File: b.Files[i].Name})
+			f.Sharers = append(f.Sharers, sharer(&b, i))
 		}
 	}
 	return out, nil

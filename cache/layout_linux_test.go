@@ -218,6 +218,6 @@ func TestWhoIsTakenFromHasWhatIsTaken(t *testing.T) {
 	l := &Layout{Files: []LaidFile{{Tensors: []Placed{{Holder: holder}, {Holder: cas.Digest{9}}}}}}
 	require.NoError(t, b.cache.nameHolders(b.self(), l))
 	require.Len(t, l.Holders, 1)
-	require.Equal(t, builds[0].BuildKey, l.Holders[holder].Build.BuildKey)
+	require.Equal(t, builds[0].BuildKey.String(), l.Holders[holder].Build)
 	require.Equal(t, holder, builds[0].Files[slices.IndexFunc(builds[0].Files, func(f index.File) bool { return f.Name == l.Holders[holder].File })].Digest)
 }

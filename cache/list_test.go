@@ -2,12 +2,13 @@ package cache
 
 import (
 	"context"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // A listing is given in pages, in one order, and each page reads no more than it shows.
@@ -17,24 +18,28 @@ func TestAListIsGivenInPages(t *testing.T) {
 	for seed := range uint64(5) {
 		b.use(seed)
 	}
-	var ids []string
+	var keys []string
 	next := ""
 	for i, want := range []int{2, 2, 1} {
-		page, after, err := b.cache.List(ctx, b.self(), ListFilter{After: next, Limit: 2})
+		page, err := b.cache.List(ctx, b.self(), &wire.List{After: next, Limit: 2}, nil)
 		require.NoError(t, err)
-		require.Len(t, page, want)
-		require.Equal(t, i == 2, after == "", "only the last page is told to be that")
-		for _, l := range page {
-			ids = append(ids, l.Build.ID.String())
+		require.Len(t, page.Builds, want)
+		require.Equal(t, i == 2, page.Next == "", "only the last page is told to be that")
+		for _, one := range page.Builds {
+			keys = append(keys, one.Build)
 		}
-		next = after
+		next = page.Next
 	}
-	require.True(t, slices.IsSorted(ids))
-	require.Len(t, slices.Compact(ids), 5)
-	page, after, err := b.cache.List(ctx, b.self(), ListFilter{Limit: 5})
+	var ordered []string
+	require.NoError(t, b.cache.index.Each(ctx, func(b index.Build) error {
+		ordered = append(ordered, b.BuildKey.String())
+		return nil
+	}))
+	require.Equal(t, ordered, keys)
+	page, err := b.cache.List(ctx, b.self(), &wire.List{Limit: 5}, nil)
 	require.NoError(t, err)
-	require.Len(t, page, 5)
-	require.Empty(t, after, "it was just full")
-	_, _, err = b.cache.List(ctx, b.self(), ListFilter{After: "page 2"})
+	require.Len(t, page.Builds, 5)
+	require.Empty(t, page.Next, "it was just full")
+	_, err = b.cache.List(ctx, b.self(), &wire.List{After: "page 2"}, nil)
 	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
 }

@@ -184,7 +184,7 @@ func (b *bench) recordedEarlier(a *Answer) {
 	earlier.BuildKey = requests.BuildKey(earlier.RequestKey, earlier.EPs, earlier.Route)
 	require.NoError(b, b.cache.index.Publish(b.Context(), earlier))
 	names := []string{a.Build.BuildKey.String()}
-	_, _, err := b.cache.Remove(b.Context(), b.self(), names, false, false)
+	_, err := b.cache.Remove(b.Context(), b.self(), names, false, false)
 	require.NoError(b, err)
 }
 

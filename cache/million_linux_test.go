@@ -23,6 +23,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/index/manifestpb"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // multitude is a store of many entries: some that were compiled here, and as many copies of the first one's manifest as it takes, each with keys
@@ -70,10 +71,12 @@ func (m *multitude) compile(template string) {
 		require.NoError(m, os.WriteFile(path, tinymodel.Dense(uint64(i), 8, 1), 0o644))
 		require.NoError(m, m.acquire(m.ask(i)).View.Close())
 	}
-	first, _, err := m.cache.List(context.Background(), m.self(), ListFilter{Limit: 1})
+	first, err := m.cache.List(context.Background(), m.self(), &wire.List{Limit: 1}, nil)
+	require.NoError(m, err)
+	builds, err := m.cache.find(context.Background(), m.self(), []string{first.Builds[0].Build})
 	require.NoError(m, err)
 	m.close()
-	id := first[0].Build.ID.String()
+	id := builds[0].ID.String()
 	file, err := os.ReadFile(filepath.Join(m.state, "manifests", id[:2], id))
 	require.NoError(m, err)
 	require.NoError(m, os.WriteFile(template, file, 0o644))
@@ -276,17 +279,16 @@ func (m *multitude) measure(hits int) (f figures) {
 		m.Logf("a plan to %d %%, %d steps: %v (%v of processor time), at most %.0f MiB", part, len(plan.Steps), took, m.cpu()-cpu, most)
 	}
 	var seen phasesSeen
-	most, took := peak(func() { _, _, err = m.cache.Usage(ctx, m.self(), nil, "", seen.hear) })
+	most, took := peak(func() { _, err = m.cache.Usage(ctx, m.self(), &wire.Usage{}, seen.hear) })
 	require.NoError(m, err)
 	require.Equal(m, []string{"reading builds", "reading files"}, seen.names)
 	m.Logf("du: %v, at most %.0f MiB", took, most)
 	listed, next := 0, ""
 	most, took = peak(func() {
 		for {
-			var page []Listing
-			page, next, err = m.cache.List(ctx, m.self(), ListFilter{After: next})
+			page, err := m.cache.List(ctx, m.self(), &wire.List{After: next}, nil)
 			require.NoError(m, err)
-			if listed += len(page); next == "" {
+			if listed, next = listed+len(page.Builds), page.Next; next == "" {
 				return
 			}
 		}
@@ -295,9 +297,9 @@ func (m *multitude) measure(hits int) (f figures) {
 	m.Logf("list of all: %v, at most %.0f MiB", took, most)
 	seen = phasesSeen{}
 	began = time.Now()
-	none, _, err := m.cache.List(ctx, m.self(), ListFilter{Model: "none of this name", Progress: seen.hear})
+	none, err := m.cache.List(ctx, m.self(), &wire.List{Model: "none of this name"}, seen.hear)
 	require.NoError(m, err)
-	require.Empty(m, none)
+	require.Empty(m, none.Builds)
 	require.Equal(m, []string{"reading builds"}, seen.names)
 	m.Logf("list of none of them: %v", time.Since(began))
 	return f
@@ -325,9 +327,9 @@ func (m *multitude) measureCheck() {
 	}
 	var seen phasesSeen
 	began := time.Now()
-	_, findings, err := m.cache.CheckSpace(ctx, m.self(), seen.hear)
+	space, err := m.cache.CheckSpace(ctx, m.self(), seen.hear)
 	require.NoError(m, err)
-	require.Empty(m, findings)
+	require.Empty(m, space.Findings)
 	require.Equal(m, []string{"measuring files", "comparing files"}, seen.names)
 	m.Logf("check of the space: %v", time.Since(began))
 }

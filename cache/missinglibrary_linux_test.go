@@ -35,14 +35,12 @@ func TestAMissingLibraryOfAnEPIsNamed(t *testing.T) {
 	require.Contains(t, e.Facts["logged"], missing)
 	require.Contains(t, e.Hint, "ONNX Runtime logged")
 
-	facts, err := b.cache.Probe(t.Context(), Peer{UID: b.cache.uid}, RuntimeRef{}, false)
-	require.NoError(t, err)
-	require.Contains(t, facts[0].MarkErrors[qnn], missing)
+	require.Contains(t, b.probed().MarkErrors[qnn], missing)
 
 	var said []string
 	advice, err := b.cache.Doctor(t.Context(), Peer{UID: b.cache.uid})
 	require.NoError(t, err)
-	for _, a := range advice {
+	for _, a := range advice.Advice {
 		said = append(said, a.Text)
 	}
 	require.Contains(t, strings.Join(said, "\n"), missing)

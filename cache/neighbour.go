@@ -11,15 +11,8 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// Neighbour is an entry that is much like the one asked for.
-type Neighbour struct {
-	RequestKey  index.RequestKey
-	ModelName   string
-	Builds      int
-	Differences []requests.Difference
-}
 
 const (
 	maxNeighbours = 5
@@ -59,7 +52,7 @@ func boolean(b bool) int {
 // neighbours finds the entries nearest to the request among those that the peer may see: of the same model the ones
 // whose requests differ in the fewest fields, then those of another model with the same name, for the file that the
 // application asks with may have been changed.
-func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]Neighbour, error) {
+func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]*wire.Neighbour, error) {
 	limited, cancel := context.WithTimeout(ctx, searchTime)
 	defer cancel()
 	select {
@@ -68,8 +61,8 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]Neighbour, 
 	case <-limited.Done():
 		return nil, ctx.Err()
 	}
-	builds := make(map[index.RequestKey]int) // of each entry that came up
-	var best []*near                         // nearest first
+	builds := make(map[index.RequestKey]uint32) // of each entry that came up
+	var best []*near                            // nearest first
 	err := c.index.OfModel(limited, w.model, w.name, func(b index.Build) error {
 		other := b.ModelDigest != w.model
 		if b.RequestKey == w.key || other && (w.name == "" || b.ModelName != w.name) || !c.maySee(p, &b) {
@@ -89,14 +82,14 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]Neighbour, 
 	if err != nil && !(errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil) {
 		return nil, err
 	}
-	var out []Neighbour
+	var out []*wire.Neighbour
 	for _, n := range best {
 		record, err := requests.ParseFields(n.build.RecordJSON)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, Neighbour{RequestKey: n.build.RequestKey, ModelName: n.build.ModelName, Builds: builds[n.build.RequestKey],
-			Differences: w.record.Against(record)})
+		out = append(out, &wire.Neighbour{RequestKey: n.build.RequestKey.String(), ModelName: n.build.ModelName,
+			Builds: builds[n.build.RequestKey], Differences: differencesReply(w.record.Against(record))})
 	}
 	return out, nil
 }

@@ -64,9 +64,7 @@ func TestAnEPThatTakesOneMulOnly(t *testing.T) {
 	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
 	b.reopen()
 	require.Equal(t, Hit, b.acquire(b.forNoEntry("Mul", 4, nil)).Outcome)
-	facts, err := b.cache.Probe(t.Context(), Peer{UID: b.cache.uid}, RuntimeRef{}, false)
-	require.NoError(t, err)
-	require.Empty(t, facts[0].MarkErrors)
+	require.Empty(t, b.probed().MarkErrors)
 }
 
 // Where an EP takes none of the tiny models, the request's own model is what it is probed with.

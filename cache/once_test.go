@@ -116,7 +116,7 @@ func TestSixtyFourRequestsOneCompile(t *testing.T) {
 				require.Equal(t, test.want, outcomes)
 			}
 			require.Len(t, g.begun(), begun+1)
-			_, _, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
+			_, err := b.cache.Remove(context.Background(), Peer{}, nil, true, false)
 			require.NoError(t, err)
 		})
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 	"github.com/epcached/epcached/views"
 )
 
@@ -235,7 +236,7 @@ func TestWhatIsRemovedDuringACheckIsNotMissing(t *testing.T) {
 			b.later.Add(int64(time.Hour)) // nobody was given them just now
 			err := b.cache.retract(ctx, builds[0], "a test", 0)
 			require.NoError(t, err)
-			check := func(each func(files int)) CheckResult {
+			check := func(each func(files int)) *wire.CheckReply {
 				files := 0
 				result, err := b.cache.Check(ctx, b.self(), true, false, func(p Progress) {
 					if p.Phase == "checking files" {
@@ -415,31 +416,31 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	results, err := b.cache.Pack(ctx, self, nil, true, true, nil)
 	require.NoError(t, err)
 	later := int64(0)
-	for _, r := range results {
+	for _, r := range results.Builds {
 		said, ok := strings.CutPrefix(r.Outcome, "kept: it was given out lately, perhaps by path: it stays until ")
 		require.True(t, ok, r.Outcome)
 		until, err := time.Parse(time.RFC3339, said)
 		require.NoError(t, err)
 		require.WithinRange(t, until, b.cache.now(), b.cache.now().Add(views.PathGrace+time.Second))
-		require.Zero(t, r.Frees)
-		if r.Build.ID == builds[1].ID {
-			later = r.Later
+		require.Zero(t, r.FreesBytes)
+		if r.Build == builds[1].BuildKey.String() {
+			later = r.LaterBytes
 		}
 	}
 	b.later.Add(int64(time.Hour))
 	name := builds[1].BuildKey.String()
 	results, err = b.cache.Pack(ctx, self, []string{name}, false, true, nil)
 	require.NoError(t, err)
-	require.Equal(t, PackedNow, results[0].Outcome)
+	require.Equal(t, PackedNow, results.Builds[0].Outcome)
 	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "it was only asked")
-	promised := results[0].Frees
-	require.Zero(t, results[0].Later)
+	promised := results.Builds[0].FreesBytes
+	require.Zero(t, results.Builds[0].LaterBytes)
 	require.Equal(t, promised, later, "it was told while it might not be packed yet")
 	results, err = b.cache.Pack(ctx, self, nil, true, false, nil)
 	require.NoError(t, err)
 	outcomes := map[string]int64{}
-	for _, r := range results {
-		outcomes[r.Outcome] += r.Frees
+	for _, r := range results.Builds {
+		outcomes[r.Outcome] += r.FreesBytes
 	}
 	require.InDelta(t, promised, outcomes[PackedNow], 16<<10)
 	require.Len(t, outcomes, 2, "the other is its container")
@@ -450,8 +451,8 @@ func TestPackAndUnpackByHand(t *testing.T) {
 
 	results, err = b.cache.Unpack(ctx, self, []string{name}, false, false, nil)
 	require.NoError(t, err)
-	require.Equal(t, UnpackedNow, results[0].Outcome)
-	require.Negative(t, results[0].Frees)
+	require.Equal(t, UnpackedNow, results.Builds[0].Outcome)
+	require.Negative(t, results.Builds[0].FreesBytes)
 	whole, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
 	require.Positive(t, whole)
 	require.Zero(t, recipe+unpacked)
@@ -468,13 +469,13 @@ func TestABuildGoesWhileAllArePacked(t *testing.T) {
 	b, _ := stored(t, 2)
 	own := Peer{UID: b.cache.uid}
 	results, err := b.cache.eachPacked(t.Context(), own, nil, true, true, nil, func(one *index.Build) (string, int64, error) {
-		_, _, err := b.cache.Remove(t.Context(), own, []string{one.BuildKey.String()}, false, false)
+		_, err := b.cache.Remove(t.Context(), own, []string{one.BuildKey.String()}, false, false)
 		require.NoError(t, err)
 		return "", 0, index.ErrNotFound // as whoever works on it is told
 	})
 	require.NoError(t, err)
-	require.Len(t, results, 2)
-	for _, r := range results {
+	require.Len(t, results.Builds, 2)
+	for _, r := range results.Builds {
 		require.Equal(t, "kept: it is gone already", r.Outcome)
 	}
 }
@@ -506,7 +507,7 @@ func TestNothingStaysOfWhatIsRemovedWhileItBecomesWhole(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	f.mu.Lock()
 	f.below, f.before = "recipes", func() {
-		_, _, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false)
+		_, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()}, false, false)
 		require.NoError(t, err)
 	}
 	f.mu.Unlock()
@@ -545,7 +546,7 @@ func unpackingTells(t *testing.T, removed bool) {
 	b, builds, _ := packedPair(t)
 	ctx := context.Background()
 	if removed {
-		_, _, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
+		_, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
 		require.NoError(t, err)
 		require.True(t, b.cache.cas.Has(large(builds[0])), "it is taken from")
 	}
@@ -557,13 +558,13 @@ func unpackingTells(t *testing.T, removed bool) {
 	taken := func() int64 {
 		s, err := b.cache.Space()
 		require.NoError(t, err)
-		return s.DiskBytes + s.Packed.Sum()
+		return s.DiskBytes + s.UnpackedBytes
 	}
 	sum := func(dryRun bool) (frees int64) {
 		results, err := b.cache.Unpack(ctx, b.self(), nil, true, dryRun, nil)
 		require.NoError(t, err)
-		for _, r := range results {
-			frees += r.Frees
+		for _, r := range results.Builds {
+			frees += r.FreesBytes
 		}
 		return frees
 	}
@@ -585,7 +586,7 @@ func TestWhatAPinnedBuildIsPackedWithIsPinned(t *testing.T) {
 	require.NoError(t, err)
 	for _, removed := range []bool{false, true} {
 		if removed {
-			_, _, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
+			_, err := b.cache.Remove(ctx, b.self(), []string{builds[0].BuildKey.String()}, false, false)
 			require.NoError(t, err)
 		}
 		plan, err := b.cache.PlanCollection(ctx, b.self(), Goal{})
@@ -598,10 +599,10 @@ func TestWhatAPinnedBuildIsPackedWithIsPinned(t *testing.T) {
 		require.Equal(t, plan.Used, sum)
 		pinned := plan.Kept[0]
 		require.Equal(t, "pinned", pinned.Reason)
-		require.Equal(t, []index.BuildKey{builds[1].BuildKey}, b.cache.BuildKeys(pinned.First))
+		require.Equal(t, []string{builds[1].BuildKey.String()}, b.cache.CollectReply(plan).Kept[0].Keys)
 		require.Greater(t, pinned.Bytes, builds[0].Files[1].Size, "with the file that it takes from, whoever else has it")
 		s, err := b.cache.Space()
 		require.NoError(t, err)
-		require.Equal(t, pinned.Bytes, s.Pinned)
+		require.Equal(t, pinned.Bytes, s.PinnedBytes)
 	}
 }

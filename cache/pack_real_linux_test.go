@@ -54,13 +54,13 @@ func TestRealVariantsArePackedAndCompute(t *testing.T) {
 			b.later.Add(int64(time.Hour))
 			results, err := b.cache.Pack(context.Background(), b.self(), nil, true, false, nil)
 			require.NoError(t, err)
-			require.Len(t, results, 2)
+			require.Len(t, results.Builds, 2)
 			require.True(t, b.cache.forms.OnlyPacked(large(packed.Build)), "%v", results)
 			size := int64(0)
 			for _, f := range packed.Build.Files {
 				size = max(size, f.Size)
 			}
-			freed := results[0].Frees + results[1].Frees
+			freed := results.FreedBytes
 			t.Logf("%d of %d bytes are shared", freed, size)
 			require.Greater(t, float64(freed), c.least*float64(size))
 

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // repeated asks for a model that has the weights of variants again and again, as a weight-sharing group has them whose execution provider puts each member's beside those of the others.
@@ -62,9 +63,9 @@ func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 }
 
 func (b *bench) packable() int64 {
-	u, _, err := b.cache.Usage(context.Background(), b.self(), nil, "", nil)
+	u, err := b.cache.Usage(context.Background(), b.self(), &wire.Usage{}, nil)
 	require.NoError(b, err)
-	return u.Packable
+	return u.PackableBytes
 }
 
 // What is written to pack a build is there beside it for a moment, and nothing goes for that: the store is as far above its budget as goes at the end.
@@ -106,8 +107,8 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	require.True(t, b.cache.cas.Has(large(builds[0])))
 	results, err := b.cache.Pack(context.Background(), b.self(), []string{builds[0].BuildKey.String()}, false, false, nil)
 	require.NoError(t, err)
-	require.Equal(t, PackedNow, results[0].Outcome)
-	require.Greater(t, results[0].Frees, int64(19<<20/10))
+	require.Equal(t, PackedNow, results.Builds[0].Outcome)
+	require.Greater(t, results.Builds[0].FreesBytes, int64(19<<20/10))
 	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
 	require.Empty(t, b.cache.forms.Users(large(builds[0])))
 	b.exact()

@@ -10,15 +10,8 @@ import (
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// PackResult is what became of one build, or would.
-type PackResult struct {
-	Build   index.Build // of the first ones; then only its id and key
-	Outcome string      // PackedNow, UnpackedNow, "kept: <why>"
-	Frees   int64       // bytes on disk; less than 0: that it takes
-	Later   int64       // of a build that is in use, or was given out lately: what packing would free once it is not
-}
 
 // The outcomes of packing and unpacking.
 const (
@@ -28,7 +21,7 @@ const (
 
 // Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds
 // them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
-func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
+func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) (*wire.PackReply, error) {
 	return c.eachPacked(ctx, p, names, all, true, progress, c.packOne(ctx, dryRun))
 }
 
@@ -80,7 +73,7 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 }
 
 // Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
-func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) ([]PackResult, error) {
+func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) (*wire.PackReply, error) {
 	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
 	return c.eachPacked(ctx, p, names, all, false, progress, func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
@@ -143,13 +136,12 @@ func (c *Cache) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned
 	return frees, nil
 }
 
-func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, packs bool, progress func(done, total int64), do func(*index.Build) (string, int64, error)) ([]PackResult, error) {
+func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, packs bool, progress func(done, total int64), do func(*index.Build) (string, int64, error)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
 		return nil, err
 	}
-	var out []PackResult
-	done := int64(0)
+	out, done := &wire.PackReply{}, int64(0)
 	err = c.eachOf(ctx, ids, func(b *index.Build) error {
 		if progress != nil {
 			progress(done, int64(len(ids)))
@@ -170,10 +162,17 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 		if err == nil && packs {
 			later = c.packLater(b, outcome)
 		}
-		if len(out) >= maxChanged { // records take some KiB
-			b = &index.Build{ID: b.ID, BuildKey: b.BuildKey}
+		out.FreedBytes += frees
+		out.LaterBytes += later
+		if outcome == PackedNow || outcome == UnpackedNow {
+			out.Changed++
 		}
-		out = append(out, PackResult{*b, outcome, frees, later})
+		if len(out.Builds) == maxChanged { // each takes less than 2 KiB
+			out.More++
+			return nil
+		}
+		out.Builds = append(out.Builds, &wire.PackedBuild{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Ep: clip(firstEP(b)),
+			Scope: b.Scope, Outcome: clip(outcome), FreesBytes: frees, LaterBytes: later})
 		return nil
 	})
 	return out, err

@@ -19,7 +19,7 @@ func TestPins(t *testing.T) {
 	ctx := context.Background()
 	pinned := func() (n int) {
 		for _, l := range b.list() {
-			if l.Pinned {
+			if l.told.Pinned {
 				n++
 			}
 		}
@@ -60,5 +60,5 @@ func TestAPinMovesToTheBuildMadeAnew(t *testing.T) {
 	require.NotEqual(t, first.Build.ID, second.Build.ID)
 	list := b.list()
 	require.Len(t, list, 1)
-	require.True(t, list[0].Pinned)
+	require.True(t, list[0].told.Pinned)
 }

@@ -440,7 +440,7 @@ func TestPutIsExplained(t *testing.T) {
 	why := b.acquire(r)
 	require.Equal(t, decidedHit, why.Explanation.Decision)
 	require.Contains(t, why.Explanation.Reason, "made by uid 4242 with its own libraries")
-	require.True(t, why.Explanation.Candidates[0].Listing.Build.Put)
+	require.Equal(t, "uid 4242", why.Explanation.Candidates[0].Build.MadeBy)
 	r.Peer.UID++
 	require.Equal(t, decidedMiss, b.acquire(r).Explanation.Decision, "another user knows nothing of it")
 }

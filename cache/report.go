@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Report says that ONNX Runtime refused a build.
@@ -23,15 +24,6 @@ type Report struct {
 	ORTVersion string
 	Graph      string // as the answer gave it: tells which copy was loaded
 	Runtime    RuntimeRef
-}
-
-// Decision is what came of a report.
-type Decision struct {
-	Decision string // "retry", "compile_yourself", "sound"
-	Text     string // what was found
-	Hint     string // what to do
-	Class    string // what code and text are taken for: "stale", "not stale", "unclear"
-	State    string // of the build now: "current", "withheld", "damaged", "withheld from you"
 }
 
 // The decisions on reports.
@@ -76,7 +68,7 @@ func newReports(now func() time.Time, start func(func(context.Context))) *report
 // Report looks into what a client says of a build. The client is not simply believed: one user must not be able to
 // empty what all share. The build's bytes are hashed, and it is loaded in a process of its own; meanwhile, and where
 // nothing can be found out, it is withheld from that user alone, and from all only when enough others say the same.
-func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*Decision, error) {
+func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*wire.ReportReply, error) {
 	if len(r.Text) > maxReportText {
 		r.Text = strings.ToValidUTF8(r.Text[:maxReportText], "")
 	}
@@ -97,6 +89,7 @@ func (c *Cache) Report(ctx context.Context, p Peer, r Report) (*Decision, error)
 		}
 		return nil, err
 	}
+	d.Text, d.Hint = valid(d.Text), valid(d.Hint)
 	d.Class, d.State = class.Name, cmp.Or(d.State, c.index.StateOf(b.ID).Name)
 	c.tellReport(p, owner, &r, b, d)
 	return d, nil
@@ -138,7 +131,7 @@ func (c *Cache) classify(b *index.Build, r *Report) rules.Class {
 }
 
 // decide is the whole way of a report. An error is the context's, or the store's.
-func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *index.Build, class rules.Class) (*Decision, error) {
+func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *index.Build, class rules.Class) (*wire.ReportReply, error) {
 	if state := c.index.StateOf(b.ID); state.Name != index.Current {
 		return retry("it is %s already: %s", state.Name, state.Reason), nil
 	}
@@ -172,7 +165,7 @@ func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *
 }
 
 // conclude does what follows from an examination.
-func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class, x examined) *Decision {
+func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class, x examined) *wire.ReportReply {
 	ds := c.reports.doubts
 	switch x.verdict {
 	case damagedNow:
@@ -199,7 +192,7 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 		return retry("%s", x.text)
 	case elsewhere:
 		ds.drop(b.ID, p.UID)
-		return &Decision{Decision: DecidedCompileYourself, Text: x.text + "; nothing is wrong with the build",
+		return &wire.ReportReply{Decision: DecidedCompileYourself, Text: x.text + "; nothing is wrong with the build",
 			Hint: "load the model itself, with what this machine has"}
 	}
 	return c.withholdFrom(p, owner, b, x)
@@ -218,7 +211,7 @@ func (c *Cache) refute(b *index.Build, x examined) {
 }
 
 // withholdFrom withholds from the reporter what could not be verified, and from all if enough say the same.
-func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *Decision {
+func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *wire.ReportReply {
 	ds := c.reports.doubts
 	counts := x.verdict == unverified && b.Scope == "shared" // without the device at hand, nobody here can tell
 	why := "you reported that it does not load; " + x.text
@@ -234,7 +227,7 @@ func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *
 		c.wantAnew(b, "", reason, nil)
 		return retry("%s", reason)
 	}
-	d := &Decision{Decision: DecidedRetry, Text: x.text, State: withheldFromYou, Hint: "ask again: one of your own is compiled, and others keep this one"}
+	d := &wire.ReportReply{Decision: DecidedRetry, Text: x.text, State: withheldFromYou, Hint: "ask again: one of your own is compiled, and others keep this one"}
 	switch {
 	case ds.rounds(b.RequestKey, p.UID) >= maxRounds:
 		d.Decision = DecidedCompileYourself
@@ -249,12 +242,12 @@ func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *
 // maxRounds is how often a user's report that cannot be verified brings that user another build for the same request.
 const maxRounds = 2
 
-func retry(format string, args ...any) *Decision {
-	return &Decision{Decision: DecidedRetry, Text: fmt.Sprintf(format, args...), Hint: "ask again"}
+func retry(format string, args ...any) *wire.ReportReply {
+	return &wire.ReportReply{Decision: DecidedRetry, Text: fmt.Sprintf(format, args...), Hint: "ask again"}
 }
 
-func sound(text, hint string) *Decision {
-	return &Decision{Decision: DecidedSound, Text: text,
+func sound(text, hint string) *wire.ReportReply {
+	return &wire.ReportReply{Decision: DecidedSound, Text: text,
 		Hint: cmp.Or(hint, "the artefact is sound; look at your session's options: provider options, session options and optimisation level have to be those of the answer")}
 }
 
@@ -281,7 +274,7 @@ func (c *Cache) disprovedKey(a *against, b *index.Build) string {
 
 // tellReport writes down what came of a report, unless that is what came of this user's last one: a flood of reports
 // must not wash away what else is known. The client's own words are for the log: they may hold paths.
-func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *Decision) {
+func (c *Cache) tellReport(p Peer, owner uint32, r *Report, b *index.Build, d *wire.ReportReply) {
 	outcome := d.Decision + ": " + d.Text
 	key := toldKey{owner, b.ID}
 	if last, _ := c.reports.told.load(key); last == outcome {

@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 const (
@@ -68,7 +69,7 @@ func stale(a *Answer) Report {
 	return Report{Build: a.Build.BuildKey.String(), Code: 10, Text: "INVALID_GRAPH: Blob not found in /home/alice/x", Graph: a.Graph, ORTVersion: "1.31.1"}
 }
 
-func (b *reporting) report(uid uint32, r Report) *Decision {
+func (b *reporting) report(uid uint32, r Report) *wire.ReportReply {
 	b.Helper()
 	d, err := b.cache.Report(context.Background(), Peer{UID: uid}, r)
 	require.NoError(b, err)
@@ -80,9 +81,7 @@ func (b *reporting) report(uid uint32, r Report) *Decision {
 }
 
 func (b *reporting) counter(name string) uint64 {
-	s, err := b.cache.Status(context.Background())
-	require.NoError(b, err)
-	return s.Counters[name]
+	return b.cache.index.Counters()[name]
 }
 
 func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
@@ -107,7 +106,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 		require.Equal(t, Hit, again.Outcome)
 		require.Equal(t, a.Graph, again.Graph)
 	}
-	var told []Event
+	var told []*wire.Event
 	for _, e := range b.events(b.self()) {
 		if e.Kind == EventReport {
 			told = append(told, e)
@@ -310,7 +309,7 @@ func TestAReportOfABuildThatAnotherLibraryMade(t *testing.T) {
 
 	next := b.acquire(b.others(alice, 1))
 	require.Equal(t, Compiled, next.Outcome)
-	_, _, err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()}, false, false)
+	_, err := b.cache.Remove(context.Background(), b.self(), []string{next.Build.ID.String()}, false, false)
 	require.NoError(t, err)
 	b.reopen()
 	again := b.others(alice, 1)

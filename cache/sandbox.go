@@ -20,6 +20,18 @@ func (c *Cache) Sandbox(ctx context.Context) ([]compilers.Measure, error) {
 	return measures, nil
 }
 
+// sandboxLines is Sandbox in lines.
+func (c *Cache) sandboxLines(ctx context.Context) (lines []string) {
+	measures, err := c.Sandbox(ctx)
+	if err != nil {
+		return []string{valid("NOT KNOWN: " + err.Error())}
+	}
+	for _, m := range measures {
+		lines = append(lines, valid(m.String()))
+	}
+	return lines
+}
+
 // adviseSandbox warns of what cannot be kept to here.
 func (c *Cache) adviseSandbox(ctx context.Context) []Advice {
 	const subject = "sandbox"

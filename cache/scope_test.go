@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func TestScopes(t *testing.T) {
@@ -28,15 +29,15 @@ func TestScopes(t *testing.T) {
 	require.Equal(t, Compiled, b.acquire(private(bob, 1)).Outcome, "another user's private build is no hit")
 	require.Equal(t, "shared", b.acquire(shared(alice, 2)).Build.Scope)
 	require.Equal(t, Hit, b.acquire(private(bob, 2)).Outcome, "whoever has the bytes gets what is shared")
-	page, _, err := b.cache.List(context.Background(), alice, ListFilter{})
+	page, err := b.cache.List(context.Background(), alice, &wire.List{}, nil)
 	require.NoError(t, err)
-	require.Len(t, page, 2)
+	require.Len(t, page.Builds, 2)
 	b.acquire(shared(bob, 3))
-	page, _, err = b.cache.List(context.Background(), alice, ListFilter{})
+	page, err = b.cache.List(context.Background(), alice, &wire.List{}, nil)
 	require.NoError(t, err)
-	require.Len(t, page, 2, "a shared build that alice never had is not listed to her")
-	_, err = b.cache.Invalidate(context.Background(), alice, []string{page[0].Build.BuildKey.String()}, "", false)
-	if page[0].Build.Scope == "shared" {
+	require.Len(t, page.Builds, 2, "a shared build that alice never had is not listed to her")
+	_, err = b.cache.Invalidate(context.Background(), alice, []string{page.Builds[0].Build}, "", false)
+	if page.Builds[0].Scope == "shared" {
 		require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
 	} else {
 		require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/compilers/standin"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/rules"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // reload puts the bench's options into force, but for what is changed.
@@ -44,7 +45,7 @@ func TestOtherRulesChangeTheNextAnswer(t *testing.T) {
 	require.Equal(t, first.Build.ID, loaded.Build.ID)
 	require.Equal(t, compilers.Optimal, loaded.Compatibility.Verdict)
 	require.Contains(t, loaded.Compatibility.Reason, "we say so")
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Verdict == compilers.Optimal }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return b.list()[0].told.Compatibility == compilers.Optimal.String() }, soon, time.Millisecond)
 
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
 	r := b.request(b.model(1))
@@ -61,10 +62,10 @@ func TestOtherRulesAreAppliedInTheBackground(t *testing.T) {
 	b.library("2.0")
 	b.assessed(func(f RuntimeFacts) bool { return len(f.Changes) > 0 })
 	b.reload(func(o *Options) { o.Rules = ruling(t, "unsupported") })
-	require.Eventually(t, func() bool { return b.list()[0].Judgement.Source == sourceRule+"own" }, soon, time.Millisecond)
-	require.Equal(t, compilers.Unsupported, b.list()[0].Judgement.Verdict)
+	require.Eventually(t, func() bool { return b.list()[0].told.CompatibilitySource == sourceRule+"own" }, soon, time.Millisecond)
+	require.Equal(t, compilers.Unsupported.String(), b.list()[0].told.Compatibility)
 	require.Eventually(t, func() bool {
-		return slices.ContainsFunc(b.events(b.self()), func(e Event) bool {
+		return slices.ContainsFunc(b.events(b.self()), func(e *wire.Event) bool {
 			return e.Kind == EventJudged && strings.Contains(e.Text, "we say so")
 		})
 	}, soon, time.Millisecond)
@@ -175,9 +176,7 @@ func TestDriversFollow(t *testing.T) {
 	require.Empty(t, b.acquire(b.request(b.model(1))).Build.EPs[0].DriverVersion)
 	b.reload(func(o *Options) { o.Drivers = []DriverSource{{EP: standin.EP, File: file}} })
 	version := func() string {
-		facts, err := b.cache.Probe(context.Background(), b.self(), RuntimeRef{}, false)
-		require.NoError(t, err)
-		return facts[0].Drivers[standin.EP].Version
+		return b.probed().Drivers[standin.EP].Version
 	}
 	require.Eventually(t, func() bool { return version() == "31.0.1" }, soon, time.Millisecond)
 	require.NoError(t, os.WriteFile(file, []byte("32.0.1\n"), 0o644))

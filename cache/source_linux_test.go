@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func TestWhoseModelsAreRemembered(t *testing.T) {
@@ -147,25 +148,31 @@ func TestStatusSaysWhatCannotBeRebuilt(t *testing.T) {
 	app := b.application(stranger, "7.1")
 	asked := app.ask(b.model(4))
 	app.put(app.compile(asked, app.claim(asked).Claim))
-	want := map[string]int{whyPrivate: 1, whyPut: 1}
-	status := func() Sourceless {
+	want := map[string]uint64{whyPrivate: 1, whyPut: 1}
+	requireSourceless := func(builds uint64) {
+		t.Helper()
 		s, err := b.cache.Status(context.Background())
 		require.NoError(t, err)
-		return s.Sourceless
+		require.Equal(t, []uint64{builds, 4}, []uint64{s.Sourceless.Builds, s.Sourceless.Looked})
+		why := make(map[string]uint64)
+		for _, one := range s.Sourceless.Why {
+			why[one.Text] = one.Builds
+		}
+		require.Equal(t, want, why)
 	}
-	require.Equal(t, Sourceless{Builds: 2, Looked: 4, Why: want}, status())
+	requireSourceless(2)
 	require.NoError(t, os.Remove(moved.Source.Path))
 	b.age()
 	b.refresh(moved)
 	require.NotEmpty(t, b.settles())
 	want[whyMissing] = 1
-	require.Equal(t, Sourceless{Builds: 3, Looked: 4, Why: want}, status())
+	requireSourceless(3)
 	advice, err := b.cache.Doctor(context.Background(), Peer{})
 	require.NoError(t, err)
-	i := slices.IndexFunc(advice, func(a Advice) bool { return a.Subject == "rebuilds" })
-	require.Equal(t, SeverityWarning, advice[i].Severity)
-	require.Contains(t, advice[i].Text, "3 of 4 builds cannot be compiled again in the background")
-	require.Contains(t, advice[i].Text, "1: "+whyPrivate)
+	i := slices.IndexFunc(advice.Advice, func(a *wire.Advice) bool { return a.Subject == "rebuilds" })
+	require.Equal(t, SeverityWarning, advice.Advice[i].Severity)
+	require.Contains(t, advice.Advice[i].Text, "3 of 4 builds cannot be compiled again in the background")
+	require.Contains(t, advice.Advice[i].Text, "1: "+whyPrivate)
 }
 
 // A file system that another user serves may never answer. It holds up one goroutine, and neither
@@ -252,12 +259,12 @@ func TestCopyIsKeptAndFreed(t *testing.T) {
 	remove := func(id string, freed bool) {
 		t.Helper()
 		before := stored()
-		_, bytes, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, true)
+		would, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, true)
 		require.NoError(t, err)
-		_, really, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, false)
+		did, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{id}, false, false)
 		require.NoError(t, err)
-		require.Equal(t, bytes, really, "as told before")
-		require.Equal(t, before-stored(), really)
+		require.Equal(t, would.FreedBytes, did.FreedBytes, "as told before")
+		require.Equal(t, before-stored(), did.FreedBytes)
 		require.Equal(t, freed, !b.cache.cas.Has(copied))
 	}
 	remove(builds[0].Build.ID.String(), false)
@@ -326,7 +333,7 @@ func TestFoundDamageHeals(t *testing.T) {
 	require.NoError(t, os.Remove(b.current(first.Build.Files[0].Digest)))
 	_, err := b.cache.Check(context.Background(), Peer{UID: b.cache.uid}, true, true, nil)
 	require.NoError(t, err)
-	require.Equal(t, index.Damaged, b.list()[0].State.Name)
+	require.Equal(t, index.Damaged, b.list()[0].told.State)
 	b.reopen() // the queue is forgotten, the damage is not
 	require.Eventually(t, func() bool { return len(b.cache.rebuilds.list()) == 1 }, soon, time.Millisecond)
 	b.later.Add(int64(healDelay))

@@ -5,21 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// Sourceless counts the builds that the daemon cannot compile again without a request, because it
-// does not have their source models.
-type Sourceless struct {
-	Builds int            // that are without
-	Looked int            // builds that were looked at
-	Why    map[string]int // how many are without, by the reason
-}
 
 // Bounds of the look at the builds. Of a store with more of them the count is of a part, in order
 // of ids, which are random. The time is looked at once for so many builds, so that the count of a
@@ -29,9 +21,10 @@ const (
 	sourcelessBatch = 256
 )
 
-// sourceless looks at the builds of the store.
-func (c *Cache) sourceless(ctx context.Context) (Sourceless, error) {
-	out := Sourceless{Why: make(map[string]int)}
+// sourceless counts the builds that the daemon cannot compile again without a request, because it does
+// not have their source models.
+func (c *Cache) sourceless(ctx context.Context) (*wire.Sourceless, error) {
+	out, reasons := &wire.Sourceless{}, make(map[string]uint64)
 	missing := make(map[index.BuildID]bool)
 	for _, r := range c.rebuilds.list() {
 		if r.State == rebuildWaiting {
@@ -44,7 +37,7 @@ func (c *Cache) sourceless(ctx context.Context) (Sourceless, error) {
 		out.Looked++
 		if why := whySourceless(&b, missing[b.ID]); why != "" {
 			out.Builds++
-			out.Why[why]++
+			reasons[why]++
 		}
 		if out.Looked%sourcelessBatch == 0 && time.Now().After(until) {
 			return enough
@@ -54,16 +47,11 @@ func (c *Cache) sourceless(ctx context.Context) (Sourceless, error) {
 	if errors.Is(err, enough) {
 		err = nil
 	}
+	for _, why := range sortedKeys(reasons) {
+		out.Why = append(out.Why, &wire.Sourceless_Why{Text: why, Builds: reasons[why]})
+	}
+	slices.SortStableFunc(out.Why, func(a, b *wire.Sourceless_Why) int { return cmp.Compare(b.Builds, a.Builds) })
 	return out, err
-}
-
-// Reasons lists why builds are without their sources: the most frequent first.
-func (s Sourceless) Reasons() []string {
-	reasons := slices.Collect(maps.Keys(s.Why))
-	slices.SortFunc(reasons, func(a, b string) int {
-		return cmp.Or(s.Why[b]-s.Why[a], strings.Compare(a, b))
-	})
-	return reasons
 }
 
 // adviseSources says which builds are not compiled again in the background after an update.
@@ -76,13 +64,15 @@ func (c *Cache) adviseSources(ctx context.Context) []Advice {
 		return nil
 	}
 	var why []string
-	for _, reason := range s.Reasons() {
-		why = append(why, fmt.Sprintf("%d: %s", s.Why[reason], reason))
+	changeable := false
+	for _, one := range s.Why {
+		why = append(why, fmt.Sprintf("%d: %s", one.Builds, one.Text))
+		changeable = changeable || slices.Contains([]string{whyPrivate, whyClosed, whySwitchedOff}, one.Text)
 	}
 	a := fine("rebuilds",
 		"%d of %d builds cannot be compiled again in the background, only by their next request: %s",
 		s.Builds, s.Looked, strings.Join(why, "; "))
-	if s.Why[whyPrivate]+s.Why[whyClosed]+s.Why[whySwitchedOff] > 0 {
+	if changeable {
 		a.Severity = SeverityWarning
 		a = a.hint("let the daemon's user read the models and pass the directories above them, " +
 			"or set keep_source = \"copy\"; a build has it from its next compile on")

@@ -64,7 +64,7 @@ func TestResultsWithoutSpaceAreServedAndNotStored(t *testing.T) {
 	space, err := f.cache.Space()
 	require.NoError(t, err)
 	require.EqualValues(t, 2, space.Unkept)
-	require.Zero(t, space.Reserved)
+	require.Zero(t, space.ReservedBytes)
 
 	f.free()
 	require.False(t, f.acquire(f.held(1)).Unkept)

@@ -77,7 +77,7 @@ func TestUnpackedElsewhere(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	results, err := b.cache.Unpack(context.Background(), b.self(), nil, true, false, nil)
 	require.NoError(t, err)
-	require.Len(t, results, 2)
+	require.Len(t, results.Builds, 2)
 	a = b.acquire(b.variant(2))
 	require.Equal(t, files[1], b.read(a))
 }

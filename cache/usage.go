@@ -11,41 +11,32 @@ import (
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// SpaceReport is where the space goes, of the whole store. Bytes on disk are in whole blocks, as the file system says.
-type SpaceReport struct {
-	index.Space
-	Held, Reserved  int64 // on disk: of removed builds that are open still, and set aside for what is being stored
-	Pinned, Dead    int64 // on disk, of builds that are pinned, and of those that are not served
-	Budget, Floor   int64 // 0: none
-	MaxEntries      uint64
-	Free            int64 // of the file system
-	Packed          forms.Space
-	Evicted, Unkept uint64
-	ToLookAt        uint64 // blobs of which is not known yet what they share
-}
-
-// Space tells where the space goes.
-func (c *Cache) Space() (SpaceReport, error) {
+// Space tells where the space of the whole store goes.
+func (c *Cache) Space() (*wire.Space, error) {
 	b, err := c.bounds()
 	if err != nil {
-		return SpaceReport{}, refusal.New(refusal.Internal, err, "space")
+		return nil, refusal.New(refusal.Internal, err, "space")
 	}
 	s, held, packed, err := c.spaceAtOnce()
 	if err != nil {
-		return SpaceReport{}, refusal.New(refusal.Internal, err, "space")
+		return nil, refusal.New(refusal.Internal, err, "space")
 	}
 	counters := c.index.Counters()
-	r := SpaceReport{Space: s, Packed: packed, Held: held, Budget: b.budget, Floor: b.floor, MaxEntries: b.entries, Free: b.free,
-		Evicted: counters["evicted"], Unkept: counters["unkept"], ToLookAt: uint64(c.sharing.left.Load())}
 	c.places.mu.Lock()
-	r.Reserved = c.places.reserved
+	reserved := c.places.reserved
 	c.places.mu.Unlock()
-	r.Pinned = c.diskOf(c.index.PinnedBuilds())
-	r.Dead = c.diskOf(c.index.NotServed())
-	return r, nil
+	return &wire.Space{LogicalBytes: s.LogicalBytes, UniqueBytes: s.UniqueBytes,
+		SavedBySharingBytes: s.LogicalBytes - s.UniqueBytes, Entries: s.Entries, Builds: s.Builds,
+		DiskBytes: s.DiskBytes + packed.Recipes + packed.Containers, UnpackedBytes: packed.Copies,
+		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: reserved,
+		PinnedBytes: c.diskOf(c.index.PinnedBuilds()), DeadBytes: c.diskOf(c.index.NotServed()),
+		BudgetBytes: b.budget, FloorBytes: b.floor, FreeBytes: b.free, MaxEntries: b.entries,
+		Evicted: counters["evicted"], Unkept: counters["unkept"], ToLookAt: uint64(c.sharing.left.Load())}, nil
 }
 
 // spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
@@ -103,68 +94,39 @@ func (c *Cache) diskOf(ids []index.BuildID) (sum int64) {
 	return sum
 }
 
-// Usage tells where the space goes, build by build.
-type Usage struct {
-	Builds      []BuildUsage // by model, the largest first
-	Users, EPs  []UsageSum   // by what they take, the largest first
-	Shared      []SharedBlob // of two entries: which files have bytes in common, the most first
-	SharedBytes int64        // bytes of the second entry's files that the first's have as well
-	Packable    int64        // on disk: what packing would free of all builds, as far as is known; 0 with entries
-}
-
-// BuildUsage is what one build takes.
-type BuildUsage struct {
-	Listing
-	Logical     int64 // bytes of its files and its copied source model
-	Own, Shared int64 // on disk: what its removal would free now, and what other builds need as well
-	Once        int64 // of Shared, what no build of its model that is listed before has
-}
-
-// UsageSum is what a user's builds take ("uid:1000"), or those of an execution provider.
-type UsageSum struct {
-	space.Sum
-	Quota int64 // logical bytes; 0: none
-}
-
-// SharedBlob is a file of one entry that has bytes in common with one of another.
-type SharedBlob struct {
-	Digest        cas.Digest // of the second's file
-	Size          int64      // of the second's file
-	Bytes         int64      // of it that stand in the first's file as well, at whatever offsets; all of it where both are one blob
-	First, Second string     // what the one calls it, and the other
-}
-
 // usagePage is how many builds are told at once.
 const usagePage = 256
 
-// Usage tells where the space goes: of the builds that the peer may see, or of these entries; of two, what they share as well. after is what the
-// call before gave as next, "" where that was all. Progress may be nil.
-func (c *Cache) Usage(ctx context.Context, p Peer, entries []string, after string, progress func(Progress)) (u *Usage, next string, err error) {
-	if after != "" {
-		return c.usageFrom(ctx, after)
+// Usage tells where the space goes: of the builds that the peer may see, or of these entries; of two, what they share as well. Progress may be nil.
+func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage, progress func(Progress)) (*wire.UsageReply, error) {
+	if w.After != "" {
+		return c.usageFrom(ctx, w.After)
 	}
 	survey, inv, err := c.takeInventory(ctx, progress)
 	if err != nil {
-		return nil, "", searchError(ctx, err)
+		return nil, searchError(ctx, err)
+	}
+	u := &wire.UsageReply{}
+	if u.Space, err = c.Space(); err != nil { // the first page says it for all, because it takes longer than a page
+		return nil, err
 	}
 	var wanted map[index.BuildID]bool
-	u = &Usage{}
-	if len(entries) > 0 {
-		ids, err := c.idsOf(ctx, p, entries)
+	if len(w.Entries) > 0 {
+		ids, err := c.idsOf(ctx, p, w.Entries)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		wanted = make(map[index.BuildID]bool, len(ids))
 		for _, id := range ids {
 			wanted[id] = true
 		}
-		if len(entries) == 2 {
-			found, err := c.find(ctx, p, entries)
+		if len(w.Entries) == 2 {
+			found, err := c.find(ctx, p, w.Entries)
 			if err != nil {
-				return nil, "", err
+				return nil, err
 			}
-			if err := u.compare(ctx, c, entries, found); err != nil {
-				return nil, "", err
+			if err := c.compareEntries(ctx, u, w.Entries, found); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -187,23 +149,29 @@ func (c *Cache) Usage(ctx context.Context, p Peer, entries []string, after strin
 		if b, err := c.bounds(); err == nil { // else none is told
 			quota = b.user
 		}
-		for _, sum := range accounts.SumsBy(list, func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }) {
-			u.Users = append(u.Users, UsageSum{sum, quota})
-		}
-		for _, sum := range accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }) {
-			u.EPs = append(u.EPs, UsageSum{Sum: sum})
-		}
+		u.Users = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), quota)
+		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
 		err := c.forms.EachShare(ctx, func(d cas.Digest, _ forms.Share) error {
-			u.Packable += c.forms.Saving(d)
+			u.PackableBytes += c.forms.Saving(d)
 			return nil
 		})
 		if err != nil {
-			return nil, "", searchError(ctx, err)
+			return nil, searchError(ctx, err)
 		}
 	}
-	rows := c.usages.keep(accounts.ByModel(list))
-	u.Builds, next = c.usagePage(rows, 0)
-	return u, next, nil
+	c.usagePage(u, c.usages.keep(accounts.ByModel(list)), 0)
+	return u, nil
+}
+
+// maxSums bounds the users and providers that are told: the largest come first.
+const maxSums = 256
+
+func usageSums(list []space.Sum, quota int64) (out []*wire.UsageSum) {
+	for _, s := range list[:min(len(list), maxSums)] {
+		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds, LogicalBytes: s.Logical, OwnBytes: s.Own,
+			DiskBytes: s.Disk, QuotaBytes: quota})
+	}
+	return out
 }
 
 // usages remembers the latest lists that did not fit into one answer, so that all pages are of one survey.
@@ -230,35 +198,43 @@ func (us *usages) keep(rows []space.Row) usageList {
 	return l
 }
 
-func (c *Cache) usageFrom(ctx context.Context, after string) (*Usage, string, error) {
+func (c *Cache) usageFrom(ctx context.Context, after string) (*wire.UsageReply, error) {
 	id, at, _ := strings.Cut(after, "-")
 	from, err := strconv.ParseUint(at, 10, 32)
 	c.usages.mu.Lock()
 	defer c.usages.mu.Unlock()
 	for _, l := range c.usages.lists {
 		if l.id == id && err == nil && from < uint64(len(l.rows)) && ctx.Err() == nil {
-			u := &Usage{}
-			var next string
-			u.Builds, next = c.usagePage(l, int(from))
-			return u, next, nil
+			u := &wire.UsageReply{}
+			c.usagePage(u, l, int(from))
+			return u, nil
 		}
 	}
-	return nil, "", refusal.New(refusal.BadRequest, nil, "page %.80q is not known any more", after).WithHint("ask from the beginning")
+	return nil, refusal.New(refusal.BadRequest, nil, "page %.80q is not known any more", after).WithHint("ask from the beginning")
 }
 
-func (c *Cache) usagePage(l usageList, from int) (out []BuildUsage, next string) {
+// maxUsageMembers bounds what is said of a group: how many it has.
+const maxUsageMembers = 64
+
+// usagePage adds the builds of a page: of each as much as lets a page fit into a frame.
+func (c *Cache) usagePage(u *wire.UsageReply, l usageList, from int) {
 	to := min(from+usagePage, len(l.rows))
 	for _, r := range l.rows[from:to] {
 		b, err := c.index.Get(r.ID)
 		if err != nil {
 			continue // it has gone meanwhile
 		}
-		listing := c.listing(b)
-		listing.KeptAs = c.formWord(&b)
-		out = append(out, BuildUsage{Listing: listing, Logical: r.Logical, Own: r.Own, Shared: r.Shared, Once: r.Once})
+		of := c.listing(&b)
+		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey, ModelDigest: of.ModelDigest, ModelName: clip(of.ModelName),
+			Ep: clip(of.Ep), Scope: clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own, KeptAs: c.formWord(&b),
+			Hits: of.Hits, LastUsedMs: of.LastUsedMs, CreatedMs: of.CreatedMs, CompileSeconds: of.CompileSeconds}
+		for range min(len(b.Members), maxUsageMembers) {
+			brief.Members = append(brief.Members, &wire.Member{})
+		}
+		u.Builds = append(u.Builds, &wire.BuildUsage{Build: brief, LogicalBytes: r.Logical, OwnBytes: r.Own,
+			SharedBytes: r.Shared, OnceBytes: r.Once, Shapes: clip(requests.Shapes(&b))})
 	}
 	if to < len(l.rows) {
-		next = l.id + "-" + strconv.Itoa(to)
+		u.Next = l.id + "-" + strconv.Itoa(to)
 	}
-	return out, next
 }

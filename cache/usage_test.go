@@ -9,29 +9,30 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/space"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (b *bench) usage(p Peer, entries ...string) *Usage {
+func (b *bench) usage(p Peer, entries ...string) *wire.UsageReply {
 	b.Helper()
-	u, next, err := b.cache.Usage(context.Background(), p, entries, "", nil)
+	u, err := b.cache.Usage(context.Background(), p, &wire.Usage{Entries: entries}, nil)
 	require.NoError(b, err)
-	require.Empty(b, next)
+	require.Empty(b, u.Next)
 	return u
 }
 
 // The account is what the file system says, whatever happens.
 func (b *bench) exact() {
 	b.Helper()
-	lines, findings, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+	found, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
 	require.NoError(b, err)
-	require.Empty(b, findings)
-	for _, l := range lines {
-		if l.Accounted >= 0 {
-			require.Equal(b, l.Disk, l.Accounted, l.Name)
+	require.Empty(b, found.Findings)
+	for _, l := range found.Space {
+		if l.AccountedBytes != nil {
+			require.Equal(b, l.DiskBytes, l.GetAccountedBytes(), l.Name)
 		}
 	}
 }
@@ -45,7 +46,7 @@ func TestTheAccountIsExact(t *testing.T) {
 	embedded.Embed = true
 	b.acquire(embedded)
 	b.exact()
-	_, _, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{held.Build.BuildKey.String()}, false, false)
+	_, err := b.cache.Remove(context.Background(), Peer{UID: b.cache.uid}, []string{held.Build.BuildKey.String()}, false, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*cas.Block, b.account().held)
 	b.exact()
@@ -57,12 +58,14 @@ func TestTheAccountIsExact(t *testing.T) {
 	<-b.cache.tidied // a start removes strangers
 	stranger := filepath.Join(b.state, "objects", "ab", "ab"+held.ModelDigest.String()[2:])
 	require.NoError(t, os.WriteFile(stranger, make([]byte, 5000), 0o444))
-	lines, findings, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
+	found, err := b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid}, nil)
 	require.NoError(t, err)
-	require.EqualValues(t, 2*cas.Block, lines[0].Disk-lines[0].Accounted, "%+v", lines[0])
-	require.Equal(t, []Finding{{Kind: "space", Object: filepath.Base(stranger), Detail: "8192 bytes on disk that no build needs; the next start removes them"}}, findings)
+	require.EqualValues(t, 2*cas.Block, found.Space[0].DiskBytes-found.Space[0].GetAccountedBytes(), "%v", found.Space[0])
+	require.Len(t, found.Findings, 1)
+	require.Equal(t, []string{"space", filepath.Base(stranger), "8192 bytes on disk that no build needs; the next start removes them"},
+		[]string{found.Findings[0].Kind, found.Findings[0].Object, found.Findings[0].Detail})
 	require.NoError(t, os.Remove(stranger))
-	_, _, err = b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid + 1}, nil)
+	_, err = b.cache.CheckSpace(context.Background(), Peer{UID: b.cache.uid + 1}, nil)
 	require.Equal(t, refusal.NotAllowed, refusal.ClassOf(err))
 }
 
@@ -86,11 +89,14 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	u := b.usage(Peer{UID: b.cache.uid})
 	require.Len(t, u.Builds, 2)
 	for _, l := range u.Builds {
-		require.EqualValues(t, 2*cas.Block, l.Own+l.Shared)
-		require.EqualValues(t, 2*cas.Block, l.Own, "nothing is shared")
+		require.EqualValues(t, 2*cas.Block, l.OwnBytes+l.SharedBytes)
+		require.EqualValues(t, 2*cas.Block, l.OwnBytes, "nothing is shared")
 	}
-	require.Equal(t, []UsageSum{{Sum: space.Sum{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, Logical: one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size, Own: 4 * cas.Block, Disk: 4 * cas.Block}}}, u.Users)
-	require.Len(t, u.EPs, 1)
+	require.Len(t, u.Users, 1)
+	logical := one.Files[0].Size + one.Files[1].Size + two.Files[0].Size + two.Files[1].Size
+	want := &wire.UsageSum{Name: OwnScope(Peer{UID: b.cache.uid}), Builds: 2, LogicalBytes: logical, OwnBytes: 4 * cas.Block, DiskBytes: 4 * cas.Block}
+	require.True(t, proto.Equal(want, u.Users[0]), "%v", u.Users[0])
+	require.Len(t, u.Eps, 1)
 
 	// The same model for another user's own: equal bytes, kept once.
 	r := b.held(1)
@@ -101,8 +107,8 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 	u = b.usage(Peer{UID: b.cache.uid}, own.ID.String(), one.ID.String())
 	require.Len(t, u.Builds, 2)
 	for _, l := range u.Builds {
-		require.Zero(t, l.Own)
-		require.EqualValues(t, 2*cas.Block, l.Shared)
+		require.Zero(t, l.OwnBytes)
+		require.EqualValues(t, 2*cas.Block, l.SharedBytes)
 	}
 	require.Len(t, u.Shared, 2)
 	all := one.Files[0].Size + one.Files[1].Size
@@ -111,8 +117,8 @@ func TestUsageTellsOwnAndShared(t *testing.T) {
 
 	u = b.usage(r.Peer)
 	require.Len(t, u.Builds, 1, "others' are not told")
-	require.EqualValues(t, 2*cas.Block, u.Builds[0].Own, "nor what they share")
-	_, _, err := b.cache.Usage(context.Background(), r.Peer, nil, "x-1", nil)
+	require.EqualValues(t, 2*cas.Block, u.Builds[0].OwnBytes, "nor what they share")
+	_, err := b.cache.Usage(context.Background(), r.Peer, &wire.Usage{After: "x-1"}, nil)
 	require.Equal(t, refusal.BadRequest, refusal.ClassOf(err))
 }
 

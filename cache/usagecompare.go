@@ -8,13 +8,14 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // maxShared bounds the pairs of files of a comparison that are told one by one.
 const maxShared = 256
 
-// compare finds what the files of two entries share, by reading them: bytes count wherever they stand.
-func (u *Usage) compare(ctx context.Context, c *Cache, entries []string, found []index.Build) error {
+// compareEntries finds what the files of two entries share, by reading them: bytes count wherever they stand.
+func (c *Cache) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string, found []index.Build) error {
 	var files [2][]index.File
 	for i, entry := range entries {
 		seen := make(map[cas.Digest]bool)
@@ -34,21 +35,25 @@ func (u *Usage) compare(ctx context.Context, c *Cache, entries []string, found [
 		}
 	}
 	for _, f := range files[1] {
-		if err := u.compareFile(ctx, c, f, files[0]); err != nil {
+		if err := c.compareFile(ctx, u, f, files[0]); err != nil {
 			return searchError(ctx, err)
 		}
 	}
-	slices.SortFunc(u.Shared, func(a, b SharedBlob) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), slices.Compare(a.Digest[:], b.Digest[:]), cmp.Compare(a.First, b.First))
+	slices.SortFunc(u.Shared, func(a, b *wire.SharedBlob) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Digest, b.Digest), cmp.Compare(a.FirstName, b.FirstName))
 	})
 	u.Shared = u.Shared[:min(len(u.Shared), maxShared)]
 	return nil
 }
 
-func (u *Usage) compareFile(ctx context.Context, c *Cache, f index.File, with []index.File) error {
+func (c *Cache) compareFile(ctx context.Context, u *wire.UsageReply, f index.File, with []index.File) error {
+	shares := func(with index.File, bytes int64) {
+		u.SharedBytes += bytes
+		u.Shared = append(u.Shared, &wire.SharedBlob{Digest: f.Digest.String(), Size: f.Size, Bytes: bytes,
+			FirstName: clip(with.Name), SecondName: clip(f.Name)})
+	}
 	if i := slices.IndexFunc(with, func(other index.File) bool { return other.Digest == f.Digest }); i >= 0 {
-		u.SharedBytes += f.Size
-		u.Shared = append(u.Shared, SharedBlob{Digest: f.Digest, Size: f.Size, Bytes: f.Size, First: with[i].Name, Second: f.Name})
+		shares(with[i], f.Size)
 		return nil
 	}
 	target, err := c.forms.Look(f.Digest)
@@ -76,8 +81,7 @@ func (u *Usage) compareFile(ctx context.Context, c *Cache, f index.File, with []
 	}
 	for _, other := range with {
 		if n := bytes[other.Digest]; n > 0 {
-			u.SharedBytes += n
-			u.Shared = append(u.Shared, SharedBlob{Digest: f.Digest, Size: f.Size, Bytes: n, First: other.Name, Second: f.Name})
+			shares(other, n)
 		}
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // What a removal would free is told before, of packed builds as well, and it is what then goes.
@@ -19,16 +21,16 @@ func TestOwnBytesAreWhatARemovalFrees(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	own := func() map[string]int64 {
 		out, du := make(map[string]int64), make(map[string]int64)
-		page, _, err := b.cache.List(ctx, b.self(), ListFilter{})
+		page, err := b.cache.List(ctx, b.self(), &wire.List{}, nil)
 		require.NoError(t, err)
-		for _, l := range page {
-			out[l.Build.BuildKey.String()] = l.Own
-			shown, _, err := b.cache.Show(ctx, b.self(), l.Build.BuildKey.String())
+		for _, l := range page.Builds {
+			out[l.Build] = l.OwnBytes
+			shown, err := b.cache.Show(ctx, b.self(), l.Build)
 			require.NoError(t, err)
-			require.Equal(t, l.Own, shown[0].Own)
+			require.Equal(t, l.OwnBytes, shown.Builds[0].OwnBytes)
 		}
 		for _, u := range b.usage(b.self()).Builds {
-			du[u.Build.BuildKey.String()] = u.Own
+			du[u.Build.Build] = u.OwnBytes
 		}
 		require.Equal(t, out, du, "list and du say the same")
 		return out
@@ -56,27 +58,29 @@ func TestWhatRemovingFreesIsToldOfThoseThatGoTogether(t *testing.T) {
 		for _, i := range which {
 			names = append(names, builds[i].ID.String())
 		}
-		_, freed, err := b.cache.Remove(ctx, b.self(), names, all, true)
+		removed, err := b.cache.Remove(ctx, b.self(), names, all, true)
 		require.NoError(t, err)
-		return freed
+		return removed.FreedBytes
 	}
-	own, err := b.cache.ownBytes(b.self(), builds...)
-	require.NoError(t, err)
+	own := make([]int64, len(builds))
 	for i := range builds {
+		var err error
+		own[i], err = b.cache.ownBytes(b.self(), builds[i])
+		require.NoError(t, err)
 		require.Equal(t, own[i], would(false, i), "build %d alone", i)
 	}
 	both := would(false, 0, 1)
 	require.Greater(t, both, own[0]+own[1]+1<<20, "what the second takes from the first goes with both")
 	require.Equal(t, b.plan(0).Used, would(true))
 	before := b.plan(0).Used
-	_, freed, err := b.cache.Remove(ctx, b.self(), []string{builds[0].ID.String(), builds[1].ID.String()}, false, false)
+	removed, err := b.cache.Remove(ctx, b.self(), []string{builds[0].ID.String(), builds[1].ID.String()}, false, false)
 	require.NoError(t, err)
-	require.Equal(t, both, freed)
-	require.Equal(t, before-b.plan(0).Used, freed)
+	require.Equal(t, both, removed.FreedBytes)
+	require.Equal(t, before-b.plan(0).Used, removed.FreedBytes)
 	left := would(true)
-	_, freed, err = b.cache.Remove(ctx, b.self(), nil, true, false)
+	removed, err = b.cache.Remove(ctx, b.self(), nil, true, false)
 	require.NoError(t, err)
-	require.Equal(t, left, freed)
+	require.Equal(t, left, removed.FreedBytes)
 	require.Zero(t, would(true))
 }
 
@@ -87,21 +91,19 @@ func TestHowABuildIsKeptIsListed(t *testing.T) {
 	builds, _ := b.similar(2)
 	key := builds[1].BuildKey.String()
 	word := func() string {
-		page, _, err := b.cache.List(ctx, b.self(), ListFilter{})
-		require.NoError(t, err)
 		said := ""
-		for _, l := range page {
+		for _, l := range b.list() {
 			if l.Build.BuildKey == builds[1].BuildKey {
-				said = l.KeptAs
+				said = l.told.KeptAs
 			}
 		}
 		for _, u := range b.usage(b.self(), key).Builds {
-			require.Equal(t, said, u.KeptAs)
+			require.Equal(t, said, u.Build.KeptAs)
 		}
 		changed, err := b.cache.Pin(ctx, b.self(), []string{key}, true)
 		require.NoError(t, err)
 		require.Equal(t, said, changed.Builds[0].KeptAs)
-		require.Positive(t, changed.Builds[0].Own)
+		require.Positive(t, changed.Builds[0].OwnBytes)
 		return said
 	}
 	require.Equal(t, "whole", word())
@@ -111,9 +113,9 @@ func TestHowABuildIsKeptIsListed(t *testing.T) {
 	require.NoError(t, b.acquire(b.variant(2)).View.Close())
 	require.Equal(t, "packed, with a copy", word())
 	require.Regexp(t, "^packed, .* its own, with a copy that is served$", b.kept(key))
-	removed, _, err := b.cache.Remove(ctx, b.self(), []string{key}, false, true)
+	removed, err := b.cache.Remove(ctx, b.self(), []string{key}, false, true)
 	require.NoError(t, err)
-	require.Positive(t, removed.Builds[0].Own)
+	require.Positive(t, removed.Builds[0].OwnBytes)
 }
 
 // Two models of one name are two, and what two builds share is found wherever it stands, packed or not.
@@ -123,9 +125,9 @@ func TestTwoEntriesAreCompared(t *testing.T) {
 	u := b.usage(b.self())
 	require.Equal(t, u.Builds[0].Build.ModelName, u.Builds[1].Build.ModelName)
 	require.NotEqual(t, u.Builds[0].Build.ModelDigest, u.Builds[1].Build.ModelDigest)
-	two := func() *Usage { return b.usage(b.self(), builds[0].ID.String(), builds[1].ID.String()) }
+	two := func() *wire.UsageReply { return b.usage(b.self(), builds[0].ID.String(), builds[1].ID.String()) }
 	whole := two()
-	require.Equal(t, large(builds[1]), whole.Shared[0].Digest)
+	require.Equal(t, large(builds[1]).String(), whole.Shared[0].Digest)
 	require.GreaterOrEqual(t, whole.Shared[0].Bytes, int64(1<<20), "the megabyte of weights")
 	require.Less(t, whole.Shared[0].Bytes, whole.Shared[0].Size, "but not the rest")
 	sum := int64(0)

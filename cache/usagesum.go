@@ -8,22 +8,19 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// ownBytes is what the removal of each of these builds would free on the disk now; as far as the peer may know, for what builds share
+// ownBytes is what the removal of a build would free on the disk now; as far as the peer may know, for what builds share
 // with those of other users is not the peer's to know.
-func (c *Cache) ownBytes(p Peer, builds ...*index.Build) ([]int64, error) {
-	sums := make([]int64, len(builds))
-	for i, b := range builds {
-		for d := range c.partsOf(b) {
-			others, err := c.othersNeed(p, b, d)
-			if err != nil {
-				return nil, err
-			}
-			if !others {
-				sums[i] += c.takenBy(d)
-			}
+func (c *Cache) ownBytes(p Peer, b *index.Build) (sum int64, err error) {
+	for d := range c.partsOf(b) {
+		others, err := c.othersNeed(p, b, d)
+		if err != nil {
+			return 0, err
+		}
+		if !others {
+			sum += c.takenBy(d)
 		}
 	}
-	return sums, nil
+	return sum, nil
 }
 
 // freedBy is what the removal of all of these builds together would free on the disk now: more than each of them has of its own, where they share

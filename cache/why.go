@@ -10,11 +10,12 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // Why explains what an entry's state is, and how it came to be so. The entry is named as in Show; one that is gone by
 // its request key, its build key, or its model's name, as long as its history is kept.
-func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, error) {
+func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanation, error) {
 	leave, err := c.explaining.enter(ctx, c, &Request{Peer: p, Name: entry})
 	if err != nil {
 		return nil, err
@@ -22,8 +23,11 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 	defer leave()
 	builds, err := c.find(ctx, p, []string{entry})
 	if refusal.ClassOf(err) == refusal.NotFound {
-		if out := c.whyFailed(p, entry); out != nil {
-			return out, c.tellHistory(p, out)
+		for _, f := range c.failures.List(c.hears(p), nil) {
+			if f.Means(entry) { // it has no builds, because its compile failed
+				out := &wire.Explanation{Decision: decidedFailed, RequestKey: f.RequestKey.String(), Reason: f.Said()}
+				return out, c.tellHistory(p, f.RequestKey, out)
+			}
 		}
 		return c.whyGone(p, entry, err)
 	}
@@ -37,15 +41,13 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 		return nil, err
 	}
 	first := &builds[0]
-	out := &Explanation{Decision: decidedMiss, RequestKey: first.RequestKey, Record: first.RecordJSON}
+	out := &wire.Explanation{Decision: decidedMiss, RequestKey: first.RequestKey.String(), Record: first.RecordJSON}
 	r := &Request{Peer: p, Name: first.ModelName}
 	plan, rt, rc, err := c.planAgain(ctx, first)
 	if err != nil {
 		out.Decision, out.Reason = decidedStale, "nothing can be compiled for this entry here: "+err.Error()
 		for i := range builds[:min(len(builds), maxCandidates)] {
-			one := Candidate{Listing: c.listing(builds[i]), Reason: err.Error()}
-			one.Listing.KeptAs, one.Listing.KeptText = c.formWord(&builds[i]), c.keptAs(&builds[i])
-			out.Candidates = append(out.Candidates, one)
+			out.Candidates = append(out.Candidates, c.candidate(&builds[i], err.Error()))
 		}
 	} else {
 		out.Runtime = rt.name
@@ -72,7 +74,7 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*Explanation, er
 	if err != nil {
 		return nil, searchError(ctx, err)
 	}
-	return out, c.tellHistory(p, out)
+	return out, c.tellHistory(p, first.RequestKey, out)
 }
 
 // wholeEntry gives all builds of the entry that the peer may see, for the name may have been that of one of them, in
@@ -103,11 +105,11 @@ func (c *Cache) wholeEntry(p Peer, found []index.Build) ([]index.Build, error) {
 }
 
 // stateOf is what became of an entry that was asked for by name.
-func stateOf(e *Explanation) string {
+func stateOf(e *wire.Explanation) string {
 	if e.Decision == decidedHit {
 		return index.Current
 	}
-	if state := e.Candidates[0].Listing.State.Name; state != index.Current {
+	if state := e.Candidates[0].Build.State; state != index.Current {
 		return state
 	}
 	return decidedStale
@@ -134,7 +136,7 @@ func oneEntry(name string, builds []index.Build) error {
 }
 
 // whyGone explains an entry of which only the history is left.
-func (c *Cache) whyGone(p Peer, name string, notFound error) (*Explanation, error) {
+func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation, error) {
 	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
 	ghost := c.ghostOf(p, name)
 	events := c.index.Events(time.Time{})
@@ -146,17 +148,17 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*Explanation, erro
 		if ghost != nil && e.At.Before(ghost.At) {
 			break
 		}
-		out := &Explanation{Decision: decidedGone, RequestKey: e.RequestKey, Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
+		out := &wire.Explanation{Decision: decidedGone, RequestKey: e.RequestKey.String(), Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
 		if e.Kind == EventUnkept {
 			out.Reason = "there is no build; " + e.unkept()
 		}
-		return out, c.tellHistory(p, out)
+		return out, c.tellHistory(p, e.RequestKey, out)
 	}
 	if ghost == nil {
 		return nil, notFound
 	}
-	out := &Explanation{Decision: decidedGone, RequestKey: ghost.RequestKey, Reason: "no build is left; the last that happened: " + ghost.Reason}
-	return out, c.tellHistory(p, out)
+	out := &wire.Explanation{Decision: decidedGone, RequestKey: ghost.RequestKey.String(), Reason: "no build is left; the last that happened: " + ghost.Reason}
+	return out, c.tellHistory(p, ghost.RequestKey, out)
 }
 
 // whyNone says why there is no build for a request: what became of the last one, as far as the peer may hear it. "": nobody knows of one.

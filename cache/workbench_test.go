@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // bench is a cache over the stand-in compiler, with one runtime, in temporary folders.
@@ -136,8 +138,8 @@ func (b *bench) requireSound() {
 	for _, f := range result.Findings {
 		for _, key := range f.Builds {
 			for _, l := range b.list() {
-				if l.Build.BuildKey == key {
-					require.NotEqual(b, index.Current, l.State.Name, "finding %v of a build that would be served", f)
+				if l.told.Build == key {
+					require.NotEqual(b, index.Current, l.told.State, "finding %v of a build that would be served", f)
 				}
 			}
 		}
@@ -182,10 +184,26 @@ func (b *bench) refused(r *Request) *refusal.Error {
 	return e
 }
 
-func (b *bench) list() []Listing {
-	page, _, err := b.cache.List(context.Background(), Peer{UID: b.cache.uid}, ListFilter{})
+// listed is a build as List tells of it, and as it is stored.
+type listed struct {
+	Build index.Build
+	told  *wire.Build
+}
+
+func (b *bench) list() (out []listed) {
+	page, err := b.cache.List(context.Background(), Peer{UID: b.cache.uid}, &wire.List{}, nil)
 	require.NoError(b, err)
-	return page
+	require.Empty(b, page.Next)
+	for _, told := range page.Builds {
+		found, _ := b.cache.find(context.Background(), b.self(), []string{told.Build})
+		i := slices.IndexFunc(found, func(one index.Build) bool {
+			return one.Scope == told.Scope && milliseconds(one.Created) == told.CreatedMs
+		})
+		if i >= 0 { // else it has gone meanwhile
+			out = append(out, listed{found[i], told})
+		}
+	}
+	return out
 }
 
 // read gives the digest of every file that an answer's view holds, through its descriptor alone.

@@ -1,15 +1,19 @@
 package unixsock
 
-import "time"
+import (
+	"time"
+
+	"github.com/epcached/epcached/unixsock/wire"
+)
 
 // What the protocol itself fixes; wire/epcached.proto says the same.
 const (
-	Version             = 1       // of the protocol
-	MaxFrame            = 1 << 20 // bytes after the length
-	MaxDescriptors      = 64      // in one frame
-	MaxAttached         = 4096    // of one request, over all its frames
-	MaxReportText       = 4096    // bytes of a report's text that are kept, and of what a claim is given up with
-	attachedPerFrame    = 60      // what the client sends in one frame
+	Version             = 1 // of the protocol
+	MaxFrame            = wire.MaxFrame
+	MaxDescriptors      = 64   // in one frame
+	MaxAttached         = 4096 // of one request, over all its frames
+	MaxReportText       = 4096 // bytes of a report's text that are kept, and of what a claim is given up with
+	attachedPerFrame    = 60   // what the client sends in one frame
 	progressInterval    = time.Second
 	maxProgressDetail   = 1 << 10
 	minDrainPoll        = 200 * time.Microsecond

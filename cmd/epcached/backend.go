@@ -56,11 +56,11 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
+	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(pr.Reply(time.Since(start))) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
-	reply := acquireReply(a)
+	reply := a.Reply()
 	reply.ElapsedSeconds = time.Since(start).Seconds()
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
@@ -72,35 +72,17 @@ func (b *backend) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.
 
 // List pages.
 func (b *backend) List(ctx context.Context, p unixsock.Peer, w *wire.List, progress func(*wire.Progress)) (*wire.ListReply, error) {
-	filter := cache.ListFilter{Model: w.Model, EP: w.Ep, After: w.After, Limit: int(w.Limit), Progress: howFar(progress)}
-	page, next, err := b.cache.List(ctx, peer(p), filter)
-	if err != nil {
-		return nil, err
-	}
-	reply := &wire.ListReply{Next: next}
-	var cut int
-	if reply.Builds, cut = buildsReply(page, maxReply); cut > 0 {
-		reply.Next = page[len(page)-cut-1].Build.ID.String()
-	}
-	return reply, nil
+	return b.cache.List(ctx, peer(p), w, howFar(progress))
 }
 
 // Show gives everything about the builds that a name means.
 func (b *backend) Show(ctx context.Context, p unixsock.Peer, w *wire.Show) (*wire.ShowReply, error) {
-	builds, history, err := b.cache.Show(ctx, peer(p), w.Entry)
-	if err != nil {
-		return nil, err
-	}
-	return showReply(builds, history, maxReply), nil
+	return b.cache.Show(ctx, peer(p), w.Entry)
 }
 
 // Invalidate withholds.
 func (b *backend) Invalidate(ctx context.Context, p unixsock.Peer, w *wire.Invalidate) (*wire.ChangeReply, error) {
-	builds, err := b.cache.Invalidate(ctx, peer(p), w.Entries, w.Reason, w.DryRun)
-	if err != nil {
-		return nil, err
-	}
-	return changeReply(&builds, 0, maxReply), nil
+	return b.cache.Invalidate(ctx, peer(p), w.Entries, w.Reason, w.DryRun)
 }
 
 // Remove deletes.
@@ -108,93 +90,44 @@ func (b *backend) Remove(ctx context.Context, p unixsock.Peer, w *wire.Remove) (
 	if w.All == (len(w.Entries) > 0) {
 		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "remove: name entries, or say all"}
 	}
-	builds, freed, err := b.cache.Remove(ctx, peer(p), w.Entries, w.All, w.DryRun)
-	if err != nil {
-		return nil, err
-	}
-	return changeReply(&builds, freed, maxReply), nil
+	return b.cache.Remove(ctx, peer(p), w.Entries, w.All, w.DryRun)
 }
 
 // Check looks for damage.
 func (b *backend) Check(ctx context.Context, p unixsock.Peer, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
 	if w.Space {
-		return b.checkSpace(ctx, p, progress)
+		return b.cache.CheckSpace(ctx, peer(p), howFar(progress))
 	}
-	result, err := b.cache.Check(ctx, peer(p), w.Deep, w.Repair, howFar(progress))
-	if err != nil {
-		return nil, err
-	}
-	return checkReply(&result, maxReply), nil
+	return b.cache.Check(ctx, peer(p), w.Deep, w.Repair, howFar(progress))
 }
 
-// Status counts, for the cache and for the socket.
+// Status adds to the cache's own what the process and the socket are.
 func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (*wire.StatusReply, error) {
 	s, err := b.cache.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	reply := &wire.StatusReply{
-		Version: version, Pid: int64(os.Getpid()), UptimeSeconds: time.Since(s.Started).Seconds(),
-		StateDirectory: b.cache.Directory(), Socket: b.socket,
-		Hits: s.Counters["hits"], Misses: s.Counters["misses"], Compiles: s.Counters["compiles"], Failures: s.Counters["failures"],
-		CompileSecondsSaved: s.SavedSeconds, Warnings: s.Warnings, Jobs: uint32(s.Jobs),
-		Connections: uint32(b.server.Connections()),
-		Space:       spaceReply(&s.Space), StartedBy: b.startedBy,
-	}
-	for i := range s.Runtimes {
-		reply.Runtimes = append(reply.Runtimes, runtimeReply(&s.Runtimes[i]))
-	}
-	reply.Sourceless = &wire.Sourceless{Builds: uint64(s.Sourceless.Builds),
-		Looked: uint64(s.Sourceless.Looked)}
-	for _, why := range s.Sourceless.Reasons() {
-		reply.Sourceless.Why = append(reply.Sourceless.Why, &wire.Sourceless_Why{Text: why,
-			Builds: uint64(s.Sourceless.Why[why])})
-	}
-	reply.Sandbox = b.sandbox(ctx)
-	return reply, nil
-}
-
-// sandbox tells what keeps workers from doing harm, in lines.
-func (b *backend) sandbox(ctx context.Context) []string {
-	measures, err := b.cache.Sandbox(ctx)
-	if err != nil {
-		return []string{valid("NOT KNOWN: " + err.Error())}
-	}
-	var lines []string
-	for _, m := range measures {
-		lines = append(lines, valid(m.String()))
-	}
-	return lines
+	s.Version, s.Pid, s.Socket, s.StartedBy = version, int64(os.Getpid()), b.socket, b.startedBy
+	s.Connections = uint32(b.server.Connections())
+	return s, nil
 }
 
 // Probe tells what this machine has.
 func (b *backend) Probe(ctx context.Context, p unixsock.Peer, w *wire.Probe) (*wire.ProbeReply, error) {
-	facts, err := b.cache.Probe(ctx, peer(p), runtimeRef(w.Runtime, nil), w.Refresh)
-	if err != nil {
-		return nil, err
-	}
-	reply := &wire.ProbeReply{Sandbox: b.sandbox(ctx)}
-	for i := range facts {
-		reply.Runtimes = append(reply.Runtimes, runtimeReply(&facts[i]))
-	}
-	return reply, nil
+	return b.cache.Probe(ctx, peer(p), runtimeRef(w.Runtime, nil), w.Refresh)
 }
 
 // Report passes on what a client says of a build.
 func (b *backend) Report(ctx context.Context, p unixsock.Peer, w *wire.Report) (*wire.ReportReply, error) {
-	d, err := b.cache.Report(ctx, peer(p), cache.Report{Build: w.Build, Code: w.Code, Text: w.Text, ORTVersion: w.OrtVersion,
+	return b.cache.Report(ctx, peer(p), cache.Report{Build: w.Build, Code: w.Code, Text: w.Text, ORTVersion: w.OrtVersion,
 		Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
-	if err != nil {
-		return nil, err
-	}
-	return &wire.ReportReply{Decision: d.Decision, Text: valid(d.Text), Hint: valid(d.Hint), Class: d.Class, State: d.State}, nil
 }
 
 // Stop ends the daemon for its own user and administrators.
 func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 	if !b.cache.Administrator(peer(p)) {
-		return nil, wireError(refusal.New(refusal.NotAllowed, nil, "the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
-			WithHint("run it as that user, or have administrators in the daemon's configuration name this one"))
+		return nil, refusal.New(refusal.NotAllowed, nil, "the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
+			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")
 	}
 	ends, end, err := os.Pipe()
 	if err != nil {
@@ -206,15 +139,12 @@ func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 
 // Doctor gives advice.
 func (b *backend) Doctor(ctx context.Context, p unixsock.Peer, _ *wire.Doctor) (*wire.DoctorReply, error) {
-	advice, err := b.cache.Doctor(ctx, peer(p))
-	if err != nil {
-		return nil, err
-	}
-	reply := &wire.DoctorReply{}
-	for _, a := range advice {
-		reply.Advice = append(reply.Advice, &wire.Advice{Severity: a.Severity, Subject: valid(a.Subject), Text: valid(a.Text), Hint: valid(a.Hint)})
-	}
-	return reply, nil
+	return b.cache.Doctor(ctx, peer(p))
+}
+
+// Why explains an entry.
+func (b *backend) Why(ctx context.Context, p unixsock.Peer, w *wire.Why) (*wire.Explanation, error) {
+	return b.cache.Why(ctx, peer(p), w.Entry)
 }
 
 // wireError gives the cache's errors their class on the wire; the numbers are the same on purpose.

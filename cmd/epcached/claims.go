@@ -23,11 +23,11 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	for _, m := range w.MadeBy {
 		put.MadeBy = append(put.MadeBy, cache.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	a, err := b.cache.Put(ctx, peer(p), put, func(pr cache.Progress) { progress(progressReply(&pr, time.Since(start))) })
+	a, err := b.cache.Put(ctx, peer(p), put, func(pr cache.Progress) { progress(pr.Reply(time.Since(start))) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
-	reply := acquireReply(a)
+	reply := a.Reply()
 	reply.ElapsedSeconds = time.Since(start).Seconds()
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
@@ -38,8 +38,4 @@ func (b *backend) GiveUp(ctx context.Context, p unixsock.Peer, w *wire.GiveUp) (
 		return nil, err
 	}
 	return &wire.GiveUpReply{}, nil
-}
-
-func claimReply(c *cache.Claim) *wire.Claim {
-	return &wire.Claim{Id: c.ID, Output: c.Output, Outputs: []string{c.Output}, DeadlineMs: time.Until(c.Deadline).Milliseconds(), Route: c.Route}
 }

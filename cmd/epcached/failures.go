@@ -6,8 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
+	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/failure"
 	"github.com/epcached/epcached/unixsock"
@@ -20,37 +19,7 @@ func (b *backend) RetryJobs(ctx context.Context, p unixsock.Peer, w *wire.RetryJ
 	if err != nil {
 		return nil, err
 	}
-	return &wire.JobsReply{Failures: failuresReply(gone, maxReply)}, nil
-}
-
-// failuresReply takes at most so many bytes: of the older ones the compiler's words are left out, then they themselves.
-func failuresReply(list []failure.Failure, limit int) []*wire.Failure {
-	var out []*wire.Failure
-	used := 0
-	for i := range list {
-		f := failureReply(&list[i])
-		if used > limit/2 {
-			delete(f.Facts, "stderr")
-			f.Text = valid(f.Text[:min(len(f.Text), 256)])
-		}
-		if used += proto.Size(f) + 8; used > limit {
-			break
-		}
-		out = append(out, f)
-	}
-	return out
-}
-
-func failureReply(f *failure.Failure) *wire.Failure {
-	out := &wire.Failure{
-		RequestKey: f.RequestKey.String(), Build: f.BuildKey.String(), ModelName: valid(f.ModelName), ModelDigest: f.ModelDigest.String(),
-		Ep: f.EP, Reason: string(f.Reason), Text: valid(f.Text), Facts: make(map[string]string, len(f.Facts)),
-		Count: uint32(f.Count), FirstMs: milliseconds(f.First), LastMs: milliseconds(f.Last), RetryMs: milliseconds(f.Retry), Scope: f.Scope,
-	}
-	for key, value := range f.Facts {
-		out.Facts[key] = valid(value)
-	}
-	return out
+	return cache.JobsReply(nil, gone), nil
 }
 
 // failureOptions says in the cache's terms how long failures are remembered.

@@ -1,11 +1,7 @@
 package main
 
 import (
-	"fmt"
 	"os"
-	"strings"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
@@ -92,116 +88,4 @@ func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
 		ref.EPLibraries = append(ref.EPLibraries, one)
 	}
 	return ref
-}
-
-func acquireReply(a *cache.Answer) *wire.AcquireReply {
-	reply := &wire.AcquireReply{
-		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(),
-		CompatibilitySource: a.Compatibility.Source, CompatibilityReason: valid(a.Compatibility.Reason), Why: valid(a.Why), Record: a.Record,
-		Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
-		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
-	}
-	reply.RequestKey = keyText(a.RequestKey)
-	if a.Claim != nil {
-		reply.Claim = claimReply(a.Claim)
-	}
-	if a.Explanation != nil {
-		reply.Explanation = explanationReply(a.Explanation, maxReply-proto.Size(reply))
-	}
-	if a.ProviderOptions != nil {
-		reply.ProviderOptions = make(map[string]*wire.StringMap, len(a.ProviderOptions))
-		for ep, options := range a.ProviderOptions {
-			reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
-		}
-	}
-	reply.Member = uint32(a.Member)
-	for _, m := range a.Members {
-		reply.Members = append(reply.Members, &wire.Member{Name: m.Name, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
-	}
-	if b := a.Build; b != nil {
-		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
-		ep := b.Maker()
-		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
-		id, _, _ := strings.Cut(a.Graph, "/")
-		for _, f := range b.Files {
-			one := &wire.File{Name: id + "/" + f.Name, Size: f.Size}
-			if !f.Digest.IsZero() { // else nobody made one
-				one.Digest = f.Digest.String()
-			}
-			reply.Files = append(reply.Files, one)
-		}
-		reply.Unkept = a.Unkept
-	}
-	return reply
-}
-
-func buildReply(l *cache.Listing) *wire.Build {
-	b := &l.Build
-	out := &wire.Build{
-		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(), ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName,
-		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph, CreatedMs: b.Created.UnixMilli(), Hits: l.Hits,
-		CompileSeconds: b.CompileSeconds, State: l.State.Name, Reason: l.State.Reason, LoadCheck: b.LoadCheck,
-		VerifiedOutput: b.VerifiedOutput, LoadSeconds: l.Gain.Load, SourceLoadSeconds: l.Gain.SourceLoad,
-		Pinned: l.Pinned, OwnBytes: l.Own, KeptAs: l.KeptAs, KeptText: valid(l.KeptText),
-	}
-	if j := l.Judgement; j.Source != "" || j.Reason != "" { // else nobody judged it
-		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)
-		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, milliseconds(j.At)
-	}
-	if b.Put {
-		out.MadeBy = fmt.Sprintf("uid %d", b.UID)
-	}
-	if !b.Converted.ID.IsZero() {
-		out.ConvertedFrom = b.Converted.BuildKey.String()
-	}
-	out.LastUsedMs = milliseconds(l.LastUsed)
-	if l.Leased {
-		out.Leases = 1
-	}
-	if len(b.EPs) > 0 {
-		ep := b.EPs[0]
-		out.Ep, out.EpVersion, out.EpLibraryDigest = ep.Name, ep.Version, ep.LibraryDigest.String()
-		out.SdkVersion, out.HardwareArchitecture, out.CompatibilityString = ep.SDKVersion, ep.HardwareArchitecture, ep.CompatibilityString
-		out.DriverVersion = ep.DriverVersion
-	}
-	for _, f := range b.Files {
-		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})
-	}
-	for _, m := range b.Members {
-		out.Members = append(out.Members, &wire.Member{Name: m.ModelName, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
-	}
-	return out
-}
-
-func runtimeReply(f *cache.RuntimeFacts) *wire.RuntimeFacts {
-	out := &wire.RuntimeFacts{
-		Directory: f.Name, OrtVersion: f.Spec.ORTVersion, OrtLibrary: f.Spec.ORTLibrary, Error: f.Error,
-		ProbedMs: f.At.UnixMilli(), Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
-		OrtBuild: f.Facts.ORTBuild,
-	}
-	if !f.Previous.IsZero() {
-		out.PreviousMs = f.Previous.UnixMilli()
-	}
-	if f.Facts.ORTVersion != "" {
-		out.OrtVersion = f.Facts.ORTVersion
-	}
-	for _, ep := range f.Facts.EPs {
-		mark, marked := f.Marks[ep.Name]
-		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name], Version: mark.EPVersion, Error: ep.Error}
-		one.DriverVersion, one.DriverSource = f.Drivers[ep.Name].Version, f.Drivers[ep.Name].Source
-		for i, d := range ep.Devices {
-			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor, DeviceId: d.DeviceID,
-				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
-			if i == 0 && marked {
-				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
-				dev.CompatibilityString = mark.CompatibilityString
-			}
-			if i == 0 {
-				dev.Error = f.MarkErrors[ep.Name]
-			}
-			one.Devices = append(one.Devices, dev)
-		}
-		out.Eps = append(out.Eps, one)
-	}
-	return out
 }

@@ -3,3 +3,6 @@
 // The .proto is the specification of the protocol: each rule stands beside its field, and it is enough to write
 // a client in another language. Package unixsock carries these messages over a socket.
 package wire
+
+// MaxFrame bounds an envelope: so many bytes at most come after a frame's length.
+const MaxFrame = 1 << 20

@@ -1,0 +1,221 @@
+package cache
+
+import (
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/epcached/epcached/failure"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/requests"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// A digest that nobody made is none, and no zeros.
+func TestWhatIsNotKeptHasNoDigest(t *testing.T) {
+	b := &index.Build{EPs: []index.EPFacts{{Name: "X"}}, Files: []index.File{{Name: "a_ctx.onnx", Size: 3}, {Name: "a.bin", Size: 4}}}
+	b.Files[1].Digest[0] = 1
+	reply := (&Answer{Outcome: Compiled, Build: b, Unkept: true, Graph: "f00d/a_ctx.onnx"}).Reply()
+	require.True(t, reply.Unkept)
+	require.Empty(t, reply.Files[0].Digest)
+	require.Equal(t, b.Files[1].Digest.String(), reply.Files[1].Digest)
+}
+
+// fill gives every exported field below v some value that is not its zero.
+func fill(v reflect.Value) {
+	switch v.Type() {
+	case reflect.TypeFor[time.Time]():
+		v.Set(reflect.ValueOf(time.UnixMilli(12345)))
+		return
+	case reflect.TypeFor[*os.File]():
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(1)
+	case reflect.Uint8, reflect.Uint32, reflect.Uint64:
+		v.SetUint(1)
+	case reflect.Float64:
+		v.SetFloat(0.5)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem())
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(v.Index(i))
+		}
+	case reflect.Map:
+		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		fill(key)
+		fill(value)
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(key, value)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i))
+			}
+		}
+	}
+}
+
+func filled[T any]() *T {
+	v := new(T)
+	fill(reflect.ValueOf(v).Elem())
+	return v
+}
+
+// unset lists the fields of a message, and of those in it, that have no value.
+func unset(prefix string, m protoreflect.Message) (names []string) {
+	for i := range m.Descriptor().Fields().Len() {
+		field := m.Descriptor().Fields().Get(i)
+		name := prefix + string(field.Name())
+		switch {
+		case !m.Has(field):
+			names = append(names, name)
+		case field.IsList() && field.Message() != nil:
+			names = append(names, unset(name+".", m.Get(field).List().Get(0).Message())...)
+		case !field.IsList() && !field.IsMap() && field.Message() != nil:
+			names = append(names, unset(name+".", m.Get(field).Message())...)
+		}
+	}
+	return names
+}
+
+// Whatever the cache knows is told: a field that is added to one side and not carried over fails here.
+func TestEverythingIsTold(t *testing.T) {
+	cases := map[string]struct {
+		reply proto.Message
+		empty []string // filled in elsewhere
+	}{
+		"answer":  {filled[Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
+		"event":   {filled[Event]().reply(), nil},
+		"failure": {failureReply(filled[failure.Failure]()), nil},
+		"runtime": {filled[RuntimeFacts]().reply(), nil},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, tc.empty, unset("", tc.reply.ProtoReflect()))
+		})
+	}
+}
+
+// However many failures there are, and however much they said, they fit: the newest with all that they said.
+func TestFailuresFitIntoAnAnswer(t *testing.T) {
+	words := strings.Repeat("x", 4<<10)
+	list := make([]failure.Failure, 2048)
+	for i := range list {
+		list[i] = failure.Failure{ModelName: "m.onnx", Text: words, Facts: map[string]string{"reason": "crash", "stderr": words}}
+	}
+	reply := JobsReply(nil, list)
+	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	require.Greater(t, len(reply.Failures), 500)
+	require.Equal(t, words, reply.Failures[0].Facts["stderr"])
+	last := reply.Failures[len(reply.Failures)-1]
+	require.Equal(t, "crash", last.Facts["reason"])
+	require.Len(t, last.Text, 256)
+	require.Equal(t, words, list[len(list)-1].Facts["stderr"], "the cache's own are left alone")
+}
+
+func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
+	build := &wire.Build{}
+	setJudgement(build, Judgement{})
+	require.Empty(t, build.Compatibility, "nobody judged it")
+	require.Zero(t, build.JudgedMs)
+	event := (&Event{}).reply()
+	require.Empty(t, event.RequestKey, "an event of the machine")
+	require.Empty(t, event.Build)
+	require.Zero(t, event.AtMs)
+	require.Empty(t, (&Answer{Outcome: PassThrough}).Reply().RequestKey)
+}
+
+func TestJudgementThatNobodyCouldGive(t *testing.T) {
+	build := &wire.Build{}
+	setJudgement(build, Judgement{Reason: "no rule speaks of it", Runtime: "/opt/ort"})
+	require.Equal(t, "unknown", build.Compatibility)
+}
+
+// Text of compilers and drivers goes into answers: an answer that cannot be encoded would be none.
+func TestTextThatIsNone(t *testing.T) {
+	bad := "not \xff text"
+	build := &wire.Build{}
+	setJudgement(build, Judgement{Reason: bad})
+	for _, reply := range []proto.Message{
+		(&Event{Model: bad, Text: bad, Runtime: bad}).reply(),
+		&wire.Candidate{Build: build, Differences: differencesReply([]requests.Difference{{Asked: bad, Found: bad}})},
+		jobReply(&Job{ModelName: bad, Why: bad, Err: &refusal.Error{Class: refusal.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
+		(&Progress{Detail: bad}).Reply(0),
+		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
+		(&Answer{Why: bad, Compatibility: Judgement{Reason: bad}}).Reply(),
+		(&RuntimeFacts{Error: bad}).reply(),
+	} {
+		_, err := proto.Marshal(reply)
+		require.NoError(t, err)
+	}
+}
+
+func TestExplanationFitsIntoAFrame(t *testing.T) {
+	long := strings.Repeat("x", 10<<10)
+	e := &wire.Explanation{Decision: "miss"}
+	for i := range 300 {
+		e.History = append(e.History, &wire.Event{Sequence: uint64(i + 1), Text: long})
+		e.Neighbours = append(e.Neighbours, &wire.Neighbour{ModelName: fmt.Sprint(i), Differences: []*wire.Difference{{Asked: long}}})
+		e.Candidates = append(e.Candidates, &wire.Candidate{Reason: fmt.Sprint(i, long)})
+	}
+	reply := proto.CloneOf(e)
+	shorten(reply, maxReply)
+	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	require.Equal(t, "miss", reply.Decision)
+	require.NotEmpty(t, reply.Candidates, "the history goes first, then the neighbours")
+	require.True(t, strings.HasPrefix(reply.Candidates[0].Reason, "0x"), "the first candidates stay")
+
+	e.Candidates = nil
+	reply = proto.CloneOf(e)
+	shorten(reply, maxReply)
+	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	require.Equal(t, "0", reply.Neighbours[0].ModelName, "the nearest stay")
+
+	e.Neighbours = nil
+	reply = proto.CloneOf(e)
+	shorten(reply, maxReply)
+	require.LessOrEqual(t, proto.Size(reply), maxReply)
+	require.EqualValues(t, 300, reply.History[len(reply.History)-1].Sequence, "the newest stay")
+
+	b := newBench(t)
+	out := &wire.Explanation{Record: strings.Repeat("x", 600<<10), Reason: "why"} // told twice, which is too often
+	require.NoError(t, b.cache.tellHistory(b.self(), index.RequestKey{1}, out))
+	answer := (&Answer{Record: strings.Repeat("x", 600<<10), Explanation: out}).Reply()
+	require.Less(t, proto.Size(answer), wire.MaxFrame)
+	require.Equal(t, "why", answer.Explanation.Reason)
+}
+
+func TestEventsFitIntoAFrame(t *testing.T) {
+	b := newBench(t)
+	for i := range 300 {
+		b.cache.happened(Event{Kind: EventChanged, Text: fmt.Sprint(i, strings.Repeat("x", 10<<10))})
+	}
+	reply, err := b.cache.Events(t.Context(), b.self(), time.Time{}, 0)
+	require.NoError(t, err)
+	require.Less(t, proto.Size(reply), wire.MaxFrame)
+	require.Greater(t, proto.Size(reply), wire.MaxFrame*3/4, "as many as fit")
+	require.True(t, strings.HasPrefix(reply.Events[len(reply.Events)-1].Text, "299x"), "the newest, and oldest first")
+	require.Less(t, reply.Events[0].Sequence, reply.Events[1].Sequence)
+	reply, err = b.cache.Events(t.Context(), b.self(), time.Time{}, 3)
+	require.NoError(t, err)
+	require.Len(t, reply.Events, 3)
+}
