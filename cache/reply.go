@@ -96,9 +96,9 @@ func (a *Answer) Reply() *wire.AcquireReply {
 	return reply
 }
 
-// Reply is the progress as clients are told of it.
-func (p *Progress) Reply(elapsed time.Duration) *wire.Progress {
-	return &wire.Progress{Phase: p.Phase, Detail: valid(p.Detail), DoneBytes: p.Done, TotalBytes: p.Total, ElapsedMs: elapsed.Milliseconds(),
+// Reply is the progress as clients are told of it; the socket adds since when.
+func (p *Progress) Reply() *wire.Progress {
+	return &wire.Progress{Phase: p.Phase, Detail: valid(p.Detail), DoneBytes: p.Done, TotalBytes: p.Total,
 		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting), Done: p.Through, Total: p.Of}
 }
 

@@ -159,7 +159,7 @@ func TestTextThatIsNone(t *testing.T) {
 		(&Event{Model: bad, Text: bad, Runtime: bad}).reply(),
 		&wire.Candidate{Build: build, Differences: differencesReply([]requests.Difference{{Asked: bad, Found: bad}})},
 		jobReply(&Job{ModelName: bad, Why: bad, Err: &refusal.Error{Class: refusal.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
-		(&Progress{Detail: bad}).Reply(0),
+		(&Progress{Detail: bad}).Reply(),
 		failureReply(&failure.Failure{ModelName: bad, Text: bad, Facts: map[string]string{"stderr": bad}}),
 		(&Answer{Why: bad, Compatibility: Judgement{Reason: bad}}).Reply(),
 		(&RuntimeFacts{Error: bad}).reply(),

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -43,6 +44,18 @@ func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, fds [
 func (b *standIn) hit() (Answer, error) {
 	view, err := os.Open(b.folder)
 	return Answer{Reply: &wire.AcquireReply{Outcome: "hit", Build: "b", Graph: "id/x_ctx.onnx"}, View: view}, err
+}
+
+// Ask has the method that is called as the request is answer it.
+func (b *standIn) Ask(ctx context.Context, p Peer, request proto.Message, progress func(*wire.Progress)) (proto.Message, error) {
+	method := reflect.ValueOf(b).MethodByName(string(request.ProtoReflect().Descriptor().Name()))
+	if !method.IsValid() || method.Type().NumIn() < 3 {
+		return nil, nil
+	}
+	args := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(p), reflect.ValueOf(request), reflect.ValueOf(progress)}
+	out := method.Call(args[:method.Type().NumIn()])
+	err, _ := out[1].Interface().(error)
+	return out[0].Interface().(proto.Message), err
 }
 
 func (b *standIn) Release(context.Context, Peer, *wire.Release) (*wire.ReleaseReply, error) {

@@ -85,66 +85,20 @@ func (c *connection) reporter(r *request) *reporter {
 	return &reporter{connection: c, number: r.number, arrived: r.arrived}
 }
 
-// telling asks the backend for what may take long, and passes on how far it is.
-func telling[M, R any](c *connection, r *request, message M, ask func(context.Context, Peer, M, func(*wire.Progress)) (R, error)) (R, error) {
-	reporter := c.reporter(r)
-	defer reporter.end()
-	return ask(r.ctx, c.peer, message, reporter.report)
-}
-
 func (c *connection) ask(r *request, message proto.Message) (proto.Message, error) {
-	b, ctx := c.server.Backend, r.ctx
 	switch m := message.(type) {
-	case *wire.Release:
-		return b.Release(ctx, c.peer, m)
-	case *wire.List:
-		return telling(c, r, m, b.List)
-	case *wire.Show:
-		return b.Show(ctx, c.peer, m)
-	case *wire.Invalidate:
-		return b.Invalidate(ctx, c.peer, m)
-	case *wire.Remove:
-		return b.Remove(ctx, c.peer, m)
-	case *wire.Pin:
-		return b.Pin(ctx, c.peer, m)
-	case *wire.Unpin:
-		return b.Unpin(ctx, c.peer, m)
-	case *wire.Collect:
-		return telling(c, r, m, b.Collect)
-	case *wire.Pack:
-		return telling(c, r, m, b.Pack)
-	case *wire.Layout:
-		return b.Layout(ctx, c.peer, m)
-	case *wire.Usage:
-		return telling(c, r, m, b.Usage)
-	case *wire.Status:
-		return b.Status(ctx, c.peer, m)
-	case *wire.Probe:
-		return b.Probe(ctx, c.peer, m)
-	case *wire.Check:
-		return telling(c, r, m, b.Check)
 	case *wire.Report:
 		m.Text = cut(m.GetText(), MaxReportText)
-		return b.Report(ctx, c.peer, m)
-	case *wire.Why:
-		return b.Why(ctx, c.peer, m)
-	case *wire.Events:
-		return b.Events(ctx, c.peer, m)
-	case *wire.Doctor:
-		return b.Doctor(ctx, c.peer, m)
-	case *wire.Jobs:
-		return b.Jobs(ctx, c.peer, m)
-	case *wire.Follow:
-		return telling(c, r, m, b.Follow)
-	case *wire.CancelJobs:
-		return b.CancelJobs(ctx, c.peer, m)
-	case *wire.RetryJobs:
-		return b.RetryJobs(ctx, c.peer, m)
 	case *wire.GiveUp:
 		m.Text = cut(m.GetText(), MaxReportText)
-		return b.GiveUp(ctx, c.peer, m)
 	}
-	return nil, refused("protocol: a message that is no request")
+	reporter := c.reporter(r)
+	defer reporter.end()
+	reply, err := c.server.Backend.Ask(r.ctx, c.peer, message, reporter.report)
+	if err == nil && reply == nil {
+		err = refused("protocol: a message that is no request")
+	}
+	return reply, err
 }
 
 // failure logs what the client must not be told, and says the rest.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/compilertest"
@@ -130,6 +132,18 @@ func (b *standIn) hit() (unixsock.Answer, error) {
 
 func (b *standIn) build() *wire.Build {
 	return &wire.Build{Build: strings.Repeat("cd", 32), ModelName: "tiny.onnx", Ep: "StandInExecutionProvider", Files: b.files, State: "current", Hits: 3, CreatedMs: 1}
+}
+
+// Ask has the method that is called as the request is answer it.
+func (b *standIn) Ask(ctx context.Context, p unixsock.Peer, request proto.Message, progress func(*wire.Progress)) (proto.Message, error) {
+	method := reflect.ValueOf(b).MethodByName(string(request.ProtoReflect().Descriptor().Name()))
+	if !method.IsValid() || method.Type().NumIn() < 3 {
+		return nil, nil
+	}
+	args := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(p), reflect.ValueOf(request), reflect.ValueOf(progress)}
+	out := method.Call(args[:method.Type().NumIn()])
+	err, _ := out[1].Interface().(error)
+	return out[0].Interface().(proto.Message), err
 }
 
 func (b *standIn) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.ReleaseReply, error) {

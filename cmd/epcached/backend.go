@@ -56,7 +56,7 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		return unixsock.Answer{}, err
 	}
 	r.Connection = p.Connection
-	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(pr.Reply(time.Since(start))) })
+	a, err := b.cache.Acquire(ctx, r, func(pr cache.Progress) { progress(pr.Reply()) })
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
@@ -65,62 +65,26 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
-// Release needs no work: the lease is the descriptor.
-func (b *backend) Release(context.Context, unixsock.Peer, *wire.Release) (*wire.ReleaseReply, error) {
-	return &wire.ReleaseReply{}, nil
-}
-
-// List pages.
-func (b *backend) List(ctx context.Context, p unixsock.Peer, w *wire.List, progress func(*wire.Progress)) (*wire.ListReply, error) {
-	return b.cache.List(ctx, peer(p), w, howFar(progress))
-}
-
-// Show gives everything about the builds that a name means.
-func (b *backend) Show(ctx context.Context, p unixsock.Peer, w *wire.Show) (*wire.ShowReply, error) {
-	return b.cache.Show(ctx, peer(p), w.Entry)
-}
-
-// Invalidate withholds.
-func (b *backend) Invalidate(ctx context.Context, p unixsock.Peer, w *wire.Invalidate) (*wire.ChangeReply, error) {
-	return b.cache.Invalidate(ctx, peer(p), w.Entries, w.Reason, w.DryRun)
-}
-
-// Remove deletes.
-func (b *backend) Remove(ctx context.Context, p unixsock.Peer, w *wire.Remove) (*wire.ChangeReply, error) {
-	if w.All == (len(w.Entries) > 0) {
-		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "remove: name entries, or say all"}
+// Put takes what the holder of a claim compiled. The socket has checked that every file has a descriptor.
+func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+	start := time.Now()
+	put := &cache.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds, ORTVersion: w.OrtVersion}
+	for _, f := range w.Files {
+		if int64(f.Fd) >= int64(len(fds)) {
+			return unixsock.Answer{}, badRequest("put: a file has no descriptor")
+		}
+		put.Files = append(put.Files, cache.PutFile{Name: f.Name, File: fds[f.Fd]})
 	}
-	return b.cache.Remove(ctx, peer(p), w.Entries, w.All, w.DryRun)
-}
-
-// Check looks for damage.
-func (b *backend) Check(ctx context.Context, p unixsock.Peer, w *wire.Check, progress func(*wire.Progress)) (*wire.CheckReply, error) {
-	if w.Space {
-		return b.cache.CheckSpace(ctx, peer(p), howFar(progress))
+	for _, m := range w.MadeBy {
+		put.MadeBy = append(put.MadeBy, cache.MadeBy{EP: m.Ep, Version: m.Version})
 	}
-	return b.cache.Check(ctx, peer(p), w.Deep, w.Repair, howFar(progress))
-}
-
-// Status adds to the cache's own what the process and the socket are.
-func (b *backend) Status(ctx context.Context, p unixsock.Peer, _ *wire.Status) (*wire.StatusReply, error) {
-	s, err := b.cache.Status(ctx)
+	a, err := b.cache.Put(ctx, peer(p), put, func(pr cache.Progress) { progress(pr.Reply()) })
 	if err != nil {
-		return nil, err
+		return unixsock.Answer{}, err
 	}
-	s.Version, s.Pid, s.Socket, s.StartedBy = version, int64(os.Getpid()), b.socket, b.startedBy
-	s.Connections = uint32(b.server.Connections())
-	return s, nil
-}
-
-// Probe tells what this machine has.
-func (b *backend) Probe(ctx context.Context, p unixsock.Peer, w *wire.Probe) (*wire.ProbeReply, error) {
-	return b.cache.Probe(ctx, peer(p), runtimeRef(w.Runtime, nil), w.Refresh)
-}
-
-// Report passes on what a client says of a build.
-func (b *backend) Report(ctx context.Context, p unixsock.Peer, w *wire.Report) (*wire.ReportReply, error) {
-	return b.cache.Report(ctx, peer(p), cache.Report{Build: w.Build, Code: w.Code, Text: w.Text, ORTVersion: w.OrtVersion,
-		Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
+	reply := a.Reply()
+	reply.ElapsedSeconds = time.Since(start).Seconds()
+	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
 // Stop ends the daemon for its own user and administrators.
@@ -137,14 +101,9 @@ func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 	return ends, nil
 }
 
-// Doctor gives advice.
-func (b *backend) Doctor(ctx context.Context, p unixsock.Peer, _ *wire.Doctor) (*wire.DoctorReply, error) {
-	return b.cache.Doctor(ctx, peer(p))
-}
-
-// Why explains an entry.
-func (b *backend) Why(ctx context.Context, p unixsock.Peer, w *wire.Why) (*wire.Explanation, error) {
-	return b.cache.Why(ctx, peer(p), w.Entry)
+// Subscribe gives events as they happen.
+func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {
+	return b.cache.Subscribe(ctx, peer(p), send)
 }
 
 // wireError gives the cache's errors their class on the wire; the numbers are the same on purpose.

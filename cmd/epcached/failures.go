@@ -1,26 +1,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"time"
 
-	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/config"
 	"github.com/epcached/epcached/failure"
-	"github.com/epcached/epcached/unixsock"
-	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// RetryJobs forgets failures.
-func (b *backend) RetryJobs(ctx context.Context, p unixsock.Peer, w *wire.RetryJobs) (*wire.JobsReply, error) {
-	gone, err := b.cache.Retry(ctx, peer(p), w.Entries, w.All)
-	if err != nil {
-		return nil, err
-	}
-	return cache.JobsReply(nil, gone), nil
-}
 
 // failureOptions says in the cache's terms how long failures are remembered.
 func failureOptions(f config.Failures) failure.Options {

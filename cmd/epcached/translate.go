@@ -18,7 +18,7 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 			Hint: "use wait, background, fail, refresh, bypass, key_only or explain"}
 	}
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
-		return nil, &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: "the request has no descriptor of a model"}
+		return nil, badRequest("the request has no descriptor of a model")
 	}
 	r := &cache.Request{
 		Peer: p, Name: w.Model.Name, Graph: fds[w.Model.Fd], External: make(map[string]*os.File, len(w.Model.External)),

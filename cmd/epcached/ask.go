@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/epcached/epcached/cache"
+	"github.com/epcached/epcached/unixsock"
+	"github.com/epcached/epcached/unixsock/wire"
+)
+
+// Ask passes on the requests that carry no descriptors, and tells how far they are.
+func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Message, progress func(*wire.Progress)) (proto.Message, error) {
+	c, q := b.cache, peer(p)
+	far := func(pr cache.Progress) { progress(pr.Reply()) }
+	switch w := request.(type) {
+	case *wire.Release:
+		return &wire.ReleaseReply{}, nil // the lease is the descriptor
+	case *wire.List:
+		return c.List(ctx, q, w, far)
+	case *wire.Show:
+		return c.Show(ctx, q, w.Entry)
+	case *wire.Why:
+		return c.Why(ctx, q, w.Entry)
+	case *wire.Invalidate:
+		return c.Invalidate(ctx, q, w.Entries, w.Reason, w.DryRun)
+	case *wire.Remove:
+		if w.All == (len(w.Entries) > 0) {
+			return nil, badRequest("remove: name entries, or say all")
+		}
+		return c.Remove(ctx, q, w.Entries, w.All, w.DryRun)
+	case *wire.Pin:
+		return c.Pin(ctx, q, w.Entries, w.DryRun)
+	case *wire.Unpin:
+		return c.Unpin(ctx, q, w.Entries, w.DryRun)
+	case *wire.Collect:
+		return b.collect(ctx, q, w, far, progress)
+	case *wire.Pack:
+		do, phase := c.Pack, "packing"
+		if w.Unpack {
+			do, phase = c.Unpack, "unpacking"
+		}
+		return do(ctx, q, w.Entries, w.All, w.DryRun, func(done, total int64) {
+			progress(&wire.Progress{Phase: phase, Detail: fmt.Sprintf("build %d of %d", done+1, total), Done: uint64(done), Total: uint64(total)})
+		})
+	case *wire.Usage:
+		return c.Usage(ctx, q, w, far)
+	case *wire.Layout:
+		l, err := c.Layout(ctx, q, w.Entries, int(w.Most), w.Tensors)
+		if err != nil {
+			return nil, err
+		}
+		return l.Reply(), nil
+	case *wire.Status:
+		return b.status(ctx)
+	case *wire.Probe:
+		return c.Probe(ctx, q, runtimeRef(w.Runtime, nil), w.Refresh)
+	case *wire.Check:
+		if w.Space {
+			return c.CheckSpace(ctx, q, far)
+		}
+		return c.Check(ctx, q, w.Deep, w.Repair, far)
+	case *wire.Doctor:
+		return c.Doctor(ctx, q)
+	case *wire.Report:
+		return c.Report(ctx, q, cache.Report{Build: w.Build, Code: w.Code, Text: w.Text, ORTVersion: w.OrtVersion,
+			Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
+	case *wire.Events:
+		var since time.Time
+		if w.SinceMs > 0 {
+			since = time.UnixMilli(w.SinceMs)
+		}
+		return c.Events(ctx, q, since, int(w.Limit))
+	case *wire.Jobs:
+		return b.jobs(ctx, q)
+	case *wire.Follow:
+		job, err := c.Follow(ctx, q, w.Job, far)
+		return jobsReply(err, job)
+	case *wire.CancelJobs:
+		jobs, err := c.CancelJobs(ctx, q, w.Jobs, w.All)
+		return jobsReply(err, jobs...)
+	case *wire.RetryJobs:
+		gone, err := c.Retry(ctx, q, w.Entries, w.All)
+		if err != nil {
+			return nil, err
+		}
+		return cache.JobsReply(nil, gone), nil
+	case *wire.GiveUp:
+		return &wire.GiveUpReply{}, c.GiveUp(ctx, q, w.Claim, w.Text, w.Code)
+	}
+	return nil, nil
+}
+
+func badRequest(format string, args ...any) error {
+	return &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST, Text: fmt.Sprintf(format, args...)}
+}
+
+// status adds to the cache's own what the process and the socket are.
+func (b *backend) status(ctx context.Context) (*wire.StatusReply, error) {
+	s, err := b.cache.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.Version, s.Pid, s.Socket, s.StartedBy = version, int64(os.Getpid()), b.socket, b.startedBy
+	s.Connections = uint32(b.server.Connections())
+	return s, nil
+}
+
+// collect makes room, or plans to.
+func (b *backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect, far func(cache.Progress), progress func(*wire.Progress)) (*wire.CollectReply, error) {
+	if w.ToBytes != nil && w.GetToBytes() < 0 {
+		return nil, badRequest("collect: to_bytes %d is less than nothing", w.GetToBytes())
+	}
+	plan, err := b.cache.PlanCollection(ctx, p, cache.Goal{Bytes: w.ToBytes, Progress: far})
+	if err == nil && !w.DryRun {
+		err = b.cache.Collect(ctx, plan, func(done, total int64) {
+			progress(&wire.Progress{Phase: "collecting", DoneBytes: done, TotalBytes: total})
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b.cache.CollectReply(plan), nil
+}
+
+// jobs lists compiles and failures.
+func (b *backend) jobs(ctx context.Context, p cache.Peer) (*wire.JobsReply, error) {
+	jobs, err := b.cache.Jobs(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	failed, err := b.cache.Failures(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	return cache.JobsReply(jobs, failed), nil
+}
+
+func jobsReply(err error, jobs ...cache.Job) (*wire.JobsReply, error) {
+	if err != nil {
+		return nil, err
+	}
+	return cache.JobsReply(jobs, nil), nil
+}
