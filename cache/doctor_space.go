@@ -65,17 +65,17 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 	byKey := make(map[index.RequestKey]*lost)
 	all := c.index.Events(c.now().Add(-thrashSpan))
 	for i := range all {
-		if e := eventFrom(all[i]); e.Kind == EventUnkept && c.mayHear(p, &e) {
+		if e := &all[i]; e.Kind == EventUnkept && c.mayHear(p, e) {
 			if byKey[e.RequestKey] == nil {
 				byKey[e.RequestKey] = &lost{}
 			}
-			byKey[e.RequestKey].last = &e
+			byKey[e.RequestKey].last = e
 			byKey[e.RequestKey].times++
 		}
 	}
 	var worst []*lost
 	for key, l := range byKey {
-		if !c.hasBuild(key, l.last.scope) {
+		if !c.hasBuild(key, l.last.Scope) {
 			worst = append(worst, l)
 		}
 	}
@@ -92,7 +92,7 @@ func (c *Cache) adviseUnkept(p Peer) []Advice {
 		if l.times > 1 {
 			often = fmt.Sprintf("%d times", l.times)
 		}
-		out = append(out, warning(subject, "model %q was compiled %s in the last 7 days and is not kept: %s", l.last.Model, often, l.last.Text).hint("%s", unkeptHint(l.last.Text)))
+		out = append(out, warning(subject, "model %q was compiled %s in the last 7 days and is not kept: %s", l.last.ModelName, often, l.last.Text).hint("%s", unkeptHint(l.last.Text)))
 	}
 	return out
 }

@@ -13,20 +13,7 @@ import (
 )
 
 // Event is something that happened to an entry, or to the machine.
-type Event struct {
-	Sequence   uint64 // grows; 0: from before the daemon's start
-	At         time.Time
-	Kind       string           // one of those below
-	RequestKey index.RequestKey // zero: of the machine
-	Build      index.BuildKey   // zero: of no build
-	Model      string           // its name
-	Runtime    string
-	Text       string
-
-	id    index.BuildID // zero: of no build
-	scope string        // who may hear of it, as a build's; "" of the machine
-	by    string        // whose doing it was, as an own scope; "": scope says it, or nobody's
-}
+type Event = index.Event
 
 // The kinds of events. A hit is none: hits are counted.
 const (
@@ -63,47 +50,40 @@ const (
 // c.happened(Event{Kind: EventProbed, Runtime: rt.name, Text: "..."}). Of a request without a build, heard by the one
 // who asked: c.happened(eventFor(peer, key, model, EventFailed, "...")).
 func (c *Cache) happened(e Event) {
-	err := c.index.Note(context.Background(), index.Event{At: c.now(), Kind: e.Kind, RequestKey: e.RequestKey, BuildID: e.id,
-		Text: e.Text, BuildKey: e.Build, ModelName: e.Model, Runtime: e.Runtime, Scope: e.scope, By: e.by})
-	if err != nil {
+	e.At = c.now()
+	if err := c.index.Note(context.Background(), e); err != nil {
 		c.log.Warn("event not kept", "kind", e.Kind, "error", err) // nothing depends on it
 	}
 }
 
 // eventOf is an event of a build.
 func eventOf(b *index.Build, kind, format string, args ...any) Event {
-	return Event{Kind: kind, RequestKey: b.RequestKey, Build: b.BuildKey, Model: b.ModelName, Text: fmt.Sprintf(format, args...),
-		id: b.ID, scope: b.Scope, by: OwnScope(Peer{UID: b.UID})}
+	return Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Text: fmt.Sprintf(format, args...),
+		BuildID: b.ID, Scope: b.Scope, By: OwnScope(Peer{UID: b.UID})}
 }
 
 // eventFor is an event of a request that has no build; only the peer and administrators hear of it.
 func eventFor(p Peer, key index.RequestKey, model, kind, format string, args ...any) Event {
-	return Event{Kind: kind, RequestKey: key, Model: model, Text: fmt.Sprintf(format, args...), scope: OwnScope(p)}
+	return Event{Kind: kind, RequestKey: key, ModelName: model, Text: fmt.Sprintf(format, args...), Scope: OwnScope(p)}
 }
 
-func eventFrom(e index.Event) Event {
-	return Event{Sequence: e.Sequence, At: e.At, Kind: e.Kind, RequestKey: e.RequestKey, Build: e.BuildKey, Model: e.ModelName,
-		Runtime: e.Runtime, Text: e.Text, id: e.BuildID, scope: e.Scope}
-}
-
-// reply is the event as clients are told of it.
-func (e *Event) reply() *wire.Event {
-	return &wire.Event{AtMs: milliseconds(e.At), Kind: e.Kind, RequestKey: keyText(e.RequestKey), Build: keyText(e.Build),
-		Model: valid(e.Model), Text: valid(e.Text), Runtime: valid(e.Runtime), Sequence: e.Sequence}
+func eventReply(e *Event) *wire.Event {
+	return &wire.Event{AtMs: milliseconds(e.At), Kind: e.Kind, RequestKey: keyText(e.RequestKey), Build: keyText(e.BuildKey),
+		Model: valid(e.ModelName), Text: valid(e.Text), Runtime: valid(e.Runtime), Sequence: e.Sequence}
 }
 
 // mayHear: everybody of the machine, and of builds whoever may see them, or could while they were there.
 func (c *Cache) mayHear(p Peer, e *Event) bool {
 	switch {
-	case e.RequestKey == index.RequestKey{} || c.Administrator(p) || e.scope == OwnScope(p):
+	case e.RequestKey == index.RequestKey{} || c.Administrator(p) || e.Scope == OwnScope(p):
 		return true
-	case e.id.IsZero():
+	case e.BuildID.IsZero():
 		return false
-	case e.scope == "": // written by an earlier epcached
-		b, err := c.index.Get(e.id)
+	case e.Scope == "": // written by an earlier epcached
+		b, err := c.index.Get(e.BuildID)
 		return err == nil && c.maySee(p, &b)
 	}
-	return c.maySee(p, &index.Build{ID: e.id, Scope: e.scope})
+	return c.maySee(p, &index.Build{ID: e.BuildID, Scope: e.Scope})
 }
 
 // eventsLimit is how many events are given to who does not say, and at most.
@@ -121,8 +101,8 @@ func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) 
 		if ctx.Err() != nil {
 			return nil, refusal.New(refusal.Cancelled, ctx.Err(), "events")
 		}
-		if e := eventFrom(all[i]); c.mayHear(p, &e) {
-			one := c.complete(e).reply()
+		if e := &all[i]; c.mayHear(p, e) {
+			one := eventReply(c.complete(e))
 			if !left.takes(one) {
 				break
 			}
@@ -134,13 +114,13 @@ func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) 
 }
 
 // complete adds what an earlier epcached did not write down.
-func (c *Cache) complete(e Event) *Event {
-	if e.scope == "" && !e.id.IsZero() {
-		if b, err := c.index.Get(e.id); err == nil {
-			e.Build, e.Model, e.scope = b.BuildKey, b.ModelName, b.Scope
+func (c *Cache) complete(e *Event) *Event {
+	if e.Scope == "" && !e.BuildID.IsZero() {
+		if b, err := c.index.Get(e.BuildID); err == nil {
+			e.BuildKey, e.ModelName, e.Scope = b.BuildKey, b.ModelName, b.Scope
 		}
 	}
-	return &e
+	return e
 }
 
 // Subscribe calls fn with each event that the peer may see, one at a time, until the context ends, which is no
@@ -157,7 +137,7 @@ func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64, fn func(*wir
 		if missed > 0 {
 			next += missed
 			e := Event{At: c.now(), Kind: EventMissed, Text: "this subscriber was too slow; epcachectl events shows what is kept"}
-			if err := fn(e.reply()); err != nil {
+			if err := fn(eventReply(&e)); err != nil {
 				return err
 			}
 		}
@@ -166,7 +146,7 @@ func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64, fn func(*wir
 			if !c.mayHear(p, &events[i]) {
 				continue
 			}
-			if err := fn(events[i].reply()); err != nil {
+			if err := fn(eventReply(&events[i])); err != nil {
 				return err
 			}
 		}
@@ -198,7 +178,7 @@ func (s *stream) add(e index.Event) {
 	if len(s.latest) >= 2*maxBehind {
 		s.latest = slices.Clone(s.latest[maxBehind:]) // now and then, not for each event
 	}
-	s.latest = append(s.latest, eventFrom(e))
+	s.latest = append(s.latest, e)
 	if s.more != nil {
 		close(s.more)
 		s.more = nil

@@ -261,8 +261,8 @@ func (c *Cache) tellHistory(p Peer, key index.RequestKey, out *wire.Explanation)
 	}
 	out.Reason = valid(out.Reason)
 	for i := len(all) - 1; i >= 0 && len(out.History) < maxHistory; i-- {
-		if e := eventFrom(all[i]); c.mayHear(p, &e) {
-			out.History = append(out.History, c.complete(e).reply())
+		if e := &all[i]; c.mayHear(p, e) {
+			out.History = append(out.History, eventReply(c.complete(e)))
 		}
 	}
 	slices.Reverse(out.History)

@@ -104,7 +104,7 @@ func TestEverythingIsTold(t *testing.T) {
 		empty []string // filled in elsewhere
 	}{
 		"answer":  {filled[Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
-		"event":   {filled[Event]().reply(), nil},
+		"event":   {eventReply(filled[Event]()), nil},
 		"failure": {failureReply(filled[failure.Failure]()), nil},
 		"runtime": {filled[RuntimeFacts]().reply(), nil},
 	}
@@ -137,7 +137,7 @@ func TestNothingIsToldOfWhatIsNotKnown(t *testing.T) {
 	setJudgement(build, Judgement{})
 	require.Empty(t, build.Compatibility, "nobody judged it")
 	require.Zero(t, build.JudgedMs)
-	event := (&Event{}).reply()
+	event := eventReply(&Event{})
 	require.Empty(t, event.RequestKey, "an event of the machine")
 	require.Empty(t, event.Build)
 	require.Zero(t, event.AtMs)
@@ -156,7 +156,7 @@ func TestTextThatIsNone(t *testing.T) {
 	build := &wire.Build{}
 	setJudgement(build, Judgement{Reason: bad})
 	for _, reply := range []proto.Message{
-		(&Event{Model: bad, Text: bad, Runtime: bad}).reply(),
+		eventReply(&Event{ModelName: bad, Text: bad, Runtime: bad}),
 		&wire.Candidate{Build: build, Differences: differencesReply([]requests.Difference{{Asked: bad, Found: bad}})},
 		jobReply(&Job{ModelName: bad, Why: bad, Err: &refusal.Error{Class: refusal.CompileFailed, Text: bad, Hint: bad, Facts: map[string]string{"stderr": bad}}}),
 		(&Progress{Detail: bad}).Reply(),

@@ -29,7 +29,7 @@ func (c *Cache) unkept(b *index.Build, out string, why error) (*compiled, error)
 		c.lookAround()
 	}
 	event := eventOf(b, EventUnkept, "%s", textOf(why))
-	event.scope = event.by // only the user that asked for it hears of it
+	event.Scope = event.By // only the user that asked for it hears of it
 	c.happened(event)
 	return result, nil
 }

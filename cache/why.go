@@ -141,8 +141,8 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 	ghost := c.ghostOf(p, name)
 	events := c.index.Events(time.Time{})
 	for i := len(events) - 1; i >= 0; i-- {
-		e := eventFrom(events[i])
-		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, &e) || !c.mayHear(p, &e) {
+		e := &events[i]
+		if e.RequestKey == (index.RequestKey{}) || !meansEvent(name, e) || !c.mayHear(p, e) {
 			continue
 		}
 		if ghost != nil && e.At.Before(ghost.At) {
@@ -150,7 +150,7 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 		}
 		out := &wire.Explanation{Decision: decidedGone, RequestKey: e.RequestKey.String(), Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
 		if e.Kind == EventUnkept {
-			out.Reason = "there is no build; " + e.unkept()
+			out.Reason = "there is no build; " + unkept(e)
 		}
 		return out, c.tellHistory(p, e.RequestKey, out)
 	}
@@ -169,14 +169,14 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	}
 	var last *Event
 	told := make(map[index.BuildID]bool)
-	for _, one := range all {
-		if e := eventFrom(one); (e.Kind == EventRetracted || e.Kind == EventUnkept) && c.mayHear(p, &e) {
-			last, told[e.id] = &e, true
+	for i := range all {
+		if e := &all[i]; (e.Kind == EventRetracted || e.Kind == EventUnkept) && c.mayHear(p, e) {
+			last, told[e.BuildID] = e, true
 		}
 	}
 	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
 	ghosts := c.index.Ghosts(func(g *index.Ghost) bool {
-		return g.RequestKey == key && !told[g.BuildID] && c.mayHear(p, &Event{RequestKey: key, Build: g.BuildKey, id: g.BuildID, scope: g.Scope})
+		return g.RequestKey == key && !told[g.BuildID] && c.mayHear(p, &Event{RequestKey: key, BuildKey: g.BuildKey, BuildID: g.BuildID, Scope: g.Scope})
 	})
 	if n := len(ghosts); n > 0 && (last == nil || last.At.Before(ghosts[n-1].At)) {
 		return ghosts[n-1].Reason
@@ -185,7 +185,7 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	case last == nil:
 		return ""
 	case last.Kind == EventUnkept:
-		return last.unkept()
+		return unkept(last)
 	case strings.HasPrefix(last.Text, evictedOn):
 		return last.Text // it says when
 	}
@@ -193,15 +193,15 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 }
 
 // unkept says of an event of a result that was not kept when that was, and why.
-func (e *Event) unkept() string {
+func unkept(e *Event) string {
 	return fmt.Sprintf("compiled on %s, and not kept: %s", e.At.Format(time.RFC3339), e.Text)
 }
 
 // ghostOf gives the latest ghost of what is meant, nil if there is none.
 func (c *Cache) ghostOf(p Peer, name string) *index.Ghost {
 	found := c.index.Ghosts(func(g *index.Ghost) bool {
-		e := eventFrom(index.Event{At: g.At, RequestKey: g.RequestKey, BuildID: g.BuildID, BuildKey: g.BuildKey, ModelName: g.ModelName, Scope: g.Scope})
-		return meansEvent(name, &e) && c.mayHear(p, &e)
+		e := &Event{At: g.At, RequestKey: g.RequestKey, BuildID: g.BuildID, BuildKey: g.BuildKey, ModelName: g.ModelName, Scope: g.Scope}
+		return meansEvent(name, e) && c.mayHear(p, e)
 	})
 	if len(found) == 0 {
 		return nil
@@ -210,10 +210,10 @@ func (c *Cache) ghostOf(p Peer, name string) *index.Ghost {
 }
 
 func meansEvent(name string, e *Event) bool {
-	if name == e.Model {
+	if name == e.ModelName {
 		return true
 	}
-	return len(name) >= minPrefix && (strings.HasPrefix(e.RequestKey.String(), name) || strings.HasPrefix(e.Build.String(), name) || strings.HasPrefix(e.id.String(), name))
+	return len(name) >= minPrefix && (strings.HasPrefix(e.RequestKey.String(), name) || strings.HasPrefix(e.BuildKey.String(), name) || strings.HasPrefix(e.BuildID.String(), name))
 }
 
 // planAgain thinks a build's request through again, for the first runtime that has its execution providers.
