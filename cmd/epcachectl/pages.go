@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -96,13 +95,4 @@ func (a *app) showing(ask func(progress func(*wire.Progress)) error) error {
 		p.ElapsedMs = time.Since(show.start).Milliseconds()
 		show.phase("", p)
 	})
-}
-
-// anys is a list as what jsonArray takes.
-func anys[T any](list []T) []any {
-	out := make([]any, 0, len(list))
-	for v := range slices.Values(list) {
-		out = append(out, v)
-	}
-	return out
 }
