@@ -10,7 +10,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// changing tells what was done with builds, or would be: of the first of them, as many as fit into an answer.
+// changing tells what was done with builds, or would be: of the first of them, as many as fit into an
+// answer.
 type changing struct {
 	c     *Cache
 	peer  Peer
@@ -69,7 +70,8 @@ func (c *Cache) eachOf(ctx context.Context, ids []index.BuildID, fn func(*index.
 
 // Invalidate withholds the builds that the names mean: they are not served again, and the next request compiles.
 // With dryRun it tells what it would do.
-func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason string, dryRun bool) (*wire.ChangeReply, error) {
+func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason string,
+	dryRun bool) (*wire.ChangeReply, error) {
 	ids, err := c.changeable(ctx, p, names)
 	if err != nil {
 		return nil, err
@@ -88,8 +90,10 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 }
 
 // Remove deletes the builds that the names mean, or all that the peer may change. Files that somebody has loaded
-// stay until they are let go. Freed are the bytes on disk that nothing else needs, in the account of what each build has of its own.
-func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun bool) (*wire.ChangeReply, error) {
+// stay until they are let go. Freed are the bytes on disk that nothing else needs, in the account of
+// what each build has of its own.
+func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all,
+	dryRun bool) (*wire.ChangeReply, error) {
 	everything := all && c.Administrator(p)
 	ids, err := c.toRemove(ctx, p, names, all)
 	if err != nil {
@@ -122,7 +126,8 @@ func (c *Cache) Remove(ctx context.Context, p Peer, names []string, all, dryRun 
 }
 
 // removeByHand removes builds, some at a time, and notes those that have gone; or tells of all that it would remove.
-func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bool, removed *changing) error {
+func (c *Cache) removeByHand(ctx context.Context, ids []index.BuildID, dryRun bool,
+	removed *changing) error {
 	var some []departure
 	remove := func() error {
 		err := c.retractAll(some, func(d *departure) { removed.gone(d.build) })

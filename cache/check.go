@@ -23,7 +23,8 @@ type checking struct {
 
 // Check looks at every build's files: with deep by hashing every byte, else by their stamps. With repair, what is
 // damaged is put aside and its builds are withheld; the next request compiles them anew. Progress may be nil.
-func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool, progress func(Progress)) (*wire.CheckReply, error) {
+func (c *Cache) Check(ctx context.Context, p Peer, deep, repair bool,
+	progress func(Progress)) (*wire.CheckReply, error) {
 	if !c.Administrator(p) {
 		return nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
 	}
@@ -125,7 +126,8 @@ func (r *checking) found(f *wire.Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// cut keeps the findings that fit into so many bytes, leftovers last: what is cut off must not be the damage.
+// cut keeps the findings that fit into so many bytes, leftovers last: what is cut off must not be the
+// damage.
 func (r *checking) cut(limit int) {
 	slices.SortStableFunc(r.Findings, func(a, b *wire.Finding) int {
 		return boolean(a.Kind == kindLeftover) - boolean(b.Kind == kindLeftover)
@@ -155,7 +157,8 @@ func (c *Cache) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest
 			return err
 		}
 		if !needed {
-			out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(), Detail: "a recipe that no build needs"})
+			out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
+				Detail: "a recipe that no build needs"})
 			return nil
 		}
 		for _, container := range p.Containers {
@@ -172,7 +175,8 @@ func (c *Cache) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest
 }
 
 // checkLeftovers finds the blobs that nothing needs.
-func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *checking, progress func(Progress)) error {
+func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]int64, out *checking,
+	progress func(Progress)) error {
 	seen := uint64(0)
 	var needed map[cas.Digest]int64 // of those that begin with the same byte: they come in order
 	first := -1
@@ -196,7 +200,8 @@ func (c *Cache) checkLeftovers(ctx context.Context, containers map[cas.Digest]in
 		if err != nil || len(ids) > 0 || len(c.forms.Users(d)) > 0 {
 			return err // published, or packed, meanwhile
 		}
-		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(), Detail: bytesize.Text(size) + " that no build needs"})
+		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
+			Detail: bytesize.Text(size) + " that no build needs"})
 		return nil
 	})
 }
@@ -288,9 +293,11 @@ func recipeFinding(p dedupe.Problem) *wire.Finding {
 	case p.Newer:
 		return &wire.Finding{Kind: "newer", Object: p.Path, Detail: p.Detail}
 	case p.Unread:
-		return &wire.Finding{Kind: "damaged", Object: p.Path, Detail: "it cannot be read: " + p.Detail}
+		return &wire.Finding{Kind: "damaged", Object: p.Path,
+			Detail: "it cannot be read: " + p.Detail}
 	}
-	return &wire.Finding{Kind: "damaged", Object: p.Path, Detail: p.Detail + "; it is in the quarantine"}
+	return &wire.Finding{Kind: "damaged", Object: p.Path,
+		Detail: p.Detail + "; it is in the quarantine"}
 }
 
 // repairBlob puts aside what is damaged of a blob. One that is only missing has its builds withheld.

@@ -70,7 +70,8 @@ func kindOf(rel string) string {
 
 // CheckSpace compares what is accounted with what the file system says, to the block, and names what makes a difference. What changes while it
 // looks is looked at once more. Progress may be nil.
-func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) (*wire.CheckReply, error) {
+func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress)) (
+	*wire.CheckReply, error) {
 	if !c.Administrator(p) {
 		return nil, refusal.New(refusal.NotAllowed, nil, "checking the store is for administrators")
 	}
@@ -116,8 +117,9 @@ func (c *Cache) CheckSpace(ctx context.Context, p Peer, progress func(Progress))
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	for name, accounted := range map[string]int64{kindObjects: now.DiskBytes + packed.Containers, kindManifests: now.ManifestBytes,
-		kindViews: c.views.HeldBytes(), kindRecipes: packed.Recipes, kindUnpacked: packed.Copies} {
+	for name, accounted := range map[string]int64{kindObjects: now.DiskBytes + packed.Containers,
+		kindManifests: now.ManifestBytes, kindViews: c.views.HeldBytes(),
+		kindRecipes: packed.Recipes, kindUnpacked: packed.Copies} {
 		lines[name].AccountedBytes = &accounted
 	}
 	out.Findings, err = c.misaccounted(ctx, blobs, progress)
@@ -197,7 +199,8 @@ var ownFolders = []string{"objects", "recipes", "unpacked", "manifests", "views"
 const maxSpaceFindings = 1000
 
 // misaccounted names the blobs that are not accounted for, or with another size.
-func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest, progress func(Progress)) ([]*wire.Finding, error) {
+func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest,
+	progress func(Progress)) ([]*wire.Finding, error) {
 	var out []*wire.Finding
 	for i, d := range blobs {
 		if i%farAfter == 0 {
@@ -225,7 +228,8 @@ func (c *Cache) misaccounted(ctx context.Context, blobs []cas.Digest, progress f
 			if !known {
 				detail = fmt.Sprintf("%d bytes on disk that no build needs; the next start removes them", disk)
 			}
-			if out = append(out, &wire.Finding{Kind: "space", Object: d.String(), Detail: detail}); len(out) == maxSpaceFindings {
+			out = append(out, &wire.Finding{Kind: "space", Object: d.String(), Detail: detail})
+			if len(out) == maxSpaceFindings {
 				return out, nil
 			}
 			break

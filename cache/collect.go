@@ -30,14 +30,18 @@ type Collection struct {
 
 // CollectReply tells what a plan does, or what became of it.
 func (c *Cache) CollectReply(plan *Collection) *wire.CollectReply {
-	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used, BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
-		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered, Removed: plan.Done(space.Evict), Packed: plan.Done(space.PackBuild),
+	reply := &wire.CollectReply{FreedBytes: plan.Freed, UsedBytes: plan.Used,
+		BudgetBytes: max(plan.Goal, 0), ShortBytes: plan.Short,
+		PlanSeconds: plan.Took.Seconds(), Considered: plan.Considered,
+		Removed: plan.Done(space.Evict), Packed: plan.Done(space.PackBuild),
 		Copies: plan.Done(space.DropCopy), More: uint32(len(plan.Steps) - len(plan.told))}
 	for i, b := range plan.told {
 		r := &plan.Steps[i]
-		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Ep: clip(firstEP(b)),
-			Scope: b.Scope, FreesBytes: r.Frees, Reason: clip(r.Reason()), Outcome: clip(r.Outcome), CompileSeconds: b.CompileSeconds,
-			LastUsedMs: milliseconds(r.Last), Models: uint32(max(1, len(b.Members))), Action: r.Action.String()})
+		reply.Steps = append(reply.Steps, &wire.CollectStep{Build: b.BuildKey.String(),
+			ModelName: clip(b.ModelName), Ep: clip(firstEP(b)), Scope: b.Scope, FreesBytes: r.Frees,
+			Reason: clip(r.Reason()), Outcome: clip(r.Outcome), CompileSeconds: b.CompileSeconds,
+			LastUsedMs: milliseconds(r.Last), Models: uint32(max(1, len(b.Members))),
+			Action: r.Action.String()})
 	}
 	for _, k := range plan.Kept {
 		kept := &wire.Kept{Reason: k.Reason, Builds: k.Builds, Bytes: k.Bytes}

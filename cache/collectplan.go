@@ -24,7 +24,8 @@ type Goal struct {
 	Progress func(Progress) // is told how far the survey of the store is; may be nil
 }
 
-// mostTold bounds the steps of a plan whose builds' records are kept: what is told. A told step takes less than 2 KiB, and a frame 1 MiB.
+// mostTold bounds the steps of a plan whose builds' records are kept: what is told. A told step takes
+// less than 2 KiB, and a frame 1 MiB.
 const mostTold = 256
 
 // PlanCollection plans to bring what the peer may collect within the configured bounds, or within the goal: everything for

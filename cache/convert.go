@@ -82,7 +82,8 @@ func (c *Cache) inOtherForm(p *plan, rc *runtimeContent) *plan {
 }
 
 // explainOtherForm says of a miss that it would be answered by a conversion, if it would.
-func (c *Cache) explainOtherForm(ctx context.Context, out *wire.Explanation, r *Request, id identity, p *plan, rt *runtime, rc *runtimeContent) error {
+func (c *Cache) explainOtherForm(ctx context.Context, out *wire.Explanation, r *Request,
+	id identity, p *plan, rt *runtime, rc *runtimeContent) error {
 	if len(r.Group) > 0 {
 		return nil
 	}

@@ -68,7 +68,8 @@ func (c *Cache) Doctor(ctx context.Context, p Peer) (*wire.DoctorReply, error) {
 	}
 	reply := &wire.DoctorReply{}
 	for _, a := range out {
-		reply.Advice = append(reply.Advice, &wire.Advice{Severity: a.Severity, Subject: valid(a.Subject), Text: valid(a.Text), Hint: valid(a.Hint)})
+		reply.Advice = append(reply.Advice, &wire.Advice{Severity: a.Severity,
+			Subject: valid(a.Subject), Text: valid(a.Text), Hint: valid(a.Hint)})
 	}
 	return reply, nil
 }

@@ -58,18 +58,22 @@ func (c *Cache) happened(e Event) {
 
 // eventOf is an event of a build.
 func eventOf(b *index.Build, kind, format string, args ...any) Event {
-	return Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName, Text: fmt.Sprintf(format, args...),
+	return Event{Kind: kind, RequestKey: b.RequestKey, BuildKey: b.BuildKey, ModelName: b.ModelName,
+		Text:    fmt.Sprintf(format, args...),
 		BuildID: b.ID, Scope: b.Scope, By: OwnScope(Peer{UID: b.UID})}
 }
 
 // eventFor is an event of a request that has no build; only the peer and administrators hear of it.
 func eventFor(p Peer, key index.RequestKey, model, kind, format string, args ...any) Event {
-	return Event{Kind: kind, RequestKey: key, ModelName: model, Text: fmt.Sprintf(format, args...), Scope: OwnScope(p)}
+	return Event{Kind: kind, RequestKey: key, ModelName: model, Text: fmt.Sprintf(format, args...),
+		Scope: OwnScope(p)}
 }
 
 func eventReply(e *Event) *wire.Event {
-	return &wire.Event{AtMs: milliseconds(e.At), Kind: e.Kind, RequestKey: keyText(e.RequestKey), Build: keyText(e.BuildKey),
-		Model: valid(e.ModelName), Text: valid(e.Text), Runtime: valid(e.Runtime), Sequence: e.Sequence}
+	return &wire.Event{AtMs: milliseconds(e.At), Kind: e.Kind, RequestKey: keyText(e.RequestKey),
+		Build: keyText(e.BuildKey),
+		Model: valid(e.ModelName), Text: valid(e.Text), Runtime: valid(e.Runtime),
+		Sequence: e.Sequence}
 }
 
 // mayHear: everybody of the machine, and of builds whoever may see them, or could while they were there.
@@ -91,7 +95,8 @@ const eventsLimit = 10_000
 
 // Events gives what happened since, oldest first, as far as it is kept: at most the newest limit of them, which the
 // peer may see. A limit of 0 is the cache's choice.
-func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) (*wire.EventsReply, error) {
+func (c *Cache) Events(ctx context.Context, p Peer, since time.Time, limit int) (
+	*wire.EventsReply, error) {
 	if limit <= 0 || limit > eventsLimit {
 		limit = eventsLimit
 	}
@@ -131,7 +136,8 @@ func (c *Cache) Subscribe(ctx context.Context, p Peer, fn func(*wire.Event) erro
 }
 
 // subscribe begins with the event that has this sequence.
-func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64, fn func(*wire.Event) error) error {
+func (c *Cache) subscribe(ctx context.Context, p Peer, next uint64,
+	fn func(*wire.Event) error) error {
 	for {
 		events, missed, more := c.stream.from(next)
 		if missed > 0 {

@@ -62,8 +62,8 @@ func (c *Cache) explain(ctx context.Context, r *Request, id identity, p *plan, r
 		return nil, err
 	}
 	defer leave()
-	out := &wire.Explanation{Decision: decidedMiss, Reason: "never compiled for this request", RequestKey: p.requestKey.String(),
-		Record: p.recordJSON, Runtime: rt.name}
+	out := &wire.Explanation{Decision: decidedMiss, Reason: "never compiled for this request",
+		RequestKey: p.requestKey.String(), Record: p.recordJSON, Runtime: rt.name}
 	order, err := c.order(ctx, r, id, p, rt, rc)
 	if err != nil {
 		return nil, err
@@ -133,14 +133,16 @@ func (c *Cache) orderGroups(ctx context.Context, r *Request, id identity, rt *ru
 }
 
 // consider says of each build whether it is served.
-func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request, p *plan, rc *runtimeContent, order []considered) error {
+func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request, p *plan,
+	rc *runtimeContent, order []considered) error {
 	for _, o := range order {
 		if len(out.Candidates) == maxCandidates {
 			return nil
 		}
 		differences := requests.MakerDifferences(p.expected(o.build), rc.spec.ORTVersion, o.build)
 		if p.outside { // of libraries that are not run here little is known
-			differences = slices.DeleteFunc(differences, func(d requests.Difference) bool { return d.Asked == "" })
+			differences = slices.DeleteFunc(differences,
+				func(d requests.Difference) bool { return d.Asked == "" })
 		}
 		one := c.candidate(o.build, o.refused)
 		one.Differences = differencesReply(differences)
@@ -183,12 +185,14 @@ func (c *Cache) candidate(b *index.Build, reason string) *wire.Candidate {
 func differencesReply(list []requests.Difference) []*wire.Difference {
 	out := make([]*wire.Difference, 0, len(list))
 	for _, d := range list {
-		out = append(out, &wire.Difference{Field: d.Field, Asked: valid(d.Asked), Found: valid(d.Found)})
+		out = append(out, &wire.Difference{Field: d.Field, Asked: valid(d.Asked),
+			Found: valid(d.Found)})
 	}
 	return out
 }
 
-// shorten drops first what is farthest from the decision: the oldest history, then the least like neighbours.
+// shorten drops first what is farthest from the decision: the oldest history, then the least like
+// neighbours.
 func shorten(e *wire.Explanation, limit int) {
 	for proto.Size(e) > limit {
 		switch {

@@ -18,8 +18,10 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// List pages through the builds that the peer may see, in the order of their ids. The page is empty in Next where that was all.
-func (c *Cache) List(ctx context.Context, p Peer, w *wire.List, progress func(Progress)) (*wire.ListReply, error) {
+// List pages through the builds that the peer may see, in the order of their ids. Next is empty where
+// that was all.
+func (c *Cache) List(ctx context.Context, p Peer, w *wire.List,
+	progress func(Progress)) (*wire.ListReply, error) {
 	limit := 500
 	if w.Limit > 0 {
 		limit = min(limit, int(w.Limit))
@@ -28,7 +30,8 @@ func (c *Cache) List(ctx context.Context, p Peer, w *wire.List, progress func(Pr
 	var err error
 	if w.After != "" {
 		if after, err = index.ParseBuildID(w.After); err != nil {
-			return nil, refusal.New(refusal.BadRequest, err, "list: page").WithHint("ask from the beginning")
+			return nil, refusal.New(refusal.BadRequest, err, "list: page").
+				WithHint("ask from the beginning")
 		}
 	}
 	looked, all := 0, uint64(0)
@@ -78,23 +81,28 @@ func before(id index.BuildID, all uint64) uint64 {
 // isListed tells whether a build is one that List asks for.
 func isListed(w *wire.List, b *index.Build) bool {
 	if w.Model != "" && !slices.ContainsFunc(b.Models(), func(m index.Member) bool {
-		return strings.HasPrefix(m.ModelDigest.String(), w.Model) || strings.Contains(m.ModelName, w.Model)
+		return strings.HasPrefix(m.ModelDigest.String(), w.Model) ||
+			strings.Contains(m.ModelName, w.Model)
 	}) {
 		return false
 	}
-	return w.Ep == "" || slices.ContainsFunc(b.EPs, func(e index.EPFacts) bool { return e.Name == w.Ep })
+	return w.Ep == "" || slices.ContainsFunc(b.EPs,
+		func(e index.EPFacts) bool { return e.Name == w.Ep })
 }
 
-// listing returns what is known of a build and its use. listed adds how it is kept, and what its removal would free.
+// listing returns what is known of a build and its use. listed adds how it is kept, and what its
+// removal would free.
 func (c *Cache) listing(b *index.Build) *wire.Build {
 	state, g := c.index.StateOf(b.ID), c.gains.of(b.ID)
 	lastUsed, hits := c.index.LastUse(b.ID)
 	out := &wire.Build{
-		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(), ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName,
-		OrtVersion: b.ORTVersion, Scope: b.Scope, Graph: b.Graph, CreatedMs: milliseconds(b.Created), CompileSeconds: b.CompileSeconds,
-		State: cmp.Or(state.Name, index.Current), Reason: state.Reason, LastUsedMs: milliseconds(lastUsed), Hits: hits,
-		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput, LoadSeconds: g.Load, SourceLoadSeconds: g.SourceLoad,
-		Members: membersReply(b.Members),
+		Build: b.BuildKey.String(), RequestKey: b.RequestKey.String(),
+		ModelDigest: b.ModelDigest.String(), ModelName: b.ModelName, OrtVersion: b.ORTVersion,
+		Scope: b.Scope, Graph: b.Graph, CreatedMs: milliseconds(b.Created),
+		CompileSeconds: b.CompileSeconds, State: cmp.Or(state.Name, index.Current),
+		Reason: state.Reason, LastUsedMs: milliseconds(lastUsed), Hits: hits,
+		LoadCheck: b.LoadCheck, VerifiedOutput: b.VerifiedOutput, LoadSeconds: g.Load,
+		SourceLoadSeconds: g.SourceLoad, Members: membersReply(b.Members),
 	}
 	_, out.Pinned = c.index.Pinned(b.ID)
 	setJudgement(out, c.standing(b))
@@ -112,18 +120,20 @@ func (c *Cache) listing(b *index.Build) *wire.Build {
 	if len(b.EPs) > 0 {
 		ep := b.EPs[0]
 		out.Ep, out.EpVersion, out.EpLibraryDigest = ep.Name, ep.Version, ep.LibraryDigest.String()
-		out.SdkVersion, out.HardwareArchitecture, out.CompatibilityString = ep.SDKVersion, ep.HardwareArchitecture, ep.CompatibilityString
-		out.DriverVersion = ep.DriverVersion
+		out.SdkVersion, out.HardwareArchitecture = ep.SDKVersion, ep.HardwareArchitecture
+		out.CompatibilityString, out.DriverVersion = ep.CompatibilityString, ep.DriverVersion
 	}
 	for _, f := range b.Files {
-		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size, Digest: f.Digest.String()})
+		out.Files = append(out.Files, &wire.File{Name: f.Name, Size: f.Size,
+			Digest: f.Digest.String()})
 	}
 	return out
 }
 
 func membersReply(members []index.Member) (out []*wire.Member) {
 	for _, m := range members {
-		out = append(out, &wire.Member{Name: m.ModelName, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
+		out = append(out, &wire.Member{Name: m.ModelName, ModelDigest: m.ModelDigest.String(),
+			Graph: m.Graph, SessionOptions: m.SessionOptions})
 	}
 	return out
 }
@@ -131,7 +141,8 @@ func membersReply(members []index.Member) (out []*wire.Member) {
 // setJudgement says what a build is good for.
 func setJudgement(out *wire.Build, j Judgement) {
 	if j.Source != "" || j.Reason != "" { // else nobody judged it
-		out.Compatibility, out.CompatibilitySource, out.CompatibilityReason = j.Verdict.String(), j.Source, valid(j.Reason)
+		out.Compatibility, out.CompatibilitySource = j.Verdict.String(), j.Source
+		out.CompatibilityReason = valid(j.Reason)
 		out.CompatibilityRuntime, out.JudgedMs = j.Runtime, milliseconds(j.At)
 	}
 }
@@ -147,8 +158,8 @@ func (c *Cache) listed(p Peer, b *index.Build) (*wire.Build, error) {
 	return out, nil
 }
 
-// Show tells everything about the builds that a name means, each with its record, and the history of their requests: the latest
-// of it.
+// Show tells everything about the builds that a name means, each with its record, and the history of
+// their requests: the latest of it.
 func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply, error) {
 	builds, err := c.find(ctx, p, []string{name})
 	if err != nil {
@@ -178,7 +189,8 @@ func (c *Cache) Show(ctx context.Context, p Peer, name string) (*wire.ShowReply,
 			return nil, refusal.New(refusal.Internal, err, "history of %s", b.RequestKey)
 		}
 		for _, e := range events {
-			history = append(history, valid(fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)))
+			one := fmt.Sprintf("%s %s: %s", e.At.Format(time.RFC3339), e.Kind, e.Text)
+			history = append(history, valid(one))
 		}
 	}
 	from := len(history)
@@ -304,18 +316,19 @@ func (c *Cache) seen(p Peer, b *index.Build) {
 	}
 }
 
-// Status counts, and tells of the runtimes as they were when last looked at, without devices. What is the process's and the socket's
-// is left to the caller.
+// Status counts, and tells of the runtimes as they were when last looked at, without devices. What is
+// the process's and the socket's is left to the caller.
 func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 	space, err := c.Space()
 	if err != nil {
 		return nil, err
 	}
 	n := c.index.Counters()
-	s := &wire.StatusReply{UptimeSeconds: time.Since(c.started).Seconds(), StateDirectory: c.dir, Space: space,
-		Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"], Failures: n["failures"],
-		CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000, Jobs: uint32(c.flights.count()),
-		Warnings: c.configured.Load().warnings(), Sandbox: c.sandboxLines(ctx)}
+	s := &wire.StatusReply{UptimeSeconds: time.Since(c.started).Seconds(), StateDirectory: c.dir,
+		Space: space, Hits: n["hits"], Misses: n["misses"], Compiles: n["compiles"],
+		Failures: n["failures"], CompileSecondsSaved: float64(n["saved_milliseconds"]) / 1000,
+		Jobs: uint32(c.flights.count()), Warnings: c.configured.Load().warnings(),
+		Sandbox: c.sandboxLines(ctx)}
 	if s.Sourceless, err = c.sourceless(ctx); err != nil {
 		return nil, refusal.New(refusal.Internal, err, "builds")
 	}
@@ -326,8 +339,9 @@ func (c *Cache) Status(ctx context.Context) (*wire.StatusReply, error) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s: %s", f.Kind, f.Object, f.Detail))
 	}
 	for _, rt := range c.runtimes.all() {
-		facts := &wire.RuntimeFacts{Directory: rt.name, Registered: rt.registered, ProbedMs: milliseconds(c.now()),
-			State: *rt.state.Load(), Watched: c.watcher.How(rt.subject)}
+		facts := &wire.RuntimeFacts{Directory: rt.name, Registered: rt.registered,
+			ProbedMs: milliseconds(c.now()),
+			State:    *rt.state.Load(), Watched: c.watcher.How(rt.subject)}
 		if rc := rt.facts.Load(); rc == nil {
 			facts.Error = "not looked at yet, or not to be used: epcachectl probe tells"
 		} else {
@@ -371,7 +385,8 @@ type Driver struct {
 }
 
 // Probe looks at one runtime, or with an empty reference at all of them.
-func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (*wire.ProbeReply, error) {
+func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef,
+	fresh bool) (*wire.ProbeReply, error) {
 	list := c.runtimes.all()
 	if ref.Directory != "" || len(ref.EPLibraries) > 0 {
 		rt, _, err := c.resolve(ctx, &Request{Peer: p, Runtime: ref}, func(string) {})
@@ -387,7 +402,9 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (
 	for _, rt := range list {
 		look := c.refresh
 		if !fresh {
-			look = func(ctx context.Context, rt *runtime) RuntimeFacts { return c.probeRuntime(ctx, rt, false) }
+			look = func(ctx context.Context, rt *runtime) RuntimeFacts {
+				return c.probeRuntime(ctx, rt, false)
+			}
 		}
 		facts := look(ctx, rt)
 		out.Runtimes = append(out.Runtimes, facts.reply())
@@ -402,20 +419,24 @@ func (c *Cache) Probe(ctx context.Context, p Peer, ref RuntimeRef, fresh bool) (
 // reply is what clients are told of a runtime.
 func (f *RuntimeFacts) reply() *wire.RuntimeFacts {
 	out := &wire.RuntimeFacts{
-		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion), OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild,
-		Error: valid(f.Error), Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
+		Directory: f.Name, OrtVersion: cmp.Or(f.Facts.ORTVersion, f.Spec.ORTVersion),
+		OrtLibrary: f.Spec.ORTLibrary, OrtBuild: f.Facts.ORTBuild, Error: valid(f.Error),
+		Registered: f.Registered, State: f.State, Watched: f.Watched, Changes: f.Changes,
 		ProbedMs: milliseconds(f.At), PreviousMs: milliseconds(f.Previous),
 	}
 	for _, ep := range f.Facts.EPs {
 		mark, driver := f.Marks[ep.Name], f.Drivers[ep.Name]
-		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name], Version: mark.EPVersion, Error: valid(ep.Error),
-			DriverVersion: driver.Version, DriverSource: driver.Source}
+		one := &wire.EpFacts{Name: ep.Name, Library: ep.Library, LibraryDigest: f.Digests[ep.Name],
+			Version: mark.EPVersion, Error: valid(ep.Error), DriverVersion: driver.Version,
+			DriverSource: driver.Source}
 		for i, d := range ep.Devices {
-			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor, DeviceId: d.DeviceID,
+			dev := &wire.DeviceFacts{Type: d.Type, VendorId: d.VendorID, Vendor: d.Vendor,
+				DeviceId:   d.DeviceID,
 				EpMetadata: d.EPMetadata, DeviceMetadata: d.DeviceMetadata}
 			if i == 0 { // which the fingerprint is of
 				dev.SdkVersion, dev.HardwareArchitecture = mark.SDKVersion, mark.Hardware()
-				dev.CompatibilityString, dev.Error = mark.CompatibilityString, valid(f.MarkErrors[ep.Name])
+				dev.CompatibilityString, dev.Error = mark.CompatibilityString,
+					valid(f.MarkErrors[ep.Name])
 			}
 			one.Devices = append(one.Devices, dev)
 		}

@@ -153,7 +153,8 @@ func (c *Cache) nameHolders(p Peer, l *Layout) error {
 
 // sharer is a file of a build.
 func sharer(b *index.Build, file int) *wire.Sharer {
-	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Ep: clip(firstEP(b)), File: clip(b.Files[file].Name)}
+	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: clip(b.ModelName),
+		Ep: clip(firstEP(b)), File: clip(b.Files[file].Name)}
 }
 
 // largest leaves out all files but so many.

@@ -10,7 +10,8 @@ import (
 
 // Reply is the layout as clients are told of it, as far as it fits.
 func (l *Layout) Reply() *wire.LayoutReply {
-	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes}, holders: make(map[cas.Digest]uint32), files: l.Holders}
+	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes},
+		holders: make(map[cas.Digest]uint32), files: l.Holders}
 	for i := range l.Files {
 		r.add(&l.Files[i])
 	}
@@ -47,7 +48,10 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 // add takes a file in as far as there is room: names go first, then the file.
 func (r *layoutReply) add(f *LaidFile) {
 	out := &wire.LaidFile{Build: f.Build.BuildKey.String(), ModelName: clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(), Ep: clip(f.EP),
-		Name: clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared, Packed: f.Packed, OwnBytes: f.Own, Unknown: clip(f.Unknown), NamedBy: clip(f.NamedBy), NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed, Shapes: clip(requests.Shapes(&f.Build)), Sharers: f.Sharers}
+		Name: clip(f.Name), Digest: f.Digest.String(), Size: f.Size, SharedBytes: f.Shared,
+		Packed: f.Packed, OwnBytes: f.Own, Unknown: clip(f.Unknown), NamedBy: clip(f.NamedBy),
+		NamedBytes: f.NamedBytes, CompressedBytes: f.Compressed,
+		Shapes: clip(requests.Shapes(&f.Build)), Sharers: f.Sharers}
 	for _, p := range f.Pieces {
 		out.Pieces = append(out.Pieces, &wire.Piece{At: p.At, Length: p.Length, Holder: r.holder(p.Holder), From: p.From})
 	}

@@ -88,8 +88,9 @@ func (c *Cache) neighbours(ctx context.Context, p Peer, w wanted) ([]*wire.Neigh
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, &wire.Neighbour{RequestKey: n.build.RequestKey.String(), ModelName: n.build.ModelName,
-			Builds: builds[n.build.RequestKey], Differences: differencesReply(w.record.Against(record))})
+		out = append(out, &wire.Neighbour{RequestKey: n.build.RequestKey.String(),
+			ModelName: n.build.ModelName, Builds: builds[n.build.RequestKey],
+			Differences: differencesReply(w.record.Against(record))})
 	}
 	return out, nil
 }

@@ -21,7 +21,8 @@ const (
 
 // Pack keeps the builds that the names mean, or all that the peer may change, as recipes, as far as that saves something and nobody holds
 // them. With dryRun it looks for what they share, and tells what would be freed. progress, which may be nil, counts builds.
-func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) (*wire.PackReply, error) {
+func (c *Cache) Pack(ctx context.Context, p Peer, names []string, all, dryRun bool,
+	progress func(done, total int64)) (*wire.PackReply, error) {
 	return c.eachPacked(ctx, p, names, all, true, progress, c.packOne(ctx, dryRun))
 }
 
@@ -73,7 +74,8 @@ func (c *Cache) packOne(ctx context.Context, dryRun bool) func(b *index.Build) (
 }
 
 // Unpack makes such builds whole again, durably, and gives up their recipes. They may be packed again when they are cold.
-func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool, progress func(done, total int64)) (*wire.PackReply, error) {
+func (c *Cache) Unpack(ctx context.Context, p Peer, names []string, all, dryRun bool,
+	progress func(done, total int64)) (*wire.PackReply, error) {
 	planned := make(map[cas.Digest]bool) // with dryRun: what would be whole by then
 	return c.eachPacked(ctx, p, names, all, false, progress, func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
@@ -136,7 +138,9 @@ func (c *Cache) unpackFrees(b *index.Build, packed map[cas.Digest]int64, planned
 	return frees, nil
 }
 
-func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, packs bool, progress func(done, total int64), do func(*index.Build) (string, int64, error)) (*wire.PackReply, error) {
+func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, packs bool,
+	progress func(done, total int64), do func(*index.Build) (string, int64,
+		error)) (*wire.PackReply, error) {
 	ids, err := c.toPack(ctx, p, names, all)
 	if err != nil {
 		return nil, err
@@ -171,8 +175,9 @@ func (c *Cache) eachPacked(ctx context.Context, p Peer, names []string, all, pac
 			out.More++
 			return nil
 		}
-		out.Builds = append(out.Builds, &wire.PackedBuild{Build: b.BuildKey.String(), ModelName: clip(b.ModelName), Ep: clip(firstEP(b)),
-			Scope: b.Scope, Outcome: clip(outcome), FreesBytes: frees, LaterBytes: later})
+		out.Builds = append(out.Builds, &wire.PackedBuild{Build: b.BuildKey.String(),
+			ModelName: clip(b.ModelName), Ep: clip(firstEP(b)), Scope: b.Scope,
+			Outcome: clip(outcome), FreesBytes: frees, LaterBytes: later})
 		return nil
 	})
 	return out, err

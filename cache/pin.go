@@ -9,18 +9,21 @@ import (
 
 // Pin has the builds that the names mean kept whatever space is short, and those that are made in their place. With
 // dryRun it tells what it would do.
-func (c *Cache) Pin(ctx context.Context, p Peer, names []string, dryRun bool) (*wire.ChangeReply, error) {
+func (c *Cache) Pin(ctx context.Context, p Peer, names []string, dryRun bool) (*wire.ChangeReply,
+	error) {
 	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error {
 		return c.index.Pin(b.ID, index.Pin{At: c.now(), UID: p.UID})
 	})
 }
 
 // Unpin takes that back. It is no error if a build was not pinned.
-func (c *Cache) Unpin(ctx context.Context, p Peer, names []string, dryRun bool) (*wire.ChangeReply, error) {
+func (c *Cache) Unpin(ctx context.Context, p Peer, names []string, dryRun bool) (*wire.ChangeReply,
+	error) {
 	return c.changePins(ctx, p, names, dryRun, func(b *index.Build) error { return c.index.Unpin(b.ID) })
 }
 
-func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun bool, change func(*index.Build) error) (*wire.ChangeReply, error) {
+func (c *Cache) changePins(ctx context.Context, p Peer, names []string, dryRun bool,
+	change func(*index.Build) error) (*wire.ChangeReply, error) {
 	ids, err := c.changeable(ctx, p, names)
 	if err != nil {
 		return nil, err

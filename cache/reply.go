@@ -13,12 +13,14 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Read-only answers are messages of package unixsock/wire, filled here. What they need in common follows.
+// Read-only answers are messages of package unixsock/wire, filled in by this package. Here is what they
+// need in common, and how what the cache works with becomes a message.
 
 // maxReply keeps an answer whose length is not known before well inside a frame.
 const maxReply = wire.MaxFrame - 64<<10
 
-// frame is the space left in an answer, which is cut where the frame is full. What comes first is always told.
+// frame is the space left in an answer, which is cut where the frame is full. What comes first is
+// always told.
 type frame int
 
 // takes tells whether a message still goes in, and counts it.
@@ -58,10 +60,13 @@ func milliseconds(t time.Time) int64 {
 // Reply is the answer as clients are told of it, without the time that it took.
 func (a *Answer) Reply() *wire.AcquireReply {
 	reply := &wire.AcquireReply{
-		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(),
-		CompatibilitySource: a.Compatibility.Source, CompatibilityReason: valid(a.Compatibility.Reason), Why: valid(a.Why), Record: a.Record,
-		Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
-		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
+		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(),
+		Compatibility:       a.Compatibility.Verdict.String(),
+		CompatibilitySource: a.Compatibility.Source,
+		CompatibilityReason: valid(a.Compatibility.Reason), Why: valid(a.Why), Record: a.Record,
+		Explanation: a.Explanation, Runtime: a.Runtime, Job: a.Job, Warnings: a.Warnings,
+		View: a.Path, Graph: a.Graph, SessionOptions: a.SessionOptions,
+		GraphOptimizationLevel: a.GraphOptimizationLevel,
 	}
 	reply.RequestKey = keyText(a.RequestKey)
 	if a.Claim != nil {
@@ -77,12 +82,14 @@ func (a *Answer) Reply() *wire.AcquireReply {
 	}
 	reply.Member = uint32(a.Member)
 	for _, m := range a.Members {
-		reply.Members = append(reply.Members, &wire.Member{Name: m.Name, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
+		reply.Members = append(reply.Members, &wire.Member{Name: m.Name,
+			ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
 	}
 	if b := a.Build; b != nil {
 		reply.Build, reply.CompileSeconds = b.BuildKey.String(), b.CompileSeconds
 		ep := b.Maker()
-		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion, ep.HardwareArchitecture
+		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion,
+			ep.HardwareArchitecture
 		id, _, _ := strings.Cut(a.Graph, "/")
 		for _, f := range b.Files {
 			one := &wire.File{Name: id + "/" + f.Name, Size: f.Size}
@@ -98,11 +105,14 @@ func (a *Answer) Reply() *wire.AcquireReply {
 
 // Reply is the progress as clients are told of it; the socket adds since when.
 func (p *Progress) Reply() *wire.Progress {
-	return &wire.Progress{Phase: p.Phase, Detail: valid(p.Detail), DoneBytes: p.Done, TotalBytes: p.Total,
-		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting), Done: p.Through, Total: p.Of}
+	return &wire.Progress{Phase: p.Phase, Detail: valid(p.Detail), DoneBytes: p.Done,
+		TotalBytes: p.Total,
+		EstimateMs: p.Estimate.Milliseconds(), Job: p.Job, Waiting: uint32(p.Waiting),
+		Done: p.Through, Total: p.Of}
 }
 
-// JobsReply tells of the first jobs and failures, as many as fit. Of the older failures the compiler's words are left out.
+// JobsReply tells of the first jobs and failures, as many as fit. Of the older failures the compiler's
+// words are left out.
 func JobsReply(jobs []Job, failed []failure.Failure) *wire.JobsReply {
 	reply, left := &wire.JobsReply{}, frame(maxReply/2) // the rest is for failures
 	for i := range jobs {
@@ -129,13 +139,18 @@ func JobsReply(jobs []Job, failed []failure.Failure) *wire.JobsReply {
 }
 
 func jobReply(j *Job) *wire.Job {
-	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: valid(j.ModelName), ModelDigest: keyText(j.ModelDigest),
-		RequestKey: keyText(j.RequestKey), Build: keyText(j.Build), Ep: j.EP, Uid: j.UID, Background: j.Background,
-		Waiting: uint32(j.Waiting), QueuedMs: milliseconds(j.Queued), StartedMs: milliseconds(j.Started),
-		ElapsedMs: j.Elapsed.Milliseconds(), EstimateMs: j.Estimate.Milliseconds(), Why: valid(j.Why), Models: uint32(j.Models)}
+	out := &wire.Job{Id: j.ID, State: j.State, Phase: j.Phase, ModelName: valid(j.ModelName),
+		ModelDigest: keyText(j.ModelDigest),
+		RequestKey:  keyText(j.RequestKey), Build: keyText(j.Build), Ep: j.EP, Uid: j.UID,
+		Background: j.Background,
+		Waiting:    uint32(j.Waiting), QueuedMs: milliseconds(j.Queued),
+		StartedMs: milliseconds(j.Started),
+		ElapsedMs: j.Elapsed.Milliseconds(), EstimateMs: j.Estimate.Milliseconds(),
+		Why: valid(j.Why), Models: uint32(j.Models)}
 	var e *refusal.Error
 	if errors.As(j.Err, &e) {
-		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: valid(e.Text), Hint: valid(e.Hint), Facts: validFacts(e.Facts)}
+		out.Error = &wire.Error{Class: wire.ErrorClass(e.Class), Text: valid(e.Text),
+			Hint: valid(e.Hint), Facts: validFacts(e.Facts)}
 	} else if j.Err != nil {
 		out.Error = &wire.Error{Class: wire.ErrorClass_INTERNAL, Text: "internal error"} // what it is stands in the log
 	}
@@ -144,9 +159,11 @@ func jobReply(j *Job) *wire.Job {
 
 func failureReply(f *failure.Failure) *wire.Failure {
 	return &wire.Failure{
-		RequestKey: f.RequestKey.String(), Build: f.BuildKey.String(), ModelName: valid(f.ModelName), ModelDigest: f.ModelDigest.String(),
-		Ep: f.EP, Reason: string(f.Reason), Text: valid(f.Text), Facts: validFacts(f.Facts),
-		Count: uint32(f.Count), FirstMs: milliseconds(f.First), LastMs: milliseconds(f.Last), RetryMs: milliseconds(f.Retry), Scope: f.Scope,
+		RequestKey: f.RequestKey.String(), Build: f.BuildKey.String(),
+		ModelName: valid(f.ModelName), ModelDigest: f.ModelDigest.String(), Ep: f.EP,
+		Reason: string(f.Reason), Text: valid(f.Text), Facts: validFacts(f.Facts),
+		Count: uint32(f.Count), FirstMs: milliseconds(f.First), LastMs: milliseconds(f.Last),
+		RetryMs: milliseconds(f.Retry), Scope: f.Scope,
 	}
 }
 

@@ -131,7 +131,8 @@ func (c *Cache) classify(b *index.Build, r *Report) rules.Class {
 }
 
 // decide is the whole way of a report. An error is the context's, or the store's.
-func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *index.Build, class rules.Class) (*wire.ReportReply, error) {
+func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *index.Build,
+	class rules.Class) (*wire.ReportReply, error) {
 	if state := c.index.StateOf(b.ID); state.Name != index.Current {
 		return retry("it is %s already: %s", state.Name, state.Reason), nil
 	}
@@ -165,7 +166,8 @@ func (c *Cache) decide(ctx context.Context, p Peer, owner uint32, r *Report, b *
 }
 
 // conclude does what follows from an examination.
-func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class, x examined) *wire.ReportReply {
+func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class,
+	x examined) *wire.ReportReply {
 	ds := c.reports.doubts
 	switch x.verdict {
 	case damagedNow:
@@ -192,7 +194,8 @@ func (c *Cache) conclude(p Peer, owner uint32, b *index.Build, class rules.Class
 		return retry("%s", x.text)
 	case elsewhere:
 		ds.drop(b.ID, p.UID)
-		return &wire.ReportReply{Decision: DecidedCompileYourself, Text: x.text + "; nothing is wrong with the build",
+		return &wire.ReportReply{Decision: DecidedCompileYourself,
+			Text: x.text + "; nothing is wrong with the build",
 			Hint: "load the model itself, with what this machine has"}
 	}
 	return c.withholdFrom(p, owner, b, x)
@@ -227,7 +230,8 @@ func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *
 		c.wantAnew(b, "", reason, nil)
 		return retry("%s", reason)
 	}
-	d := &wire.ReportReply{Decision: DecidedRetry, Text: x.text, State: withheldFromYou, Hint: "ask again: one of your own is compiled, and others keep this one"}
+	d := &wire.ReportReply{Decision: DecidedRetry, Text: x.text, State: withheldFromYou,
+		Hint: "ask again: one of your own is compiled, and others keep this one"}
 	switch {
 	case ds.rounds(b.RequestKey, p.UID) >= maxRounds:
 		d.Decision = DecidedCompileYourself
@@ -243,7 +247,8 @@ func (c *Cache) withholdFrom(p Peer, owner uint32, b *index.Build, x examined) *
 const maxRounds = 2
 
 func retry(format string, args ...any) *wire.ReportReply {
-	return &wire.ReportReply{Decision: DecidedRetry, Text: fmt.Sprintf(format, args...), Hint: "ask again"}
+	return &wire.ReportReply{Decision: DecidedRetry, Text: fmt.Sprintf(format, args...),
+		Hint: "ask again"}
 }
 
 func sound(text, hint string) *wire.ReportReply {

@@ -50,7 +50,10 @@ func (c *Cache) sourceless(ctx context.Context) (*wire.Sourceless, error) {
 	for _, why := range sortedKeys(reasons) {
 		out.Why = append(out.Why, &wire.Sourceless_Why{Text: why, Builds: reasons[why]})
 	}
-	slices.SortStableFunc(out.Why, func(a, b *wire.Sourceless_Why) int { return cmp.Compare(b.Builds, a.Builds) })
+	slices.SortStableFunc(out.Why, func(a,
+		b *wire.Sourceless_Why) int {
+		return cmp.Compare(b.Builds, a.Builds)
+	})
 	return out, err
 }
 
@@ -67,7 +70,8 @@ func (c *Cache) adviseSources(ctx context.Context) []Advice {
 	changeable := false
 	for _, one := range s.Why {
 		why = append(why, fmt.Sprintf("%d: %s", one.Builds, one.Text))
-		changeable = changeable || slices.Contains([]string{whyPrivate, whyClosed, whySwitchedOff}, one.Text)
+		changeable = changeable || slices.Contains([]string{whyPrivate, whyClosed, whySwitchedOff},
+			one.Text)
 	}
 	a := fine("rebuilds",
 		"%d of %d builds cannot be compiled again in the background, only by their next request: %s",

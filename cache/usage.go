@@ -36,7 +36,8 @@ func (c *Cache) Space() (*wire.Space, error) {
 		ManifestBytes: s.ManifestBytes, HeldBytes: held, ReservedBytes: reserved,
 		PinnedBytes: c.diskOf(c.index.PinnedBuilds()), DeadBytes: c.diskOf(c.index.NotServed()),
 		BudgetBytes: b.budget, FloorBytes: b.floor, FreeBytes: b.free, MaxEntries: b.entries,
-		Evicted: counters["evicted"], Unkept: counters["unkept"], ToLookAt: uint64(c.sharing.left.Load())}, nil
+		Evicted: counters["evicted"], Unkept: counters["unkept"],
+		ToLookAt: uint64(c.sharing.left.Load())}, nil
 }
 
 // spaceAtOnce gives what is accounted for in three places as of one moment, as far as that can be had: a build that goes meanwhile would be counted twice,
@@ -97,8 +98,10 @@ func (c *Cache) diskOf(ids []index.BuildID) (sum int64) {
 // usagePage is how many builds are told at once.
 const usagePage = 256
 
-// Usage tells where the space goes: of the builds that the peer may see, or of these entries; of two, what they share as well. Progress may be nil.
-func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage, progress func(Progress)) (*wire.UsageReply, error) {
+// Usage tells where the space goes: of the builds that the peer may see, or of these entries; of two,
+// what they share as well. Progress may be nil.
+func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage,
+	progress func(Progress)) (*wire.UsageReply, error) {
 	if w.After != "" {
 		return c.usageFrom(ctx, w.After)
 	}
@@ -149,7 +152,8 @@ func (c *Cache) Usage(ctx context.Context, p Peer, w *wire.Usage, progress func(
 		if b, err := c.bounds(); err == nil { // else none is told
 			quota = b.user
 		}
-		u.Users = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), quota)
+		u.Users = usageSums(accounts.SumsBy(list,
+			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), quota)
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
 		err := c.forms.EachShare(ctx, func(d cas.Digest, _ forms.Share) error {
 			u.PackableBytes += c.forms.Saving(d)
@@ -168,7 +172,8 @@ const maxSums = 256
 
 func usageSums(list []space.Sum, quota int64) (out []*wire.UsageSum) {
 	for _, s := range list[:min(len(list), maxSums)] {
-		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds, LogicalBytes: s.Logical, OwnBytes: s.Own,
+		out = append(out, &wire.UsageSum{Name: clip(s.Name), Builds: s.Builds,
+			LogicalBytes: s.Logical, OwnBytes: s.Own,
 			DiskBytes: s.Disk, QuotaBytes: quota})
 	}
 	return out
@@ -210,7 +215,8 @@ func (c *Cache) usageFrom(ctx context.Context, after string) (*wire.UsageReply, 
 			return u, nil
 		}
 	}
-	return nil, refusal.New(refusal.BadRequest, nil, "page %.80q is not known any more", after).WithHint("ask from the beginning")
+	return nil, refusal.New(refusal.BadRequest, nil, "page %.80q is not known any more", after).
+		WithHint("ask from the beginning")
 }
 
 // maxUsageMembers bounds what is said of a group: how many it has.
@@ -225,14 +231,17 @@ func (c *Cache) usagePage(u *wire.UsageReply, l usageList, from int) {
 			continue // it has gone meanwhile
 		}
 		of := c.listing(&b)
-		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey, ModelDigest: of.ModelDigest, ModelName: clip(of.ModelName),
-			Ep: clip(of.Ep), Scope: clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own, KeptAs: c.formWord(&b),
-			Hits: of.Hits, LastUsedMs: of.LastUsedMs, CreatedMs: of.CreatedMs, CompileSeconds: of.CompileSeconds}
+		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey,
+			ModelDigest: of.ModelDigest, ModelName: clip(of.ModelName), Ep: clip(of.Ep),
+			Scope: clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own,
+			KeptAs: c.formWord(&b), Hits: of.Hits, LastUsedMs: of.LastUsedMs,
+			CreatedMs: of.CreatedMs, CompileSeconds: of.CompileSeconds}
 		for range min(len(b.Members), maxUsageMembers) {
 			brief.Members = append(brief.Members, &wire.Member{})
 		}
-		u.Builds = append(u.Builds, &wire.BuildUsage{Build: brief, LogicalBytes: r.Logical, OwnBytes: r.Own,
-			SharedBytes: r.Shared, OnceBytes: r.Once, Shapes: clip(requests.Shapes(&b))})
+		u.Builds = append(u.Builds, &wire.BuildUsage{Build: brief, LogicalBytes: r.Logical,
+			OwnBytes: r.Own, SharedBytes: r.Shared, OnceBytes: r.Once,
+			Shapes: clip(requests.Shapes(&b))})
 	}
 	if to < len(l.rows) {
 		u.Next = l.id + "-" + strconv.Itoa(to)

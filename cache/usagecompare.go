@@ -14,8 +14,10 @@ import (
 // maxShared bounds the pairs of files of a comparison that are told one by one.
 const maxShared = 256
 
-// compareEntries finds what the files of two entries share, by reading them: bytes count wherever they stand.
-func (c *Cache) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string, found []index.Build) error {
+// compareEntries finds what the files of two entries share, by reading them: bytes count wherever they
+// stand.
+func (c *Cache) compareEntries(ctx context.Context, u *wire.UsageReply, entries []string,
+	found []index.Build) error {
 	var files [2][]index.File
 	for i, entry := range entries {
 		seen := make(map[cas.Digest]bool)
@@ -40,17 +42,19 @@ func (c *Cache) compareEntries(ctx context.Context, u *wire.UsageReply, entries 
 		}
 	}
 	slices.SortFunc(u.Shared, func(a, b *wire.SharedBlob) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Digest, b.Digest), cmp.Compare(a.FirstName, b.FirstName))
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Digest, b.Digest),
+			cmp.Compare(a.FirstName, b.FirstName))
 	})
 	u.Shared = u.Shared[:min(len(u.Shared), maxShared)]
 	return nil
 }
 
-func (c *Cache) compareFile(ctx context.Context, u *wire.UsageReply, f index.File, with []index.File) error {
+func (c *Cache) compareFile(ctx context.Context, u *wire.UsageReply, f index.File,
+	with []index.File) error {
 	shares := func(with index.File, bytes int64) {
 		u.SharedBytes += bytes
-		u.Shared = append(u.Shared, &wire.SharedBlob{Digest: f.Digest.String(), Size: f.Size, Bytes: bytes,
-			FirstName: clip(with.Name), SecondName: clip(f.Name)})
+		u.Shared = append(u.Shared, &wire.SharedBlob{Digest: f.Digest.String(), Size: f.Size,
+			Bytes: bytes, FirstName: clip(with.Name), SecondName: clip(f.Name)})
 	}
 	if i := slices.IndexFunc(with, func(other index.File) bool { return other.Digest == f.Digest }); i >= 0 {
 		shares(with[i], f.Size)

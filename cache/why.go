@@ -25,7 +25,8 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 	if refusal.ClassOf(err) == refusal.NotFound {
 		for _, f := range c.failures.List(c.hears(p), nil) {
 			if f.Means(entry) { // it has no builds, because its compile failed
-				out := &wire.Explanation{Decision: decidedFailed, RequestKey: f.RequestKey.String(), Reason: f.Said()}
+				out := &wire.Explanation{Decision: decidedFailed, RequestKey: f.RequestKey.String(),
+					Reason: f.Said()}
 				return out, c.tellHistory(p, f.RequestKey, out)
 			}
 		}
@@ -41,7 +42,8 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 		return nil, err
 	}
 	first := &builds[0]
-	out := &wire.Explanation{Decision: decidedMiss, RequestKey: first.RequestKey.String(), Record: first.RecordJSON}
+	out := &wire.Explanation{Decision: decidedMiss, RequestKey: first.RequestKey.String(),
+		Record: first.RecordJSON}
 	r := &Request{Peer: p, Name: first.ModelName}
 	plan, rt, rc, err := c.planAgain(ctx, first)
 	if err != nil {
@@ -148,7 +150,8 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 		if ghost != nil && e.At.Before(ghost.At) {
 			break
 		}
-		out := &wire.Explanation{Decision: decidedGone, RequestKey: e.RequestKey.String(), Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
+		out := &wire.Explanation{Decision: decidedGone, RequestKey: e.RequestKey.String(),
+			Reason: fmt.Sprintf("no build is left; the last that happened: %s: %s", e.Kind, e.Text)}
 		if e.Kind == EventUnkept {
 			out.Reason = "there is no build; " + unkept(e)
 		}
@@ -157,7 +160,8 @@ func (c *Cache) whyGone(p Peer, name string, notFound error) (*wire.Explanation,
 	if ghost == nil {
 		return nil, notFound
 	}
-	out := &wire.Explanation{Decision: decidedGone, RequestKey: ghost.RequestKey.String(), Reason: "no build is left; the last that happened: " + ghost.Reason}
+	out := &wire.Explanation{Decision: decidedGone, RequestKey: ghost.RequestKey.String(),
+		Reason: "no build is left; the last that happened: " + ghost.Reason}
 	return out, c.tellHistory(p, ghost.RequestKey, out)
 }
 
@@ -176,7 +180,8 @@ func (c *Cache) whyNone(p Peer, key index.RequestKey) string {
 	}
 	// A crash may have come between a ghost and the event that tells of the removal, and events are fewer.
 	ghosts := c.index.Ghosts(func(g *index.Ghost) bool {
-		return g.RequestKey == key && !told[g.BuildID] && c.mayHear(p, &Event{RequestKey: key, BuildKey: g.BuildKey, BuildID: g.BuildID, Scope: g.Scope})
+		return g.RequestKey == key && !told[g.BuildID] && c.mayHear(p, &Event{RequestKey: key,
+			BuildKey: g.BuildKey, BuildID: g.BuildID, Scope: g.Scope})
 	})
 	if n := len(ghosts); n > 0 && (last == nil || last.At.Before(ghosts[n-1].At)) {
 		return ghosts[n-1].Reason
@@ -200,7 +205,8 @@ func unkept(e *Event) string {
 // ghostOf gives the latest ghost of what is meant, nil if there is none.
 func (c *Cache) ghostOf(p Peer, name string) *index.Ghost {
 	found := c.index.Ghosts(func(g *index.Ghost) bool {
-		e := &Event{At: g.At, RequestKey: g.RequestKey, BuildID: g.BuildID, BuildKey: g.BuildKey, ModelName: g.ModelName, Scope: g.Scope}
+		e := &Event{At: g.At, RequestKey: g.RequestKey, BuildID: g.BuildID, BuildKey: g.BuildKey,
+			ModelName: g.ModelName, Scope: g.Scope}
 		return meansEvent(name, e) && c.mayHear(p, e)
 	})
 	if len(found) == 0 {
@@ -213,7 +219,9 @@ func meansEvent(name string, e *Event) bool {
 	if name == e.ModelName {
 		return true
 	}
-	return len(name) >= minPrefix && (strings.HasPrefix(e.RequestKey.String(), name) || strings.HasPrefix(e.BuildKey.String(), name) || strings.HasPrefix(e.BuildID.String(), name))
+	return len(name) >= minPrefix && (strings.HasPrefix(e.RequestKey.String(),
+		name) || strings.HasPrefix(e.BuildKey.String(),
+		name) || strings.HasPrefix(e.BuildID.String(), name))
 }
 
 // planAgain thinks a build's request through again, for the first runtime that has its execution providers.

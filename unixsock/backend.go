@@ -40,7 +40,8 @@ type Backend interface {
 	// Ask answers every other request with its reply, which has to fit into a frame; nil is for a message that
 	// is no request. Progress is as for Acquire. The texts of Report and GiveUp have at most 4096 bytes, and
 	// Report's runtime names libraries by path only.
-	Ask(ctx context.Context, peer Peer, request proto.Message, progress func(*wire.Progress)) (proto.Message, error)
+	Ask(ctx context.Context, peer Peer, request proto.Message,
+		progress func(*wire.Progress)) (proto.Message, error)
 
 	// Stop begins to end the daemon, and returns the read end of a pipe that ends with the process.
 	Stop(context.Context, Peer) (*os.File, error)

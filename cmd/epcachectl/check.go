@@ -86,7 +86,8 @@ func (a *app) printCheck(r *wire.CheckReply, damaged bool) {
 
 func (p *printer) storeFindings(list []*wire.Finding) {
 	for _, f := range list {
-		p.line("%s %s: %s", printable(f.GetKind()), printable(f.GetObject()), printable(f.GetDetail()))
+		p.line("%s %s: %s", printable(f.GetKind()), printable(f.GetObject()),
+			printable(f.GetDetail()))
 		for _, b := range f.GetBuilds() {
 			p.line("  needed by build %s", short(b))
 		}

@@ -26,11 +26,12 @@ func (m *duModel) json() object {
 	for i, one := range m.builds {
 		builds[i] = objectOf(one, "shapes", "logical_bytes", "own_bytes", "shared_bytes")
 		b := one.GetBuild()
-		maps.Copy(builds[i], objectOf(b, "build", "ep", "scope", "state", "pinned", "last_used_ms", "kept_as"))
+		maps.Copy(builds[i], objectOf(b, "build", "ep", "scope", "state", "pinned", "last_used_ms",
+			"kept_as"))
 		builds[i]["models"] = max(1, len(b.GetMembers()))
 	}
-	return object{"model": m.name, "model_digest": m.digest, "logical_bytes": m.logical, "own_bytes": m.own,
-		"shared_bytes": m.shared, "builds": builds}
+	return object{"model": m.name, "model_digest": m.digest, "logical_bytes": m.logical,
+		"own_bytes": m.own, "shared_bytes": m.shared, "builds": builds}
 }
 
 func (a *app) duCommand() *cobra.Command {
@@ -102,7 +103,8 @@ func (a *app) usage(ctx context.Context, c *unixsock.Client, request *wire.Usage
 			if err := out.models(whole); err != nil {
 				return err
 			}
-			progress(&wire.Progress{Phase: "listing", Detail: counted(out.builds, "build"), Done: out.builds, Total: out.rest.GetSpace().GetBuilds()})
+			progress(&wire.Progress{Phase: "listing", Detail: counted(out.builds, "build"),
+				Done: out.builds, Total: out.rest.GetSpace().GetBuilds()})
 		}
 		return nil
 	})
@@ -194,8 +196,8 @@ func (u *usagePrinter) end() error {
 				few += n
 				continue
 			}
-			u.p.line("%s of %s, %s, stand in %s as well", byteSize(s.GetBytes()), orDash(s.GetSecondName()),
-				byteSize(s.GetSize()), orDash(s.GetFirstName()))
+			u.p.line("%s of %s, %s, stand in %s as well", byteSize(s.GetBytes()),
+				orDash(s.GetSecondName()), byteSize(s.GetSize()), orDash(s.GetFirstName()))
 		}
 		if few > 0 {
 			u.p.line("%s of small files, mostly graphs, as well", byteSize(few))
@@ -211,7 +213,8 @@ func (u *usagePrinter) end() error {
 
 // rows are a model and its builds.
 func (m *duModel) rows() [][]string {
-	rows := [][]string{{byteSize(m.own), byteSize(m.shared), byteSize(m.logical), orDash(m.name) + " " + short(m.digest)}}
+	rows := [][]string{{byteSize(m.own), byteSize(m.shared), byteSize(m.logical),
+		orDash(m.name) + " " + short(m.digest)}}
 	for i, one := range m.builds {
 		b, branch := one.GetBuild(), "├─ "
 		if i == len(m.builds)-1 {
@@ -246,8 +249,9 @@ func (p *printer) usageSums(r *wire.UsageReply) error {
 		if s.GetQuotaBytes() > 0 {
 			quota = byteSize(s.GetQuotaBytes())
 		}
-		rows = append(rows, []string{orDash(s.GetName()), byteSize(s.GetOwnBytes()), byteSize(s.GetDiskBytes()),
-			byteSize(s.GetLogicalBytes()), counted(s.GetBuilds(), "build"), quota})
+		rows = append(rows, []string{orDash(s.GetName()), byteSize(s.GetOwnBytes()),
+			byteSize(s.GetDiskBytes()), byteSize(s.GetLogicalBytes()),
+			counted(s.GetBuilds(), "build"), quota})
 	}
 	if len(rows) > 1 {
 		if err := p.table(rows); err != nil {
@@ -291,5 +295,6 @@ func spaceLine(s *wire.Space) string {
 	if s.GetUniqueBytes() != s.GetLogicalBytes() {
 		text += fmt.Sprintf(" (%s, equal ones once)", byteSize(s.GetUniqueBytes()))
 	}
-	return text + fmt.Sprintf(", %s, %s", counted(s.GetEntries(), "entry"), counted(s.GetBuilds(), "build"))
+	return text + fmt.Sprintf(", %s, %s", counted(s.GetEntries(), "entry"),
+		counted(s.GetBuilds(), "build"))
 }

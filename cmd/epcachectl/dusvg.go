@@ -51,7 +51,8 @@ type picture struct {
 
 // drawLayout gives the picture as an SVG that needs nothing besides.
 func drawLayout(l *wire.LayoutReply) []byte {
-	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{}, bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
+	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{},
+		bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
 		byName: map[string]*wire.LaidFile{}, family: map[string]string{}}
 	p.relate()
 	p.order()
@@ -78,7 +79,8 @@ func (p *picture) relate() {
 				continue
 			}
 			p.bytes[holder] += piece.Length
-			p.taken[holder] = append(p.taken[holder], &wire.Piece{At: piece.From, Length: piece.Length})
+			p.taken[holder] = append(p.taken[holder], &wire.Piece{At: piece.From,
+				Length: piece.Length})
 			if !took[holder] {
 				took[holder] = true
 				p.takers[holder]++

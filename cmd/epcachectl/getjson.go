@@ -16,15 +16,18 @@ func (r *got) json(dryRun bool) object {
 	switch {
 	case r.missing:
 	case r.err != nil:
-		out = object{"outcome": "failed", "error": r.err.Error(), "hint": strings.Join(hints(r.err), "; ")}
+		out = object{"outcome": "failed", "error": r.err.Error(),
+			"hint": strings.Join(hints(r.err), "; ")}
 		if errors.As(r.err, &e) {
 			out["class"], out["facts"] = wire.ErrorClass_name[int32(e.Class)], e.Facts
 		}
 	default:
-		out = objectOf(a, "request_key", "build", "model_digest", "ep", "sdk_version", "hardware_architecture",
-			"compatibility", "view", "files", "provider_options", "session_options", "compile_seconds", "why",
-			"unkept", "job", "member", "members", "warnings")
-		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph, r.elapsed.Seconds()
+		out = objectOf(a, "request_key", "build", "model_digest", "ep", "sdk_version",
+			"hardware_architecture", "compatibility", "view", "files", "provider_options",
+			"session_options", "compile_seconds", "why", "unkept", "job", "member", "members",
+			"warnings")
+		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph,
+			r.elapsed.Seconds()
 		if level := a.GetGraphOptimizationLevel(); level != "" {
 			out["session_options"].(object)["graph_optimization_level"] = level
 		}

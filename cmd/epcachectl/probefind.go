@@ -29,7 +29,8 @@ func (a *app) findRuntimes(ctx context.Context, dir string) error {
 	if a.json {
 		out := make([]*wire.RuntimeFacts, len(runtimes))
 		for i, r := range runtimes {
-			out[i] = &wire.RuntimeFacts{Directory: r.Directory, OrtVersion: r.ORTVersion, OrtLibrary: r.ORTLibrary}
+			out[i] = &wire.RuntimeFacts{Directory: r.Directory, OrtVersion: r.ORTVersion,
+				OrtLibrary: r.ORTLibrary}
 			for _, ep := range r.EPs {
 				out[i].Eps = append(out[i].Eps, &wire.EpFacts{Name: ep.EP, Library: ep.Path})
 			}

@@ -55,8 +55,8 @@ func (p *printer) tensors(r *wire.LayoutReply, f *wire.LaidFile) error {
 	if f.GetPacked() {
 		form = ", packed" + compressedText(f)
 	}
-	p.line("%s: %s of build %s by %s%s%s", orDash(f.GetName()), byteSize(f.GetSize()), short(f.GetBuild()),
-		orDash(f.GetEp()), shapesText(f.GetShapes()), form)
+	p.line("%s: %s of build %s by %s%s%s", orDash(f.GetName()), byteSize(f.GetSize()),
+		short(f.GetBuild()), orDash(f.GetEp()), shapesText(f.GetShapes()), form)
 	named := percent(f.GetNamedBytes(), f.GetSize())
 	switch {
 	case f.GetUnknown() != "":
@@ -66,7 +66,8 @@ func (p *printer) tensors(r *wire.LayoutReply, f *wire.LaidFile) error {
 		if f.GetNamedBytes() >= f.GetSize() {
 			rest = ""
 		}
-		p.line("  %s of it are weights of %s, found by their bytes%s", named, printable(f.GetNamedBy()), rest)
+		p.line("  %s of it are weights of %s, found by their bytes%s", named,
+			printable(f.GetNamedBy()), rest)
 	case f.GetNamedBytes() > 0:
 		p.line("  %s of it are tensors that it names itself", named)
 	}
@@ -75,8 +76,10 @@ func (p *printer) tensors(r *wire.LayoutReply, f *wire.LaidFile) error {
 		rows = append(rows, []string{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "STANDS IN", "ALSO IN"})
 	}
 	for _, t := range together(f.GetTensors()) {
-		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), t.sizeText(), t.typeText(),
-			percent(t.shared, t.length), orDash(t.first.GetName()), t.holderText(r, f), sharersText(f, t.with)})
+		rows = append(rows, []string{fmt.Sprintf("  %d", t.first.GetOffset()), t.sizeText(),
+			t.typeText(),
+			percent(t.shared, t.length), orDash(t.first.GetName()), t.holderText(r, f),
+			sharersText(f, t.with)})
 	}
 	if len(rows) > 0 {
 		if err := p.table(rows); err != nil {
@@ -125,7 +128,8 @@ func together(all []*wire.Placed) (rows []placedRow) {
 	}
 	for i := range rows {
 		r := &rows[i]
-		r.with = slices.DeleteFunc(r.with, func(who uint32) bool { return 2*has[i][who] < r.length })
+		r.with = slices.DeleteFunc(r.with,
+			func(who uint32) bool { return 2*has[i][who] < r.length })
 	}
 	return rows
 }

@@ -14,7 +14,8 @@ import (
 )
 
 // Ask passes on the requests that carry no descriptors, and tells how far they are.
-func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Message, progress func(*wire.Progress)) (proto.Message, error) {
+func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Message,
+	progress func(*wire.Progress)) (proto.Message, error) {
 	c, q := b.cache, peer(p)
 	far := func(pr cache.Progress) { progress(pr.Reply()) }
 	switch w := request.(type) {
@@ -45,7 +46,8 @@ func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 			do, phase = c.Unpack, "unpacking"
 		}
 		return do(ctx, q, w.Entries, w.All, w.DryRun, func(done, total int64) {
-			progress(&wire.Progress{Phase: phase, Detail: fmt.Sprintf("build %d of %d", done+1, total), Done: uint64(done), Total: uint64(total)})
+			progress(&wire.Progress{Phase: phase, Done: uint64(done), Total: uint64(total),
+				Detail: fmt.Sprintf("build %d of %d", done+1, total)})
 		})
 	case *wire.Usage:
 		return c.Usage(ctx, q, w, far)
@@ -67,8 +69,8 @@ func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Doctor:
 		return c.Doctor(ctx, q)
 	case *wire.Report:
-		return c.Report(ctx, q, cache.Report{Build: w.Build, Code: w.Code, Text: w.Text, ORTVersion: w.OrtVersion,
-			Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
+		return c.Report(ctx, q, cache.Report{Build: w.Build, Code: w.Code, Text: w.Text,
+			ORTVersion: w.OrtVersion, Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
 	case *wire.Events:
 		var since time.Time
 		if w.SinceMs > 0 {
@@ -111,7 +113,8 @@ func (b *backend) status(ctx context.Context) (*wire.StatusReply, error) {
 }
 
 // collect makes room, or plans to.
-func (b *backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect, far func(cache.Progress), progress func(*wire.Progress)) (*wire.CollectReply, error) {
+func (b *backend) collect(ctx context.Context, p cache.Peer, w *wire.Collect,
+	far func(cache.Progress), progress func(*wire.Progress)) (*wire.CollectReply, error) {
 	if w.ToBytes != nil && w.GetToBytes() < 0 {
 		return nil, badRequest("collect: to_bytes %d is less than nothing", w.GetToBytes())
 	}

@@ -66,9 +66,11 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 }
 
 // Put takes what the holder of a claim compiled. The socket has checked that every file has a descriptor.
-func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File,
+	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
-	put := &cache.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds, ORTVersion: w.OrtVersion}
+	put := &cache.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds,
+		ORTVersion: w.OrtVersion}
 	for _, f := range w.Files {
 		if int64(f.Fd) >= int64(len(fds)) {
 			return unixsock.Answer{}, badRequest("put: a file has no descriptor")
@@ -90,7 +92,8 @@ func (b *backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 // Stop ends the daemon for its own user and administrators.
 func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 	if !b.cache.Administrator(peer(p)) {
-		return nil, refusal.New(refusal.NotAllowed, nil, "the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
+		return nil, refusal.New(refusal.NotAllowed, nil,
+			"the daemon of uid %d may be stopped by that user and by administrators", os.Geteuid()).
 			WithHint("run it as that user, or have administrators in the daemon's configuration name this one")
 	}
 	ends, end, err := os.Pipe()
@@ -102,7 +105,8 @@ func (b *backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 }
 
 // Subscribe gives events as they happen.
-func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe, send func(*wire.Event) error) error {
+func (b *backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe,
+	send func(*wire.Event) error) error {
 	return b.cache.Subscribe(ctx, peer(p), send)
 }
 

@@ -248,7 +248,8 @@ type entrance struct {
 
 func (p *process) newEntrance(socket string, log *slog.Logger) *entrance {
 	e := &entrance{backend: &backend{stop: p.stop}, log: log, ended: make(chan error, 1)}
-	e.server = &unixsock.Server{Backend: e.backend, Name: "epcached " + version, Log: log, Errors: wireError}
+	e.server = &unixsock.Server{Backend: e.backend, Name: "epcached " + version, Log: log,
+		Errors: wireError}
 	e.backend.server = e.server
 	e.listen = sync.OnceValue(func() error {
 		l, err := p.listen(socket)
