@@ -17,7 +17,7 @@ import (
 const module = "github.com/epcached/epcached/"
 
 // allowed lists, for each package, the packages of ours that it may import. The arrows point one way:
-// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, space -> index -> cas, requests -> {compilers, index, refusal}, failure -> {compilers, index, refusal}, views -> {forms, index, flock}, atrest -> views, queue}; unixsock declares the requests and knows no
+// cmd -> cache -> {compilers -> epmodel, forms -> dedupe -> cas, space -> index -> cas, requests -> {compilers, index, refusal}, failure -> {compilers, index, refusal}, views -> {forms, index, flock}, queue}; unixsock declares the requests and knows no
 // storage; epmodel imports nothing of ours, and cas one package of internal/. A package that is not listed fails, so that it is thought about.
 // The messages of unixsock/wire are what cache answers with: generated code that knows nothing of ours.
 var allowed = map[string][]string{
@@ -49,16 +49,15 @@ var allowed = map[string][]string{
 	"forms":                                  {"cas", "dedupe"}, // and not index: it knows no builds
 	"queue":                                  {},
 	"refusal":                                {},
-	"failure":                                {"cas", "compilers", "epmodel", "index", "refusal"},              // index: for keys, and where failures are remembered
-	"views":                                  {"cas", "flock", "forms", "index"},                               // index: for ids, files and names of builds, and where their views were
-	"atrest":                                 {"cas", "dedupe", "flock", "forms", "index", "refusal", "views"}, // index: for the files of a build
-	"requests":                               {"cas", "compilers", "index", "refusal", "spelling"},             // index: for keys, and what a build says of itself
-	"space":                                  {"bytesize", "cas", "index"},                                     // for what a survey says of builds and blobs: it opens nothing
-	"cache":                                  {"atrest", "bytesize", "cas", "compilers", "dedupe", "epmodel", "failure", "flock", "forms", "index", "internal/keyed", "queue", "refusal", "requests", "rules", "space", "unixsock/wire", "views", "watch", "weights", "witness"},
-	"config":                                 {"bytesize", "compilers", "rules", "spelling", "tomlfile", "unixsock"},                                                                              // the names of execution providers, and where the socket is by default
-	"cmd/epcached":                           {"cache", "compilers", "config", "failure", "refusal", "requests", "rules", "unixsock", "unixsock/wire", "watch"},                                   // watch: the configuration, while the daemon runs
-	"cmd/epcachectl":                         {"atrest", "bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "refusal", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
-	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                   // in its test
+	"failure":                                {"cas", "compilers", "epmodel", "index", "refusal"},  // index: for keys, and where failures are remembered
+	"views":                                  {"cas", "flock", "forms", "index"},                   // index: for ids, files and names of builds, and where their views were
+	"requests":                               {"cas", "compilers", "index", "refusal", "spelling"}, // index: for keys, and what a build says of itself
+	"space":                                  {"bytesize", "cas", "index"},                         // for what a survey says of builds and blobs: it opens nothing
+	"cache":                                  {"bytesize", "cas", "compilers", "dedupe", "epmodel", "failure", "flock", "forms", "index", "internal/keyed", "queue", "refusal", "requests", "rules", "space", "unixsock/wire", "views", "watch", "weights", "witness"},
+	"config":                                 {"bytesize", "compilers", "rules", "spelling", "tomlfile", "unixsock"},                                                                             // the names of execution providers, and where the socket is by default
+	"cmd/epcached":                           {"cache", "compilers", "config", "failure", "refusal", "requests", "rules", "unixsock", "unixsock/wire", "watch"},                                  // watch: the configuration, while the daemon runs
+	"cmd/epcachectl":                         {"bytesize", "cache", "cas", "compilers", "compilers/tinymodel", "config", "epmodel", "forms", "refusal", "requests", "unixsock", "unixsock/wire"}, // cache: to read a store that no daemon has; config: to check a file before a daemon is started with it
+	"clients/conformance":                    {"unixsock/wire"},                                                                                                                                  // in its test
 	"clients/conformance/drivers/go":         {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort":                       {"compilers/conformance", "compilers/dialogue", "compilers/ort"},

@@ -333,7 +333,9 @@ func (c *Cache) finish(a *Answer, r *Request, id identity, p *plan, rt *runtime)
 	if a.Build != nil {
 		a.SessionOptions, a.GraphOptimizationLevel = a.Build.SessionOptions, cmp.Or(a.Compatibility.level, a.Build.GraphOptimizationLevel)
 		a.Warnings = append(a.Warnings, a.Build.Warnings...)
-		a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
+		if !c.readOnly {
+			a.Warnings = append(a.Warnings, c.gains.warnings(a.Build.ID)...)
+		}
 		a.tellMembers(r, p.canonical.Model)
 		c.seen(r.Peer, a.Build)
 	}

@@ -73,13 +73,14 @@ type Options struct {
 
 // Cache keeps compiled models under one state directory. Make one with Open.
 type Cache struct {
-	dir     string
-	uid     uint32
-	options Options
-	log     *slog.Logger
-	lock    *os.File
-	started time.Time
-	now     func() time.Time
+	dir      string
+	uid      uint32
+	readOnly bool // of a Stored: what would write, run or compile something is off
+	options  Options
+	log      *slog.Logger
+	lock     *os.File
+	started  time.Time
+	now      func() time.Time
 
 	settings   atomic.Pointer[settings] // what may change; options has what they were at the start
 	reloading  sync.Mutex               // held while settings are replaced

@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"lukechampine.com/blake3"
 
-	"github.com/epcached/epcached/atrest"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 )
@@ -93,7 +93,7 @@ func TestForgedRecipesAreNeverServed(t *testing.T) {
 		for when, restart := range map[string]bool{"running": false, "restarted": true, "read only": true} {
 			t.Run(name+", "+when, func(t *testing.T) {
 				b, builds, files := packed(t)
-				r, err := dedupe.OpenRecipe(b.state, large(builds[1]))
+				r, err := dedupe.ReadShelf(b.state).Get(large(builds[1]))
 				require.NoError(t, err)
 				if !restart {
 					b.openSound()
@@ -205,7 +205,7 @@ func TestUnsoundRecipesAreNeverServed(t *testing.T) {
 				if when == "read only" {
 					_, err := b.stored().Find(context.Background(), b.variant(2), "")
 					require.Error(t, err)
-					require.True(t, atrest.Damaged(err) || refusal.ClassOf(err) == refusal.NotFound || name == newer, "%v", err)
+					require.True(t, forms.Lost(err) || refusal.ClassOf(err) == refusal.NotFound || name == newer, "%v", err)
 					require.ErrorContains(t, err, builds[1].BuildKey.String()[:12])
 					return
 				}
@@ -238,7 +238,7 @@ func (b *bench) requireNotFoundWithout() error {
 	b.Helper()
 	_, err := b.stored().Find(context.Background(), b.variant(2), "")
 	require.Error(b, err)
-	require.True(b, atrest.Damaged(err) || refusal.ClassOf(err) == refusal.NotFound, "%v", err)
+	require.True(b, forms.Lost(err) || refusal.ClassOf(err) == refusal.NotFound, "%v", err)
 	return err
 }
 

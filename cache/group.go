@@ -176,7 +176,7 @@ func (c *Cache) lookUpMember(ctx context.Context, r *Request, id identity, p *pl
 // the models were loaded without sharing when an equal library compiled them, or they load so now.
 func (c *Cache) notAlone(ctx context.Context, r *Request, a *against, s suited) (string, error) {
 	b := s.build
-	if !r.member || b.LoadCheck == compilers.Passed && s.judgement.Source == sourceLibrary {
+	if !r.member || c.readOnly || b.LoadCheck == compilers.Passed && s.judgement.Source == sourceLibrary {
 		return "", nil
 	}
 	checked, err := c.loadCheckAs(ctx, a, b, "load alone", a.checkJobAlone)

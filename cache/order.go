@@ -19,6 +19,14 @@ type considered struct {
 // stored goes through the builds of the plan's entry, scope by scope, the newest first.
 func (c *Cache) stored(p *plan, scopes []string) iter.Seq2[*index.Build, error] {
 	return func(yield func(*index.Build, error) bool) {
+		for _, b := range p.fitting {
+			if !yield(b, nil) {
+				return
+			}
+		}
+		if c.readOnly {
+			return
+		}
 		for _, scope := range scopes {
 			builds, err := c.index.Lookup(p.requestKey, scope)
 			if err != nil {

@@ -30,6 +30,7 @@ type plan struct {
 	beside     bool                 // the execution providers have no device to keep for themselves
 	outside    bool                 // for libraries that are not run here
 	libraries  map[string]cas.Stamp // then: those that were hashed, by EP
+	fitting    []*index.Build       // in a store that is only read: the builds; no key is known
 }
 
 // fingerprints are those of a plan's execution providers, in their order.
@@ -78,6 +79,9 @@ const maxPlans = 1 << 12
 
 // plan gives the request's plan for the runtime with these contents.
 func (c *Cache) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent, progress func(string)) (*plan, error) {
+	if r.finding != nil {
+		return r.finding.plan(ctx, r, model, rc)
+	}
 	spelled, keep := r.terms(model).Spelling()
 	key := under[[32]byte]{c.settings.Load().planning, spelled}
 	if keep {

@@ -81,6 +81,7 @@ type Request struct {
 	job    string // that it is to be called, for users know it so; "": they do not
 	starts int    // of daemons that took up the job
 
+	finding  *finding        // in a store that is only read; else nil
 	unserved []index.BuildID // builds that the look-up found and could not serve
 }
 

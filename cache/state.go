@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/epcached/epcached/flock"
@@ -74,6 +75,26 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("state directory %q is in use by %s", e.Directory, who)
 }
 
+func lockedError(dir string, lock *os.File) error {
+	holder := make([]byte, 128)
+	n, _ := lock.ReadAt(holder, 0) // the text is a courtesy
+	return &LockedError{Directory: dir, Holder: strings.TrimSpace(string(holder[:n]))}
+}
+
+// lookAtLock fails where a daemon holds the state directory's lock, and does not keep it: a daemon
+// that starts later leaves alone what the lease on a view holds.
+func lookAtLock(dir string) error {
+	f, err := os.Open(filepath.Join(dir, "lock"))
+	if err != nil {
+		return nil //nolint:nilerr // none was ever made, or this user may not look: then a lease is what there is
+	}
+	defer f.Close()
+	if errors.Is(flock.Share(f), syscall.EWOULDBLOCK) {
+		return lockedError(dir, f)
+	}
+	return nil
+}
+
 // How long to wait for a process that is just ending, or that was killed and has children that have not begun yet:
 // they hold its lock until they do.
 const (
@@ -92,9 +113,7 @@ func lockState(dir string) (*os.File, error) {
 		time.Sleep(lockPause)
 	}
 	if err == nil && !ok {
-		holder := make([]byte, 128)
-		n, _ := f.ReadAt(holder, 0) // the text is a courtesy
-		err = &LockedError{Directory: dir, Holder: strings.TrimSpace(string(holder[:n]))}
+		err = lockedError(dir, f)
 	}
 	if err == nil {
 		err = f.Truncate(0)

@@ -151,7 +151,7 @@ func TestSeveralStoredBuildsAreNamed(t *testing.T) {
 	e := b.notFound(r, "")
 	require.Contains(t, e.Text, "2 different builds")
 	require.Contains(t, e.Hint, "--build")
-	both := b.stored().snapshot.Builds
+	both := b.stored().builds
 	require.Len(t, both, 2)
 	for i := range both {
 		require.Contains(t, e.Text, both[i].BuildKey.String()[:12])

@@ -14,8 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/atrest"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/flock"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/views"
@@ -121,52 +122,57 @@ func TestManyUnpackTheSameAtOnce(t *testing.T) {
 	a, err := b.unpacked(dir)
 	require.NoError(t, err)
 	require.Equal(t, had, b.read(a))
-	found, err := filepath.Glob(filepath.Join(dir, "*-*"))
+	found, err := filepath.Glob(filepath.Join(dir, "[0-9a-f]*"))
 	require.NoError(t, err)
 	require.Len(t, found, 1)
 }
 
-func TestWhatWasUnpackedAndIsDamagedIsUnpackedAnew(t *testing.T) {
+func TestDamagedUnpackedFileIsReplaced(t *testing.T) {
 	b, build, had := leftPacked(t)
 	dir := filepath.Join(t.TempDir(), "unpacked")
 	first, err := b.unpacked(dir)
 	require.NoError(t, err)
 	path := filepath.Join(first.Path, filepath.Dir(first.Graph), build.Files[0].Name)
-	require.NoError(t, os.Chmod(path, 0o600))
-	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	require.NoError(t, err)
-	_, err = file.WriteAt([]byte("!"), build.Files[0].Size/2)
-	require.NoError(t, err)
-	require.NoError(t, file.Close())
-	second, err := b.unpacked(dir)
-	require.NoError(t, err)
-	require.NotEqual(t, first.Path, second.Path)
-	require.Equal(t, had, b.read(second))
-	require.DirExists(t, first.Path, "somebody holds it")
-	require.NoError(t, first.View.Close())
-	require.NoError(t, os.Chmod(filepath.Join(second.Path, filepath.Dir(second.Graph)), 0o700))
-	require.NoError(t, os.Remove(filepath.Join(second.Path, filepath.Dir(second.Graph), build.Files[0].Name)))
-	_, err = b.unpacked(dir)
-	require.NoError(t, err)
-	require.NoDirExists(t, first.Path, "nobody does any more")
+	for _, damage := range []func(){
+		func() {
+			require.NoError(t, os.Chmod(path, 0o600))
+			file, err := os.OpenFile(path, os.O_WRONLY, 0)
+			require.NoError(t, err)
+			_, err = file.WriteAt([]byte("!"), build.Files[0].Size/2)
+			require.NoError(t, err)
+			require.NoError(t, file.Close())
+		},
+		func() { require.NoError(t, os.Remove(path)) },
+	} {
+		damage()
+		again, err := b.unpacked(dir)
+		require.NoError(t, err)
+		require.Equal(t, first.Path, again.Path)
+		require.Equal(t, had, b.read(again))
+	}
 }
 
-func TestWhatWasUnpackedGoesWhenItIsNotUsed(t *testing.T) {
+func TestUnusedUnpackedBuildsAreRemoved(t *testing.T) {
 	b, _, _ := leftPacked(t)
 	dir := filepath.Join(t.TempDir(), "unpacked")
-	old, young := filepath.Join(dir, "0123-4567"), filepath.Join(dir, "89ab-cdef")
-	half := filepath.Join(dir, "new-1")
-	for _, folder := range []string{old, young, half} {
+	old, held, young := filepath.Join(dir, "0123-4567"), filepath.Join(dir, "4567-89ab"), filepath.Join(dir, "89ab-cdef")
+	past := time.Now().Add(-32 * 24 * time.Hour)
+	for _, folder := range []string{old, held, young} {
 		require.NoError(t, os.MkdirAll(filepath.Join(folder, "id"), 0o700))
 		require.NoError(t, views.SealTree(folder))
+		if folder != young {
+			require.NoError(t, os.Chtimes(folder, past, past))
+		}
 	}
 	require.NoError(t, os.Chmod(dir, 0o700))
-	past := time.Now().Add(-32 * 24 * time.Hour)
-	require.NoError(t, os.Chtimes(old, past, past))
-	_, err := b.unpacked(dir)
+	lease, err := os.Open(held)
+	require.NoError(t, err)
+	defer lease.Close()
+	require.NoError(t, flock.Share(lease))
+	_, err = b.unpacked(dir)
 	require.NoError(t, err)
 	require.NoDirExists(t, old)
-	require.NoDirExists(t, half)
+	require.DirExists(t, held)
 	require.DirExists(t, young)
 }
 
@@ -192,8 +198,8 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	read, err := os.ReadFile(recipe)
 	require.NoError(t, err)
 	var container string
-	for i := range b.stored().snapshot.Builds {
-		if one := &b.stored().snapshot.Builds[i]; one.ID != build.ID {
+	for i := range b.stored().builds {
+		if one := &b.stored().builds[i]; one.ID != build.ID {
 			container = filepath.Join(b.state, "objects", large(one).String()[:2], large(one).String())
 		}
 	}
@@ -223,7 +229,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 		change(tc.path, tc.wrong)
 		_, err := b.stored().Find(context.Background(), b.variant(2), "")
 		require.Error(t, err, name)
-		require.True(t, atrest.Damaged(err), "%s: %v", name, err)
+		require.True(t, forms.Lost(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, build.BuildKey.String()[:12], name)
 		if tc.wrong == nil {
 			require.NoError(t, os.WriteFile(tc.path, nil, 0o600))
@@ -235,7 +241,7 @@ func TestAPackedStoredBuildWithDamageIsNotServed(t *testing.T) {
 	require.Contains(t, e.Text, "is not in")
 	require.NoError(t, os.Mkdir(recipe, 0o700))
 	_, err = b.stored().Find(context.Background(), b.variant(2), "")
-	require.True(t, atrest.Damaged(err), "%v", err)
+	require.True(t, forms.Lost(err), "%v", err)
 }
 
 // The unpacked form that a daemon left may be torn, for it was never synced; the recipe is what counts.
@@ -270,15 +276,15 @@ func TestAnUnpackedFormThatADaemonLeftIsNotBelieved(t *testing.T) {
 
 func TestAStoredBuildIsTakenWhereANewerOneIsDamaged(t *testing.T) {
 	b, r, had := left(t)
-	found := b.stored().snapshot.Builds[0]
+	found := b.stored().builds[0]
 	// The same build key in the user's own scope, newer, and without its files.
 	s := b.stored()
 	other := found
 	other.ID = index.BuildID{1}
-	other.Scope, other.Created = OwnScope(Peer{UID: s.uid}), found.Created.Add(time.Hour)
+	other.Scope, other.Created = OwnScope(Peer{UID: s.cache.uid}), found.Created.Add(time.Hour)
 	other.Files = append([]index.File{}, found.Files...)
 	other.Files[0].Digest = cas.Digest{1}
-	s.snapshot.Builds = append(s.snapshot.Builds, other)
+	s.builds = append(s.builds, other)
 	a, err := s.Find(context.Background(), r, "")
 	require.NoError(t, err)
 	defer a.View.Close()

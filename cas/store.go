@@ -39,6 +39,10 @@ type Options struct {
 	// synced, stamps die with the boot, and a file that does not fit its stamp
 	// is removed instead of hashed. Such a store has no quarantine. See Fill.
 	Volatile bool
+
+	// ReadOnly is for a store that is only read, perhaps on a read-only file
+	// system or another user's: Open makes and removes nothing.
+	ReadOnly bool
 }
 
 // The folders below the state folder that a Store owns. Names of mode 0700,
@@ -66,6 +70,9 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	if s.volatile = o.Volatile; s.volatile {
 		s.fs = unsynced{s.fs}
+	}
+	if o.ReadOnly {
+		return s, nil
 	}
 	if err := s.makeFolders(); err != nil {
 		return nil, fmt.Errorf("open blob store %s: %w", dir, err)

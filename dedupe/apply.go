@@ -33,20 +33,36 @@ func Apply(ctx context.Context, r *Recipe, open func(cas.Digest) (Source, error)
 	if err != nil {
 		return err
 	}
-	if f, ok := w.(*os.File); ok {
-		cas.Preallocate(f, a.Size())
-	}
-	t := &tee{from: a, to: w, report: progress{fn: o.Progress, total: a.Size()}}
-	if o.Trusted {
+	if t := newTee(a, w, o.Progress); o.Trusted {
 		err = t.copy(ctx, a.Size())
 	} else {
-		var got cas.Digest
-		got, err = cas.Sum(ctx, t, 0, a.Size())
-		if err == nil && got != r.Blob {
-			err = &cas.CorruptError{Digest: r.Blob, Got: got}
-		}
+		err = t.copyVerified(ctx, a.Size(), r.Blob)
 	}
 	return errors.Join(err, a.Close())
+}
+
+// CopyVerified writes a blob and hashes it on the way, in one pass. fn, which may
+// be nil, is told bytes. A *cas.CorruptError says that the bytes, which were
+// written all the same, are not the blob's.
+func CopyVerified(
+	ctx context.Context, from Source, blob cas.Digest, w io.WriterAt, fn func(done, total int64),
+) error {
+	return newTee(from, w, fn).copyVerified(ctx, from.Size(), blob)
+}
+
+func newTee(from Source, w io.WriterAt, fn func(done, total int64)) *tee {
+	if f, ok := w.(*os.File); ok {
+		cas.Preallocate(f, from.Size())
+	}
+	return &tee{from: from, to: w, report: progress{fn: fn, total: from.Size()}}
+}
+
+func (t *tee) copyVerified(ctx context.Context, size int64, blob cas.Digest) error {
+	got, err := cas.Sum(ctx, t, 0, size)
+	if err == nil && got != blob {
+		err = &cas.CorruptError{Digest: blob, Got: got}
+	}
+	return err
 }
 
 // tee writes what is read through it. So hashing and writing is one pass.

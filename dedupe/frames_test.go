@@ -62,7 +62,7 @@ func recipePath(dir string, d cas.Digest) string {
 // restored is what a recipe in dir gives.
 func restored(t testing.TB, dir string, d cas.Digest, trusted bool) ([]byte, error) {
 	t.Helper()
-	r, err := OpenRecipe(dir, d)
+	r, err := ReadShelf(dir).Get(d)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func TestRecipeOfFormat2(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(recipeFolder(dir, r.Blob), 0o700))
 	require.NoError(t, os.WriteFile(recipePath(dir, r.Blob), b, 0o444))
-	got, err := OpenRecipe(dir, r.Blob)
+	got, err := ReadShelf(dir).Get(r.Blob)
 	require.NoError(t, err)
 	got.Frames.file, got.Frames.Table, r.Frames.Table = nil, nil, nil // another encoder may find something shorter
 	require.Equal(t, r, got)
@@ -116,7 +116,7 @@ func TestFramesAreReadInAnyRange(t *testing.T) {
 	stored := r.Frames.Table
 	require.Less(t, stored[0].Stored, int64(MinFrame/8))
 	require.Equal(t, int64(MinFrame), stored[1].Stored)
-	got, err := OpenRecipe(dir, r.Blob)
+	got, err := ReadShelf(dir).Get(r.Blob)
 	require.NoError(t, err)
 	a, err := Assemble(got, openSample)
 	require.NoError(t, err)
@@ -260,7 +260,7 @@ func TestFramesRefused(t *testing.T) {
 func replaceFrame(t testing.TB, dir string, r *Recipe, i int, bad []byte) {
 	t.Helper()
 	path := recipePath(dir, r.Blob)
-	read, err := OpenRecipe(dir, r.Blob)
+	read, err := ReadShelf(dir).Get(r.Blob)
 	require.NoError(t, err)
 	src, err := read.Frames.open()
 	require.NoError(t, err)
@@ -317,7 +317,7 @@ func TestDamagedFiles(t *testing.T) {
 // A recipe that stands where the one stood that was read is not taken for it.
 func TestFramesOfAnotherRecipe(t *testing.T) {
 	dir, r, _ := putSample(t)
-	read, err := OpenRecipe(dir, r.Blob)
+	read, err := ReadShelf(dir).Get(r.Blob)
 	require.NoError(t, err)
 	replaceFrame(t, dir, r, 2, frame(t, bytes.Repeat([]byte("else"), 250)))
 	_, err = Assemble(read, openSample)

@@ -31,6 +31,7 @@ type Shelf struct {
 	recipes  string
 	incoming string // recipes that have no name yet
 	fs       cas.FS
+	onlyRead bool // nothing is known of recipes, and each is read when it is asked for
 
 	writing sync.Mutex // held from a change on disk to that of what is known
 
@@ -82,6 +83,14 @@ func OpenShelf(dir string, fsys cas.FS) (*Shelf, error) {
 		return nil, fmt.Errorf("open recipes %s: %w", s.recipes, err)
 	}
 	return s, nil
+}
+
+// ReadShelf is the shelf in the state folder dir for callers that only read. It
+// reads a recipe when it is asked for, writes nothing and takes no lock, so a
+// store on a read-only file system will do. Of what is known from memory only
+// Stands answers.
+func ReadShelf(dir string) *Shelf {
+	return &Shelf{dir: dir, recipes: filepath.Join(dir, recipesName), fs: cas.OS{}, onlyRead: true}
 }
 
 func (s *Shelf) open() error {
@@ -371,6 +380,10 @@ func (s *Shelf) Has(d cas.Digest) (Packed, bool) {
 // Stands tells of a blob's recipe like Has, also of one that could not be read
 // when the shelf was opened: that is tried once more now.
 func (s *Shelf) Stands(d cas.Digest) bool {
+	if s.onlyRead {
+		_, err := s.Get(d)
+		return !errors.Is(err, cas.ErrNotFound)
+	}
 	s.mu.RLock()
 	_, known := s.packed[d]
 	_, unread := s.unread[d]

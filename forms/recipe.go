@@ -21,7 +21,7 @@ func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven 
 		return nil, stamp, false, err
 	}
 	if needed {
-		if err := SizeIs(r, size); err != nil {
+		if err := sizeIs(r, size); err != nil {
 			return nil, stamp, false, err
 		}
 	}
@@ -29,8 +29,8 @@ func (s *Store) recipe(d cas.Digest) (r *dedupe.Recipe, stamp cas.Stamp, proven 
 	return r, stamp, ok && was.Holds(stamp), nil
 }
 
-// SizeIs says of a recipe that its blob has another size, if so: a *dedupe.FormatError.
-func SizeIs(r *dedupe.Recipe, size int64) error {
+// sizeIs says of a recipe that its blob has another size, if so: a *dedupe.FormatError.
+func sizeIs(r *dedupe.Recipe, size int64) error {
 	if r.Size == size {
 		return nil
 	}

@@ -84,6 +84,9 @@ type Options struct {
 	Memory Memory
 	Owner  Owner
 	Log    *slog.Logger
+
+	// ReadOnly is for a store that is only read: Look, Check and CopyTo are all that may be called. Copies and Owner are not used.
+	ReadOnly bool
 }
 
 // Store keeps blobs in their forms. Make one with Open.
@@ -112,6 +115,10 @@ type Store struct {
 func Open(o Options) (*Store, error) {
 	s := &Store{dir: o.Dir, folder: o.Copies, apart: o.Apart, fs: o.FS, whole: o.Whole, memory: o.Memory, owner: o.Owner, log: o.Log, turn: make(chan struct{}, 1),
 		account: newAccount()}
+	if o.ReadOnly {
+		s.shelf = dedupe.ReadShelf(s.dir)
+		return s, nil
+	}
 	var err error
 	if s.shelf, err = dedupe.OpenShelf(s.dir, s.fs); err != nil {
 		return nil, err

@@ -71,6 +71,19 @@ func (s *Store) Look(d cas.Digest) (Source, error) {
 	return s.assemble(r)
 }
 
+// CopyTo writes a blob, whole or packed, into an empty file, and verifies it on the way. Errors are those of Open, and of writing.
+func (s *Store) CopyTo(ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64)) error {
+	whole := func() error {
+		from, _, err := s.unverified(d)
+		if err != nil {
+			return err
+		}
+		defer from.Close() // only read from
+		return dedupe.CopyVerified(ctx, from, d, f, progress)
+	}
+	return s.asItIs(d, whole, func() error { return s.rebuildInto(ctx, d, f, progress) })
+}
+
 // assemble gives what a recipe makes of its containers, unverified.
 func (s *Store) assemble(r *dedupe.Recipe) (*dedupe.Assembled, error) {
 	return dedupe.Assemble(r, func(d cas.Digest) (dedupe.Source, error) {

@@ -74,6 +74,8 @@ type Index struct {
 
 	rebuilt string // set by Open
 
+	sizes map[cas.Digest]int64 // of blobs, where the index is only read; else nil
+
 	woken   chan struct{} // something is to be flushed
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
@@ -103,7 +105,7 @@ func Open(dir string, o Options) (*Index, error) {
 	return x, err
 }
 
-func openOnce(dir string, o Options) (*Index, error) {
+func newIndex(dir string, o Options) *Index {
 	x := &Index{
 		Options: o, dir: dir,
 		manifests: filepath.Join(dir, manifestsName), incoming: filepath.Join(dir, manifestsName, incomingName),
@@ -122,6 +124,11 @@ func openOnce(dir string, o Options) (*Index, error) {
 	x.reserve = newReserve(x.FS, dir)
 	x.db = &database{x: x, path: filepath.Join(dir, "index.db")}
 	x.soft = newSoft(x.db, x.wake)
+	return x
+}
+
+func openOnce(dir string, o Options) (*Index, error) {
+	x := newIndex(dir, o)
 	if err := x.open(); err != nil {
 		if x.journal != nil {
 			err = errors.Join(err, x.journal.close())

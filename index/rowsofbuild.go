@@ -156,6 +156,10 @@ func (x *Index) DiskBytes(d cas.Digest) (disk int64, needed bool, err error) {
 // BlobBytes returns how many bytes the content of a blob has, by the manifests
 // of the builds that need it. needed is false where none does.
 func (x *Index) BlobBytes(d cas.Digest) (size int64, needed bool, err error) {
+	if x.sizes != nil {
+		size, needed = x.sizes[d]
+		return size, needed, nil
+	}
 	n, err := x.blob(d)
 	return n.Size, !n.Build.IsZero(), err
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -37,11 +38,12 @@ type getCall struct {
 	keep     bool
 	share    bool
 	adopt    bool
-	program  []string  // behind "--", empty: none
-	claimant *claimant // compiles under claims; nil until there is one; guarded by once
-	state    string    // of a store that is read without a daemon; empty: the daemon is asked
-	build    string    // with state: how the build's key begins
-	unpackTo string    // with state: a folder for what is unpacked; empty: where programs keep what can be made again
+	program  []string      // behind "--", empty: none
+	claimant *claimant     // compiles under claims; nil until there is one; guarded by once
+	state    string        // of a store that is read without a daemon; empty: the daemon is asked
+	build    string        // with state: how the build's key begins
+	unpackTo string        // with state: a folder for what is unpacked; empty: where programs keep what can be made again
+	stored   *cache.Stored // with state: the store
 }
 
 // got is what one model came to.
@@ -180,30 +182,29 @@ func (g *getCall) run(ctx context.Context, models []string) (err error) {
 	}
 	if g.state != "" {
 		return g.app.withTimeout(ctx, func(ctx context.Context) error {
-			results, err := g.fromStore(ctx, models)
-			if err != nil {
+			if err := g.openStore(ctx); err != nil {
 				return err
 			}
-			defer closeViews(results)
-			return g.use(ctx, results)
+			return g.acquireAndUse(ctx, nil, models, onMiss)
 		})
 	}
 	return g.app.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		if err := g.request.onlyEP(ctx, c, g.app); err != nil {
 			return during("get", err)
 		}
-		acquire := g.acquireAll
-		if g.share {
-			acquire = g.acquireGroup
-		}
-		results := acquire(ctx, c, models, onMiss)
-		defer closeViews(results)
-		return g.use(ctx, results)
+		return g.acquireAndUse(ctx, c, models, onMiss)
 	})
 }
 
-// use does with the results what is wanted of them.
-func (g *getCall) use(ctx context.Context, results []got) error {
+// acquireAndUse asks for all models, and does with the results what is wanted of them. Without a
+// client the store that is read answers.
+func (g *getCall) acquireAndUse(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) error {
+	acquire := g.acquireAll
+	if g.share {
+		acquire = g.acquireGroup
+	}
+	results := acquire(ctx, c, models, onMiss)
+	defer closeViews(results)
 	err := g.report(results)
 	if err == nil && g.out != "" {
 		err = g.copyOut(ctx, results)
@@ -302,6 +303,13 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	progress := func(p *wire.Progress) {
 		last.Store(p)
 		show.phase(path, p)
+	}
+	if g.stored != nil {
+		if err := g.find(ctx, message, files, external, progress, &result); err != nil {
+			result.err = verbError{g.name(), path, storedError(err)}
+		}
+		result.elapsed = time.Since(start)
+		return result
 	}
 	ask := func(c *unixsock.Client) error {
 		message.OnMiss = onMiss

@@ -8,11 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"github.com/epcached/epcached/atrest"
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock"
@@ -44,73 +43,29 @@ func (g *getCall) checkStored() error {
 	return nil
 }
 
-// fromStore answers from a store that no daemon has.
-func (g *getCall) fromStore(ctx context.Context, models []string) ([]got, error) {
-	store, err := cache.ReadStore(ctx, g.state, uint32(os.Getuid()))
-	if err != nil {
-		return nil, verbError{"read", g.state, storedError(err)}
+// openStore opens the store that --state names.
+func (g *getCall) openStore(ctx context.Context) (err error) {
+	if g.stored, err = cache.ReadStore(ctx, g.state, uint32(os.Getuid())); err != nil {
+		return verbError{"read", g.state, storedError(err)}
 	}
-	for _, problem := range store.Problems() {
+	for _, problem := range g.stored.Problems() {
 		g.app.print.warning(fmt.Sprintf("read %q: %s", g.state, problem))
 	}
-	show := newPhases(g.app.print, g.progress, len(models))
-	defer show.end()
-	r := &reading{getCall: g, store: store, show: show}
-	if g.share {
-		one := r.results(ctx, models)
-		return eachOfGroup(one, models), nil
-	}
-	results := make([]got, len(models))
-	for i, path := range models {
-		results[i] = r.results(ctx, []string{path})
-	}
-	return results, nil
-}
-
-// reading is a call that reads a store.
-type reading struct {
-	*getCall
-	store *cache.Stored
-	show  *phases
-}
-
-// results asks the store for one model, or for several as a group.
-func (r *reading) results(ctx context.Context, paths []string) got {
-	start := time.Now()
-	out := got{path: paths[0]}
-	defer r.show.done(paths[0])
-	models, failed, err := openModels(paths)
-	if err != nil {
-		out.err = verbError{"get", failed, storedError(err)}
-		return out
-	}
-	defer closeModels(models)
-	if err := r.find(ctx, models, &out); err != nil {
-		out.err = verbError{"get", paths[0], storedError(err)}
-	}
-	out.elapsed = time.Since(start)
-	return out
+	return nil
 }
 
 // find asks the store, once more with the external data that the models turned out to refer to.
-func (r *reading) find(ctx context.Context, models []*modelFile, out *got) error {
-	message, files, err := r.request.message(models[0])
-	if err != nil {
-		return err
-	}
-	defer closeExtra(files)
-	request := storedRequest(message, files)
-	for _, m := range models[1:] {
-		request.Group = append(request.Group, cache.ModelFiles{Name: filepath.Base(m.path), Graph: m.file, External: make(map[string]*os.File)})
-	}
-	answer, err := r.store.Find(ctx, request, r.build)
+func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
+	progress func(*wire.Progress), out *got) error {
+	request := storedRequest(w, files)
+	answer, err := g.stored.Find(ctx, request, g.build)
 	if need := (*cache.NeedFilesError)(nil); errors.As(err, &need) {
 		for i, location := range need.Locations {
 			member := 0
 			if len(need.Members) > 0 {
 				member = need.Members[i]
 			}
-			f, err := models[member].external(location)
+			f, err := external(member, location)
 			if err != nil {
 				return err
 			}
@@ -121,17 +76,17 @@ func (r *reading) find(ctx context.Context, models []*modelFile, out *got) error
 				request.Group[member-1].External[location] = f
 			}
 		}
-		answer, err = r.store.Find(ctx, request, r.build)
+		answer, err = g.stored.Find(ctx, request, g.build)
 	}
 	if err != nil {
 		return err
 	}
-	if r.wantsPath() && answer.Build != nil && answer.View == nil {
-		if err := r.unpack(ctx, models[0].path, answer); err != nil {
+	if g.wantsPath() && answer.Build != nil && answer.View == nil {
+		if err := g.unpack(ctx, answer, progress); err != nil {
 			return err
 		}
 	}
-	out.take(r.store, answer)
+	out.take(g.stored, answer)
 	return nil
 }
 
@@ -154,14 +109,14 @@ func (r *got) take(store *cache.Stored, answer *cache.Answer) {
 func (g *getCall) wantsPath() bool { return !g.dryRun && (g.out == "" || len(g.program) > 0) }
 
 // unpack makes a view in the first folder that will do, for a build that has none in the store.
-func (r *reading) unpack(ctx context.Context, name string, answer *cache.Answer) (err error) {
-	folders, err := r.unpackFolders()
+func (g *getCall) unpack(ctx context.Context, answer *cache.Answer, progress func(*wire.Progress)) error {
+	folders, err := g.unpackFolders()
 	if err != nil {
 		return err
 	}
 	for _, folder := range folders {
-		err = r.store.Unpack(ctx, answer, folder, func(done, total int64) {
-			r.show.phase(name, &wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
+		err = g.stored.Unpack(ctx, answer, folder, func(done, total int64) {
+			progress(&wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
 		})
 		if class := refusal.ClassOf(err); err == nil || class != refusal.NotAllowed && class != refusal.NoSpace {
 			return err
@@ -195,6 +150,9 @@ func storedRequest(w *wire.Acquire, files []*os.File) *cache.Request {
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route, Runtime: cache.RuntimeRef{Directory: w.Runtime.GetDirectory()},
 		Output: requests.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
+	}
+	for _, m := range w.Group {
+		r.Group = append(r.Group, cache.ModelFiles{Name: m.Name, Graph: files[m.Fd], External: make(map[string]*os.File)})
 	}
 	for _, ep := range w.Eps {
 		one := requests.EP{Name: ep.Name, Options: ep.Options, Files: make(map[string]*os.File)}
@@ -256,7 +214,7 @@ func storedError(err error) error {
 	var e *refusal.Error
 	switch {
 	case errors.As(err, &e):
-	case atrest.Damaged(err):
+	case forms.Lost(err):
 		return damageError{err}
 	default:
 		return plainPathError(err)

@@ -11,18 +11,7 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// OpenRecipe reads the recipe of a blob in the state folder dir as it lies
-// there. It writes nothing, takes no lock and opens no shelf: a store on a
-// read-only file system will do. Errors are those of Shelf.Get.
-func OpenRecipe(dir string, d cas.Digest) (*Recipe, error) {
-	r, _, err := readRecipe(cas.OS{}, RecipePath(dir, d), d)
-	if err != nil {
-		return nil, fmt.Errorf("recipe of blob %s: %w", d, err)
-	}
-	return r, nil
-}
-
-// readRecipe gives the stamp of the file that it read, too.
+// readRecipe reads a recipe, and gives the stamp of the file that it read.
 func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.Stamp, err error) {
 	f, err := fsys.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

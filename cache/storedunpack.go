@@ -1,0 +1,193 @@
+package cache
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/flock"
+	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/refusal"
+	"github.com/epcached/epcached/views"
+)
+
+// serveAsItLies hashes the build's files: those of a view of the store, or where that has no sound
+// one the blobs, whole or packed, and then the answer has no view. Which view is a build's only the
+// database knows, so views are found by the graph's name, which is made of the build key. Where this
+// user may not list the views there are none.
+func (c *Cache) serveAsItLies(ctx context.Context, b *index.Build) (*Answer, error) {
+	a := &Answer{Build: b, Graph: b.Graph}
+	graph := "/" + filepath.FromSlash(b.Graph)
+	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+	dir := c.path("views", views.ScopeFolder(b.Scope))
+	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph)) // the pattern is sound
+	for _, path := range found {
+		if a.hold(ctx, strings.TrimSuffix(path, graph), nil) == nil {
+			return a, nil
+		}
+	}
+	for _, f := range b.Files {
+		if err := c.forms.Check(ctx, f.Digest); err != nil {
+			return nil, c.cannotServe(b, f, err)
+		}
+	}
+	return a, nil
+}
+
+// hold gives the answer the view that has the folder with the files, and holds it against its
+// removal. fill is called with the files that are not there or not what they should be; where it is
+// nil there may be none.
+func (a *Answer) hold(ctx context.Context, folder string, fill func(lacking []index.File) error) error {
+	view, err := os.Open(filepath.Dir(folder))
+	if err != nil {
+		return err
+	}
+	_ = flock.Share(view) // a file system without locks: nothing would be removed there
+	lacking := slices.DeleteFunc(slices.Clone(a.Build.Files), func(f index.File) bool {
+		path := filepath.Join(folder, filepath.FromSlash(f.Name))
+		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() != f.Size {
+			return false
+		}
+		got, err := cas.SumFile(ctx, path)
+		return err == nil && got == f.Digest
+	})
+	switch {
+	case len(lacking) > 0 && fill == nil:
+		err = cas.ErrNotFound
+	case len(lacking) > 0:
+		err = fill(lacking)
+	}
+	if err != nil {
+		return errors.Join(err, view.Close())
+	}
+	id := filepath.Base(folder) + "/"
+	a.View, a.Path, a.Graph = view, view.Name(), id+a.Graph
+	for i := range a.Members {
+		a.Members[i].Graph = id + a.Members[i].Graph
+	}
+	return nil
+}
+
+// Unpack gives an answer that has no view one below the folder dir, outside the store, which is made
+// for this user alone. A view's path is made of its files' digests, so what an earlier call has left
+// there is hashed and taken. Nothing there is synced, and all of it may be deleted at any time: the
+// view holds its folder against other calls, which remove what is not held when it was not used for a
+// month, or when space is needed. progress, which may be nil, is told bytes; its calls do not overlap.
+// Of errors NotAllowed and NoSpace are the folder's: another may do.
+func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress func(done, total int64)) error {
+	if a.View != nil || a.Build == nil {
+		return nil
+	}
+	if err := ownFolder(dir); err != nil {
+		return refusal.New(refusal.NotAllowed, err, "no private folder to unpack into at %q", dir)
+	}
+	err := s.unpack(ctx, a, dir, progress)
+	if cas.Full(err) && sweepUnpacked(dir, 0) {
+		err = s.unpack(ctx, a, dir, progress)
+	}
+	if cas.Full(err) {
+		return refusal.New(refusal.NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir)
+	}
+	sweepUnpacked(dir, idleUnpacked)
+	return err
+}
+
+// idleUnpacked is how long what was unpacked is kept for the next call.
+const idleUnpacked = 30 * 24 * time.Hour
+
+// ownFolder makes the folder. One that others may write is refused: what is in it is loaded as code
+// would be.
+func ownFolder(dir string) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err == nil && (!info.IsDir() || !cas.OwnedBy(info, uint32(os.Geteuid())) || info.Mode().Perm()&0o022 != 0) {
+		err = errors.New("it is not a folder of this user alone")
+	}
+	return err
+}
+
+// sweepUnpacked removes what no process holds and was not used for so long.
+func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
+	all, _ := os.ReadDir(dir) // of what cannot be read nothing is removed
+	for _, e := range all {
+		path := filepath.Join(dir, e.Name())
+		if info, err := e.Info(); err != nil || time.Since(info.ModTime()) < idle {
+			continue
+		}
+		if held, err := views.Leased(path); !held && err == nil && views.OpenTree(path) == nil {
+			removed = os.RemoveAll(path) == nil || removed
+		}
+	}
+	return removed
+}
+
+// unpack writes those of the build's files that the view lacks, each under another name until it is
+// verified. Calls for the same build at the same time write the same.
+func (s *Stored) unpack(ctx context.Context, a *Answer, dir string, progress func(done, total int64)) error {
+	var content []byte
+	for _, f := range a.Build.Files {
+		content = append(fmt.Appendf(content, "%q", f.Name), f.Digest[:]...)
+	}
+	name := digestOf(content)
+	folder := filepath.Join(dir, hex.EncodeToString(name[:16]), "files")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	now := time.Now()
+	_ = os.Chtimes(filepath.Dir(folder), now, now) // otherwise it is removed earlier than it has to be
+	return a.hold(ctx, folder, func(lacking []index.File) error {
+		var done, total int64
+		for _, f := range lacking {
+			total += f.Size
+		}
+		var err error
+		if free, unknown := cas.FreeBytes(dir); unknown == nil {
+			err = fits("the build", cas.OnDisk(total), free)
+		}
+		for _, f := range lacking {
+			if err == nil {
+				err = s.copyTo(ctx, a.Build, f, filepath.Join(folder, filepath.FromSlash(f.Name)), func(n, _ int64) {
+					if progress != nil {
+						progress(done+n, total)
+					}
+				})
+				done += f.Size
+			}
+		}
+		return err
+	})
+}
+
+func (s *Stored) copyTo(ctx context.Context, b *index.Build, f index.File, path string, progress func(done, total int64)) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	to, err := os.CreateTemp(filepath.Dir(path), "new-*")
+	if err != nil {
+		return err
+	}
+	if err = s.cache.forms.CopyTo(ctx, f.Digest, to, progress); err != nil {
+		err = s.cache.cannotServe(b, f, err)
+	}
+	err = errors.Join(err, to.Chmod(0o444), to.Close())
+	if err == nil {
+		err = os.Rename(to.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(to.Name()))
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+
+	"github.com/epcached/epcached/cas"
+)
+
+// OpenReadOnly reads the manifests and the journal in the state folder dir, and
+// returns the builds with an index that has no database. The index answers
+// StateOf, Problems, History, Ghosts and BlobBytes, remembers memos and stamps
+// until the process ends, and fails where it needs the database. It need not be
+// closed.
+//
+// OpenReadOnly writes nothing and takes no lock, so a store on a read-only file
+// system will do. Manifests that are no good are left out, and in Problems. It
+// fails where there is no store, where a folder cannot be read, and, with a
+// *NewerError, where the journal is a newer epcached's, because its marks say
+// what must not be served.
+func OpenReadOnly(ctx context.Context, dir string) (*Index, []Build, error) {
+	x := newIndex(dir, Options{})
+	x.sizes = make(map[cas.Digest]int64)
+	builds, err := x.readManifests(ctx)
+	if err == nil {
+		err = x.readJournal()
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read store %s: %w", dir, err)
+	}
+	return x, builds, nil
+}
+
+func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
+	if _, err := x.FS.ReadDir(x.manifests); err != nil {
+		return nil, err
+	}
+	for i := range x.folders {
+		ids, err := x.list(byte(i))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			b, err := x.readManifest(id)
+			switch {
+			case err == nil:
+				builds = append(builds, b)
+				maps.Copy(x.sizes, distinct(b))
+			case !errors.Is(err, fs.ErrNotExist): // not retracted since the folder was listed
+				x.report(findingOf(x.manifestPath(id), err))
+			}
+		}
+	}
+	return builds, nil
+}
+
+// readJournal reads as much of the journal as it can: an end within a record is what a crash leaves.
+func (x *Index) readJournal() error {
+	x.journal = &journal{states: make(map[BuildID]State), pins: make(map[BuildID]Pin)}
+	file, err := readFile(x.FS, filepath.Join(x.dir, "journal"), maxJournalRead)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		_, err = parseJournal(file, x.journal.apply)
+	}
+	if err == nil || errors.As(err, new(*NewerError)) {
+		return err
+	}
+	x.report(Finding{"damaged", "journal",
+		"which builds were withheld is not known for certain: " + err.Error()})
+	return nil
+}
