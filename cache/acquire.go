@@ -73,9 +73,6 @@ func (c *Cache) Acquire(ctx context.Context, r *Request, progress func(Progress)
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if err := r.fold(); err != nil {
-		return nil, err
-	}
 	for attempt := 1; ; attempt++ {
 		a, err := c.acquire(ctx, r, t)
 		moved := errors.Is(err, errMoving) || errors.Is(err, errReplaced)
@@ -257,6 +254,7 @@ const (
 	maxOptions = 1024
 )
 
+// check refuses what no request may have, and brings the rest into its one spelling.
 func (r *Request) check() error {
 	switch {
 	case r.Graph == nil:
@@ -295,7 +293,7 @@ func (r *Request) check() error {
 			return refusal.New(refusal.BadRequest, nil, "free dimension %q: %d is not a size", name, v)
 		}
 	}
-	return nil
+	return r.fold()
 }
 
 // scopes gives the scope that a build of the request is stored in, "" for none, and those that it is looked for in.

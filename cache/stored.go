@@ -39,7 +39,8 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, err
 	}
 	if err := lookAtLock(dir); err != nil {
-		return nil, err
+		return nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err,
+			Hint: "a daemon has it: ask that one, without --state"}
 	}
 	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler), now: time.Now}
 	s := &Stored{cache: c, owner: who.uid}
@@ -95,11 +96,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	one := *r
 	r = &one
 	r.Peer = Peer{UID: c.uid}
-	err := r.check()
-	if err == nil {
-		err = r.fold()
-	}
-	if err != nil {
+	if err := r.check(); err != nil {
 		return nil, err
 	}
 	id, r, err := c.identifyAll(ctx, r, quiet)
@@ -131,7 +128,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	if a == nil {
 		return nil, f.none(r)
 	}
-	asked := p.canonical.OnDevicesOf(a.Build)
+	asked, _ := p.canonical.OnDevicesOf(a.Build)
 	a.RequestKey, _ = asked.Key()
 	a.Record = asked.JSON()
 	if !f.known {

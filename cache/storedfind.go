@@ -106,14 +106,14 @@ func (f *finding) fitting(wanted *requests.Record) (fitting []*index.Build) {
 	scopes := []string{"shared", OwnScope(Peer{UID: f.s.cache.uid}), OwnScope(Peer{UID: f.s.owner})}
 	for i := range f.s.builds {
 		b := &f.s.builds[i]
-		if !wanted.OfModel(b) || !slices.Contains(scopes, b.Scope) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
+		if b.ModelDigest != wanted.Model && !(wanted.Member && b.MemberOf(wanted.Model) >= 0) || !slices.Contains(scopes, b.Scope) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
 			continue
 		}
 		if state := f.s.cache.index.StateOf(b.ID); state.Name != index.Current {
 			f.why = fmt.Sprintf("the build of %s is %s: %s", b.Created.Format(time.RFC3339), state.Name, state.Reason)
 			continue
 		}
-		if !wanted.Covers(b) {
+		if _, made := wanted.OnDevicesOf(b); !made {
 			f.why = "the model was compiled for other requests only"
 			continue
 		}

@@ -8,49 +8,28 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// OfModel tells whether the build is of the model that is asked for.
-func (r *Record) OfModel(b *index.Build) bool {
-	return b.ModelDigest == r.Model || r.Member && b.MemberOf(r.Model) >= 0
-}
-
-// Covers tells whether the build was made for the request: equal in everything but devices, which have to be such as it names.
-func (r *Record) Covers(b *index.Build) bool {
+// OnDevicesOf returns the request with the devices that a build was made for, where its execution
+// providers are the build's and its devices may be those, and whether it finds the build then: by the
+// build's key, or for a member of a group that loads alone by the member's.
+func (r *Record) OnDevicesOf(b *index.Build) (on Record, found bool) {
 	made, err := Decode(b.Record)
 	if err != nil || len(made.EPs) != len(r.EPs) {
-		return false
+		return *r, false
 	}
-	if r.Member {
-		i := b.MemberOf(r.Model)
-		if i < 0 || !loadsAlone(b, i) {
-			return false
-		}
-		made = made.OfMember(i)
-	}
-	for i := range r.EPs {
+	on = *r
+	on.EPs = slices.Clone(r.EPs)
+	for i := range on.EPs {
 		if !slices.EqualFunc(r.EPs[i].Devices, made.EPs[i].Devices, deviceCovers) {
-			return false
+			return *r, false
 		}
+		on.EPs[i].Devices = made.EPs[i].Devices
 	}
-	mine := r.OnDevicesOf(b)
-	return string(mine.Encode()) == string(made.Encode())
-}
-
-// loadsAlone tells whether a member of a group is known to load without the others: it did when the
-// group was compiled.
-func loadsAlone(b *index.Build, member int) bool {
-	return b.Members[member].AloneKey != (index.RequestKey{}) && b.LoadCheck == compilers.Passed
-}
-
-// OnDevicesOf is the request with the devices that a build, which has the same execution providers, was made for.
-func (r *Record) OnDevicesOf(b *index.Build) Record {
-	out := *r
-	out.EPs = slices.Clone(r.EPs)
-	if made, err := Decode(b.Record); err == nil {
-		for i := range out.EPs {
-			out.EPs[i].Devices = made.EPs[i].Devices
-		}
+	key, _ := on.Key()
+	i := b.MemberOf(r.Model)
+	if !r.Member || i < 0 {
+		return on, key == b.RequestKey
 	}
-	return out
+	return on, key == b.Members[i].AloneKey && b.LoadCheck == compilers.Passed
 }
 
 func deviceCovers(asked, made RecordDevice) bool {

@@ -170,17 +170,8 @@ func (r *Record) ModelOf(i int) cas.Digest {
 
 // Alone is the key under which a group is found by one who asks for a single of its models, with the same options.
 func (r *Record) Alone(member int) index.RequestKey {
-	one := r.OfMember(member)
+	one := *r
+	one.Model, one.Group, one.Member = r.ModelOf(member), nil, true
 	key, _ := one.Key()
 	return key
-}
-
-// OfMember is what one who asks for a single of a group's models asks for.
-func (r *Record) OfMember(member int) Record {
-	one := *r
-	if member > 0 {
-		one.Model = r.Group[member-1]
-	}
-	one.Group, one.Member = nil, true
-	return one
 }

@@ -207,10 +207,6 @@ func storedError(err error) error {
 	if err == nil {
 		return nil
 	}
-	var locked *cache.LockedError
-	if errors.As(err, &locked) {
-		return &hintedError{err, "a daemon has it: ask that one, without --state"}
-	}
 	var e *refusal.Error
 	switch {
 	case errors.As(err, &e):
