@@ -131,7 +131,7 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 	asked, _ := p.canonical.OnDevicesOf(a.Build)
 	a.RequestKey, _ = asked.Key()
 	a.Record = asked.JSON()
-	if !f.known {
+	if rt.name == "" {
 		a.ProviderOptions = a.Build.ProviderOptions
 	}
 	a.Warnings = append(a.Warnings, f.notes...)
@@ -155,11 +155,11 @@ func (s *Stored) Open(a *Answer, f index.File) (io.ReadCloser, error) {
 func recorded(a *against, b *index.Build) Judgement {
 	j := Judgement{Verdict: compilers.Unknown, At: time.Now(), Runtime: a.runtime,
 		Reason: "no execution provider was asked whether it suits: that takes a daemon"}
-	switch f := a.model.finding; {
-	case f.known && a.rc.made(b):
+	switch known := a.runtime != ""; {
+	case known && a.rc.made(b):
 		j.Verdict, j.Source = compilers.Optimal, sourceLibrary
 		j.Reason = "the same libraries made it; whether this machine has the device nobody was asked"
-	case f.known:
+	case known:
 		j.Reason = "other libraries made it, and none was asked whether it suits: that takes a daemon"
 	}
 	return j

@@ -19,7 +19,6 @@ import (
 type finding struct {
 	s     *Stored
 	build string // how the build's key begins
-	known bool   // what the build will be loaded with is known
 
 	why     string   // no build fits
 	passed  error    // why the first that fits is not served; nil: none was passed over
@@ -27,14 +26,13 @@ type finding struct {
 	notes   []string // one for each that was passed over
 }
 
-// libraries hashes the libraries of the runtime that the request names, if it names one. They are not
-// loaded.
+// libraries hashes the libraries of the runtime that the request names, without loading them. It
+// returns contents without a directory where the request names none.
 func (f *finding) libraries(ctx context.Context, r *Request) (*runtimeContent, error) {
 	rc := &runtimeContent{digests: make(map[string]cas.Digest)}
 	if r.Runtime.Directory == "" {
 		return rc, nil
 	}
-	f.known = true
 	var err error
 	if rc.spec, err = compilers.Find(r.Runtime.Directory); err != nil {
 		return nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err}
@@ -63,20 +61,15 @@ func (f *finding) plan(ctx context.Context, r *Request, model cas.Digest, rc *ru
 	for _, ep := range r.EPs {
 		p.eps = append(p.eps, compilers.EP{Name: ep.Name})
 	}
-	if p.fitting = f.fitting(&p.canonical); len(p.fitting) > 0 && f.known {
+	known := rc.spec.Directory != ""
+	if p.fitting = f.fitting(&p.canonical); len(p.fitting) > 0 && known {
 		if p.eps, err = resolveEPs(r.EPs, p.canonical.EPs, rc); err != nil {
 			return nil, err
 		}
 	}
-	var own, others []*index.Build
-	for _, b := range p.fitting {
-		if f.known && rc.made(b) {
-			own = append(own, b)
-		} else {
-			others = append(others, b)
-		}
-	}
-	switch {
+	made := func(b *index.Build) bool { return known && rc.made(b) }
+	own := slices.DeleteFunc(slices.Clone(p.fitting), func(b *index.Build) bool { return !made(b) })
+	switch others := slices.DeleteFunc(slices.Clone(p.fitting), made); {
 	case different(own):
 		f.several, p.fitting = f.ambiguous(r, own), nil
 	case different(others):

@@ -86,23 +86,17 @@ func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, e
 			return err
 		}
 	}
-	out.take(g.stored, answer)
-	return nil
-}
-
-// take notes an answer: where the store has no view and none was wanted, its files are copied from the store.
-func (r *got) take(store *cache.Stored, answer *cache.Answer) {
-	r.reply, r.view, r.graph = storedReply(answer), answer.View, answer.Graph
-	if answer.Build == nil || answer.View != nil {
-		return
-	}
-	r.blobs = make(map[string]func() (io.ReadCloser, error))
-	for _, f := range answer.Build.Files {
-		r.blobs[f.Name] = func() (io.ReadCloser, error) {
-			in, err := store.Open(answer, f)
-			return in, storedError(err)
+	out.reply, out.view, out.graph = storedReply(answer), answer.View, answer.Graph
+	if answer.Build != nil && answer.View == nil { // its files are copied from the store
+		out.blobs = make(map[string]func() (io.ReadCloser, error))
+		for _, f := range answer.Build.Files {
+			out.blobs[f.Name] = func() (io.ReadCloser, error) {
+				in, err := g.stored.Open(answer, f)
+				return in, storedError(err)
+			}
 		}
 	}
+	return nil
 }
 
 // wantsPath tells whether somebody is to load the files from where they are: not who takes a copy.
