@@ -86,15 +86,20 @@ func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress fun
 	if a.View != nil || a.Build == nil {
 		return nil
 	}
-	if err := ownFolder(dir); err != nil {
-		return refusal.New(refusal.NotAllowed, err, "no private folder to unpack into at %q", dir)
+	const hint = "the store has no view of it to load it from: name a folder of your own to unpack it into: --unpack-to DIR"
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = ownFolder(dir)
 	}
-	err := s.unpack(ctx, a, dir, progress)
+	if err != nil {
+		return refusal.New(refusal.NotAllowed, err, "no private folder to unpack into at %q", dir).WithHint(hint)
+	}
+	err = s.unpack(ctx, a, dir, progress)
 	if cas.Full(err) && sweepUnpacked(dir, 0) {
 		err = s.unpack(ctx, a, dir, progress)
 	}
 	if cas.Full(err) {
-		return refusal.New(refusal.NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir)
+		return refusal.New(refusal.NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir).WithHint(hint)
 	}
 	sweepUnpacked(dir, idleUnpacked)
 	return err

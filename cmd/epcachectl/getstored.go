@@ -81,7 +81,7 @@ func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, e
 	if err != nil {
 		return err
 	}
-	if g.wantsPath() && answer.Build != nil && answer.View == nil {
+	if answer.Build != nil && answer.View == nil && !g.dryRun && !g.copies() {
 		if err := g.unpack(ctx, answer, progress); err != nil {
 			return err
 		}
@@ -99,34 +99,23 @@ func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, e
 	return nil
 }
 
-// wantsPath tells whether somebody is to load the files from where they are: not who takes a copy.
-func (g *getCall) wantsPath() bool { return !g.dryRun && (g.out == "" || len(g.program) > 0) }
-
 // unpack makes a view in the first folder that will do, for a build that has none in the store.
-func (g *getCall) unpack(ctx context.Context, answer *cache.Answer, progress func(*wire.Progress)) error {
-	folders, err := g.unpackFolders()
-	if err != nil {
-		return err
-	}
-	for _, folder := range folders {
+func (g *getCall) unpack(ctx context.Context, answer *cache.Answer, progress func(*wire.Progress)) (err error) {
+	for _, folder := range g.unpackFolders() {
 		err = g.stored.Unpack(ctx, answer, folder, func(done, total int64) {
 			progress(&wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
 		})
 		if class := refusal.ClassOf(err); err == nil || class != refusal.NotAllowed && class != refusal.NoSpace {
-			return err
+			break
 		}
-	}
-	if e := (*refusal.Error)(nil); errors.As(err, &e) {
-		e.Hint = "the store has no view of it to load it from: name a folder of your own to unpack it into: --unpack-to DIR"
 	}
 	return err
 }
 
 // unpackFolders lists where a build is unpacked: where the call says, else where programs keep what can be made again.
-func (g *getCall) unpackFolders() (folders []string, err error) {
+func (g *getCall) unpackFolders() (folders []string) {
 	if g.unpackTo != "" {
-		dir, err := filepath.Abs(g.unpackTo)
-		return []string{dir}, err
+		return []string{g.unpackTo}
 	}
 	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) { // XDG_CACHE_HOME, or ~/.cache
 		folders = append(folders, filepath.Join(dir, "epcached", "unpacked"))
@@ -134,7 +123,7 @@ func (g *getCall) unpackFolders() (folders []string, err error) {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		folders = append(folders, filepath.Join(dir, "epcached-unpacked"))
 	}
-	return append(folders, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid()))), nil
+	return append(folders, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
 }
 
 func storedRequest(w *wire.Acquire, files []*os.File) *cache.Request {
