@@ -29,8 +29,9 @@ func (c *Cache) serveAsItLies(ctx context.Context, b *index.Build) (*Answer, err
 	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 	dir := c.path("views", views.ScopeFolder(b.Scope))
 	found, _ := filepath.Glob(literal.Replace(dir) + "/*/*" + literal.Replace(graph)) // the pattern is sound
+	unsound := func([]index.File) error { return cas.ErrNotFound }
 	for _, path := range found {
-		if a.hold(ctx, strings.TrimSuffix(path, graph), nil) == nil {
+		if a.hold(ctx, strings.TrimSuffix(path, graph), unsound) == nil {
 			return a, nil
 		}
 	}
@@ -43,8 +44,7 @@ func (c *Cache) serveAsItLies(ctx context.Context, b *index.Build) (*Answer, err
 }
 
 // hold gives the answer the view that has the folder with the files, and holds it against its
-// removal. fill is called with the files that are not there or not what they should be; where it is
-// nil there may be none.
+// removal. fill is called with the files that are not there or not what they should be.
 func (a *Answer) hold(ctx context.Context, folder string, fill func(lacking []index.File) error) error {
 	view, err := os.Open(filepath.Dir(folder))
 	if err != nil {
@@ -59,10 +59,7 @@ func (a *Answer) hold(ctx context.Context, folder string, fill func(lacking []in
 		got, err := cas.SumFile(ctx, path)
 		return err == nil && got == f.Digest
 	})
-	switch {
-	case len(lacking) > 0 && fill == nil:
-		err = cas.ErrNotFound
-	case len(lacking) > 0:
+	if len(lacking) > 0 {
 		err = fill(lacking)
 	}
 	if err != nil {
