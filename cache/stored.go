@@ -42,13 +42,14 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 		return nil, &refusal.Error{Class: refusal.Unavailable, Text: err.Error(), Err: err,
 			Hint: "a daemon has it: ask that one, without --state"}
 	}
-	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler), now: time.Now}
+	c := &Cache{dir: dir, uid: uid, readOnly: true, log: slog.New(slog.DiscardHandler),
+		now: time.Now}
 	s := &Stored{cache: c, owner: who.uid}
 	c.index, s.builds, err = index.OpenReadOnly(ctx, dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, refusal.New(refusal.NotFound, nil, "it is no store: there is no folder \"manifests\" in it").
-			WithHint("name the state folder of an epcached")
+		return nil, refusal.New(refusal.NotFound, nil,
+			"it is no store: there is no folder \"manifests\" in it").WithHint("name the state folder of an epcached")
 	case errors.Is(err, fs.ErrPermission):
 		return nil, refusal.New(refusal.NotAllowed, err, "the store cannot be read").
 			WithHint("a store is its owner's alone; whoever makes it a factory image lets others read it: chmod -R a+rX %s", dir)
@@ -64,7 +65,8 @@ func ReadStore(ctx context.Context, dir string, uid uint32) (*Stored, error) {
 	if c.cas, err = cas.Open(dir, cas.Options{ReadOnly: true}); err != nil {
 		return nil, err
 	}
-	c.forms, err = forms.Open(forms.Options{Dir: dir, Whole: c.cas, Memory: c.index, Log: c.log, ReadOnly: true})
+	c.forms, err = forms.Open(forms.Options{Dir: dir, Whole: c.cas, Memory: c.index, Log: c.log,
+		ReadOnly: true})
 	return s, err
 }
 

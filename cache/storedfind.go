@@ -52,10 +52,12 @@ func LibraryDigest(ctx context.Context, l compilers.EPLibrary) (cas.Digest, erro
 }
 
 // plan thinks a request through without asking an execution provider, and finds the builds for it.
-func (f *finding) plan(ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent) (*plan, error) {
-	p := &plan{}
-	var err error
-	if p.canonical, err = r.terms(model).Record(ctx, everyOption(r), requests.StatedDevices); err != nil {
+func (f *finding) plan(
+	ctx context.Context, r *Request, model cas.Digest, rc *runtimeContent,
+) (p *plan, err error) {
+	p = &plan{}
+	p.canonical, err = r.terms(model).Record(ctx, everyOption(r), requests.StatedDevices)
+	if err != nil {
 		return nil, err
 	}
 	for _, ep := range r.EPs {
@@ -99,7 +101,9 @@ func (f *finding) fitting(wanted *requests.Record) (fitting []*index.Build) {
 	scopes := []string{"shared", OwnScope(Peer{UID: f.s.cache.uid}), OwnScope(Peer{UID: f.s.owner})}
 	for i := range f.s.builds {
 		b := &f.s.builds[i]
-		if b.ModelDigest != wanted.Model && !(wanted.Member && b.MemberOf(wanted.Model) >= 0) || !slices.Contains(scopes, b.Scope) || !strings.HasPrefix(b.BuildKey.String(), f.build) {
+		ofModel := b.ModelDigest == wanted.Model || wanted.Member && b.MemberOf(wanted.Model) >= 0
+		if !ofModel || !slices.Contains(scopes, b.Scope) ||
+			!strings.HasPrefix(b.BuildKey.String(), f.build) {
 			continue
 		}
 		if state := f.s.cache.index.StateOf(b.ID); state.Name != index.Current {

@@ -79,24 +79,29 @@ func (a *Answer) hold(ctx context.Context, folder string, fill func(lacking []in
 // view holds its folder against other calls, which remove what is not held when it was not used for a
 // month, or when space is needed. progress, which may be nil, is told bytes; its calls do not overlap.
 // Of errors NotAllowed and NoSpace are the folder's: another may do.
-func (s *Stored) Unpack(ctx context.Context, a *Answer, dir string, progress func(done, total int64)) error {
+func (s *Stored) Unpack(
+	ctx context.Context, a *Answer, dir string, progress func(done, total int64),
+) error {
 	if a.View != nil || a.Build == nil {
 		return nil
 	}
-	const hint = "the store has no view of it to load it from: name a folder of your own to unpack it into: --unpack-to DIR"
+	const hint = "the store has no view of it to load it from: " +
+		"name a folder of your own to unpack it into: --unpack-to DIR"
 	dir, err := filepath.Abs(dir)
 	if err == nil {
 		err = ownFolder(dir)
 	}
 	if err != nil {
-		return refusal.New(refusal.NotAllowed, err, "no private folder to unpack into at %q", dir).WithHint(hint)
+		return refusal.New(refusal.NotAllowed, err,
+			"no private folder to unpack into at %q", dir).WithHint(hint)
 	}
 	err = s.unpack(ctx, a, dir, progress)
 	if cas.Full(err) && sweepUnpacked(dir, 0) {
 		err = s.unpack(ctx, a, dir, progress)
 	}
 	if cas.Full(err) {
-		return refusal.New(refusal.NoSpace, err, "build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir).WithHint(hint)
+		return refusal.New(refusal.NoSpace, err,
+			"build %.12s cannot be unpacked into %q", a.Build.BuildKey, dir).WithHint(hint)
 	}
 	sweepUnpacked(dir, idleUnpacked)
 	return err
@@ -115,7 +120,8 @@ func ownFolder(dir string) error {
 		return err
 	}
 	info, err := os.Lstat(dir)
-	if err == nil && (!info.IsDir() || !cas.OwnedBy(info, uint32(os.Geteuid())) || info.Mode().Perm()&0o022 != 0) {
+	if err == nil && (!info.IsDir() || info.Mode().Perm()&0o022 != 0 ||
+		!cas.OwnedBy(info, uint32(os.Geteuid()))) {
 		err = errors.New("it is not a folder of this user alone")
 	}
 	return err
@@ -138,7 +144,9 @@ func sweepUnpacked(dir string, idle time.Duration) (removed bool) {
 
 // unpack writes those of the build's files that the view lacks, each under another name until it is
 // verified. Calls for the same build at the same time write the same.
-func (s *Stored) unpack(ctx context.Context, a *Answer, dir string, progress func(done, total int64)) error {
+func (s *Stored) unpack(
+	ctx context.Context, a *Answer, dir string, progress func(done, total int64),
+) error {
 	var content []byte
 	for _, f := range a.Build.Files {
 		content = append(fmt.Appendf(content, "%q", f.Name), f.Digest[:]...)
@@ -161,7 +169,8 @@ func (s *Stored) unpack(ctx context.Context, a *Answer, dir string, progress fun
 		}
 		for _, f := range lacking {
 			if err == nil {
-				err = s.copyTo(ctx, a.Build, f, filepath.Join(folder, filepath.FromSlash(f.Name)), func(n, _ int64) {
+				path := filepath.Join(folder, filepath.FromSlash(f.Name))
+				err = s.copyTo(ctx, a.Build, f, path, func(n, _ int64) {
 					if progress != nil {
 						progress(done+n, total)
 					}
@@ -173,7 +182,9 @@ func (s *Stored) unpack(ctx context.Context, a *Answer, dir string, progress fun
 	})
 }
 
-func (s *Stored) copyTo(ctx context.Context, b *index.Build, f index.File, path string, progress func(done, total int64)) error {
+func (s *Stored) copyTo(
+	ctx context.Context, b *index.Build, f index.File, path string, progress func(done, total int64),
+) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}

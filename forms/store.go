@@ -85,7 +85,8 @@ type Options struct {
 	Owner  Owner
 	Log    *slog.Logger
 
-	// ReadOnly is for a store that is only read: Look, Check and CopyTo are all that may be called. Copies and Owner are not used.
+	// ReadOnly is for a store that is only read: Look, Check and CopyTo are all that may be called.
+	// Copies and Owner are not used.
 	ReadOnly bool
 }
 

@@ -71,8 +71,11 @@ func (s *Store) Look(d cas.Digest) (Source, error) {
 	return s.assemble(r)
 }
 
-// CopyTo writes a blob, whole or packed, into an empty file, and verifies it on the way. Errors are those of Open, and of writing.
-func (s *Store) CopyTo(ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64)) error {
+// CopyTo writes a blob, whole or packed, into an empty file, and verifies it on the way. Errors are
+// those of Open, and of writing.
+func (s *Store) CopyTo(
+	ctx context.Context, d cas.Digest, f *os.File, progress func(done, total int64),
+) error {
 	whole := func() error {
 		from, _, err := s.unverified(d)
 		if err != nil {

@@ -198,7 +198,9 @@ func (g *getCall) run(ctx context.Context, models []string) (err error) {
 
 // acquireAndUse asks for all models, and does with the results what is wanted of them. Without a
 // client the store that is read answers.
-func (g *getCall) acquireAndUse(ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss) error {
+func (g *getCall) acquireAndUse(
+	ctx context.Context, c *unixsock.Client, models []string, onMiss wire.OnMiss,
+) error {
 	acquire := g.acquireAll
 	if g.share {
 		acquire = g.acquireGroup

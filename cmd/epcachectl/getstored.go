@@ -100,7 +100,9 @@ func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, e
 }
 
 // unpack makes a view in the first folder that will do, for a build that has none in the store.
-func (g *getCall) unpack(ctx context.Context, answer *cache.Answer, progress func(*wire.Progress)) (err error) {
+func (g *getCall) unpack(
+	ctx context.Context, answer *cache.Answer, progress func(*wire.Progress),
+) (err error) {
 	for _, folder := range g.unpackFolders() {
 		err = g.stored.Unpack(ctx, answer, folder, func(done, total int64) {
 			progress(&wire.Progress{Phase: "unpacking", DoneBytes: done, TotalBytes: total})
