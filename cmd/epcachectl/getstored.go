@@ -10,10 +10,8 @@ import (
 	"strings"
 
 	"github.com/epcached/epcached/cache"
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/forms"
 	"github.com/epcached/epcached/refusal"
-	"github.com/epcached/epcached/requests"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -57,7 +55,10 @@ func (g *getCall) openStore(ctx context.Context) (err error) {
 // find asks the store, once more with the external data that the models turned out to refer to.
 func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, external unixsock.External,
 	progress func(*wire.Progress), out *got) error {
-	request := storedRequest(w, files)
+	request, err := cache.RequestOf(cache.Peer{}, w, files)
+	if err != nil {
+		return err
+	}
 	answer, err := g.stored.Find(ctx, request, g.build)
 	if need := (*cache.NeedFilesError)(nil); errors.As(err, &need) {
 		for i, location := range need.Locations {
@@ -126,30 +127,6 @@ func (g *getCall) unpackFolders() (folders []string) {
 		folders = append(folders, filepath.Join(dir, "epcached-unpacked"))
 	}
 	return append(folders, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
-}
-
-func storedRequest(w *wire.Acquire, files []*os.File) *cache.Request {
-	r := &cache.Request{
-		Name: w.Model.Name, Graph: files[0], External: make(map[string]*os.File), SessionOptions: w.SessionOptions,
-		FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
-		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route, Runtime: cache.RuntimeRef{Directory: w.Runtime.GetDirectory()},
-		Output: requests.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
-			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
-	}
-	for _, m := range w.Group {
-		r.Group = append(r.Group, cache.ModelFiles{Name: m.Name, Graph: files[m.Fd], External: make(map[string]*os.File)})
-	}
-	for _, ep := range w.Eps {
-		one := requests.EP{Name: ep.Name, Options: ep.Options, Files: make(map[string]*os.File)}
-		for _, d := range ep.Devices {
-			one.Devices = append(one.Devices, compilers.Device{Type: d.Type, VendorID: d.VendorId, DeviceID: d.DeviceId, Metadata: d.Metadata})
-		}
-		for name, fd := range ep.OptionFds {
-			one.Files[name] = files[fd]
-		}
-		r.EPs = append(r.EPs, one)
-	}
-	return r
 }
 
 // storedReply is the answer in the words of the daemon's, so that it is printed, copied and run alike.

@@ -60,7 +60,7 @@ func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 	case *wire.Status:
 		return b.status(ctx)
 	case *wire.Probe:
-		return c.Probe(ctx, q, runtimeRef(w.Runtime, nil), w.Refresh)
+		return c.Probe(ctx, q, cache.RuntimeOf(w.Runtime, nil), w.Refresh)
 	case *wire.Check:
 		if w.Space {
 			return c.CheckSpace(ctx, q, far)
@@ -70,7 +70,7 @@ func (b *backend) Ask(ctx context.Context, p unixsock.Peer, request proto.Messag
 		return c.Doctor(ctx, q)
 	case *wire.Report:
 		return c.Report(ctx, q, cache.Report{Build: w.Build, Code: w.Code, Text: w.Text,
-			ORTVersion: w.OrtVersion, Graph: w.Graph, Runtime: runtimeRef(w.Runtime, nil)})
+			ORTVersion: w.OrtVersion, Graph: w.Graph, Runtime: cache.RuntimeOf(w.Runtime, nil)})
 	case *wire.Events:
 		var since time.Time
 		if w.SinceMs > 0 {

@@ -37,12 +37,6 @@ func (b *backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	return reply
 }
 
-var onMiss = map[wire.OnMiss]cache.OnMiss{
-	wire.OnMiss_WAIT: cache.Wait, wire.OnMiss_FAIL: cache.Fail, wire.OnMiss_REFRESH: cache.Refresh,
-	wire.OnMiss_BYPASS: cache.Bypass, wire.OnMiss_KEY_ONLY: cache.KeyOnly, wire.OnMiss_EXPLAIN: cache.Explain,
-	wire.OnMiss_BACKGROUND: cache.Background, wire.OnMiss_CLAIM: cache.ForClaim,
-}
-
 // Acquire translates the request, and the answer back.
 func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
@@ -51,7 +45,7 @@ func (b *backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(w.DeadlineMs)*time.Millisecond)
 		defer cancel()
 	}
-	r, err := acquireRequest(peer(p), w, fds)
+	r, err := cache.RequestOf(peer(p), w, fds)
 	if err != nil {
 		return unixsock.Answer{}, err
 	}

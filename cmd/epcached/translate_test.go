@@ -16,13 +16,13 @@ import (
 func TestEveryWishHasItsTranslation(t *testing.T) {
 	seen := make(map[cache.OnMiss]bool)
 	for number, name := range wire.OnMiss_name {
-		wish, ok := onMiss[wire.OnMiss(number)]
-		require.True(t, ok, name)
-		require.False(t, seen[wish], name)
-		seen[wish] = true
+		r, err := cache.RequestOf(cache.Peer{}, &wire.Acquire{OnMiss: wire.OnMiss(number), Model: &wire.Model{}}, []*os.File{nil})
+		require.NoError(t, err, name)
+		require.False(t, seen[r.OnMiss], name)
+		seen[r.OnMiss] = true
 	}
-	_, err := acquireRequest(cache.Peer{}, &wire.Acquire{OnMiss: 99}, nil)
-	require.ErrorIs(t, err, unixsock.ErrVersion)
+	_, err := cache.RequestOf(cache.Peer{}, &wire.Acquire{OnMiss: 99}, nil)
+	require.ErrorIs(t, wireError(err), unixsock.ErrVersion)
 }
 
 // Each way to have the compiled model written arrives at the cache.
@@ -34,14 +34,14 @@ func TestTheOutputArrives(t *testing.T) {
 	for i := range fields.Len() {
 		asked.ProtoReflect().Set(fields.Get(i), values[fields.Get(i).Kind()])
 	}
-	r, err := acquireRequest(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked}, []*os.File{nil})
+	r, err := cache.RequestOf(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}, Output: asked}, []*os.File{nil})
 	require.NoError(t, err)
 	got := reflect.ValueOf(r.Output)
 	require.Equal(t, fields.Len(), got.NumField())
 	for i := range got.NumField() {
 		require.False(t, got.Field(i).IsZero(), got.Type().Field(i).Name)
 	}
-	r, err = acquireRequest(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}}, []*os.File{nil})
+	r, err = cache.RequestOf(cache.Peer{}, &wire.Acquire{Model: &wire.Model{}}, []*os.File{nil})
 	require.NoError(t, err)
 	require.Zero(t, r.Output)
 }

@@ -1,30 +1,35 @@
-package main
+package cache
 
 import (
 	"os"
 
-	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/refusal"
 	"github.com/epcached/epcached/requests"
-	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// acquireRequest translates the request; the socket has checked that every index is within the descriptors.
-func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Request, error) {
+var onMiss = map[wire.OnMiss]OnMiss{
+	wire.OnMiss_WAIT: Wait, wire.OnMiss_FAIL: Fail, wire.OnMiss_REFRESH: Refresh,
+	wire.OnMiss_BYPASS: Bypass, wire.OnMiss_KEY_ONLY: KeyOnly, wire.OnMiss_EXPLAIN: Explain,
+	wire.OnMiss_BACKGROUND: Background, wire.OnMiss_CLAIM: ForClaim,
+}
+
+// RequestOf translates a message of the protocol, whose indices are within the descriptors.
+func RequestOf(p Peer, w *wire.Acquire, fds []*os.File) (*Request, error) {
 	miss, ok := onMiss[w.OnMiss]
 	if !ok {
-		return nil, &unixsock.Error{Class: wire.ErrorClass_VERSION, Text: "on_miss " + w.OnMiss.String() + " is not supported by this version",
-			Hint: "use wait, background, fail, refresh, bypass, key_only or explain"}
+		return nil, refusal.New(refusal.Version, nil, "on_miss %s is not supported by this version", w.OnMiss).
+			WithHint("use wait, background, fail, refresh, bypass, key_only or explain")
 	}
 	if w.Model == nil || int(w.Model.Fd) >= len(fds) {
-		return nil, badRequest("the request has no descriptor of a model")
+		return nil, refusal.New(refusal.BadRequest, nil, "the request has no descriptor of a model")
 	}
-	r := &cache.Request{
+	r := &Request{
 		Peer: p, Name: w.Model.Name, Graph: fds[w.Model.Fd], External: make(map[string]*os.File, len(w.Model.External)),
 		SessionOptions: w.SessionOptions, FreeDimensions: w.FreeDimensions, FreeDimensionsByDenotation: w.FreeDimensionsByDenotation,
 		GraphOptimizationLevel: w.GraphOptimizationLevel, Embed: w.Embed, Route: w.Route,
-		Runtime: runtimeRef(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView,
+		Runtime: RuntimeOf(w.Runtime, fds), StrictORT: w.StrictOrt, VerifyOutput: w.VerifyOutput, OnMiss: miss, Store: w.Store, KeepGoing: w.KeepGoing, HoldsView: w.HoldsView,
 		Adopt: w.Adopt,
 		Output: requests.Output{InitializersFile: w.Output.GetExternalInitializersFile(), InitializersThreshold: w.Output.GetExternalInitializersThreshold(),
 			InitializersInSource: w.Output.GetKeepInitializersInSource(), NodeNamePrefix: w.Output.GetNodeNamePrefix(), Complete: w.Output.GetComplete()},
@@ -50,10 +55,10 @@ func acquireRequest(p cache.Peer, w *wire.Acquire, fds []*os.File) (*cache.Reque
 }
 
 // modelFiles translates the further models of a group.
-func modelFiles(group []*wire.Model, fds []*os.File) []cache.ModelFiles {
-	var out []cache.ModelFiles
+func modelFiles(group []*wire.Model, fds []*os.File) []ModelFiles {
+	var out []ModelFiles
 	for _, m := range group {
-		one := cache.ModelFiles{Name: m.Name, External: make(map[string]*os.File, len(m.External))}
+		one := ModelFiles{Name: m.Name, External: make(map[string]*os.File, len(m.External))}
 		if int(m.Fd) < len(fds) {
 			one.Graph = fds[m.Fd]
 		}
@@ -67,13 +72,14 @@ func modelFiles(group []*wire.Model, fds []*os.File) []cache.ModelFiles {
 	return out
 }
 
-func runtimeRef(w *wire.Runtime, fds []*os.File) cache.RuntimeRef {
+// RuntimeOf translates what a client says of the runtime that it loads with.
+func RuntimeOf(w *wire.Runtime, fds []*os.File) RuntimeRef {
 	if w == nil {
-		return cache.RuntimeRef{}
+		return RuntimeRef{}
 	}
-	ref := cache.RuntimeRef{Directory: w.Directory, ORTVersion: w.OrtVersion, ORTLibrary: w.OrtLibrary}
+	ref := RuntimeRef{Directory: w.Directory, ORTVersion: w.OrtVersion, ORTLibrary: w.OrtLibrary}
 	for _, l := range w.EpLibraries {
-		one := cache.EPLibraryRef{EP: l.Ep, Path: l.Path, Complete: l.Complete}
+		one := EPLibraryRef{EP: l.Ep, Path: l.Path, Complete: l.Complete}
 		if l.Fd != nil && int(*l.Fd) < len(fds) {
 			one.File = fds[*l.Fd]
 		}
