@@ -90,9 +90,12 @@ func (a *Answer) Reply() *wire.AcquireReply {
 		ep := b.Maker()
 		reply.Ep, reply.SdkVersion, reply.HardwareArchitecture = ep.Name, ep.SDKVersion,
 			ep.HardwareArchitecture
-		id, _, _ := strings.Cut(a.Graph, "/")
+		id, _, inView := strings.Cut(a.Graph, "/")
 		for _, f := range b.Files {
-			one := &wire.File{Name: id + "/" + f.Name, Size: f.Size}
+			one := &wire.File{Name: f.Name, Size: f.Size}
+			if inView { // else the files are read from a store that has no view of them
+				one.Name = id + "/" + f.Name
+			}
 			if !f.Digest.IsZero() { // else nobody made one
 				one.Digest = f.Digest.String()
 			}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/forms"
@@ -87,7 +86,7 @@ func (g *getCall) find(ctx context.Context, w *wire.Acquire, files []*os.File, e
 			return err
 		}
 	}
-	out.reply, out.view, out.graph = storedReply(answer), answer.View, answer.Graph
+	out.reply, out.view, out.graph = answer.Reply(), answer.View, answer.Graph
 	if answer.Build != nil && answer.View == nil { // its files are copied from the store
 		out.blobs = make(map[string]func() (io.ReadCloser, error))
 		for _, f := range answer.Build.Files {
@@ -127,41 +126,6 @@ func (g *getCall) unpackFolders() (folders []string) {
 		folders = append(folders, filepath.Join(dir, "epcached-unpacked"))
 	}
 	return append(folders, filepath.Join(os.TempDir(), fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
-}
-
-// storedReply is the answer in the words of the daemon's, so that it is printed, copied and run alike.
-func storedReply(a *cache.Answer) *wire.AcquireReply {
-	reply := &wire.AcquireReply{
-		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(), Compatibility: a.Compatibility.Verdict.String(),
-		CompatibilitySource: a.Compatibility.Source, CompatibilityReason: a.Compatibility.Reason, Why: a.Why, Record: a.Record,
-		Runtime: a.Runtime, Warnings: a.Warnings, View: a.Path, Graph: a.Graph,
-		SessionOptions: a.SessionOptions, GraphOptimizationLevel: a.GraphOptimizationLevel,
-	}
-	b := a.Build
-	if b == nil {
-		return reply
-	}
-	reply.Member = uint32(a.Member)
-	for _, m := range a.Members {
-		reply.Members = append(reply.Members, &wire.Member{Name: m.Name, ModelDigest: m.ModelDigest.String(), Graph: m.Graph, SessionOptions: m.SessionOptions})
-	}
-	reply.ProviderOptions = make(map[string]*wire.StringMap, len(a.ProviderOptions))
-	for ep, options := range a.ProviderOptions {
-		reply.ProviderOptions[ep] = &wire.StringMap{Entries: options}
-	}
-	reply.RequestKey, reply.Build, reply.CompileSeconds = a.RequestKey.String(), b.BuildKey.String(), b.CompileSeconds
-	ep := b.Maker()
-	reply.Ep, reply.SdkVersion = ep.Name, ep.SDKVersion
-	reply.HardwareArchitecture = ep.HardwareArchitecture
-	folder := ""
-	if a.View != nil {
-		id, _, _ := strings.Cut(a.Graph, "/")
-		folder = id + "/"
-	}
-	for _, f := range b.Files {
-		reply.Files = append(reply.Files, &wire.File{Name: folder + f.Name, Size: f.Size, Digest: f.Digest.String()})
-	}
-	return reply
 }
 
 // storedError gives the cache's errors the classes that scripts know from the daemon's.
