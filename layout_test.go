@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -105,6 +107,41 @@ func TestImportsPointOneWay(t *testing.T) {
 			}
 		}
 	}
+}
+
+// maxProductionLines bounds the code that has to be read, tested and moved: the packages that the
+// programs consist of, without tests and generated code.
+const maxProductionLines = 75_000
+
+func TestProductionCodeStaysSmall(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles", "./cmd/...").Output()
+	require.NoError(t, err)
+	total := 0
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			listed
+			Dir string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else {
+			require.NoError(t, err)
+		}
+		if !strings.HasPrefix(p.ImportPath, module) {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			if strings.HasSuffix(name, ".pb.go") {
+				continue
+			}
+			text, err := os.ReadFile(filepath.Join(p.Dir, name))
+			require.NoError(t, err)
+			total += bytes.Count(text, []byte("\n"))
+		}
+	}
+	t.Logf("%d lines of production code", total)
+	require.Positive(t, total)
+	require.LessOrEqual(t, total, maxProductionLines)
 }
 
 func TestEveryPackageIntroducesItself(t *testing.T) {
