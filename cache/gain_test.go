@@ -138,10 +138,18 @@ func TestCompileEndsAMeasurement(t *testing.T) {
 // Nothing but time ends a measurement that gets no processor time, and its lease and copy with it.
 func TestBusyMachineEndsAMeasurement(t *testing.T) {
 	b, s := comparingSlowly(t, nil)
-	b.cache.gains.limit = 10 * time.Millisecond
+	b.cache.gains.limit = 100 * time.Millisecond
 	b.acquire(b.request(b.model(1)))
-	<-s.begun
-	b.cache.gains.work.Wait()
+	ended := make(chan struct{})
+	go func() {
+		b.cache.gains.work.Wait()
+		close(ended)
+	}()
+	select {
+	case <-s.begun:
+		<-ended
+	case <-ended: // the limit passed before the comparison began
+	}
 	require.Zero(t, b.gain())
 	require.Empty(t, b.staged())
 }
