@@ -40,10 +40,10 @@ func storeIn(c corpus, store string) (stored []int64, err error) {
 		}
 	}
 	s.forward(time.Hour) // what was put was given out by path, and nobody packs that at once
-	results, err := s.cache.Pack(context.Background(), self, nil, true, false, nil)
-	for _, r := range results {
-		if r.Outcome != cache.PackedNow {
-			fmt.Fprintf(os.Stderr, "  %s of %s is not packed: %s\n", r.Build.EPs[0].Name, r.Build.ModelName, r.Outcome)
+	reply, err := s.cache.Pack(context.Background(), self, nil, true, false, nil)
+	for _, b := range reply.GetBuilds() {
+		if b.Outcome != cache.PackedNow {
+			fmt.Fprintf(os.Stderr, "  %s of %s is not packed: %s\n", b.Ep, b.ModelName, b.Outcome)
 		}
 	}
 	return nil, err
