@@ -235,6 +235,16 @@ func (s *sharing) run(ctx context.Context) {
 	}
 }
 
+// PackNow does at once what is done every ten minutes while the cache is open: it looks at what has
+// come, packs cold builds and removes unpacked copies that are no longer used. Requests come first,
+// so it may take its time. What fails is logged, and tried again the next time. It fails only where
+// ctx ends.
+func (c *Cache) PackNow(ctx context.Context) error {
+	c.sharing.wake()
+	c.sharing.sweep(ctx)
+	return ctx.Err()
+}
+
 // sweep goes over all that there is to do.
 func (s *sharing) sweep(ctx context.Context) {
 	s.sweeping.Lock()

@@ -122,12 +122,6 @@ func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 	}
 }
 
-// packNow does at once what is done every ten minutes while the cache is open.
-func (c *Cache) packNow(ctx context.Context) {
-	c.sharing.wake()
-	c.sharing.sweep(ctx)
-}
-
 // quietSharing makes a cache whose sharing does nothing by itself any more, after it has looked at everything.
 func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 	b := newBenchWith(t, func(o *Options) { o.Pack, o.PackAfter = PackCold, time.Hour })
@@ -137,7 +131,7 @@ func quietSharing(t *testing.T, builds int) (*bench, []*index.Build) {
 		out = append(out, a.Build)
 		require.NoError(t, a.View.Close())
 	}
-	b.cache.packNow(context.Background())
+	require.NoError(t, b.cache.PackNow(context.Background()))
 	return b, out
 }
 
@@ -205,7 +199,7 @@ func TestWhatFailedIsLookedAtAgain(t *testing.T) {
 	b.change = func(o *Options) { change(o); o.fs = disk }
 	b.reopen()
 	ctx, s, d := context.Background(), &b.cache.sharing, large(builds[0])
-	b.cache.packNow(ctx)
+	require.NoError(t, b.cache.PackNow(ctx))
 	name := d.String()
 	disk.name.Store(&name)
 	b.cache.index.DropSharing(d)
