@@ -144,7 +144,10 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 			differences = slices.DeleteFunc(differences,
 				func(d requests.Difference) bool { return d.Asked == "" })
 		}
-		one := c.candidate(o.build, o.refused)
+		one, err := c.candidate(r.Peer, o.build, o.refused)
+		if err != nil {
+			return err
+		}
 		one.Differences = differencesReply(differences)
 		if !c.maySee(r.Peer, o.build) {
 			one.Build.ModelName = r.Name // whoever has the model may know of the build, and not what others call it
@@ -176,10 +179,13 @@ func (c *Cache) consider(ctx context.Context, out *wire.Explanation, r *Request,
 }
 
 // candidate is a build of an entry that is explained.
-func (c *Cache) candidate(b *index.Build, reason string) *wire.Candidate {
-	of := c.listing(b)
-	of.KeptAs, of.KeptText = c.formWord(b), valid(c.keptAs(b))
-	return &wire.Candidate{Build: of, Reason: valid(reason)}
+func (c *Cache) candidate(p Peer, b *index.Build, reason string) (*wire.Candidate, error) {
+	of, err := c.listed(p, b)
+	if err != nil {
+		return nil, refusal.New(refusal.Internal, err, "build %s", b.BuildKey)
+	}
+	of.KeptText = valid(c.keptAs(b))
+	return &wire.Candidate{Build: of, Reason: valid(reason)}, nil
 }
 
 func differencesReply(list []requests.Difference) []*wire.Difference {

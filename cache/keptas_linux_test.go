@@ -22,6 +22,7 @@ func (b *bench) kept(name string) string {
 	require.Equal(b, shown.Builds[0].KeptText, why.Candidates[0].Build.KeptText)
 	require.Contains(b, []string{"whole", "packed", "packed, with a copy"}, shown.Builds[0].KeptAs, "a word, as in listings")
 	require.Equal(b, shown.Builds[0].KeptAs, why.Candidates[0].Build.KeptAs)
+	require.Equal(b, shown.Builds[0].OwnBytes, why.Candidates[0].Build.OwnBytes)
 	return shown.Builds[0].KeptText
 }
 

@@ -49,7 +49,11 @@ func (c *Cache) Why(ctx context.Context, p Peer, entry string) (*wire.Explanatio
 	if err != nil {
 		out.Decision, out.Reason = decidedStale, "nothing can be compiled for this entry here: "+err.Error()
 		for i := range builds[:min(len(builds), maxCandidates)] {
-			out.Candidates = append(out.Candidates, c.candidate(&builds[i], err.Error()))
+			one, failed := c.candidate(p, &builds[i], err.Error())
+			if failed != nil {
+				return nil, failed
+			}
+			out.Candidates = append(out.Candidates, one)
 		}
 	} else {
 		out.Runtime = rt.name
