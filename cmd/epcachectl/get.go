@@ -349,7 +349,8 @@ func (g *getCall) acquireModels(ctx context.Context, c *unixsock.Client, paths [
 	}
 	switch {
 	case err == nil:
-	case g.dryRun && errors.Is(err, unixsock.ErrNotFound) && !failedBefore(err):
+		result.missing = g.dryRun && g.compilesAnyway() && result.reply.GetOutcome() == "hit"
+	case g.dryRun && g.wouldCompile(err):
 		result.missing, result.begun = true, underWay(err)
 	default:
 		result.err = g.app.endedEarly(ctx, verbError{g.name(), path, g.withHint(err, paths)}, func() (string, string) { return g.fate(last.Load()) })
@@ -366,6 +367,16 @@ func (g *getCall) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 		return false
 	}
 	return slices.Contains(ways, "claim") && onMiss == wire.OnMiss_WAIT && len(paths) == 1
+}
+
+// compilesAnyway tells whether the call compiles a model that has a build as well.
+func (g *getCall) compilesAnyway() bool { return g.onMiss == "refresh" || g.onMiss == "bypass" }
+
+// wouldCompile tells whether the call would compile the model that a dry run ended for with err: there
+// is no build, and no remembered failure that is the answer instead.
+func (g *getCall) wouldCompile(err error) bool {
+	return errors.Is(err, unixsock.ErrNotFound) && g.onMiss != "fail" &&
+		(g.compilesAnyway() || !failedBefore(err))
 }
 
 // once guards what the models of a call share and the first one makes that needs it.

@@ -274,6 +274,10 @@ func TestGetDryRun(t *testing.T) {
 	require.Equal(t, wire.OnMiss_FAIL, b.first().GetOnMiss())
 	require.Contains(t, r.out, "would write "+out+"/0123456789abcdef_ctx.onnx\n")
 	require.NoDirExists(t, out)
+	for _, onMiss := range []string{"refresh", "bypass"} {
+		r = call(t, "get", model, ep, "-n", "--on-miss", onMiss)
+		require.Equal(t, result{exitDone, "would compile " + model + "\n", ""}, r, onMiss)
+	}
 	b.set(func() {
 		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND}
@@ -281,6 +285,8 @@ func TestGetDryRun(t *testing.T) {
 	})
 	r = call(t, "get", model, ep, "-n", "--out", out)
 	require.Equal(t, result{exitDone, "would compile " + model + "\n", ""}, r)
+	r = call(t, "get", model, ep, "-n", "--on-miss", "fail")
+	require.Equal(t, exitNotFound, r.code, "it would not be compiled")
 	b.set(func() {
 		b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
 			return unixsock.Answer{}, &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND, Text: "it crashes", Hint: "try later", Facts: map[string]string{"reason": "crash"}}
@@ -290,6 +296,8 @@ func TestGetDryRun(t *testing.T) {
 	require.Equal(t, exitNotFound, r.code, "it would not be compiled")
 	require.Contains(t, r.err, "it crashes")
 	require.Contains(t, r.err, "try later")
+	r = call(t, "get", model, ep, "-n", "--on-miss", "refresh")
+	require.Equal(t, exitDone, r.code, "it would be tried again")
 }
 
 func TestGetOut(t *testing.T) {
