@@ -118,8 +118,8 @@ those of any build. A model that is not adopted is passed through, with a warnin
 claim is for libraries that the daemon does not have, or may not run: those in --runtime DIR, which
 has to be given. wait turns into it by itself where the daemon runs as another user and has no equal
 libraries. The model is compiled here, in a process of its own (epcached-ort beside this program, or EPCACHE_WORKER), and given to the daemon, which
-checks and keeps it for all programs of the same user with the same libraries. Where the daemon has no room for it at once it is waited for, half a minute at most; with --out
-what was compiled is written at once, kept or not.
+checks and keeps it for all programs of the same user with the same libraries. Where the store has no
+space for it the call fails; with --out the files are written all the same, with a warning.
 
 With --state DIR no daemon is asked, started or needed: the store in DIR is read as it is, on a read-only file system as well, nothing is
 written there, and every file is hashed before it is given out. It prints the build, and the graph's path on a line of its own. A build that the store
