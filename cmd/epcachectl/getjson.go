@@ -43,6 +43,8 @@ func (r *got) json(dryRun bool) object {
 			out["outcome"] = "queued"
 		case r.job != nil: // it was queued, and has ended since
 			out["outcome"], out["build"] = "compiled", r.job.GetBuild()
+			out["ep"] = r.job.GetEp()
+			out["elapsed_seconds"] = milliseconds(r.job.GetElapsedMs()).Seconds()
 		}
 	}
 	out["model"], out["dry_run"] = r.path, dryRun // the path as it was given or found

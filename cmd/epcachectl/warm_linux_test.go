@@ -152,6 +152,21 @@ func TestWarmPipelineGroupIsFollowedAsOne(t *testing.T) {
 	require.Equal(t, 1, strings.Count(r.out, "compiled"), r.out)
 }
 
+func TestWarmFollowReportsTheJobInBothForms(t *testing.T) {
+	b := newStandIn(t)
+	b.jobs = []*wire.Job{{Id: "j1", State: "done", Build: "0123456789abcdef", Ep: "A", ElapsedMs: 2500}}
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "background", Job: "j1"}}, nil
+	}
+	b.serve()
+	model := tinyModel(t, "m.onnx")
+	r := call(t, "warm", model, "--follow", ep)
+	require.Equal(t, "compiled "+model+": A build 0123456789ab in 2.5s\n", r.out)
+	list := said(t, call(t, "warm", model, "--follow", "--json", ep))
+	require.Equal(t, "A", at(t, list, 0, "ep"))
+	require.InDelta(t, 2.5, at(t, list, 0, "elapsed_seconds"), 1e-9)
+}
+
 func TestWarmPipelineMistakes(t *testing.T) {
 	for name, c := range map[string]struct{ text, says string }{
 		"field":     {"[[model]]\npath = \"det.onnx\"\nopts = {}\n", `:3:1: unknown field "model[1].opts"`},
