@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"reflect"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -106,11 +107,19 @@ it is from. What it prints is a configuration file itself. Without FILE, and wit
 			fields := s.Fields()
 			out := make([]fieldResult, len(fields))
 			for i, f := range fields {
-				out[i] = fieldResult{f.Name, f.Value, f.Origin}
+				out[i] = fieldResult{f.Name, emptyList(f.Value), f.Origin}
 			}
 			return a.print.json(out)
 		},
 	}
+}
+
+// emptyList returns an empty list for a list that is nil, which JSON would have as null.
+func emptyList(value any) any {
+	if v := reflect.ValueOf(value); v.Kind() == reflect.Slice && v.IsNil() {
+		return []string{}
+	}
+	return value
 }
 
 // configFile returns the file that is named, or that a daemon reads by itself, and how that daemon reads it.

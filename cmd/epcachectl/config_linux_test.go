@@ -54,6 +54,8 @@ func TestConfigShow(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(call(t, "config", "show", file, "--json").out), &fields))
 	require.Contains(t, fields, fieldResult{"jobs", float64(3), file + ":1"})
 	require.Contains(t, fields, fieldResult{"policy.unknown", "load_check", "default"})
+	require.Contains(t, fields, fieldResult{"rules", []any{}, "default"}, "a list, as the text has it")
+	require.Contains(t, fields, fieldResult{"administrators", []any{}, "default"})
 	require.Equal(t, exitNotFound, call(t, "config", "show", file+".none").code)
 	require.Equal(t, exitDone, call(t, "config").code)
 }
