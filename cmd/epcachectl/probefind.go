@@ -35,7 +35,9 @@ func (a *app) findRuntimes(ctx context.Context, dir string) error {
 				out[i].Eps = append(out[i].Eps, &wire.EpFacts{Name: ep.EP, Library: ep.Path})
 			}
 		}
-		return a.print.json(objectsOf(out))
+		if err := a.print.json(objectsOf(out)); err != nil || len(runtimes) > 0 {
+			return err
+		}
 	}
 	if len(runtimes) == 0 {
 		a.print.failure(&hintedError{errors.New("probe: no runtime with a known execution provider found"),

@@ -144,6 +144,13 @@ func TestProbe(t *testing.T) {
 	require.Equal(t, "CPU", at(t, said(t, call(t, "probe", "--json")), 0, "eps", 0, "devices", 0, "type"))
 }
 
+func TestProbeFindHasOneExitStatusInBothForms(t *testing.T) {
+	for _, home := range []string{t.TempDir(), os.Getenv("HOME")} {
+		t.Setenv("HOME", home)
+		require.Equal(t, call(t, "probe", "--find").code, call(t, "probe", "--find", "--json").code)
+	}
+}
+
 func TestProbeFindNothing(t *testing.T) {
 	r := call(t, "probe", "--find", "--runtime", t.TempDir())
 	require.Equal(t, exitNotFound, r.code)
