@@ -67,7 +67,7 @@ func (a *app) root() *cobra.Command {
 		Short: "ask for compiled ONNX models, and see what is kept",
 		Long: `epcachectl asks the epcached daemon for the compiled form of ONNX models, and shows and changes what the
 daemon keeps. It finds the daemon by --socket, else by EPCACHE_SOCKET, else it takes the user's own daemon
-or the system's. Where there is neither, every verb but status and doctor has the user's own started, if epcached stands beside this
+or the system's. Where there is neither, every verb but status, doctor and stop has the user's own started, if epcached stands beside this
 program or in PATH, or EPCACHE_DAEMON names it; EPCACHE_AUTOSTART=0 keeps it from that.
 
 Every verb but completion has --json for scripts.` + statusHelp(exitDone, exitFailed, exitUsage, exitNotFound, exitDamage, exitNoDaemon, exitStale, exitNotAllowed, exitInterrupt),
