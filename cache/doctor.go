@@ -330,7 +330,7 @@ func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
 			hint("each is compiled anew when it is asked for; if more come, see to the disk and to who may write below %s", c.dir))
 	}
 	if n := states[index.Withheld]; n > 0 {
-		out = append(out, warning("builds", "%d are withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
+		out = append(out, warning("builds", "%d not served, because withheld", n).hint("epcachectl list shows them, and epcachectl why ENTRY the reason"))
 	}
 	return append(out, fine("builds", "%d may be served", served))
 }

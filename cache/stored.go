@@ -109,6 +109,9 @@ func (s *Stored) Find(ctx context.Context, r *Request, build string) (*Answer, e
 		return &Answer{Outcome: PassThrough, ModelDigest: id.Digest, Why: "the model is compiled already"}, nil
 	}
 	f := &finding{s: s, build: build, why: "never compiled for this request"}
+	if build != "" {
+		f.why = fmt.Sprintf("no build of this model has a key that begins with %q", build)
+	}
 	r.finding = f
 	rc, err := f.libraries(ctx, r)
 	if err != nil {

@@ -126,7 +126,9 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 		other(&one)
 		require.Contains(t, b.notFound(&one, "").Hint, "without --state", name)
 	}
-	require.Contains(t, b.notFound(r, "ffff").Text, "never compiled")
+	narrowed := b.notFound(r, "ffff")
+	require.Contains(t, narrowed.Text, `no build of this model has a key that begins with "ffff"`)
+	require.Contains(t, narrowed.Hint, "without --build")
 }
 
 func TestADeviceFitsWithoutItsNumbers(t *testing.T) {

@@ -179,6 +179,10 @@ func (f *finding) pass(b *index.Build, err error) {
 
 // none says why there is no answer.
 func (f *finding) none(r *Request) error {
+	hint := "a daemon compiles it: the same without --state"
+	if f.build != "" {
+		hint = "without --build any build that fits is taken"
+	}
 	return cmp.Or(f.passed, f.several, error(refusal.New(refusal.NotFound, nil, "no build for model %q in %s: %s",
-		r.Name, f.s.cache.dir, f.why).WithHint("a daemon compiles it: the same without --state")))
+		r.Name, f.s.cache.dir, f.why).WithHint("%s", hint)))
 }
