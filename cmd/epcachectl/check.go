@@ -12,31 +12,39 @@ import (
 )
 
 func (a *app) checkCommand() *cobra.Command {
-	var quick, deep, space bool
+	var quick, deep, space, repair bool
 	cmd := &cobra.Command{
-		Use:   "check [--quick|--deep|--space]",
+		Use:   "check [--quick|--deep|--space] [--repair]",
 		Short: "look for damage in the store",
 		Long: `check looks whether everything that is kept is as it was stored. --quick, the default, looks at what must be
 there and at times and sizes; --deep reads and hashes every byte. --space compares what the daemon has accounted for with what the file
-system says, block by block, and names what makes a difference. It changes nothing. Leftovers and stale views
-are reported and are no damage: the daemon deals with them by itself.` + statusHelp(exitDone, exitFailed, exitUsage, exitDamage, exitNoDaemon, exitNotAllowed),
-		Example: "  epcachectl check --deep",
+system says, block by block, and names what makes a difference. Leftovers and stale views
+are reported and are no damage: the daemon deals with them by itself.
+
+check changes nothing unless --repair is given. With it damaged and unreadable files are moved into
+the quarantine, and their builds are withheld: the next request for one compiles it again. The exit
+status tells of what was found.` + statusHelp(exitDone, exitFailed, exitUsage, exitDamage, exitNoDaemon, exitNotAllowed),
+		Example: "  epcachectl check --deep\n  epcachectl check --deep --repair",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if quick && deep || space && (quick || deep) {
 				return usageError{errors.New("check: one of --quick, --deep and --space")}
 			}
+			if space && repair {
+				return usageError{errors.New("check: --repair is for files, and --space compares accounts only")}
+			}
 			if space {
 				return a.withDaemon(cmd.Context(), a.checkSpace)
 			}
 			return a.withDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				return a.check(ctx, c, &wire.Check{Deep: deep})
+				return a.check(ctx, c, &wire.Check{Deep: deep, Repair: repair})
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&quick, "quick", false, "look at structure, sizes and times (default)")
 	cmd.Flags().BoolVar(&space, "space", false, "compare the account of the space with the file system")
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and hash every byte")
+	cmd.Flags().BoolVar(&repair, "repair", false, "quarantine what is damaged, and withhold its builds")
 	return cmd
 }
 

@@ -345,6 +345,9 @@ func (b *standIn) Check(_ context.Context, _ unixsock.Peer, r *wire.Check, _ fun
 	if r.GetSpace() {
 		return &wire.CheckReply{Space: []*wire.SpaceLine{{Name: "objects", Files: 2, DiskBytes: 8192}, {Name: "recipes", Files: 1, DiskBytes: 4096}}}, b.err
 	}
+	if r.GetRepair() {
+		b.changes = append(b.changes, "repair")
+	}
 	return &wire.CheckReply{Blobs: 2, Builds: 1, Findings: b.findings}, b.err
 }
 

@@ -123,6 +123,10 @@ func TestCheckFindsDamage(t *testing.T) {
 	require.Contains(t, r.out, "damaged y: one byte\n  needed by build 0123456789ab\n")
 	require.Empty(t, r.err, "it is the result, not a failure")
 	require.Equal(t, exitUsage, call(t, "check", "--quick", "--deep").code)
+	require.Equal(t, exitUsage, call(t, "check", "--space", "--repair").code)
+	require.NotContains(t, b.changed(), "repair")
+	require.Equal(t, exitDamage, call(t, "check", "--deep", "--repair").code, "it was found")
+	require.Contains(t, b.changed(), "repair")
 	require.Equal(t, exitDamage, call(t, "check", "--json").code)
 }
 
