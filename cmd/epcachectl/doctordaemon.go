@@ -144,15 +144,18 @@ func (a *app) versions(ctx context.Context, f *findings, c *unixsock.Client) {
 	}
 	if status.GetVersion() != version {
 		f.warning(subjectDaemon, fmt.Sprintf("it is epcached %s, and this is epcachectl %s: one of the two is old", status.GetVersion(), version),
-			"start the daemon again after an upgrade: systemctl restart epcached")
+			"start the daemon again after an upgrade: "+stopTells)
 	} else {
 		f.ok(subjectDaemon, "epcached %s, pid %d, uid %d; you are uid %d, scope %s", status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(), hello.GetScope())
 	}
 	// Readable only of one's own processes, or by root: else it is not known.
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil && strings.HasSuffix(exe, " (deleted)") {
-		f.warning(subjectDaemon, "its program was replaced since it was started, and it still runs the earlier one", "start it again: systemctl restart epcached")
+		f.warning(subjectDaemon, "its program was replaced since it was started, and it still runs the earlier one", "start it again: "+stopTells)
 	}
 }
+
+// stopTells is how a daemon is restarted, whoever started it.
+const stopTells = "epcachectl stop ends it, and says what starts it again"
 
 // howFound says why it is this daemon that is asked, and whether a client started it.
 func (a *app) howFound(ctx context.Context, f *findings, c *unixsock.Client) {
