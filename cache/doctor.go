@@ -326,7 +326,7 @@ func (c *Cache) adviseBuilds(ctx context.Context) []Advice {
 	}
 	var out []Advice
 	if n := states[index.Damaged]; n > 0 {
-		out = append(out, warning("builds", "%d were damaged and are not served", n).
+		out = append(out, warning("builds", "%d not served, because damaged", n).
 			hint("each is compiled anew when it is asked for; if more come, see to the disk and to who may write below %s", c.dir))
 	}
 	if n := states[index.Withheld]; n > 0 {
