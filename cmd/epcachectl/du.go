@@ -58,9 +58,9 @@ Users see their own builds and the shared ones that they had.` + statusHelp(exit
 				}
 				request.Entries = entries
 				if svg {
-					return asGiven(a.picture(ctx, c, entries), args, entries)
+					return during("du", asGiven(a.picture(ctx, c, entries), args, entries))
 				}
-				return asGiven(a.usage(ctx, c, &request), args, entries)
+				return during("du", asGiven(a.usage(ctx, c, &request), args, entries))
 			})
 		},
 	}

@@ -59,11 +59,12 @@ and --all are as for pack.` + statusHelp(askingCodes...),
 }
 
 func (a *app) changePacked(ctx context.Context, args []string, request *wire.Pack, done string) error {
+	verb := strings.TrimSuffix(done, "ed")
 	switch {
 	case request.All && len(args) > 0:
-		return usageError{errors.New("name builds, or say --all")}
+		return usageError{during(verb, errors.New("name entries, or give --all, not both"))}
 	case !request.All && len(args) == 0:
-		return usageError{errors.New("say which builds, or --all")}
+		return usageError{during(verb, errors.New("name entries, or give --all"))}
 	}
 	return a.withDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		entries, err := entriesOf(ctx, args)

@@ -47,7 +47,7 @@ func (e verbError) Error() string { return fmt.Sprintf("%s %q: %s", e.verb, e.ob
 
 // said is the cause in words that do not name the object once more: the daemon names the model, for other clients do not.
 func (e verbError) said() string {
-	text := e.cause.Error()
+	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
 	rest, named := strings.CutPrefix(text, fmt.Sprintf("model %q", filepath.Base(e.object)))
 	switch after, listed := strings.CutPrefix(rest, ": "); {
 	case !named:
