@@ -89,7 +89,7 @@ class Daemon:
         """Returns how many builds are held by somebody."""
         command = [f"{BIN}/epcachectl", "--socket", self.socket, "--json", "list"]
         listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        return sum(build.get("leased", False) for build in listed)
+        return sum(build["leases"] > 0 for build in listed)
 
     def blobs(self) -> list[Path]:
         """Returns the stored files, the largest first."""
