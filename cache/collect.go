@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -182,8 +183,14 @@ type removal struct {
 // readingWait is how long a collection waits for the daemon to be done with reading what is to go.
 const readingWait = 2 * time.Second
 
-// evictRead removes what stayed because the daemon was just reading it.
+// evictRead removes what stayed because the daemon was just reading it. What is compared with
+// others is let go for that: it would wait for the request that this may be for.
 func (c *Cache) evictRead(ctx context.Context, plan *Collection, progress func(done, total int64), total int64) error {
+	reading := func(s space.Step) bool { return s.KeptFor() == keptReading }
+	if !slices.ContainsFunc(plan.Steps, reading) {
+		return nil
+	}
+	defer c.sharing.collecting()()
 	for end := time.Now().Add(readingWait); ; {
 		left := false
 		for i := range plan.Steps {

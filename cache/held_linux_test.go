@@ -73,3 +73,33 @@ func TestTheDaemonsOwnReadingIsNoUse(t *testing.T) {
 	outcomes := map[index.BuildID]string{plan.Steps[0].ID: plan.Steps[0].Outcome, plan.Steps[1].ID: plan.Steps[1].Outcome}
 	require.Equal(t, map[index.BuildID]string{builds[0].ID: "removed", builds[1].ID: "kept: in use"}, outcomes)
 }
+
+// A collection that makes space for a request does not wait for a comparison of blobs which waits
+// for the end of that request.
+func TestWhatIsComparedIsLetGoForACollection(t *testing.T) {
+	b, builds := stored(t, 2)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s := &b.cache.sharing
+	defer s.asking()()
+	waits := make(chan struct{})
+	compared := make(chan error, 1)
+	go func() {
+		v, done := b.cache.views.Look(builds[0].ID)
+		defer done()
+		f, err := os.Open(filepath.Join(v.Path(), v.ID(), builds[0].Graph))
+		if err == nil {
+			defer f.Close()
+			close(waits)
+			err = s.reading(ctx)
+		}
+		compared <- err
+	}()
+	<-waits
+	require.Equal(t, keptReading, b.cache.spared(builds[0].ID, &views.OwnFiles{}))
+	plan := b.plan(0)
+	b.collect(plan)
+	require.Equal(t, []string{"removed", "removed"}, outcomes(plan, builds[0].ID, builds[1].ID))
+	require.ErrorIs(t, <-compared, errCollected)
+	require.Empty(t, b.list())
+}

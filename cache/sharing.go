@@ -65,6 +65,7 @@ type sharing struct {
 	c     *Cache
 	again chan struct{} // there may be something to look at
 	asked atomic.Int64  // requests under way
+	keeps atomic.Int64  // collections that wait until blobs that are read may be removed
 	left  atomic.Int64  // blobs that are still to be looked at, as of the last time that they were counted
 
 	sweeping sync.Mutex            // held while blobs are looked at and builds are packed
@@ -173,14 +174,14 @@ func (s *sharing) asking() (done func()) {
 }
 
 // gate opens when nobody wants anything, and then for half of the time: what is done for nobody takes half of a processor
-// at most, for other programs want to run as well. It is open while somebody waits for the turn in which forms are changed: whoever is kept
-// here may have that, and requests may wait for who wants it, such as the collector.
+// at most, for other programs want to run as well. It is open while somebody waits for the turn in which forms are changed, or a collection
+// for a blob that is just read: whoever is kept here may have that, and requests may wait for who wants it, such as the collector.
 func (s *sharing) gate(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), mostPause)
 	for {
-		if s.c.forms.TurnWanted() {
+		if s.c.forms.TurnWanted() || s.keeps.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
@@ -195,12 +196,34 @@ func (s *sharing) gate(ctx context.Context) error {
 	}
 }
 
+// errCollected says that blobs are not read on, because a collection waits to remove them.
+var errCollected = fmt.Errorf("%w: it is just collected", forms.ErrInUse)
+
+// reading is the gate of what only reads and can be given up between two pieces: it closes for
+// good, with errCollected, when a collection waits for the blobs. They are looked at another time.
+func (s *sharing) reading(ctx context.Context) error {
+	if err := s.gate(ctx); err != nil {
+		return err
+	}
+	if s.keeps.Load() > 0 {
+		return errCollected
+	}
+	return nil
+}
+
+// collecting ends what reads blobs for no request, until done is called.
+func (s *sharing) collecting() (done func()) {
+	s.keeps.Add(1)
+	return func() { s.keeps.Add(-1) }
+}
+
 // yield is the gate of what has the turn and can be given up between two pieces: it closes for
-// good, with forms.ErrInUse, when a caller waits for the turn. The blob is packed another time.
+// good, with forms.ErrInUse, when a caller waits for the turn, or a collection for what is read.
+// The blob is packed another time.
 // Compacting, which would leave more on the disk than was there before, half done, has the other
 // gate.
 func (s *sharing) yield(ctx context.Context) error {
-	if err := s.gate(ctx); err != nil {
+	if err := s.reading(ctx); err != nil {
 		return err
 	}
 	if s.c.forms.TurnWanted() {
@@ -259,7 +282,7 @@ func (s *sharing) sweep(ctx context.Context) {
 		}
 		s.renewed = true
 	}
-	if err := s.look(ctx); err != nil && ctx.Err() == nil {
+	if err := s.look(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, errCollected) {
 		s.c.log.Warn("what blobs share was not found out", "error", err)
 	}
 	s.mu.Lock()
@@ -304,12 +327,12 @@ func (s *sharing) look(ctx context.Context) (err error) {
 	}
 	for i, d := range todo {
 		s.left.Store(int64(len(todo) - i))
-		if err := s.gate(ctx); err != nil {
+		if err := s.reading(ctx); err != nil {
 			return err
 		}
-		if _, err := s.c.forms.LookAt(ctx, d, s.gate); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
+		if _, err := s.c.forms.LookAt(ctx, d, s.reading); err != nil {
+			if ctx.Err() != nil || errors.Is(err, errCollected) {
+				return cmp.Or(ctx.Err(), err)
 			}
 			if !forms.Lost(err) { // else it went, or whoever asks for it will find out
 				s.c.log.Warn("blob not looked at", "digest", d.String(), "error", err)
