@@ -82,7 +82,9 @@ func (c *Cache) Invalidate(ctx context.Context, p Peer, names []string, reason s
 	}
 	err = c.eachOf(ctx, ids, func(b *index.Build) error {
 		if !dryRun {
-			c.withholdBuild(b.ID, index.Withheld, reason)
+			if err := c.withholdBuild(b.ID, index.Withheld, reason); err != nil {
+				return storeError(err, b.ModelName)
+			}
 		}
 		return out.took(b)
 	})

@@ -2,10 +2,17 @@ package cache
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/refusal"
 )
 
@@ -41,4 +48,36 @@ func TestInvalidate(t *testing.T) {
 	again := b.acquire(b.request(b.model(1)))
 	require.Equal(t, Compiled, again.Outcome)
 	require.Contains(t, again.Why, "looks wrong")
+}
+
+// journalless is a file system on which nothing more is written to the journal.
+type journalless struct {
+	cas.OS
+	on atomic.Bool
+}
+
+func (f *journalless) Sync(file *os.File) error {
+	if f.on.Load() && strings.HasPrefix(filepath.Base(file.Name()), "journal") {
+		return syscall.EROFS
+	}
+	return f.OS.Sync(file)
+}
+
+// A build that the disk does not note as withheld is served again after a restart: the caller hears
+// that.
+func TestAnInvalidationThatIsNotDurableFails(t *testing.T) {
+	f := &journalless{}
+	b := newBenchWith(t, func(o *Options) { o.fs = f })
+	a := b.acquire(b.held(1))
+	require.NoError(t, a.View.Close())
+	name := []string{a.Build.BuildKey.String()}
+	f.on.Store(true)
+	_, err := b.cache.Invalidate(context.Background(), b.self(), name, "", false)
+	require.ErrorIs(t, err, syscall.EROFS)
+	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name, "as long as the daemon runs")
+	f.on.Store(false)
+	_, err = b.cache.Invalidate(context.Background(), b.self(), name, "", false)
+	require.NoError(t, err)
+	b.reopen()
+	require.Equal(t, index.Withheld, b.cache.index.StateOf(a.Build.ID).Name)
 }

@@ -57,16 +57,19 @@ func (c *Cache) putAsideAll(all []forms.Damage) {
 	}
 }
 
-// withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id.
-func (c *Cache) withholdBuild(id index.BuildID, state, reason string) {
-	if err := c.index.SetState(id, index.State{Name: state, Reason: reason, At: c.now()}); err != nil {
-		c.log.Error("state of build not kept", "build", id.String(), "error", err)
+// withholdBuild sets the state, and takes the view out of use: what is repaired gets a new id. After
+// an error the build is withheld until the daemon ends. It is logged already.
+func (c *Cache) withholdBuild(id index.BuildID, state, reason string) error {
+	failed := c.index.SetState(id, index.State{Name: state, Reason: reason, At: c.now()})
+	if failed != nil {
+		c.log.Error("state of build not kept", "build", id.String(), "error", failed)
 	}
 	c.views.DropCurrent(id, views.PathGrace)
 	b, err := c.index.Get(id)
 	if err != nil {
-		return // retracted meanwhile: it has no history of its own
+		return nil // retracted meanwhile: it has no history of its own
 	}
 	c.happened(eventOf(&b, state, "%s", reason))
 	c.heal(&b)
+	return failed
 }
