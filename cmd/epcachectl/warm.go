@@ -99,8 +99,8 @@ func (g *getCall) warm(ctx context.Context, c *unixsock.Client, asks []ask, onMi
 	return g.report(eachModel(asks, results))
 }
 
-// modelsBelow replaces folders by the models in them. What a compile has written there is no model, and hidden folders are other
-// programs': below a home directory one of them is the daemon's store.
+// modelsBelow replaces directories by the models in them. It skips what a compile has written there,
+// hidden directories, because they are other programs', and stores, because their models are copies.
 func modelsBelow(args []string) ([]string, error) {
 	var models []string
 	for _, arg := range args {
@@ -111,7 +111,7 @@ func modelsBelow(args []string) ([]string, error) {
 		}
 		before := len(models)
 		err = filepath.WalkDir(arg, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() && path != arg && strings.HasPrefix(entry.Name(), ".") {
+			if err == nil && entry.IsDir() && path != arg && (strings.HasPrefix(entry.Name(), ".") || isStore(path)) {
 				return fs.SkipDir
 			}
 			if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".onnx") && !strings.HasSuffix(path, "_ctx.onnx") {
@@ -127,6 +127,16 @@ func modelsBelow(args []string) ([]string, error) {
 		}
 	}
 	return models, nil
+}
+
+// isStore tells whether a directory looks like a daemon's state directory.
+func isStore(dir string) bool {
+	for _, name := range []string{"CACHEDIR.TAG", "manifests", "objects"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // askAgain asks for what the daemon had no room for, each time after the end of a compile that was asked for before.

@@ -44,8 +44,11 @@ func TestWarm(t *testing.T) {
 	b.queue()
 	b.serve()
 	dir := t.TempDir()
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "sub", ".store"), 0o700))
-	for _, name := range []string{"one.onnx", "sub/two.onnx", "sub/two_ctx.onnx", "sub/.store/three.onnx", "notes.txt"} {
+	for _, name := range []string{"sub/.store", "state/manifests", "state/objects", "state/staging"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
+	}
+	for _, name := range []string{"one.onnx", "sub/two.onnx", "sub/two_ctx.onnx", "sub/.store/three.onnx", "notes.txt",
+		"state/CACHEDIR.TAG", "state/staging/one.onnx"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("model"), 0o600))
 	}
 	r := call(t, "warm", dir, ep)
