@@ -72,11 +72,11 @@ demo: build ## compile real models once, serve them to a second application, and
 	@testdata/fetch-models $(DEPS)/models $(DEMO_MODELS)
 	@$(VENV) testdata/demo.py
 
+# Three at a time on two processors, because many tests wait for a child process or for a clock.
 .PHONY: test
 test: build deps ## run all tests, on the real execution providers too
-	$(call timed,$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests --ignore=clients/python/tests/real)
-	$(call timed,$(VENV) -m pytest -q -n 2 --dist loadfile clients/python/tests/real)
-	$(call timed,$(PLAIN) $(GO) test -vet=off -timeout 25m ./...)
+	$(call timed,$(VENV) -m pytest -q -n 3 --dist loadfile --import-mode=importlib clients/python/tests)
+	$(call timed,$(PLAIN) $(GO) test -p 3 -vet=off -timeout 25m ./...)
 
 # What is concurrent in the large packages; all of the small ones.
 CONCURRENT = Claim|Flight|Job|Publish|Put|Runtime|View|Wait|Together|Concurrent|SameTime|Race|Reload|Watch|Close|Stop|Subscri|Probe

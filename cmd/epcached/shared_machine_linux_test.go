@@ -47,6 +47,7 @@ func newMachine(t *testing.T, runtime string) *machine {
 			t.Skipf("SKIPPED: %v", err)
 		}
 	}
+	runtimeFolder(t, openVINO) // skips the test where no runtimes are
 	base, err := os.MkdirTemp("/var/tmp", "epcached-machine-")
 	require.NoError(t, err)
 	t.Cleanup(func() { removeAll(t, base) })
