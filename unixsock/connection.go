@@ -21,7 +21,8 @@ type connection struct {
 	peer   Peer
 	user   *user
 
-	ended chan error // why there is no more to read; has room for it
+	reading reading
+	ended   chan error // why there is no more to read; has room for it
 
 	ctx      context.Context // ends the requests
 	cancel   context.CancelFunc

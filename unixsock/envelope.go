@@ -89,6 +89,18 @@ var bodyFields = func() map[protoreflect.MessageDescriptor]protoreflect.FieldDes
 // envelopeOf makes an envelope that carries the message; a nil one is an empty one of its kind.
 func envelopeOf(number uint64, message proto.Message) *wire.Envelope {
 	e := &wire.Envelope{Request: number}
+	switch m := message.(type) { // of hits: reflection takes longer
+	case *wire.Acquire:
+		if m != nil {
+			e.Body = &wire.Envelope_Acquire{Acquire: m}
+			return e
+		}
+	case *wire.AcquireReply:
+		if m != nil {
+			e.Body = &wire.Envelope_AcquireReply{AcquireReply: m}
+			return e
+		}
+	}
 	m := message.ProtoReflect()
 	if !m.IsValid() {
 		m = m.New()
@@ -99,6 +111,12 @@ func envelopeOf(number uint64, message proto.Message) *wire.Envelope {
 
 // bodyOf gives the message that an envelope carries, nil if there is none that is known here.
 func bodyOf(e *wire.Envelope) proto.Message {
+	switch body := e.Body.(type) { // of hits, as above
+	case *wire.Envelope_Acquire:
+		return body.Acquire
+	case *wire.Envelope_AcquireReply:
+		return body.AcquireReply
+	}
 	m := e.ProtoReflect()
 	field := m.WhichOneof(bodyOneof)
 	if field == nil {

@@ -137,7 +137,10 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	}
 	c.handlers.Add(1)
 	if _, acquire := message.(*wire.Acquire); acquire && c.stream.drained() {
-		return c.inline(func() { c.handle(r, message) }), nil
+		turn := c.reading.begin()
+		c.server.overseer.rouse()
+		c.handle(r, message)
+		return c.reading.end(turn), nil
 	}
 	go c.handle(r, message) // List and others may take their time, and a request that is here already must not wait
 	return true, nil

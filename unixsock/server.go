@@ -29,7 +29,8 @@ type Server struct {
 	drain   context.CancelFunc
 	running sync.WaitGroup // connections, and the waits for what they left unread
 
-	refusal atomic.Pointer[Error] // what every request is answered with; nil: the backend answers
+	overseer overseer
+	refusal  atomic.Pointer[Error] // what every request is answered with; nil: the backend answers
 
 	mu        sync.Mutex // guards what follows; taken last
 	listeners map[net.Listener]struct{}
@@ -55,6 +56,7 @@ func (s *Server) init() {
 		s.serving, s.drain = context.WithCancel(s.base)
 		s.listeners = make(map[net.Listener]struct{})
 		s.users = make(map[uint32]*user)
+		s.overseer.wake = make(chan struct{}, 1)
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)
 		}
@@ -72,6 +74,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.mu.Lock()
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
+	s.overseer.start.Do(func() { s.running.Go(s.oversee) })
 	end := context.AfterFunc(ctx, func() {
 		s.drain()
 		s.closeListeners()
