@@ -72,10 +72,11 @@ func (c *Cache) Put(ctx context.Context, p Peer, put *Put, progress func(Progres
 		return nil, unservable(err, cl.request.Name, "put")
 	}
 	defer done()
-	cl.deliver(result)
-	// Who asks from now on finds the build, or what is said of it by then: nobody joins a job that has ended.
-	<-cl.flight.done
+	// Before the others are told, because one that may not take this build compiles one in its place.
 	a, err := c.serve(context.WithoutCancel(ctx), result.build, t.phase)
+	cl.deliver(result)
+	// Requests that come after this find the build: none joins a job that has ended.
+	<-cl.flight.done
 	if err != nil {
 		return nil, unservable(err, cl.request.Name, "put")
 	}

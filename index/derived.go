@@ -79,10 +79,7 @@ func (x *Index) SaveView(id BuildID, path string) error {
 // EachView calls fn with the path of every view, in order of ids, and stops at
 // its first error, which it returns. No transaction is open during fn.
 func (x *Index) EachView(ctx context.Context, fn func(id BuildID, path string) error) error {
-	if err := x.soft.flush(); err != nil {
-		return err
-	}
-	return x.rows(ctx, bucketViews, func(key, value []byte) error {
+	return x.eachSoft(ctx, bucketViews, func(key, value []byte) error {
 		id, err := idAtEnd(key)
 		if err != nil {
 			return err
@@ -210,10 +207,7 @@ func (x *Index) DropSharing(d cas.Digest) {
 func (x *Index) eachBlob(
 	ctx context.Context, bucket []byte, fn func(d cas.Digest, value []byte) error,
 ) error {
-	if err := x.soft.flush(); err != nil {
-		return err
-	}
-	return x.rows(ctx, bucket, func(key, value []byte) error {
+	return x.eachSoft(ctx, bucket, func(key, value []byte) error {
 		if len(key) != len(cas.Digest{}) {
 			return nil
 		}

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/epcached/epcached/cas"
 )
 
 // soft holds the rows that may be lost: memo, stamps, views, use, counters,
@@ -155,13 +157,49 @@ func writeRow(tx *bbolt.Tx, k softKey, value []byte) error {
 	return put(tx, []byte(k.bucket), []byte(k.key), value)
 }
 
+// unwritten returns the rows of a bucket that are pending; nil for one that is to be removed.
+func (s *soft) unwritten(bucket []byte) map[string][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rows := make(map[string][]byte)
+	for k, v := range s.pending {
+		if k.bucket == string(bucket) {
+			rows[k.key] = v
+		}
+	}
+	return rows
+}
+
+// eachSoft calls fn with the rows of a bucket that may be lost, in the order of their keys; on a full
+// disk those that cannot be written come last. It stops at the first error of fn, which it returns.
+func (x *Index) eachSoft(ctx context.Context, bucket []byte, fn func(key, value []byte) error) error {
+	var unwritten map[string][]byte
+	if err := x.soft.flush(); cas.Full(err) {
+		unwritten = x.soft.unwritten(bucket)
+	} else if err != nil {
+		return err
+	}
+	err := x.rows(ctx, bucket, func(key, value []byte) error {
+		if newer, ok := unwritten[string(key)]; ok {
+			if delete(unwritten, string(key)); newer == nil {
+				return nil
+			}
+			value = newer
+		}
+		return fn(key, value)
+	})
+	for key, value := range unwritten {
+		if err == nil && value != nil {
+			err = fn([]byte(key), value)
+		}
+	}
+	return err
+}
+
 // all returns the rows of a bucket, at most so many, by their keys.
 func (x *Index) all(bucket []byte, most int) (map[string][]byte, error) {
-	if err := x.soft.flush(); err != nil {
-		return nil, err
-	}
 	rows := make(map[string][]byte)
-	err := x.rows(context.Background(), bucket, func(key, value []byte) error {
+	err := x.eachSoft(context.Background(), bucket, func(key, value []byte) error {
 		if len(rows) < most {
 			rows[string(key)] = bytes.Clone(value)
 		}
