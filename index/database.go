@@ -258,11 +258,13 @@ func (d *database) remake(why string) error {
 	return nil
 }
 
-// make makes a database without builds. After an error there is none.
+// make makes a database without builds. After an error there is none. It gets its name when it is
+// complete, because a crash would otherwise leave a file that the next open takes for a damaged one.
 func (d *database) make() error {
-	db, err := openBolt(d.path)
+	incomplete := d.path + ".new" // a crash leaves it to makeFolders
+	db, err := openBolt(incomplete)
 	if err != nil {
-		return errors.Join(err, remove(d.x.FS, d.path))
+		return errors.Join(err, remove(d.x.FS, incomplete))
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for _, name := range buckets {
@@ -273,8 +275,11 @@ func (d *database) make() error {
 		schema := binary.LittleEndian.AppendUint32(nil, schemaVersion)
 		return cmp.Or(put(tx, bucketMeta, []byte("schema"), schema), writeSpace(tx, Space{}))
 	})
+	if err == nil {
+		err = d.x.FS.Rename(incomplete, d.path)
+	}
 	if err != nil {
-		return errors.Join(err, db.Close(), d.x.FS.Remove(d.path))
+		return errors.Join(err, db.Close(), d.x.FS.Remove(incomplete))
 	}
 	d.handle = db
 	return nil

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/epcached/epcached/cas"
 )
 
 // The database is bbolt's to write, past the file system that other crash tests put in between: so this one takes the power from a real one. What was synced
@@ -62,4 +65,27 @@ func TestANewDatabaseIsThereAfterAPowerCut(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, b, got)
 	closeSound(t, x)
+}
+
+type renameFails struct{ cas.FS }
+
+var errRename = errors.New("a test keeps the file from getting its name")
+
+func (renameFails) Rename(from, to string) error { return errRename }
+
+// A database that a crash left incomplete is no damaged one, because it has not got its name yet.
+func TestAnIncompleteDatabaseHasNoName(t *testing.T) {
+	dir := t.TempDir()
+	_, err := Open(dir, Options{FS: renameFails{cas.OS{}}})
+	require.ErrorIs(t, err, errRename)
+	require.NoFileExists(t, filepath.Join(dir, "index.db"))
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "index.db.new"), []byte("incomplete"), 0o600))
+	x, err := Open(dir, Options{})
+	require.NoError(t, err)
+	require.NoError(t, x.Close())
+	require.NoFileExists(t, filepath.Join(dir, "index.db.new"))
+	quarantined, err := os.ReadDir(filepath.Join(dir, "quarantine"))
+	require.NoError(t, err)
+	require.Empty(t, quarantined)
 }
